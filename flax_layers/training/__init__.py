@@ -39,6 +39,7 @@ from flax_layers.training.links import (
 from flax_layers.training.loop import EpochReport, Run, TrainResult, train
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.plot import plot_learning_curves
+from flax_layers.training.predictor import Predictor, Preprocessing
 from flax_layers.training.trained import TrainedModel
 
 __all__ = [
@@ -62,6 +63,8 @@ __all__ = [
     "LinkRecipe",
     "LinkReport",
     "LinkResult",
+    "Predictor",
+    "Preprocessing",
     "RGATConfig",
     "RGCNConfig",
     "RGCNLinkConfig",

@@ -37,6 +37,7 @@ from flax_layers.training.data import (
     renumbered,
 )
 from flax_layers.training.loop import adam
+from flax_layers.training.predictor import Predictor
 from jax_gnn import RelationalGraph, __version__
 from jax_gnn.datasets import RelationalDataset
 
@@ -162,7 +163,7 @@ def link_ranking(dataset: RelationalDataset, part: str, chunk_size: int = 512) -
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TrainedLinks:
+class TrainedLinks(Predictor):
     """A model for link prediction and how it was trained, which is what a checkpoint holds.
 
     Attributes:
@@ -175,7 +176,6 @@ class TrainedLinks:
             checkpoint of an older version.
     """
 
-    model: LinkPredictor
     config: LinkConfig
     data: Fingerprint
     num_relations: int

@@ -6,12 +6,12 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -34,6 +34,34 @@ class Preprocessing:
     mean: Array | None = None
     std: Array | None = None
     rows: Literal["none", "row"] = dataclasses.field(default="none", metadata={"static": True})
+
+    @classmethod
+    def of(cls, mean: Any = None, std: Any = None, rows: Any = "none") -> Preprocessing:
+        """Checks and converts what users give.
+
+        Raises:
+            ValueError: A value is not as described.
+        """
+        columns = {"mean": mean, "std": std}
+        made = {name: jnp.asarray(c, jnp.float32) for name, c in columns.items() if c is not None}
+        shapes = {name: column.shape for name, column in made.items()}
+        if any(len(shape) != 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
+            raise ValueError(f"mean and std must be of shape (features,), got {shapes}")
+        for name, column in made.items():
+            least = 0 if name == "std" else -jnp.inf
+            if not bool((jnp.isfinite(column) & (column > least)).all()):
+                positive = "positive" if name == "std" else "finite"
+                raise ValueError(f"{name} must be {positive} numbers, got {columns[name]!r:.200}")
+        if rows not in ("none", "row"):
+            raise ValueError(f"rows must be 'none' or 'row', got {rows!r}")
+        return cls(**made, rows=rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `of` takes; float32 is exact in decimals."""
+        return {
+            name: getattr(value, "tolist", lambda v=value: v)()
+            for name, value in vars(self).items()
+        }
 
     def __call__(self, x: Any) -> Any:
         """Features ``(nodes, features)``, perhaps by type; None where there are none stays."""
@@ -109,11 +137,12 @@ class Predictor:
         platforms: Sequence[str] | None = None,
         **named: Any,
     ) -> None:
-        """Writes a program, with parameters and preprocessing, that `jax.export` reads.
+        """Writes a program of `jax.export`, of preprocessing and model, and its parameters.
 
-        It takes one dict, that of `arrays`, and runs where this package's shared library is
-        loaded, which needs none of its Python: see docs/export.md. Of the same sizes its results
-        are those of a call here, to the same bits.
+        Both are in one ``.npz`` file. The program is called with the dict of the parameters and
+        that of `arrays`, where this package's shared library is loaded, which needs none of its
+        Python: see docs/export.md. Of the same sizes its results are those of a call here, to the
+        same bits.
 
         Args:
             path: The file.
@@ -132,18 +161,49 @@ class Predictor:
         structure = jax.tree.structure(inputs)
         sizes = _sizes(graph) if any_size else {}
         specs = {name: _spec(array, sizes) for name, array in self.arrays(**inputs).items()}
-        graphdef, state, preprocessing = self._parts()
+        graphdef, *states = nnx.split(self.model, nnx.RngState, ...)
+        keys, state = states
+        kept = state, self.preprocessing or Preprocessing()
+        parameters = _by_name(kept)
 
-        def program(arrays: dict[str, Array]) -> Any:
+        # Parameters are arguments: of constants XLA would make other programs, which may round
+        # otherwise.
+        def program(given: dict[str, Array], arrays: dict[str, Array]) -> Any:
+            state, preprocessing = _like(kept, given)
             inputs = jax.tree.unflatten(structure, [arrays[name] for name in specs])
-            # Constants that are not folded, as that may round otherwise.
-            kept = jax.lax.optimization_barrier((state, preprocessing))
-            return _apply(graphdef, *kept, inputs)
+            return _apply(graphdef, nnx.merge_state(keys, state), preprocessing, inputs)
 
         exported = jax.export.export(
             jax.jit(program), platforms=platforms, disabled_checks=jax_gnn.EXPORT_CHECKS
-        )(specs)
-        Path(path).write_bytes(exported.serialize())
+        )(parameters, specs)
+        written: dict[str, Any] = {"program": np.frombuffer(exported.serialize(), np.uint8)}
+        with open(path, "wb") as file:
+            np.savez(file, **written | parameters)
+
+
+def _by_name(tree: Any) -> dict[str, Array]:
+    """Arrays of a tree as files of numpy can have them: those of other dtypes as bytes."""
+    leaves, _ = tree_flatten_with_path(tree)
+    arrays = {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return {name: x if _is_numpy(x) else _bytes(x) for name, x in arrays.items()}
+
+
+def _is_numpy(x: Array) -> bool:
+    return x.dtype.isbuiltin == 1
+
+
+def _bytes(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+
+
+def _like(tree: Any, named: dict[str, Array]) -> Any:
+    """The inverse of `_by_name`, for arrays of the same shapes and dtypes as a tree has."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [
+        x if _is_numpy(leaf) else jax.lax.bitcast_convert_type(x, leaf.dtype)
+        for leaf, x in zip(leaves, named.values(), strict=True)
+    ]
+    return jax.tree.unflatten(structure, arrays)
 
 
 def _spec(array: Any, sizes: dict[int, Any]) -> jax.ShapeDtypeStruct:
