@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import importlib.util
 import sys
 import warnings
 import zipfile
@@ -29,8 +30,10 @@ PARTS = {"train": "training", "valid": "validation", "test": "test"}
 
 def _table_file(text: str) -> Path:
     path = Path(text)
-    if path.suffix not in (".csv", ".npz"):
-        raise argparse.ArgumentTypeError(f"expected a .csv or .npz file, got {text!r}")
+    if path.suffix not in (".csv", ".npz", ".parquet"):
+        raise argparse.ArgumentTypeError(f"expected a .csv, .npz or .parquet file, got {text!r}")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise argparse.ArgumentTypeError(f"{text!r} needs pyarrow; run: pip install pyarrow")
     return path
 
 
@@ -48,11 +51,20 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "same features (may be left out after training on the built-in digits)",
     )
     parser.add_argument(
+        "--query",
+        metavar="SRC,REL,?",
+        help="of a model that predicts edges: the nodes that most likely are in the place of the "
+        "question mark; NODE,? where edges have no relations",
+    )
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="how many nodes a query asks for"
+    )
+    parser.add_argument(
         "--output",
         type=_table_file,
         metavar="FILE",
-        help="a .csv or .npz file to write, with node, label and probability for each node, or "
-        "ranks for each edge",
+        help="a .csv, .npz or .parquet file to write, with node, label and probability for each "
+        "node, or ranks for each edge",
     )
 
 
@@ -138,6 +150,14 @@ def _write_table(path: Path, columns: dict[str, Any]) -> None:
                 for name, column in columns.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         np.lib.format.write_array(member, np.asarray(column), allow_pickle=False)
+        elif path.suffix == ".parquet":
+            arrow = importlib.import_module("pyarrow")
+            # Text of numpy is nothing that Arrow knows, lists of it are.
+            made = {
+                name: arrow.array(column.tolist() if column.dtype.kind == "U" else column)
+                for name, column in columns.items()
+            }
+            importlib.import_module("pyarrow.parquet").write_table(arrow.table(made), path)
         else:
             with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
@@ -148,6 +168,13 @@ def _write_table(path: Path, columns: dict[str, Any]) -> None:
 def _run_predict(args: argparse.Namespace) -> int:
     require("predicting", PREDICT_EXTRA)
     trained = _load_trained(args.checkpoint)
+    if args.query is not None:
+        return _answer(trained, args)
+    if not isinstance(trained, TrainedModel | TrainedLinks):
+        raise UserError(
+            f"{args.checkpoint} holds a {type(trained.model).__name__} that jax_gnn.save wrote and "
+            "no recipe trained: predict with it in Python, by jax_gnn.load"
+        )
     path = _data_of(trained, args.data)
     if isinstance(trained, TrainedLinks):
         return _rank_links(trained, path, args.output)
@@ -164,6 +191,27 @@ def _run_predict(args: argparse.Namespace) -> int:
         write_predictions(args.output, trained, dataset, logits)
         rows.append(["predictions", str(args.output), ""])
     print(table(rows))
+    return 0
+
+
+def _answer(trained: Any, args: argparse.Namespace) -> int:
+    """Prints, and perhaps writes, the nodes that a query asks for."""
+    if not hasattr(trained, "ask"):
+        raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
+    if args.data is not None:
+        raise UserError("--query: asks the graph of the training; leave --data out")
+    try:
+        found = trained.ask(args.query, args.top)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--query: {error}") from error
+    names = found.nodes if found.names is None else np.array(found.names)
+    rows = [
+        ["node", "score"],
+        *([str(n), f"{s:.4f}"] for n, s in zip(names, found.scores, strict=True)),
+    ]
+    print(table(rows))
+    if args.output:
+        _write_table(args.output, {"node": names, "score": found.scores})
     return 0
 
 

@@ -57,8 +57,8 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is no ``.npz`` file or damaged, lacks a key or has another, holds an object
-            array, is compressed otherwise than by ``numpy.savez_compressed``, takes too much memory (see
-            :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
+            array, is compressed otherwise than by ``numpy.savez_compressed``, takes too much memory
+            (see :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
     return _load(as_path("path", path), HypergraphDataset, "hypergraph")
 
@@ -66,8 +66,8 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
 def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
     """Reads a graph from a ``.npz`` file of plain arrays.
 
-    As :func:`load_npz`, with the fields of :class:`GraphDataset`: ``num_nodes``, ``src`` and ``dst``
-    must be there.
+    As :func:`load_npz`, with the fields of :class:`GraphDataset`: ``num_nodes``, ``src`` and
+    ``dst`` must be there.
 
     Args:
         path: the file; it is read without pickle.
