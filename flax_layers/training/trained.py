@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -28,30 +27,46 @@ from flax_layers.training.data import (
 )
 from flax_layers.training.graphs import all_batches, device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
+from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
 from jax_gnn import Batch, __version__
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
-    """The preprocessing: what a model of these settings is fed with, in training and afterwards.
+def preprocessing_of(config: TrainConfig) -> Preprocessing:
+    """What becomes of features, and of results, in a training of these settings."""
+    kind, scaling, targets = config.feature_normalization, config.scaling, config.target_scaling
+    columns: dict[str, Any] = {}
+    if kind == "standardize" and scaling:
+        by_name = [{name: both[i] for name, both in scaling.items()} for i in range(2)]
+        columns = {
+            name: each.get("", each) for name, each in zip(("mean", "std"), by_name, strict=True)
+        }
+    if targets is not None:
+        columns |= zip(("target_mean", "target_std"), targets, strict=True)
+    return Preprocessing.of(**columns, rows="row" if kind == "row" else "none")
+
+
+def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+    """What a predictor of these settings is called with.
 
     Args:
         dataset: Structure and features; generated features may look at its labels.
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and what `node_features` gives, on the device; where the settings
-        weigh edges, their weights, too.
+        Graph or hypergraph, and features as `node_features` gives them, not yet normalised, on the
+        device; where the settings weigh edges, their weights, too. Of many graphs stacked batches.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
+    plain = dataclasses.replace(config, feature_normalization="none")
     if isinstance(dataset, GraphsDataset):
-        batches, rows, _ = all_batches(dataset, config)  # type: ignore[arg-type]
+        batches, rows, _ = all_batches(dataset, plain)  # type: ignore[arg-type]
         return device((batches, rows))
-    x = jax.tree.map(jnp.asarray, node_features(dataset, config))
+    x = jax.tree.map(jnp.asarray, node_features(dataset, plain))
     assert recipe.structure is not None
     graph = recipe.structure(dataset, config)
     if not getattr(config, "edge_weight", False):
@@ -60,6 +75,12 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     if weight is None:
         raise ValueError(f"dataset {dataset.name!r} has no edge_weight, which the model takes")
     return graph, x, graph.edge_values(weight)
+
+
+def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+    """What a model of these settings is trained on: `raw_inputs` after the preprocessing."""
+    graph, x, *weights = raw_inputs(dataset, config)
+    return graph, preprocessed(preprocessing_of(config), x), *weights
 
 
 def in_features(graph: Any, x: Any) -> Any:
@@ -168,20 +189,8 @@ def regression_errors(dataset: NodeDataset, found: Array, ids: np.ndarray) -> di
     }
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, graph: Any, *inputs: Any) -> Array:
-    return apply_all(nnx.merge(graphdef, state), graph, *inputs)
-
-
-def apply_all(model: Any, graph: Any, *inputs: Any) -> Array:
-    """What a model makes without dropout; of stacked batches, of one after another."""
-    if not isinstance(graph, Batch):
-        return model(graph, *inputs, deterministic=True)
-    return jax.lax.map(lambda given: model(*given, deterministic=True), (graph, *inputs))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class TrainedModel:
+class TrainedModel(Predictor):
     """A model and how it was trained, which is what a checkpoint holds.
 
     A checkpoint that an older version wrote leaves None what it did not keep.
@@ -190,6 +199,7 @@ class TrainedModel:
         model: The model, in evaluation mode: a `Stack`, or where features are by type one after a
             `HeteroModel`. It takes graphs and features that are preprocessed
             already; `predict` takes datasets.
+        preprocessing: None is replaced by that of `config`.
         config: Settings of the training, among them the preprocessing.
         data: What the dataset of the training is recognised by.
         label_names: The names of its classes; None also where it has none.
@@ -202,7 +212,6 @@ class TrainedModel:
         TypeError: The model is none that can be trained, or not the one that the settings are of.
     """
 
-    model: Any
     config: TrainConfig
     data: Fingerprint | None = None
     label_names: tuple[str, ...] | None = None
@@ -212,6 +221,8 @@ class TrainedModel:
     numbering: Numbering | None = None
 
     def __post_init__(self) -> None:
+        if self.preprocessing is None:
+            object.__setattr__(self, "preprocessing", preprocessing_of(self.config))
         models = [recipe.model for recipe in RECIPES.values()]
         kind = type(stack_of(self.model))
         if kind not in models:
@@ -255,7 +266,7 @@ class TrainedModel:
             )
         recipe_of(self.config, dataset)
         own = self.renumbered(dataset)
-        graph, x, *weights = model_inputs(self._with_own_classes(own.dataset), self.config)
+        graph, x, *weights = raw_inputs(self._with_own_classes(own.dataset), self.config)
         if (given := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
@@ -266,13 +277,10 @@ class TrainedModel:
         unsaid = own.unnamed and self.numbering is not None
         if unsaid and (self.data is None or "structure" in self.differences(dataset)):
             own.warn()
-        logits = _apply(*nnx.split(self.model), graph, x, *weights)
+        logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
         if isinstance(graph, Batch):
             there = np.arange(logits.shape[1]) < np.asarray(graph.count)[:, None]
             logits = logits[there]
-        if self.config.target_scaling is not None:
-            mean, std = jnp.asarray(self.config.target_scaling, logits.dtype)
-            logits = logits * std + mean
         return logits if own.dataset is dataset else logits[np.argsort(own.order)]
 
     def differences(self, dataset: NodeDataset) -> tuple[str, ...]:
