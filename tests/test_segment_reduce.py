@@ -868,7 +868,7 @@ def test_kernels_of_large_results() -> None:
     def value(x: Any, size: int) -> Any:
         return jax.vjp(lambda x: jax_gnn.segment_sum(x, ids, size), x)[1](jnp.ones((size, 64)))
 
-    for size, targets in ((100, ["gather_rows"]), (30_000, ["gather_rows", "segment_scatter"])):
+    for size, targets in ((100, []), (30_000, ["gather_rows", "segment_scatter"])):
         lowered = jax.jit(jax_gnn.segment_sum, static_argnums=2).lower(x, ids, size).as_text()
         lowered += jax.jit(value, static_argnums=1).lower(x, size).as_text()
         found = [

@@ -22,9 +22,9 @@ from jax_gnn._core.op import Bind, Call, Op, Operand, define
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
 """In the order of ``enum Reduce`` in segments.h."""
 
-# From so many bytes of a row on, and of a result that is scattered into, and numbers of one that is
-# gathered. On a CPU with 2 MB of L2: below, XLA's loops are as fast.
-_ROW_BYTES, _SCATTERED_BYTES, _GATHERED = 64, 2**22, 2**14
+# From so many bytes of a row on, and of the array that ids point into: beyond caches. Below, XLA
+# scatters as fast, and makes a gather in one loop with what reads it.
+_ROW_BYTES, _LARGE = 64, 2**22
 
 
 class Rows(NamedTuple):
@@ -102,15 +102,15 @@ def composition(
         return None
     row_bytes = row_width(x) * np.dtype(x.dtype).itemsize
     csr, unsorted = matrix.by_row, matrix.unsorted
-    if row_bytes < _ROW_BYTES:
+    is_gather = csr.rows is None
+    rows = x.shape[0] if is_gather else csr.num_rows
+    if row_bytes < _ROW_BYTES or rows * row_bytes < _LARGE or 4 * csr.count < rows:
         return None
-    if csr.rows is None:
-        pays = csr.count * row_width(x) >= _GATHERED
-        return _as_gather if pays and csr.order is None and csr.cols is not None else None
+    if is_gather:
+        return _as_gather if csr.order is None and csr.cols is not None else None
     if unsorted is None or implementation is not None or x.dtype.itemsize < 4:
         return None
-    pays = csr.num_rows * row_bytes >= _SCATTERED_BYTES and 4 * csr.count >= csr.num_rows
-    return functools.partial(_as_scatter, reduce) if pays and reduce in JAX_OPS else None
+    return functools.partial(_as_scatter, reduce) if reduce in JAX_OPS else None
 
 
 def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
