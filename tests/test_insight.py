@@ -372,6 +372,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "x must be floating-point numbers, got bool",
     ),
     (lambda: attribute(spmm, GRAPH, X, 2), ValueError, r"target must be in \[0, 2\), got 2"),
+    (
+        lambda: attribute(GCN(2, 2, 2, rngs=nnx.Rngs(0)), GRAPH, X),
+        ValueError,
+        r"model changes what it holds .* call model.eval\(\) first",
+    ),
     (lambda: attribute(spmm, GRAPH, X, index=3), ValueError, r"index\[0\] = 3 is outside"),
     (
         lambda: attribute(spmm, GRAPH, X, method="magic"),  # type: ignore[arg-type]
