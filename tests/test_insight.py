@@ -307,9 +307,35 @@ def test_batches(rng: Rng) -> None:
     for method in ("saliency", "occlusion"):
         found = attribute(model, made, x, index=1, method=method)  # type: ignore[arg-type]
         assert found.edges is not None and found.nodes is not None
-        assert (np.asarray(found.edges[:32]) != 0).tolist() == [False] * 16 + [True] * 16
+        assert not found.edges[:16].any() and found.edges[16:].any()
         assert not found.nodes[:N].any() and found.nodes[N:].any()
     assert fidelity(model, made, x, found, num_edges=32).unfaithfulness < 1e-6
+
+
+def test_both_directions(rng: Rng) -> None:
+    """The mean over all edges between the same two nodes; padding has none."""
+    graph, x = random_graph(rng)
+    found = attribute(spmm, graph, x, method="input_x_gradient")
+    edges = ends(graph)
+    assert found.edges is not None
+    for number, value in enumerate(found.undirected()[:16]):
+        same = (np.sort(edges, 1) == np.sort(edges[number])).all(1)
+        np.testing.assert_allclose(value, found.edges[:16][same].mean(), atol=1e-5)
+    assert not found.undirected()[16:].any()
+    with pytest.raises(ValueError, match="no attributions to edges"):
+        attribute(spmm, graph, x, edges=False).top_edges()
+
+
+def test_options_of_the_model(rng: Rng) -> None:
+    """What is no array stays as it is."""
+    graph, x = random_graph(rng)
+    model = GCN(F, 4, 2, rngs=nnx.Rngs(0))
+    found = attribute(model, graph, x, index=1, deterministic=True)
+    model.eval()
+    np.testing.assert_array_equal(found.edges, attribute(model, graph, x, index=1).edges)
+    scaled = attribute(lambda g, x, scale: scale * spmm(g, x), graph, x, 0, index=1, scale=2.0)
+    want = 2 * np.asarray(attribute(spmm, graph, x, 0, index=1).edges)
+    np.testing.assert_allclose(scaled.edges, want, rtol=1e-6)
 
 
 def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
@@ -372,6 +398,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "x must be floating-point numbers, got bool",
     ),
     (lambda: attribute(spmm, GRAPH, X, 2), ValueError, r"target must be in \[0, 2\), got 2"),
+    (
+        lambda: attribute(GCN(2, 2, 2, rngs=nnx.Rngs(0)), GRAPH, X),
+        ValueError,
+        r"model changes what it holds .* call model.eval\(\) first",
+    ),
     (lambda: attribute(spmm, GRAPH, X, index=3), ValueError, r"index\[0\] = 3 is outside"),
     (
         lambda: attribute(spmm, GRAPH, X, method="magic"),  # type: ignore[arg-type]

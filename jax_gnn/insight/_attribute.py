@@ -13,7 +13,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
 from jax_gnn.graph import Graph
 from jax_gnn.insight import _methods
-from jax_gnn.insight._call import Call, Target, prepared
+from jax_gnn.insight._call import Call, Target, prepared, switched_off
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.transforms import Derived, k_hop_subgraph
 
@@ -162,7 +162,8 @@ def attribute(
         part = k_hop_subgraph(graph, index, num_hops)
         call = _part_of(call, part)
     everywhere = index is None
-    found = _found(call, method, edges, everywhere, baseline, num_steps, learning_rate, seed)
+    with switched_off():
+        found = _found(call, method, edges, everywhere, baseline, num_steps, learning_rate, seed)
     whole = call.graph if part is None else graph
     found = replace(found, graph=whole, index=index, target=columns)
     return found if part is None else _spread(found, part, np.shape(x))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,6 +33,13 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+
+@jax.tree_util.register_static
+class Option(NamedTuple):
+    """An argument that is no array, such as ``deterministic=True``."""
+
+    value: Any
 
 
 class Call(NamedTuple):
@@ -73,9 +81,13 @@ class Call(NamedTuple):
         if keep is not None:
             graph, source = without_edges(graph, keep)
             named = {
-                name: values_at(value, source) if name.startswith("edge_") else value
+                name: values_at(value, source) if _is_of_edges(name, value) else value
                 for name, value in named.items()
             }
+        named = {
+            name: value.value if isinstance(value, Option) else value
+            for name, value in named.items()
+        }
         given = graph if self.batch is None else replace(self.batch, graph=graph)
         return self.model(given, self.x if x is None else x, **named)
 
@@ -111,6 +123,24 @@ def outputs_of(call: Call, keep: Array) -> tuple[Array, Array]:
     return call.output(), call.output(keep=keep)
 
 
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """Says what is wrong where a model changes its own state inside of a derivative."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "TraceContextError":  # Flax's, which is not imported here
+            raise
+        raise ValueError(
+            "model changes what it holds when it is called, as dropout does: call model.eval() "
+            f"first, got {type(error).__name__}: {error!s:.80}"
+        ) from error
+
+
+def _is_of_edges(name: str, value: Any) -> bool:
+    return name.startswith("edge_") and value is not None
+
+
 def prepared(
     model: Any, graph: Any, x: Any, index: Any, target: Target, named: dict[str, Any]
 ) -> tuple[Call, np.ndarray | None]:
@@ -130,7 +160,7 @@ def prepared(
     if isinstance(graph, Graph):
         for name, value in named.items():
             rows = getattr(value, "shape", ("",))[:1]
-            if name.startswith("edge_") and value is not None and rows != (graph.num_edges,):
+            if _is_of_edges(name, value) and rows != (graph.num_edges,):
                 raise ValueError(
                     f"{name} must be (num_edges={graph.num_edges}, *features), in the graph's "
                     f"order, got {arguments.described(value)}"
@@ -140,6 +170,10 @@ def prepared(
     if jax.tree_util.all_leaves([model]):
         model = Function(model)
     select = None if target is None or not callable(target) else Function(target)
+    named = {
+        name: Option(value) if isinstance(value, bool | int | float | str) else value
+        for name, value in named.items()
+    }
     call = Call(model, graph, batch, x, named, jnp.zeros(0, int), None, select)
     output = output_of(call)
     if not hasattr(output, "shape"):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn.graph import Graph
 from jax_gnn.insight._call import Call
 from jax_gnn.insight._gates import GatedGraph, Log, WatchedRelationalGraph
@@ -28,7 +29,7 @@ RULE = np.stack(np.polynomial.legendre.leggauss(2), 1)
 
 
 def _ones(call: Call) -> Array:
-    return jnp.where(call.graph.rows >= 0, 1, 0).astype(call.x.dtype)
+    return jnp.where(call.graph.rows >= 0, 1, 0).astype(accumulator_dtype(call.x.dtype))
 
 
 @jax.jit
@@ -174,7 +175,7 @@ def masks(
 
     Only what it depends on at all is masked, as PyG does, which also has the initial masks.
     """
-    x, dtype = call.x, call.x.dtype
+    x, dtype = call.x, accumulator_dtype(call.x.dtype)
     keys = jax.random.split(key, 3)
     size = x.shape[0]
     count = call.graph.num_edges if edges else 0
@@ -184,30 +185,27 @@ def masks(
         "features": FEATURE_DEVIATION * jax.random.normal(keys[1], x.shape[1:], dtype),
     }
 
-    def masked(mask: dict[str, Array]) -> Array:
+    def masked(mask: dict[str, Array], x: Array) -> Array:
         gate = jax.nn.sigmoid(mask["edges"]) if edges else None
-        return call.logits(call.output(x * jax.nn.sigmoid(mask["features"]), gate=gate))
+        shown = x * jax.nn.sigmoid(mask["features"]).astype(x.dtype)
+        return call.logits(call.output(shown, gate=gate)).astype(dtype)
 
     # What matters: what any of the numbers has a derivative to.
-    def at(x: Array, gate: Array) -> Array:
-        features = x * jax.nn.sigmoid(first["features"])
-        return call.logits(call.output(features, gate=gate if edges else None))
-
-    output, back = jax.vjp(at, x, jax.nn.sigmoid(first["edges"]))
-    of_x, of_gate = back(jax.random.normal(keys[2], output.shape, output.dtype))
+    output, back = jax.vjp(masked, first, x)
+    of_mask, of_x = back(jax.random.normal(keys[2], output.shape, dtype))
     reached = jnp.any(of_x.reshape(size, -1) != 0, 1)
-    there = of_gate != 0
-    before = call.logits(call.output())
+    there = of_mask["edges"] != 0
+    before = call.logits(call.output()).astype(dtype)
 
     def penalty(mask: Array, where: Array, total: float, entropy: float, mean: bool) -> Array:
         m = jax.nn.sigmoid(mask)
-        number = jnp.maximum(where.sum(), 1)
+        number = jnp.maximum(where.sum(), 1).astype(dtype)
         sums = jnp.where(where, m, 0).sum() / (number if mean else 1)
         bits = -m * jnp.log(m + 1e-15) - (1 - m) * jnp.log(1 - m + 1e-15)
         return total * sums + entropy * jnp.where(where, bits, 0).sum() / number
 
     def loss(mask: dict[str, Array]) -> Array:
-        found = masked(mask)
+        found = masked(mask, x)
         if found.shape[1] == 1:
             fit = jnp.square(found - before).mean()
         else:
