@@ -394,15 +394,13 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     name = recipe.config.model
     facts = recipe.dataset is RelationalDataset
     examples = "\n  ".join(f"jax-gnn train {name} {line}".rstrip() for line in EXAMPLES[name])
-    reported = (
-        "filtered mean\nreciprocal rank and hits" if facts else "AUC, average\nprecision and hits"
-    )
+    reported = "filtered mean reciprocal rank" if facts else "AUC, average precision"
     parser = add_command(
         models,
         name,
         help=f"a {recipe.title} for link prediction",
-        description=f"Trains a {recipe.title}\nto predict edges, and reports {reported} of the "
-        "test edges at the best validation. Writes a\ncheckpoint of that model, a plot and "
+        description=f"Trains a {recipe.title}\nto predict edges, and reports {reported} and hits "
+        "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot and "
         f"results.json.\n\nexamples:\n  {examples}",
         run=functools.partial(_run_links, recipe),
     )
