@@ -54,6 +54,7 @@ from jax_gnn.extend import Implementation, status
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 PREDICT_EXTRA = ("orbax",)
+SHARES = "valid_share", "test_share"
 BY_PATH = "FILE|FOLDER"  # how usage calls the argument of data, where there is no option
 
 
@@ -464,6 +465,9 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
         sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
         shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
         print(f"jax-gnn: edges are split at random: {sizes} ({shares})", file=sys.stderr)
+    elif any(getattr(config, s) != getattr(recipe.config(), s) for s in SHARES):
+        told = "the data have a split of their edges: --valid and --test do not count"
+        print(f"jax-gnn: {told}", file=sys.stderr)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
     with _LinkProgress(config, task.best_by) as progress:

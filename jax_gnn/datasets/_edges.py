@@ -60,7 +60,12 @@ class EdgeSplit:
 
         Returns:
             ``(2, n)`` int32.
+
+        Raises:
+            TypeError: ``rng`` is no such generator.
+            ValueError: all pairs have an edge.
         """
+        check_instance("rng", rng, np.random.Generator)
         pairs, edges = self._pairs
         return pairs.others(edges, edges.size, rng, again=True)
 
