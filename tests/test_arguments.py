@@ -233,6 +233,10 @@ def predictor() -> flax_layers.LinkPredictor:
 
 
 RING = Graph.from_edges(np.arange(9), (np.arange(9) + 1) % 9)
+RELATIONAL_DATASET = datasets.RelationalDataset(
+    **{"name": "d", "num_nodes": 9, "num_relations": 1, "rel": np.zeros(9, int)},
+    **{"src": np.arange(9), "dst": (np.arange(9) + 1) % 9, "y": np.full(9, -1)},
+)
 ENCODER = flax_layers.GCN(F, 4, 4, rngs=nnx.Rngs(0))
 RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_relations=2)
 
@@ -374,6 +378,14 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "negative_edges": (
         datasets.negative_edges,
         {"graph": RING, "num_edges": 2, "seed": 0, "undirected": False},
+    ),
+    "EdgeSplit.train_negatives": (
+        datasets.split_edges(RING, valid=0.2, test=0.2, seed=0).train_negatives,
+        {"rng": np.random.default_rng(0)},
+    ),
+    "with_split_edges": (
+        datasets.with_split_edges,
+        {"dataset": RELATIONAL_DATASET, "valid": 0.2, "test": 0.2, "seed": 0},
     ),
     "with_noisy_label_features": (
         datasets.with_noisy_label_features,

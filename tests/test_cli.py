@@ -785,11 +785,14 @@ def test_links(model, tmp_path, capsys):
     options += ["--hidden-features", "8", "--embedding-features", "8"]
     if model == "rgcn-link":
         options += ["--bases", "2"]
+    options += ["--valid", "0.3"]
     train = ["train", model, "--data", str(path), *options, "--output", str(folder)]
     assert cli.main(train) == 0
     out, err = capsys.readouterr()
     assert "same ranks" in out
-    assert [line.split(":")[0] for line in err.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+    told, *lines = err.splitlines()
+    assert told == "jax-gnn: the data have a split of their edges: --valid and --test do not count"
+    assert [line.split(":")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
     assert (folder / "learning_curves.png").stat().st_size > 1000
     results = json.loads((folder / "results.json").read_text())
     assert len(results["loss"]) == len(results["validations"]) == 2

@@ -52,6 +52,7 @@ from jax_gnn.extend import Implementation, status
 BY_PATH = GraphsDataset, RelationalDataset  # kinds of data that are not built in
 ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
+SHARES = "valid_share", "test_share"
 
 
 def _parser_of(number: Number) -> Callable[[str], float]:
@@ -514,15 +515,13 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     name = recipe.config.model
     facts = recipe.dataset is RelationalDataset
     examples = "\n  ".join(f"jax-gnn train {name} {line}".rstrip() for line in EXAMPLES[name])
-    reported = (
-        "filtered mean\nreciprocal rank and hits" if facts else "AUC, average\nprecision and hits"
-    )
+    reported = "filtered mean reciprocal rank" if facts else "AUC, average precision"
     parser = add_command(
         models,
         name,
         help=f"a {recipe.title} for link prediction",
-        description=f"Trains a {recipe.title}\nto predict edges, and reports {reported} of the "
-        "test edges at the best validation. Writes a\ncheckpoint of that model, a plot and "
+        description=f"Trains a {recipe.title}\nto predict edges, and reports {reported} and hits "
+        "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot and "
         f"results.json.\n\nexamples:\n  {examples}",
         run=functools.partial(_run_links, recipe),
     )
@@ -587,6 +586,9 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
         sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
         shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
         print(f"jax-gnn: edges are split at random: {sizes} ({shares})", file=sys.stderr)
+    elif any(getattr(config, s) != getattr(recipe.config(), s) for s in SHARES):
+        told = "the data have a split of their edges: --valid and --test do not count"
+        print(f"jax-gnn: {told}", file=sys.stderr)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
     with _LinkProgress(config, task.best_by) as progress:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from flax_layers import GAE, GAT, GCN, RGCN, SAGE, VGAE, CompGCN, ComplEx, ConvE, DistMult
@@ -72,16 +74,38 @@ def _of_graphs(model: type[Any], *fields: str) -> Callable[[Any, int, nnx.Rngs],
     """An encoder whose further arguments are settings of the same name."""
 
     def encoder(config: Any, in_features: int, rngs: nnx.Rngs) -> Any:
+        options = {name: getattr(config, name) for name in fields}
+        width = config.embedding_features
+        if config.variational:
+            options["kernel_init"] = _glorot_of_halves(2 * width)
         return model(
             *(in_features, config.hidden_features),
-            config.embedding_features * (2 if config.variational else 1),
+            2 * width if config.variational else width,
             num_layers=config.num_layers,
             dropout_rate=config.dropout_rate,
             rngs=rngs,
-            **{name: getattr(config, name) for name in fields},
+            **options,
         )
 
     return encoder
+
+
+def _glorot_of_halves(width: int) -> nnx.Initializer:
+    """Glorot's, where maps of so many features are two: of means, and of deviations.
+
+    By the width of both they would begin smaller than published, and learn later.
+    """
+    glorot = nnx.initializers.glorot_uniform()
+
+    def init(key: Any, shape: Any, *given: Any, **named: Any) -> Any:
+        if shape[-1] != width:
+            return glorot(key, shape, *given, **named)
+        half = (*shape[:-1], width // 2)
+        return jnp.concatenate(
+            [glorot(k, half, *given, **named) for k in jax.random.split(key)], -1
+        )
+
+    return init
 
 
 _RECIPES = (

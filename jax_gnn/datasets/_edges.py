@@ -46,7 +46,8 @@ class EdgeSplit:
 
     @cached_property
     def _pairs(self) -> tuple[Pairs, np.ndarray]:
-        return _edges_of(self.train_graph, self.undirected)[:2]
+        pairs = Pairs(self.train_graph.num_nodes, self.undirected)
+        return pairs, np.sort(pairs.numbers(*self.train.astype(np.int64)))
 
     def train_negatives(self, rng: np.random.Generator) -> np.ndarray:
         """Draws pairs of different nodes without a training edge, as many as there are such edges.
@@ -59,7 +60,12 @@ class EdgeSplit:
 
         Returns:
             ``(2, n)`` int32.
+
+        Raises:
+            TypeError: ``rng`` is no such generator.
+            ValueError: all pairs have an edge.
         """
+        check_instance("rng", rng, np.random.Generator)
         pairs, edges = self._pairs
         return pairs.others(edges, edges.size, rng, again=True)
 
@@ -213,22 +219,25 @@ def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray,
     """How pairs of a graph are numbered, its edges' numbers, each once, and nodes with loops."""
     check_instance("graph", graph, Graph)
     if undirected is not None:
-        check_flag("undirected", undirected)
-    num_nodes = graph.num_nodes
+        undirected = check_flag("undirected", undirected)
     src, dst = graph.edges()
     loops = np.unique(src[src == dst])
-    src, dst = src[src != dst], dst[src != dst]
-    directed = Pairs(num_nodes, False)
-    there, back = np.unique(directed.numbers(src, dst)), np.unique(directed.numbers(dst, src))
-    alone = np.setdiff1d(there, back, assume_unique=True)
-    if undirected and alone.size:
-        u, v = directed.ends(alone[:1])[:, 0].tolist()
+    directed = Pairs(graph.num_nodes, False)
+    there = np.unique(directed.numbers(src[src != dst], dst[src != dst]))
+    if undirected is False:
+        return directed, there, loops
+    src, dst = directed.ends(there).astype(np.int64)
+    back = np.sort(directed.numbers(dst, src))
+    if not np.array_equal(there, back):
+        if undirected is None:
+            return directed, there, loops
+        u, v = directed.ends(np.setdiff1d(there, back)[:1])[:, 0].tolist()
         raise ValueError(
             f"undirected must be False where an edge, as that from {u} to {v}, has no reverse, "
             "which graph.symmetrized() adds, got True"
         )
-    pairs = Pairs(num_nodes, not alone.size if undirected is None else undirected)
-    return pairs, np.unique(pairs.numbers(src, dst)), loops
+    pairs = Pairs(graph.num_nodes, True)
+    return pairs, np.sort(pairs.numbers(src[src < dst], dst[src < dst])), loops
 
 
 def _counts(what: str, size: int, valid: float, test: float) -> list[int]:
