@@ -127,6 +127,16 @@ def test_graphs_by_command(model, rng, tmp_path, capsys):
     assert (folder / "learning_curves.png").stat().st_size > 10_000
 
 
+def test_data_of_another_task(tmp_path, capsys):
+    (tmp_path / "shapes.txt").write_text("1\n2 0\n0 1 1\n0 1 0\n")
+    edges = {"num_nodes": 2, "src": [0], "dst": [1], "y": [0, 1]}
+    np.savez(tmp_path / "pair.npz", **edges)
+    for model, name, task in (("gcn", "shapes.txt", "graph"), ("gin-graph", "pair.npz", "node")):
+        assert cli.main(["train", model, "--data", str(tmp_path / name)]) == 2
+        message = f"jax-gnn: error: --data: {tmp_path / name} is for --task {task}\n"
+        assert capsys.readouterr().err == message
+
+
 def test_tasks_that_there_are(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["train", "hgnn", "--task", "graph"])
@@ -174,6 +184,8 @@ def test_regression_of_graphs_on_several_numbers():
     y = np.stack([dataset.sizes * 3.0, -2.0 * edges], 1)
     changes = {"num_layers": 1, "learning_rate": 0.03, "dropout_rate": 0.0, "readout": "sum"}
     config = GCNGraphConfig(**SMALL | changes, epochs=80, splits=1)
+    with pytest.raises(ValueError, match="has numbers to regress on; folds are of classes"):
+        train(dataclasses.replace(dataset, y=y), dataclasses.replace(config, folds=2))
     result = train(dataclasses.replace(dataset, y=y), config)
     assert result.trained.predict(dataset).shape == (40, 2)
     assert result.errors is not None and result.errors["r2"][0] > 0.3
