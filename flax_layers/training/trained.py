@@ -49,7 +49,8 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     """
     recipe = recipe_of(config, dataset)
     if isinstance(dataset, GraphsDataset):
-        batches, rows, _ = all_batches(dataset, config)  # type: ignore[arg-type]
+        features: Any = node_features(dataset, config)
+        batches, rows, _ = all_batches(dataset, features, config)  # type: ignore[arg-type]
         return device((batches, rows))
     x = jax.tree.map(jnp.asarray, node_features(dataset, config))
     assert recipe.structure is not None
