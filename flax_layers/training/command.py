@@ -42,6 +42,7 @@ from flax_layers.training.link_tasks import has_edge_split, link_task
 from flax_layers.training.plot import METRICS
 from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import (
+    GraphDataset,
     GraphsDataset,
     HypergraphDataset,
     NodeDataset,
@@ -348,10 +349,24 @@ def _tell_notes(dataset: NodeDataset, config: Any) -> None:
         print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)
 
 
+def _fits(task: str, source: str) -> bool:
+    """Whether data are of a task that the same models have."""
+    load = {"node": RECIPES["gcn"].load, "graph": RECIPES["gcn-graph"].load}[task]
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        return bool(load(source))
+    return False
+
+
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     require("training", TRAIN_EXTRA)
     with blame_data():
-        dataset = recipe.load(args.data)
+        try:
+            dataset = recipe.load(args.data)
+        except ValueError as error:
+            other = {GraphDataset: "graph", GraphsDataset: "node"}.get(recipe.dataset)
+            if other is None or not _fits(other, args.data):
+                raise
+            raise ValueError(f"{args.data} is for --task {other}") from error
     config = _settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)
@@ -383,6 +398,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
                 "config": _told(result.trained.config),
                 "versions": versions(),
                 "devices": devices(),
+                "measure": measure,
                 "jax_gnn": _run_summary(result.run),
                 "test_errors": result.errors
                 and {name: values.tolist() for name, values in result.errors.items()},
@@ -399,16 +415,14 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
         return 1
     what = {"folds": "fold", "seeds": "seed"}.get(result.run.over, "split")
-    accuracy = f"of {what} {split + 1}, " if runs > 1 else ""
+    score = f"test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
     if result.run.over == "folds":
-        best = result.run.valid_accuracy[split].max()
-        accuracy += f"its best accuracy {100 * best:.2f} %"
-    else:
-        accuracy += f"test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
+        score = f"its best accuracy {100 * result.run.valid_accuracy[split].max():.2f} %"
     if result.errors is not None:
-        accuracy = accuracy.partition(", ")[0] + f", test MAE {result.errors['mae'][split]:.4g}"
+        score = f"test MAE {result.errors['mae'][split]:.4g}"
+    of_run = f"of {what} {split + 1}, " if runs > 1 else ""
     rows = [
-        ["checkpoint", str(checkpoint), f"({accuracy}; loaded again: same predictions)"],
+        ["checkpoint", str(checkpoint), f"({of_run}{score}; loaded again: same predictions)"],
         ["plot", str(plot), ""],
         ["results", str(results), ""],
     ]

@@ -52,6 +52,11 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"dataset {dataset.name!r} has no published split with training, validation and test "
             "nodes; split it at random"
         )
+    if getattr(config, "folds", 0) and dataset.regresses:
+        raise ValueError(
+            f"dataset {dataset.name!r} has numbers to regress on; folds are of classes, splits of "
+            "both"
+        )
     labelled = np.count_nonzero(dataset.has_label())
     least = max(_MIN_LABELLED, getattr(config, "folds", 0))
     if published is None and labelled < least:

@@ -42,11 +42,8 @@ def stacked(
     return batches, rows, numbers
 
 
-def all_batches(dataset: GraphsDataset, config: GraphsConfig) -> tuple[Any, ...]:
+def all_batches(dataset: GraphsDataset, x: np.ndarray, config: GraphsConfig) -> tuple[Any, ...]:
     """All graphs in their order, in as few batches as the budget allows: see `stacked`."""
-    from flax_layers.training.data import node_features
-
-    x: Any = node_features(dataset, config)
     sizes = graph_sizes(dataset)
     budget = batch_budget(sizes, max(4 * config.batch_size, 1))
     return stacked(dataset, x, [*pack(sizes, budget)], budget)
@@ -64,35 +61,33 @@ class Sampler:
     A batch has as many graphs as the settings say, unless these are larger than the budget holds,
     which is that of the mean and two deviations.
 
+    Args:
+        dataset: The graphs.
+        x: Features of their nodes.
+        count: How many graphs are drawn from, at most: it decides the shapes.
+        config: The settings.
+
     Attributes:
         steps: How many batches an epoch has.
     """
 
     def __init__(
-        self,
-        dataset: GraphsDataset,
-        x: np.ndarray,
-        ids: np.ndarray,
-        config: GraphsConfig,
-        seed: int,
+        self, dataset: GraphsDataset, x: np.ndarray, count: int, config: GraphsConfig
     ) -> None:
-        self._dataset, self._x, self._ids = dataset, x, np.asarray(ids)
+        self._dataset, self._x = dataset, x
         self._sizes = graph_sizes(dataset)
-        self._budget = batch_budget(self._sizes, min(config.batch_size, len(ids)))
-        self.steps = config.steps or -(-len(ids) // config.batch_size)
+        self._budget = batch_budget(self._sizes, min(config.batch_size, count))
+        self.steps = config.steps or -(-count // config.batch_size)
         self._once = not config.steps
-        self._rng = np.random.default_rng([seed, 2])
 
-    def epoch(self) -> tuple[Batch, np.ndarray, np.ndarray]:
-        """As of `stacked`."""
+    def epoch(
+        self, ids: np.ndarray, rng: np.random.Generator
+    ) -> tuple[Batch, np.ndarray, np.ndarray]:
+        """Batches of some of the graphs, as of `stacked`."""
         count = self._budget["num_graphs"]
+        drawn = (rng.permutation(ids)[:count] for _ in range(self.steps))
         groups = []
-        order = self._rng.permutation(self._ids)
-        for step in range(self.steps):
-            if self._once:
-                chosen = order[step * count : (step + 1) * count]
-            else:
-                chosen = self._rng.permutation(self._ids)[:count]
+        for chosen in np.array_split(rng.permutation(ids), self.steps) if self._once else drawn:
             fits = np.ones(len(chosen), bool)
             for name, sizes in self._sizes.items():
                 fits &= np.cumsum(sizes[chosen]) <= self._budget[name]

@@ -408,14 +408,17 @@ def train(
     recipe = recipe_of(config, dataset)
     check_dataset(dataset, config)
     config = settled(dataset, config)
-    numbers, sampled = None, None  # of many graphs those in the batches, and what draws these
-    if isinstance(dataset, GraphsDataset):
-        graph, x, numbers = all_batches(dataset, config)  # type: ignore[arg-type]
-        sampled = np.asarray(node_features(dataset, config))
-        graph, *given = device((graph, x))
-    else:
-        graph, *given = model_inputs(dataset, config)
+    folds = getattr(config, "folds", 0)
+    seeds = range(config.seed, config.seed + (folds or config.splits))
+    splits = [split_of(dataset, config, seed) for seed in seeds]
+    numbers, sampler = None, None  # of many graphs those in the batches, and what draws these
+    graph, *given = model_inputs(dataset, config)
     x, *weights = inputs = tuple(given)
+    if isinstance(dataset, GraphsDataset):
+        features: Any = node_features(dataset, config)
+        _, _, numbers = all_batches(dataset, features, config)  # type: ignore[arg-type]
+        count = max(len(split.train) for split in splits)
+        sampler = Sampler(dataset, features, count, config)  # type: ignore[arg-type]
 
     def make(seed: int) -> Any:
         return make_model(config, graph, x, num_outputs(dataset), seed)
@@ -428,12 +431,7 @@ def train(
         logits = model(graph, *inputs, deterministic=key is None, rngs=key)
         return logits, nnx.state(model, nnx.BatchStat)
 
-    def sampler(ids: np.ndarray, seed: int) -> Sampler | None:
-        return None if sampled is None else Sampler(dataset, sampled, ids, config, seed)  # type: ignore[arg-type]
-
-    first = split_of(dataset, config, config.seed)
-    drawn = sampler(first.train, config.seed)
-    runners = [_Runner(apply, config, graph, drawn.steps if drawn else 1)]
+    runners = [_Runner(apply, config, graph, sampler.steps if sampler else 1)]
     if baseline and recipe.plain_model is not None:
         make_plain: Any = recipe.plain_structure
         twin = recipe.plain_model
@@ -447,29 +445,26 @@ def train(
         """What nodes have, or graphs of batches."""
         return jnp.asarray(values if numbers is None else picked(values, numbers, fill))
 
-    folds = getattr(config, "folds", 0)
     best_valid, best = -np.inf, None
     errors: list[dict[str, float]] = []
-    for number in range(folds or config.splits):
-        seed = config.seed + number
-        split = split_of(dataset, config, seed)
+    for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
         own = target_scaled(dataset, config, split.train)
         known = scaled_labels(dataset, own)
         fill = np.nan if dataset.regresses else 0
         parts = split.train, split.valid, split.test
         masks = tuple(of_batches(node_mask(dataset, ids), numbers, False) for ids in parts)
         y = of_batches(known, numbers, fill)
-        drawn = sampler(split.train, seed)
+        rng = np.random.default_rng([seed, 2])
         made = make(seed)
         params, stats = nnx.state(made, nnx.Param), nnx.state(made, nnx.BatchStat)
         starts: Any = ((params, stats), (nnx.to_pure_dict(params), {}))
         for runner, start in zip(runners, starts, strict=False):
             runner.start(*start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
-        for epoch, call_keys in _calls(keys, 1 if drawn else EPOCHS_PER_CALL):
+        for epoch, call_keys in _calls(keys, 1 if sampler else EPOCHS_PER_CALL):
             steps = None
-            if drawn is not None:
-                batches, rows, chosen = drawn.epoch()
+            if sampler is not None:
+                batches, rows, chosen = sampler.epoch(split.train, rng)
                 there = jnp.asarray(chosen >= 0)
                 steps = _Data(
                     device(batches), (jnp.asarray(rows),), of_batches(known, chosen, fill), (there,)

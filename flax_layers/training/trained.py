@@ -64,7 +64,8 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     recipe = recipe_of(config, dataset)
     plain = dataclasses.replace(config, feature_normalization="none")
     if isinstance(dataset, GraphsDataset):
-        batches, rows, _ = all_batches(dataset, plain)  # type: ignore[arg-type]
+        features: Any = node_features(dataset, plain)
+        batches, rows, _ = all_batches(dataset, features, config)  # type: ignore[arg-type]
         return device((batches, rows))
     x = jax.tree.map(jnp.asarray, node_features(dataset, plain))
     assert recipe.structure is not None
