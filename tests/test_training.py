@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import test_datasets
 import test_datasets_graph
 import test_datasets_relational
+import test_training_graphs
 from flax import nnx
 
 import jax_gnn
@@ -70,7 +72,7 @@ from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
-from jax_gnn.datasets import GraphDataset, HypergraphDataset, RelationalDataset
+from jax_gnn.datasets import GraphDataset, GraphsDataset, HypergraphDataset, RelationalDataset
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -157,7 +159,11 @@ def make_typed_dataset(**changes: object) -> RelationalDataset:
 def dataset_for(model_or_config: Any) -> Any:
     """Of the kind that a model takes."""
     recipe = next(r for r in RECIPES.values() if model_or_config in (r.model, r.config))
-    made = {GraphDataset: make_graph_dataset, RelationalDataset: make_relational_dataset}
+    made: dict[Any, Callable[[], Any]] = {
+        GraphDataset: make_graph_dataset,
+        GraphsDataset: lambda: test_training_graphs.rings_and_trees(np.random.default_rng(0)),
+        RelationalDataset: make_relational_dataset,
+    }
     return made.get(recipe.dataset, make_dataset)()
 
 

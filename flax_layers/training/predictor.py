@@ -19,6 +19,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 import jax_gnn
 from jax_gnn import Batch, Graph, Hypergraph
+from jax_gnn.extend import feature_wise
 
 Columns = Array | dict[str, Array] | None
 
@@ -76,7 +77,7 @@ class Preprocessing:
         )
 
     def __call__(self, x: Any) -> Any:
-        """Features ``(*batch, nodes, features)``, perhaps by type; None stays where there are none."""
+        """Features ``(*batch, nodes, features)``, perhaps by type, or None."""
         if self.mean is self.std is None and self.rows == "none":
             return x
         if isinstance(x, Mapping):
@@ -96,8 +97,10 @@ class Preprocessing:
             return y
         y = jax.lax.optimization_barrier(y)
         if self.target_std is not None:
-            y = jax.lax.optimization_barrier(y * self.target_std.astype(y.dtype))
-        return y if self.target_mean is None else y + self.target_mean.astype(y.dtype)
+            y = jax.lax.optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
+        return (
+            y if self.target_mean is None else y + feature_wise(self.target_mean.astype(y.dtype), y)
+        )
 
     def _of_type(self, name: str) -> list[Any]:
         both = self.mean, self.std
@@ -105,9 +108,9 @@ class Preprocessing:
 
     def _of(self, x: Array, mean: Any, std: Any) -> Array:
         if mean is not None:
-            x = x - mean.astype(x.dtype)
+            x = x - feature_wise(mean.astype(x.dtype), x)
         if std is not None:
-            x = x / std.astype(x.dtype)
+            x = x / feature_wise(std.astype(x.dtype), x)
         if self.rows == "row":
             total = jnp.abs(x).sum(axis=-1, keepdims=True)
             x = jnp.where(total > 0, x / jnp.where(total > 0, total, 1), 0)
