@@ -1,6 +1,6 @@
 """GNN kernels for JAX: CUDA and CPU custom calls, differentiable to any order."""
 
-from jax_gnn._core.ffi import implementation
+from jax_gnn._core.ffi import implementation, shared_library
 from jax_gnn._core.op import export_checks
 from jax_gnn._ops.attention.api import additive_attention, dot_attention, gatv2_attention
 from jax_gnn._ops.hypergraph_aggregate.api import (
@@ -32,6 +32,7 @@ from jax_gnn._ops.segment_reduce.index import SegmentIndex
 from jax_gnn._ops.spmm.api import index_segment_reduce, sddmm, spmm
 from jax_gnn._program.api import Program, program
 from jax_gnn._program.trace import Edge, Node, NodeType, Relation
+from jax_gnn._saving import load, save
 from jax_gnn._version import __version__
 from jax_gnn.batches import Batch, batch, batch_budget, pack, unbatch
 from jax_gnn.graph import Graph, host_arrays
@@ -73,12 +74,14 @@ __all__ = [
     "implementation",
     "incidence_softmax",
     "index_segment_reduce",
+    "load",
     "node_to_hyperedge",
     "pack",
     "program",
     "relational_aggregate",
     "relational_lookup",
     "rgat_attention",
+    "save",
     "sddmm",
     "segment_argmax",
     "segment_logsumexp",
@@ -92,6 +95,7 @@ __all__ = [
     "segment_std",
     "segment_sum",
     "segment_var",
+    "shared_library",
     "spmm",
     "unbatch",
 ]

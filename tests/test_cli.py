@@ -28,6 +28,7 @@ from flax_layers.training import (
     TrainedModel,
     command,
     load_checkpoint,
+    predict,
     save_checkpoint,
     sources,
 )
@@ -303,7 +304,8 @@ def save_graph(path: Path, **changes: object) -> Path:
     """Three nodes with the digits' features and names of their own."""
     arrays = {"num_nodes": 3, "src": [0, 1], "dst": [1, 0], "y": [3, -1, 4]}
     arrays |= {"x": np.eye(3, 64, dtype=np.float32), "node_names": ["a", "b", "c, d"]}
-    np.savez(path, **arrays | changes)
+    arrays |= changes
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     return path
 
 
@@ -343,22 +345,51 @@ def test_predict_on_other_data(digits_checkpoint, tmp_path, capsys):
 
 
 def test_predict_what_is_wrong(digits_checkpoint, tmp_path, monkeypatch, capsys):
-    predict = ["predict", str(digits_checkpoint)]
+    arguments = ["predict", str(digits_checkpoint)]
     message = user_error(capsys, ["predict", str(tmp_path / "absent")])
     assert f"no checkpoint folder {tmp_path / 'absent'}" in message
     message = user_error(capsys, ["predict", str(tmp_path)])
     assert f"{tmp_path} holds no checkpoint of a model" in message
     data = save_graph(tmp_path / "new.npz", x=np.ones((3, 5), np.float32))
-    message = user_error(capsys, [*predict, "--data", str(data)])
+    message = user_error(capsys, [*arguments, "--data", str(data)])
     assert "--data: dataset 'new' has 5 features, the model takes 64" in message
-    assert "--data: " in user_error(capsys, [*predict, "--data", str(tmp_path / "absent.npz")])
+    assert "--data: " in user_error(capsys, [*arguments, "--data", str(tmp_path / "absent.npz")])
     below = ["--output", str(data / "below.csv")]
-    assert f"--output {data / 'below.csv'}" in user_error(capsys, [*predict, *below])
+    assert f"--output {data / 'below.csv'}" in user_error(capsys, [*arguments, *below])
     with pytest.raises(SystemExit):
-        cli.main([*predict, "--output", "predictions.json"])
-    assert "expected a .csv or .npz file, got 'predictions.json'" in capsys.readouterr().err
-    monkeypatch.setattr(command, "PREDICT_EXTRA", ("no_such_package",))
-    assert "predicting needs no_such_package; run: pip" in user_error(capsys, predict)
+        cli.main([*arguments, "--output", "predictions.json"])
+    assert (
+        "expected a .csv, .npz or .parquet file, got 'predictions.json'" in capsys.readouterr().err
+    )
+    monkeypatch.setattr(predict, "PREDICT_EXTRA", ("no_such_package",))
+    assert "predicting needs no_such_package; run: pip" in user_error(capsys, arguments)
+    with monkeypatch.context() as missing, pytest.raises(SystemExit):
+        missing.setattr("importlib.util.find_spec", lambda _: None)
+        cli.main([*arguments, "--output", "predictions.parquet"])
+    assert "'predictions.parquet' needs pyarrow; run: pip" in capsys.readouterr().err
+
+
+def test_predict_with_a_model_of_ones_own(digits_checkpoint, tmp_path, capsys):
+    jax_gnn.save(tmp_path / "gcn", GCN(6, 8, 2, rngs=nnx.Rngs(0)))
+    message = user_error(capsys, ["predict", str(tmp_path / "gcn")])
+    assert "holds a GCN that jax_gnn.save wrote" in message and "by jax_gnn.load" in message
+    message = user_error(capsys, ["predict", str(digits_checkpoint), "--query", "a,?"])
+    assert "--query: " in message and "no model that predicts edges" in message
+
+
+def test_predict_without_labels(digits_checkpoint, tmp_path, capsys):
+    """The same as with labels, which there may be none of."""
+    tables = []
+    for y in (None, np.zeros(3, np.int32)):
+        data, table = save_graph(tmp_path / "new.npz", y=y), tmp_path / "predictions.npz"
+        arguments = ["predict", str(digits_checkpoint), "--data", str(data), "--output", str(table)]
+        assert cli.main(arguments) == 0
+        tables.append(dict(np.load(table)))
+        capsys.readouterr()
+    np.testing.assert_equal(*tables)
+    save_graph(tmp_path / "new.npz", label=np.zeros(3))
+    message = user_error(capsys, ["predict", str(digits_checkpoint), "--data", str(data)])
+    assert "new.npz: has the key 'label', which is none of a graph dataset" in message
 
 
 def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
@@ -368,7 +399,7 @@ def test_predict_without_data(digits_checkpoint, monkeypatch, capsys):
     ):
         data = change["data"] and Fingerprint(*change["data"])
         trained = dataclasses.replace(load_checkpoint(digits_checkpoint), data=data)
-        monkeypatch.setattr(command, "load_checkpoint", lambda _, trained=trained: trained)
+        monkeypatch.setattr(predict, "load_checkpoint", lambda _, trained=trained: trained)
         message = user_error(capsys, ["predict", str(digits_checkpoint)])
         assert f"--data is needed: {expected}" in message
 
@@ -381,7 +412,7 @@ def test_predict_with_an_older_checkpoint(digits_checkpoint, tmp_path, monkeypat
         warnings.warn(f"{path} lacks the split", stacklevel=2)
         return old
 
-    monkeypatch.setattr(command, "load_checkpoint", load_older)
+    monkeypatch.setattr(predict, "load_checkpoint", load_older)
     data = save_graph(tmp_path / "new.npz")
     assert cli.main(["predict", "old", "--data", str(data)]) == 0
     out, err = capsys.readouterr()
@@ -688,16 +719,20 @@ def test_typed_nodes_of_several_classes(tmp_path, capsys):
     assert shares.shape == (30, 3) and ((shares[:, 1:] > 0) & (shares[:, 1:] < 1)).all()
 
 
-@pytest.mark.parametrize("suffix", ["csv", "npz"])
+@pytest.mark.parametrize("suffix", ["csv", "npz", "parquet"])
 def test_classes_with_names_of_columns(tmp_path, suffix):
     """And of arguments of numpy.savez."""
+    arrow = pytest.importorskip("pyarrow.parquet") if suffix == "parquet" else None
     names = ("file", "node", "allow_pickle")
     trained = types.SimpleNamespace(label_names=names)
     dataset = types.SimpleNamespace(node_names=None, num_nodes=2, y_multilabel=True)
     logits = jnp.array([[0.0, 1, 2], [3, 4, 5]])
     path = tmp_path / f"table.{suffix}"
-    command._write_predictions(path, trained, dataset, logits)
+    predict.write_predictions(path, trained, dataset, logits)
     table = dict(np.load(path)) if suffix == "npz" else None
+    if arrow is not None:
+        columns = arrow.read_table(path).to_pydict()
+        table = {name: np.array(column) for name, column in columns.items()}
     if table is None:
         header, *rows = csv.reader(path.read_text().splitlines())
         table = dict(zip(header, np.array(rows, float).T, strict=True))

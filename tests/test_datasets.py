@@ -238,14 +238,17 @@ def test_container_refuses(changes, message):
 
 
 def test_npz_optional_parts_may_be_absent(tmp_path):
-    np.savez(tmp_path / "toy.npz", **npz_arrays(x=None, unrelated=np.zeros(3)))
+    np.savez(tmp_path / "toy.npz", **npz_arrays(x=None))
     assert_same(load_hypergraph(tmp_path / "toy.npz"), toy(x=None))
+    np.savez(tmp_path / "toy.npz", **npz_arrays(y=None))
+    unlabelled = load_hypergraph(tmp_path / "toy.npz")
+    assert not unlabelled.has_label().any() and unlabelled.y.shape == (5,)
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (npz_arrays(y=None), "lacks 'y' .* file has hyperedge_idx, node_idx, num_"),
+        (npz_arrays(label=np.zeros(5, int)), "has the key 'label', which is none of a hypergraph"),
         (npz_arrays(node_idx=None), "lacks 'node_idx'"),
         ({}, "lacks 'num_nodes', .* none at all"),
         (npz_arrays(num_nodes=np.array([5])), "num_nodes: expected an integer"),

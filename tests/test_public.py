@@ -46,6 +46,7 @@ def test_options_are_in_signatures() -> None:
 
 
 ON_THE_HOST = {"implementation", "host_arrays", "batch", "batch_budget", "pack", "unbatch"}
+ON_THE_HOST |= {"load", "save", "shared_library"}
 
 
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - ON_THE_HOST))

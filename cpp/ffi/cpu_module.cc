@@ -234,8 +234,6 @@ struct Cpu {
   }
 };
 
-#define JAX_GNN_TARGET(op) {#op, handler<op<Cpu>>}
-
 namespace nb = nanobind;
 
 template <typename T>
@@ -394,6 +392,16 @@ void limit_instruction_set(const std::string& name) {
 
 }  // namespace
 
+#define JAX_GNN_TARGETS(X)                                                                  \
+  X(attention) X(attention_vjp) X(gather_rows) X(hypergraph_aggregate) X(leaky_scores)      \
+  X(leaky_sum) X(sddmm) X(sddmm_select) X(segment_matmul) X(segment_order) X(segment_outer) \
+  X(segment_reduce) X(segment_scatter) X(segment_select) X(segment_softmax)                 \
+  X(segment_softmax_tangent)
+#define JAX_GNN_HANDLER(op) JAX_GNN_SYMBOL(op, handler<op<Cpu>>)
+JAX_GNN_TARGETS(JAX_GNN_HANDLER)
+JAX_GNN_SYMBOL(edge_region_instantiate, read_region_handler<Cpu>)
+JAX_GNN_SYMBOL(edge_region_execute, region_handler<Cpu>)
+
 NB_MODULE(_cpu, m) {
   m.def("instruction_sets", &instruction_sets);
   m.def("limit_instruction_set", &limit_instruction_set);  // for tests
@@ -402,26 +410,9 @@ NB_MODULE(_cpu, m) {
   define_triples<int32_t>(m);
   define_triples<int64_t>(m);
   m.def("targets", [] {
-    nb::dict all = targets({
-        JAX_GNN_TARGET(attention),
-        JAX_GNN_TARGET(attention_vjp),
-        JAX_GNN_TARGET(gather_rows),
-        JAX_GNN_TARGET(hypergraph_aggregate),
-        JAX_GNN_TARGET(leaky_scores),
-        JAX_GNN_TARGET(leaky_sum),
-        JAX_GNN_TARGET(sddmm),
-        JAX_GNN_TARGET(sddmm_select),
-        JAX_GNN_TARGET(segment_matmul),
-        JAX_GNN_TARGET(segment_order),
-        JAX_GNN_TARGET(segment_outer),
-        JAX_GNN_TARGET(segment_reduce),
-        JAX_GNN_TARGET(segment_scatter),
-        JAX_GNN_TARGET(segment_select),
-        JAX_GNN_TARGET(segment_softmax),
-        JAX_GNN_TARGET(segment_softmax_tangent),
-    });
-    all["edge_region"] =
-        targets({{"instantiate", read_region_handler<Cpu>}, {"execute", region_handler<Cpu>}});
+    nb::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
+    all["edge_region"] = targets({{"instantiate", jax_gnn_edge_region_instantiate},
+                                  {"execute", jax_gnn_edge_region_execute}});
     return all;
   });
   m.attr("compiler") = JAX_GNN_COMPILER;

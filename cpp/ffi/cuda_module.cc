@@ -268,9 +268,6 @@ struct Cuda {
   }
 };
 
-// Handlers only launch on the given stream, so XLA may record them into command buffers.
-#define JAX_GNN_TARGET(op) {#op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>}
-
 // Edge regions have two stages. Their operands are as many as a text has.
 XLA_FFI_Error* load_walk_handler(XLA_FFI_CallFrame* frame) {
   static const auto* const bound = ffi::Ffi::BindInitialize()
@@ -294,6 +291,17 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
+#define JAX_GNN_TARGETS(X)                                                                    \
+  X(attention) X(attention_vjp) X(hypergraph_aggregate) X(leaky_scores) X(leaky_sum) X(sddmm) \
+  X(sddmm_select) X(segment_matmul) X(segment_outer) X(segment_reduce) X(segment_reduce_vjp)  \
+  X(segment_select) X(segment_softmax) X(segment_softmax_tangent)
+// Handlers only launch on the given stream, so XLA may record them into command buffers.
+#define JAX_GNN_HANDLER(op) \
+  JAX_GNN_SYMBOL(op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>)
+JAX_GNN_TARGETS(JAX_GNN_HANDLER)
+JAX_GNN_SYMBOL(edge_walk_initialize, load_walk_handler)
+JAX_GNN_SYMBOL(edge_walk_execute, edge_walk_handler)
+
 #ifdef JAX_GNN_EMULATED
 NB_MODULE(_cuda_emulated, m) {
 #else
@@ -313,23 +321,9 @@ NB_MODULE(_cuda, m) {
     return least;
   });
   m.def("targets", [] {
-    nanobind::dict all = targets({
-        JAX_GNN_TARGET(attention),
-        JAX_GNN_TARGET(attention_vjp),
-        JAX_GNN_TARGET(hypergraph_aggregate),
-        JAX_GNN_TARGET(leaky_scores),
-        JAX_GNN_TARGET(leaky_sum),
-        JAX_GNN_TARGET(sddmm),
-        JAX_GNN_TARGET(sddmm_select),
-        JAX_GNN_TARGET(segment_matmul),
-        JAX_GNN_TARGET(segment_outer),
-        JAX_GNN_TARGET(segment_reduce),
-        JAX_GNN_TARGET(segment_reduce_vjp),
-        JAX_GNN_TARGET(segment_select),
-        JAX_GNN_TARGET(segment_softmax),
-        JAX_GNN_TARGET(segment_softmax_tangent),
-    });
-    all["edge_walk"] = targets({{"initialize", load_walk_handler}, {"execute", edge_walk_handler}});
+    nanobind::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
+    all["edge_walk"] = targets(
+        {{"initialize", jax_gnn_edge_walk_initialize}, {"execute", jax_gnn_edge_walk_execute}});
     return all;
   });
 }

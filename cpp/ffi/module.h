@@ -1,4 +1,4 @@
-// What a Python module of handlers is made of.
+// What a Python module of handlers is made of, which is a plain shared library, too.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -29,3 +29,13 @@ inline nanobind::dict targets(
 }
 
 }  // namespace jax_gnn
+
+// Makes a handler the C symbol jax_gnn_NAME, for whoever loads the library without importing it
+// (docs/export.md). Not in an unnamed namespace, whose names are no symbols.
+#define JAX_GNN_SYMBOL(name, ...)                                                  \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* jax_gnn_##name( \
+      XLA_FFI_CallFrame* frame) {                                                  \
+    return __VA_ARGS__(frame);                                                     \
+  }
+// What `targets` takes of it.
+#define JAX_GNN_TARGET(name) {#name, jax_gnn_##name},

@@ -43,6 +43,7 @@ from flax_layers.training.links import (
 from flax_layers.training.loop import EpochReport, Run, TrainResult, train
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.plot import plot_learning_curves, plot_link_curves
+from flax_layers.training.predictor import Predictor, Preprocessing
 from flax_layers.training.trained import TrainedModel
 
 __all__ = [
@@ -69,6 +70,8 @@ __all__ = [
     "LinkRecipe",
     "LinkReport",
     "LinkResult",
+    "Predictor",
+    "Preprocessing",
     "RGATConfig",
     "RGCNConfig",
     "RGCNLinkConfig",

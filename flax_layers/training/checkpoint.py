@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
+import json
 import os
 import textwrap
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +19,52 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import flax_layers
 from flax_layers import AttentionOptions, HeteroModel, LinearOptions, Stack
 from flax_layers._attention import AttentionConvolution
 from flax_layers.training.data import Fingerprint, Numbering
 from flax_layers.training.links import LINK_RECIPES, LinkIndex, TrainedLinks, make_link_model
 from flax_layers.training.models import RECIPES, Recipe
+from flax_layers.training.predictor import Predictor, Preprocessing
 from flax_layers.training.trained import TrainedModel, stack_of
+from jax_gnn import __version__
 from jax_gnn.datasets import RelationalDataset, Split
 
 INDEX = "index.npz"  # of models that predict edges
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
+KEPT = nnx.Not(nnx.RngState)  # the variables that a checkpoint has
 
 
-def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | TrainedLinks) -> None:
-    """Writes a trained model; replaces a checkpoint that is there.
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    trained: Predictor | nnx.Module,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    mean: Any = None,
+    std: Any = None,
+    rows: str = "none",
+) -> None:
+    """Writes a model; replaces a checkpoint that is there.
 
     Args:
         path: Folder of the checkpoint.
-        trained: Such as `TrainResult.trained` or `LinkResult.trained`.
+        trained: Such as `TrainResult.trained`, `LinkResult.trained`, or any module.
+        arguments: See `jax_gnn.save`, which this is; so for all that follow.
+        mean: Of the columns of features.
+        std: Likewise.
+        rows: What becomes of their rows.
 
     Raises:
-        ValueError: The model's precision is not a `jax.lax.Precision` or the name of one.
+        TypeError: `trained` is no model, or `arguments` are not what JSON has.
+        ValueError: The model's precision is not a `jax.lax.Precision` or the name of one, the
+            preprocessing is not as it should be, or given of what has one.
     """
     import orbax.checkpoint as ocp  # takes seconds to import
 
     path = Path(path).absolute()
-    params = nnx.to_pure_dict(nnx.state(trained.model, nnx.Param))
-    describe: Any = _link_description if isinstance(trained, TrainedLinks) else _description
-    description = describe(trained)
+    predictor = _predictor(trained, mean, std, rows)
+    description = _description(predictor, arguments)
+    params = nnx.to_pure_dict(nnx.state(predictor.model, KEPT))
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             path,
@@ -59,27 +80,50 @@ def save_checkpoint(path: str | os.PathLike[str], trained: TrainedModel | Traine
     (path / SUMS).write_text("".join(sums))
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Any:
+def _predictor(trained: Any, mean: Any, std: Any, rows: Any) -> Predictor:
+    """A model and what becomes of its features."""
+    given = {"mean": mean, "std": std, "rows": None if rows == "none" else rows}
+    named = [name for name, value in given.items() if value is not None]
+    if isinstance(trained, Predictor):
+        if named:
+            raise ValueError(f"{named[0]} must not be given of a model that has its preprocessing")
+        return trained
+    if not isinstance(trained, nnx.Module):
+        raise TypeError(
+            f"model must be a flax.nnx.Module, or what jax_gnn.load or a training returns, got "
+            f"{type(trained).__name__}"
+        )
+    return Predictor(trained, preprocessing=Preprocessing.of(mean, std, rows))
+
+
+class _Other(ValueError):
+    """What a checkpoint holds is not what it is taken for."""
+
+
+def load_checkpoint(path: str | os.PathLike[str], model: Any = None) -> Any:
     """Reads a model that `save_checkpoint` wrote.
 
     Args:
         path: Folder of the checkpoint.
+        model: What makes a model of a class that is not this package's: see `jax_gnn.load`.
 
     Returns:
-        A `TrainedModel`, ready to predict, on the default device; of link prediction a
-        `TrainedLinks`. Of a checkpoint of an older version it lacks what that did not keep, and a
-        warning says so.
+        A `Predictor`, on the default device: of a training a `TrainedModel`, of one of link
+        prediction a `TrainedLinks`. Of a checkpoint of an older version it lacks what that did not
+        keep, and a warning says so.
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: The folder holds no checkpoint of a model, or a file of it is missing or is not
-            what was written.
+        ValueError: The folder holds no checkpoint of a model, or one of another, or a file of it is
+            missing or is not what was written.
     """
     path = Path(path).absolute()
     if not path.is_dir():
         raise FileNotFoundError(f"no checkpoint folder {path}")
     try:
-        trained, missing = _load(path)
+        trained, missing = _load(path, model)
+    except _Other as error:
+        raise ValueError(f"{path} {error}") from None
     # Orbax, its storage, JAX and the models raise all kinds of errors for what they cannot read.
     except Exception as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
@@ -92,7 +136,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Any:
     return trained
 
 
-def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
+def _load(path: Path, given: Any) -> tuple[Predictor, list[str]]:
     """Reads a checkpoint; also returns what it lacks."""
     import orbax.checkpoint as ocp
 
@@ -103,23 +147,12 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
         description = checkpointer.restore(
             path, args=ocp.args.Composite(config=ocp.args.JsonRestore())
         ).config
-        name = description["model"]
-        if name not in RECIPES and name not in LINK_RECIPES:
-            known = ", ".join([*RECIPES, *LINK_RECIPES])
-            raise ValueError(f"its model is {name!r:.80}, which is none of {known}")
-
-        def make_model() -> Any:
-            if name in LINK_RECIPES:
-                config = LINK_RECIPES[name].config(**description["training"])
-                names = "num_nodes", "num_relations", "in_features"
-                return make_link_model(config, *map(description.get, names))
-            arguments = {key: _tuples(given) for key, given in description["arguments"].items()}
-            model = RECIPES[name].model(**arguments, rngs=nnx.Rngs(0))
-            sizes = description.get("inputs")
-            return HeteroModel(sizes, model, rngs=nnx.Rngs(0)) if sizes else model
-
+        make_model = _maker(description, given)
         # Nothing is allocated before it is known that the parameters have these shapes.
-        abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_model), nnx.Param))
+        shapes = nnx.eval_shape(make_model)
+        abstract = nnx.to_pure_dict(nnx.state(shapes, KEPT))
+        if "class" in description:
+            _check_variables(description, shapes)
         # Maps of node types were once kept by name.
         names = None if "numbering" in description else description.get("inputs")
         if names:
@@ -136,17 +169,119 @@ def _load(path: Path) -> tuple[TrainedModel | TrainedLinks, list[str]]:
         maps = params["input"]["layers"]
         params["input"]["layers"] = {"members": {i: maps[name] for i, name in enumerate(names)}}
     model = make_model()
-    state = nnx.state(model, nnx.Param)
+    state = nnx.state(model, KEPT)
     nnx.replace_by_pure_dict(state, params)
     nnx.update(model, state)
     model.eval()
     if "version" not in description:
-        return _older(description, RECIPES[name], model)
+        return _older(description, RECIPES[description["model"]], model)
     if not (path / SUMS).exists():
         raise ValueError(f"{SUMS} is missing")
-    if name in LINK_RECIPES:
+    if "class" in description:
+        kept = Preprocessing.of(**description["preprocessing"])
+        return Predictor(model, preprocessing=kept), []
+    if description["model"] in LINK_RECIPES:
         return _trained_links(description, model, path / INDEX), _unnamed(description)
-    return _trained(description, RECIPES[name], model), _unnamed(description)
+    return _trained(description, model), _unnamed(description)
+
+
+def _maker(description: dict[str, Any], given: Any) -> Callable[[], Any]:
+    """What makes the model that a checkpoint holds, with parameters that do not matter.
+
+    A name in a file names classes of this package alone.
+    """
+    if "class" in description:
+        name, arguments = description["class"], description["arguments"]
+        if name == "own":
+            if given is None:
+                raise _Other(
+                    f"holds a {description['type']}, a class that this package does not know: "
+                    "load it with jax_gnn.load(path, model), where model is what makes one"
+                )
+            return functools.partial(_made_by, given, arguments or {})
+        if given is None:
+            return functools.partial(_made, name, arguments)
+    else:
+        name = description["model"]
+        if name not in RECIPES and name not in LINK_RECIPES:
+            known = ", ".join([*RECIPES, *LINK_RECIPES])
+            raise ValueError(f"its model is {name!r:.80}, which is none of {known}")
+    if given is not None:
+        raise _Other(f"holds a {name}, which is made without model; got model={_name(given)}")
+    if name in LINK_RECIPES:
+        config = LINK_RECIPES[name].config(**description["training"])
+        names = "num_nodes", "num_relations", "in_features"
+        sizes: list[Any] = [description.get(each) for each in names]
+        return functools.partial(make_link_model, config, *sizes)
+    arguments, inputs = description["arguments"], description.get("inputs")
+    name = RECIPES[name].model.__name__
+    if inputs:
+        of_model = {"class": name, "arguments": arguments}
+        name, arguments = "HeteroModel", {"in_features": inputs, "model": of_model}
+    return functools.partial(_made, name, arguments)
+
+
+def _made(name: str, arguments: dict[str, Any]) -> Any:
+    """A model of this package."""
+    kind = getattr(flax_layers, name) if name in flax_layers.__all__ else None
+    if not (isinstance(kind, type) and issubclass(kind, nnx.Module)):
+        raise ValueError(f"its class is {name!r:.80}, which is no model of flax_layers")
+
+    def value(given: Any) -> Any:
+        if isinstance(given, dict) and "class" in given:
+            return _made(given["class"], given["arguments"])
+        return _tuples(given)
+
+    make: Callable[..., Any] = kind
+    return make(**{key: value(given) for key, given in arguments.items()}, rngs=nnx.Rngs(0))
+
+
+def _made_by(given: Any, arguments: dict[str, Any]) -> Any:
+    """A model of a class of the caller's."""
+    if isinstance(given, nnx.Module):
+        return nnx.clone(given)
+    if not callable(given):
+        raise _Other(f"needs a model that is or makes a flax.nnx.Module, got {_name(given)}")
+    try:
+        # Classes of modules hide the signature of their initialisation.
+        init = inspect.getattr_static(given, "__init__") if isinstance(given, type) else given
+        takes_rngs = "rngs" in inspect.signature(init).parameters
+        made = given(**arguments, **({"rngs": nnx.Rngs(0)} if takes_rngs else {}))
+    except Exception as error:  # the caller's code
+        raise _Other(
+            f"was saved with the arguments {arguments}, of which model={_name(given)} makes "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, nnx.Module):
+        raise _Other(f"needs a model that is or makes a flax.nnx.Module, got {_name(given)}")
+    return made
+
+
+def _name(given: Any) -> str:
+    return getattr(given, "__qualname__", type(given).__name__)
+
+
+def _variables(model: Any) -> dict[str, str]:
+    """Shapes and dtypes by path."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(nnx.state(model, KEPT)))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype}{[*x.shape]}"
+        for path, x in leaves
+    }
+
+
+def _check_variables(description: dict[str, Any], model: Any) -> None:
+    """Compares what was saved with a model that was made."""
+    saved, made = description["variables"], _variables(model)
+    if saved == made and description["type"] == type(model).__qualname__:
+        return
+    known = [name for name in saved if saved[name] != made.get(name)]
+    name = [*known, *(made.keys() - saved.keys()), None][0]
+    what = ""
+    if name is not None:
+        there, here = (each.get(name, "nothing") for each in (saved, made))
+        what = f": {name} is {there} in the checkpoint, {here} in the model"
+    raise _Other(f"holds a {description['type']}, got a {type(model).__qualname__}{what}")
 
 
 def _unnamed(description: dict[str, Any]) -> list[str]:
@@ -178,8 +313,49 @@ def _check_sums(path: Path) -> None:
             raise ValueError(f"{name} is not what was written")
 
 
-def _description(trained: TrainedModel) -> dict[str, Any]:
+def _description(trained: Predictor, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """All but the parameters, as JSON values."""
+    if isinstance(trained, TrainedModel | TrainedLinks):
+        if arguments is not None:
+            raise ValueError("arguments must not be given of a model that was trained by a recipe")
+        describe: Any = _recipe_description
+        if isinstance(trained, TrainedLinks):
+            describe = _link_description
+        return describe(trained)
+    preprocessing = trained.preprocessing or Preprocessing()
+    return {
+        "version": __version__,
+        **_class_description(trained.model, arguments),
+        "type": type(trained.model).__qualname__,
+        "variables": _variables(trained.model),
+        "preprocessing": preprocessing.as_json(),
+    }
+
+
+def _class_description(model: Any, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What makes a model again."""
+    name = type(model).__name__
+    ours = getattr(flax_layers, name, None) is type(model)
+    if ours and isinstance(model, Stack):
+        return {"class": name, "arguments": _arguments(model)}
+    if ours and isinstance(model, HeteroModel):
+        inner = _class_description(model.model, None)
+        if inner["class"] != "own":
+            sizes = {"in_features": dict(model.in_features), "edge_types": model.edge_types}
+            return {"class": name, "arguments": sizes | {"model": inner}}
+    given = None if arguments is None else dict(arguments)
+    try:
+        if json.loads(json.dumps(given)) != given:
+            raise TypeError("lists and text as keys are what JSON has")
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"arguments must be what JSON has, got {arguments!r:.200}: {error}"
+        ) from None
+    return {"class": "own", "arguments": given}
+
+
+def _recipe_description(trained: TrainedModel) -> dict[str, Any]:
+    """Of a model that was trained by a recipe."""
     split, data, names = trained.split, trained.data, trained.label_names
     return {
         "version": trained.version,
@@ -225,12 +401,12 @@ def _trained_links(description: dict[str, Any], model: Any, index: Path) -> Trai
     )
 
 
-def _trained(description: dict[str, Any], recipe: Recipe, model: Stack) -> TrainedModel:
+def _trained(description: dict[str, Any], model: Any) -> TrainedModel:
     """What `_description` was made of."""
     split, data, names = (description[key] for key in ("split", "data", "label_names"))
     return TrainedModel(
         model,
-        recipe.config(**description["training"]),
+        RECIPES[description["model"]].config(**description["training"]),
         data=data and Fingerprint(**data),
         label_names=None if names is None else tuple(names),
         split=split and Split(**{part: np.array(ids, np.int32) for part, ids in split.items()}),
@@ -247,8 +423,8 @@ def _older(
     missing = ["the split", "the names of the labels", "what its data are recognised by"]
     training = description.get("training")
     known = {field.name for field in dataclasses.fields(recipe.config)}
-    later = {"edge_weight", "scaling"}
-    if isinstance(training, dict) and known - later <= training.keys() <= known:
+    preprocessed = {"features", "feature_normalization"}
+    if isinstance(training, dict) and preprocessed <= training.keys() <= known:
         config = recipe.config(**training)
     else:
         missing.insert(0, f"the preprocessing (that of {recipe.config.__name__}() is used)")

@@ -1,25 +1,21 @@
-"""``jax-gnn train`` and ``jax-gnn predict``: `jax_gnn.cli` finds them by their entry points."""
+"""``jax-gnn train``: `jax_gnn.cli` finds it by its entry point."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import functools
 import importlib.util
 import json
 import math
 import sys
-import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from flax_layers.training import (
@@ -31,7 +27,6 @@ from flax_layers.training import (
     Recipe,
     Run,
     TrainedLinks,
-    TrainedModel,
     TrainResult,
     check_dataset,
     load_checkpoint,
@@ -54,10 +49,6 @@ from jax_gnn.datasets import (
 from jax_gnn.extend import Implementation, status
 
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
-PREDICT_EXTRA = ("orbax",)
-
-
-# -------------------------------------------------------------------------------------------- train
 
 
 def _parser_of(number: Number) -> Callable[[str], float]:
@@ -166,7 +157,8 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     _add_settings(recipe.config, groups, "checkpoint, plot and results")
 
 
-def _require(purpose: str, packages: Iterable[str]) -> None:
+def require(purpose: str, packages: Iterable[str]) -> None:
+    """Says which packages of the extra "train" are missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"{purpose} needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
@@ -188,7 +180,8 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def _blame_data() -> Iterator[None]:
+def blame_data() -> Iterator[None]:
+    """Names the argument in errors about data."""
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
@@ -196,7 +189,8 @@ def _blame_data() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _blame_output(path: Path) -> Iterator[None]:
+def blame_output(path: Path) -> Iterator[None]:
+    """Likewise about what is written."""
     try:
         yield
     except OSError as error:
@@ -204,7 +198,7 @@ def _blame_output(path: Path) -> Iterator[None]:
 
 
 def _make_folder(path: Path) -> None:
-    with _blame_output(path):
+    with blame_output(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
@@ -324,11 +318,11 @@ def _tell_notes(dataset: NodeDataset, config: Any) -> None:
 
 
 def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
-    _require("training", TRAIN_EXTRA)
-    with _blame_data():
+    require("training", TRAIN_EXTRA)
+    with blame_data():
         dataset = recipe.load(args.data)
     config = _settings_of(recipe.config, args, dataset)
-    with _blame_data():
+    with blame_data():
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
@@ -509,18 +503,20 @@ class _LinkProgress(_Progress):
             print(f"{number}: {loss}, {text}", file=sys.stderr, flush=True)
 
 
-def _percent(metrics: dict[str, float]) -> list[str]:
+def percent(metrics: dict[str, float]) -> list[str]:
+    """Cells of a table."""
     return [f"{100 * metrics[name]:.2f} %" for name in METRICS if name in metrics]
 
 
-def _metric_names(metrics: dict[str, float]) -> list[str]:
+def metric_names(metrics: dict[str, float]) -> list[str]:
+    """Their titles."""
     return [text for name, text in METRICS.items() if name in metrics]
 
 
 def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
-    _require("training", TRAIN_EXTRA)
+    require("training", TRAIN_EXTRA)
     config = _settings_of(recipe.config, args)
-    with _blame_data():
+    with blame_data():
         dataset = recipe.load(args.data)
         task = link_task(dataset, config)
     if not has_edge_split(dataset):
@@ -564,9 +560,9 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     results.write_text(json.dumps(summary, indent=2) + "\n")
     best = f"(epoch {result.epochs[result.best]})"
     rows = [
-        ["", *_metric_names(result.test), ""],
-        ["validation", *_percent(result.valid[result.best]), best],
-        ["test", *_percent(result.test), ""],
+        ["", *metric_names(result.test), ""],
+        ["validation", *percent(result.valid[result.best]), best],
+        ["test", *percent(result.test), ""],
     ]
     print(table(rows))
     print(f"\n  {1e3 * step:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
@@ -580,191 +576,3 @@ def _run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     ]
     print(table(rows))
     return 0
-
-
-# ------------------------------------------------------------------------------------------ predict
-
-PARTS = {"train": "training", "valid": "validation", "test": "test"}
-
-
-def _table_file(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".csv", ".npz"):
-        raise argparse.ArgumentTypeError(f"expected a .csv or .npz file, got {text!r}")
-    return path
-
-
-def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="folder that jax-gnn train wrote, such as runs/gcn-cora/checkpoint",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="digits|FILE|FOLDER",
-        help="what to predict on, as of jax-gnn train: the data of the training, or others of the "
-        "same features (may be left out after training on the built-in digits)",
-    )
-    parser.add_argument(
-        "--output",
-        type=_table_file,
-        metavar="FILE",
-        help="a .csv or .npz file to write, with node, label and probability for each node, or "
-        "ranks for each edge",
-    )
-
-
-@contextlib.contextmanager
-def _tell_warnings() -> Iterator[None]:
-    """Tells each warning once, on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    told = (str(each.message) for each in caught if issubclass(each.category, UserWarning))
-    for message in dict.fromkeys(told):
-        print(f"jax-gnn: warning: {message}", file=sys.stderr)
-
-
-def _load_trained(path: Path) -> Any:
-    """Loads a checkpoint; what it lacks is told on stderr."""
-    try:
-        with _tell_warnings():
-            return load_checkpoint(path)
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-
-
-def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
-    if path is not None:
-        return path
-    if trained.data is None:
-        raise UserError("--data is needed: the checkpoint does not say what it was trained on")
-    if trained.data.name != "digits":
-        raise UserError(f"--data is needed: the model was trained on {trained.data.name!r}")
-    return "digits"
-
-
-def _origin(trained: TrainedModel | TrainedLinks, dataset: Any) -> str:
-    """What the data are to the model."""
-    if trained.data is None:
-        return "not known to be those of the training"
-    different = trained.differences(dataset)
-    origin = f"other {', '.join(different)} than in training" if different else "as in training"
-    by_name = trained.renumbered(dataset).dataset is not dataset
-    return f"{origin}, numbers matched by name" if by_name else origin
-
-
-def _accuracy_rows(
-    trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
-) -> Iterator[list[str]]:
-    accuracies = trained.accuracies(dataset, logits)
-    for part, ids in trained.parts(dataset).items():
-        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
-        nodes = f"({len(ids)} nodes)" if part in PARTS else f"(all {len(ids)} labelled nodes)"
-        yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
-    if not accuracies:
-        yield ["accuracy", "unknown", "(no node has a label)"]
-
-
-def _write_predictions(
-    path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
-) -> None:
-    """Writes names of nodes and labels where there are any, numbers elsewhere."""
-    names, nodes = trained.label_names, dataset.node_names
-    logits = logits.astype(jnp.float32)
-    columns: dict[str, Any] = {}
-    if getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
-        several = np.asarray(jax.nn.sigmoid(logits)).T
-        columns |= zip(names or map(str, range(len(several))), several, strict=True)
-    else:
-        label = np.asarray(logits.argmax(axis=1))
-        columns["label"] = label if names is None else np.array(names)[label]
-        columns["probability"] = np.asarray(jax.nn.softmax(logits, axis=1).max(axis=1))
-    first = "node"
-    while first in columns:  # a class has this name
-        first += " id"
-    numbers = np.arange(dataset.num_nodes) if nodes is None else np.array(nodes)
-    _write_table(path, {first: numbers} | columns)
-
-
-def _write_table(path: Path, columns: dict[str, Any]) -> None:
-    with _blame_output(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".npz":
-            # Not by np.savez, whose own arguments may be names of columns.
-            with zipfile.ZipFile(path, "w") as archive:
-                for name, column in columns.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, np.asarray(column), allow_pickle=False)
-        else:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
-
-
-def _run_predict(args: argparse.Namespace) -> int:
-    _require("predicting", PREDICT_EXTRA)
-    trained = _load_trained(args.checkpoint)
-    path = _data_of(trained, args.data)
-    if isinstance(trained, TrainedLinks):
-        return _rank_links(trained, path, args.output)
-    with _blame_data(), _tell_warnings():
-        dataset = trained.recipe.load(path)
-        logits = trained.predict(dataset)
-    source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
-    rows = [
-        ["model", trained.config.model, source],
-        ["data", dataset.name, f"({_origin(trained, dataset)})"],
-        *_accuracy_rows(trained, dataset, logits),
-    ]
-    if args.output:
-        _write_predictions(args.output, trained, dataset, logits)
-        rows.append(["predictions", str(args.output), ""])
-    print(table(rows))
-    return 0
-
-
-def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
-    with _blame_data(), _tell_warnings():
-        dataset = LINK_RECIPES[trained.config.model].load(path)
-        found = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
-        columns = trained.table(dataset) if output else {}
-    print(
-        table(
-            [
-                ["model", trained.config.model, f"(trained on {trained.data.name})"],
-                ["data", dataset.name, f"({_origin(trained, dataset)})"],
-            ]
-        )
-    )
-    rows = [["", *_metric_names(found["test"])]]
-    for part, metrics in found.items():
-        rows.append([{"val": "validation"}.get(part, part), *_percent(metrics)])
-    print(table(rows))
-    if output is not None:
-        _write_table(output, columns)
-        print(table([["test edges", str(output), ""]]))
-    return 0
-
-
-def add_predict(commands: Commands) -> None:
-    """Adds ``predict``."""
-    parser = add_command(
-        commands,
-        "predict",
-        help="predict with a model that was trained",
-        description="Predicts the labels of nodes with a model that jax-gnn train wrote, after the "
-        "same\npreprocessing. On the data of the training, accuracies are those of its split, as\n"
-        "training recorded them; on other data, there is one, of all nodes that have a label.\n"
-        "After training for link prediction it ranks validation and test edges again. Relations,\n"
-        "types and nodes are known by their names, where the data have them.\n\n"
-        "examples:\n"
-        "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
-        "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"
-        "  jax-gnn predict runs/gcn-cora/checkpoint --data new.npz --output predictions.csv",
-        run=_run_predict,
-    )
-    _add_predict_arguments(parser)

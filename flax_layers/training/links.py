@@ -39,6 +39,7 @@ from flax_layers.training.link_tasks import (
     link_task,
 )
 from flax_layers.training.loop import adam
+from flax_layers.training.predictor import Predictor
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -72,7 +73,7 @@ class Answers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TrainedLinks:
+class TrainedLinks(Predictor):
     """A model for link prediction and how it was trained, which is what a checkpoint holds.
 
     Attributes:
@@ -87,7 +88,6 @@ class TrainedLinks:
         index: What queries are answered from; likewise.
     """
 
-    model: Any
     config: LinkConfig
     data: Fingerprint
     num_relations: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -25,36 +24,55 @@ from flax_layers.training.data import (
     node_mask,
     numbered_types,
     renumbered,
+    settled,
 )
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
+from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, Split
 
 
-def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
-    """The preprocessing: what a model of these settings is fed with, in training and afterwards.
+def preprocessing_of(config: TrainConfig) -> Preprocessing:
+    """What becomes of features in a training of `settled` settings."""
+    kind = config.feature_normalization
+    if kind == "standardize":
+        pairs = {name: np.array(pair, np.float32) for name, pair in (config.scaling or {}).items()}
+        mean, std = ({name: jnp.asarray(pair[i]) for name, pair in pairs.items()} for i in (0, 1))
+        return Preprocessing(mean.get("", mean), std.get("", std))
+    return Preprocessing(rows="row" if kind == "row" else "none")
+
+
+def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, Any]:
+    """What a predictor of these settings is called with.
 
     Args:
         dataset: Structure and features; generated features may look at its labels.
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and what `node_features` gives, on the device; where the settings
-        weigh edges, their weights, too.
+        "graph", a graph or hypergraph; "x", features as `node_features` gives them, but not yet
+        normalised; and where the settings weigh edges, "edge_weight"; on the device.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
-    x = jax.tree.map(jnp.asarray, node_features(dataset, config))
+    x = node_features(dataset, dataclasses.replace(config, feature_normalization="none"))
     graph = recipe.structure(dataset, config)
+    inputs = {"graph": graph, "x": jax.tree.map(jnp.asarray, x)}
     if not getattr(config, "edge_weight", False):
-        return graph, x
+        return inputs
     weight = getattr(dataset, "edge_weight", None)
     if weight is None:
         raise ValueError(f"dataset {dataset.name!r} has no edge_weight, which the model takes")
-    return graph, x, graph.edge_values(weight)
+    return inputs | {"edge_weight": graph.edge_values(weight)}
+
+
+def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
+    """What a model of these settings is trained on: `raw_inputs` after the preprocessing."""
+    graph, x, *weights = raw_inputs(dataset, config).values()
+    return graph, preprocessed(preprocessing_of(settled(dataset, config)), x), *weights
 
 
 def in_features(graph: Any, x: Any) -> Any:
@@ -132,13 +150,8 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     return masked_mean(right.astype(jnp.float32), mask)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, graph: Any, *inputs: Any) -> Array:
-    return nnx.merge(graphdef, state)(graph, *inputs, deterministic=True)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class TrainedModel:
+class TrainedModel(Predictor):
     """A model and how it was trained, which is what a checkpoint holds.
 
     A checkpoint that an older version wrote leaves None what it did not keep.
@@ -147,6 +160,7 @@ class TrainedModel:
         model: The model, in evaluation mode: a `Stack`, or where features are by type one after a
             `HeteroModel`. It takes graphs and features that are preprocessed
             already; `predict` takes datasets.
+        preprocessing: None is replaced by that of `config`.
         config: Settings of the training, among them the preprocessing.
         data: What the dataset of the training is recognised by.
         label_names: The names of its classes; None also where it has none.
@@ -159,7 +173,6 @@ class TrainedModel:
         TypeError: The model is none that can be trained, or not the one that the settings are of.
     """
 
-    model: Any
     config: TrainConfig
     data: Fingerprint | None = None
     label_names: tuple[str, ...] | None = None
@@ -169,6 +182,8 @@ class TrainedModel:
     numbering: Numbering | None = None
 
     def __post_init__(self) -> None:
+        if self.preprocessing is None:
+            object.__setattr__(self, "preprocessing", preprocessing_of(self.config))
         models = [recipe.model for recipe in RECIPES.values()]
         kind = type(stack_of(self.model))
         if kind not in models:
@@ -212,7 +227,8 @@ class TrainedModel:
             )
         recipe_of(self.config, dataset)
         own = self.renumbered(dataset)
-        graph, x, *weights = model_inputs(self._with_own_classes(own.dataset), self.config)
+        inputs = raw_inputs(self._with_own_classes(own.dataset), self.config)
+        graph, x = inputs["graph"], inputs["x"]
         if (given := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
@@ -223,7 +239,7 @@ class TrainedModel:
         unsaid = own.unnamed and self.numbering is not None
         if unsaid and (self.data is None or "structure" in self.differences(dataset)):
             own.warn()
-        logits = _apply(*nnx.split(self.model), graph, x, *weights)
+        logits = self(**inputs)
         return logits if own.dataset is dataset else logits[np.argsort(own.order)]
 
     def differences(self, dataset: NodeDataset) -> tuple[str, ...]:

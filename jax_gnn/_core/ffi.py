@@ -101,6 +101,31 @@ def status() -> list[PlatformStatus]:
     return list(STATUS.values())
 
 
+@public
+def shared_library(platform: Platform = "cpu") -> str:
+    """The file of the kernels of a platform, for processes without this package.
+
+    Each custom call of an exported program is a C symbol of it, ``jax_gnn_segment_reduce`` and the
+    like, which `jax.ffi.pycapsule` makes a handler: docs/export.md shows how.
+
+    Args:
+        platform: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ValueError: the platform is another one, or there are no kernels for it here.
+
+    Example:
+        >>> import ctypes
+        >>> library = ctypes.CDLL(shared_library())
+        >>> handler = jax.ffi.pycapsule(library.jax_gnn_segment_reduce)
+    """
+    if not isinstance(platform, str) or platform not in STATUS:
+        raise ValueError(f"platform must be one of {get_args(Platform)}, got {platform!r}")
+    if not STATUS[platform].available:
+        raise ValueError(f"platform {platform!r} has no kernels here: {STATUS[platform].reason}")
+    return str(_load(f"_{platform}").__file__)
+
+
 # --- Choice of the implementation ----------------------------------------------------------------
 
 # A user context is part of the keys of JAX's caches, so that a change retraces what was jitted

@@ -46,19 +46,19 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
     """Reads a hypergraph from a ``.npz`` file of plain arrays.
 
     The keys are the fields of :class:`HypergraphDataset` less its name, which is the file's:
-    ``num_nodes``, ``num_hyperedges``, ``node_idx``, ``hyperedge_idx`` and ``y`` must be there, the
-    others may; other keys are ignored. Features may also be sparse, as CSR arrays ``x_data``,
-    ``x_indices``, ``x_indptr`` and ``x_shape``: they become a dense float32 ``x``, with duplicate
-    entries summed. Duplicate incidences are removed.
+    ``num_nodes``, ``num_hyperedges``, ``node_idx`` and ``hyperedge_idx`` must be there, the others
+    may, ``y`` also: without it no node has a label. Features may also be sparse, as CSR arrays
+    ``x_data``, ``x_indices``, ``x_indptr`` and ``x_shape``: they become a dense float32 ``x``, with
+    duplicate entries summed. Duplicate incidences are removed.
 
     Args:
         path: the file; it is read without pickle.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no ``.npz`` file or damaged, lacks a key, holds an object array, is
-            compressed otherwise than by ``numpy.savez_compressed``, takes too much memory (see
-            :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
+        ValueError: it is no ``.npz`` file or damaged, lacks a key or has another, holds an object
+            array, is compressed otherwise than by ``numpy.savez_compressed``, takes too much memory
+            (see :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
     return _load(as_path("path", path), HypergraphDataset, "hypergraph")
 
@@ -66,8 +66,8 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
 def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
     """Reads a graph from a ``.npz`` file of plain arrays.
 
-    As :func:`load_npz`, with the fields of :class:`GraphDataset`: ``num_nodes``, ``src``, ``dst``
-    and ``y`` must be there.
+    As :func:`load_npz`, with the fields of :class:`GraphDataset`: ``num_nodes``, ``src`` and
+    ``dst`` must be there.
 
     Args:
         path: the file; it is read without pickle.
@@ -182,13 +182,23 @@ def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
     require_file(path, "a .npz file")
     own = "name", "format"
     fields = [field for field in dataclasses.fields(dataset) if field.name not in own]
-    optional = {field.name for field in fields if field.default is None}
+    optional = {field.name for field in fields if field.default is None} | {"y"}
     required = [field.name for field in fields if field.name not in optional]
     memory = Memory(path)
     with _open(path) as archive:
         arrays = _arrays(path, archive, required, optional, what, memory)
+        given = {member.filename.removesuffix(".npy") for member in archive.infolist()}
+    if unknown := sorted(given - {*required, *optional, *_CSR}):
+        raise ValueError(
+            f"{path}: has the key {unknown[0]!r}, which is none of a {what} dataset: "
+            f"{', '.join([*required, *sorted(optional | {*_CSR})])}"
+        )
     with blame(path):
         _make_dense(arrays, memory)
+        if "y" not in arrays:
+            size = check_size("num_nodes", arrays["num_nodes"])
+            memory.claim("num_nodes", size * ID_BYTES)
+            arrays["y"] = np.full(size, -1, np.int32)
         result = dataset(name=path.stem, **arrays)
         if isinstance(result, HypergraphDataset):
             memory.claim("num_hyperedges", result.num_hyperedges * ID_BYTES)

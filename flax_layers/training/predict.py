@@ -1,0 +1,257 @@
+"""``jax-gnn predict``: `jax_gnn.cli` finds it by its entry point."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import importlib.util
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flax_layers.training import LINK_RECIPES, TrainedLinks, TrainedModel, load_checkpoint
+from flax_layers.training.command import blame_data, blame_output, metric_names, percent, require
+from jax_gnn.cli import Commands, UserError, add_command, table
+from jax_gnn.datasets import NodeDataset
+
+PREDICT_EXTRA = ("orbax",)
+
+PARTS = {"train": "training", "valid": "validation", "test": "test"}
+
+
+def _table_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".csv", ".npz", ".parquet"):
+        raise argparse.ArgumentTypeError(f"expected a .csv, .npz or .parquet file, got {text!r}")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise argparse.ArgumentTypeError(f"{text!r} needs pyarrow; run: pip install pyarrow")
+    return path
+
+
+def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="folder that jax-gnn train wrote, such as runs/gcn-cora/checkpoint",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|FILE|FOLDER",
+        help="what to predict on, as of jax-gnn train: the data of the training, or others of the "
+        "same features (may be left out after training on the built-in digits)",
+    )
+    parser.add_argument(
+        "--query",
+        metavar="SRC,REL,?",
+        help="of a model that predicts edges: the nodes that most likely are in the place of the "
+        "question mark; NODE,? where edges have no relations",
+    )
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="how many nodes a query asks for"
+    )
+    parser.add_argument(
+        "--output",
+        type=_table_file,
+        metavar="FILE",
+        help="a .csv, .npz or .parquet file to write, with node, label and probability for each "
+        "node, or ranks for each edge",
+    )
+
+
+@contextlib.contextmanager
+def _tell_warnings() -> Iterator[None]:
+    """Tells each warning once, on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    told = (str(each.message) for each in caught if issubclass(each.category, UserWarning))
+    for message in dict.fromkeys(told):
+        print(f"jax-gnn: warning: {message}", file=sys.stderr)
+
+
+def _load_trained(path: Path) -> Any:
+    """Loads a checkpoint; what it lacks is told on stderr."""
+    try:
+        with _tell_warnings():
+            return load_checkpoint(path)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
+    if path is not None:
+        return path
+    if trained.data is None:
+        raise UserError("--data is needed: the checkpoint does not say what it was trained on")
+    if trained.data.name != "digits":
+        raise UserError(f"--data is needed: the model was trained on {trained.data.name!r}")
+    return "digits"
+
+
+def _origin(trained: TrainedModel | TrainedLinks, dataset: Any) -> str:
+    """What the data are to the model."""
+    if trained.data is None:
+        return "not known to be those of the training"
+    different = trained.differences(dataset)
+    origin = f"other {', '.join(different)} than in training" if different else "as in training"
+    by_name = trained.renumbered(dataset).dataset is not dataset
+    return f"{origin}, numbers matched by name" if by_name else origin
+
+
+def _accuracy_rows(
+    trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
+) -> Iterator[list[str]]:
+    accuracies = trained.accuracies(dataset, logits)
+    for part, ids in trained.parts(dataset).items():
+        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
+        nodes = f"({len(ids)} nodes)" if part in PARTS else f"(all {len(ids)} labelled nodes)"
+        yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
+    if not accuracies:
+        yield ["accuracy", "unknown", "(no node has a label)"]
+
+
+def write_predictions(
+    path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
+) -> None:
+    """Writes names of nodes and labels where there are any, numbers elsewhere."""
+    names, nodes = trained.label_names, dataset.node_names
+    logits = logits.astype(jnp.float32)
+    columns: dict[str, Any] = {}
+    if getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
+        several = np.asarray(jax.nn.sigmoid(logits)).T
+        columns |= zip(names or map(str, range(len(several))), several, strict=True)
+    else:
+        label = np.asarray(logits.argmax(axis=1))
+        columns["label"] = label if names is None else np.array(names)[label]
+        columns["probability"] = np.asarray(jax.nn.softmax(logits, axis=1).max(axis=1))
+    first = "node"
+    while first in columns:  # a class has this name
+        first += " id"
+    numbers = np.arange(dataset.num_nodes) if nodes is None else np.array(nodes)
+    _write_table(path, {first: numbers} | columns)
+
+
+def _write_table(path: Path, columns: dict[str, Any]) -> None:
+    with blame_output(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".npz":
+            # Not by np.savez, whose own arguments may be names of columns.
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, column in columns.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.asarray(column), allow_pickle=False)
+        elif path.suffix == ".parquet":
+            arrow = importlib.import_module("pyarrow")
+            # Text of numpy is nothing that Arrow knows, lists of it are.
+            made = {
+                name: arrow.array(column.tolist() if column.dtype.kind == "U" else column)
+                for name, column in columns.items()
+            }
+            importlib.import_module("pyarrow.parquet").write_table(arrow.table(made), path)
+        else:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _run_predict(args: argparse.Namespace) -> int:
+    require("predicting", PREDICT_EXTRA)
+    trained = _load_trained(args.checkpoint)
+    if args.query is not None:
+        return _answer(trained, args)
+    if not isinstance(trained, TrainedModel | TrainedLinks):
+        raise UserError(
+            f"{args.checkpoint} holds a {type(trained.model).__name__} that jax_gnn.save wrote and "
+            "no recipe trained: predict with it in Python, by jax_gnn.load"
+        )
+    path = _data_of(trained, args.data)
+    if isinstance(trained, TrainedLinks):
+        return _rank_links(trained, path, args.output)
+    with blame_data(), _tell_warnings():
+        dataset = trained.recipe.load(path)
+        logits = trained.predict(dataset)
+    source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
+    rows = [
+        ["model", trained.config.model, source],
+        ["data", dataset.name, f"({_origin(trained, dataset)})"],
+        *_accuracy_rows(trained, dataset, logits),
+    ]
+    if args.output:
+        write_predictions(args.output, trained, dataset, logits)
+        rows.append(["predictions", str(args.output), ""])
+    print(table(rows))
+    return 0
+
+
+def _answer(trained: Any, args: argparse.Namespace) -> int:
+    """Prints, and perhaps writes, the nodes that a query asks for."""
+    if not isinstance(trained, TrainedLinks):
+        raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
+    if args.data is not None:
+        raise UserError("--query: asks the graph of the training; leave --data out")
+    try:
+        found = trained.ask(args.query, args.top)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--query: {error}") from error
+    names = found.nodes if found.names is None else np.array(found.names)
+    rows = [
+        ["node", "score"],
+        *([str(n), f"{s:.4f}"] for n, s in zip(names, found.scores, strict=True)),
+    ]
+    print(table(rows))
+    if args.output:
+        _write_table(args.output, {"node": names, "score": found.scores})
+    return 0
+
+
+def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
+    with blame_data(), _tell_warnings():
+        dataset = LINK_RECIPES[trained.config.model].load(path)
+        found = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
+        columns = trained.table(dataset) if output else {}
+    print(
+        table(
+            [
+                ["model", trained.config.model, f"(trained on {trained.data.name})"],
+                ["data", dataset.name, f"({_origin(trained, dataset)})"],
+            ]
+        )
+    )
+    rows = [["", *metric_names(found["test"])]]
+    for part, metrics in found.items():
+        rows.append([{"val": "validation"}.get(part, part), *percent(metrics)])
+    print(table(rows))
+    if output is not None:
+        _write_table(output, columns)
+        print(table([["test edges", str(output), ""]]))
+    return 0
+
+
+def add_predict(commands: Commands) -> None:
+    """Adds ``predict``."""
+    parser = add_command(
+        commands,
+        "predict",
+        help="predict with a model that was trained",
+        description="Predicts the labels of nodes with a model that jax-gnn train wrote, after the "
+        "same\npreprocessing. On the data of the training, accuracies are those of its split, as\n"
+        "training recorded them; on other data, there is one, of all nodes that have a label.\n"
+        "After training for link prediction it ranks validation and test edges again. Relations,\n"
+        "types and nodes are known by their names, where the data have them.\n\n"
+        "examples:\n"
+        "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
+        "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"
+        "  jax-gnn predict runs/gcn-cora/checkpoint --data new.npz --output predictions.csv",
+        run=_run_predict,
+    )
+    _add_predict_arguments(parser)

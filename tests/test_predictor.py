@@ -1,0 +1,284 @@
+"""Models that are saved, loaded and exported: the same bits, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import emulation
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_training
+from flax import nnx
+
+import jax_gnn
+from flax_layers import GCN, HGNN, HGT, RGCN, CompGCN, GCNConv, HeteroModel
+from flax_layers.training import RECIPES, Predictor, Preprocessing, TrainedModel
+from flax_layers.training.trained import make_model, raw_inputs
+from jax_gnn import Graph, Hypergraph
+from jax_gnn._core import ffi
+
+ROOT = Path(__file__).parents[1]
+needs_own_names = pytest.mark.skipif(emulation.WANTED, reason="emulated kernels have other names")
+CONFIG = {"splits": 1, "hidden_features": 8, "feature_normalization": "row"}
+
+
+def predictor_of(name: str) -> tuple[TrainedModel, Any, Any]:
+    """One of a recipe, and what it is called with."""
+    recipe = RECIPES[name]
+    config, dataset = recipe.config(**CONFIG), test_training.dataset_for(recipe.model)
+    inputs = raw_inputs(dataset, config)
+    model = make_model(config, *inputs.values(), dataset.num_classes, seed=0)
+    return TrainedModel(model, config), *inputs.values()
+
+
+def ring(size: int) -> Graph:
+    nodes = np.arange(size)
+    return Graph.from_edges(nodes, (nodes + 1) % size, num_nodes=size + 1)
+
+
+# --- Export --------------------------------------------------------------------------------------
+
+RUN_ALL = """
+import os, sys
+import numpy
+code, *folders = sys.argv[1:]
+for folder in folders:
+    os.chdir(folder)
+    names = {}
+    exec(code, names)
+    numpy.save("found.npy", names["y"])
+assert not {"jax_gnn", "flax_layers", "flax"} & sys.modules.keys()
+"""
+
+
+@needs_own_names
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the page registers handlers of a CPU")
+def test_exports_run_without_this_package(tmp_path: Path) -> None:
+    """Of all recipes, by the lines of the page, in a process that imports JAX alone."""
+    page = (ROOT / "docs" / "export.md").read_text()
+    (code,) = re.findall(r"^```python\n(import ctypes\n.*?)^```", page, re.M | re.S)
+    wanted = {}
+    for name in RECIPES:
+        predictor, graph, x = predictor_of(name)
+        wanted[tmp_path / name] = predictor(graph, x)
+        (tmp_path / name).mkdir()
+        predictor.export(tmp_path / name / "gcn.npz", graph, x)
+        np.savez(tmp_path / name / "arrays.npz", **predictor.arrays(graph, x))
+        os.symlink(jax_gnn.shared_library(), tmp_path / name / "kernels.so")
+    command = [sys.executable, "-P", "-c", RUN_ALL, code, *map(str, wanted)]
+    subprocess.run(command, check=True, env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    for folder, logits in wanted.items():
+        found = np.load(folder / "found.npy")
+        assert np.isfinite(found).all()
+        np.testing.assert_array_equal(found, logits, folder.name)
+
+
+@needs_own_names
+def test_program_for_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    hypergraph = Hypergraph.from_incidence(*np.indices((6, 4)).reshape(2, -1))
+    other = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
+    cases: list[tuple[nnx.Module, Any, Any]] = [
+        (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
+        (GCN(3, 4, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), ring(4), ring(30)),
+        (HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, other),
+    ]
+    for model, graph, larger in cases:
+        predictor = Predictor(model, preprocessing=Preprocessing.of(rows="row"))
+        predictor.export(path, graph, jnp.ones((graph.num_nodes, 3)), any_size=True)
+        parameters = dict(np.load(path))
+        program = jax.export.deserialize(bytearray(parameters.pop("program")))
+        for each in (graph, larger):
+            x = jnp.arange(3.0 * each.num_nodes).reshape(-1, 3)
+            found = program.call(parameters, predictor.arrays(each, x))
+            np.testing.assert_allclose(found, predictor(each, x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"sizes differ .* got {'nodes': 3, 'edges': 3}"):
+        predictor.export(path, Graph.from_edges([0, 1, 2], [1, 2, 0]), any_size=True)
+    with pytest.raises(TypeError, match=r"must be of a jax_gnn\.Graph or .*, got dict"):
+        predictor.export(path, {}, any_size=True)
+
+
+@pytest.mark.parametrize("name", ["_cpu", "_cuda", "_cuda_emulated"])
+def test_handlers_are_symbols(name: str) -> None:
+    """Of each compiled module, for all targets, and their stages."""
+    module = pytest.importorskip(f"jax_gnn.{name}")
+    library = ctypes.CDLL(module.__file__)
+    targets = module.targets()
+    assert len(targets) > 10
+    for target, handler in targets.items():
+        stages = [f"_{stage}" for stage in handler] if isinstance(handler, dict) else [""]
+        for stage in stages:
+            assert getattr(library, f"jax_gnn_{target}{stage}"), (target, stage)
+
+
+def test_shared_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jax_gnn.shared_library() == importlib.import_module("jax_gnn._cpu").__file__
+    with pytest.raises(ValueError, match=r"platform must be one of \('cuda', 'cpu'\), got 'tpu'"):
+        jax_gnn.shared_library("tpu")  # type: ignore[arg-type]
+    missing = ffi.PlatformStatus("cuda", False, (), reason="no compiler")
+    monkeypatch.setitem(ffi.STATUS, "cuda", missing)
+    with pytest.raises(ValueError, match="'cuda' has no kernels here: no compiler"):
+        jax_gnn.shared_library("cuda")
+
+
+# --- Save and load -------------------------------------------------------------------------------
+
+
+class Net(nnx.Module):
+    """A model of a user: a list of layers, statistics, dropout, and an input of edges."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([GCNConv(3, width, rngs=rngs), GCNConv(width, 2, rngs=rngs)])
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
+        first, last = self.layers
+        return last(graph, self.dropout(self.norm(first(graph, x, edge_weight))), edge_weight)
+
+
+class Wider(Net):
+    """Another model of the same variables."""
+
+
+MEAN, STD = np.array([1.0, 2.0, 0.5], "f"), np.array([0.1, 3.0, 1.0], "f")
+
+
+def make_net() -> Net:
+    model = Net(4, rngs=nnx.Rngs(0))
+    model(ring(3), jnp.arange(12.0).reshape(4, 3))  # which moves the statistics
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "net"
+    jax_gnn.save(path, make_net(), arguments={"width": 4}, mean=MEAN, std=STD, rows="row")
+    return path
+
+
+def test_model_of_ones_own(saved: Path, rng: np.random.Generator) -> None:
+    graph, model = ring(6), make_net()
+    x, weight = (jnp.asarray(rng.uniform(1, 2, shape), jnp.float32) for shape in ((7, 3), 6))
+    predictor = Predictor(model, preprocessing=Preprocessing.of(MEAN, STD, "row"))
+    y = predictor(graph, x, edge_weight=weight)
+    assert not model.dropout.deterministic
+    scaled = (x - MEAN) / STD
+    model.eval()
+    wanted = model(graph, scaled / jnp.abs(scaled).sum(1, keepdims=True), weight)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    for given in (Net, lambda width, rngs: Net(width, rngs=rngs), Net(4, rngs=nnx.Rngs(1))):
+        loaded = jax_gnn.load(saved, given)
+        np.testing.assert_array_equal(loaded(graph, x, edge_weight=weight), y)
+    assert predictor(graph, x).tolist() != y.tolist()
+
+
+def test_saved_again(saved: Path, tmp_path: Path) -> None:
+    """What was loaded has all that it needs to be saved."""
+    loaded = jax_gnn.load(saved, Net)
+    jax_gnn.save(tmp_path / "again", loaded, arguments={"width": 4})
+    again, x = jax_gnn.load(tmp_path / "again", Net), jnp.ones((4, 3))
+    np.testing.assert_array_equal(again(ring(3), x), loaded(ring(3), x))
+    np.testing.assert_array_equal(again.preprocessing.std, STD)
+
+
+def test_models_of_this_package(tmp_path: Path) -> None:
+    """They are made again by what they say of themselves."""
+    rngs = nnx.Rngs(0)
+    typed = {"node_types": ("a", "b"), "relation_ends": (("a", "b"), ("b", "a"))}
+    inner = HGT(8, 8, 2, heads=2, num_relations=2, **typed, rngs=rngs)
+    models = [
+        GCN(3, 4, 2, num_layers=3, precision="high", rngs=rngs),
+        RGCN(5, 4, 2, num_relations=3, num_bases=2, rngs=rngs),
+        CompGCN(3, 4, 2, num_relations=2, composition="sub", rngs=rngs),
+        HeteroModel({"b": 3, "a": 2}, inner, rngs=rngs),
+    ]
+    for number, model in enumerate(models):
+        jax_gnn.save(tmp_path / f"{number}", model)
+        loaded = jax_gnn.load(tmp_path / f"{number}").model
+        one, other = (nnx.split(each, nnx.RngState, ...) for each in (model, loaded))
+        assert type(loaded) is type(model)
+        jax.tree.map(np.testing.assert_array_equal, one[2], other[2])
+    assert list(loaded.in_features.items()) == [("b", 3), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, r"net holds a Net, a class that .* load it with jax_gnn\.load\(path, model\)"),
+        (Wider, "net holds a Net, got a Wider$"),
+        (
+            lambda width, rngs: Net(width + 1, rngs=rngs),
+            r"layers\.0\.bias is float32\[4\] in the checkpoint, float32\[5\] in the model",
+        ),
+        (
+            lambda width, rngs: GCNConv(3, width, rngs=rngs),
+            r"got a GCNConv: layers.0.bias is float32\[4\] in the checkpoint, nothing in the model",
+        ),
+        (lambda rngs: Net(3, rngs=rngs), r"the arguments \{'width': 4\}, of which .* TypeError"),
+        (3, "needs a model that is or makes a flax.nnx.Module, got int"),
+        (dict, "needs a model that is or makes a flax.nnx.Module, got dict"),
+    ],
+)
+def test_another_model(saved: Path, model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        jax_gnn.load(saved, model)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_recipe_needs_no_model(tmp_path: Path) -> None:
+    trained, graph, x = predictor_of("gcn")
+    jax_gnn.save(tmp_path / "gcn", trained)
+    loaded = jax_gnn.load(tmp_path / "gcn")
+    assert isinstance(loaded, TrainedModel)
+    np.testing.assert_array_equal(loaded(graph, x), trained(graph, x))
+    with pytest.raises(ValueError, match="holds a gcn, which is made without model; got model=Net"):
+        jax_gnn.load(tmp_path / "gcn", Net)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"mean": [[1.0]]}, ValueError, r"of shape \(features,\), got \{'mean': \(1, 1\)\}"),
+        ({"mean": [1.0], "std": [1.0, 2.0]}, ValueError, r"'mean': \(1,\), 'std': \(2,\)"),
+        ({"std": [1.0, 0.0]}, ValueError, r"std must be positive numbers, got \[1\.0, 0\.0\]"),
+        ({"mean": [np.nan]}, ValueError, "mean must be finite numbers"),
+        ({"rows": "l2"}, ValueError, "rows must be 'none' or 'row', got 'l2'"),
+        (
+            {"arguments": {"size": {1, 2}}},
+            TypeError,
+            "arguments must be what JSON has, got .*1",
+        ),
+        ({"arguments": {"size": (1, 2)}}, TypeError, "lists and text as keys are what JSON has"),
+        ({"model": 3}, TypeError, r"must be a flax.nnx.Module, .*, got int"),
+        ({"model": Predictor(make_net()), "rows": "row"}, ValueError, "rows must not be given"),
+    ],
+)
+def test_what_cannot_be_saved(
+    tmp_path: Path, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        jax_gnn.save(tmp_path / "model", **{"model": Net(4, rngs=nnx.Rngs(0)), **options})
+    assert not (tmp_path / "model").exists()
+
+
+def test_file_that_names_another_class(saved: Path, tmp_path: Path) -> None:
+    """No name in a file is looked up but in the list of this package's models."""
+    from flax_layers.training import checkpoint
+
+    for name in ("os", "link_metrics", "LinearOptions", "__doc__"):
+        with pytest.raises(ValueError, match=f"{name}', which is no model of flax_layers"):
+            checkpoint._maker({"class": name, "arguments": {}}, None)()
+    description = json.loads((saved / "config" / "metadata").read_text())
+    assert description["class"] == "own" and description["arguments"] == {"width": 4}
