@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from flax_layers import (
 )
 from flax_layers.training.data import node_features
 from flax_layers.training.link_models import LINK_RECIPES
+from flax_layers.training.predictor import preprocessed, preprocessing_of
 from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     EdgeSplit,
@@ -314,7 +316,8 @@ class EdgeTask:
     def __init__(self, dataset: GraphDataset, config: Any) -> None:
         self.config = config
         self.dataset = dataset
-        self.x = np.asarray(node_features(dataset, config))
+        raw = node_features(dataset, dataclasses.replace(config, feature_normalization="none"))
+        self.x = np.asarray(preprocessed(preprocessing_of(config), raw))
         shares = {"valid": config.valid_share, "test": config.test_share}
         try:
             self.split: EdgeSplit = split_edges(dataset.graph(), seed=config.seed, **shares)

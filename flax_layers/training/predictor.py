@@ -89,6 +89,16 @@ class Preprocessing:
         return x
 
 
+def preprocessing_of(config: Any) -> Preprocessing:
+    """What becomes of features in a training of `settled` settings."""
+    kind = getattr(config, "feature_normalization", "none")
+    if kind == "standardize":
+        pairs = {name: np.array(pair, np.float32) for name, pair in (config.scaling or {}).items()}
+        mean, std = ({name: jnp.asarray(pair[i]) for name, pair in pairs.items()} for i in (0, 1))
+        return Preprocessing(mean.get("", mean), std.get("", std))
+    return Preprocessing(rows="row" if kind == "row" else "none")
+
+
 preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
 
 

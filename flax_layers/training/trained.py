@@ -27,19 +27,9 @@ from flax_layers.training.data import (
     settled,
 )
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
-from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
+from flax_layers.training.predictor import Predictor, preprocessed, preprocessing_of
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, Split
-
-
-def preprocessing_of(config: TrainConfig) -> Preprocessing:
-    """What becomes of features in a training of `settled` settings."""
-    kind = config.feature_normalization
-    if kind == "standardize":
-        pairs = {name: np.array(pair, np.float32) for name, pair in (config.scaling or {}).items()}
-        mean, std = ({name: jnp.asarray(pair[i]) for name, pair in pairs.items()} for i in (0, 1))
-        return Preprocessing(mean.get("", mean), std.get("", std))
-    return Preprocessing(rows="row" if kind == "row" else "none")
 
 
 def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, Any]:
