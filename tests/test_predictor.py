@@ -40,6 +40,7 @@ from jax_gnn import Graph, Hypergraph
 from jax_gnn._core import ffi
 from jax_gnn.datasets import RelationalDataset
 
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 ROOT = Path(__file__).parents[1]
 needs_own_names = pytest.mark.skipif(emulation.WANTED, reason="emulated kernels have other names")
 CONFIG = {"splits": 1, "hidden_features": 8, "feature_normalization": "row"}
@@ -121,7 +122,11 @@ def test_program_for_any_size(tmp_path: Path) -> None:
     other = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
     cases: list[tuple[nnx.Module, Any, Any]] = [
         (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
-        (GCN(3, 4, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), ring(4), ring(30)),
+        (
+            GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+            ring(4),
+            ring(30),
+        ),
         (HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, other),
     ]
     for model, graph, larger in cases:
@@ -204,7 +209,7 @@ def test_model_of_ones_own(saved: Path, rng: np.random.Generator) -> None:
     predictor = Predictor(model, preprocessing=Preprocessing.of(MEAN, STD, "row"))
     y = predictor(graph, x, edge_weight=weight)
     assert not model.dropout.deterministic
-    scaled = (x - MEAN) / STD
+    scaled = (x - MEAN[None]) / STD[None]
     model.eval()
     wanted = model(graph, scaled / jnp.abs(scaled).sum(1, keepdims=True), weight)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)

@@ -80,9 +80,9 @@ class Preprocessing:
         columns = self.mean, self.std
         mean, std = (each.get(name) if isinstance(each, dict) else each for each in columns)
         if mean is not None:
-            x = x - mean.astype(x.dtype)
+            x = x - mean.astype(x.dtype)[None]
         if std is not None:
-            x = x / std.astype(x.dtype)
+            x = x / std.astype(x.dtype)[None]
         if self.rows == "row":
             total = jnp.abs(x).sum(axis=1, keepdims=True)
             x = jnp.where(total > 0, x / jnp.where(total > 0, total, 1), 0)
