@@ -99,6 +99,7 @@ class _GraphAttentionConv(AttentionConvolution):
         y, lse = attended
         if own_score is not None:
             share = jax.nn.sigmoid(own_score - lse)
+            graph._note("own", lambda: share)
             own = self.attention_dropout(share, **dropout)
             y = (1 - share)[..., None].astype(y.dtype) * y
             y += own[..., None].astype(y.dtype) * value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -509,6 +510,15 @@ class Graph:
             Csr(None, self.cols, num_rows=self.num_edges),
         )
         return segments(self.rows, self.num_dst), at_src
+
+    # What `jax_gnn.insight` has other graphs do, whose messages have factors.
+
+    def _gated(self, weight: Any, dtype: Any, heads: int = 1) -> tuple[Graph, Any]:
+        """What ops work with in place of this graph and weights, ``(num_edges, heads)``."""
+        return self, weight
+
+    def _note(self, name: str, value: Callable[[], Array]) -> None:
+        """Told by attention what its weights are; nothing is computed of it here."""
 
     @hosted("indptr")
     def in_degrees(self) -> Array:

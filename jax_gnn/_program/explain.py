@@ -181,7 +181,7 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
         )
         forward, gradient = plan.costs.of(region.results[0]), plan.costs.gradient(region.results[0])
         found += [
-            f"  {made}: of {functions} for each edge, which are made again for gradients",
+            f"  {made}: of {functions} for each edge; gradients make again what no result keeps",
             f"    reads {_reads(region, names)}",
             f"    counted {forward.time:.1f} µs, {_size(forward.bytes)}; with gradients "
             f"{forward.time + gradient.time:.1f} µs, {_size(forward.bytes + gradient.bytes)}, "

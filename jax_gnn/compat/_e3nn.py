@@ -45,7 +45,7 @@ def _taken(
             dst = jnp.where(dst < 0, dst + output_size, dst)
     every = [segments_of(x, dst, output_size, is_sorted, dtypes=FLOATS, mode=mode) for x in leaves]
     first = every[0]
-    if any(each is None for each in every) or first is None or not first.pays(name):
+    if any(each is None or not each.pays(name, x) for each, x in zip(every, leaves, strict=True)):
         return None
     return first
 

@@ -23,13 +23,11 @@ from jax_gnn.compat._segments import (
     segments_of,
 )
 
-_Options = Any
-
 
 def _taken(data: Any, ids: Any, size: Any, is_sorted: Any) -> Segments | None:
     """Segments of floating-point numbers, of which sums are for us."""
     segments = segments_of(data, ids, size, is_sorted, dtypes=FLOATS)
-    return segments if segments is not None and segments.pays("sum") else None
+    return segments if segments is not None and segments.pays("sum", data) else None
 
 
 def _moments(segments: Segments, data: Array) -> tuple[Array, Array]:

@@ -14,11 +14,12 @@ import numpy as np
 from jax import Array
 from jax.lax import GatherScatterMode
 
-import jax_gnn
 from jax_gnn import SegmentIndex
-from jax_gnn._core.arrays import DTYPES, FLOATS, row_wise
-from jax_gnn._core.ids import MAX_SIZE, is_traced
+from jax_gnn._core.arrays import DTYPES, FLOATS, row_width, row_wise
+from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.ids import MAX_SIZE, is_traced, signed
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
+from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 ARGUMENTS = ("data", "segment_ids", "num_segments", "indices_are_sorted", "unique_indices")
 _DROPS = (None, "drop", "fill", "promise_in_bounds")
@@ -27,10 +28,24 @@ _DROPPING = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a look at concrete ids has shown."""
+    """What a look at concrete ids has shown.
 
-    index: SegmentIndex
+    Attributes:
+        is_sorted: whether they ascend.
+        in_range: whether all of them name a segment.
+        index: the sorted ids, where that is of use: not on a CPU.
+    """
+
+    is_sorted: bool
     in_range: bool
+    index: SegmentIndex | None
+
+
+# On a CPU, from so many elements of a segment, or bytes of an element, kernels for sorted ids are
+# not slower than XLA's scatter. Of maxima and products that holds of narrow elements, too, where
+# both are a little larger than these.
+_MANY, _WIDE_BYTES = 32, 128
+_SOME, _NARROW_BYTES = 8, 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +55,7 @@ class Segments:
     Attributes:
         ids: ``(elements,)`` integers.
         size: number of segments.
-        is_sorted: whether somebody says that ids ascend.
+        is_sorted: whether ids ascend, as somebody says or a look has shown.
         known: None where ids are traced, or not worth a look.
     """
 
@@ -49,22 +64,30 @@ class Segments:
     is_sorted: bool
     known: Known | None
 
-    def pays(self, name: str) -> bool:
-        """Whether this library's reduction is not slower, on some device.
+    def pays(self, name: str, x: Any) -> bool:
+        """Whether this library's reduction, with its derivatives, is not slower.
 
-        Of unsorted ids that nobody has seen, only sums on a CPU are: a derivative of the others
-        wants them sorted, and GPUs add up by atomics.
+        Of ids in any order, sums on a CPU alone are not: a derivative of the others wants them
+        sorted, and GPUs add up by atomics. Beyond a CPU, ids in a program are sorted once.
         """
-        if self.known is not None or self.is_sorted:
-            return True
-        return name == "sum" and jax.default_backend() == "cpu"
+        if jax.default_backend() != "cpu":
+            return self.is_sorted or self.known is not None
+        return name == "sum" or self._by_sorted(name, x)
+
+    def _by_sorted(self, name: str, x: Any) -> bool:
+        """Whether the kernel for sorted ids does it."""
+        if jax.default_backend() != "cpu":
+            return self.is_sorted
+        row_bytes, count = row_width(x) * x.dtype.itemsize, self.ids.shape[0]
+        narrow = name != "sum" and count >= _SOME * self.size and row_bytes >= _NARROW_BYTES
+        many = count >= _MANY * self.size
+        return self.is_sorted and (many or row_bytes >= _WIDE_BYTES or narrow)
 
     def reduce(self, name: str, x: Array) -> Array:
         """The reduction of each segment."""
-        if self.known is not None:
-            return segment_reduce(x, None, self.known.index.matrix, reduce=name, heads=1)
-        reduction = getattr(jax_gnn, f"segment_{name}")
-        return reduction(x, self.ids, self.size, indices_are_sorted=self.is_sorted)
+        if self.known is not None and self.known.index is not None:
+            return _reduced(x, self.known.index.matrix, name)
+        return _segment(x, self.ids, self.size, self._by_sorted(name, x), name)
 
     def sum(self, x: Array) -> Array:
         """The sum of each segment."""
@@ -78,9 +101,29 @@ class Segments:
 
     def gather(self, x: Array) -> Array:
         """``x[ids]``, whatever JAX makes of ids out of range."""
-        if self.known is not None and self.known.in_range and x.dtype in DTYPES:
-            return self.known.index.gather(x)
-        return x[self.ids]
+        known = self.known
+        if known is None or not known.in_range or x.dtype not in DTYPES:
+            return x[self.ids]
+        if known.index is not None:
+            return known.index.gather(x)
+        return _gather(x, self.ids, self.size, self._by_sorted("sum", x))
+
+
+def _reduced(x: Array, matrix: SparseMatrix, reduce: str) -> Array:
+    return segment_reduce(x, None, matrix, reduce=reduce, heads=1)
+
+
+# Compiled, also where called eagerly: a sort that nothing needs is dropped.
+
+
+@functools.partial(jax.jit, static_argnames=("size", "is_sorted", "reduce"))
+def _segment(x: Array, ids: Array, size: int, is_sorted: bool, reduce: str) -> Array:
+    return _reduced(x, sorted_segments(ids, size, is_sorted), reduce)
+
+
+@functools.partial(jax.jit, static_argnames=("size", "is_sorted"))
+def _gather(x: Array, ids: Array, size: int, is_sorted: bool) -> Array:
+    return _reduced(x, sorted_segments(ids, size, is_sorted).T, "sum")
 
 
 def segments_of(
@@ -110,7 +153,8 @@ def segments_of(
     known = None
     if not is_traced(ids) and _is_staged():
         known = _look(ids, int(size))
-    return Segments(jnp.asarray(ids), int(size), is_sorted, known)
+    is_sorted = is_sorted if known is None else known.is_sorted
+    return Segments(signed(jnp.asarray(ids)), int(size), is_sorted, known)
 
 
 def _drops(mode: Any) -> bool:
@@ -157,7 +201,9 @@ def _known(ids: np.ndarray, size: int) -> Known:
     with jax.ensure_compile_time_eval():
         ids = np.asarray(jnp.asarray(ids))  # as narrow as JAX has it
         in_range = bool(((ids >= 0) & (ids < size)).all())
-        return Known(SegmentIndex.from_ids(ids, size), in_range)
+        sorts = jax.default_backend() != "cpu"
+        index = SegmentIndex.from_ids(ids, size) if sorts else None
+        return Known(not (ids[1:] < ids[:-1]).any(), in_range, index)
 
 
 def by_name(
@@ -200,7 +246,7 @@ def reduction(name: str) -> Callable[..., Array | None]:
         if bucket_size is not None:
             return None
         segments = segments_of(data, segment_ids, num_segments, indices_are_sorted, mode=mode)
-        if segments is None or not segments.pays(name):
+        if segments is None or not segments.pays(name, data):
             return None
         return segments.reduce(name, jnp.asarray(data))
 

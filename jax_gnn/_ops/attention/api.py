@@ -282,7 +282,7 @@ class _Edges:
         return_lse: bool,
         implementation: Implementation | None,
     ) -> None:
-        self.graph = check_container("graph", graph, Graph)
+        self.graph = self.given = check_container("graph", graph, Graph)
         self.value = check_features(name, value)
         if self.value.ndim < 2 or self.value.shape[0] != self.graph.num_src:
             raise ValueError(
@@ -296,6 +296,7 @@ class _Edges:
         self.edge_scale = None if edge_scale is None else self._of_edges("edge_scale", edge_scale)
         self.return_lse = check_flag("return_lse", return_lse)
         self.implementation = implementation
+        self.graph, self.edge_scale = self.given._gated(self.edge_scale, self.acc, self.heads)
         self.matrix = self.graph.matrix(weighted=True)
 
     def check_scores(self, name: str, score: ArrayLike, size_name: str, size: int) -> Array:
@@ -344,8 +345,13 @@ class _Edges:
             y, stats = (jnp.zeros((num_dst, *more), self.acc) for more in ((0,), (0, 2)))
         else:
             y, stats = attend(*both, matrix, slope=self.slope, **options)
+
+            def of_edges() -> Array:
+                return weights(*both, stats, self.matrix, slope=self.slope, **options)
+
+            self.given._note("attention", of_edges)
         if extra is not None and self.heads > 0:
-            weight = weights(*both, stats, matrix, slope=self.slope, **options)
+            weight = of_edges()
             matrix = xla.carried(matrix)
             y += segment_reduce(flat(extra), weight, matrix, reduce="sum", **options)
         y = y.reshape(num_dst, *self.value.shape[1:]).astype(self.value.dtype)

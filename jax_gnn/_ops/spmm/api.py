@@ -115,6 +115,7 @@ def spmm(
     result_scale = check_row_scale("result_scale", result_scale, "num_dst", num_dst, acc)
     check_choice("activation", activation, (None, *get_args(Activation)))
     residual = check_residual(residual, "num_dst", num_dst, x)
+    graph, weight = graph._gated(weight, acc)
     matrix = graph.matrix(weighted=weight is not None)
     relu = activation == "relu"
     in_kernel = result_scale if relu or activation is None else None

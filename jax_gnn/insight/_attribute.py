@@ -1,0 +1,255 @@
+"""Attributions of a model's output to features, nodes and edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_gnn._core import arguments
+from jax_gnn._core.arguments import check_choice
+from jax_gnn.graph import Graph
+from jax_gnn.insight import _methods
+from jax_gnn.insight._call import Call, Target, prepared
+from jax_gnn.transforms import Derived, k_hop_subgraph
+
+Method = Literal[
+    "saliency",
+    "input_x_gradient",
+    "integrated_gradients",
+    "occlusion",
+    "gnn_explainer",
+    "attention",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """How much the output depends on features, nodes and edges. All arrays are of numpy.
+
+    Attributes:
+        graph: the graph that was attributed to.
+        features: of the shape of x, or None of a method that does not look at features.
+        nodes: ``(num_nodes,)``, the sums over the features of each; or None.
+        edges: ``(num_edges,)`` in the graph's order, 0 for padding; or None.
+        layers: of attention, ``(num_edges, heads)`` of each layer.
+        index: the rows of the output that were looked at, or None for all.
+        target: the column of each, or None of a function of the output.
+    """
+
+    graph: Any
+    features: np.ndarray | None = None
+    nodes: np.ndarray | None = None
+    edges: np.ndarray | None = None
+    layers: tuple[np.ndarray, ...] = ()
+    index: Any = None
+    target: np.ndarray | None = None
+
+    def undirected(self) -> np.ndarray:
+        """``(num_edges,)``, means of what edges between the same two nodes count, either way."""
+        if self.edges is None:
+            raise ValueError("there are no attributions to edges")
+        count = int(self.graph.indptr[-1])
+        ends = np.stack([self.graph.cols, self.graph.rows], 1)[:count]
+        _, pair = np.unique(np.sort(ends, 1), axis=0, return_inverse=True)
+        pair = pair.ravel()
+        sums, sizes = np.bincount(pair, self.edges[:count]), np.bincount(pair)
+        found = np.zeros_like(self.edges)
+        found[:count] = (sums / sizes)[pair]
+        return found
+
+    def top_edges(self, k: int = 10) -> list[tuple[int, int, float]]:
+        """The k edges that count most: source, destination, and how much, in descending order."""
+        if self.edges is None:
+            raise ValueError("there are no attributions to edges")
+        count = int(self.graph.indptr[-1])
+        order = np.argsort(-self.edges[:count], kind="stable")[: arguments.check_size("k", k)]
+        src, dst = np.asarray(self.graph.cols), np.asarray(self.graph.rows)
+        return [(int(src[e]), int(dst[e]), float(self.edges[e])) for e in order]
+
+
+def attribute(
+    model: Any,
+    graph: Any,
+    x: Any,
+    target: Target = None,
+    *,
+    index: Any = None,
+    method: Method = "saliency",
+    num_hops: int | None = None,
+    edges: bool = True,
+    baseline: Any = None,
+    num_steps: int = 200,
+    learning_rate: float = 0.01,
+    seed: int = 0,
+    **named: Any,
+) -> Attribution:
+    """Says how much a number of a model's output depends on features, nodes and edges.
+
+    The number is ``model(graph, x)[index, target]``; of several rows, the sum. Edges are looked at
+    through factors of their messages, which are 1: every op of this library that has messages
+    takes them, attention after its softmax. So degrees, and scales made of them, stay as they are.
+    What a node sees of itself without an edge is left out. Models that make their messages
+    themselves are looked at by ``"occlusion"``, which removes edges.
+
+    * ``"saliency"``: the magnitude of derivatives (Simonyan et al. 2014).
+    * ``"input_x_gradient"``: derivatives times features, and times the factors (Shrikumar et al.
+      2016).
+    * ``"integrated_gradients"``: the same along a straight line from the baseline, and of factors
+      from 0, with features as they are (Sundararajan et al. 2017). They add up to what the output
+      changes, to 1e-4 of it or to its rounding: the line is cut into pieces where it must be.
+    * ``"occlusion"``: by how much the output falls without an edge; for nodes, without its
+      features, which are 0 then. A run of the model for each.
+    * ``"gnn_explainer"``: masks of edges and of features, between 0 and 1, that keep the
+      prediction while they are small and certain (Ying et al. 2019, with its constants). The model
+      gives logits, or of one column a number. All nodes share a mask of features.
+    * ``"attention"``: what ops with attention weigh edges by, as a mean over heads and layers.
+
+    Args:
+        model: called as ``model(graph, x, **named)``: any function, or a module, whose dropout is
+            to be off (``model.eval()``). One that is a pytree, as modules of Flax NNX are, is
+            compiled once for many calls.
+        graph: a :class:`jax_gnn.Graph`; of any other container, or a batch, only features are
+            attributed to.
+        x: ``(num_nodes, *features)``, floating-point.
+        target: the column of the output, or a function that makes a number of it. None: the
+            largest one of each row.
+        index: the row of the output, a node or graph, or several; None for all.
+        method: one of the above.
+        num_hops: look at the subgraph of so many hops around ``index`` alone, which spares time in
+            large graphs: as many as the model has layers, and one more if degrees count (GCN).
+        edges: whether edges are attributed to.
+        baseline: where integrated gradients begin, of the shape of x or one that broadcasts to it;
+            None means zeros.
+        num_steps: of GNNExplainer's optimisation.
+        learning_rate: of that.
+        seed: of its initial masks.
+        **named: further arguments of the model. Those whose names begin with ``edge_`` have a row
+            for each edge, in the graph's order.
+
+    Raises:
+        TypeError: an argument has the wrong type, an op of the model takes no factors, or called
+            inside ``jax.jit``.
+        ValueError: an argument has the wrong shape, or is out of range; or no message of the model
+            has factors.
+
+    Example:
+        >>> graph = Graph.from_edges([(0, 1), (1, 2), (3, 2)])
+        >>> x = jnp.array([1.0, 2.0, 4.0, 8.0])
+        >>> made = attribute(spmm, graph, x, index=2, method="input_x_gradient")
+        >>> made.nodes, made.top_edges(1)
+        (array([0., 2., 0., 8.], dtype=float32), [(3, 2, 8.0)])
+    """
+    check_choice("method", method, get_args(Method))
+    edges = arguments.check_flag("edges", edges) and isinstance(graph, Graph)
+    call, columns = prepared(model, graph, x, index, target, named)
+    part = None
+    if num_hops is not None:
+        if not isinstance(graph, Graph):
+            raise TypeError(f"num_hops needs a jax_gnn.Graph, got {type(graph).__name__}")
+        if index is None or call.select is not None:
+            raise ValueError("num_hops needs an index, the nodes around which it looks, got None")
+        part = k_hop_subgraph(graph, index, num_hops)
+        call = _part_of(call, part)
+    found = _found(call, method, edges, baseline, num_steps, learning_rate, seed)
+    found = replace(found, graph=graph, index=index, target=columns)
+    return found if part is None else _spread(found, part, np.shape(x))
+
+
+def _found(
+    call: Call,
+    method: Method,
+    edges: bool,
+    baseline: Any,
+    num_steps: int,
+    learning_rate: float,
+    seed: int,
+) -> Attribution:
+    if method == "attention":
+        layers = tuple(map(np.asarray, _methods.attention(call)))
+        mean = np.mean([layer.mean(1) for layer in layers], 0)
+        return Attribution(None, edges=mean, layers=layers)
+    if method == "occlusion":
+        nodes = np.asarray(_methods.occluded_nodes(call))
+        return Attribution(
+            None,
+            nodes=nodes,
+            edges=np.asarray(_methods.occluded_edges(call)) if edges else None,
+        )
+    if edges:
+        _methods.check_gates(call)
+    features: Any
+    of_edges: Any = None
+    if method == "integrated_gradients":
+        with arguments.blame("baseline", "of a shape that broadcasts to x's", baseline):
+            given = jnp.asarray(0 if baseline is None else baseline, call.x.dtype)
+            start = jnp.broadcast_to(given, call.x.shape)
+        features, of_edges = _methods.integrated(call, start, edges)
+    elif method == "gnn_explainer":
+        if call.select is not None:
+            raise ValueError("gnn_explainer needs target to be a column, got a function")
+        steps = arguments.check_size("num_steps", num_steps)
+        rate = arguments.check_finite("learning_rate", learning_rate)
+        key = jax.random.key(arguments.check_integer("seed", seed))
+        features, of_edges = _methods.masks(call, key, steps, rate, edges=edges)
+    else:
+        features, of_edges = _methods.gradients(call, edges=edges)
+        if method == "saliency":
+            features = jnp.abs(features)
+            of_edges = None if of_edges is None else jnp.abs(of_edges)
+        else:
+            features = features * call.x
+    features = np.asarray(features)
+    nodes = features.sum(tuple(range(1, features.ndim)))
+    return Attribution(None, features, nodes, None if of_edges is None else np.asarray(of_edges))
+
+
+def _part_of(call: Call, part: Derived) -> Call:
+    """The call on a subgraph, padded to powers of two, so that few programs are compiled."""
+
+    def size(count: int) -> int:
+        return 1 << max(count - 1, 0).bit_length()
+
+    num_nodes, num_edges = size(len(part.nodes)), size(len(part.edges))
+    graph = part.graph.pad(num_nodes=num_nodes, num_edges=num_edges)
+
+    def rows(values: Any, ids: np.ndarray, count: int) -> Any:
+        values = np.asarray(values)
+        made = np.zeros((count, *values.shape[1:]), values.dtype)
+        made[: len(ids)] = values[ids]
+        return jnp.asarray(made)
+
+    named = {
+        name: rows(value, part.edges, num_edges)
+        if name.startswith("edge_") and value is not None
+        else rows(value, part.nodes, num_nodes)
+        if name.startswith("node_") and value is not None
+        else value
+        for name, value in call.named.items()
+    }
+    own = jnp.arange(len(call.rows))  # come first
+    x = rows(call.x, part.nodes, num_nodes)
+    return call._replace(graph=graph, x=x, named=named, rows=own)
+
+
+def _spread(found: Attribution, part: Derived, shape: tuple[int, ...]) -> Attribution:
+    """Attributions of a subgraph's parts as such of the whole graph, zeros elsewhere."""
+
+    def whole(values: np.ndarray | None, places: np.ndarray, count: int) -> Any:
+        if values is None:
+            return None
+        made = np.zeros((count, *values.shape[1:]), values.dtype)
+        made[places] = values[: len(places)]
+        return made
+
+    edges = found.graph.num_edges
+    return replace(
+        found,
+        features=whole(found.features, part.nodes, shape[0]),
+        nodes=whole(found.nodes, part.nodes, shape[0]),
+        edges=whole(found.edges, part.edges, edges),
+        layers=tuple(whole(layer, part.edges, edges) for layer in found.layers),
+    )

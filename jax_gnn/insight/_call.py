@@ -1,0 +1,162 @@
+"""A model called on parts of its inputs, and the number of its output that is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core import arguments
+from jax_gnn._core.ids import is_traced
+from jax_gnn.graph import Graph
+from jax_gnn.insight._gates import GatedGraph, values_at, without_edges
+
+Target = int | Callable[[Any], Any] | None
+
+
+@jax.tree_util.register_static
+class Function:
+    """A function that is no pytree: what is compiled of it is not used for another one.
+
+    A new one each time, as what the function reads from outside of its arguments may change.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Call(NamedTuple):
+    """A model, what it is called with, and what is looked at.
+
+    Attributes:
+        model: a pytree that is callable.
+        graph: the graph.
+        x: ``(num_nodes, *features)``.
+        named: arguments by name; those whose names begin with ``edge_`` have a row for each edge.
+        rows: ``(count,)`` the rows of the output.
+        columns: ``(count,)`` which number of each; of functions of the output, ``None``.
+        select: a function of the output, or None.
+    """
+
+    model: Any
+    graph: Any
+    x: Array
+    named: dict[str, Any]
+    rows: Array
+    columns: Array | None
+    select: Any
+
+    def output(
+        self, x: Array | None = None, *, gate: Array | None = None, keep: Array | None = None
+    ) -> Array:
+        """What the model makes of other features, of gated messages, or of some edges.
+
+        Args:
+            x: the features; None for those given.
+            gate: ``(num_edges,)`` factors of messages.
+            keep: ``(num_edges,)`` booleans, which edges are there.
+        """
+        graph, named = self.graph, self.named
+        if gate is not None:
+            graph = GatedGraph.of(graph, gate)
+        if keep is not None:
+            graph, source = without_edges(graph, keep)
+            named = {
+                name: values_at(value, source) if name.startswith("edge_") else value
+                for name, value in named.items()
+            }
+        return self.model(graph, self.x if x is None else x, **named)
+
+    def chosen(self, output: Array) -> Array:
+        """The number that is looked at: the sum of those chosen."""
+        if self.select is not None:
+            return jnp.sum(self.select(output))
+        return self.logits(output)[jnp.arange(len(self.rows)), self.columns].sum()
+
+    def logits(self, output: Array) -> Array:
+        """The rows that are looked at, ``(count, columns)``."""
+        output = jnp.asarray(output)
+        return output.reshape(*output.shape[:1], -1)[self.rows]
+
+    def value(self, x: Array | None = None, **options: Any) -> Array:
+        """The number that is looked at, of what :meth:`output` gives."""
+        return self.chosen(self.output(x, **options))
+
+
+@jax.jit
+def output_of(call: Call) -> Array:
+    """What the model gives."""
+    return call.output()
+
+
+@jax.jit
+def outputs_of(call: Call, keep: Array) -> tuple[Array, Array]:
+    """What the model gives of all edges, and of some."""
+    return call.output(), call.output(keep=keep)
+
+
+def prepared(
+    model: Any, graph: Any, x: Any, index: Any, target: Target, named: dict[str, Any]
+) -> tuple[Call, np.ndarray | None]:
+    """Checks arguments, and decides which numbers of the output are looked at.
+
+    Returns:
+        The call, and the columns that were chosen, one for each row; None of a function.
+    """
+    arguments.check_callable("model", model)
+    if is_traced(*jax.tree.leaves((graph, x, named))):
+        raise TypeError("attributions are computed on the host: call attribute outside of jax.jit")
+    x = arguments.as_array("x", x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"x must be floating-point numbers, got {x.dtype}")
+    if isinstance(graph, Graph):
+        for name, value in named.items():
+            rows = getattr(value, "shape", ("",))[:1]
+            if name.startswith("edge_") and value is not None and rows != (graph.num_edges,):
+                raise ValueError(
+                    f"{name} must be (num_edges={graph.num_edges}, *features), in the graph's "
+                    f"order, got {arguments.described(value)}"
+                )
+        if graph.num_src != x.shape[0]:
+            raise ValueError(f"x must be (num_nodes={graph.num_src}, *features), got {x.shape}")
+    if jax.tree_util.all_leaves([model]):
+        model = Function(model)
+    select = None if target is None or not callable(target) else Function(target)
+    call = Call(model, graph, x, named, jnp.zeros(0, int), None, select)
+    output = output_of(call)
+    if not hasattr(output, "shape"):
+        if select is None:
+            raise TypeError(
+                "the model's output must be an array, unless target is a function of it, got "
+                f"{type(output).__name__}"
+            )
+        return call, None
+    shape = output.shape
+    if select is not None:
+        return call, None
+    if not 1 <= len(shape) <= 2:
+        raise ValueError(
+            "the model's output must be (rows,) or (rows, classes), unless target is a function of "
+            f"it, got shape {shape}"
+        )
+    if index is None:
+        rows = np.arange(shape[0])
+    else:
+        rows = arguments.check_ids("index", np.atleast_1d(arguments.to_numpy("index", index)))
+        arguments.check_range("index", rows, "the rows of the output", shape[0])
+    table = np.asarray(output, np.float64).reshape(shape[0], -1)[rows]
+    if target is None:
+        columns = table.argmax(1) if table.shape[1] else np.zeros(len(rows), int)
+    else:
+        column = arguments.check_integer("target", target)
+        if not 0 <= column < table.shape[1]:
+            raise ValueError(f"target must be in [0, {table.shape[1]}), got {column}")
+        columns = np.full(len(rows), column)
+    return call._replace(rows=jnp.asarray(rows), columns=jnp.asarray(columns)), columns

@@ -1,0 +1,379 @@
+"""Attributions beside derivatives, removal by hand, and PyTorch Geometric's attention."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from test_transforms import ends, need
+
+from flax_layers import GAT, GCN, GIN, SAGE, GATConv, GATv2Conv, GraphTransformer, TransformerConv
+from jax_gnn import Graph, segment_sum, spmm
+from jax_gnn.insight import attribute, fidelity, plot_neighborhood
+from jax_gnn.insight._gates import GatedGraph, without_edges
+
+N, F = 9, 3
+Rng = np.random.Generator
+MODELS: dict[str, Any] = {
+    "GCN": GCN,
+    "SAGE": SAGE,
+    "max": functools.partial(SAGE, aggregation="max"),
+    "GIN": GIN,
+    "GAT": functools.partial(GAT, heads=2),
+    "transformer": functools.partial(GraphTransformer, heads=2),
+}
+WEIGHTED = "GCN", "SAGE", "GIN"
+
+
+def model_of(name: str, num_layers: int = 2) -> Any:
+    model = MODELS[name](F, 4, 3, num_layers=num_layers, rngs=nnx.Rngs(0))
+    model.eval()
+    return model
+
+
+def random_graph(rng: Rng, padding: int = 2) -> tuple[Graph, jax.Array]:
+    """With self-loops, repeated edges, a node without, and padding."""
+    src, dst = rng.integers(0, N - 1, (2, 16))
+    graph = Graph.from_edges(src, dst, num_nodes=N)
+    x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
+    return graph.pad(num_edges=16 + padding), x
+
+
+def own_messages(graph: Graph, x: Any) -> Any:
+    """A model whose messages no op of the library knows."""
+    messages = jnp.where((graph.rows >= 0)[:, None], jnp.tanh(x[graph.cols]), 0)
+    return segment_sum(messages, graph.rows, graph.num_nodes)
+
+
+# --- Gates and removal ---------------------------------------------------------------------------
+
+
+def test_graphs_without_some_edges(rng: Rng) -> None:
+    """What is made under jit is what is built of the rest, of the transpose and hyperedges too."""
+    removed = jax.jit(without_edges)
+    for _ in range(5):
+        graph, _ = random_graph(rng)
+        keep = rng.integers(0, 2, graph.num_edges).astype(bool)
+        for whole in (graph, graph.transpose()):
+            made, source = removed(whole, keep)
+            edges = ends(whole)
+            kept = np.flatnonzero(keep[: len(edges)])
+            want = Graph.from_edges(edges[kept].T, num_nodes=N).pad(num_edges=graph.num_edges)
+            for part in ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order"):
+                np.testing.assert_array_equal(getattr(made, part), getattr(want, part), part)
+            np.testing.assert_array_equal(source[: len(kept)], kept)
+            assert (source[len(kept) :] == -1).all()
+            np.testing.assert_array_equal(made.edge_ids[: len(kept)], whole.edge_ids[kept])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gates(rng: Rng, name: str) -> None:
+    """Factors of messages are weights where layers take them; of ones nothing changes."""
+    graph, x = random_graph(rng)
+    model = model_of(name)
+    gated = jax.jit(lambda gate: model(GatedGraph.of(graph, gate), x))
+    np.testing.assert_allclose(gated(jnp.ones(graph.num_edges)), model(graph, x), atol=1e-6)
+    gate = jnp.asarray(rng.uniform(0, 2, graph.num_edges), jnp.float32)
+    if name in WEIGHTED:
+        scale = model(graph, x, node_scale=jnp.ones(N)) if name == "GCN" else None
+        if scale is not None:  # whose scales are of the unweighted degrees
+            made = model(GatedGraph.of(graph, gate), x, node_scale=jnp.ones(N))
+            want = model(graph, x, gate, jnp.ones(N))
+            np.testing.assert_allclose(made, want, atol=1e-5)
+        else:
+            np.testing.assert_allclose(gated(gate), model(graph, x, gate), atol=1e-5)
+    # A gate of 0 in a layer without degrees is an edge less; attention has them in its softmax.
+    x = x[:, 0]
+    keep = rng.integers(0, 2, graph.num_edges).astype(bool)
+    one = spmm(GatedGraph.of(graph, jnp.asarray(keep, jnp.float32)).transpose(), x)
+    np.testing.assert_allclose(one, spmm(without_edges(graph, keep)[0].transpose(), x), atol=1e-6)
+
+
+# --- Methods -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT"])
+def test_gradients(rng: Rng, name: str) -> None:
+    graph, x = random_graph(rng)
+    model = model_of(name)
+    found = attribute(model, graph, x, 1, index=[2, 4], method="input_x_gradient")
+    want = x * jax.grad(lambda x: model(graph, x)[jnp.array([2, 4]), 1].sum())(x)
+    np.testing.assert_allclose(found.features, want, atol=1e-6)
+    np.testing.assert_allclose(found.nodes, want.sum(1), atol=1e-6)
+    step = 1e-2
+    for edge in rng.integers(0, 16, 3):
+        gates = [jnp.ones(graph.num_edges).at[edge].add(s) for s in (step, -step)]
+        up, down = (model(GatedGraph.of(graph, g), x)[jnp.array([2, 4]), 1].sum() for g in gates)
+        assert found.edges is not None
+        assert abs(found.edges[edge] - (up - down) / (2 * step)) < 1e-3
+    salient = attribute(model, graph, x, lambda y: y[jnp.array([2, 4]), 1].sum())
+    np.testing.assert_allclose(salient.edges, np.abs(found.edges), atol=1e-6)
+    assert not salient.edges[16:].any() and salient.target is None
+    assert list(found.target) == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["GCN", "max", "GAT"])
+def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
+    """To 1e-4: features from a baseline, and edges from none."""
+    graph, x = random_graph(rng)
+    model = model_of(name)
+    start = jnp.asarray(rng.normal(size=F), jnp.float32)
+    options: Any = {"index": 3, "method": "integrated_gradients", "baseline": start}
+    found = attribute(model, graph, x, 0, **options)
+    first, last = (model(graph, each + jnp.zeros_like(x))[3, 0] for each in (start, x))
+    without = model(GatedGraph.of(graph, jnp.zeros(graph.num_edges)), x)[3, 0]
+    change = abs(float(last - first)), abs(float(last - without))
+    limits = [1e-4 * each + 2e-6 * abs(float(last)) for each in change]
+    assert found.features is not None and found.edges is not None
+    assert abs(found.features.sum() - (last - first)) <= limits[0]
+    assert abs(found.edges.sum() - (last - without)) <= limits[1]
+
+
+@pytest.mark.parametrize("model", ["SAGE", "own"])
+def test_occlusion(rng: Rng, model: str) -> None:
+    """Of any model: the graph is built again without each edge."""
+    graph, x = random_graph(rng)
+    weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
+    call: Any = own_messages if model == "own" else model_of(model)
+    named = {} if model == "own" else {"edge_weight": weight}
+    found = attribute(call, graph, x, 1, index=2, method="occlusion", **named)
+    edges = ends(graph)
+    whole = call(graph, x, **named)[2, 1]
+    assert found.edges is not None and not found.edges[16:].any()
+    for edge in rng.integers(0, 16, 3):
+        rest = np.delete(np.arange(16), edge)
+        smaller = Graph.from_edges(edges[rest].T, num_nodes=N)
+        others = {name: value[rest] for name, value in named.items()}
+        assert abs(found.edges[edge] - (whole - call(smaller, x, **others)[2, 1])) < 1e-5
+    node = int(rng.integers(N))
+    fall = whole - call(graph, x.at[node].set(0), **named)[2, 1]
+    assert found.nodes is not None and abs(found.nodes[node] - fall) < 1e-5
+
+
+def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
+    """Of two features one counts, and of the edges those from nodes that have it."""
+    kind = rng.permutation(np.repeat([0, 1], 10))
+    src = np.r_[np.arange(1, 21)]
+    graph = Graph.from_edges(src, np.zeros(20, int), num_nodes=22)
+    x = np.zeros((22, 2), np.float32)
+    x[1:21, 0] = kind
+    x[1:21, 1] = rng.normal(size=20)
+
+    def model(graph: Graph, x: Any) -> Any:
+        y = spmm(graph, x[:, :1])
+        return jnp.concatenate([y, 4 - y], 1)
+
+    found = attribute(model, graph, x, index=0, method="gnn_explainer", num_steps=300)
+    values = graph.edge_values(kind)
+    assert found.edges is not None and found.features is not None
+    assert found.edges[values == 1].min() > found.edges[values == 0].max()
+    assert found.features[1, 0] > found.features[1, 1]
+    assert not found.features[21].any()  # on which nothing depends
+    assert {src for src, _, _ in found.top_edges(10)} == set(np.flatnonzero(x[:, 0]).tolist())
+
+
+@pytest.mark.parametrize("method", ["saliency", "gnn_explainer", "occlusion"])
+def test_on_a_subgraph(rng: Rng, method: Any) -> None:
+    """As far as messages come from, the same as on the whole graph; elsewhere zeros."""
+    graph, x = random_graph(rng)
+    model = model_of("SAGE")
+    weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
+    options: Any = {"index": 3, "method": method, "edge_weight": weight, "num_steps": 0}
+    part = attribute(model, graph, x, 1, num_hops=2, **options)
+    assert part.edges.shape == (graph.num_edges,) and part.nodes.shape == (N,)
+    if method == "gnn_explainer":  # whose first masks depend on how many there are
+        whole = attribute(model, graph, x, 1, **options)
+        np.testing.assert_array_equal(part.edges > 0, whole.edges > 0)
+    else:
+        whole = attribute(model, graph, x, 1, **options)
+        np.testing.assert_allclose(part.edges, whole.edges, atol=1e-5)
+        np.testing.assert_allclose(part.nodes, whole.nodes, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+def test_attention(rng: Rng, layer: Any) -> None:
+    """What layers weigh edges by, as PyG's layers return it."""
+    geometric, torch = need("torch_geometric.nn"), need("torch")
+    edges = np.unique(rng.integers(0, N, (30, 2)), axis=0)
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    graph = Graph.from_edges(edges.T, num_nodes=N)
+    x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
+    own = layer(F, 4, heads=2, rngs=nnx.Rngs(int(rng.integers(100))))
+    found = attribute(own, graph, x, method="attention")
+    peer = getattr(geometric, layer.__name__)(F, 2, heads=2)
+    copies = {
+        "GATConv": {
+            "lin.weight": "kernel",
+            "att_src": "src_attention",
+            "att_dst": "dst_attention",
+        },
+        "GATv2Conv": {"lin_l.weight": "kernel", "lin_r.weight": "dst_kernel", "att": "attention"},
+        "TransformerConv": {
+            "lin_query.weight": "query.kernel",
+            "lin_key.weight": "key.kernel",
+            "lin_query.bias": "query.bias",
+            "lin_key.bias": "key.bias",
+        },
+    }[layer.__name__]
+    state = peer.state_dict()
+    for name, path in copies.items():
+        value = np.asarray(functools.reduce(getattr, path.split("."), own)[...])
+        value = value.T if name.endswith("weight") else value
+        state[name] = torch.tensor(value.reshape(state[name].shape))
+    for name in state.keys() - copies.keys():
+        state[name] = torch.zeros_like(state[name])
+    peer.load_state_dict(state)
+    edge_index = torch.tensor(edges.T.copy())
+    _, (index, alpha) = peer(torch.tensor(np.asarray(x)), edge_index, return_attention_weights=True)
+    want = {(int(u), int(v)): a.detach().numpy() for (u, v), a in zip(index.T, alpha, strict=True)}
+    (weights,) = found.layers
+    np.testing.assert_allclose(weights, [want[u, v] for u, v in ends(graph)], atol=1e-5)
+    np.testing.assert_allclose(found.edges, weights.mean(1), atol=1e-6)
+
+
+def test_attention_of_models(rng: Rng) -> None:
+    graph, x = random_graph(rng)
+    found = attribute(nnx.jit(model_of("GAT")), graph, x, method="attention")
+    assert [layer.shape for layer in found.layers] == [(18, 2), (18, 1)]
+    assert found.edges is not None and not found.edges[16:].any()
+    totals = segment_sum(jnp.asarray(found.layers[0]), graph.rows, N)
+    assert (np.asarray(totals) < 1).all() and found.features is None  # the rest is their own
+
+
+def test_other_models(rng: Rng) -> None:
+    """Of numbers in place of classes, of all rows, and of a function that reads what changes."""
+    graph, x = random_graph(rng)
+    scale = jnp.ones(())
+
+    def model(graph: Graph, x: Any) -> Any:
+        return scale * spmm(graph, x).sum(1)
+
+    first = attribute(model, graph, x)
+    want = np.asarray(graph.out_degrees())
+    np.testing.assert_allclose(first.features, np.repeat(want[:, None], F, 1))
+    scale = jnp.full((), 2.0)
+    np.testing.assert_allclose(attribute(model, graph, x).nodes, 2 * F * want)
+
+
+def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
+    """Programs are kept, parameters are not."""
+    graph, x = random_graph(rng)
+    model = model_of("SAGE")
+    first = attribute(model, graph, x, 0, index=1)
+    model.conv2.kernel[...] *= 2
+    model.conv2.root.kernel[...] *= 2
+    then = attribute(model, graph, x, 0, index=1)
+    np.testing.assert_allclose(then.features, 2 * np.asarray(first.features), atol=1e-5)
+
+
+def test_fidelity(rng: Rng) -> None:
+    """By the definition, on graphs that are built again."""
+    graph, x = random_graph(rng)
+    model = model_of("GCN")
+    scores = rng.normal(size=graph.num_edges)
+    scores[16:] = 9  # padding is no edge
+    found = fidelity(model, graph, x, scores, num_edges=6)
+    edges, order = ends(graph), np.argsort(-scores[:16])
+    smaller = [Graph.from_edges(edges[o].T, num_nodes=N) for o in (order[6:], order[:6])]
+    given, rest, alone = (np.asarray(model(g, x)) for g in (graph, *smaller))
+    assert found.plus == np.mean(given.argmax(1) != rest.argmax(1))
+    assert found.minus == np.mean(given.argmax(1) != alone.argmax(1))
+    torch = need("torch")
+    p, q = (torch.tensor(each).softmax(-1) for each in (given, alone))
+    divergence = torch.nn.functional.kl_div(q.log(), p, reduction="none").sum(-1)
+    assert abs(found.unfaithfulness - (1 - torch.exp(-divergence)).mean().item()) < 1e-5
+
+
+# --- Pictures and errors -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_picture(rng: Rng) -> None:
+    import matplotlib.pyplot as plt
+
+    graph, x = random_graph(rng)
+    found = attribute(model_of("SAGE"), graph, x, index=2)
+    axes = plot_neighborhood(graph, 2, edges=found, labels=np.arange(N) % 3)
+    edges = ends(graph)
+    one = set(edges[(edges == 2).any(1)].ravel()) | {2}
+    two = set(edges[np.isin(edges, list(one)).any(1)].ravel()) | one
+    (lines,) = [each for each in axes.collections if hasattr(each, "get_segments")]
+    want = {frozenset(e) for e in edges.tolist() if set(e) <= two and e[0] != e[1]}
+    assert len(lines.get_segments()) == len(want)
+    assert len(axes.collections[1].get_offsets()) == len(two)
+    assert {text.get_text() for text in axes.texts} == {str(node) for node in two}
+    few = plot_neighborhood(graph, 2, edges=found, top_edges=1, ax=plt.subplots()[1])
+    assert len(few.collections[0].get_segments()) == min(1, len(want))
+    plt.close("all")
+
+
+GRAPH = Graph.from_edges([(0, 1), (1, 2)])
+X = np.ones((3, 2), np.float32)
+BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: attribute(3, GRAPH, X), TypeError, "model must be callable, got 3"),
+    (lambda: attribute(spmm, GRAPH, X[:2]), ValueError, r"x must be \(num_nodes=3"),
+    (
+        lambda: attribute(spmm, GRAPH, X > 0),
+        TypeError,
+        "x must be floating-point numbers, got bool",
+    ),
+    (lambda: attribute(spmm, GRAPH, X, 2), ValueError, r"target must be in \[0, 2\), got 2"),
+    (lambda: attribute(spmm, GRAPH, X, index=3), ValueError, r"index\[0\] = 3 is outside"),
+    (
+        lambda: attribute(spmm, GRAPH, X, method="magic"),  # type: ignore[arg-type]
+        ValueError,
+        "method must be one of 'saliency', .* got 'magic'",
+    ),
+    (lambda: attribute(spmm, GRAPH, X, num_hops=1), ValueError, "num_hops needs an index"),
+    (
+        lambda: attribute(own_messages, GRAPH, X),
+        ValueError,
+        "no message of the model passes .* method='occlusion', or edges=False",
+    ),
+    (
+        lambda: attribute(lambda g, x: (x, x), GRAPH, X),
+        TypeError,
+        "the model's output must be an array, unless target is a function of it, got tuple",
+    ),
+    (
+        lambda: attribute(spmm, GRAPH, X, method="attention"),
+        ValueError,
+        "the model has no attention over the edges",
+    ),
+    (
+        lambda: attribute(model_of("GCN"), GRAPH, np.ones((3, F), np.float32), edge_weight=X),
+        ValueError,
+        r"edge_weight must be \(num_edges=2, \*features\), in the graph's order, got",
+    ),
+    (
+        lambda: attribute(spmm, GRAPH, X, method="integrated_gradients", baseline=np.ones(3)),
+        ValueError,
+        "baseline must be of a shape that broadcasts to x's, got",
+    ),
+    (lambda: jax.jit(lambda x: attribute(spmm, GRAPH, x))(X), TypeError, "outside of jax.jit"),
+    (
+        lambda: fidelity(spmm, GRAPH, X, np.ones(3), num_edges=1),
+        ValueError,
+        r"attribution must be \(num_edges=2,\), got shape \(3,\)",
+    ),
+    (
+        lambda: plot_neighborhood(GRAPH, 0, labels=[1]),
+        ValueError,
+        r"labels must be \(num_nodes=3,\), got shape \(1,\)",
+    ),
+    (lambda: plot_neighborhood(GRAPH, 7), ValueError, r"nodes\[0\] = 7 is outside"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_errors(number: int) -> None:
+    call, kind, message = BAD[number]
+    with pytest.raises(kind, match=message):
+        call()
