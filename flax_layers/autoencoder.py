@@ -70,6 +70,10 @@ class GAE(nnx.Module):
         given = arguments, named | dropout_arguments(deterministic, rngs)
         return self._encode(graph, x, *given)[0]
 
+    def __call__(self, graph: Any, x: ArrayLike, *arguments: Any, **named: Any) -> Array:
+        """The same as :meth:`encode`."""
+        return self.encode(graph, x, *arguments, **named)
+
     def _encode(
         self, graph: Any, x: ArrayLike, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Array, Array]:

@@ -39,7 +39,7 @@ def test_gae(graph: Graph, rng: np.random.Generator) -> None:
     model = GAE(encoder(4))
     given = split.train_graph, x, split.train, negatives
     with strict():
-        z = model.encode(*given[:2], deterministic=True)
+        z = model(*given[:2], deterministic=True)
         np.testing.assert_allclose(z, model.encoder(*given[:2], deterministic=True))
         z = np.asarray(z, np.float64)
         loss = model.loss(*given, deterministic=True)

@@ -347,8 +347,12 @@ def _number(argument: str, given: Any, what: str, names: tuple[str, ...] | None,
 def _scores(
     graphdef: Any, state: Any, nodes: Array, relations: Array, node: Any, relation: Any
 ) -> Array:
-    decoder = nnx.merge(graphdef, state)
-    return (decoder(nodes[node][None], relations[relation][None], deterministic=True) @ nodes.T)[0]
+    # Several rows, as a product of one is rounded otherwise than those of a `LinkRanking`.
+    rows = jnp.zeros(8, jnp.int32)
+    query = nnx.merge(graphdef, state)(
+        nodes[rows + node], relations[rows + relation], deterministic=True
+    )
+    return (query @ nodes.T)[0]
 
 
 @jax.jit

@@ -213,6 +213,13 @@ TEXTS: dict[str, Files] = {
         b'type": {"0": {"start": 0, "end": 1, "meaning": "has"}}}, "label.dat": {"node type": '
         b'{"0": {"0": "a", "1": "b", "2": "c"}}}}',
     },
+    "triples": {
+        "train.txt": "Zürich\tin\tCH\nBern\tin\tCH\nGenf\tnear\tFR\n".encode(),
+        "valid.txt": b"Genf\tin\tCH\n",
+        "test.txt": b"FR\tnear\tCH\n",
+        "relations.dict": b"1\tin\n0\tnear\n",
+        "entity2id.txt": "5\nCH\t0\nBern\t1\nGenf\t2\nFR\t3\nZürich\t4\n".encode(),
+    },
     "csv": {
         "nodes.csv": 'id,label,split,x,kind\nann,red,train,0.5,a\n"b,o",,,1e3,\n007,red,val,0,a\n'
         "Çel,blue,test,-2,é\n".encode(),
@@ -233,7 +240,8 @@ ARRAYS = {
 RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
 FORMATS = (
     *("hypergcn", "planetoid", *(form for form in ARRAYS if form not in RELATIONAL_ARRAYS)),
-    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "csv", "cache"),
+    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "triples"),
+    *("csv", "cache"),
 )
 
 
@@ -502,7 +510,7 @@ def load(form: str, folder: Path) -> Any:
         return datasets.load_hypergraph(folder)
     if form in ("planetoid", "csv"):
         return datasets.load_graph(folder)
-    if form in ("rdf", "rdf_gz", "hgb"):
+    if form in ("rdf", "rdf_gz", "hgb", "triples"):
         return datasets.load_relational(folder)
     if form.startswith("relational"):
         return datasets.load_relational_npz(folder / "toy.npz")
