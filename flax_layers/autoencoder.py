@@ -81,10 +81,6 @@ class GAE(nnx.Module):
         z = self.encoder(graph, x, *arguments, **named)
         return z, jnp.zeros((), z.dtype)
 
-    def __call__(self, graph: Any, x: ArrayLike, edges: ArrayLike, **named: Any) -> Array:
-        """Logits of edges: :meth:`encode` with its further arguments, then :meth:`scores`."""
-        return self.scores(self.encode(graph, x, **named), edges)
-
     def scores(self, z: ArrayLike, edges: ArrayLike) -> Array:
         """Logits of edges.
 

@@ -68,8 +68,7 @@ def link_predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
     if facts:
         inputs = {"graph": task.graph, "x": (ids, ids)}
     else:
-        x = jnp.asarray(dataset.x)
-        inputs = {"graph": task.split.train_graph, "x": x, "edges": jnp.stack([ids, ids + 1])}
+        inputs = {"graph": task.split.train_graph, "x": jnp.asarray(dataset.x)}
     return TrainedLinks(model, config, fingerprint(dataset), task.sizes["num_relations"]), inputs
 
 

@@ -78,7 +78,7 @@ class TrainedLinks(Predictor):
 
     Attributes:
         model: The model: a `LinkPredictor`, which as a predictor takes subjects and relations in
-            the place of features, or a `GAE` of edges without relations, which takes `edges`.
+            the place of features, or a `GAE` of edges without relations, which gives embeddings.
         config: Settings of the training.
         data: What the dataset of the training is recognised by.
         num_relations: Of the dataset, inverse ones not included; 0 where edges have none.
