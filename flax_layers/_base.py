@@ -19,6 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_gnn import Graph, Hypergraph, segment_matmul
 from jax_gnn.extend import (
     as_array,
+    check_callable,
     check_choice,
     check_instance,
     check_integer,
@@ -502,6 +503,13 @@ def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Arr
     if values.shape != (size,):
         raise ValueError(f"{name} must have shape ({size_name},) = ({size},), got {values.shape}")
     return values
+
+
+def check_model(name: str, model: Any) -> None:
+    """Raises TypeError for what cannot be called as a model, such as its class or its name."""
+    check_callable(name, model)
+    if isinstance(model, type):
+        raise TypeError(f"{name} must be a model, got the class {model.__name__}; make one of it")
 
 
 def check_rates(**rates: float) -> None:

@@ -10,8 +10,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import dropout_arguments
-from jax_gnn.extend import as_array, as_ids, check_callable, check_real
+from flax_layers._base import check_model, dropout_arguments
+from jax_gnn.extend import as_array, as_ids, check_real
 
 MAX_LOG_STD = 10.0  # as PyG has it
 
@@ -40,9 +40,9 @@ class GAE(nnx.Module):
             encoder: See the class.
 
         Raises:
-            TypeError: It cannot be called.
+            TypeError: It is no model, such as the name or the class of one.
         """
-        check_callable("encoder", encoder)
+        check_model("encoder", encoder)
         self.encoder = encoder
 
     def encode(
@@ -158,7 +158,7 @@ class VGAE(GAE):
             rngs: Source of the noise, stream "dropout".
 
         Raises:
-            TypeError: The encoder cannot be called.
+            TypeError: The encoder is no model.
         """
         super().__init__(encoder)
         self.deterministic = False  # which train() and eval() set

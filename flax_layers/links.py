@@ -14,7 +14,14 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._base import Stack, check_positive, check_rates, dropout_arguments, normalized
+from flax_layers._base import (
+    Stack,
+    check_model,
+    check_positive,
+    check_rates,
+    dropout_arguments,
+    normalized,
+)
 from flax_layers.compgcn import CompGCN
 from jax_gnn.extend import (
     STATIC,
@@ -244,8 +251,8 @@ class LinkPredictor(nnx.Module):
         """
         check_rates(dropout_rate=dropout_rate)
         if encoder is not None:
-            check_callable("encoder", encoder)
-        check_callable("decoder", decoder)
+            check_model("encoder", encoder)
+        check_model("decoder", decoder)
         if isinstance(decoder, Stack) or isinstance(encoder, DistMult | ComplEx | ConvE):
             raise TypeError(
                 "encoder must be a model of graphs, and decoder one of pairs, as DistMult is, got "

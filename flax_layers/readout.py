@@ -22,6 +22,8 @@ from flax_layers._base import (
     finished,
     linear,
 )
+from flax_layers.graph import GCN, GIN, SAGE
+from flax_layers.graph_attention import GAT, GATv2
 from flax_layers.norms import NodeBatchNorm, check_nodes
 from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum, spmm
 from jax_gnn.extend import (
@@ -35,6 +37,7 @@ from jax_gnn.extend import (
 )
 
 Readout = Literal["sum", "mean", "max"]
+Layers = Literal["GCN", "SAGE", "GIN", "GAT", "GATv2"]
 
 
 def readout(batch: Batch, x: ArrayLike, kind: Readout = "sum") -> Array:
@@ -464,6 +467,12 @@ class GINClassifier(nnx.Module):
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
         self.readout: Readout = readout
         self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.out_features = out_features
+        self.num_layers = num_layers
+        self.dropout_rate = dropout_rate
+        self.eps = eps
+        self.learn_eps = learn_eps
 
     def __call__(
         self,
@@ -498,3 +507,94 @@ class GINClassifier(nnx.Module):
             for head, y in zip(self.heads, layers, strict=True)
         )
         return functools.reduce(operator.add, scores)
+
+
+class GraphClassifier(nnx.Module):
+    """Classifies graphs by convolutions of one kind, ReLU, a readout, dropout and a linear map.
+
+    Attributes:
+        stack: The convolutions, such as a `GCN`, whose result has the hidden features.
+        output: The linear map.
+
+    Example:
+        >>> made = batch([Graph.from_edges([(0, 1)]), Graph.from_edges([(0, 0)])], num_graphs=4)
+        >>> model = GraphClassifier(4, 8, 2, layers="GCN", rngs=nnx.Rngs(0))
+        >>> model(made, jnp.ones((3, 4)), deterministic=True).shape
+        (4, 2)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        *,
+        layers: Layers,
+        num_layers: int = 3,
+        readout: Readout = "mean",
+        dropout_rate: float = 0.5,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        """Initialises the layers.
+
+        Args:
+            in_features: Features per node of the input.
+            hidden_features: Features per node after each convolution.
+            out_features: Numbers per graph, such as of classes.
+            layers: The class of the stack.
+            num_layers: Number of convolutions.
+            readout: "sum", "mean" or "max".
+            dropout_rate: Share of hidden activations dropped in training, in [0, 1].
+            rngs: Source of the keys, streams "params" and "dropout".
+            **options: Further arguments of the stack.
+
+        Raises:
+            ValueError: A size is not positive, the rate is outside [0, 1], or a name is unknown.
+        """
+        check_choice("layers", layers, get_args(Layers))
+        check_choice("readout", readout, get_args(Readout))
+        check_positive(out_features=out_features)
+        kind: Any = {"GCN": GCN, "SAGE": SAGE, "GIN": GIN, "GAT": GAT, "GATv2": GATv2}[layers]
+        widths = in_features, hidden_features, hidden_features
+        shared: Any = {"num_layers": num_layers, "dropout_rate": dropout_rate, "rngs": rngs}
+        self.stack = kind(*widths, **shared, **options)
+        self.output = nnx.Linear(hidden_features, out_features, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
+        self.layers: Layers = layers
+        self.readout: Readout = readout
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.out_features = out_features
+        self.num_layers = num_layers
+        self.dropout_rate = dropout_rate
+        self.options = tuple(sorted(options.items()))
+
+    def __call__(
+        self,
+        batch: Batch[Graph],
+        x: ArrayLike,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> Array:
+        """Computes one row of outputs (logits) per graph.
+
+        Args:
+            batch: The graphs.
+            x: Features of nodes, ``(num_nodes, in_features)``.
+            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
+                and `eval()`.
+            rngs: Randomness of the dropout; None uses the stream given at construction.
+
+        Returns:
+            ``(num_graphs, out_features)``; of padding graphs the bias.
+
+        Raises:
+            ValueError: A shape does not fit.
+        """
+        x = check_nodes(batch, x, self.in_features)
+        dropout = dropout_arguments(deterministic, rngs)
+        y = self.stack(batch.graph, x, **dropout)
+        y = readout(batch, jax.nn.relu(y), self.readout)
+        return linear(self.output, self.dropout(y, **dropout))

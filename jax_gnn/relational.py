@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -539,6 +539,9 @@ class RelationalGraph:
             self.pair_dst,
             part(self.to_pairs),
         )
+
+    def _note(self, name: str, value: Callable[[], Array]) -> None:
+        """See :meth:`Graph._note`."""
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
         """Brings values, such as weights, from the order of the input to the graph's order.

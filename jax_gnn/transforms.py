@@ -547,14 +547,16 @@ def random_walk_encoding(graph: Graph, num_steps: int, edge_weight: Any = None) 
     forward = _matrix(src, dst, num_nodes, weight).T
     total = np.asarray(forward.sum(1)).ravel()
     share = np.divide(1, total, out=np.zeros(num_nodes), where=total > 0)
-    step = scipy.sparse.csr_array(share[:, None] * forward)
+    back = scipy.sparse.csr_array((share[:, None] * forward).T)
     result = np.zeros((num_nodes, num_steps))
-    for start in range(0, num_nodes, 1024):  # rows of powers, which may be dense
-        rows = np.arange(start, min(start + 1024, num_nodes))
-        power = scipy.sparse.identity(num_nodes, format="csr")[rows]
+    for start in range(0, num_nodes, 512):  # rows of powers, as columns
+        rows = np.arange(start, min(start + 512, num_nodes))
+        power: Any = scipy.sparse.eye_array(num_nodes, format="csr")[:, rows]
         for i in range(num_steps):
-            power = power @ step
-            result[rows, i] = power[np.arange(len(rows)), rows]
+            power = back @ power
+            if scipy.sparse.issparse(power) and power.nnz > power.shape[0] * len(rows) / 50:
+                power = power.toarray()  # in small graphs they stay sparse, in others soon not
+            result[rows, i] = power[rows, np.arange(len(rows))]
     return placed(result.astype(_float()), device_of(graph.rows))
 
 

@@ -207,6 +207,36 @@ def test_raw_call_with_wrong_number_of_buffers() -> None:
             call("hypergraph_aggregate", wrong, results)
 
 
+@pytest.mark.skipif(PLATFORM != "cpu", reason="kernels of a CPU")
+@pytest.mark.parametrize(
+    ("target", "operands", "result", "message"),
+    [
+        ("gather_rows", (floats(5, 2), np.zeros(3, np.int32)), ((4, 2), "float32"), "the ids or"),
+        ("gather_rows", (floats(5, 2), np.zeros(3, np.int32)), ((3, 3), "float32"), "the ids or"),
+        ("gather_rows", (floats(5, 2), np.zeros(3, np.int32)), ((3, 2), "int32"), "the ids or"),
+        ("gather_rows", (floats(5, 2), floats(3)), ((3, 2), "float32"), "the ids or"),
+        ("gather_rows", (floats(), np.zeros(3, np.int32)), ((3, 2), "float32"), "the input and"),
+        ("segment_scatter", (floats(3, 2), np.zeros(4, np.int32)), ((4, 2), "float32"), "the ids"),
+        ("segment_scatter", (floats(3, 2), np.zeros(3, np.int32)), ((4, 1), "float32"), "the ids"),
+        ("segment_scatter", (floats(3, 2), floats(3)), ((4, 2), "float32"), "the ids"),
+        ("segment_scatter", (floats(), np.zeros(0, np.int32)), ((4,), "float32"), "the input and"),
+        (
+            "segment_scatter",
+            (floats(3, 2).astype(np.float16), np.zeros(3, np.int32)),
+            *(((4, 2), "float16"), "half types"),
+        ),
+        ("segment_scatter", (floats(3), np.zeros(3, np.int32), 5), ((4,), "float32"), "no such"),
+    ],
+)
+def test_raw_calls_by_ids_in_any_order(
+    target: str, operands: Any, result: Any, message: str
+) -> None:
+    arrays, reduce = operands[:2], operands[2] if len(operands) > 2 else 0
+    attributes = {"reduce": np.int64(reduce)} if target == "segment_scatter" else {}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: .*{message}"):
+        call(target, arrays, [result], attributes)
+
+
 # --- Corrupt indices -----------------------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ def write_planetoid(folder, protocol=4):
 
 def npz_arrays(**changes):
     arrays = {name: value for name, value in vars(toy()).items() if value is not None}
-    arrays.pop("name")
+    del arrays["name"], arrays["format"]
     return {key: value for key, value in (arrays | changes).items() if value is not None}
 
 
@@ -134,6 +134,14 @@ def test_csv(tmp_path):
         assert_same(load_graph(source), toy(x=X[:, ::-1], **names))
 
 
+def test_csv_of_numbers_to_regress_on(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,target,x\n1,0.5,1\n2,,2\n")
+    (tmp_path / "edges.csv").write_text("src,dst\n1,2\n")
+    data = datasets.load_csv(tmp_path)
+    assert data.regresses and data.has_label().tolist() == [True, False]
+    assert data.y[0] == 0.5 and data.x.tolist() == [[1], [2]]
+
+
 def test_csv_of_text(tmp_path):
     (tmp_path / "nodes.csv").write_text("id,kind,label\nÇel,b,\nann,a,red\n007,b,blue\n")
     (tmp_path / "edges.csv").write_text("src,dst\nann,007\n")
@@ -152,6 +160,9 @@ def test_csv_of_text(tmp_path):
         ("id\n1\n", "src,dst\n1,2\n", "nodes.csv: 1 rows of edges.csv name no node, or nothing"),
         ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),
         ("id,x\n1,\n2,3\n", "src,dst\n", "nodes.csv: x: row 0 is not finite"),
+        ("id,target\n1,a\n", "src,dst\n", "column 'target': expected .* regress on, of numbers"),
+        ("id,target,label\n1,2,a\n", "src,dst\n", "regress on, and not 'label' beside it"),
+        ("id,label\n1,0.5\n", "src,dst\n", "'label' has numbers that are no classes; call it"),
         ("id,split\n1,best\n", "src,dst\n", "nodes.csv: column 'split': expected train, .*'best'"),
         ("id,x\n1\n", "src,dst\n", r"nodes.csv: .*nodes.csv:2 must have 2 cells .*, got 1"),
         (

@@ -78,6 +78,8 @@ def test_vgae(graph: Graph, rng: np.random.Generator) -> None:
 def test_bad_arguments(graph: Graph) -> None:
     with pytest.raises(TypeError, match="encoder must be callable, got 'gcn'"):
         GAE("gcn")
+    with pytest.raises(TypeError, match="encoder must be a model, got the class GCN; make one"):
+        GAE(GCN)
     model = GAE(encoder(4))
     message = r"z must be \(num_nodes, features\) and edges \(2, num_edges\), got shapes \(3, 4\)"
     for edges in (jnp.zeros((3, 2), int), jnp.zeros(2, int)):

@@ -284,3 +284,13 @@ def test_encoder_and_decoder_in_each_others_place(swapped):
     given = {"encoder": (decoder, decoder), "decoder": (encoder, encoder)}
     with pytest.raises(TypeError, match="encoder must be a model of graphs, and decoder one of"):
         LinkPredictor(*(6, 2, 4, 4, *given.get(swapped, (decoder, encoder))), rngs=nnx.Rngs(0))
+
+
+def test_what_is_no_model():
+    for encoder, decoder, message in (
+        (None, "distmult", "decoder must be callable, got 'distmult'"),
+        (None, DistMult, "decoder must be a model, got the class DistMult; make one of it"),
+        (RGCN, DistMult(), "encoder must be a model, got the class RGCN; make one of it"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            LinkPredictor(6, 2, 4, 4, encoder, decoder, rngs=nnx.Rngs(0))

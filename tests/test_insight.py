@@ -14,10 +14,21 @@ import pytest
 from flax import nnx
 from test_transforms import ends, need
 
-from flax_layers import GAT, GCN, GIN, SAGE, GATConv, GATv2Conv, GraphTransformer, TransformerConv
-from jax_gnn import Graph, segment_sum, spmm
+from flax_layers import (
+    GAT,
+    GCN,
+    GIN,
+    SAGE,
+    GATConv,
+    GATv2Conv,
+    GraphTransformer,
+    RGATConv,
+    TransformerConv,
+)
+from jax_gnn import Batch, Graph, RelationalGraph, batch, segment_sum, spmm
 from jax_gnn.insight import attribute, fidelity, plot_neighborhood
 from jax_gnn.insight._gates import GatedGraph, without_edges
+from jax_gnn.transforms import k_hop_subgraph
 
 N, F = 9, 3
 Rng = np.random.Generator
@@ -238,11 +249,32 @@ def test_attention(rng: Rng, layer: Any) -> None:
     np.testing.assert_allclose(found.edges, weights.mean(1), atol=1e-6)
 
 
+def test_attention_of_relations(rng: Rng) -> None:
+    """Values under the weights of the edges sum up to what the layer makes, for either method."""
+    src, rel, dst = rng.integers(0, [[N], [2], [N]], (3, 20))
+    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=2)
+    graph = graph.pad(num_edges=22)
+    x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
+    made: Any = {"heads": 2, "num_relations": 2, "use_bias": False}
+    layer = RGATConv(F, 4, **made, rngs=nnx.Rngs(int(rng.integers(100))))
+    (weights,) = attribute(layer, graph, x, method="attention").layers
+    edges = graph.nodes
+    values = jnp.einsum("ek,ekn->en", x[edges.cols], layer.kernel[...][graph.edge_types])
+    messages = values.reshape(-1, 2, 2) * weights[..., None]
+    want = segment_sum(messages, edges.rows, N).reshape(N, 4)
+    np.testing.assert_allclose(layer(graph, x), want, atol=1e-5)
+    assert not weights[20:].any()
+
+
 def test_attention_of_models(rng: Rng) -> None:
     graph, x = random_graph(rng)
     found = attribute(nnx.jit(model_of("GAT")), graph, x, method="attention")
     assert [layer.shape for layer in found.layers] == [(18, 2), (18, 1)]
     assert found.edges is not None and not found.edges[16:].any()
+    near = attribute(model_of("GAT"), graph, x, index=3, method="attention")
+    reached = k_hop_subgraph(graph, 3, 2).edges
+    assert near.edges is not None and set(np.flatnonzero(near.edges)) <= set(reached)
+    np.testing.assert_array_equal(near.edges[near.edges > 0], found.edges[near.edges > 0])
     totals = segment_sum(jnp.asarray(found.layers[0]), graph.rows, N)
     assert (np.asarray(totals) < 1).all() and found.features is None  # the rest is their own
 
@@ -260,6 +292,24 @@ def test_other_models(rng: Rng) -> None:
     np.testing.assert_allclose(first.features, np.repeat(want[:, None], F, 1))
     scale = jnp.full((), 2.0)
     np.testing.assert_allclose(attribute(model, graph, x).nodes, 2 * F * want)
+
+
+def test_batches(rng: Rng) -> None:
+    """A graph's edges count for that graph alone, by derivatives and by removal."""
+    made = batch([random_graph(rng)[0] for _ in range(2)], num_graphs=3)
+    x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
+    weights = jnp.asarray(rng.normal(size=(F, 2)), jnp.float32)
+
+    def model(made: Batch[Graph], x: Any) -> Any:
+        y = jnp.tanh(spmm(made.graph, x) @ weights)
+        return segment_sum(y, made.graph_ids, made.num_graphs)
+
+    for method in ("saliency", "occlusion"):
+        found = attribute(model, made, x, index=1, method=method)  # type: ignore[arg-type]
+        assert found.edges is not None and found.nodes is not None
+        assert (np.asarray(found.edges[:32]) != 0).tolist() == [False] * 16 + [True] * 16
+        assert not found.nodes[:N].any() and found.nodes[N:].any()
+    assert fidelity(model, made, x, found, num_edges=32).unfaithfulness < 1e-6
 
 
 def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
@@ -296,8 +346,6 @@ def test_fidelity(rng: Rng) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 def test_picture(rng: Rng) -> None:
-    import matplotlib.pyplot as plt
-
     graph, x = random_graph(rng)
     found = attribute(model_of("SAGE"), graph, x, index=2)
     axes = plot_neighborhood(graph, 2, edges=found, labels=np.arange(N) % 3)
@@ -309,9 +357,8 @@ def test_picture(rng: Rng) -> None:
     assert len(lines.get_segments()) == len(want)
     assert len(axes.collections[1].get_offsets()) == len(two)
     assert {text.get_text() for text in axes.texts} == {str(node) for node in two}
-    few = plot_neighborhood(graph, 2, edges=found, top_edges=1, ax=plt.subplots()[1])
+    few = plot_neighborhood(graph, 2, edges=found, top_edges=1, ax=axes.figure.add_subplot())
     assert len(few.collections[0].get_segments()) == min(1, len(want))
-    plt.close("all")
 
 
 GRAPH = Graph.from_edges([(0, 1), (1, 2)])

@@ -434,6 +434,10 @@ def _older(
 
 def _arguments(model: Stack) -> dict[str, Any]:
     """The model's arguments as JSON values, without those that matter only at initialisation."""
+    if not isinstance(model, Stack):  # it keeps all that it is given
+        names = {*inspect.signature(type(model).__init__).parameters}
+        names -= {"self", "rngs", "param_dtype", "options"}
+        return {name: getattr(model, name) for name in names} | dict(getattr(model, "options", ()))
     convolution = model.convolutions[0]
     signatures = (Stack.__init__, type(model).__init__, type(convolution).__init__)
     names = {name for init in signatures for name in inspect.signature(init).parameters}

@@ -37,17 +37,20 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.config import Config, Number, Setting, TrainConfig, settings
-from flax_layers.training.data import settled
+from flax_layers.training.data import num_outputs, settled
 from flax_layers.training.link_tasks import has_edge_split, link_task
 from flax_layers.training.plot import METRICS
 from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import (
+    GraphsDataset,
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
 )
 from jax_gnn.extend import Implementation, status
 
+BY_PATH = GraphsDataset, RelationalDataset  # kinds of data that are not built in
+ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
 
@@ -128,7 +131,7 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     groups = _groups(parser)
     offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
-    if recipe.dataset is RelationalDataset:
+    if recipe.dataset in BY_PATH:
         groups["data"].add_argument("--data", metavar="FILE|FOLDER", help=files)
     else:
         groups["data"].add_argument(
@@ -149,11 +152,12 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
             dest="feature_normalization",
             help="the same as --feature-normalization standardize",
         )
-    groups["execution"].add_argument(
-        "--no-baseline",
-        action="store_true",
-        help="leave out the same training in plain JAX",
-    )
+    if recipe.plain_model is not None:
+        groups["execution"].add_argument(
+            "--no-baseline",
+            action="store_true",
+            help="leave out the same training in plain JAX",
+        )
     _add_settings(recipe.config, groups, "checkpoint, plot and results")
 
 
@@ -205,8 +209,8 @@ def _make_folder(path: Path) -> None:
 class _Progress:
     """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
 
-    def __init__(self, splits: int, epochs: int) -> None:
-        self._splits, self._epochs = splits, epochs
+    def __init__(self, splits: int, epochs: int, measure: str = "accuracy") -> None:
+        self._splits, self._epochs, self._measure = splits, epochs, measure
         self._bar: Any = None
         self._best = 0.0
 
@@ -227,9 +231,12 @@ class _Progress:
             self._bar.close()
 
     def __call__(self, report: EpochReport) -> None:
-        self._best = max(self._best if report.epoch else 0.0, report.valid_accuracy)
+        self._best = (
+            max(self._best, report.valid_accuracy) if report.epoch else report.valid_accuracy
+        )
         split = f"split {report.split + 1}/{self._splits}"
-        validation = f"best validation accuracy {self._best:.1%}"
+        best = f"{self._best:.1%}" if self._measure == "accuracy" else f"{self._best:.3f}"
+        validation = f"best validation {self._measure} {best}"
         if self._bar is not None:
             self._bar.set_description(split, refresh=False)
             self._bar.set_postfix_str(validation, refresh=False)
@@ -259,9 +266,16 @@ def _run_summary(run: Run) -> dict[str, Any]:
 def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
     return {
         "name": dataset.name,
-        **{name: getattr(result.graph, name) for name in recipe.sizes},
+        **{
+            name: getattr(dataset if recipe.structure is None else result.graph, name)
+            for name in recipe.sizes
+        },
         "num_features": _num_features(result.x),
-        "num_classes": dataset.num_classes,
+        **(
+            {"num_targets": num_outputs(dataset)}
+            if dataset.regresses
+            else {"num_classes": dataset.num_classes}
+        ),
     }
 
 
@@ -269,7 +283,27 @@ def _num_features(x: Any) -> int | str:
     """Where they are by type, all of them."""
     if isinstance(x, dict):
         return "/".join("0" if rows is None else str(rows.shape[1]) for rows in x.values())
-    return 0 if x is None else x.shape[1]
+    return 0 if x is None else x.shape[-1]
+
+
+def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]]:
+    """Errors of a regression, else accuracies; each with its deviation."""
+    if result.errors is None:
+        over = f"accuracy of {len(result.run.test_accuracy)} folds"
+        yield [
+            over if result.run.over == "folds" else "test accuracy",
+            *(
+                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                for run in runs.values()
+            ),
+        ]
+        if result.run.over == "folds":
+            yield ["at epoch", *(str(run.best_epoch[0] + 1) for run in runs.values())]
+        return
+    for name, label in ERRORS.items():
+        values = result.errors[name]
+        std = values.std(ddof=1) if len(values) > 1 else 0.0
+        yield [f"test {label}", f"{values.mean():.4g} ± {std:.2g}", *[""] * (len(runs) - 1)]
 
 
 def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
@@ -282,13 +316,7 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
         runs["plain JAX"] = result.baseline
     rows = [
         ["", *runs],
-        [
-            "test accuracy",
-            *(
-                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
-                for run in runs.values()
-            ),
-        ],
+        *_score_rows(result, runs),
         ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
         ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
     ]
@@ -309,6 +337,8 @@ def _tell_notes(dataset: NodeDataset, config: Any) -> None:
     if dataset.repeated:
         weights = ", with the sum of their weights" if weighted else ""
         print(f"jax-gnn: {dataset.repeated} repeated edges count once{weights}", file=sys.stderr)
+    if dataset.unused:
+        print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if weighted and not getattr(config, "edge_weight", False):
         takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
@@ -326,8 +356,11 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         check_dataset(dataset, config)
     folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
     _make_folder(folder)
-    with _Progress(config.splits, config.epochs) as progress:
-        result = train(dataset, config, baseline=not args.no_baseline, on_epoch=progress)
+    runs = getattr(config, "folds", 0) or config.splits
+    measure = "R2" if dataset.regresses else "accuracy"
+    with _Progress(runs, config.epochs, measure) as progress:
+        baseline = not getattr(args, "no_baseline", True)
+        result = train(dataset, config, baseline=baseline, on_epoch=progress)
     _tell_notes(dataset, config)
 
     described = _dataset_summary(recipe, dataset, result)
@@ -350,6 +383,8 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
                 "versions": versions(),
                 "devices": devices(),
                 "jax_gnn": _run_summary(result.run),
+                "test_errors": result.errors
+                and {name: values.tolist() for name, values in result.errors.items()},
                 "plain_jax": result.baseline and _run_summary(result.baseline),
                 "speedup": result.speedup,
                 "checkpoint_split": split + 1,
@@ -362,8 +397,15 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     if not np.array_equal(predictions, again, equal_nan=True):
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
         return 1
-    of_split = f"of split {split + 1}, " if config.splits > 1 else ""
-    accuracy = f"{of_split}test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
+    what = {"folds": "fold", "seeds": "seed"}.get(result.run.over, "split")
+    accuracy = f"of {what} {split + 1}, " if runs > 1 else ""
+    if result.run.over == "folds":
+        best = result.run.valid_accuracy[split].max()
+        accuracy += f"its best accuracy {100 * best:.2f} %"
+    else:
+        accuracy += f"test accuracy {100 * result.run.best_test_accuracy[split]:.2f} %"
+    if result.errors is not None:
+        accuracy = accuracy.partition(", ")[0] + f", test MAE {result.errors['mae'][split]:.4g}"
     rows = [
         ["checkpoint", str(checkpoint), f"({accuracy}; loaded again: same predictions)"],
         ["plot", str(plot), ""],
@@ -381,6 +423,10 @@ EXAMPLES = {
     ),
     "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
     "gin": ("--data cora.npz --learn-eps",),
+    "gin-graph": ("--data MUTAG.txt --folds 10", "--data PROTEINS --folds 10 --batch-size 128"),
+    "gcn-graph": ("--data PROTEINS --folds 10",),
+    "sage-graph": ("--data PROTEINS --aggregation max",),
+    "gat-graph": ("--data ogbg_molesol",),
     "sage": ("--data cora.npz --aggregation max",),
     "gat": ("--data planetoid/ind.cora.x",),
     "gatv2": ("--data cora.npz --heads 4 --share-weights",),
@@ -415,10 +461,26 @@ class _ModelParser(argparse.ArgumentParser):
         return found, rest
 
 
+class _ByTask(argparse._SubParsersAction):
+    """Takes ``MODEL --task TASK`` for the command ``MODEL-TASK``, or of nodes ``MODEL``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        model, *rest = values
+        task = argparse.ArgumentParser(prog=f"{parser.prog} {model}", add_help=False)
+        tasks = [name.removeprefix(f"{model}-") for name in self.choices or () if name != model]
+        tasks = ["node", *(task for task in tasks if f"{model}-{task}" in self.choices)]
+        task.add_argument("--task", choices=tasks, default="node")
+        found, rest = task.parse_known_args(rest)
+        name = model if found.task == "node" else f"{model}-{found.task}"
+        super().__call__(parser, namespace, [name, *rest], option_string)
+
+
 def add_train(commands: Commands) -> None:
     """Adds ``train``, with a command for each model."""
     parser = commands.add_parser("train", help="train a model", description="Train a model.")
-    models: Any = parser.add_subparsers(metavar="WHAT", required=True, parser_class=_ModelParser)
+    models: Any = parser.add_subparsers(
+        metavar="WHAT", required=True, parser_class=_ModelParser, action=_ByTask
+    )
     for recipe in RECIPES.values():
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
@@ -429,17 +491,20 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
     name = recipe.config.model
     examples = "\n  ".join(
         f"jax-gnn train {name} {line}".rstrip()
-        for line in ([] if recipe.dataset is RelationalDataset else [""])
-        + [*EXAMPLES.get(name, ())]
+        for line in ([] if recipe.dataset in BY_PATH else [""]) + [*EXAMPLES.get(name, ())]
     )
+    of = recipe.dataset.example
+    other = f"{name}-graph"
     parser = add_command(
         models,
         name,
-        help=f"a {recipe.title} for node classification",
+        help=f"a {recipe.title} for {of} classification or regression",
         description=f"Trains a {recipe.title}\nand reports the test accuracy at each split's best "
-        "validation epoch, beside the same training in\nplain JAX. Writes a checkpoint of the best "
-        "model, a plot of the learning curves and results.json.\n\n"
-        f"examples:\n  {examples}",
+        "validation epoch, or errors where labels are\nnumbers"
+        + (", beside the same training in plain JAX" if recipe.plain_model else "")
+        + ". Writes a checkpoint of the\nbest model, a plot of the curves and results.json."
+        + (" For many graphs with a label each: --task graph." if other in RECIPES else "")
+        + f"\n\nexamples:\n  {examples}",
         run=functools.partial(_run_train, recipe),
     )
     _add_train_arguments(recipe, parser)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 from flax_layers.compgcn import Composition
 from flax_layers.graph import Aggregation
 from flax_layers.hypergraph_attention import Degrees
+from flax_layers.readout import Readout
 from flax_layers.relational import Norm
 from flax_layers.relational_attention import Attention, Softmax
 from jax_gnn.extend import Implementation, Normalization
@@ -152,6 +153,7 @@ class TrainConfig(Config):
         ),
     ] = "none"
     scaling: Mapping[str, Any] | None = None  # means and deviations by type, once they are known
+    target_scaling: Any = None  # mean and deviation of each number to regress on
     implementation: Annotated[
         Implementation | None,
         Setting(
@@ -399,6 +401,87 @@ class GraphTransformerConfig(GATConfig):
     gated: Annotated[
         bool, Setting("model", "a gate weighs the skip connection against the rest")
     ] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphsConfig(TrainConfig):
+    """Settings of every training on many graphs; defaults as in GIN's paper."""
+
+    left_out: ClassVar[tuple[str, ...]] = (
+        *("features", "feature_noise", "input_dropout_rate", "weight_decay_layers"),
+    )
+
+    epochs: int = 350
+    weight_decay: float = 0.0
+    num_layers: int = 4
+    hidden_features: int = 32
+    feature_normalization: _FeatureNormalization = "auto"
+    folds: Annotated[
+        int,
+        Setting(
+            "training",
+            "of a cross-validation, with one epoch that has the best mean; 0: none",
+            WHOLE,
+            "N",
+        ),
+    ] = 0
+    batch_size: Annotated[int, Setting("training", "graphs per step", COUNT, "N")] = 32
+    steps: Annotated[
+        int,
+        Setting(
+            "training",
+            "batches per epoch, each of graphs drawn anew; 0: as many as hold all graphs",
+            WHOLE,
+            "N",
+        ),
+    ] = 0
+    halve_every: Annotated[
+        int, Setting("training", "epochs until the learning rate halves; 0: never", WHOLE, "N")
+    ] = 50
+    readout: Annotated[
+        Readout, Setting("model", "what makes features of a graph of those of its nodes")
+    ] = "mean"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GINGraphConfig(GraphsConfig):
+    """Settings of a `flax_layers.GINClassifier`; the defaults are those of its paper."""
+
+    model: ClassVar[str] = "gin-graph"
+
+    steps: int = 50
+    readout: Readout = "sum"
+    learn_eps: Annotated[
+        bool,
+        Setting("model", "learn in each layer how much a node's own features count"),
+    ] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GCNGraphConfig(GraphsConfig):
+    """Settings of a `flax_layers.GraphClassifier` of GCN's layers."""
+
+    model: ClassVar[str] = "gcn-graph"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SAGEGraphConfig(GraphsConfig):
+    """Settings of a `flax_layers.GraphClassifier` of GraphSAGE's layers."""
+
+    model: ClassVar[str] = "sage-graph"
+
+    aggregation: Annotated[Aggregation, Setting("model", "what becomes of a node's messages")] = (
+        "mean"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GATGraphConfig(GraphsConfig):
+    """Settings of a `flax_layers.GraphClassifier` of GAT's layers."""
+
+    model: ClassVar[str] = "gat-graph"
+
+    heads: Annotated[int, Setting("model", "heads of the convolutions", COUNT, "N")] = 4
 
 
 _Bases = Annotated[
@@ -703,11 +786,12 @@ def settings(config: type[Config]) -> dict[str, Setting]:
     A subclass that gives a field another default need not repeat the setting.
     """
     found = {}
+    left_out = getattr(config, "left_out", ())
     for base in reversed(config.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
             for setting in getattr(hint, "__metadata__", ()):
                 found[name] = setting._replace(choices=tuple(_words(hint.__origin__)))
-    return found
+    return {name: setting for name, setting in found.items() if name not in left_out}
 
 
 def _words(hint: Any) -> Iterator[str | None]:

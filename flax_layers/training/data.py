@@ -9,14 +9,18 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from flax_layers.training.config import TrainConfig
+from flax_layers.training.predictor import preprocessed, preprocessing_of
 from jax_gnn.datasets import (
+    GraphsDataset,
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
     Split,
+    random_folds,
     random_split,
     with_noisy_label_features,
     with_random_features,
@@ -37,28 +41,32 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         ValueError: it lacks the published split or the features asked for, a part of that split is
             empty, it has too few labelled nodes to split, or no classes or relations.
     """
-    published = None if config.split == "random" else _published_split(dataset, config, config.seed)
+    fixed = config.split != "random" and not getattr(config, "folds", 0)
+    published = _published_split(dataset, config, config.seed) if fixed else None
     for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if published is not None and not getattr(published, part).size:
             raise ValueError(
                 f"dataset {dataset.name!r} has a published split without {what} nodes; split it at "
                 "random"
             )
-    if config.split == "published" and published is None:
+    if config.split == "published" and fixed and published is None:
         raise ValueError(
             f"dataset {dataset.name!r} has no published split with training, validation and test "
             "nodes; split it at random"
         )
     labelled = np.count_nonzero(dataset.has_label())
-    if published is None and labelled < _MIN_LABELLED:
+    least = max(_MIN_LABELLED, getattr(config, "folds", 0))
+    if published is None and labelled < least:
         raise ValueError(
-            f"dataset {dataset.name!r} has {labelled} labelled nodes; splits need at least "
-            f"{_MIN_LABELLED}"
+            f"dataset {dataset.name!r} has {labelled} labelled {dataset.example}s; splits need at "
+            f"least {least}"
         )
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
         raise ValueError(f"dataset {dataset.name!r} has no edge_weight to weigh edges by")
     for what in ("classes", "relations"):
-        if getattr(dataset, f"num_{what}", None) == 0:
+        if getattr(dataset, f"num_{what}", None) == 0 and not (
+            what == "classes" and dataset.regresses
+        ):
             raise ValueError(f"dataset {dataset.name!r} has no {what}")
     _check_features(dataset, config)
 
@@ -108,6 +116,9 @@ def settled(dataset: NodeDataset, config: C) -> C:
         fixed = ((x == 0) | (x == 1)).all(0) | (std < 1e-6 * (1 + np.abs(mean)))
         mean, std = np.where(fixed, 0, mean), np.where(fixed, 1, std)
         scaling[name] = [mean.astype(np.float32).tolist(), std.astype(np.float32).tolist()]
+    changes = any(np.any(mean) or np.any(np.subtract(std, 1)) for mean, std in scaling.values())
+    if not changes and config.feature_normalization == "auto":
+        return dataclasses.replace(config, feature_normalization="none")
     return dataclasses.replace(config, feature_normalization=kind, scaling=scaling)
 
 
@@ -144,28 +155,24 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     elif config.features == "random":
         dataset = with_random_features(dataset, num_features=_GENERATED_FEATURES, seed=config.seed)
 
-    def normalized(x: np.ndarray, name: str = "") -> np.ndarray:
-        if config.feature_normalization == "row":
-            total = np.abs(x).sum(axis=1, keepdims=True)
-            return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
-        if config.feature_normalization == "standardize" and name in (config.scaling or {}):
-            mean, std = np.array(config.scaling[name], np.float32)  # type: ignore[index]
-            if mean.shape != x.shape[1:]:
-                raise ValueError(
-                    f"dataset {dataset.name!r} has {x.shape[1]} features, the model takes "
-                    f"{mean.size}"
-                )
-            return (x - mean) / std
-        return x
-
     if dataset.num_features:
-        return normalized(np.asarray(dataset.x))
-    of_types = getattr(dataset, "x_by_type", None) or {}
-    features = ((name, of_types.get(name)) for name in _types(dataset))
-    return OrderedDict(
-        (name, normalized(x, name) if x is not None and x.shape[1] else None)
-        for name, x in features
-    )
+        x: Any = np.asarray(dataset.x)
+    else:
+        of_types = getattr(dataset, "x_by_type", None) or {}
+        features = ((name, of_types.get(name)) for name in _types(dataset))
+        x = OrderedDict(
+            (name, rows if rows is not None and rows.shape[1] else None) for name, rows in features
+        )
+    if config.feature_normalization == "none":
+        return x
+    for name, (mean, _) in (config.scaling or {}).items():
+        rows = x.get(name) if isinstance(x, dict) else x
+        if rows is not None and rows.shape[1] != len(mean):
+            raise ValueError(
+                f"dataset {dataset.name!r} has {rows.shape[1]} features, the model takes "
+                f"{len(mean)}"
+            )
+    return jax.tree.map(np.asarray, preprocessed(preprocessing_of(config), x))
 
 
 def numbered_types(dataset: NodeDataset, config: TrainConfig, types: Iterable[str]) -> set[str]:
@@ -181,6 +188,29 @@ def _types(dataset: NodeDataset) -> tuple[str, ...]:
     return ("node",) if sizes is None else tuple(sizes)
 
 
+def num_outputs(dataset: NodeDataset) -> int:
+    """What a model makes for each node or graph: a number for each class, or each target."""
+    return dataset.y[:1].size if dataset.regresses else dataset.num_classes
+
+
+def target_scaled(dataset: NodeDataset, config: C, ids: np.ndarray) -> C:
+    """The settings with mean and deviation of the numbers that a model learns from these ids."""
+    if not dataset.regresses:
+        return config
+    y = dataset.y[ids].reshape(len(ids), -1).astype(np.float64)
+    std = y.std(0)
+    scaling = [y.mean(0).astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)]
+    return dataclasses.replace(config, target_scaling=[each.tolist() for each in scaling])
+
+
+def scaled_labels(dataset: NodeDataset, config: TrainConfig) -> np.ndarray:
+    """`labels`, of numbers to regress on by the settings' scaling, ``(num_examples, targets)``."""
+    if not dataset.regresses:
+        return labels(dataset)
+    mean, std = np.array(config.target_scaling, np.float32)
+    return (dataset.y.reshape(len(dataset.y), -1) - mean) / std
+
+
 def labels(dataset: NodeDataset) -> np.ndarray:
     """``(num_nodes,)`` classes; flags, ``(num_nodes, num_classes)``, where there may be several."""
     several = getattr(dataset, "y_multilabel", None)
@@ -192,9 +222,20 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
 
     Args:
         dataset: The dataset.
-        config: Its `split` says where the split comes from.
+        config: Its `split` says where the split comes from, its `folds`, if there are any, that it
+            is one of a cross-validation, where the same examples validate and test.
         seed: Of a random split.
     """
+    classes = np.where(dataset.has_label(), 0 if dataset.regresses else dataset.y, -1)
+    folds = getattr(config, "folds", 0)
+    if folds:
+        held_out = getattr(dataset, "folds", None)
+        if held_out is None or held_out.max(initial=-1) != folds - 1:
+            held_out = random_folds(classes.astype(np.int32), folds, seed=config.seed)
+        number = (seed - config.seed) % folds
+        kept = np.flatnonzero((held_out != number) & dataset.has_label())
+        out = np.flatnonzero(held_out == number)
+        return Split(kept, out, out)
     published = None if config.split == "random" else _published_split(dataset, config, seed)
     return published or random_split(np.where(dataset.has_label(), 0, -1), seed=seed)
 
@@ -212,8 +253,8 @@ def _published_split(dataset: NodeDataset, config: TrainConfig, seed: int) -> Sp
 
 
 def node_mask(dataset: NodeDataset, ids: np.ndarray) -> np.ndarray:
-    """Returns ``(num_nodes,)`` booleans, True at the ids."""
-    mask = np.zeros(dataset.num_nodes, bool)
+    """Returns ``(num_examples,)`` booleans, True at the ids of nodes, or of graphs."""
+    mask = np.zeros(dataset.num_examples, bool)
     mask[ids] = True
     return mask
 
@@ -386,6 +427,8 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
     structure: tuple[str, ...] = ("num_nodes", "src", "dst")
     if isinstance(dataset, HypergraphDataset):
         structure = ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
+    if isinstance(dataset, GraphsDataset):
+        structure = (*structure, "sizes")
     if isinstance(dataset, RelationalDataset):
         structure = (*structure, "rel", "num_relations", "node_type", *_EDGE_SPLIT)
     if getattr(dataset, "edge_weight", None) is not None:

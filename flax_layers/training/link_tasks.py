@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,6 @@ from flax_layers import (
 )
 from flax_layers.training.data import node_features
 from flax_layers.training.link_models import LINK_RECIPES
-from flax_layers.training.predictor import preprocessed, preprocessing_of
 from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     EdgeSplit,
@@ -316,8 +314,12 @@ class EdgeTask:
     def __init__(self, dataset: GraphDataset, config: Any) -> None:
         self.config = config
         self.dataset = dataset
-        raw = node_features(dataset, dataclasses.replace(config, feature_normalization="none"))
-        self.x = np.asarray(preprocessed(preprocessing_of(config), raw))
+        if config.features == "native" and not dataset.num_features:
+            raise ValueError(
+                f"dataset {dataset.name!r} has no node features; generate them with features "
+                "'random'"
+            )
+        self.x = np.asarray(node_features(dataset, config))
         shares = {"valid": config.valid_share, "test": config.test_share}
         try:
             self.split: EdgeSplit = split_edges(dataset.graph(), seed=config.seed, **shares)

@@ -8,7 +8,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,15 @@ from flax_layers.training.data import (
     Numbering,
     check_dataset,
     fingerprint,
-    labels,
+    node_features,
     node_mask,
+    num_outputs,
+    scaled_labels,
     settled,
     split_of,
+    target_scaled,
 )
+from flax_layers.training.graphs import Sampler, all_batches, device, picked
 from flax_layers.training.models import recipe_of
 from flax_layers.training.trained import (
     TrainedModel,
@@ -36,8 +40,9 @@ from flax_layers.training.trained import (
     masked_mean,
     model_inputs,
     node_types_of,
+    regression_errors,
 )
-from jax_gnn.datasets import NodeDataset
+from jax_gnn.datasets import GraphsDataset, NodeDataset
 
 if TYPE_CHECKING:
     import optax
@@ -45,8 +50,8 @@ if TYPE_CHECKING:
 EPOCHS_PER_CALL = 10
 MIN_HYPEREDGE_WEIGHT = 1e-2
 
-# (params, graph, features and weights, dropout key or None) -> logits
-Apply = Callable[[Any, Any, Any, Array | None], Array]
+# ((params, statistics), graph, features and weights, dropout key or None) -> logits, statistics
+Apply = Callable[[Any, Any, Any, Array | None], tuple[Array, Any]]
 
 
 class Metrics(NamedTuple):
@@ -81,6 +86,8 @@ class Run:
         epoch_seconds: Measured seconds per epoch, one entry per timed call, without compilation.
         compile_seconds: Tracing and compilation.
         custom_calls: Names of this library's XLA custom calls in the compiled program.
+        over: What a row is of: "splits", "seeds" of one split, or "folds", of which all have one
+            best epoch.
     """
 
     train_loss: np.ndarray
@@ -90,16 +97,23 @@ class Run:
     epoch_seconds: np.ndarray
     compile_seconds: float
     custom_calls: tuple[str, ...]
+    over: Literal["splits", "seeds", "folds"] = "splits"
 
     @property
     def best_epoch(self) -> np.ndarray:
-        """First epoch of the highest validation accuracy in each split, ``(splits,)``."""
-        return self.valid_accuracy.argmax(axis=1)
+        """First epoch of the highest validation accuracy in each split, ``(splits,)``.
+
+        Of a cross-validation that of the highest mean over the folds, for all of them.
+        """
+        valid = self.valid_accuracy
+        if self.over == "folds":
+            valid = np.broadcast_to(valid.mean(axis=0), valid.shape)
+        return valid.argmax(axis=1)
 
     @property
     def best_valid_accuracy(self) -> np.ndarray:
         """Validation accuracy at `best_epoch`, ``(splits,)``."""
-        return self.valid_accuracy.max(axis=1)
+        return self.valid_accuracy[np.arange(len(self.valid_accuracy)), self.best_epoch]
 
     @property
     def best_test_accuracy(self) -> np.ndarray:
@@ -134,6 +148,8 @@ class TrainResult:
         x: What it was trained on, see `node_features`.
         run: The library's run.
         baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
+        errors: Of a regression "mae", "rmse" and "r2" of the test examples, one for each split, by
+            its best model.
     """
 
     trained: TrainedModel
@@ -141,6 +157,7 @@ class TrainResult:
     x: Any
     run: Run
     baseline: Run | None
+    errors: dict[str, np.ndarray] | None = None
 
     @property
     def model(self) -> Any:
@@ -159,13 +176,14 @@ class _Data(NamedTuple):
     graph: Any
     inputs: tuple[Any, ...]  # features, and perhaps weights of edges
     y: Array
-    masks: tuple[Array, Array, Array]  # of the training, validation and test nodes
+    masks: tuple[Array, ...]  # of the training, validation and test nodes; of a step's graphs one
 
 
 class _State(NamedTuple):
     params: Any
+    stats: Any  # running statistics of norms
     optimizer: Any
-    best_params: Any
+    best: Any  # parameters and statistics
     best_valid_accuracy: Array
 
 
@@ -173,7 +191,7 @@ def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
     return "hyperedge_weight" in jax.tree_util.keystr(path)
 
 
-def adam(learning_rate: float) -> optax.GradientTransformation:
+def adam(learning_rate: float | Callable[[Any], Any]) -> optax.GradientTransformation:
     """Optax's, which promotes dtypes, also where promotion is set to be strict."""
     import optax  # part of the extra "train"
 
@@ -186,7 +204,8 @@ def adam(learning_rate: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, updates)
 
 
-def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
+def _optimizer(config: TrainConfig, steps: int) -> optax.GradientTransformation:
+    """For a number of steps per epoch."""
     import optax  # part of the extra "train"
 
     map_decay = getattr(config, "map_weight_decay", config.weight_decay)
@@ -206,7 +225,10 @@ def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
         decays = jax.tree_util.tree_map_with_path(decay, params)
         return jax.tree.map(jnp.add, updates, decays)
 
-    return optax.chain(optax.stateless(add_decay), adam(config.learning_rate))
+    rate: Any = config.learning_rate
+    if halve_every := getattr(config, "halve_every", 0):
+        rate = optax.exponential_decay(rate, halve_every * steps, 0.5, staircase=True)
+    return optax.chain(optax.stateless(add_decay), adam(rate))
 
 
 def _keep_positive(params: Any) -> Any:
@@ -223,36 +245,63 @@ def _train_epochs(
     state: _State,
     dropout_keys: Array,
     data: _Data,
+    steps: _Data | None,
 ) -> tuple[_State, Metrics]:
-    """Runs one epoch per key: a step, then an evaluation that may replace the best parameters."""
+    """Runs one epoch per key: its steps, then an evaluation that may replace the best parameters.
+
+    Data are one graph, on which an epoch is one step; or batches of all graphs, and then there are
+    those of each epoch and step.
+    """
     import optax
 
-    def loss_fn(params: Any, key: Array) -> Array:
-        logits = apply(params, data.graph, data.inputs, key)
-        return masked_mean(losses(logits, data.y), data.masks[0])
+    def step(state: _State, given: tuple[Array, _Data]) -> tuple[_State, Array]:
+        key, data = given
 
-    def epoch(state: _State, key: Array) -> tuple[_State, Metrics]:
-        loss, grads = jax.value_and_grad(loss_fn)(state.params, key)
-        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        def loss_fn(params: Any) -> tuple[Array, Any]:
+            logits, stats = apply((params, state.stats), data.graph, data.inputs, key)
+            return masked_mean(losses(logits, data.y), data.masks[0]), stats
+
+        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        updates, moments = optimizer.update(grads, state.optimizer, state.params)
         params = _keep_positive(optax.apply_updates(state.params, updates))
-        logits = apply(params, data.graph, data.inputs, None)
-        accuracies = [accuracy(logits, data.y, mask) for mask in data.masks]
-        better = accuracies[1] > state.best_valid_accuracy
-        best_params, best_valid = jax.tree.map(
-            functools.partial(jnp.where, better),
-            (params, accuracies[1]),
-            (state.best_params, state.best_valid_accuracy),
-        )
-        return _State(params, optimizer_state, best_params, best_valid), Metrics(loss, *accuracies)
+        return state._replace(params=params, stats=stats, optimizer=moments), loss
 
-    return jax.lax.scan(epoch, state, dropout_keys)
+    def evaluate(variables: Any) -> tuple[Array, ...]:
+        if steps is None:
+            logits = apply(variables, data.graph, data.inputs, None)[0]
+            return tuple(accuracy(logits, data.y, mask) for mask in data.masks)
+        given = data.graph, data.inputs
+        logits = jax.lax.map(lambda each: apply(variables, each[0], each[1], None)[0], given)
+        logits, y = (each.reshape(-1, *each.shape[2:]) for each in (logits, data.y))
+        return tuple(accuracy(logits, y, mask.ravel()) for mask in data.masks)
+
+    def epoch(state: _State, given: tuple[Array, _Data | None]) -> tuple[_State, Metrics]:
+        key, batches = given
+        if batches is None:
+            state, loss = step(state, (key, data))
+        else:
+            keys = jax.random.split(key, len(batches.y))
+            state, each = jax.lax.scan(step, state, (keys, batches))
+            loss = each.mean()
+        variables = state.params, state.stats
+        accuracies = evaluate(variables)
+        better = accuracies[1] > state.best_valid_accuracy
+        best, best_valid = jax.tree.map(
+            functools.partial(jnp.where, better),
+            (variables, accuracies[1]),
+            (state.best, state.best_valid_accuracy),
+        )
+        state = state._replace(best=best, best_valid_accuracy=best_valid)
+        return state, Metrics(loss, *accuracies)
+
+    return jax.lax.scan(epoch, state, (dropout_keys, steps))
 
 
 class _Runner:
     """One implementation: its compiled program, current state and records."""
 
-    def __init__(self, apply: Apply, config: TrainConfig, graph: Any) -> None:
-        self._optimizer = _optimizer(config)
+    def __init__(self, apply: Apply, config: TrainConfig, graph: Any, steps: int = 1) -> None:
+        self._optimizer = _optimizer(config, steps)
         self._train = jax.jit(functools.partial(_train_epochs, apply, self._optimizer))
         self._implementation = config.implementation
         self._graph = graph
@@ -263,15 +312,23 @@ class _Runner:
         self._compile_seconds = 0.0
         self._custom_calls: tuple[str, ...] = ()
 
-    def start(self, params: Any) -> None:
+    def start(self, params: Any, stats: Any) -> None:
         """Begins a split."""
-        self._state = _State(params, self._optimizer.init(params), params, jnp.array(-1.0))
+        moments, lowest = self._optimizer.init(params), jnp.array(-jnp.inf, jnp.float32)
+        self._state = _State(params, stats, moments, (params, stats), lowest)
         self._metrics.append([])
 
-    def advance(self, keys: Array, inputs: tuple[Any, ...], y: Array, masks: Any) -> Metrics:
+    def advance(
+        self,
+        keys: Array,
+        inputs: tuple[Any, ...],
+        y: Array,
+        masks: Any,
+        steps: _Data | None = None,
+    ) -> Metrics:
         """Runs and times one epoch per key."""
         assert self._state is not None
-        arguments = (self._state, keys, _Data(self._graph, inputs, y, masks))
+        arguments = (self._state, keys, _Data(self._graph, inputs, y, masks), steps)
         if len(keys) not in self._compiled:
             start = time.perf_counter()
             chosen = self._implementation
@@ -282,16 +339,16 @@ class _Runner:
         start = time.perf_counter()
         self._state, metrics = jax.block_until_ready(self._compiled[len(keys)](*arguments))
         self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
-        metrics = Metrics(*map(np.asarray, metrics))
+        metrics = Metrics(*(np.asarray(each) for each in metrics))
         self._metrics[-1].append(metrics)
         return metrics
 
     def best(self) -> tuple[float, Any]:
-        """Returns validation accuracy and parameters of the current split's best epoch."""
+        """Returns validation accuracy and variables of the current split's best epoch."""
         assert self._state is not None
-        return float(self._state.best_valid_accuracy), self._state.best_params
+        return float(self._state.best_valid_accuracy), self._state.best
 
-    def result(self) -> Run:
+    def result(self, over: Any) -> Run:
         """Collects the records of all splits."""
         curves = {
             name: np.stack(
@@ -304,6 +361,7 @@ class _Runner:
             epoch_seconds=np.array(self._epoch_seconds),
             compile_seconds=self._compile_seconds,
             custom_calls=self._custom_calls,
+            over=over,
         )
 
 
@@ -312,9 +370,9 @@ def _custom_calls(compiled: Any) -> tuple[str, ...]:
     return tuple(sorted(set(targets)))
 
 
-def _calls(keys: Array) -> Iterator[tuple[int, Array]]:
-    for first in range(0, len(keys), EPOCHS_PER_CALL):
-        yield first, keys[first : first + EPOCHS_PER_CALL]
+def _calls(keys: Array, size: int) -> Iterator[tuple[int, Array]]:
+    for first in range(0, len(keys), size):
+        yield first, keys[first : first + size]
 
 
 def train(
@@ -326,15 +384,17 @@ def train(
 ) -> TrainResult:
     """Trains one model per split and reports test accuracy at the best validation epoch.
 
-    Full-batch Adam. The splits are those of `TrainConfig.split`: the published one, that is another
-    seed each time, or random ones as AllSet's (Chien et al., arXiv 2106.13264, section 5), 50 % of
-    the labelled nodes to train, 25 % to validate, 25 % to test.
+    Adam on the whole graph, or on batches of many graphs. The splits are those of
+    `TrainConfig.split`: the published one, that is another seed each time, or random ones as
+    AllSet's (Chien et al., arXiv 2106.13264, section 5), 50 % of the labelled nodes to train, 25 %
+    to validate, 25 % to test. With `folds` there is a cross-validation instead.
 
     Args:
         dataset: Structure, labels and features.
         config: Settings; their class says which model, as `HGNNConfig` or `GCNConfig` does.
         baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
             The two alternate every few epochs, so that a change in the machine's speed meets both.
+            Models of many graphs have none.
         on_epoch: Called after each epoch of the library's run, several at a time.
 
     Returns:
@@ -348,60 +408,104 @@ def train(
     recipe = recipe_of(config, dataset)
     check_dataset(dataset, config)
     config = settled(dataset, config)
-    graph, *given = model_inputs(dataset, config)
+    numbers, sampled = None, None  # of many graphs those in the batches, and what draws these
+    if isinstance(dataset, GraphsDataset):
+        graph, x, numbers = all_batches(dataset, config)  # type: ignore[arg-type]
+        sampled = np.asarray(node_features(dataset, config))
+        graph, *given = device((graph, x))
+    else:
+        graph, *given = model_inputs(dataset, config)
     x, *weights = inputs = tuple(given)
-    y = jnp.asarray(labels(dataset))
 
     def make(seed: int) -> Any:
-        return make_model(config, graph, x, dataset.num_classes, seed)
+        return make_model(config, graph, x, num_outputs(dataset), seed)
 
-    graphdef, *states = nnx.split(make(config.seed), nnx.Param, ...)
-    rest = states[1]
+    graphdef, *states = nnx.split(make(config.seed), nnx.Param, nnx.BatchStat, ...)
+    rest = states[2]
 
-    def apply(params: nnx.State, graph: Any, inputs: tuple[Any, ...], key: Array | None) -> Array:
-        model = nnx.merge(graphdef, params, rest)
-        return model(graph, *inputs, deterministic=key is None, rngs=key)
+    def apply(variables: Any, graph: Any, inputs: Any, key: Array | None) -> tuple[Array, Any]:
+        model = nnx.merge(graphdef, *variables, rest, copy=True)  # whose statistics change
+        logits = model(graph, *inputs, deterministic=key is None, rngs=key)
+        return logits, nnx.state(model, nnx.BatchStat)
 
-    runners = [_Runner(apply, config, graph)]
-    if baseline:
+    def sampler(ids: np.ndarray, seed: int) -> Sampler | None:
+        return None if sampled is None else Sampler(dataset, sampled, ids, config, seed)  # type: ignore[arg-type]
 
-        def plain(params: Any, graph: Any, inputs: tuple[Any, ...], key: Array | None) -> Array:
-            return recipe.plain_model(config, params, graph, inputs[0], key)
+    first = split_of(dataset, config, config.seed)
+    drawn = sampler(first.train, config.seed)
+    runners = [_Runner(apply, config, graph, drawn.steps if drawn else 1)]
+    if baseline and recipe.plain_model is not None:
+        make_plain: Any = recipe.plain_structure
+        twin = recipe.plain_model
 
-        runners.append(_Runner(plain, config, recipe.plain_structure(graph, *weights)))
+        def plain(variables: Any, graph: Any, inputs: Any, key: Array | None) -> tuple[Array, Any]:
+            return twin(config, variables[0], graph, inputs[0], key), {}
 
-    best_valid, best = -1.0, None
-    for number in range(config.splits):
+        runners.append(_Runner(plain, config, make_plain(graph, *weights)))
+
+    def of_batches(values: np.ndarray, numbers: Any, fill: Any) -> Array:
+        """What nodes have, or graphs of batches."""
+        return jnp.asarray(values if numbers is None else picked(values, numbers, fill))
+
+    folds = getattr(config, "folds", 0)
+    best_valid, best = -np.inf, None
+    errors: list[dict[str, float]] = []
+    for number in range(folds or config.splits):
         seed = config.seed + number
         split = split_of(dataset, config, seed)
-        masks = tuple(
-            jnp.asarray(node_mask(dataset, ids)) for ids in (split.train, split.valid, split.test)
-        )
-        params = nnx.state(make(seed), nnx.Param)
-        for runner, start in zip(runners, (params, nnx.to_pure_dict(params)), strict=False):
-            runner.start(start)
+        own = target_scaled(dataset, config, split.train)
+        known = scaled_labels(dataset, own)
+        fill = np.nan if dataset.regresses else 0
+        parts = split.train, split.valid, split.test
+        masks = tuple(of_batches(node_mask(dataset, ids), numbers, False) for ids in parts)
+        y = of_batches(known, numbers, fill)
+        drawn = sampler(split.train, seed)
+        made = make(seed)
+        params, stats = nnx.state(made, nnx.Param), nnx.state(made, nnx.BatchStat)
+        starts: Any = ((params, stats), (nnx.to_pure_dict(params), {}))
+        for runner, start in zip(runners, starts, strict=False):
+            runner.start(*start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
-        for first, call_keys in _calls(keys):
-            metrics, *_ = [runner.advance(call_keys, inputs, y, masks) for runner in runners]
+        for epoch, call_keys in _calls(keys, 1 if drawn else EPOCHS_PER_CALL):
+            steps = None
+            if drawn is not None:
+                batches, rows, chosen = drawn.epoch()
+                there = jnp.asarray(chosen >= 0)
+                steps = _Data(
+                    device(batches), (jnp.asarray(rows),), of_batches(known, chosen, fill), (there,)
+                )
+                steps = jax.tree.map(lambda array: array[None], steps)
+            metrics, *_ = [runner.advance(call_keys, inputs, y, masks, steps) for runner in runners]
             if on_epoch is not None:
                 for i in range(len(call_keys)):
-                    on_epoch(EpochReport(number, first + i, *(float(m[i]) for m in metrics[:3])))
-        valid, params = runners[0].best()
+                    on_epoch(EpochReport(number, epoch + i, *(float(m[i]) for m in metrics[:3])))
+        valid, variables = runners[0].best()
+        if dataset.regresses:
+            trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)
+            errors.append(regression_errors(dataset, trained.predict(dataset), split.test))
         if valid > best_valid:
-            best_valid, best = valid, (params, split, seed)
+            best_valid, best = valid, (variables, split, seed, own)
 
-    assert best is not None  # an accuracy is above -1
-    params, split, seed = best
-    model = nnx.merge(graphdef, params, rest)
+    if best is None:
+        raise FloatingPointError("no epoch had a validation result that is a number")
+    variables, split, seed, own = best
+    model = nnx.merge(graphdef, *variables, rest)
     model.eval()
     trained = TrainedModel(
         model,
-        config,
+        own,
         data=fingerprint(dataset),
         label_names=dataset.label_names,
         split=split,
         seed=seed,
         numbering=Numbering.of(dataset, by_type=node_types_of(model) is not None),
     )
-    results = [runner.result() for runner in runners]
-    return TrainResult(trained, graph, x, results[0], results[1] if baseline else None)
+    fixed = config.split != "random" and dataset.published_split is not None
+    over = "folds" if folds else "seeds" if fixed else "splits"
+    results = [runner.result(over) for runner in runners]
+    return TrainResult(
+        *(trained, graph, x, results[0], results[1] if len(results) > 1 else None),
+        errors={name: np.array([each[name] for each in errors]) for name in errors[0]}
+        if errors
+        else None,
+    )

@@ -23,9 +23,10 @@ from flax_layers import (
     AllDeepSets,
     AllSetTransformer,
     GATv2,
+    GINClassifier,
+    GraphClassifier,
     GraphTransformer,
     HypergraphAttention,
-    Stack,
     UniGAT,
     UniGCNII,
     UniGIN,
@@ -36,9 +37,12 @@ from flax_layers.training.config import (
     AllDeepSetsConfig,
     AllSetTransformerConfig,
     GATConfig,
+    GATGraphConfig,
     GATv2Config,
     GCNConfig,
+    GCNGraphConfig,
     GINConfig,
+    GINGraphConfig,
     GraphTransformerConfig,
     HGNNConfig,
     HGNNPConfig,
@@ -47,6 +51,7 @@ from flax_layers.training.config import (
     RGATConfig,
     RGCNConfig,
     SAGEConfig,
+    SAGEGraphConfig,
     TrainConfig,
     UniGATConfig,
     UniGCNIIConfig,
@@ -56,10 +61,12 @@ from flax_layers.training.config import (
 from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     GraphDataset,
+    GraphsDataset,
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
     load_graph,
+    load_graphs,
     load_hypergraph,
     load_relational,
 )
@@ -75,23 +82,24 @@ class Recipe(NamedTuple):
         dataset: The class of the datasets that it takes.
         load: Reads such a dataset.
         sizes: The attributes of the structure that tell its size.
-        structure: From a dataset and settings to the graph or hypergraph.
+        structure: From a dataset and settings to the graph or hypergraph; None of many graphs.
         options: From settings and structure to the arguments of the convolutions.
         plain_structure: From the structure, and perhaps weights of edges, to that of the plain-JAX
             twin.
-        plain_model: The twin, from settings, parameters, structure, features and dropout key.
+        plain_model: The twin, from settings, parameters, structure, features and dropout key; None
+            where there is none.
     """
 
     title: str
-    model: type[Stack]
+    model: type[Any]
     config: type[TrainConfig]
     dataset: type[NodeDataset]
     load: Callable[[str], NodeDataset]
     sizes: tuple[str, ...]
-    structure: Callable[[Any, Any], Any]
+    structure: Callable[[Any, Any], Any] | None
     options: Callable[[Any, Any], dict[str, Any]]
-    plain_structure: Callable[..., Any]
-    plain_model: Callable[..., Array]
+    plain_structure: Callable[..., Any] | None
+    plain_model: Callable[..., Array] | None
 
 
 def _stack(
@@ -107,6 +115,11 @@ def _typed(model: Callable[..., Array]) -> Callable[..., Array]:
 def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
     """Options of a convolution that are settings of the same name."""
     return lambda config, _: {name: getattr(config, name) for name in names}
+
+
+def _layers(layers: str, *names: str) -> Callable[[Any, Any], dict[str, Any]]:
+    """The same, of a classifier of graphs with these layers."""
+    return lambda config, graph: {"layers": layers} | _fields(*names)(config, graph)
 
 
 def _hgnn_options(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
@@ -180,6 +193,14 @@ _ON_RELATIONS: dict[str, Any] = {
     "dataset": RelationalDataset,
     "load": load_relational,
     "sizes": ("num_nodes", "num_edges", "num_relations"),
+}
+_ON_MANY_GRAPHS: dict[str, Any] = {
+    "dataset": GraphsDataset,
+    "load": load_graphs,
+    "sizes": ("num_graphs", "num_nodes", "num_edges"),
+    "structure": None,
+    "plain_structure": None,
+    "plain_model": None,
 }
 _RECIPES = (
     Recipe(
@@ -286,6 +307,30 @@ _RECIPES = (
         options=_fields("heads", "attention_dropout_rate", "gated"),
         plain_model=_stack(plain.transformer_convolution),
         **_ON_GRAPHS,
+    ),
+    Recipe(
+        "graph isomorphism network with batch norms (GIN, Xu et al. 2019)",
+        *(GINClassifier, GINGraphConfig),
+        options=_fields("learn_eps", "readout"),
+        **_ON_MANY_GRAPHS,
+    ),
+    Recipe(
+        "graph convolutional network (GCN, Kipf and Welling 2017) and a readout",
+        *(GraphClassifier, GCNGraphConfig),
+        options=_layers("GCN", "readout"),
+        **_ON_MANY_GRAPHS,
+    ),
+    Recipe(
+        "GraphSAGE over all neighbours (Hamilton et al. 2017) and a readout",
+        *(GraphClassifier, SAGEGraphConfig),
+        options=_layers("SAGE", "readout", "aggregation"),
+        **_ON_MANY_GRAPHS,
+    ),
+    Recipe(
+        "graph attention network (GAT, Veličković et al. 2018) and a readout",
+        *(GraphClassifier, GATGraphConfig),
+        options=_layers("GAT", "readout", "heads"),
+        **_ON_MANY_GRAPHS,
     ),
     Recipe(
         "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",

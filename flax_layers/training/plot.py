@@ -30,38 +30,41 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
     from matplotlib.figure import Figure
 
     run = result.run
+    regresses = result.errors is not None
+    unit = 1 if regresses else 100
     epochs = np.arange(1, run.train_loss.shape[1] + 1)
     figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
     loss_axes, accuracy_axes = figure.subplots(1, 2)
     curves = [
         (loss_axes, run.train_loss, "training (with dropout)", _BLUE),
-        (accuracy_axes, 100 * run.train_accuracy, "training", _BLUE),
-        (accuracy_axes, 100 * run.valid_accuracy, "validation", _ORANGE),
+        (accuracy_axes, unit * run.train_accuracy, "training", _BLUE),
+        (accuracy_axes, unit * run.valid_accuracy, "validation", _ORANGE),
     ]
     # The steep start would take most of the accuracy axis.
     settled = len(epochs) // 25
-    lowest = 100.0
+    lowest = float(unit)
     for axes, values, label, colour in curves:
         mean, std = values.mean(axis=0), values.std(axis=0)
         marker = "o" if len(epochs) == 1 else None
         axes.plot(epochs, mean, color=colour, linewidth=1.6, label=label, marker=marker)
         low, high = mean - std, mean + std
         if axes is accuracy_axes:
-            low, high = np.maximum(low, 0), np.minimum(high, 100)
+            low, high = np.maximum(low, -unit if regresses else 0), np.minimum(high, unit)
             lowest = min(lowest, float(low[settled:].min()))
         axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
+    mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
+    told = f"{mean:.3f} ± {std:.3f}" if regresses else f"{mean:.1f} ± {std:.1f}"
+    what = "at the best epoch" if run.over == "folds" else "test (best epoch)"
     accuracy_axes.axhline(
-        100 * run.accuracy_mean,
-        color=_GREEN,
-        linestyle="--",
-        linewidth=1.4,
-        label=f"test (best epoch): {100 * run.accuracy_mean:.1f} ± {100 * run.accuracy_std:.1f}",
+        *(mean,), color=_GREEN, linestyle="--", linewidth=1.4, label=f"{what}: {told}"
     )
-    loss_axes.set(ylabel="cross-entropy (nats)", ylim=(0, None))
-    accuracy_axes.set(ylabel="accuracy (%)", ylim=(max(lowest - 2, 0), None))
+    loss = "squared error (of scaled labels)" if regresses else "cross-entropy (nats)"
+    loss_axes.set(ylabel=loss, ylim=(0, None))
+    bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
+    accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, None))
     _style((loss_axes, accuracy_axes), epochs)
-    splits = len(run.train_loss)
-    figure.suptitle(title + (f" (mean ± std of {splits} splits)" if splits > 1 else ""))
+    rows = len(run.train_loss)
+    figure.suptitle(title + (f" (mean ± std of {rows} {run.over})" if rows > 1 else ""))
     _save(figure, path)
 
 

@@ -18,7 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_layers.training import LINK_RECIPES, TrainedLinks, TrainedModel, load_checkpoint
-from flax_layers.training.command import blame_data, blame_output, metric_names, percent, require
+from flax_layers.training.command import (
+    ERRORS,
+    blame_data,
+    blame_output,
+    metric_names,
+    percent,
+    require,
+)
+from flax_layers.training.trained import regression_errors
 from jax_gnn.cli import Commands, UserError, add_command, table
 from jax_gnn.datasets import NodeDataset
 
@@ -110,13 +118,27 @@ def _origin(trained: TrainedModel | TrainedLinks, dataset: Any) -> str:
 def _accuracy_rows(
     trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
 ) -> Iterator[list[str]]:
+    if dataset.regresses:
+        yield from _error_rows(trained, dataset, logits)
+        return
     accuracies = trained.accuracies(dataset, logits)
     for part, ids in trained.parts(dataset).items():
         name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
-        nodes = f"({len(ids)} nodes)" if part in PARTS else f"(all {len(ids)} labelled nodes)"
+        what = f"{dataset.example}s)"
+        nodes = f"({len(ids)} {what}" if part in PARTS else f"(all {len(ids)} labelled {what}"
         yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
     if not accuracies:
-        yield ["accuracy", "unknown", "(no node has a label)"]
+        yield ["accuracy", "unknown", f"(no {dataset.example} has a label)"]
+
+
+def _error_rows(
+    trained: TrainedModel, dataset: NodeDataset, found: jax.Array
+) -> Iterator[list[str]]:
+    """Errors of numbers that were regressed on."""
+    for part, ids in trained.parts(dataset).items():
+        errors = regression_errors(dataset, found, ids)
+        told = ", ".join(f"{ERRORS[name]} {value:.4g}" for name, value in errors.items())
+        yield [PARTS.get(part, part), told, f"({len(ids)} {dataset.example}s)"]
 
 
 def write_predictions(
@@ -126,17 +148,23 @@ def write_predictions(
     names, nodes = trained.label_names, dataset.node_names
     logits = logits.astype(jnp.float32)
     columns: dict[str, Any] = {}
-    if getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
+    if trained.config.target_scaling is not None:
+        several = np.asarray(logits).T
+        columns |= zip(map("prediction {}".format, range(len(several))), several, strict=True)
+        if len(several) == 1:
+            columns = {"prediction": several[0]}
+    elif getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
         several = np.asarray(jax.nn.sigmoid(logits)).T
         columns |= zip(names or map(str, range(len(several))), several, strict=True)
     else:
         label = np.asarray(logits.argmax(axis=1))
         columns["label"] = label if names is None else np.array(names)[label]
         columns["probability"] = np.asarray(jax.nn.softmax(logits, axis=1).max(axis=1))
-    first = "node"
+    first = dataset.example
     while first in columns:  # a class has this name
         first += " id"
-    numbers = np.arange(dataset.num_nodes) if nodes is None else np.array(nodes)
+    of_nodes = nodes is not None and dataset.example == "node"
+    numbers = np.array(nodes) if of_nodes else np.arange(dataset.num_examples)
     _write_table(path, {first: numbers} | columns)
 
 

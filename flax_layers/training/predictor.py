@@ -17,23 +17,26 @@ from jax import Array
 from jax.tree_util import keystr, tree_flatten_with_path
 
 import jax_gnn
-from jax_gnn import Graph, Hypergraph
+from jax_gnn import Batch, Graph, Hypergraph
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Preprocessing:
-    """What becomes of features: of columns first, then of rows.
+    """What becomes of features, of columns first, then of rows; and of results.
 
     Attributes:
         mean: ``(features,)``, perhaps by type of nodes, subtracted; None: nothing is.
         std: Likewise, what columns are divided by; None: by nothing.
         rows: "row" divides each row by the sum of its absolute values.
+        target: Mean and deviation of numbers that were regressed on, ``(2, numbers)``, of which
+            the model gives standard scores.
     """
 
     mean: Array | dict[str, Array] | None = None
     std: Array | dict[str, Array] | None = None
     rows: Literal["none", "row"] = dataclasses.field(default="none", metadata={"static": True})
+    target: Array | None = None
 
     @classmethod
     def of(cls, mean: Any = None, std: Any = None, rows: Any = "none") -> Preprocessing:
@@ -79,24 +82,34 @@ class Preprocessing:
             return None
         columns = self.mean, self.std
         mean, std = (each.get(name) if isinstance(each, dict) else each for each in columns)
+        row = (1,) * (x.ndim - 1)
         if mean is not None:
-            x = x - mean.astype(x.dtype)[None]
+            x = x - mean.astype(x.dtype).reshape(*row, -1)
         if std is not None:
-            x = x / std.astype(x.dtype)[None]
+            x = x / std.astype(x.dtype).reshape(*row, -1)
         if self.rows == "row":
-            total = jnp.abs(x).sum(axis=1, keepdims=True)
+            total = jnp.abs(x).sum(axis=-1, keepdims=True)
             x = jnp.where(total > 0, x / jnp.where(total > 0, total, 1), 0)
         return x
 
+    def undone(self, y: Any) -> Any:
+        """Results in the units of the numbers that were regressed on."""
+        if self.target is None:
+            return y
+        mean, std = self.target.astype(y.dtype).reshape(2, *(1,) * (y.ndim - 1), -1)
+        return y * std + mean
+
 
 def preprocessing_of(config: Any) -> Preprocessing:
-    """What becomes of features in a training of `settled` settings."""
+    """What becomes of features and results in a training of `settled` settings."""
     kind = getattr(config, "feature_normalization", "none")
+    scaling = getattr(config, "target_scaling", None)
+    target = None if scaling is None else jnp.asarray(scaling, jnp.float32)
     if kind == "standardize":
         pairs = {name: np.array(pair, np.float32) for name, pair in (config.scaling or {}).items()}
         mean, std = ({name: jnp.asarray(pair[i]) for name, pair in pairs.items()} for i in (0, 1))
-        return Preprocessing(mean.get("", mean), std.get("", std))
-    return Preprocessing(rows="row" if kind == "row" else "none")
+        return Preprocessing(mean.get("", mean), std.get("", std), target=target)
+    return Preprocessing(rows="row" if kind == "row" else "none", target=target)
 
 
 preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
@@ -104,11 +117,19 @@ preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(graphdef: Any, state: Any, preprocessing: Preprocessing, inputs: Any) -> Any:
-    named = dict(inputs)
-    graph, x = named.pop("graph"), named.pop("x")
     model = nnx.merge(graphdef, state)
     model.eval()
-    return model(graph, preprocessing(x), **named)
+
+    def apply(inputs: dict[str, Any]) -> Any:
+        named = dict(inputs)
+        graph, x = named.pop("graph"), named.pop("x")
+        return preprocessing.undone(model(graph, x, **named))
+
+    graph, x = inputs["graph"], preprocessing(inputs["x"])
+    inputs = inputs | {"x": x}
+    if isinstance(graph, Batch) and getattr(x, "ndim", 0) == 3:  # stacked: one after another
+        return jax.lax.map(apply, inputs)
+    return apply(inputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

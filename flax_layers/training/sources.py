@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flax_layers.training.data import check_dataset
+from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.links import LINK_RECIPES, PARTS, check_links
 from flax_layers.training.models import RECIPES
 from jax_gnn.cli import Commands, UserError, add_command, table
@@ -49,11 +49,20 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     widths = [f"{x.shape[1]:,} of {name}" for name, x in by_type.items()]
     yield ["features", ", ".join(widths) or f"{dataset.num_features:,}"]
     labelled = np.count_nonzero(dataset.has_label())
-    yield ["labels", f"{dataset.num_classes:,} classes, {labelled:,} labelled nodes"]
+    what = "numbers to regress on" if dataset.regresses else "classes"
+    count = num_outputs(dataset)
+    yield ["labels", f"{count:,} {what}, {labelled:,} labelled {dataset.example}s"]
+    if getattr(dataset, "edge_weight", None) is not None:
+        yield ["edge weights", "used with --edge-weight"]
+    if dataset.repeated:
+        yield ["repeated", f"{dataset.repeated:,}, which count once"]
+    if dataset.unused:
+        yield ["not used", ", ".join(dataset.unused)]
     split = dataset.published_split
     if split is not None:
         sizes = map(len, (split.train, split.valid, split.test))
-        yield ["split", "{:,} training, {:,} validation, {:,} test nodes".format(*sizes)]
+        told = "{:,} training, {:,} validation, {:,} test".format(*sizes)
+        yield ["split", f"{told} {dataset.example}s"]
     checks: list[tuple[str, Callable[..., None], Any]] = [
         (recipe.config.model, check_dataset, (dataset, recipe.config())) for recipe in fitting
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from flax_layers import HeteroModel
+from flax_layers import HeteroModel, Stack
 from flax_layers.training.config import TrainConfig
 from flax_layers.training.data import (
     Fingerprint,
@@ -26,10 +26,11 @@ from flax_layers.training.data import (
     renumbered,
     settled,
 )
+from flax_layers.training.graphs import all_batches, device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.predictor import Predictor, preprocessed, preprocessing_of
-from jax_gnn import __version__
-from jax_gnn.datasets import NodeDataset, Split
+from jax_gnn import Batch, __version__
+from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
 
 def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, Any]:
@@ -48,7 +49,12 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, Any]:
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
-    x = node_features(dataset, dataclasses.replace(config, feature_normalization="none"))
+    config = dataclasses.replace(config, feature_normalization="none")
+    if isinstance(dataset, GraphsDataset):
+        batches, rows, _ = all_batches(dataset, config)  # type: ignore[arg-type]
+        return {"graph": device(batches), "x": device(rows)}
+    x = node_features(dataset, config)
+    assert recipe.structure is not None
     graph = recipe.structure(dataset, config)
     inputs = {"graph": graph, "x": jax.tree.map(jnp.asarray, x)}
     if not getattr(config, "edge_weight", False):
@@ -73,7 +79,7 @@ def in_features(graph: Any, x: Any) -> Any:
             name: size if rows is None else rows.shape[1]
             for (name, rows), size in zip(x.items(), sizes, strict=True)
         }
-    return graph.num_nodes if x is None else x.shape[1]
+    return graph.num_nodes if x is None else x.shape[-1]
 
 
 def make_model(config: TrainConfig, graph: Any, x: Any, num_classes: int, seed: int) -> Any:
@@ -81,15 +87,17 @@ def make_model(config: TrainConfig, graph: Any, x: Any, num_classes: int, seed: 
     recipe = RECIPES[config.model]
     sizes, rngs = in_features(graph, x), nnx.Rngs(seed)
     by_type = isinstance(sizes, dict)
+    options = recipe.options(config, graph)
+    if issubclass(recipe.model, Stack):
+        options["input_dropout_rate"] = config.input_dropout_rate
     model = recipe.model(
         config.hidden_features if by_type else sizes,
         config.hidden_features,
         num_classes,
         num_layers=config.num_layers,
         dropout_rate=config.dropout_rate,
-        input_dropout_rate=config.input_dropout_rate,
         rngs=rngs,
-        **recipe.options(config, graph),
+        **options,
     )
     return HeteroModel(sizes, model, rngs=rngs) if by_type else model
 
@@ -103,6 +111,8 @@ def node_types_of(model: Any) -> tuple[str, ...] | None:
     """The types by which it takes nodes, None where it takes all alike."""
     if isinstance(model, HeteroModel):
         return tuple(model.in_features)
+    if not isinstance(model, Stack):
+        return None
     types = getattr(model.convolutions[0], "node_types", None)
     return types if isinstance(types, tuple) else None
 
@@ -113,10 +123,19 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.vdot(values, mask) / jnp.maximum(mask.sum(), 1)
 
 
+def _squares(values: Array, mask: Array) -> Array:
+    return jnp.sum(jnp.where(mask, values, 0) ** 2, axis=0)
+
+
 def losses(logits: Array, y: Array) -> Array:
-    """``(num_nodes,)`` cross-entropies; where nodes may have several classes, the mean of each."""
+    """``(num_nodes,)`` cross-entropies; where nodes may have several classes, the mean of each.
+
+    Of numbers squared errors, 0 where they are not known.
+    """
     import optax  # part of the extra "train"
 
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        return jnp.where(jnp.isnan(y), 0, logits - y.astype(logits.dtype)).__pow__(2).mean(1)
     if y.ndim == 2:
         return optax.sigmoid_binary_cross_entropy(logits, y.astype(logits.dtype)).mean(1)
     return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(y, 0))
@@ -126,8 +145,13 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     """The share of the mask's nodes whose class has the greatest logit, float32.
 
     A row with NaN is a mistake. Where nodes may have several classes, those of positive logits are
-    compared by micro-F1.
+    compared by micro-F1. Of numbers it is R2, the mean over targets.
     """
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        rows = mask[:, None]
+        mean = jnp.sum(jnp.where(rows, y, 0), axis=0) / jnp.maximum(mask.sum(), 1).astype(y.dtype)
+        apart = jnp.maximum(_squares(y - mean, rows), jnp.finfo(y.dtype).tiny)
+        return jnp.mean(1 - _squares(logits - y, rows) / apart).astype(jnp.float32)
     if y.ndim == 2:
         width = max(logits.shape[1], y.shape[1])  # data to predict on may have others
         found, y = (
@@ -138,6 +162,19 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
         return 2 * right.astype(jnp.float32) / jnp.maximum(given, 1).astype(jnp.float32)
     right = (logits.argmax(axis=1).astype(y.dtype) == y) & ~jnp.isnan(logits).any(axis=1)
     return masked_mean(right.astype(jnp.float32), mask)
+
+
+def regression_errors(dataset: NodeDataset, found: Array, ids: np.ndarray) -> dict[str, float]:
+    """Mean absolute error, root of the mean squared one, and R2, of what was found for some ids."""
+    rows = len(dataset.y)
+    y, given = (np.asarray(each, np.float64).reshape(rows, -1)[ids] for each in (dataset.y, found))
+    square, apart = ((each**2).mean(0) for each in (given - y, y - y.mean(0)))
+    explained = 1 - square / np.where(apart > 0, apart, np.nan)
+    return {
+        "mae": float(np.abs(given - y).mean()),
+        "rmse": float(np.sqrt(square.mean())),
+        "r2": float(explained.mean()),
+    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,7 +236,8 @@ class TrainedModel(Predictor):
             dataset: That of the training, or another of the same kind and the same features.
 
         Returns:
-            ``(num_nodes, num_classes)``; the greatest of a row is the predicted class.
+            ``(num_nodes, num_classes)``; the greatest of a row is the predicted class. A row for
+            each graph where these have the labels; of a regression ``(rows, targets)`` numbers.
 
         Raises:
             TypeError: The dataset is of another kind.
@@ -207,9 +245,8 @@ class TrainedModel(Predictor):
                 model learned a weight for each hyperedge; it lacks relations or types of the model,
                 or nodes that it knows as rows of a table, or has others.
         """
-        learned = (
-            getattr(stack_of(self.model).convolutions[0], "hyperedge_weight", None) is not None
-        )
+        convolutions = getattr(stack_of(self.model), "convolutions", [None])
+        learned = getattr(convolutions[0], "hyperedge_weight", None) is not None
         if learned and self.data is not None and "structure" in self.differences(dataset):
             raise ValueError(
                 f"the model learned a weight for each hyperedge of {self.data.name!r}, and dataset "
@@ -229,7 +266,15 @@ class TrainedModel(Predictor):
         unsaid = own.unnamed and self.numbering is not None
         if unsaid and (self.data is None or "structure" in self.differences(dataset)):
             own.warn()
-        logits = self(**inputs)
+        config = settled(own.dataset, self.config)  # that of a training is
+        settles = config is not self.config
+        predictor = (
+            dataclasses.replace(self, config=config, preprocessing=None) if settles else self
+        )
+        logits = predictor(**inputs)
+        if isinstance(graph, Batch):
+            there = np.arange(logits.shape[1]) < np.asarray(graph.count)[:, None]
+            logits = logits[there]
         return logits if own.dataset is dataset else logits[np.argsort(own.order)]
 
     def differences(self, dataset: NodeDataset) -> tuple[str, ...]:
@@ -289,6 +334,7 @@ class TrainedModel(Predictor):
             Shares from 0 to 1; on the data of the training those that it recorded.
         """
         y = jnp.asarray(labels(self._with_own_classes(dataset)))
+        y = y[:, None] if dataset.regresses and y.ndim == 1 else y
         return {
             name: float(accuracy(logits, y, jnp.asarray(node_mask(dataset, ids))))
             for name, ids in self.parts(dataset).items()

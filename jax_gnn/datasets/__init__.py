@@ -1,18 +1,19 @@
 """Datasets: loaders for the formats that people have, splits, stand-in features.
 
-Every dataset is a :class:`HypergraphDataset`, a :class:`GraphDataset` or a
-:class:`RelationalDataset`, whatever it was read from; duplicate incidences and edges are removed. A
-loader raises ``FileNotFoundError`` for what is not there, ``TypeError`` for what is no path, and
-``ValueError``, with the file and the culprit in its message, for what cannot be read. Text is
-UTF-8, perhaps with a byte order mark; its lines end with LF, CR LF or CR alone. No file can execute
-code, nor take more than 4,096 bytes of memory for each of its own, where all files of a dataset
-count together and 64 KiB at least: sparse features that would be larger once they are dense, for
-example, are refused.
+Every dataset is a :class:`HypergraphDataset`, a :class:`GraphDataset`, a :class:`GraphsDataset` of
+many graphs or a :class:`RelationalDataset`, whatever it was read from; duplicate incidences and
+edges are removed. A loader raises ``FileNotFoundError`` for what is not there, ``TypeError`` for
+what is no path, and ``ValueError``, with the file and the culprit in its message, for what cannot
+be read. Text is UTF-8, perhaps with a byte order mark; its lines end with LF, CR LF or CR alone.
+No file can execute code, nor take more than 4,096 bytes of memory for each of its own, where all
+files of a dataset count together and 64 KiB at least: sparse features that would be larger once
+they are dense, for example, are refused.
 """
 
 from jax_gnn.datasets._csv import load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
+    GraphsDataset,
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
@@ -20,20 +21,22 @@ from jax_gnn.datasets._dataset import (
 from jax_gnn.datasets._digits import digits, digits_graph
 from jax_gnn.datasets._edges import EdgeSplit, negative_edges, split_edges, with_split_edges
 from jax_gnn.datasets._features import with_noisy_label_features, with_random_features
+from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
-from jax_gnn.datasets._load import load_graph, load_hypergraph, load_relational
+from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
 from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
 from jax_gnn.datasets._pickle import PickleFormatError
 from jax_gnn.datasets._planetoid import load_planetoid
 from jax_gnn.datasets._rdf import load_rdf
-from jax_gnn.datasets._split import Split, random_split
+from jax_gnn.datasets._split import Split, random_folds, random_split
 from jax_gnn.datasets._text import load_allset, load_cornell
 from jax_gnn.datasets._triples import load_triples
 
 __all__ = [
     "EdgeSplit",
     "GraphDataset",
+    "GraphsDataset",
     "HypergraphDataset",
     "NodeDataset",
     "PickleFormatError",
@@ -44,18 +47,24 @@ __all__ = [
     "load_allset",
     "load_cornell",
     "load_csv",
+    "load_gin",
     "load_graph",
     "load_graph_npz",
+    "load_graphs",
     "load_hgb",
     "load_hypergcn",
     "load_hypergraph",
     "load_npz",
+    "load_ogb_graphs",
+    "load_ogb_nodes",
     "load_planetoid",
     "load_rdf",
     "load_relational",
     "load_relational_npz",
     "load_triples",
+    "load_tu",
     "negative_edges",
+    "random_folds",
     "random_split",
     "split_edges",
     "with_noisy_label_features",

@@ -21,10 +21,10 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
     """Reads ``NAMEnodes.csv`` and ``NAMEedges.csv``, where NAME is often nothing.
 
     Both are CSV files with a header. Nodes have a column ``id``, text or integers, and may have
-    ``label``, empty where there is none, and ``split``, one of ``train``, ``val``, ``test`` or
-    empty. All other columns are features: of numbers one each, of text one for each of at most 256
-    values. Edges have the columns ``src`` and ``dst``, which are ids, and may have ``weight``;
-    their other columns are left out, and duplicates are removed.
+    ``label``, empty where there is none, or ``target``, a number to regress on, and ``split``, one
+    of ``train``, ``val``, ``test`` or empty. All other columns are features: of numbers one each,
+    of text one for each of at most 256 values. Edges have the columns ``src`` and ``dst``, which
+    are ids, and may have ``weight``; their other columns are left out, and duplicates are removed.
     :func:`jax_gnn.convert.from_table` reads all other tables.
 
     Args:
@@ -49,7 +49,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         split = nodes.pop("split", None)
         one_hot = []
         for key, values in nodes.items():
-            if key in ("id", "label") or floats(values) is not None:
+            if key in ("id", "label", "target") or floats(values) is not None:
                 continue
             found, _ = encode({key: values})
             if len(found) > MOST_VALUES:
@@ -60,6 +60,10 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             memory.claim(f"column {key!r}", 8 * len(values) * len(found))
             one_hot.append(key)
         labels = ["label"] if "label" in nodes else []
+        targets = nodes.pop("target", None)
+        if targets is not None and (labels or floats(targets) is None):
+            problem = "and not 'label' beside it" if labels else "of numbers"
+            raise ValueError(f"column 'target': expected what to regress on, {problem}")
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # all is checked here
             data = from_table(edges, nodes, one_hot=one_hot, labels=labels)
         num_nodes = data.graph.num_nodes
@@ -77,6 +81,10 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
                 parts[SPLIT[kind]] = np.flatnonzero(codes[0] == number)
         features = [key for key in nodes if key not in ("id", "label")]
         names = range(num_nodes) if data.node_names is None else data.node_names.tolist()
+        if labels and not _are_classes(data.categories["label"].tolist()):
+            raise ValueError("column 'label' has numbers that are no classes; call it 'target'")
+        y: Any = data.nodes["label"] if labels else np.full(num_nodes, -1)
+        y = y if targets is None else floats(targets)
         return GraphDataset(
             name=nodes_path.name.removesuffix("nodes.csv").rstrip("-_.")
             or nodes_path.absolute().parent.name,
@@ -85,8 +93,16 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             dst=data.graph.rows,
             edge_weight=data.graph.edge_values(data.edges["weight"]) if "weight" in edges else None,
             x=data.features(*features) if features else None,
-            y=data.nodes["label"] if labels else np.full(num_nodes, -1),
+            y=y,
             label_names=tuple(map(str, data.categories["label"].tolist())) if labels else None,
             node_names=tuple(map(str, names)),
             **parts,
         )
+
+
+def _are_classes(names: list[Any]) -> bool:
+    """Whether not all are numbers of which some are not whole."""
+    try:
+        return all(float(name).is_integer() for name in names)
+    except ValueError:
+        return True

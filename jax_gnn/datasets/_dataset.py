@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from jax_gnn.batches import Batch
 from jax_gnn.datasets._check import (
     MAX_SIZE,
     check_array,
@@ -23,6 +24,16 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 
+def _checked_labels(y: Any) -> np.ndarray:
+    """Classes, or numbers to regress on."""
+    if getattr(y, "dtype", np.dtype(int)).kind != "f":
+        return check_ids("y", y, MAX_SIZE, start=-1)
+    y = np.asarray(y, np.float32)
+    if y.ndim not in (1, 2) or np.isinf(y).any():
+        raise ValueError(f"y: expected finite numbers or NaN in 1 or 2 axes, got shape {y.shape}")
+    return y
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NodeDataset:
     """Nodes with labels and, mostly, features, as host arrays; how they are joined, subclasses say.
@@ -34,7 +45,8 @@ class NodeDataset:
         num_nodes: number of nodes, isolated ones included.
         x: ``(num_nodes, num_features)`` float32, finite, or None where the data has no features
             (see :func:`with_noisy_label_features` and :func:`with_random_features`).
-        y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled.
+        y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled. Of floats, numbers to regress
+            on: ``(num_nodes,)`` or ``(num_nodes, targets)`` float32; NaN is unlabelled.
         train_idx: ``(n,)`` int32, the training nodes of the one or first published split.
         val_idx: ``(k,)`` int32, its validation nodes.
         test_idx: ``(m,)`` int32, its test nodes.
@@ -43,6 +55,7 @@ class NodeDataset:
         format: the format of the files that it was read from, where models have settings of their
             own for it: ``"planetoid"``.
         repeated: how many edges, incidences or facts were given again, and therefore left out.
+        unused: names of what the files have besides, and a dataset has no place for.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
@@ -60,7 +73,9 @@ class NodeDataset:
     label_names: tuple[str, ...] | None = None
     node_names: tuple[str, ...] | None = None
     format: str = ""
+    example: ClassVar[str] = "node"  # what has labels
     repeated: ClassVar[int] = 0  # of each dataset its own
+    unused: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -69,13 +84,16 @@ class NodeDataset:
         self._check_structure()
         if self.x is not None:
             self._set("x", check_features("x", self.x, num_nodes))
-        y = self._set("y", check_ids("y", self.y, MAX_SIZE, start=-1))
-        if y.size != num_nodes:
-            raise ValueError(f"y: expected {num_nodes} entries, one for each node, got {y.size}")
+        y = self._set("y", _checked_labels(self.y))
+        count, what = self.num_examples, self.example
+        if len(y) != count:
+            raise ValueError(f"y: expected {count} entries, one for each {what}, got {len(y)}")
         parts = ("train_idx", "val_idx", "test_idx")
         for part in parts:
             self._check_split(part)
-        self._set_apart(parts, lambda node: f"node {node}")
+        self._set_apart(parts, lambda number: f"{what} {number}")
+        if self.label_names is not None and y.dtype.kind == "f":
+            raise ValueError("label_names: y are numbers to regress on, which have no names")
         if self.label_names is not None:
             names = self._set("label_names", check_names("label_names", self.label_names))
             if y.max(initial=-1) >= len(names):
@@ -134,14 +152,28 @@ class NodeDataset:
     def _check_split(self, field: str, ndim: int = 1) -> None:
         if getattr(self, field) is None:
             return
-        ids = self._set(field, check_ids(field, getattr(self, field), self.num_nodes, ndim=ndim))
+        count = self.num_examples
+        ids = self._set(field, check_ids(field, getattr(self, field), count, ndim=ndim))
         unlabelled = ids[~self.has_label()[ids]]
         if unlabelled.size:
-            raise ValueError(f"{field}: node {unlabelled[0]} has no label (y is -1)")
+            value = "NaN" if self.regresses else "-1"
+            raise ValueError(f"{field}: {self.example} {unlabelled[0]} has no label (y is {value})")
 
     def has_label(self) -> np.ndarray:
         """Which nodes have one, ``(num_nodes,)`` booleans: a split may name these."""
+        if self.regresses:
+            return np.isfinite(self.y).reshape(len(self.y), -1).all(1)
         return self.y >= 0
+
+    @property
+    def num_examples(self) -> int:
+        """How many there are of what has labels: of nodes, or of graphs."""
+        return self.num_nodes
+
+    @property
+    def regresses(self) -> bool:
+        """Whether labels are numbers, not classes."""
+        return self.y.dtype.kind == "f"
 
     @property
     def num_features(self) -> int:
@@ -150,7 +182,9 @@ class NodeDataset:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: the names', or else the largest label plus one."""
+        """Number of classes: the names', or else the largest label plus one; of numbers 0."""
+        if self.regresses:
+            return 0
         if self.label_names is not None:
             return len(self.label_names)
         return int(self.y.max(initial=-1)) + 1
@@ -267,6 +301,90 @@ class GraphDataset(NodeDataset):
     def graph(self) -> Graph:
         """The structure, ready for :func:`jax_gnn.spmm`."""
         return Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GraphsDataset(NodeDataset):
+    """Many graphs with a label each; the fields of every dataset are at :class:`NodeDataset`.
+
+    Nodes are numbered one graph after another. ``y``, ``train_idx`` and the like are of graphs.
+    Edges are directed and sorted by destination then source with duplicates removed.
+
+    Attributes:
+        sizes: ``(num_graphs,)`` int32, how many nodes each graph has.
+        src: ``(num_edges,)`` int32, the node that each edge leaves.
+        dst: ``(num_edges,)`` int32, the node that it enters, of the same graph.
+        folds: ``(num_graphs,)`` int32, in which part of a published cross-validation each graph is
+            held out.
+    """
+
+    example: ClassVar[str] = "graph"
+
+    sizes: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    folds: np.ndarray | None = None
+
+    def _check_structure(self) -> None:
+        sizes = self._set("sizes", check_ids("sizes", self.sizes, MAX_SIZE))
+        if int(sizes.sum(dtype=np.int64)) != self.num_nodes:
+            raise ValueError(f"sizes: expected {self.num_nodes} together, got {sizes.sum()}")
+        self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        graph_of = np.repeat(np.arange(sizes.size), sizes)
+        across = np.flatnonzero(graph_of[self.src] != graph_of[self.dst])
+        if across.size:
+            pair = int(self.src[across[0]]), int(self.dst[across[0]])
+            raise ValueError(f"src, dst: edge {pair} joins two graphs")
+        if self.folds is not None:
+            folds = self._set("folds", check_ids("folds", self.folds, MAX_SIZE))
+            if folds.size != sizes.size:
+                raise ValueError(f"folds: expected {sizes.size} entries, got {folds.size}")
+
+    @property
+    def num_examples(self) -> int:
+        return self.sizes.size
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs."""
+        return self.sizes.size
+
+    @property
+    def num_edges(self) -> int:
+        """Number of directed edges."""
+        return self.src.size
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphsDataset({self.name!r}, num_graphs={self.num_graphs}, "
+            f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
+            f"num_features={self.num_features}, num_classes={self.num_classes})"
+        )
+
+    def batch(self, numbers: Any, **capacities: int) -> Batch[Graph]:
+        """Some of the graphs as one, padded to capacities: see :meth:`Batch.from_edges`.
+
+        Args:
+            numbers: of the graphs.
+            **capacities: ``num_nodes``, ``num_edges`` and ``num_graphs``.
+
+        Raises:
+            ValueError: a capacity is too small.
+        """
+        firsts = np.cumsum(self.sizes) - self.sizes
+        bounds = np.searchsorted(self.dst, np.append(firsts, self.num_nodes))
+        edges = []
+        for number in numbers:
+            kept = slice(bounds[number], bounds[number + 1])
+            edges.append(np.stack([self.src[kept], self.dst[kept]]) - firsts[number])
+        return Batch.from_edges(edges, self.sizes[numbers], validate=False, **capacities)
+
+    def nodes_of(self, numbers: Any) -> np.ndarray:
+        """The nodes of some graphs, in the order of :meth:`batch`."""
+        firsts = (np.cumsum(self.sizes) - self.sizes)[numbers]
+        sizes = self.sizes[numbers]
+        shifts = firsts - (np.cumsum(sizes) - sizes)
+        return np.repeat(shifts, sizes) + np.arange(sizes.sum())
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

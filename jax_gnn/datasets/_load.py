@@ -12,11 +12,13 @@ from jax_gnn.datasets._check import as_path
 from jax_gnn.datasets._csv import load_csv
 from jax_gnn.datasets._dataset import (
     GraphDataset,
+    GraphsDataset,
     HypergraphDataset,
     NodeDataset,
     RelationalDataset,
 )
 from jax_gnn.datasets._digits import digits, digits_graph
+from jax_gnn.datasets._graphs import load_gin, load_ogb_graphs, load_ogb_nodes, load_tu
 from jax_gnn.datasets._hgb import load_hgb
 from jax_gnn.datasets._hypergcn import load_hypergcn
 from jax_gnn.datasets._npz import load_graph_npz, load_npz, load_relational_npz
@@ -67,6 +69,22 @@ _GRAPHS = (
         "a folder with nodes.csv and edges.csv",
         "tables (see load_csv)",
     ),
+    _Format(
+        ("node-label.csv.gz",),
+        load_ogb_nodes,
+        "a folder with raw/node-label.csv.gz",
+        "OGB (see load_ogb_nodes)",
+    ),
+)
+_MANY_GRAPHS = (
+    _Format(("*_A.txt",), load_tu, "a folder with NAME_A.txt", "TUDataset (see load_tu)"),
+    _Format(
+        ("graph-label.csv.gz",),
+        load_ogb_graphs,
+        "a folder with raw/graph-label.csv.gz",
+        "OGB (see load_ogb_graphs)",
+    ),
+    _Format(("*.txt",), load_gin, "NAME.txt", "the format of GIN's code (see load_gin)"),
 )
 
 _RELATIONAL = (
@@ -116,6 +134,21 @@ def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
     return _load(source, digits_graph, _GRAPHS)
 
 
+def load_graphs(source: str | os.PathLike[str]) -> GraphsDataset:
+    """Reads many graphs with a label each, finding out their format by the names of the files.
+
+    Args:
+        source: a folder of TUDataset (:func:`load_tu`), a folder of the Open Graph Benchmark
+            (:func:`load_ogb_graphs`), or a file in the format of GIN's code (:func:`load_gin`).
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or it lacks a part.
+        ValueError: the format is unknown or ambiguous, or the contents cannot be read; see the
+            format's own function.
+    """
+    return _load(source, None, _MANY_GRAPHS)
+
+
 def load_relational(source: str | os.PathLike[str]) -> RelationalDataset:
     """Reads a dataset of edges with relations, finding out its format by the names of the files.
 
@@ -147,6 +180,8 @@ def _load(
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; {known}")
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    if (path / "raw").is_dir():  # as OGB has it
+        names += [file.name for file in (path / "raw").iterdir()]
     found = [
         entry
         for entry in formats
@@ -159,6 +194,8 @@ def _load(
     if not found:
         problem = "is of no known format" if names else "is an empty folder"
         raise ValueError(f"{path} {problem}; {known}")
+    if len(found) > 1 and load_gin in {entry.load for entry in found}:  # its names are any
+        found = [entry for entry in found if entry.load is not load_gin]
     if len(found) > 1:
         raise ValueError(f"{path} has files of several formats; name one of them, or separate them")
     return found[0].load(path)

@@ -25,6 +25,31 @@ class Split:
     test: np.ndarray
 
 
+def random_folds(y: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
+    """Deals what has labels to the folds of a cross-validation, each class by itself.
+
+    Args:
+        y: ``(n,)`` integer classes; -1 is unlabelled.
+        folds: how many there are.
+        seed: of the order; the same seed gives the same folds.
+
+    Returns:
+        ``(n,)``, the fold that each is held out in; -1 without a label.
+
+    Raises:
+        ValueError: ``y`` is not one axis of integers from -1, or has fewer labels than folds.
+    """
+    y = check_ids("y", y, MAX_SIZE, start=-1)
+    order = random_generator(seed).permutation(y.size)
+    order = order[np.argsort(y[order], kind="stable")]
+    order = order[y[order] >= 0]
+    if not 2 <= folds <= order.size:
+        raise ValueError(f"folds must be from 2 to the {order.size} labels, got {folds}")
+    found = np.full(y.size, -1)
+    found[order] = np.arange(order.size) % folds
+    return found
+
+
 def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed: int) -> Split:
     """Splits the labelled nodes at random, as AllSet does (arXiv 2106.13264).
 

@@ -14,6 +14,7 @@ from jax_gnn._core.arguments import check_choice
 from jax_gnn.graph import Graph
 from jax_gnn.insight import _methods
 from jax_gnn.insight._call import Call, Target, prepared
+from jax_gnn.relational import RelationalGraph
 from jax_gnn.transforms import Derived, k_hop_subgraph
 
 Method = Literal[
@@ -31,7 +32,7 @@ class Attribution:
     """How much the output depends on features, nodes and edges. All arrays are of numpy.
 
     Attributes:
-        graph: the graph that was attributed to.
+        graph: the graph that was attributed to; of a batch, that of all.
         features: of the shape of x, or None of a method that does not look at features.
         nodes: ``(num_nodes,)``, the sums over the features of each; or None.
         edges: ``(num_edges,)`` in the graph's order, 0 for padding; or None.
@@ -52,8 +53,7 @@ class Attribution:
         """``(num_edges,)``, means of what edges between the same two nodes count, either way."""
         if self.edges is None:
             raise ValueError("there are no attributions to edges")
-        count = int(self.graph.indptr[-1])
-        ends = np.stack([self.graph.cols, self.graph.rows], 1)[:count]
+        count, ends = self._ends()
         _, pair = np.unique(np.sort(ends, 1), axis=0, return_inverse=True)
         pair = pair.ravel()
         sums, sizes = np.bincount(pair, self.edges[:count]), np.bincount(pair)
@@ -65,10 +65,15 @@ class Attribution:
         """The k edges that count most: source, destination, and how much, in descending order."""
         if self.edges is None:
             raise ValueError("there are no attributions to edges")
-        count = int(self.graph.indptr[-1])
+        count, ends = self._ends()
         order = np.argsort(-self.edges[:count], kind="stable")[: arguments.check_size("k", k)]
-        src, dst = np.asarray(self.graph.cols), np.asarray(self.graph.rows)
-        return [(int(src[e]), int(dst[e]), float(self.edges[e])) for e in order]
+        return [(int(ends[e, 0]), int(ends[e, 1]), float(self.edges[e])) for e in order]
+
+    def _ends(self) -> tuple[int, np.ndarray]:
+        """The number of edges, and sources and destinations of each, without padding."""
+        graph = self.graph.nodes if isinstance(self.graph, RelationalGraph) else self.graph
+        count = int(graph.indptr[-1])
+        return count, np.stack([graph.cols, graph.rows], 1)[:count]
 
 
 def attribute(
@@ -106,14 +111,16 @@ def attribute(
     * ``"gnn_explainer"``: masks of edges and of features, between 0 and 1, that keep the
       prediction while they are small and certain (Ying et al. 2019, with its constants). The model
       gives logits, or of one column a number. All nodes share a mask of features.
-    * ``"attention"``: what ops with attention weigh edges by, as a mean over heads and layers.
+    * ``"attention"``: what ops with attention weigh edges by, as a mean over heads and layers; 0
+      where the output at ``index`` does not depend on an edge.
 
     Args:
         model: called as ``model(graph, x, **named)``: any function, or a module, whose dropout is
             to be off (``model.eval()``). One that is a pytree, as modules of Flax NNX are, is
             compiled once for many calls.
-        graph: a :class:`jax_gnn.Graph`; of any other container, or a batch, only features are
-            attributed to.
+        graph: a :class:`jax_gnn.Graph`, or a :class:`jax_gnn.Batch` of such. Of any other container
+            only features are attributed to, and attention is that of ``RGATConv`` over a relational
+            graph.
         x: ``(num_nodes, *features)``, floating-point.
         target: the column of the output, or a function that makes a number of it. None: the
             largest one of each row.
@@ -144,8 +151,8 @@ def attribute(
         (array([0., 2., 0., 8.], dtype=float32), [(3, 2, 8.0)])
     """
     check_choice("method", method, get_args(Method))
-    edges = arguments.check_flag("edges", edges) and isinstance(graph, Graph)
     call, columns = prepared(model, graph, x, index, target, named)
+    edges = arguments.check_flag("edges", edges) and isinstance(call.graph, Graph)
     part = None
     if num_hops is not None:
         if not isinstance(graph, Graph):
@@ -154,8 +161,10 @@ def attribute(
             raise ValueError("num_hops needs an index, the nodes around which it looks, got None")
         part = k_hop_subgraph(graph, index, num_hops)
         call = _part_of(call, part)
-    found = _found(call, method, edges, baseline, num_steps, learning_rate, seed)
-    found = replace(found, graph=graph, index=index, target=columns)
+    everywhere = index is None
+    found = _found(call, method, edges, everywhere, baseline, num_steps, learning_rate, seed)
+    whole = call.graph if part is None else graph
+    found = replace(found, graph=whole, index=index, target=columns)
     return found if part is None else _spread(found, part, np.shape(x))
 
 
@@ -163,6 +172,7 @@ def _found(
     call: Call,
     method: Method,
     edges: bool,
+    everywhere: bool,
     baseline: Any,
     num_steps: int,
     learning_rate: float,
@@ -171,6 +181,8 @@ def _found(
     if method == "attention":
         layers = tuple(map(np.asarray, _methods.attention(call)))
         mean = np.mean([layer.mean(1) for layer in layers], 0)
+        if edges and not everywhere:
+            mean = np.where(np.asarray(_methods.gradients(call, edges=True)[1]) != 0, mean, 0)
         return Attribution(None, edges=mean, layers=layers)
     if method == "occlusion":
         nodes = np.asarray(_methods.occluded_nodes(call))
@@ -179,8 +191,6 @@ def _found(
             nodes=nodes,
             edges=np.asarray(_methods.occluded_edges(call)) if edges else None,
         )
-    if edges:
-        _methods.check_gates(call)
     features: Any
     of_edges: Any = None
     if method == "integrated_gradients":
@@ -202,6 +212,8 @@ def _found(
             of_edges = None if of_edges is None else jnp.abs(of_edges)
         else:
             features = features * call.x
+    if of_edges is not None and not np.any(of_edges):
+        _methods.check_gates(call)
     features = np.asarray(features)
     nodes = features.sum(tuple(range(1, features.ndim)))
     return Attribution(None, features, nodes, None if of_edges is None else np.asarray(of_edges))

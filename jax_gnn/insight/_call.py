@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
+from jax_gnn.batches import Batch
 from jax_gnn.graph import Graph
 from jax_gnn.insight._gates import GatedGraph, values_at, without_edges
 
@@ -37,7 +39,8 @@ class Call(NamedTuple):
 
     Attributes:
         model: a pytree that is callable.
-        graph: the graph.
+        graph: the graph; of a batch, that of all.
+        batch: the batch, which the model takes in place of its graph; or None.
         x: ``(num_nodes, *features)``.
         named: arguments by name; those whose names begin with ``edge_`` have a row for each edge.
         rows: ``(count,)`` the rows of the output.
@@ -47,6 +50,7 @@ class Call(NamedTuple):
 
     model: Any
     graph: Any
+    batch: Batch[Any] | None
     x: Array
     named: dict[str, Any]
     rows: Array
@@ -72,7 +76,12 @@ class Call(NamedTuple):
                 name: values_at(value, source) if name.startswith("edge_") else value
                 for name, value in named.items()
             }
-        return self.model(graph, self.x if x is None else x, **named)
+        given = graph if self.batch is None else replace(self.batch, graph=graph)
+        return self.model(given, self.x if x is None else x, **named)
+
+    def calls(self, graph: Any) -> Any:
+        """What the model makes of another kind of graph in place of its own."""
+        return self._replace(graph=graph).output()
 
     def chosen(self, output: Array) -> Array:
         """The number that is looked at: the sum of those chosen."""
@@ -113,6 +122,8 @@ def prepared(
     arguments.check_callable("model", model)
     if is_traced(*jax.tree.leaves((graph, x, named))):
         raise TypeError("attributions are computed on the host: call attribute outside of jax.jit")
+    batch = graph if isinstance(graph, Batch) else None
+    graph = graph if batch is None else batch.graph
     x = arguments.as_array("x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"x must be floating-point numbers, got {x.dtype}")
@@ -129,7 +140,7 @@ def prepared(
     if jax.tree_util.all_leaves([model]):
         model = Function(model)
     select = None if target is None or not callable(target) else Function(target)
-    call = Call(model, graph, x, named, jnp.zeros(0, int), None, select)
+    call = Call(model, graph, batch, x, named, jnp.zeros(0, int), None, select)
     output = output_of(call)
     if not hasattr(output, "shape"):
         if select is None:

@@ -48,7 +48,7 @@ def fidelity(
     Args:
         model: as :func:`attribute` takes it; gives logits, or logarithms of probabilities,
             ``(rows, classes)``.
-        graph: the graph.
+        graph: the graph, or a batch of graphs.
         x: ``(num_nodes, *features)``.
         attribution: of this graph, or ``(num_edges,)`` numbers, in the graph's order.
         num_edges: how many edges are the explanation, those of the largest numbers.
@@ -65,6 +65,8 @@ def fidelity(
         >>> fidelity(spmm, graph, x, [0.0, 1.0], num_edges=1, index=2)[:2]
         (1.0, 0.0)
     """
+    call, _ = prepared(model, graph, x, index, None, named)
+    graph = call.graph
     arguments.check_instance("graph", graph, Graph)
     scores = attribution.edges if isinstance(attribution, Attribution) else attribution
     if scores is None:
@@ -78,7 +80,6 @@ def fidelity(
     top = np.argsort(-scores[:count], kind="stable")[: arguments.check_size("num_edges", num_edges)]
     chosen = np.zeros(graph.num_edges, bool)
     chosen[top] = True
-    call, _ = prepared(model, graph, x, index, None, named)
     given, alone = map(call.logits, outputs_of(call, jnp.asarray(chosen)))
     rest = call.logits(outputs_of(call, jnp.asarray(~chosen))[1])
     if given.shape[1] < 2:

@@ -13,6 +13,7 @@ from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
 
 
 class Log:
@@ -83,6 +84,28 @@ class GatedGraph(Graph):
             valid = in_range(rows, self.num_dst)[:, None]
             rest = jnp.where(valid, 1 - value()[jnp.where(valid[:, 0], rows, 0)], 0)
             self.log.layers[-1] = self.log.layers[-1] * rest
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class WatchedRelationalGraph(RelationalGraph):
+    """A relational graph that attention tells its weights.
+
+    Attributes:
+        log: what it has told.
+    """
+
+    log: Log = field(default_factory=Log, kw_only=True, metadata=STATIC)
+
+    @classmethod
+    def of(cls, graph: RelationalGraph, log: Log) -> WatchedRelationalGraph:
+        """A graph that is watched."""
+        parts = {part.name: getattr(graph, part.name) for part in fields(RelationalGraph)}
+        return cls(**parts, log=log)
+
+    def _note(self, name: str, value: Any) -> None:
+        del name
+        self.log.layers.append(value())
 
 
 def _parts(graph: Graph) -> dict[str, Any]:

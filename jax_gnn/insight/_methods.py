@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn.graph import Graph
 from jax_gnn.insight._call import Call
-from jax_gnn.insight._gates import GatedGraph, Log
+from jax_gnn.insight._gates import GatedGraph, Log, WatchedRelationalGraph
+from jax_gnn.relational import RelationalGraph
 
 Tree = Any
 
@@ -242,13 +244,21 @@ def masks(
 
 def attention(call: Call) -> list[Array]:
     """``(num_edges, heads)`` of each op with attention, in the order that the model calls them."""
-    if not hasattr(call.graph, "_note"):
-        raise TypeError(f"attention needs a jax_gnn.Graph, got {type(call.graph).__name__}")
-    log = Log()
+    graph, log = call.graph, Log()
+    watched: Any
+    if isinstance(graph, Graph):
+        watched = GatedGraph.of(graph, _ones(call), log)
+    elif isinstance(graph, RelationalGraph):
+        watched, graph = WatchedRelationalGraph.of(graph, log), graph.nodes
+    else:
+        raise TypeError(
+            "attention needs a jax_gnn.Graph or a jax_gnn.RelationalGraph, got "
+            f"{type(graph).__name__}"
+        )
     with jax.disable_jit():  # so that values are known where they are noted
-        call.model(GatedGraph.of(call.graph, _ones(call), log), call.x, **call.named)
+        call.calls(watched)
     if not log.layers:
         raise ValueError("the model has no attention over the edges of its graph")
     if any(isinstance(layer, jax.core.Tracer) for layer in log.layers):
         raise TypeError("attention inside of a transformation of JAX, such as scan, is not seen")
-    return [jnp.where((call.graph.rows >= 0)[:, None], layer, 0) for layer in log.layers]
+    return [jnp.where((graph.rows >= 0)[:, None], layer, 0) for layer in log.layers]

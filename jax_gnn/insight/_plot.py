@@ -15,6 +15,9 @@ from jax_gnn.transforms import k_hop_subgraph
 
 MOST_NODES = 2000
 
+# Okabe and Ito's colours, which readers with colour-blindness can tell apart.
+PALETTE = ("#56B4E9", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#0072B2", "#F0E442", "#999999")
+
 
 def plot_neighborhood(
     graph: Graph,
@@ -54,8 +57,9 @@ def plot_neighborhood(
             2,000 nodes.
     """
     try:
-        import matplotlib.pyplot as plt
         from matplotlib.collections import LineCollection
+        from matplotlib.figure import Figure
+        from matplotlib.patheffects import withStroke
     except ImportError as error:
         raise ImportError("matplotlib is not installed: pip install matplotlib") from error
     arguments.check_instance("graph", graph, Graph)
@@ -83,43 +87,43 @@ def plot_neighborhood(
     place = _layout(len(nodes), pairs)
     size = float(np.clip(420 / np.sqrt(max(len(nodes), 1)), 14, 170))
     if ax is None:
-        _, ax = plt.subplots(figsize=(6, 5), layout="constrained")
+        # A bare Figure draws through Agg and leaves pyplot's global state alone.
+        ax = Figure(figsize=(6, 5), dpi=150, layout="constrained").subplots()
     segments = place[pairs]
     shade = np.zeros(len(pairs)) if strength is None else strength / max(strength.max(), 1e-30)
     order = np.argsort(shade, kind="stable")
-    grey, strong = np.array([0.78, 0.80, 0.83]), np.array([0.72, 0.09, 0.14])
+    grey, strong = np.array([0.82, 0.84, 0.87]), np.array([0.25, 0.25, 0.32])
     colors = grey + shade[order, None] * (strong - grey)
-    widths = 0.8 + 3.2 * shade[order]
+    widths = 0.8 + 2.2 * shade[order]
     ax.add_collection(LineCollection(segments[order], colors=colors, linewidths=widths, zorder=1))
-    palette = plt.get_cmap("tab10" if labels is not None else "Greys")
-    shown = np.full(len(nodes), 0.35)
+    fill = ["#AAB2BD"] * len(nodes)
     if labels is not None:
         classes = arguments.check_ids("labels", labels)
         if classes.shape != (graph.num_nodes,):
             raise ValueError(
                 f"labels must be (num_nodes={graph.num_nodes},), got shape {classes.shape}"
             )
-        shown = (classes[nodes] % 10 + 0.5) / 10
-    fill = [palette(each) for each in shown]
+        fill = [PALETTE[each % len(PALETTE)] for each in classes[nodes]]
     ax.scatter(*place.T, s=size, c=fill, edgecolors="white", linewidths=0.8, zorder=2)
     ax.scatter(*place[:1].T, s=2.4 * size, facecolors="none", edgecolors="black", linewidths=1.8)
     if names is None and len(nodes) <= 60:
         texts: list[str] = [str(each) for each in nodes]
     else:
         texts = [] if names is None else [str(names[each]) for each in nodes]
-    for text, (x, y) in zip(texts, place, strict=False):
+    for i, (text, (x, y)) in enumerate(zip(texts, place, strict=False)):
         ax.annotate(
             *(text, (x, y)),
-            xytext=(0, 0.5 * np.sqrt(size) + 2),
+            xytext=(0, (0.5 if i else 0.8) * np.sqrt(size) + 2),  # above the ring
             textcoords="offset points",
             ha="center",
             va="bottom",
             fontsize=7,
             zorder=3,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
         )
     if labels is not None:
         for each in np.unique(classes[nodes]):
-            color = palette((each % 10 + 0.5) / 10)
+            color = PALETTE[each % len(PALETTE)]
             ax.scatter([], [], s=30, color=color, label=f"class {each}")
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
     ax.set_title(f"node {node}, {len(nodes)} nodes", fontsize=9)

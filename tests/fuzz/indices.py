@@ -46,7 +46,7 @@ from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.relations import Pairs
 from jax_gnn._core.triples import IntoPairs, OutOfPairs
 from jax_gnn._ops.segment_matmul import primitive as products
-from jax_gnn._ops.segment_reduce import primitive, select
+from jax_gnn._ops.segment_reduce import primitive, select, unsorted
 from jax_gnn._ops.segment_softmax import primitive as softmax
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -340,6 +340,32 @@ def unsorted_segment(name: str, size: Size, dtype: str) -> Any:
         lambda draw: (
             draw.anything(size.entries, size.rows),
             numbers(draw, (size.entries, size.width), dtype),
+        ),
+    )
+
+
+@op("scatter in any order")
+def scatter(size: Size, dtype: str) -> Any:
+    """A kernel of large results, without derivatives."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return (
+        lambda ids, data: unsorted.segment_scatter(
+            jax.lax.stop_gradient(data.astype(wide)), ids, num_rows=size.rows, reduce="sum"
+        ),
+        lambda draw: (
+            draw.anything(size.entries, size.rows),
+            draw.numbers((size.entries, size.width), dtype),
+        ),
+    )
+
+
+@op("gather in any order")
+def gather(size: Size, dtype: str) -> Any:
+    return (
+        lambda ids, x: unsorted.gather_rows(jax.lax.stop_gradient(x), ids),
+        lambda draw: (
+            draw.anything(size.entries, size.rows),
+            draw.numbers((size.rows, size.width), dtype),
         ),
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -127,7 +129,33 @@ def rgat_attention(
             method=chosen,
             precision=precision_level(precision),
         )
+    graph._note("attention", lambda: _shares(graph, x, weights, scores))
     return y.reshape(len(y), heads, width)
+
+
+def _shares(graph: RelationalGraph, x: Array, weights: RGATWeights, scores: RGATScores) -> Array:
+    """``(num_edges, heads)``, what RGAT weighs edges by: the gradient to factors of a sum of ones.
+
+    A feature more makes values 1, and no difference to scores.
+    """
+    relations, k, _ = weights.kernel.shape
+    heads, scale = weights.src.shape[1], scores.edge_scale
+    kernel = jnp.zeros((relations, k + 1, heads), x.dtype).at[:, k].set(1)
+    both, dst = (
+        jnp.pad(each.astype(x.dtype), ((0, 0), (0, 0), (0, 1)))
+        for each in (weights.both, weights.dst)
+    )
+    ones = RGATWeights(kernel, jnp.zeros((relations, heads, 1), x.dtype), dst, both)
+    x = jnp.pad(x, ((0, 0), (0, 1)), constant_values=1)
+
+    def total(scale: Array) -> Array:
+        given = scores._replace(edge_scale=scale)
+        return attend_rgat(
+            *(graph, x, ones, given), method="destination_pairs", precision=precision_level(None)
+        ).sum()
+
+    found = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(x.dtype)))
+    return found if scale is None else found * scale
 
 
 @public

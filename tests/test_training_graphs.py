@@ -1,0 +1,200 @@
+"""Training on many graphs, and on labels that are numbers."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flax_layers.training import (
+    RECIPES,
+    GCNGraphConfig,
+    GINGraphConfig,
+    SAGEConfig,
+    load_checkpoint,
+    save_checkpoint,
+    train,
+)
+from flax_layers.training.data import split_of
+from flax_layers.training.graphs import Sampler
+from jax_gnn import cli
+from jax_gnn.datasets import GraphDataset, GraphsDataset
+
+
+def rings_and_trees(rng: np.random.Generator, count: int = 60) -> GraphsDataset:
+    """Rings, and trees of as many nodes, without features that tell."""
+    sizes, y = rng.integers(5, 12, count), np.arange(count) % 2
+    pairs = []
+    for size, label, first in zip(sizes, y, np.cumsum(sizes) - sizes, strict=True):
+        ids = np.arange(1, size)
+        parents = ids - 1 if label else (rng.random(size - 1) * ids).astype(int)
+        edges = np.stack([ids, parents], 1)
+        pairs.append(first + (np.append(edges, [[0, size - 1]], 0) if label else edges))
+    ends = np.concatenate(pairs).T
+    src, dst = np.concatenate([ends, ends[::-1]], 1)
+    nodes = int(sizes.sum())
+    x = np.ones((nodes, 1))
+    return GraphsDataset(name="shapes", num_nodes=nodes, sizes=sizes, src=src, dst=dst, x=x, y=y)
+
+
+SMALL: dict[str, Any] = {"hidden_features": 16, "num_layers": 3, "batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def shapes() -> tuple[GraphsDataset, Any]:
+    dataset = rings_and_trees(np.random.default_rng(0), 160)
+    config = GINGraphConfig(**SMALL, epochs=25, splits=1, steps=8, dropout_rate=0.0)
+    return dataset, train(dataset, config)
+
+
+def test_rings_against_trees(shapes, tmp_path):
+    dataset, result = shapes
+    assert result.run.accuracy_mean >= 0.99
+    save_checkpoint(tmp_path / "model", result.trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    logits = result.trained.predict(dataset)
+    np.testing.assert_array_equal(loaded.predict(dataset), logits)
+    found = loaded.accuracies(dataset, logits)
+    assert found["test"] == result.run.best_test_accuracy[0]
+    other = rings_and_trees(np.random.default_rng(1), 50)
+    right = np.asarray(loaded.predict(other)).argmax(1) == other.y
+    assert right.mean() >= 0.95
+
+
+def test_batches_of_one_shape_hold_graphs_of_the_split(rng):
+    dataset = rings_and_trees(rng)
+    ids = rng.permutation(60)[:40]
+    config = GINGraphConfig(**SMALL, steps=5)
+    sampler = Sampler(dataset, dataset.x, ids, config, 0)
+    shapes = set()
+    for _ in range(3):
+        batches, rows, numbers = sampler.epoch()
+        assert np.isin(numbers[numbers >= 0], ids).all()
+        assert len(numbers) == sampler.steps == 5
+        shapes.add((batches.graph_ids.shape, batches.graph.rows.shape, rows.shape))
+        for i in range(5):
+            kept = numbers[i][numbers[i] >= 0]
+            assert np.unique(kept).size == kept.size >= 12
+            np.testing.assert_array_equal(batches.num_nodes[i][: kept.size], dataset.sizes[kept])
+            assert rows[i].sum() == dataset.sizes[kept].sum()
+    assert len(shapes) == 1
+    once = Sampler(dataset, dataset.x, ids, dataclasses.replace(config, steps=0), 0)
+    assert once.steps == 3 and (once.epoch()[2] >= 0).sum() >= 36
+
+
+def test_cross_validation_has_one_epoch(rng):
+    dataset = rings_and_trees(rng, 24)
+    config = GCNGraphConfig(**SMALL, folds=3, epochs=2)
+    result = train(dataset, config)
+    run = result.run
+    assert run.valid_accuracy.shape == (3, 2) and run.over == "folds"
+    assert (run.best_epoch == run.valid_accuracy.mean(0).argmax()).all()
+    assert run.accuracy_mean == pytest.approx(run.valid_accuracy.mean(0).max())
+    held_out = [split_of(dataset, config, seed).test for seed in range(3)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(held_out)), np.arange(24))
+    folds = np.arange(24) // 8
+    published = dataclasses.replace(dataset, folds=folds)
+    assert split_of(published, config, 1).test.tolist() == [*range(8, 16)]
+    split = split_of(dataset, config, 1)
+    assert not np.intersect1d(split.train, split.test).size
+    with pytest.raises(ValueError, match="has 24 labelled graphs; splits need at least 30"):
+        train(dataset, dataclasses.replace(config, folds=30))
+
+
+@pytest.mark.parametrize("model", [name for name in RECIPES if name.endswith("-graph")])
+def test_graphs_by_command(model, rng, tmp_path, capsys):
+    dataset = rings_and_trees(rng, 12)
+    lines = ["12"]
+    for number, size in enumerate(dataset.sizes):
+        made = dataset.batch([number])
+        lines.append(f"{size} {dataset.y[number]}")
+        src, dst = np.asarray(made.graph.cols), np.asarray(made.graph.rows)
+        near = [src[dst == node] for node in range(size)]
+        lines += [f"0 {len(each)} {' '.join(map(str, each))}" for each in near]
+    (tmp_path / "shapes.txt").write_text("\n".join(lines))
+    folder = tmp_path / "out"
+    options = ["--epochs", "1", "--folds", "2", "--output", str(folder)]
+    options += ["--hidden-features", "8", "--layers", "1"]
+    data = ["--data", str(tmp_path / "shapes.txt")]
+    name = model.removesuffix("-graph")
+    assert cli.main(["train", name, "--task", "graph", *data, *options]) == 0
+    out = capsys.readouterr().out
+    assert "shapes: 12 graphs, " in out and "accuracy of 2 folds" in out
+    assert "same predictions" in out
+    results = json.loads((folder / "results.json").read_text())
+    assert results["plain_jax"] is None and "features" not in results["config"]
+    assert (folder / "learning_curves.png").stat().st_size > 10_000
+
+
+def test_tasks_that_there_are(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "hgnn", "--task", "graph"])
+    assert exit_info.value.code == 2
+    assert "argument --task: invalid choice: 'graph'" in capsys.readouterr().err
+
+
+def numbers_of_nodes(**changes: Any) -> GraphDataset:
+    """A ring whose nodes have the mean of their neighbours' feature, in large numbers."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(80, 3))
+    src = np.concatenate([np.arange(80), np.arange(80)])
+    dst = np.concatenate([np.arange(1, 81) % 80, np.arange(-1, 79) % 80])
+    y = 1000 + 50 * (np.roll(x[:, 0], 1) + np.roll(x[:, 0], -1))
+    y[:4] = np.nan
+    return GraphDataset(name="ring", num_nodes=80, x=x, src=src, dst=dst, y=y, **changes)
+
+
+def test_regression_of_nodes(tmp_path):
+    dataset = numbers_of_nodes()
+    rates = {"dropout_rate": 0.0, "weight_decay": 0.0}
+    config = SAGEConfig(epochs=100, splits=2, hidden_features=16, **rates)
+    result = train(dataset, config, baseline=True)
+    np.testing.assert_allclose(result.run.train_loss, result.baseline.train_loss, atol=1e-2)
+    assert result.errors is not None
+    assert result.errors["r2"].min() > 0.5
+    assert (result.errors["mae"] <= result.errors["rmse"]).all()
+    save_checkpoint(tmp_path / "model", result.trained)
+    loaded = load_checkpoint(tmp_path / "model")
+    found = np.asarray(loaded.predict(dataset))
+    np.testing.assert_array_equal(found, result.trained.predict(dataset))
+    test = loaded.parts(dataset)["test"]
+    assert found.shape == (80, 1)
+    split = loaded.seed
+    mae = np.abs(found[test, 0].astype(np.float64) - dataset.y[test]).mean()
+    assert mae == result.errors["mae"][split]
+    assert loaded.accuracies(dataset, found)["test"] == pytest.approx(
+        result.errors["r2"][split], abs=1e-3
+    )
+
+
+def test_regression_of_graphs_on_several_numbers():
+    dataset = rings_and_trees(np.random.default_rng(3), 40)
+    edges = np.bincount(np.repeat(np.arange(40), dataset.sizes)[dataset.dst])
+    y = np.stack([dataset.sizes * 3.0, -2.0 * edges], 1)
+    changes = {"num_layers": 1, "learning_rate": 0.03, "dropout_rate": 0.0, "readout": "sum"}
+    config = GCNGraphConfig(**SMALL | changes, epochs=80, splits=1)
+    result = train(dataclasses.replace(dataset, y=y), config)
+    assert result.trained.predict(dataset).shape == (40, 2)
+    assert result.errors is not None and result.errors["r2"][0] > 0.3
+
+
+def test_numbers_by_command(tmp_path, capsys):
+    dataset = numbers_of_nodes()
+    arrays = {name: getattr(dataset, name) for name in ("num_nodes", "src", "dst", "x", "y")}
+    np.savez(tmp_path / "ring.npz", **arrays)
+    run = ["train", "gcn", "--data", str(tmp_path / "ring.npz"), "--epochs", "3", "--splits", "2"]
+    assert cli.main([*run, "--no-baseline", "--output", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    mae = np.array(results["test_errors"]["mae"])
+    words = " ".join(out.split())
+    assert f"test MAE {mae.mean():.4g} ± {mae.std(ddof=1):.2g}" in words
+    assert "test RMSE" in words and "test R2" in words and "1 targets" in words
+    assert "best validation R2" in err
+    table = tmp_path / "found.csv"
+    model, data = str(tmp_path / "out" / "checkpoint"), str(tmp_path / "ring.npz")
+    assert cli.main(["predict", model, "--data", data, "--output", str(table)]) == 0
+    mae = results["test_errors"]["mae"][results["checkpoint_split"] - 1]
+    assert f" test MAE {mae:.4g}, RMSE " in " ".join(capsys.readouterr().out.split())
+    assert table.read_text().startswith("node,prediction\n0,")
