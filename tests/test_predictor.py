@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_training
+import test_training_graphs
 import test_training_links
 from flax import nnx
 
@@ -38,7 +39,7 @@ from flax_layers.training.link_tasks import link_task
 from flax_layers.training.trained import make_model, raw_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn._core import ffi
-from jax_gnn.datasets import RelationalDataset
+from jax_gnn.datasets import GraphsDataset, RelationalDataset
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 ROOT = Path(__file__).parents[1]
@@ -51,7 +52,11 @@ def predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
     if name in LINK_RECIPES:
         return link_predictor_of(name)
     recipe = RECIPES[name]
-    config, dataset = recipe.config(**CONFIG), test_training.dataset_for(recipe.model)
+    config = recipe.config(**CONFIG)
+    if recipe.dataset is GraphsDataset:
+        dataset: Any = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
+    else:
+        dataset = test_training.dataset_for(recipe.config)
     inputs = raw_inputs(dataset, config)
     model = make_model(config, *inputs.values(), dataset.num_classes, seed=0)
     return TrainedModel(model, config), inputs
