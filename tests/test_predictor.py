@@ -112,7 +112,9 @@ def test_exports_run_without_this_package(tmp_path: Path) -> None:
         np.savez(tmp_path / name / "arrays.npz", **predictor.arrays(**inputs))
         os.symlink(jax_gnn.shared_library(), tmp_path / name / "kernels.so")
     command = [sys.executable, "-P", "-c", RUN_ALL, code, *map(str, wanted)]
-    subprocess.run(command, check=True, env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    as_here = str(int(jax.config.values["jax_disable_most_optimizations"]))
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": as_here}
+    subprocess.run(command, check=True, env=environment)
     for folder, logits in wanted.items():
         found = np.load(folder / "found.npy")
         assert np.isfinite(found).all()
