@@ -57,9 +57,9 @@ def predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
         dataset: Any = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
     else:
         dataset = test_training.dataset_for(recipe.config)
-    inputs = raw_inputs(dataset, config)
-    model = make_model(config, *inputs.values(), dataset.num_classes, seed=0)
-    return TrainedModel(model, config), inputs
+    graph, x = raw_inputs(dataset, config)
+    model = make_model(config, graph, x, dataset.num_classes, seed=0)
+    return TrainedModel(model, config), {"graph": graph, "x": x}
 
 
 def link_predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:

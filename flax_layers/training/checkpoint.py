@@ -178,8 +178,7 @@ def _load(path: Path, given: Any) -> tuple[Predictor, list[str]]:
     if not (path / SUMS).exists():
         raise ValueError(f"{SUMS} is missing")
     if "class" in description:
-        kept = Preprocessing.of(**description["preprocessing"])
-        return Predictor(model, preprocessing=kept), []
+        return Predictor(model, preprocessing=Preprocessing.of(**description["preprocessing"])), []
     if description["model"] in LINK_RECIPES:
         return _trained_links(description, model, path / INDEX), _unnamed(description)
     return _trained(description, model), _unnamed(description)
@@ -211,7 +210,7 @@ def _maker(description: dict[str, Any], given: Any) -> Callable[[], Any]:
     if name in LINK_RECIPES:
         config = LINK_RECIPES[name].config(**description["training"])
         names = "num_nodes", "num_relations", "in_features"
-        sizes: list[Any] = [description.get(each) for each in names]
+        sizes: list[Any] = [description.get(name) for name in names]
         return functools.partial(make_link_model, config, *sizes)
     arguments, inputs = description["arguments"], description.get("inputs")
     name = RECIPES[name].model.__name__
@@ -322,13 +321,12 @@ def _description(trained: Predictor, arguments: Mapping[str, Any] | None = None)
         if isinstance(trained, TrainedLinks):
             describe = _link_description
         return describe(trained)
-    preprocessing = trained.preprocessing or Preprocessing()
     return {
         "version": __version__,
         **_class_description(trained.model, arguments),
         "type": type(trained.model).__qualname__,
         "variables": _variables(trained.model),
-        "preprocessing": preprocessing.as_json(),
+        "preprocessing": (trained.preprocessing or Preprocessing()).as_json(),
     }
 
 
@@ -401,7 +399,7 @@ def _trained_links(description: dict[str, Any], model: Any, index: Path) -> Trai
     )
 
 
-def _trained(description: dict[str, Any], model: Any) -> TrainedModel:
+def _trained(description: dict[str, Any], model: Stack) -> TrainedModel:
     """What `_description` was made of."""
     split, data, names = (description[key] for key in ("split", "data", "label_names"))
     return TrainedModel(

@@ -184,7 +184,7 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def blame_data() -> Iterator[None]:
+def blame_data(argument: str = "--data") -> Iterator[None]:
     """Names the argument in errors about data."""
     try:
         yield
@@ -530,7 +530,6 @@ def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     if facts:
         groups["data"].add_argument(
             "--data",
-            required=True,
             metavar="FILE|FOLDER",
             help="edges with relations: an .npz file, or a folder with train.txt",
         )
@@ -574,7 +573,7 @@ def percent(metrics: dict[str, float]) -> list[str]:
 
 
 def metric_names(metrics: dict[str, float]) -> list[str]:
-    """Their titles."""
+    """Their heads."""
     return [text for name, text in METRICS.items() if name in metrics]
 
 

@@ -9,11 +9,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from flax_layers.training.config import TrainConfig
-from flax_layers.training.predictor import preprocessed, preprocessing_of
 from jax_gnn.datasets import (
     GraphsDataset,
     HypergraphDataset,
@@ -155,24 +153,28 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
     elif config.features == "random":
         dataset = with_random_features(dataset, num_features=_GENERATED_FEATURES, seed=config.seed)
 
-    if dataset.num_features:
-        x: Any = np.asarray(dataset.x)
-    else:
-        of_types = getattr(dataset, "x_by_type", None) or {}
-        features = ((name, of_types.get(name)) for name in _types(dataset))
-        x = OrderedDict(
-            (name, rows if rows is not None and rows.shape[1] else None) for name, rows in features
-        )
-    if config.feature_normalization == "none":
+    def normalized(x: np.ndarray, name: str = "") -> np.ndarray:
+        if config.feature_normalization == "row":
+            total = np.abs(x).sum(axis=1, keepdims=True)
+            return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
+        if config.feature_normalization == "standardize" and name in (config.scaling or {}):
+            mean, std = np.array(config.scaling[name], np.float32)  # type: ignore[index]
+            if mean.shape != x.shape[1:]:
+                raise ValueError(
+                    f"dataset {dataset.name!r} has {x.shape[1]} features, the model takes "
+                    f"{mean.size}"
+                )
+            return (x - mean) / std
         return x
-    for name, (mean, _) in (config.scaling or {}).items():
-        rows = x.get(name) if isinstance(x, dict) else x
-        if rows is not None and rows.shape[1] != len(mean):
-            raise ValueError(
-                f"dataset {dataset.name!r} has {rows.shape[1]} features, the model takes "
-                f"{len(mean)}"
-            )
-    return jax.tree.map(np.asarray, preprocessed(preprocessing_of(config), x))
+
+    if dataset.num_features:
+        return normalized(np.asarray(dataset.x))
+    of_types = getattr(dataset, "x_by_type", None) or {}
+    features = ((name, of_types.get(name)) for name in _types(dataset))
+    return OrderedDict(
+        (name, normalized(x, name) if x is not None and x.shape[1] else None)
+        for name, x in features
+    )
 
 
 def numbered_types(dataset: NodeDataset, config: TrainConfig, types: Iterable[str]) -> set[str]:

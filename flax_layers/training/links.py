@@ -39,7 +39,7 @@ from flax_layers.training.link_tasks import (
     link_task,
 )
 from flax_layers.training.loop import adam
-from flax_layers.training.predictor import Predictor, preprocessing_of
+from flax_layers.training.predictor import Predictor, Preprocessing
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -77,8 +77,8 @@ class TrainedLinks(Predictor):
     """A model for link prediction and how it was trained, which is what a checkpoint holds.
 
     Attributes:
-        model: The model: a `LinkPredictor`, which as a predictor takes subjects and relations in
-            the place of features, or a `GAE` of edges without relations, which gives embeddings.
+        model: The model, in evaluation mode: a `LinkPredictor`, or a `GAE` of edges without
+            relations.
         config: Settings of the training.
         data: What the dataset of the training is recognised by.
         num_relations: Of the dataset, inverse ones not included; 0 where edges have none.
@@ -97,7 +97,8 @@ class TrainedLinks(Predictor):
 
     def __post_init__(self) -> None:
         if self.preprocessing is None:
-            object.__setattr__(self, "preprocessing", preprocessing_of(self.config))
+            kept = Preprocessing(rows=getattr(self.config, "feature_normalization", "none"))
+            object.__setattr__(self, "preprocessing", kept)
 
     @property
     def sizes(self) -> dict[str, int]:

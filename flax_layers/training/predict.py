@@ -223,7 +223,7 @@ def _run_predict(args: argparse.Namespace) -> int:
 
 def _answer(trained: Any, args: argparse.Namespace) -> int:
     """Prints, and perhaps writes, the nodes that a query asks for."""
-    if not isinstance(trained, TrainedLinks):
+    if not hasattr(trained, "ask"):
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
     if args.data is not None:
         raise UserError("--query: asks the graph of the training; leave --data out")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -19,6 +20,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 import jax_gnn
 from jax_gnn import Batch, Graph, Hypergraph
 
+Columns = Array | dict[str, Array] | None
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,63 +29,86 @@ class Preprocessing:
     """What becomes of features, of columns first, then of rows; and of results.
 
     Attributes:
-        mean: ``(features,)``, perhaps by type of nodes, subtracted; None: nothing is.
-        std: Likewise, what columns are divided by; None: by nothing.
+        mean: ``(features,)``, subtracted; by type of nodes where features are; None: nothing is.
+        std: ``(features,)``, what columns are divided by, likewise; None: by nothing.
         rows: "row" divides each row by the sum of its absolute values.
-        target: Mean and deviation of numbers that were regressed on, ``(2, numbers)``, of which
-            the model gives standard scores.
+        target_mean: ``(targets,)``, added to the results of a model that was trained on numbers
+            that were standardized; None: nothing is.
+        target_std: ``(targets,)``, what results are multiplied by before; None: by nothing.
     """
 
-    mean: Array | dict[str, Array] | None = None
-    std: Array | dict[str, Array] | None = None
+    mean: Columns = None
+    std: Columns = None
     rows: Literal["none", "row"] = dataclasses.field(default="none", metadata={"static": True})
-    target: Array | None = None
+    target_mean: Array | None = None
+    target_std: Array | None = None
 
     @classmethod
-    def of(cls, mean: Any = None, std: Any = None, rows: Any = "none") -> Preprocessing:
+    def of(
+        cls,
+        mean: Any = None,
+        std: Any = None,
+        rows: Any = "none",
+        target_mean: Any = None,
+        target_std: Any = None,
+    ) -> Preprocessing:
         """Checks and converts what users give.
 
         Raises:
             ValueError: A value is not as described.
         """
-        columns = {"mean": mean, "std": std}
-        made = {name: jnp.asarray(c, jnp.float32) for name, c in columns.items() if c is not None}
-        shapes = {name: column.shape for name, column in made.items()}
-        if any(len(shape) != 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
-            raise ValueError(f"mean and std must be of shape (features,), got {shapes}")
-        for name, column in made.items():
-            least = 0 if name == "std" else -jnp.inf
-            if not bool((jnp.isfinite(column) & (column > least)).all()):
-                positive = "positive" if name == "std" else "finite"
-                raise ValueError(f"{name} must be {positive} numbers, got {columns[name]!r:.200}")
         if rows not in ("none", "row"):
             raise ValueError(f"rows must be 'none' or 'row', got {rows!r}")
-        return cls(**made, rows=rows)
+        by_type = [isinstance(each, Mapping) for each in (mean, std) if each is not None]
+        if not any(by_type):
+            mean, std = _columns("", mean, std)
+        elif all(by_type):
+            mean, std = _columns_by_type(mean or {}, std or {})
+        else:
+            raise ValueError("mean and std must be by type of nodes both, or neither")
+        targets = _columns("", target_mean, target_std, "target_")
+        return cls(mean, std, rows, *targets)
 
     def as_json(self) -> dict[str, Any]:
         """What `of` takes; float32 is exact in decimals."""
-        columns: dict[str, Any] = {"mean": self.mean, "std": self.std}
-        lists = {name: None if each is None else each.tolist() for name, each in columns.items()}
-        return lists | {"rows": self.rows}
+        return jax.tree.map(
+            lambda value: value.tolist() if hasattr(value, "tolist") else value, {**vars(self)}
+        )
 
     def __call__(self, x: Any) -> Any:
-        """Features ``(nodes, features)``, perhaps by type; None where there are none stays."""
+        """Features ``(*batch, nodes, features)``, perhaps by type; None where there are none."""
         if self.mean is self.std is None and self.rows == "none":
             return x
-        if isinstance(x, dict):
-            made: Any = type(x)((name, self._of(rows, name)) for name, rows in x.items())
+        if isinstance(x, Mapping):
+            of_types = {
+                name: None if part is None else self._of(part, *self._of_type(name))
+                for name, part in x.items()
+            }
+            made: Any = OrderedDict(of_types) if isinstance(x, OrderedDict) else of_types
         else:
-            made = self._of(x)
+            made = jax.tree.map(lambda part: self._of(part, self.mean, self.std), x)
         # Apart from the model: fused with it, sums might have another order.
         return jax.lax.optimization_barrier(made)
 
-    def _of(self, x: Any, name: str = "") -> Any:
-        """Features of a type of nodes, or of all."""
-        if x is None:
-            return None
-        columns = self.mean, self.std
-        mean, std = (each.get(name) if isinstance(each, dict) else each for each in columns)
-        row = (1,) * (x.ndim - 1)
+    def results(self, y: Any) -> Any:
+        """Results as the numbers are that a model was trained on."""
+        if self.target_mean is self.target_std is None:
+            return y
+        row = (1,) * (y.ndim - 1)
+        y = jax.lax.optimization_barrier(y)
+        if self.target_std is not None:
+            std = self.target_std.astype(y.dtype).reshape(*row, -1)
+            y = jax.lax.optimization_barrier(y * std)
+        if self.target_mean is None:
+            return y
+        return y + self.target_mean.astype(y.dtype).reshape(*row, -1)
+
+    def _of_type(self, name: str) -> list[Any]:
+        both = self.mean, self.std
+        return [each.get(name) if isinstance(each, Mapping) else each for each in both]
+
+    def _of(self, x: Array, mean: Any, std: Any) -> Array:
+        row = (1,) * (x.ndim - 1)  # ranks are not promoted
         if mean is not None:
             x = x - mean.astype(x.dtype).reshape(*row, -1)
         if std is not None:
@@ -92,24 +118,30 @@ class Preprocessing:
             x = jnp.where(total > 0, x / jnp.where(total > 0, total, 1), 0)
         return x
 
-    def undone(self, y: Any) -> Any:
-        """Results in the units of the numbers that were regressed on."""
-        if self.target is None:
-            return y
-        mean, std = self.target.astype(y.dtype).reshape(2, *(1,) * (y.ndim - 1), -1)
-        return y * std + mean
+
+def _columns(where: str, mean: Any, std: Any, prefix: str = "") -> tuple[Any, Any]:
+    """Both as arrays of one shape, if they are given."""
+    given = {f"{prefix}{name}{where}": x for name, x in (("mean", mean), ("std", std))}
+    made = {name: jnp.asarray(x, jnp.float32) for name, x in given.items() if x is not None}
+    shapes = {name: column.shape for name, column in made.items()}
+    if any(len(shape) != 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
+        size = "targets" if prefix else "features"
+        raise ValueError(f"{' and '.join(given)} must be of shape ({size},), got {shapes}")
+    mean, std = map(made.get, given)
+    for (name, x), column, least in zip(given.items(), (mean, std), (-jnp.inf, 0), strict=True):
+        if column is not None and not bool((jnp.isfinite(column) & (column > least)).all()):
+            kind = "finite" if least else "positive"
+            raise ValueError(f"{name} must be {kind} numbers, got {x!r:.200}")
+    return mean, std
 
 
-def preprocessing_of(config: Any) -> Preprocessing:
-    """What becomes of features and results in a training of `settled` settings."""
-    kind = getattr(config, "feature_normalization", "none")
-    scaling = getattr(config, "target_scaling", None)
-    target = None if scaling is None else jnp.asarray(scaling, jnp.float32)
-    if kind == "standardize":
-        pairs = {name: np.array(pair, np.float32) for name, pair in (config.scaling or {}).items()}
-        mean, std = ({name: jnp.asarray(pair[i]) for name, pair in pairs.items()} for i in (0, 1))
-        return Preprocessing(mean.get("", mean), std.get("", std), target=target)
-    return Preprocessing(rows="row" if kind == "row" else "none", target=target)
+def _columns_by_type(mean: Mapping[str, Any], std: Mapping[str, Any]) -> tuple[Any, Any]:
+    names = dict.fromkeys([*mean, *std])
+    both = {name: _columns(f"[{name!r}]", mean.get(name), std.get(name)) for name in names}
+    means, stds = (
+        {name: pair[i] for name, pair in both.items() if pair[i] is not None} for i in range(2)
+    )
+    return means, stds
 
 
 preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
@@ -117,19 +149,16 @@ preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
 
 @functools.partial(jax.jit, static_argnums=0)
 def _apply(graphdef: Any, state: Any, preprocessing: Preprocessing, inputs: Any) -> Any:
+    named = dict(inputs)
+    graph, x = named.pop("graph"), named.pop("x")
     model = nnx.merge(graphdef, state)
     model.eval()
-
-    def apply(inputs: dict[str, Any]) -> Any:
-        named = dict(inputs)
-        graph, x = named.pop("graph"), named.pop("x")
-        return preprocessing.undone(model(graph, x, **named))
-
-    graph, x = inputs["graph"], preprocessing(inputs["x"])
-    inputs = inputs | {"x": x}
-    if isinstance(graph, Batch) and getattr(x, "ndim", 0) == 3:  # stacked: one after another
-        return jax.lax.map(apply, inputs)
-    return apply(inputs)
+    x = preprocessing(x)
+    if isinstance(graph, Batch) and graph.graph_ids.ndim > 1:  # several, one after another
+        y = jax.lax.map(lambda each: model(*each[:2], **each[2]), (graph, x, named))
+    else:
+        y = model(graph, x, **named)
+    return preprocessing.results(y)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

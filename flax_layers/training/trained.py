@@ -24,16 +24,29 @@ from flax_layers.training.data import (
     node_mask,
     numbered_types,
     renumbered,
-    settled,
 )
 from flax_layers.training.graphs import all_batches, device
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
-from flax_layers.training.predictor import Predictor, preprocessed, preprocessing_of
+from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
 from jax_gnn import Batch, __version__
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
 
-def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, Any]:
+def preprocessing_of(config: TrainConfig) -> Preprocessing:
+    """What becomes of features, and of results, in a training of these settings."""
+    kind, scaling, targets = config.feature_normalization, config.scaling, config.target_scaling
+    columns: dict[str, Any] = {}
+    if kind == "standardize" and scaling:
+        by_name = [{name: both[i] for name, both in scaling.items()} for i in range(2)]
+        columns = {
+            name: each.get("", each) for name, each in zip(("mean", "std"), by_name, strict=True)
+        }
+    if targets is not None:
+        columns |= zip(("target_mean", "target_std"), targets, strict=True)
+    return Preprocessing.of(**columns, rows="row" if kind == "row" else "none")
+
+
+def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     """What a predictor of these settings is called with.
 
     Args:
@@ -41,34 +54,33 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> dict[str, Any]:
         config: Of the training.
 
     Returns:
-        "graph", a graph or hypergraph; "x", features as `node_features` gives them, but not yet
-        normalised; and where the settings weigh edges, "edge_weight"; on the device.
+        Graph or hypergraph, and features as `node_features` gives them, not yet normalised, on the
+        device; where the settings weigh edges, their weights, too. Of many graphs stacked batches.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
-    config = dataclasses.replace(config, feature_normalization="none")
+    plain = dataclasses.replace(config, feature_normalization="none")
     if isinstance(dataset, GraphsDataset):
-        batches, rows, _ = all_batches(dataset, config)  # type: ignore[arg-type]
-        return {"graph": device(batches), "x": device(rows)}
-    x = node_features(dataset, config)
+        batches, rows, _ = all_batches(dataset, plain)  # type: ignore[arg-type]
+        return device((batches, rows))
+    x = jax.tree.map(jnp.asarray, node_features(dataset, plain))
     assert recipe.structure is not None
     graph = recipe.structure(dataset, config)
-    inputs = {"graph": graph, "x": jax.tree.map(jnp.asarray, x)}
     if not getattr(config, "edge_weight", False):
-        return inputs
+        return graph, x
     weight = getattr(dataset, "edge_weight", None)
     if weight is None:
         raise ValueError(f"dataset {dataset.name!r} has no edge_weight, which the model takes")
-    return inputs | {"edge_weight": graph.edge_values(weight)}
+    return graph, x, graph.edge_values(weight)
 
 
 def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     """What a model of these settings is trained on: `raw_inputs` after the preprocessing."""
-    graph, x, *weights = raw_inputs(dataset, config).values()
-    return graph, preprocessed(preprocessing_of(settled(dataset, config)), x), *weights
+    graph, x, *weights = raw_inputs(dataset, config)
+    return graph, preprocessed(preprocessing_of(config), x), *weights
 
 
 def in_features(graph: Any, x: Any) -> Any:
@@ -254,8 +266,7 @@ class TrainedModel(Predictor):
             )
         recipe_of(self.config, dataset)
         own = self.renumbered(dataset)
-        inputs = raw_inputs(self._with_own_classes(own.dataset), self.config)
-        graph, x = inputs["graph"], inputs["x"]
+        graph, x, *weights = raw_inputs(self._with_own_classes(own.dataset), self.config)
         if (given := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
@@ -266,12 +277,7 @@ class TrainedModel(Predictor):
         unsaid = own.unnamed and self.numbering is not None
         if unsaid and (self.data is None or "structure" in self.differences(dataset)):
             own.warn()
-        config = settled(own.dataset, self.config)  # that of a training is
-        settles = config is not self.config
-        predictor = (
-            dataclasses.replace(self, config=config, preprocessing=None) if settles else self
-        )
-        logits = predictor(**inputs)
+        logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
         if isinstance(graph, Batch):
             there = np.arange(logits.shape[1]) < np.asarray(graph.count)[:, None]
             logits = logits[there]
