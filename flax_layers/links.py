@@ -303,6 +303,32 @@ class LinkPredictor(nnx.Module):
                 nodes = self.encoder(graph, nodes, **more)
         return self.dropout(nodes, **dropout), relations
 
+    def __call__(
+        self,
+        graph: Any,
+        queries: tuple[Array, Array],
+        edge_weight: ArrayLike | None = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+    ) -> Array:
+        """Scores of all nodes as objects: :meth:`encode`, then :meth:`scores`.
+
+        Args:
+            graph: What the encoder takes.
+            queries: Subjects and relations, ``(batch,)`` integers each.
+            edge_weight: See :meth:`encode`.
+            deterministic: Likewise.
+            rngs: Likewise, and of the decoder.
+
+        Returns:
+            ``(batch, num_nodes)``.
+        """
+        dropout = dropout_arguments(deterministic, rngs)
+        nodes, relations = self.encode(graph, edge_weight, **dropout)
+        subjects, relation_ids = queries
+        return self.scores(nodes, relations, subjects, relation_ids, **dropout)
+
     def scores(
         self, nodes: Array, relations: Array, subjects: Array, relation_ids: Array, **dropout: Any
     ) -> Array:

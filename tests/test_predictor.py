@@ -19,27 +19,62 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_training
+import test_training_graphs
+import test_training_links
 from flax import nnx
 
 import jax_gnn
 from flax_layers import GCN, HGNN, HGT, RGCN, CompGCN, GCNConv, HeteroModel
-from flax_layers.training import RECIPES, Predictor, Preprocessing, TrainedModel
+from flax_layers.training import (
+    LINK_RECIPES,
+    RECIPES,
+    Predictor,
+    Preprocessing,
+    TrainedLinks,
+    TrainedModel,
+)
+from flax_layers.training.data import fingerprint
+from flax_layers.training.link_models import make_link_model
+from flax_layers.training.link_tasks import link_task
 from flax_layers.training.trained import make_model, raw_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn._core import ffi
+from jax_gnn.datasets import GraphsDataset, RelationalDataset
 
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 ROOT = Path(__file__).parents[1]
 needs_own_names = pytest.mark.skipif(emulation.WANTED, reason="emulated kernels have other names")
 CONFIG = {"splits": 1, "hidden_features": 8, "feature_normalization": "row"}
 
 
-def predictor_of(name: str) -> tuple[TrainedModel, Any, Any]:
+def predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
     """One of a recipe, and what it is called with."""
+    if name in LINK_RECIPES:
+        return link_predictor_of(name)
     recipe = RECIPES[name]
-    config, dataset = recipe.config(**CONFIG), test_training.dataset_for(recipe.model)
+    config = recipe.config(**CONFIG)
+    if recipe.dataset is GraphsDataset:
+        dataset: Any = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
+    else:
+        dataset = test_training.dataset_for(recipe.config)
     graph, x = raw_inputs(dataset, config)
     model = make_model(config, graph, x, dataset.num_classes, seed=0)
-    return TrainedModel(model, config), graph, x
+    return TrainedModel(model, config), {"graph": graph, "x": x}
+
+
+def link_predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
+    recipe, ids = LINK_RECIPES[name], jnp.array([0, 1])
+    facts = recipe.dataset is RelationalDataset
+    sizes = {"embedding_features": 8, "hidden_features": 8}
+    config = recipe.config(**sizes | ({"num_blocks": 2} if name == "rgcn-link" else {}))
+    dataset = test_training_links.make_dataset() if facts else test_training_links.make_graph()
+    task: Any = link_task(dataset, config)
+    model = make_link_model(config, **task.sizes)
+    if facts:
+        inputs = {"graph": task.graph, "x": (ids, ids)}
+    else:
+        inputs = {"graph": task.split.train_graph, "x": jnp.asarray(dataset.x)}
+    return TrainedLinks(model, config, fingerprint(dataset), task.sizes["num_relations"]), inputs
 
 
 def ring(size: int) -> Graph:
@@ -69,15 +104,17 @@ def test_exports_run_without_this_package(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "export.md").read_text()
     (code,) = re.findall(r"^```python\n(import ctypes\n.*?)^```", page, re.M | re.S)
     wanted = {}
-    for name in RECIPES:
-        predictor, graph, x = predictor_of(name)
-        wanted[tmp_path / name] = predictor(graph, x)
+    for name in [*RECIPES, *LINK_RECIPES]:
+        predictor, inputs = predictor_of(name)
+        wanted[tmp_path / name] = predictor(**inputs)
         (tmp_path / name).mkdir()
-        predictor.export(tmp_path / name / "gcn.npz", graph, x)
-        np.savez(tmp_path / name / "arrays.npz", **predictor.arrays(graph, x))
+        predictor.export(tmp_path / name / "gcn.npz", **inputs)
+        np.savez(tmp_path / name / "arrays.npz", **predictor.arrays(**inputs))
         os.symlink(jax_gnn.shared_library(), tmp_path / name / "kernels.so")
     command = [sys.executable, "-P", "-c", RUN_ALL, code, *map(str, wanted)]
-    subprocess.run(command, check=True, env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    as_here = str(int(jax.config.values["jax_disable_most_optimizations"]))
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": as_here}
+    subprocess.run(command, check=True, env=environment)
     for folder, logits in wanted.items():
         found = np.load(folder / "found.npy")
         assert np.isfinite(found).all()
@@ -91,7 +128,11 @@ def test_program_for_any_size(tmp_path: Path) -> None:
     other = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
     cases: list[tuple[nnx.Module, Any, Any]] = [
         (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
-        (GCN(3, 4, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), ring(4), ring(30)),
+        (
+            GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+            ring(4),
+            ring(30),
+        ),
         (HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, other),
     ]
     for model, graph, larger in cases:
@@ -174,7 +215,7 @@ def test_model_of_ones_own(saved: Path, rng: np.random.Generator) -> None:
     predictor = Predictor(model, preprocessing=Preprocessing.of(MEAN, STD, "row"))
     y = predictor(graph, x, edge_weight=weight)
     assert not model.dropout.deterministic
-    scaled = (x - MEAN) / STD
+    scaled = (x - MEAN[None]) / STD[None]
     model.eval()
     wanted = model(graph, scaled / jnp.abs(scaled).sum(1, keepdims=True), weight)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
@@ -238,11 +279,12 @@ def test_another_model(saved: Path, model: Any, message: str) -> None:
 
 
 def test_a_recipe_needs_no_model(tmp_path: Path) -> None:
-    trained, graph, x = predictor_of("gcn")
-    jax_gnn.save(tmp_path / "gcn", trained)
-    loaded = jax_gnn.load(tmp_path / "gcn")
-    assert isinstance(loaded, TrainedModel)
-    np.testing.assert_array_equal(loaded(graph, x), trained(graph, x))
+    for name in ("gcn", "gcn-link", "compgcn-link"):
+        trained, inputs = predictor_of(name)
+        jax_gnn.save(tmp_path / name, trained)
+        loaded = jax_gnn.load(tmp_path / name)
+        assert type(loaded) is type(trained)
+        np.testing.assert_array_equal(loaded(**inputs), trained(**inputs))
     with pytest.raises(ValueError, match="holds a gcn, which is made without model; got model=Net"):
         jax_gnn.load(tmp_path / "gcn", Net)
 

@@ -39,7 +39,7 @@ from flax_layers.training.link_tasks import (
     link_task,
 )
 from flax_layers.training.loop import adam
-from flax_layers.training.predictor import Predictor
+from flax_layers.training.predictor import Predictor, Preprocessing
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -94,6 +94,11 @@ class TrainedLinks(Predictor):
     version: str | None = __version__
     numbering: Numbering | None = None
     index: LinkIndex | None = None
+
+    def __post_init__(self) -> None:
+        if self.preprocessing is None:
+            kept = Preprocessing(rows=getattr(self.config, "feature_normalization", "none"))
+            object.__setattr__(self, "preprocessing", kept)
 
     @property
     def sizes(self) -> dict[str, int]:

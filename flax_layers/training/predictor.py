@@ -77,7 +77,7 @@ class Preprocessing:
         )
 
     def __call__(self, x: Any) -> Any:
-        """Features ``(*batch, nodes, features)``, perhaps by type, or None."""
+        """Features ``(*batch, nodes, features)``, perhaps by type; None where there are none."""
         if self.mean is self.std is None and self.rows == "none":
             return x
         if isinstance(x, Mapping):
@@ -98,9 +98,9 @@ class Preprocessing:
         y = jax.lax.optimization_barrier(y)
         if self.target_std is not None:
             y = jax.lax.optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
-        return (
-            y if self.target_mean is None else y + feature_wise(self.target_mean.astype(y.dtype), y)
-        )
+        if self.target_mean is None:
+            return y
+        return y + feature_wise(self.target_mean.astype(y.dtype), y)
 
     def _of_type(self, name: str) -> list[Any]:
         both = self.mean, self.std

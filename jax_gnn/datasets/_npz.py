@@ -188,7 +188,7 @@ def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
     with _open(path) as archive:
         arrays = _arrays(path, archive, required, optional, what, memory)
         given = {member.filename.removesuffix(".npy") for member in archive.infolist()}
-    if unknown := sorted(given - {*required, *optional, *_CSR}):
+    if unknown := sorted(given - {*own, *required, *optional, *_CSR}):
         raise ValueError(
             f"{path}: has the key {unknown[0]!r}, which is none of a {what} dataset: "
             f"{', '.join([*required, *sorted(optional | {*_CSR})])}"
