@@ -453,7 +453,7 @@ def test_data_without_the_option(model, capsys):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(["train", model, *arguments])
         assert exit_info.value.code == 2
-        wanted = f"jax-gnn train {model} --data cora.npz"
+        wanted = f"jax-gnn train {model.replace('-link', ' --task link')} --data cora.npz"
         message = f"jax-gnn: error: cora.npz has no option; for data it is: {wanted}\n"
         assert capsys.readouterr().err == message
 
@@ -674,7 +674,7 @@ def test_data_of_triples(tmp_path: Path, capsys) -> None:
     np.savez(tmp_path / "facts.npz", **parts, **facts, **numbers)
     out = told_of(tmp_path / "facts.npz", capsys)
     assert " split of edges 1 train, 1 val, 1 test\n" in out
-    assert " models rgcn-link, compgcn-link\n" in out
+    assert " models rgcn --task link, compgcn --task link\n" in out
     assert re.search(r" lacking .* has 0 labelled nodes.* \(rgcn, rgat, hgt\)\n", out)
 
 
@@ -832,7 +832,7 @@ def test_edges_of_a_plain_graph(tmp_path, capsys):
     np.savez(path := tmp_path / "plain.npz", num_nodes=40, **ends, **features)
     folder, table = tmp_path / "out", tmp_path / "edges.csv"
     options = ["--data", str(path), "--epochs", "4", "--evaluate-every", "2", "--variational"]
-    assert cli.main(["train", "gcn-link", *options, "--output", str(folder)]) == 0
+    assert cli.main(["train", "gcn", "--task", "link", *options, "--output", str(folder)]) == 0
     out, err = capsys.readouterr()
     assert "same ranks" in out and "AUC" in out
     told, *lines = err.splitlines()

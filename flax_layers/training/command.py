@@ -39,6 +39,7 @@ from flax_layers.training import (
 from flax_layers.training.config import Config, Number, Setting, TrainConfig, settings
 from flax_layers.training.data import num_outputs, settled
 from flax_layers.training.link_tasks import has_edge_split, link_task
+from flax_layers.training.models import TASKS, spelled
 from flax_layers.training.plot import METRICS
 from jax_gnn.cli import Commands, UserError, add_command, devices, table, versions
 from jax_gnn.datasets import (
@@ -481,13 +482,14 @@ class _ByTask(argparse._SubParsersAction):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         model, *rest = values
-        task = argparse.ArgumentParser(prog=f"{parser.prog} {model}", add_help=False)
-        tasks = [name.removeprefix(f"{model}-") for name in self.choices or () if name != model]
-        tasks = ["node", *(task for task in tasks if f"{model}-{task}" in self.choices)]
-        task.add_argument("--task", choices=tasks, default="node")
-        found, rest = task.parse_known_args(rest)
-        name = model if found.task == "node" else f"{model}-{found.task}"
-        super().__call__(parser, namespace, [name, *rest], option_string)
+        tasks = [name for name in TASKS if f"{model}-{name}" in self.choices]
+        tasks = ["node"] * (model in RECIPES) + tasks
+        if tasks:
+            option = argparse.ArgumentParser(prog=f"{parser.prog} {model}", add_help=False)
+            option.add_argument("--task", choices=tasks, default=tasks[0])
+            found, rest = option.parse_known_args(rest)
+            model = model if found.task == "node" else f"{model}-{found.task}"
+        super().__call__(parser, namespace, [model, *rest], option_string)
 
 
 def add_train(commands: Commands) -> None:
@@ -500,12 +502,15 @@ def add_train(commands: Commands) -> None:
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
         _add_links(models, link_recipe)
+    for name, parser in [*models.choices.items()]:
+        parser.prog = parser.prog.replace(name, spelled(name))
+        models.choices.setdefault(name.partition("-link")[0], parser)
 
 
 def _add_model(models: Commands, recipe: Recipe) -> None:
     name = recipe.config.model
     examples = "\n  ".join(
-        f"jax-gnn train {name} {line}".rstrip()
+        f"jax-gnn train {spelled(name)} {line}".rstrip()
         for line in ([] if recipe.dataset in BY_PATH else [""]) + [*EXAMPLES.get(name, ())]
     )
     of = recipe.dataset.example
@@ -528,7 +533,8 @@ def _add_model(models: Commands, recipe: Recipe) -> None:
 def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     name = recipe.config.model
     facts = recipe.dataset is RelationalDataset
-    examples = "\n  ".join(f"jax-gnn train {name} {line}".rstrip() for line in EXAMPLES[name])
+    command = f"jax-gnn train {spelled(name)}"
+    examples = "\n  ".join(f"{command} {line}".rstrip() for line in EXAMPLES[name])
     reported = "filtered mean reciprocal rank" if facts else "AUC, average precision"
     parser = add_command(
         models,

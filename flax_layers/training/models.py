@@ -361,6 +361,7 @@ _RECIPES = (
     ),
 )
 RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
+TASKS = "graph", "link"  # beside that of nodes; names of their recipes end so
 
 
 def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:
@@ -380,3 +381,9 @@ def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:
             f"got a {type(dataset).__name__}"
         )
     return recipe
+
+
+def spelled(name: str) -> str:
+    """How the command line calls a recipe: by its model, and the task if it is not of nodes."""
+    model, _, task = name.rpartition("-")
+    return f"{model} --task {task}" if task in TASKS else name

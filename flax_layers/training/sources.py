@@ -10,7 +10,7 @@ import numpy as np
 
 from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.links import LINK_RECIPES, PARTS, check_links
-from flax_layers.training.models import RECIPES
+from flax_layers.training.models import RECIPES, spelled
 from jax_gnn.cli import Commands, UserError, add_command, table
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -84,7 +84,7 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
             lacking = str(error)
         models.setdefault(lacking, []).append(model)
     for lacking, names in sorted(models.items()):
-        listed = ", ".join(names)
+        listed = ", ".join(map(spelled, names))
         yield ["lacking", f"{lacking} ({listed})"] if lacking else ["models", listed]
 
 
