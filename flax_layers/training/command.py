@@ -212,8 +212,10 @@ def _make_folder(path: Path) -> None:
 class _Progress:
     """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
 
-    def __init__(self, splits: int, epochs: int, measure: str = "accuracy") -> None:
-        self._splits, self._epochs, self._measure = splits, epochs, measure
+    def __init__(
+        self, splits: int, epochs: int, measure: str = "accuracy", what: str = "split"
+    ) -> None:
+        self._splits, self._epochs, self._measure, self._what = splits, epochs, measure, what
         self._bar: Any = None
         self._best = 0.0
 
@@ -237,7 +239,7 @@ class _Progress:
         self._best = (
             max(self._best, report.valid_accuracy) if report.epoch else report.valid_accuracy
         )
-        split = f"split {report.split + 1}/{self._splits}"
+        split = f"{self._what} {report.split + 1}/{self._splits}"
         best = f"{self._best:.1%}" if self._measure == "accuracy" else f"{self._best:.3f}"
         validation = f"best validation {self._measure} {best}"
         if self._bar is not None:
