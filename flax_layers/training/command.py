@@ -377,7 +377,8 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     _make_folder(folder)
     runs = getattr(config, "folds", 0) or config.splits
     measure = "R2" if dataset.regresses else "accuracy"
-    with _Progress(runs, config.epochs, measure) as progress:
+    what = "fold" if getattr(config, "folds", 0) else "split"
+    with _Progress(runs, config.epochs, measure, what) as progress:
         baseline = not getattr(args, "no_baseline", True)
         result = train(dataset, config, baseline=baseline, on_epoch=progress)
     _tell_notes(dataset, config)
