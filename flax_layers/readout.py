@@ -21,6 +21,7 @@ from flax_layers._base import (
     dropout_arguments,
     finished,
     linear,
+    linear_options,
 )
 from flax_layers.graph import GCN, GIN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
@@ -547,7 +548,7 @@ class GraphClassifier(nnx.Module):
             readout: "sum", "mean" or "max".
             dropout_rate: Share of hidden activations dropped in training, in [0, 1].
             rngs: Source of the keys, streams "params" and "dropout".
-            **options: Further arguments of the stack.
+            **options: Further arguments of the stack; `LinearOptions` are those of the last map, too.
 
         Raises:
             ValueError: A size is not positive, the rate is outside [0, 1], or a name is unknown.
@@ -559,7 +560,9 @@ class GraphClassifier(nnx.Module):
         widths = in_features, hidden_features, hidden_features
         shared: Any = {"num_layers": num_layers, "dropout_rate": dropout_rate, "rngs": rngs}
         self.stack = kind(*widths, **shared, **options)
-        self.output = nnx.Linear(hidden_features, out_features, rngs=rngs)
+        self.output = nnx.Linear(
+            hidden_features, out_features, rngs=rngs, **linear_options(options)
+        )
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
         self.layers: Layers = layers
         self.readout: Readout = readout

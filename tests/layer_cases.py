@@ -325,6 +325,7 @@ LAYERS = {
     "GraphNorm": batch_case(layers.GraphNorm),
     "PairNorm": batch_case(layers.PairNorm, scale=2.0, individually=True),
     "GINClassifier": batch_case(layers.GINClassifier, WIDTH, 3, num_layers=2, learn_eps=True),
+    "GraphClassifier": batch_case(layers.GraphClassifier, WIDTH, 3, num_layers=2, layers="GCN"),
     "TypedLinear": LayerCase(
         lambda dtype: layers.TypedLinear(3, WIDTH, 2 * WIDTH, param_dtype=dtype, rngs=nnx.Rngs(0)),
         lambda layer, x: layer(x, np.array([2, 0, 1, 1, 0, 2])),

@@ -193,6 +193,7 @@ MODELS += [
 NODE_FEATURES, IN_FEATURES = {"num_features": F}, {"in_features": F}
 ON_BATCH = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
 RATE = {"dropout_rate": 0.5}
+GRAPHS = {"hidden_features": 4, "num_layers": 2, "layers": "GCN"}
 MODELS += [
     (model, sizes, options, ON_BATCH)
     for model, sizes, options in (
@@ -205,6 +206,7 @@ MODELS += [
         (flax_layers.TopKReadout, IN_FEATURES | {"k": 2}, {}),
         (flax_layers.GINBlock, OF_CONV, {"eps": 0.0}),
         (flax_layers.GINClassifier, OF_CONV | {"hidden_features": 4, "num_layers": 1}, RATE),
+        (flax_layers.GraphClassifier, OF_CONV | GRAPHS, RATE),
     )
 ]
 

@@ -214,7 +214,7 @@ def test_hypergraph_keeps_sizes():
         ({"x": X.astype(float) * 1e300}, "x: row 0 is not finite in float32"),
         ({"y": Y[:4]}, "y: expected 5 entries"),
         ({"y": [-2, *Y[1:]]}, r"y\[0\] = -2 is outside"),
-        ({"y": np.array(Y, float)}, "y: expected integers"),
+        ({"y": np.array(Y, str)}, "y: expected integers"),
         ({"train_idx": [0, 5]}, r"train_idx\[1\] = 5 is outside \[0, 5\)"),
         ({"train_splits": [[0, 1], [1, 7]]}, r"train_splits\[1, 1\] = 7 is outside"),
         ({"train_splits": [0, 1]}, "train_splits: expected 2 axes"),
@@ -254,7 +254,7 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
         (npz_arrays(num_nodes=np.array([5])), "num_nodes: expected an integer"),
         (npz_arrays(num_nodes=3), r"node_idx\[2\] = 3 is outside"),
         (npz_arrays(y=np.array(Y, object)), "cannot read 'y': Object arrays cannot be loaded"),
-        (npz_arrays(y=np.array(Y, float)), "y: expected integers, got dtype float64"),
+        (npz_arrays(y=np.array(Y, complex)), "y: expected integers, got dtype complex128"),
         (npz_arrays(y=np.array(Y)[:2]), "y: expected 5 entries"),
         (npz_arrays(label_names=np.array([b"a", b"b", b"c"])), "label_names: expected strings"),
         (

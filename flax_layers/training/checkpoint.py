@@ -435,7 +435,9 @@ def _arguments(model: Stack) -> dict[str, Any]:
     if not isinstance(model, Stack):  # it keeps all that it is given
         names = {*inspect.signature(type(model).__init__).parameters}
         names -= {"self", "rngs", "param_dtype", "options"}
-        return {name: getattr(model, name) for name in names} | dict(getattr(model, "options", ()))
+        given = {name: getattr(model, name) for name in names} | dict(getattr(model, "options", ()))
+        types = {name: given[name] for name in ("dtype", "param_dtype") if given.get(name)}
+        return given | {name: jnp.dtype(kind).name for name, kind in types.items()}
     convolution = model.convolutions[0]
     signatures = (Stack.__init__, type(model).__init__, type(convolution).__init__)
     names = {name for init in signatures for name in inspect.signature(init).parameters}

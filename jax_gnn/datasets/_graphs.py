@@ -260,6 +260,8 @@ def load_ogb_nodes(path: str | os.PathLike[str]) -> GraphDataset:
 
 
 def _raw(path: Path) -> Path:
+    if path.exists() and not path.is_dir() and not path.name.endswith(".csv.gz"):
+        raise ValueError(f"{path} is no folder; expected OGB's raw files")
     path = path if path.is_dir() else path.parent
     return path / "raw" if (path / "raw").is_dir() else path.absolute()
 
