@@ -548,7 +548,7 @@ class GraphClassifier(nnx.Module):
             readout: "sum", "mean" or "max".
             dropout_rate: Share of hidden activations dropped in training, in [0, 1].
             rngs: Source of the keys, streams "params" and "dropout".
-            **options: Further arguments of the stack; `LinearOptions` are those of the last map, too.
+            **options: Further arguments of the stack; `LinearOptions` are of the last map, too.
 
         Raises:
             ValueError: A size is not positive, the rate is outside [0, 1], or a name is unknown.
