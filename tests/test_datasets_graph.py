@@ -128,6 +128,7 @@ def write_csv(folder):
 def test_csv(tmp_path):
     write_csv(tmp_path)
     names = {"label_names": tuple("012"), "node_names": tuple("01234567")}
+    names["feature_names"] = "b", "a"
     names["edge_weight"] = np.full(8, 0.5, np.float32)
     names["edge_weight"][0] = 1  # it is there twice
     for source in (tmp_path, tmp_path / "toy-nodes.csv", str(tmp_path / "toy-edges.csv")):
@@ -149,7 +150,7 @@ def test_csv_of_text(tmp_path):
     assert (data.name, data.node_names) == (tmp_path.name, ("Çel", "ann", "007"))
     assert (data.src.tolist(), data.dst.tolist(), data.y.tolist()) == ([1], [2], [-1, 1, 0])
     assert data.x.tolist() == [[0, 1], [1, 0], [0, 1]]
-    assert data.label_names == ("blue", "red")
+    assert data.label_names == ("blue", "red") and data.feature_names == ("kind=a", "kind=b")
 
 
 @pytest.mark.parametrize(

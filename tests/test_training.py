@@ -1298,3 +1298,37 @@ def test_coo_graph():
     x = jnp.array([[1.0], [10.0], [-100.0], [1000.0]])
     assert graph.sum(x).ravel().tolist() == [-100, -99, 0, 0]
     assert graph.max(x).ravel().tolist() == [-100, 1, 0, 0]
+
+
+def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
+    """In another order, with values that are not there, and with others."""
+    rng = np.random.default_rng(0)
+    size = 30
+    ends = np.arange(size), (np.arange(size) + 1) % size
+    rows = {"age": rng.random(size), "=": rng.random(size)}
+    towns = rng.choice(["Oslo", "Rome", "Wien"], size)
+    names = ("age", "town=Oslo", "town=Rome", "town=Wien", "=")
+    one_hot = [towns == name for name in ("Oslo", "Rome", "Wien")]
+    x = np.stack([rows["age"], *one_hot, rows["="]], 1)
+    fields: dict[str, Any] = {"name": "towns", "num_nodes": size, "src": ends[0], "dst": ends[1]}
+    data = GraphDataset(**fields, x=x, y=rng.integers(2, size=size), feature_names=names)
+    config = GCNConfig(**SMALL | {"splits": 1}, feature_normalization="standardize")
+    trained = train(data, config).trained
+    logits = trained.predict(data)
+    order = [4, 2, 0, 3, 1]
+    other = dataclasses.replace(
+        data, x=data.x[:, order], feature_names=tuple(names[i] for i in order)
+    )
+    np.testing.assert_array_equal(trained.predict(other), logits)
+    kept = [0, 2, 3, 4]  # nobody is in Oslo
+    fewer = dataclasses.replace(
+        data, x=data.x[:, kept], feature_names=tuple(names[i] for i in kept)
+    )
+    nobody = dataclasses.replace(data, x=data.x * (np.arange(5) != 1))
+    np.testing.assert_array_equal(trained.predict(fewer), trained.predict(nobody))
+    strange = dataclasses.replace(fewer, feature_names=("age", "town=Bern", "town=Wien", "="))
+    with pytest.warns(UserWarning, match="do not count: town=Bern"):
+        trained.predict(strange)
+    without = dataclasses.replace(data, x=data.x[:, 1:], feature_names=names[1:])
+    with pytest.raises(ValueError, match="lacks the features 'age' of the model"):
+        trained.predict(without)

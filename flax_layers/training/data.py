@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import textwrap
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
@@ -274,11 +275,13 @@ class Numbering(NamedTuple):
         node_types: Those of the types by which the model takes nodes; None where it takes all
             alike, which then are of the type "node".
         nodes: The names of the nodes of each type; None also where two have one name.
+        features: The names of the columns of its features.
     """
 
     relations: tuple[str, ...] | None = None
     node_types: tuple[str, ...] | None = None
     nodes: tuple[tuple[str, ...] | None, ...] = (None,)
+    features: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, dataset: NodeDataset, *, by_type: bool = False) -> Numbering:
@@ -290,6 +293,7 @@ class Numbering(NamedTuple):
             getattr(dataset, "relation_names", None),
             None if sizes is None else tuple(sizes),
             tuple(_names_of(dataset, ids) for ids in groups),
+            dataset.feature_names,
         )
 
     @property
@@ -362,6 +366,8 @@ def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()
         types = np.append(own_types, -1)[dataset.node_type]  # type: ignore[attr-defined]
         if own.node_types != names:
             changes |= {"node_type": types, "node_type_names": own.node_types}
+    if own.features and dataset.feature_names and own.features != dataset.feature_names:
+        changes |= _with_columns(dataset, own.features)
     groups = []
     for number, (kind, known) in enumerate(zip(own.types, own.nodes, strict=True)):
         ids = np.flatnonzero(types == number)
@@ -383,6 +389,29 @@ def renumbered(dataset: NodeDataset, own: Numbering, fixed: Collection[str] = ()
             edges = np.argsort(np.lexsort(tuple(columns)))
         dataset = dataclasses.replace(dataset, **changes)
     return Renumbered(dataset, order, edges, tuple(unnamed))
+
+
+def _with_columns(dataset: NodeDataset, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """Features in other columns of the same names; ``KEY=VALUE`` is zero where no node has it."""
+    places = {name: i for i, name in enumerate(dataset.feature_names or ())}
+    lacking = [name for name in wanted if name not in places and "=" not in name]
+    if lacking:
+        raise ValueError(
+            f"dataset {dataset.name!r} lacks the features {', '.join(map(repr, lacking))} of the "
+            "model"
+        )
+    if strange := [name for name in places if name not in wanted]:
+        warnings.warn(
+            f"dataset {dataset.name!r} has features that the model does not know, which do not "
+            f"count: {textwrap.shorten(', '.join(strange), 200)}",
+            stacklevel=2,
+        )
+    x = np.zeros((dataset.num_nodes, len(wanted)), np.float32)
+    known = [i for i, name in enumerate(wanted) if name in places]
+    if not known:
+        raise ValueError(f"dataset {dataset.name!r} has none of the features of the model")
+    x[:, known] = np.asarray(dataset.x)[:, [places[wanted[i]] for i in known]]
+    return {"x": x, "feature_names": wanted}
 
 
 _OF_NODES = "x", "y", "y_multilabel", "node_type"  # fields of a row for each node

@@ -495,9 +495,12 @@ def train_links(
         test = task.metrics(model, "test")
         index = task.index(model)
     model.eval()
+    numbering = Numbering.of(dataset)
+    if getattr(config, "features", "native") != "native":
+        numbering = numbering._replace(features=None)
     trained = TrainedLinks(
         *(model, config, fingerprint(task.dataset), task.sizes["num_relations"]),
-        numbering=Numbering.of(dataset),
+        numbering=numbering,
         index=index,
     )
     return LinkResult(

@@ -486,6 +486,7 @@ def train(
     variables, split, seed, own = best
     model = nnx.merge(graphdef, *variables, rest)
     model.eval()
+    numbering = Numbering.of(dataset, by_type=node_types_of(model) is not None)
     trained = TrainedModel(
         model,
         own,
@@ -493,7 +494,7 @@ def train(
         label_names=dataset.label_names,
         split=split,
         seed=seed,
-        numbering=Numbering.of(dataset, by_type=node_types_of(model) is not None),
+        numbering=numbering if config.features == "native" else numbering._replace(features=None),
     )
     fixed = config.split != "random" and dataset.published_split is not None
     over = "folds" if folds else "seeds" if fixed else "splits"

@@ -233,6 +233,15 @@ class TrainedModel(Predictor):
                 f"config must be of a {kind.__name__}, got {type(self.config).__name__}"
             )
 
+    def __call__(self, graph: Any, x: Any = None, **named: Any) -> Any:
+        """See `Predictor`; ``edge_weight`` must be given after a training with weights of edges."""
+        weighted, given = getattr(self.config, "edge_weight", False), "edge_weight" in named
+        if weighted and not given:
+            raise ValueError(
+                "edge_weight must be given: the model was trained with weights of edges"
+            )
+        return super().__call__(graph, x, **named)
+
     @property
     def recipe(self) -> Recipe:
         """The recipe that the model was trained by."""

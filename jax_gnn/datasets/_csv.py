@@ -93,6 +93,16 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             dst=data.graph.rows,
             edge_weight=data.graph.edge_values(data.edges["weight"]) if "weight" in edges else None,
             x=data.features(*features) if features else None,
+            feature_names=tuple(
+                name
+                for key in features
+                for name in (
+                    [f"{key}={value}" for value in data.categories[key].tolist()]
+                    if key in data.categories
+                    else [key]
+                )
+            )
+            or None,
             y=y,
             label_names=tuple(map(str, data.categories["label"].tolist())) if labels else None,
             node_names=tuple(map(str, names)),

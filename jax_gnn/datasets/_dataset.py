@@ -52,6 +52,8 @@ class NodeDataset:
         test_idx: ``(m,)`` int32, its test nodes.
         label_names: a name for each class.
         node_names: a name for each node; several may have the same.
+        feature_names: a name for each column of x, by which predictions find it; ``KEY=VALUE`` of a
+            column that says which nodes have a value.
         format: the format of the files that it was read from, where models have settings of their
             own for it: ``"planetoid"``.
         repeated: how many edges, incidences or facts were given again, and therefore left out.
@@ -72,6 +74,7 @@ class NodeDataset:
     test_idx: np.ndarray | None = None
     label_names: tuple[str, ...] | None = None
     node_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
     format: str = ""
     example: ClassVar[str] = "node"  # what has labels
     repeated: ClassVar[int] = 0  # of each dataset its own
@@ -84,6 +87,13 @@ class NodeDataset:
         self._check_structure()
         if self.x is not None:
             self._set("x", check_features("x", self.x, num_nodes))
+        if self.feature_names is not None:
+            names = self._set("feature_names", check_names("feature_names", self.feature_names))
+            if len(names) != self.num_features:
+                raise ValueError(
+                    f"feature_names: expected {self.num_features} names, one for each column of x, "
+                    f"got {len(names)}"
+                )
         y = self._set("y", _checked_labels(self.y))
         count, what = self.num_examples, self.example
         if len(y) != count:

@@ -57,12 +57,12 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     with blame(nodes_path):
         if graph_of.max(initial=-1) >= num_graphs:
             raise ValueError(f"node of graph {graph_of.max() + 1}, but {num_graphs} have labels")
-    columns = []
+    columns: dict[str, np.ndarray] = {}
     if "node_labels" in tables:
         with blame(files["node_labels"]):
-            columns += [_one_hot(column, memory) for column in tables["node_labels"].T]
+            columns |= _one_hot_columns("label", tables["node_labels"], memory)
     if "node_attributes" in tables:
-        columns.append(tables["node_attributes"])
+        columns |= _numbered("attribute", tables["node_attributes"])
     with blame(edges_path.parent):
         for what in ("node_labels", "node_attributes"):
             if what in tables and len(tables[what]) != graph_of.size:
@@ -70,14 +70,13 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
                     f"{files[what].name}: expected {graph_of.size} lines, one for each node, got "
                     f"{len(tables[what])}"
                 )
-        x = np.concatenate(columns, 1) if columns else None
         y: Any
         y, names = (attributes, None) if labels is None else _classes(labels[:, 0])
         if y.ndim == 2:
             y = (y[:, 0] if y.shape[1] == 1 else y).astype(np.float32)
         unused = edges_path.parent.glob(f"{name}_edge_*.txt")
         return _dataset(
-            *(name, np.bincount(graph_of, minlength=num_graphs), ends.T, x, memory),
+            *(name, np.bincount(graph_of, minlength=num_graphs), ends.T, columns, memory),
             y=y,
             label_names=names,
             unused=tuple(sorted(file.name for file in unused)),
@@ -133,17 +132,18 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
             start += size
         if next(lines, None) is not None:
             raise ValueError(f"expected {count} graphs, got more lines")
-        columns = [_one_hot(np.array(tags, np.int64), memory)] if len({*tags}) > 1 else []
+        columns = {}
+        if len({*tags}) > 1:
+            columns = _one_hot_columns("label", np.array(tags, np.int64)[:, None], memory)
         if attributes and attributes[0]:
             if len({*map(len, attributes)}) > 1:
                 raise ValueError("expected as many attributes of each node")
-            columns.append(np.array(attributes))
-        x = np.concatenate(columns, 1) if columns else None
+            columns |= _numbered("attribute", np.array(attributes))
         y, names = _classes(np.array(labels, np.int64))
         ends = np.array([src, dst], np.int64).reshape(2, -1)
         return _dataset(
-            *(path.stem, np.array(sizes, np.int64), np.concatenate([ends, ends[::-1]], 1), x),
-            memory,
+            *(path.stem, np.array(sizes, np.int64), np.concatenate([ends, ends[::-1]], 1)),
+            *(columns, memory),
             y=y,
             label_names=names,
             folds=_folds(path.parent / "10fold_idx", count),
@@ -271,13 +271,15 @@ def _read_features(folder: Path) -> np.ndarray | None:
     return _numbers(file, "iuf") if file.exists() else None
 
 
-def _node_features(folder: Path, memory: Memory) -> np.ndarray | None:
+def _node_features(folder: Path, memory: Memory) -> dict[str, np.ndarray]:
     """Categories, as atoms have, become columns of zeros and ones."""
     x = _read_features(folder)
-    if x is None or x.dtype.kind == "f" or x.max(initial=0) >= _MOST_VALUES:
-        return x
+    if x is None:
+        return {}
+    if x.dtype.kind == "f" or x.max(initial=0) >= _MOST_VALUES:
+        return _numbered("feature", x)
     with blame(folder):
-        return np.concatenate([_one_hot(column, memory) for column in x.T], 1)
+        return _one_hot_columns("feature", x, memory)
 
 
 def _split(folder: Path) -> dict[str, Any]:
@@ -315,10 +317,19 @@ def _classes(labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     return y, tuple(map(str, names.tolist()))
 
 
-def _one_hot(column: np.ndarray, memory: Memory) -> np.ndarray:
-    values, codes = np.unique(column, return_inverse=True)
-    memory.claim("one-hot features", 8 * codes.size * values.size)
-    return np.eye(len(values), dtype=np.float32)[codes]
+def _numbered(what: str, x: np.ndarray) -> dict[str, np.ndarray]:
+    return {what if x.shape[1] == 1 else f"{what}{i}": column for i, column in enumerate(x.T)}
+
+
+def _one_hot_columns(what: str, x: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+    """A column of zeros and ones for each value of each column, by ``WHAT=VALUE``."""
+    made: dict[str, np.ndarray] = {}
+    for name, column in _numbered(what, x).items():
+        values, codes = np.unique(column, return_inverse=True)
+        memory.claim("one-hot features", 8 * codes.size * values.size)
+        rows = np.eye(len(values), dtype=np.float32)[codes].T
+        made |= {f"{name}={value}": row for value, row in zip(values, rows, strict=True)}
+    return made
 
 
 def _distinct(ends: np.ndarray, num_nodes: int) -> np.ndarray:
@@ -333,7 +344,7 @@ def _dataset(
     name: str,
     sizes: np.ndarray,
     ends: np.ndarray,
-    x: np.ndarray | None,
+    columns: dict[str, np.ndarray],
     memory: Memory,
     *,
     unused: Sequence[str] = (),
@@ -343,10 +354,14 @@ def _dataset(
     memory.claim("edges", ends.shape[1] * ID_BYTES)
     num_nodes = int(sizes.sum())
     ends = _distinct(ends, num_nodes)
-    if x is None:
-        x = _one_hot(np.bincount(ends[1], minlength=num_nodes), memory)
+    if not columns:
+        degrees = np.bincount(ends[1], minlength=num_nodes)
+        columns = _one_hot_columns("degree", degrees[:, None], memory)
     made = GraphsDataset(
-        name=name, num_nodes=num_nodes, sizes=sizes, src=ends[0], dst=ends[1], x=x, **fields
+        **{"name": name, "num_nodes": num_nodes, "sizes": sizes, "src": ends[0], "dst": ends[1]},
+        x=np.stack([*columns.values()], 1),
+        feature_names=tuple(columns),
+        **fields,
     )
     if unused:
         object.__setattr__(made, "unused", tuple(unused))
