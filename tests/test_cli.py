@@ -693,7 +693,7 @@ def test_arguments_that_only_print(arguments, capsys):
     expected = {
         "--version": f"jax-gnn {jax_gnn.__version__}\n",
         "--help": "example: jax-gnn train hgnn\n",
-        "predict": "for each edge\n",
+        "predict": "edge\n",
     }
     assert out.endswith(expected.get(arguments[0], "<dataset>)\n"))
 

@@ -48,8 +48,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
         yield [size.removeprefix("num_"), f"{getattr(dataset, size):,}"]
     by_type = getattr(dataset, "x_by_type", None) or {}
     widths = [f"{x.shape[1]:,} of {name}" for name, x in by_type.items()]
-    names = textwrap.shorten(", ".join(dataset.feature_names or ()), 100, placeholder=" …")
-    yield ["features", ", ".join(widths) or f"{dataset.num_features:,}{': ' * bool(names)}{names}"]
+    told = textwrap.shorten(", ".join(dataset.feature_names or ()), 100, placeholder=" …")
+    yield ["features", ", ".join(widths) or f"{dataset.num_features:,}{': ' * bool(told)}{told}"]
     labelled = np.count_nonzero(dataset.has_label())
     what = "numbers to regress on" if dataset.regresses else "classes"
     count = num_outputs(dataset)
