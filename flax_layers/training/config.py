@@ -148,10 +148,12 @@ class TrainConfig(Config):
         Setting(
             "data",
             "row: divide each node's features by their absolute sum; standardize: give each column "
-            "but those of zeros and ones mean 0 and deviation 1 over all nodes; auto: row where "
+            "but those of zeros and ones mean 0 and deviation 1 over all nodes, of gin rows of "
+            "length 1 thereby; auto: row where "
             "each column is mostly zero and none is negative, else standardize",
         ),
     ] = "none"
+    sums: ClassVar[bool] = False  # whether the model adds up neighbours, however many there are
     scaling: Mapping[str, Any] | None = None  # means and deviations by type, once they are known
     target_scaling: Any = None  # mean and deviation of each number to regress on
     implementation: Annotated[
@@ -341,6 +343,7 @@ class GINConfig(_WeightedConfig):
     """Settings of a `flax_layers.GIN`."""
 
     model: ClassVar[str] = "gin"
+    sums: ClassVar[bool] = True
 
     learn_eps: Annotated[
         bool,

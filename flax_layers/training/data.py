@@ -119,6 +119,8 @@ def settled(dataset: NodeDataset, config: C) -> C:
         mean, std = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
         fixed = ((x == 0) | (x == 1)).all(0) | (std < 1e-6 * (1 + np.abs(mean)))
         mean, std = np.where(fixed, 0, mean), np.where(fixed, 1, std)
+        if config.sums:  # of as many neighbours as there are: rows of length one, or they explode
+            std = std * np.sqrt(max(x.shape[1], 1))
         scaling[name] = [mean.astype(np.float32).tolist(), std.astype(np.float32).tolist()]
     changes = any(np.any(mean) or np.any(np.subtract(std, 1)) for mean, std in scaling.values())
     if not changes and config.feature_normalization == "auto":
