@@ -458,6 +458,20 @@ def test_data_without_the_option(model, capsys):
         assert capsys.readouterr().err == message
 
 
+def test_options_of_other_tasks(capsys):
+    for arguments, told in (
+        (
+            ["gin", "--task", "graph", "--no-baseline"],
+            "gin --task graph has no option --no-baseline",
+        ),
+        (["gcn", "--epoch=3", "--hiden", "4"], "gcn has no option --hiden; close are --hidden"),
+    ):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(["train", *arguments, "--data", "x.npz"])
+        assert exit_info.value.code == 2
+        assert f"jax-gnn: error: jax-gnn train {told}" in capsys.readouterr().err
+
+
 def test_data_that_only_paths_name(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["train", "rgat"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib.util
 import json
@@ -473,7 +474,15 @@ class _ModelParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, rest = super().parse_known_args(args, namespace)
         wanted = f"{self.prog} --data {rest[0] if rest else 'FILE|FOLDER'}"
-        if rest and not rest[0].startswith("-"):
+        if rest and rest[0].startswith("-"):
+            option = rest[0].partition("=")[0]
+            starts = {name: [name[: len(option) + 1]] for name in self._option_string_actions}
+            near = [
+                k for k, start in starts.items() if difflib.get_close_matches(option, start, 1, 0.8)
+            ]
+            close = f"; close are {', '.join(near)}" if near else f"; see {self.prog} --help"
+            self.exit(2, f"jax-gnn: error: {self.prog} has no option {option}{close}\n")
+        if rest:
             self.exit(2, f"jax-gnn: error: {rest[0]} has no option; for data it is: {wanted}\n")
         if not rest and found.data is None:
             self.exit(2, f"jax-gnn: error: --data is needed: {wanted}\n")
