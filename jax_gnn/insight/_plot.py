@@ -27,7 +27,7 @@ def plot_neighborhood(
     edges: Attribution | Any = None,
     labels: Any = None,
     names: Any = None,
-    top_edges: int | None = None,
+    top_edges: int | None = 40,
     ax: Any = None,
 ) -> Any:
     """Draws what lies around a node, and which edges count. Needs matplotlib.
@@ -43,8 +43,8 @@ def plot_neighborhood(
             magnitudes are drawn. None draws all edges alike.
         labels: ``(num_nodes,)`` integers, which give nodes their colours, such as classes.
         names: ``(num_nodes,)``, what to write at each node; None writes ids where they fit.
-        top_edges: keep so many edges that count most, and leave out the nodes without; None keeps
-            all.
+        top_edges: of ``edges`` keep so many that count most, and leave out the nodes without; None
+            keeps all.
         ax: axes of matplotlib to draw on; None makes a figure.
 
     Returns:
@@ -78,6 +78,7 @@ def plot_neighborhood(
                 f"edges must be (num_edges={graph.num_edges},), got shape {values.shape}"
             )
         score = np.abs(values[part.edges].astype(float))
+    top_edges = None if score is None else top_edges
     nodes, pairs, strength = _lines(part.nodes, src, dst, score, top_edges, graph.num_nodes)
     if len(nodes) > MOST_NODES:
         raise ValueError(
