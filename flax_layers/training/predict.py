@@ -122,8 +122,12 @@ def _accuracy_rows(
         yield from _error_rows(trained, dataset, logits)
         return
     accuracies = trained.accuracies(dataset, logits)
+    # The fold that was held out chose the model and tested it.
+    parts = PARTS | {"valid": "fold"} if getattr(trained.config, "folds", 0) else PARTS
     for part, ids in trained.parts(dataset).items():
-        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
+        if part == "test" and parts is not PARTS:
+            continue
+        name = f"{parts[part]} accuracy" if part in PARTS else "accuracy"
         what = f"{dataset.example}s)"
         nodes = f"({len(ids)} {what}" if part in PARTS else f"(all {len(ids)} labelled {what}"
         yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
