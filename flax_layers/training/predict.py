@@ -230,7 +230,13 @@ def _answer(trained: Any, args: argparse.Namespace) -> int:
     if not hasattr(trained, "ask"):
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
     if args.data is not None:
-        raise UserError("--query: asks the graph of the training; leave --data out")
+        with blame_data(), _tell_warnings():
+            dataset = LINK_RECIPES[trained.config.model].load(args.data)
+        if different := trained.differences(dataset):
+            raise UserError(
+                "--query: asks the graph of the training; leave --data out, which has other "
+                f"{', '.join(different)}"
+            )
     try:
         found = trained.ask(args.query, args.top)
     except (TypeError, ValueError) as error:
