@@ -43,7 +43,9 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         table = read_columns("edges", edges_path, ("src", "dst"))
         if not table.keys() >= {"src", "dst"}:
             raise ValueError(f"expected the columns src and dst, got {', '.join(table)}")
-        edges = {key: table[key] for key in ("src", "dst", "weight") if key in table}
+        edges: dict[str, Any] = {
+            key: table[key] for key in ("src", "dst", "weight") if key in table
+        }
         if "weight" in edges:
             _check_finite(edges_path, edges, "weight")
     with blame(nodes_path):
