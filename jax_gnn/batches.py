@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
+from jax_gnn._core.arrays import outline_fields
 from jax_gnn._core.ids import PADDING, index_dtype, is_traced, on_host, placed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -61,6 +62,9 @@ class Batch(Generic[G]):
     num_inputs: Array
     hyperedge_ids: Array | None
     count: Array
+
+    def __repr__(self) -> str:
+        return outline_fields(self)
 
     @property
     def num_graphs(self) -> int:

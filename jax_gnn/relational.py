@@ -345,12 +345,13 @@ class RelationalGraph:
         for kind, size in num_nodes.items():
             if not isinstance(kind, str):
                 raise TypeError(f"num_nodes must be by names of types, got {kind!r}")
+            kind = str(kind)  # of numpy's, too
             starts[kind] = sum(sizes.values())
             sizes[kind] = arguments.check_size(f"num_nodes[{kind!r}]", size)
         total = arguments.check_size("num_nodes", sum(sizes.values()))
         triples: list[tuple[Any, Any, Any]] = [(np.zeros(0, np.int64),) * 3]
-        for relation, (key, given) in enumerate(edges.items()):
-            _check_edge_type(key, sizes)
+        edge_types = tuple(_check_edge_type(key, sizes) for key in edges)
+        for relation, (key, given) in enumerate(zip(edge_types, edges.values(), strict=True)):
             name = f"edges[{key!r}]"
             ends = _two_rows(name, given)
             ends = arguments.check_pairs(f"{name}[0]", ends[0], f"{name}[1]", ends[1])
@@ -362,9 +363,9 @@ class RelationalGraph:
                 where = jnp.where if is_traced(ids) else np.where
                 shifted.append(where(in_range(ids, sizes[kind]), ids + starts[kind], PADDING))
             triples.append((shifted[0], np.full(ids.shape, relation), shifted[1]))
-        names: tuple[EdgeType | str, ...] = tuple(edges)
+        names: tuple[EdgeType | str, ...] = edge_types
         if arguments.check_flag("inverse", inverse):
-            names += _inverses(tuple(edges), inverse_prefix)
+            names += _inverses(edge_types, inverse_prefix)
         join: Any = jnp.concatenate if is_traced(*jax.tree.leaves(triples)) else np.concatenate
         with jax.numpy_dtype_promotion("standard"):  # ids of int32 inside jit, the others of int64
             src, rel, dst = (join(column) for column in zip(*triples, strict=True))
@@ -642,8 +643,10 @@ def _check_parts(name: str, parts: Any) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
-    if not isinstance(key, tuple) or [type(part) for part in key] != [str, str, str]:
+def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> EdgeType:
+    """An edge type as strings of Python, where numpy's were given."""
+    of_three = isinstance(key, tuple) and len(key) == 3
+    if not of_three or not all(isinstance(part, str) for part in key):
         raise TypeError(
             "edges must be by (source type, relation, destination type), three strings, got "
             f"{key!r}"
@@ -654,6 +657,8 @@ def _check_edge_type(key: Any, sizes: Mapping[str, int]) -> None:
                 f"num_nodes says nothing about the type {kind!r} of edges[{key!r}], got those of "
                 f"{', '.join(map(repr, sizes))}"
             )
+    src, name, dst = map(str, key)
+    return src, name, dst
 
 
 def _inverses(edge_types: tuple[EdgeType, ...], prefix: Any) -> tuple[EdgeType, ...]:

@@ -242,3 +242,17 @@ PAIR = Graph.from_edges([(0, 1)])
 def test_bad_input(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_batch_in_place_of_a_graph() -> None:
+    made = batch([Graph.from_edges([0], [1])])
+    with pytest.raises(TypeError, match=r"must be a jax_gnn.Graph, got Batch; pass batch.graph"):
+        spmm(made, np.ones((2, 1)))  # type: ignore[arg-type]
+
+
+def test_batch_is_told_by_shapes() -> None:
+    made = batch([Graph.from_edges([0] * 500, [1] * 500)] * 300)
+    assert repr(made) == (
+        "Batch(graph=Graph(num_nodes=600, num_edges=150000), graph_ids=int32[600], "
+        "num_nodes=int32[300], num_inputs=int32[300,1], count=int32[])"
+    )

@@ -821,6 +821,11 @@ def test_links(model, tmp_path, capsys):
         assert (1 / found).mean() == pytest.approx(results["test"]["mrr"])
         assert ((ranks["src"] + ranks["rel"] + 1) % 24 == ranks["dst"]).all()
         before = dict(ranks)
+    query = ["predict", arguments[0], "--top", "3", "--query", "node 0, a, ?"]
+    assert cli.main(query) == 0
+    answer = capsys.readouterr().out
+    assert answer.count("node ") == 4 and cli.main([*query, "--data", str(path)]) == 0
+    assert capsys.readouterr().out == answer
     rel = np.repeat([2, 0, 1], 24)
     write_links(path, rel=rel, relation_names=names[[1, 2, 0]], **nodes)
     assert cli.main(["predict", *arguments]) == 0
@@ -836,6 +841,9 @@ def test_links(model, tmp_path, capsys):
     write_links(path, num_nodes=25)
     assert cli.main(["predict", *arguments]) == 2
     assert "has 25 nodes and 3 relations, the model 24 and 3" in capsys.readouterr().err
+    assert "leave --data out, which has other structure" in user_error(
+        capsys, [*query, "--data", str(path)]
+    )
 
 
 def test_edges_of_a_plain_graph(tmp_path, capsys):

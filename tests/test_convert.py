@@ -643,3 +643,11 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
         ImportError, match=rf"{name}.* is not installed: pip install {re.escape(name[:5])}"
     ):
         to(graph)
+
+
+def test_data_are_told_by_shapes() -> None:
+    graph = Graph.from_edges([0, 1], [1, 0])
+    data = Data(graph, nodes={"x": np.ones((2, 8))}, report=("one",))
+    assert repr(data) == (
+        "Data(graph=Graph(num_nodes=2, num_edges=2), nodes={'x': float64[2,8]}, report=['one'])"
+    )

@@ -158,9 +158,21 @@ def test_csv_of_text(tmp_path):
     [
         ("a\n1\n", "src,dst\n", "nodes.csv: node must be a column of nodes, 'a', got 'id'"),
         ("id\n1\n1\n", "src,dst\n", "nodes.csv: nodes must name each node once, got 1 2 times"),
-        ("id\n1\n", "src,dst\n1,2\n", "nodes.csv: 1 rows of edges.csv name no node, or nothing"),
+        (
+            "id\nann\n",
+            "src,dst\n\nann,ann\nann,bob\neve,bob\n",
+            "nodes.csv: line 4 of edges.csv has the dst 'bob', .* no node; 2 of 3 rows are",
+        ),
+        ("id\n1\n", "src,dst\n,1\n", "nodes.csv: line 2 of edges.csv has no src; 1 of 1"),
+        (
+            "id,label,split\na,x,train\n\nb,,test\n",
+            "src,dst\n",
+            r"line 4 \(node 'b'\) has 'test', b",
+        ),
+        ("id,target,split\n7,,val\n", "src,dst\n", r"line 2 \(node 7\) has 'val', but no label"),
+        ("id\n1\n", "src,dst,weight\n1,1,\n", "edges.csv: column 'weight': line 2 has no finite"),
         ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),
-        ("id,x\n1,\n2,3\n", "src,dst\n", "nodes.csv: x: row 0 is not finite"),
+        ("id,x\n1,\n2,3\n", "src,dst\n", r"nodes.csv: column 'x': line 2 \(node 1\) has no finite"),
         ("id,target\n1,a\n", "src,dst\n", "column 'target': expected .* regress on, of numbers"),
         ("id,target,label\n1,2,a\n", "src,dst\n", "regress on, and not 'label' beside it"),
         ("id,label\n1,0.5\n", "src,dst\n", "'label' has numbers that are no classes; call it"),

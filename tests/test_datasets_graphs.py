@@ -90,7 +90,9 @@ def test_gin(tmp_path):
     [
         ("two\n", "line 1: expected the number of graphs, got 'two'"),
         ("1\n2\n", "line 2: expected the nodes of a graph and its label, got '2'"),
-        ("1\n2 0\n0 1 1\n", "line 0: expected a node"),
+        ("1\n2 0\n0 1 1\n", "the file ends too early: expected a node: its tag, .* got ''"),
+        ("1\n2 0\n0 1 1\n0\n", "line 4: expected a node: its tag, its number of .* got '0'"),
+        ("2\n1 0\n0 0\n", "the file ends too early: expected the nodes of a graph and its label"),
         ("1\n1 0\n0 1 1\n", r"line 3: expected 1 neighbours below 1, got \[1\]"),
         ("1\n1 0\n0 2 0\n", r"line 3: expected 2 neighbours below 1, got \[0\]"),
         ("0\n1 0\n", "expected 0 graphs, got more lines"),

@@ -77,6 +77,15 @@ def test_graphs_of_one_type() -> None:
         make().with_graphs([WRITES]).graph(CITES)
 
 
+def test_names_of_numpy() -> None:
+    key = tuple(np.array(WRITES))
+    graph = HeteroGraph.from_edges(
+        {key: EDGES[WRITES]}, dict(zip(np.array([*SIZES]), SIZES.values(), strict=True))
+    )
+    assert graph.edge_types == (WRITES,)
+    assert {type(name) for name in (*graph.edge_types[0], *graph.node_types)} == {str}
+
+
 def test_edge_values() -> None:
     graph = make(inverse=True, self_relation=True)
     values = {key: np.arange(len(EDGES[key][0])) + 10.0 * i for i, key in enumerate(EDGES)}

@@ -315,6 +315,14 @@ def test_what_cannot_be_saved(
     assert not (tmp_path / "model").exists()
 
 
+def test_features_of_another_width() -> None:
+    for name in ("mean", "std"):
+        preprocessing = Preprocessing.of(**{name: np.ones(5)})
+        message = rf"x must have 5 features, as {name} has, got shape \(120, 3\)"
+        with pytest.raises(ValueError, match=message):
+            preprocessing(np.ones((120, 3)))
+
+
 def test_file_that_names_another_class(saved: Path, tmp_path: Path) -> None:
     """No name in a file is looked up but in the list of this package's models."""
     from flax_layers.training import checkpoint

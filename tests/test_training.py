@@ -1279,6 +1279,17 @@ def test_plot(tmp_path, result, epochs):
     assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_shows_all_of_the_accuracies(result, monkeypatch):
+    figures = []
+    monkeypatch.setattr("flax_layers.training.plot._save", lambda figure, _: figures.append(figure))
+    run = result.run
+    ones = np.ones_like(run.test_accuracy)
+    changed = {"train_accuracy": ones, "valid_accuracy": ones, "test_accuracy": ones / 2}
+    shown = dataclasses.replace(result, run=dataclasses.replace(run, **changed))
+    plot_learning_curves(shown, "curves.png", title="HGNN on tiny")
+    assert figures[0].axes[1].get_ylim() == (48, 100)
+
+
 def test_coo_hypergraph_is_sorted_both_ways():
     hypergraph = Hypergraph.from_hyperedges([[2, 0], [1, 2]], num_nodes=4)
     graph = CooHypergraph.from_hypergraph(hypergraph)

@@ -126,6 +126,9 @@ def test_graphs_by_command(model, rng, tmp_path, capsys):
     results = json.loads((folder / "results.json").read_text())
     assert results["plain_jax"] is None and "features" not in results["config"]
     assert (folder / "learning_curves.png").stat().st_size > 10_000
+    assert cli.main(["predict", str(folder / "checkpoint"), *data]) == 0
+    out = capsys.readouterr().out
+    assert out.count("fold accuracy") == 1 and "test" not in out and "validation" not in out
 
 
 def test_data_of_another_task(tmp_path, capsys):

@@ -266,6 +266,7 @@ def test_queries_go_by_name(result: LinkResult, tmp_path: Any) -> None:
         loaded.query(src="node 3", rel="one", k=4),
         loaded.ask("node 3,one,?", k=4),
         loaded.ask("3,1,?", k=4),
+        loaded.ask(' node 3 , "one" , ? ', k=4),
     ):
         assert found.names == by_number.names
         np.testing.assert_array_equal(found.scores, by_number.scores)
@@ -287,6 +288,7 @@ def test_queries_go_by_name(result: LinkResult, tmp_path: Any) -> None:
         (ValueError, lambda: bare.query(src="node 3", rel=1), "src must be a number from 0 to 23"),
         (ValueError, lambda: loaded.ask("node 3,?"), r"expected SRC,REL,\? or \?,REL,DST, got 'no"),
         (ValueError, lambda: loaded.ask("?,one,?"), r"expected SRC,REL,\?"),
+        (ValueError, lambda: loaded.ask("?,?,node 3"), r"expected SRC,REL,\?"),
         (ValueError, lambda: loaded.ask("", 1), "got ''"),
     ):
         with pytest.raises(error, match=message):

@@ -293,8 +293,8 @@ class TrainedLinks(Predictor):
         Args:
             text: Source, relation and destination, or source and destination where edges have no
                 relations, separated by commas, and ``?`` for the one that is asked for: such as
-                ``"Bern,capital of,?"``. A name with a comma is quoted as in CSV files. What is no
-                name is a number.
+                ``"Bern, capital of, ?"``, where blanks around names do not count. A name with a
+                comma is quoted as in CSV files. What is no name is a number.
             k: As of :meth:`query`.
             filtered: Likewise.
 
@@ -302,21 +302,24 @@ class TrainedLinks(Predictor):
             ValueError: The text is none such, or a name is unknown.
         """
         parts = ("src", "rel", "dst") if self.num_relations else ("src", "dst")
-        fields = next(csv.reader([text]), [])
-        if (
-            len(fields) != len(parts)
-            or [f for f, p in zip(fields, parts, strict=True) if p != "rel"].count("?") != 1
-        ):
+        known = self.numbering or Numbering()
+        names = {part: known.nodes[0] or () for part in parts} | {"rel": known.relations or ()}
+        cells = next(csv.reader([text], skipinitialspace=True), [])
+        fields = {
+            part: cell if cell in names[part] else cell.strip()
+            for part, cell in zip(parts, cells, strict=False)
+        }
+        asked = [part for part, field in fields.items() if field == "?"]
+        if "?" in names["rel"]:  # a name like any other
+            asked = [part for part in asked if part != "rel"]
+        if len(cells) != len(parts) or asked not in (["src"], ["dst"]):
             wanted = "SRC,REL,? or ?,REL,DST" if self.num_relations else "NODE,? or ?,NODE"
             raise ValueError(f"expected {wanted}, got {text!r:.80}")
-        known = self.numbering or Numbering()
         given: dict[str, str | int] = {}
-        for part, field in zip(parts, fields, strict=True):
-            if field == "?" and part != "rel":
-                continue
-            names = (known.relations if part == "rel" else known.nodes[0]) or ()
-            number = field.isascii() and field.isdigit() and field not in names
-            given[part] = int(field) if number else field
+        for part, field in fields.items():
+            if part not in asked:
+                number = field.isascii() and field.isdigit() and field not in names[part]
+                given[part] = int(field) if number else field
         return self.query(**given, k=k, filtered=filtered)
 
 

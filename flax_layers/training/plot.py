@@ -60,8 +60,10 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
     )
     loss = "squared error (of scaled labels)" if regresses else "cross-entropy (nats)"
     loss_axes.set(ylabel=loss, ylim=(0, None))
+    lowest = min(lowest, mean)
     bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
-    accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, None))
+    top = min(accuracy_axes.get_ylim()[1], unit)
+    accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, top))
     _style((loss_axes, accuracy_axes), epochs)
     rows = len(run.train_loss)
     figure.suptitle(title + (f" (mean ± std of {rows} {run.over})" if rows > 1 else ""))
@@ -107,7 +109,7 @@ def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title:
         label=f"test {METRICS[result.best_by]} (best epoch): {tested:.1f}",
     )
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
-    metric_axes.set(ylabel="%")
+    metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)
     figure.suptitle(title)
     _save(figure, path)

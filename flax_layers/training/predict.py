@@ -122,8 +122,12 @@ def _accuracy_rows(
         yield from _error_rows(trained, dataset, logits)
         return
     accuracies = trained.accuracies(dataset, logits)
+    # The fold that was held out chose the model and tested it.
+    parts = PARTS | {"valid": "fold"} if getattr(trained.config, "folds", 0) else PARTS
     for part, ids in trained.parts(dataset).items():
-        name = f"{PARTS[part]} accuracy" if part in PARTS else "accuracy"
+        if part == "test" and parts is not PARTS:
+            continue
+        name = f"{parts[part]} accuracy" if part in PARTS else "accuracy"
         what = f"{dataset.example}s)"
         nodes = f"({len(ids)} {what}" if part in PARTS else f"(all {len(ids)} labelled {what}"
         yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
@@ -226,7 +230,13 @@ def _answer(trained: Any, args: argparse.Namespace) -> int:
     if not hasattr(trained, "ask"):
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
     if args.data is not None:
-        raise UserError("--query: asks the graph of the training; leave --data out")
+        with blame_data(), _tell_warnings():
+            dataset = LINK_RECIPES[trained.config.model].load(args.data)
+        if different := trained.differences(dataset):
+            raise UserError(
+                "--query: asks the graph of the training; leave --data out, which has other "
+                f"{', '.join(different)}"
+            )
     try:
         found = trained.ask(args.query, args.top)
     except (TypeError, ValueError) as error:

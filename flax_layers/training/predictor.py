@@ -82,12 +82,12 @@ class Preprocessing:
             return x
         if isinstance(x, Mapping):
             of_types = {
-                name: None if part is None else self._of(part, *self._of_type(name))
+                name: None if part is None else self._of(f"x[{name!r}]", part, *self._of_type(name))
                 for name, part in x.items()
             }
             made: Any = OrderedDict(of_types) if isinstance(x, OrderedDict) else of_types
         else:
-            made = jax.tree.map(lambda part: self._of(part, self.mean, self.std), x)
+            made = jax.tree.map(lambda part: self._of("x", part, self.mean, self.std), x)
         # Apart from the model: fused with it, sums might have another order.
         return jax.lax.optimization_barrier(made)
 
@@ -106,7 +106,12 @@ class Preprocessing:
         both = self.mean, self.std
         return [each.get(name) if isinstance(each, Mapping) else each for each in both]
 
-    def _of(self, x: Array, mean: Any, std: Any) -> Array:
+    def _of(self, where: str, x: Array, mean: Any, std: Any) -> Array:
+        for name, column in (("mean", mean), ("std", std)):
+            if column is not None and x.shape[-1:] != column.shape:
+                raise ValueError(
+                    f"{where} must have {column.size} features, as {name} has, got shape {x.shape}"
+                )
         if mean is not None:
             x = x - feature_wise(mean.astype(x.dtype), x)
         if std is not None:

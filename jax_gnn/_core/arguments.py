@@ -488,6 +488,9 @@ def check_instance(name: str, value: Any, kind: type) -> None:
         wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         is_array = isinstance(value, jax.Array | np.ndarray)
         given = described(value) if is_array else type(value).__name__
+        # What has a graph, told by name, as these modules import this one.
+        if given in ("Batch", "Data") and isinstance(value.graph, kind):
+            given += f"; pass {given.lower()}.graph"
         raise TypeError(f"{name} must be a {wanted}, got {given}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -72,6 +74,28 @@ def row_wise(values: Array, x: Array) -> Array:
 def feature_wise(values: Array, x: Array) -> Array:
     """Adds axes before those of the last features, to work with ``(rows, *features)``."""
     return jnp.expand_dims(values, tuple(range(x.ndim - values.ndim)))
+
+
+def outline(value: Any) -> str:
+    """What something is, in a few words: of arrays in it dtypes and shapes, as of JAX."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {outline(part)}' for key, part in value.items())}}}"
+    if type(value) in (tuple, list):
+        return f"[{', '.join(map(outline, value))}]"
+    return repr(value)
+
+
+def outline_fields(made: Any) -> str:
+    """Fields of a dataclass, but for those that are None or empty."""
+    given = {f.name: getattr(made, f.name) for f in fields(made)}
+    shown = (
+        f"{name}={outline(value)}"
+        for name, value in given.items()
+        if not (value is None or (isinstance(value, Mapping | tuple) and not value))
+    )
+    return f"{type(made).__name__}({', '.join(shown)})"
 
 
 def column(mask: Array) -> Array:

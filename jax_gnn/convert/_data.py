@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_gnn._core.arrays import outline_fields
 from jax_gnn.graph import Graph, given_first
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -66,6 +67,9 @@ class Data:
     n_edge: np.ndarray | None = None
     categories: Mapping[str, np.ndarray] = field(default_factory=dict)
     report: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return outline_fields(self)
 
     def __post_init__(self) -> None:
         graph = self.graph

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,15 +43,20 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         table = read_columns("edges", edges_path, ("src", "dst"))
         if not table.keys() >= {"src", "dst"}:
             raise ValueError(f"expected the columns src and dst, got {', '.join(table)}")
-        edges = {key: table[key] for key in ("src", "dst", "weight") if key in table}
-        if "weight" in edges and floats(edges["weight"]) is None:
-            raise ValueError("column 'weight': expected numbers")
+        edges: dict[str, Any] = {
+            key: table[key] for key in ("src", "dst", "weight") if key in table
+        }
+        if "weight" in edges:
+            _check_finite(edges_path, edges, "weight")
     with blame(nodes_path):
         nodes = read_columns("nodes", nodes_path, ("id", "label", "split"))
         split = nodes.pop("split", None)
         one_hot = []
         for key, values in nodes.items():
-            if key in ("id", "label", "target") or floats(values) is not None:
+            if key in ("id", "label", "target"):
+                continue
+            if floats(values) is not None:
+                _check_finite(nodes_path, nodes, key)
                 continue
             found, _ = encode({key: values})
             if len(found) > MOST_VALUES:
@@ -68,8 +75,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             data = from_table(edges, nodes, one_hot=one_hot, labels=labels)
         num_nodes = data.graph.num_nodes
         if data.graph.num_edges < len(edges["src"]):
-            strangers = len(edges["src"]) - data.graph.num_edges
-            raise ValueError(f"{strangers} rows of {edges_path.name} name no node, or nothing")
+            raise ValueError(_stranger(edges_path, edges, nodes["id"]))
         parts: dict[str, Any] = {}
         if split is not None:
             kinds, codes = encode({"split": split})
@@ -85,6 +91,12 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             raise ValueError("column 'label' has numbers that are no classes; call it 'target'")
         y: Any = data.nodes["label"] if labels else np.full(num_nodes, -1)
         y = y if targets is None else floats(targets)
+        without = y < 0 if targets is None else np.isnan(y)
+        for kind, field in SPLIT.items():
+            rows = parts.get(field, np.zeros(0, int))
+            if (rows := rows[without[rows]]).size:
+                where = f"line {_line(nodes_path, rows[0])} (node {names[rows[0]]!r})"
+                raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
         return GraphDataset(
             name=nodes_path.name.removesuffix("nodes.csv").rstrip("-_.")
             or nodes_path.absolute().parent.name,
@@ -108,6 +120,40 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             node_names=tuple(map(str, names)),
             **parts,
         )
+
+
+def _check_finite(path: Path, table: dict[str, Any], key: str) -> None:
+    """Numbers, of which none is missing."""
+    if (values := floats(table[key])) is None:
+        raise ValueError(f"column {key!r}: expected numbers")
+    rows = np.flatnonzero(~np.isfinite(values))
+    if rows.size:
+        node = f" (node {table['id'].item(rows[0])!r})" if "id" in table else ""
+        raise ValueError(f"column {key!r}: line {_line(path, rows[0])}{node} has no finite number")
+
+
+def _stranger(path: Path, edges: dict[str, Any], ids: Any) -> str:
+    """What is said of edges with ends that are no nodes: the first, where it is, how many."""
+    known, *ends = encode({"id": ids, "src": edges["src"], "dst": edges["dst"]})[1]
+    strange = ~np.isin(np.stack(ends), known)
+    row = int(np.flatnonzero(strange.any(0))[0])
+    end = "src" if strange[0, row] else "dst"
+    given = edges[end].item(row)
+    has = f"no {end}" if given is None else f"the {end} {given!r:.80}, which is the id of no node"
+    count = f"{strange.any(0).sum()} of {strange.shape[1]} rows are such"
+    return f"line {_line(path, row)} of {path.name} has {has}; {count}"
+
+
+def _line(path: Path, row: int) -> int:
+    """The number of the line that a row of a table ends on; blank lines are no rows."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        next(lines)
+        for cells in lines:
+            row -= bool(cells)
+            if row < 0:
+                break
+        return lines.line_num
 
 
 def _are_classes(names: list[Any]) -> bool:

@@ -115,16 +115,19 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
             sizes.append(size)
             labels.append(label)
             for node in range(size):
-                number, fields = next(lines, (0, []))
+                where, fields = _next_line(lines)
                 try:
                     tag, degree = int(fields[0]), int(fields[1])
                     near = [*map(int, fields[2 : 2 + degree])]
                     attributes.append([*map(float, fields[2 + degree :])])
                 except (IndexError, ValueError) as error:
-                    raise ValueError(f"line {number}: expected a node: {error}") from error
+                    raise ValueError(
+                        f"{where}: expected a node: its tag, its number of neighbours, and these, "
+                        f"got {' '.join(fields)!r:.80}"
+                    ) from error
                 if len(near) != degree or not all(0 <= other < size for other in near):
                     raise ValueError(
-                        f"line {number}: expected {degree} neighbours below {size}, got {near}"
+                        f"{where}: expected {degree} neighbours below {size}, got {near}"
                     )
                 tags.append(tag)
                 src += [start + other for other in near]
@@ -150,15 +153,21 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
         )
 
 
+def _next_line(lines: Any) -> tuple[str, list[str]]:
+    """Where it is, as errors say it, and its fields."""
+    number, fields = next(lines, (0, []))
+    return f"line {number}" if number else "the file ends too early", fields
+
+
 def _integers(lines: Any, count: int) -> list[int]:
-    number, fields = next(lines, (0, ()))
+    where, fields = _next_line(lines)
     try:
         values = [*map(int, fields)]
     except ValueError:
         values = []
     if len(values) != count or min(values) < -(2**31) or (count > 1 and values[0] < 0):
         what = "the number of graphs" if count == 1 else "the nodes of a graph and its label"
-        raise ValueError(f"line {number}: expected {what}, got {' '.join(fields)!r:.80}")
+        raise ValueError(f"{where}: expected {what}, got {' '.join(fields)!r:.80}")
     return values
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
+from jax_gnn._core.arrays import outline_fields
 from jax_gnn.graph import Graph
 from jax_gnn.insight import _methods
 from jax_gnn.insight._call import Call, Target, prepared, switched_off
@@ -48,6 +49,9 @@ class Attribution:
     layers: tuple[np.ndarray, ...] = ()
     index: Any = None
     target: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        return outline_fields(self)
 
     def undirected(self) -> np.ndarray:
         """``(num_edges,)``, means of what edges between the same two nodes count, either way."""
