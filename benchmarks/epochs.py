@@ -265,7 +265,10 @@ def _pyg(graphs: list[Molecule], size: int, workers: int) -> Epoch:
     ]
     model = GIN().to(device)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=device == "cuda" or None)
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    options: dict[str, Any] = {}
+    if workers:  # forked, as spawned ones get tensors by more files than may be open
+        options = {"num_workers": workers, "persistent_workers": True}
+        options["multiprocessing_context"] = "fork"
     loader = DataLoader(data, size, shuffle=True, pin_memory=device == "cuda", **options)
 
     def epoch(order: np.ndarray) -> tuple[float, float]:
@@ -334,7 +337,11 @@ def run(platform: str, count: int, size: int, rounds: int) -> dict[str, Any]:
             if row["name"] in workers:
                 connection = workers[row["name"]][1]
                 connection.send(True)
-                row["epochs"].append(_receive(connection))
+                try:
+                    row["epochs"].append(_receive(connection))
+                except EOFError as error:
+                    workers.pop(row["name"])
+                    row |= {"epochs": [], "status": f"failed: {error}"}
     for process, connection in workers.values():
         connection.close()
         process.join()
