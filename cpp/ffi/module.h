@@ -31,11 +31,12 @@ inline nanobind::dict targets(
 }  // namespace jax_gnn
 
 // Makes a handler the C symbol jax_gnn_NAME, for whoever loads the library without importing it
-// (docs/export.md). Not in an unnamed namespace, whose names are no symbols.
-#define JAX_GNN_SYMBOL(name, ...)                                                  \
-  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* jax_gnn_##name( \
-      XLA_FFI_CallFrame* frame) {                                                  \
-    return __VA_ARGS__(frame);                                                     \
+// (docs/export.md). Not in an unnamed namespace, whose names are no symbols. Protected, as the
+// other module has the same names, and both may be loaded into one scope.
+#define JAX_GNN_SYMBOL(name, ...)                                                    \
+  extern "C" __attribute__((visibility("protected"))) XLA_FFI_Error* jax_gnn_##name( \
+      XLA_FFI_CallFrame* frame) {                                                    \
+    return __VA_ARGS__(frame);                                                       \
   }
 // What `targets` takes of it.
 #define JAX_GNN_TARGET(name) {#name, jax_gnn_##name},
