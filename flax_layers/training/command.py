@@ -38,7 +38,7 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.config import Config, Number, Setting, TrainConfig, settings
-from flax_layers.training.data import num_outputs, settled
+from flax_layers.training.data import num_outputs
 from flax_layers.training.link_tasks import has_edge_split, link_task
 from flax_layers.training.models import TASKS, spelled
 from flax_layers.training.plot import METRICS
@@ -188,8 +188,8 @@ def _require_implementation(implementation: Implementation | None) -> None:
 
 
 @contextlib.contextmanager
-def blame_data(argument: str = "--data") -> Iterator[None]:
-    """Names the argument in errors about data."""
+def blame_data() -> Iterator[None]:
+    """Names the option in errors about data."""
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
@@ -337,8 +337,8 @@ def _told(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in settings(type(config))}
 
 
-def _tell_notes(dataset: NodeDataset, config: Any) -> None:
-    """Says on stderr what of the data does not count, or not as it was given."""
+def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
+    """Says on stderr what of the data does not count, or not as given; and what was settled."""
     weighted = getattr(dataset, "edge_weight", None) is not None
     if dataset.repeated:
         weights = ", with the sum of their weights" if weighted else ""
@@ -349,7 +349,7 @@ def _tell_notes(dataset: NodeDataset, config: Any) -> None:
         takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
     if config.feature_normalization == "auto":
-        kind = settled(dataset, config).feature_normalization
+        kind = settled.feature_normalization
         print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)
 
 
@@ -382,7 +382,7 @@ def _run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     with _Progress(runs, config.epochs, measure, what) as progress:
         baseline = not getattr(args, "no_baseline", True)
         result = train(dataset, config, baseline=baseline, on_epoch=progress)
-    _tell_notes(dataset, config)
+    _tell_notes(dataset, config, result.trained.config)
 
     described = _dataset_summary(recipe, dataset, result)
     checkpoint = folder / "checkpoint"
@@ -484,7 +484,7 @@ class _ModelParser(argparse.ArgumentParser):
             self.exit(2, f"jax-gnn: error: {self.prog} has no option {option}{close}\n")
         if rest:
             self.exit(2, f"jax-gnn: error: {rest[0]} has no option; for data it is: {wanted}\n")
-        if not rest and found.data is None:
+        if found.data is None:
             self.exit(2, f"jax-gnn: error: --data is needed: {wanted}\n")
         return found, rest
 

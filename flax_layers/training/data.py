@@ -40,7 +40,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
         ValueError: it lacks the published split or the features asked for, a part of that split is
             empty, it has too few labelled nodes to split, or no classes or relations.
     """
-    fixed = config.split != "random" and not getattr(config, "folds", 0)
+    folds = getattr(config, "folds", 0)
+    fixed = config.split != "random" and not folds
     published = _published_split(dataset, config, config.seed) if fixed else None
     for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if published is not None and not getattr(published, part).size:
@@ -53,13 +54,13 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             f"dataset {dataset.name!r} has no published split with training, validation and test "
             "nodes; split it at random"
         )
-    if getattr(config, "folds", 0) and dataset.regresses:
+    if folds and dataset.regresses:
         raise ValueError(
             f"dataset {dataset.name!r} has numbers to regress on; folds are of classes, splits of "
             "both"
         )
     labelled = np.count_nonzero(dataset.has_label())
-    least = max(_MIN_LABELLED, getattr(config, "folds", 0))
+    least = max(_MIN_LABELLED, folds)
     if published is None and labelled < least:
         raise ValueError(
             f"dataset {dataset.name!r} has {labelled} labelled {dataset.example}s; splits need at "
@@ -236,11 +237,10 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
             is one of a cross-validation, where the same examples validate and test.
         seed: Of a random split.
     """
-    classes = np.where(dataset.has_label(), 0 if dataset.regresses else dataset.y, -1)
-    folds = getattr(config, "folds", 0)
-    if folds:
+    if folds := getattr(config, "folds", 0):
         held_out = getattr(dataset, "folds", None)
         if held_out is None or held_out.max(initial=-1) != folds - 1:
+            classes = np.where(dataset.has_label(), dataset.y, -1)
             held_out = random_folds(classes.astype(np.int32), folds, seed=config.seed)
         number = (seed - config.seed) % folds
         kept = np.flatnonzero((held_out != number) & dataset.has_label())

@@ -34,19 +34,25 @@ def stacked(
         made = [dataset.batch(np.asarray(group, np.int64), **budget) for group in groups]
     batches = jax.tree.map(lambda *arrays: np.stack(arrays), *made)
     rows = np.zeros((len(groups), budget["num_nodes"], x.shape[1]), x.dtype)
-    numbers = np.full((len(groups), budget["num_graphs"]), -1)
     for i, group in enumerate(groups):
         nodes = dataset.nodes_of(np.asarray(group, np.int64))
         rows[i, : len(nodes)] = x[nodes]
+    return batches, rows, numbered(groups, budget)
+
+
+def numbered(groups: Sequence[Any], budget: dict[str, int]) -> np.ndarray:
+    """The graphs' numbers, ``(batches, num_graphs)``, -1 for padding."""
+    numbers = np.full((len(groups), budget["num_graphs"]), -1)
+    for i, group in enumerate(groups):
         numbers[i, : len(group)] = group
-    return batches, rows, numbers
+    return numbers
 
 
-def all_batches(dataset: GraphsDataset, x: np.ndarray, config: GraphsConfig) -> tuple[Any, ...]:
-    """All graphs in their order, in as few batches as the budget allows: see `stacked`."""
+def all_groups(dataset: GraphsDataset, config: GraphsConfig) -> tuple[list[Any], dict[str, int]]:
+    """All graphs in their order, in as few batches as the budget allows; and the budget."""
     sizes = graph_sizes(dataset)
     budget = batch_budget(sizes, max(4 * config.batch_size, 1))
-    return stacked(dataset, x, [*pack(sizes, budget)], budget)
+    return [*pack(sizes, budget)], budget
 
 
 def picked(values: Any, numbers: Any, fill: Any) -> Any:

@@ -23,6 +23,7 @@ from flax_layers import (
 )
 from flax_layers.training.data import node_features
 from flax_layers.training.link_models import LINK_RECIPES
+from flax_layers.training.models import recipe_among
 from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     EdgeSplit,
@@ -71,15 +72,8 @@ def link_task(dataset: NodeDataset, config: Any) -> FactTask | EdgeTask:
         ValueError: A part of the split is missing or empty, the data are too few to split, or edges
             have no relations and nodes no features.
     """
-    recipe = LINK_RECIPES.get(getattr(config, "model", ""))
-    if recipe is None:
-        raise TypeError(
-            f"config must be such as GCNLinkConfig or RGCNLinkConfig, got {type(config).__name__}"
-        )
-    if not isinstance(dataset, recipe.dataset):
-        raise TypeError(
-            f"{config.model} takes a {recipe.dataset.__name__}, got a {type(dataset).__name__}"
-        )
+    wanted = "such as GCNLinkConfig or RGCNLinkConfig"
+    recipe = recipe_among(LINK_RECIPES, config, dataset, wanted)
     task: Any = FactTask if recipe.dataset is RelationalDataset else EdgeTask
     return task(dataset, config)
 

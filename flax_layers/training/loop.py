@@ -30,7 +30,7 @@ from flax_layers.training.data import (
     split_of,
     target_scaled,
 )
-from flax_layers.training.graphs import Sampler, all_batches, device, picked
+from flax_layers.training.graphs import Sampler, all_groups, device, numbered, picked
 from flax_layers.training.models import recipe_of
 from flax_layers.training.trained import (
     TrainedModel,
@@ -416,7 +416,7 @@ def train(
     x, *weights = inputs = tuple(given)
     if isinstance(dataset, GraphsDataset):
         features: Any = node_features(dataset, config)
-        _, _, numbers = all_batches(dataset, features, config)  # type: ignore[arg-type]
+        numbers = numbered(*all_groups(dataset, config))  # type: ignore[arg-type]
         count = max(len(split.train) for split in splits)
         sampler = Sampler(dataset, features, count, config)  # type: ignore[arg-type]
 

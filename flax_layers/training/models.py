@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -370,15 +370,24 @@ def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:
     Raises:
         TypeError: The configuration is of no model, or its model takes other datasets.
     """
-    recipe = RECIPES.get(getattr(config, "model", ""))
+    return recipe_among(RECIPES, config, dataset, "of a model, such as GCNConfig")
+
+
+def recipe_among(recipes: Mapping[str, Any], config: Any, dataset: Any, wanted: str) -> Any:
+    """The recipe of a configuration, whose model takes the dataset; likewise.
+
+    Args:
+        recipes: By the name of their model.
+        config: The configuration.
+        dataset: The dataset.
+        wanted: What an error says that the configuration must be.
+    """
+    recipe = recipes.get(getattr(config, "model", ""))
     if recipe is None:
-        raise TypeError(
-            f"config must be of a model, such as GCNConfig, got {type(config).__name__}"
-        )
+        raise TypeError(f"config must be {wanted}, got {type(config).__name__}")
     if not isinstance(dataset, recipe.dataset):
         raise TypeError(
-            f"{recipe.config.model} takes a {recipe.dataset.__name__}, "
-            f"got a {type(dataset).__name__}"
+            f"{config.model} takes a {recipe.dataset.__name__}, got a {type(dataset).__name__}"
         )
     return recipe
 

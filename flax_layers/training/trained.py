@@ -25,7 +25,7 @@ from flax_layers.training.data import (
     numbered_types,
     renumbered,
 )
-from flax_layers.training.graphs import all_batches, device
+from flax_layers.training.graphs import all_groups, device, stacked
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
 from jax_gnn import Batch, __version__
@@ -65,7 +65,8 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
     plain = dataclasses.replace(config, feature_normalization="none")
     if isinstance(dataset, GraphsDataset):
         features: Any = node_features(dataset, plain)
-        batches, rows, _ = all_batches(dataset, features, config)  # type: ignore[arg-type]
+        groups = all_groups(dataset, config)  # type: ignore[arg-type]
+        batches, rows, _ = stacked(dataset, features, *groups)
         return device((batches, rows))
     x = jax.tree.map(jnp.asarray, node_features(dataset, plain))
     assert recipe.structure is not None
