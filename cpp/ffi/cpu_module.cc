@@ -392,11 +392,25 @@ void limit_instruction_set(const std::string& name) {
 
 }  // namespace
 
-#define JAX_GNN_TARGETS(X)                                                                      \
-  X(attention)                                                                                  \
-  X(attention_vjp) X(gather_rows) X(hypergraph_aggregate) X(leaky_scores) X(leaky_sum) X(sddmm) \
-      X(sddmm_select) X(segment_matmul) X(segment_order) X(segment_outer) X(segment_reduce)     \
-          X(segment_scatter) X(segment_select) X(segment_softmax) X(segment_softmax_tangent)
+// clang-format off
+#define JAX_GNN_TARGETS(X) \
+  X(attention) \
+  X(attention_vjp) \
+  X(gather_rows) \
+  X(hypergraph_aggregate) \
+  X(leaky_scores) \
+  X(leaky_sum) \
+  X(sddmm) \
+  X(sddmm_select) \
+  X(segment_matmul) \
+  X(segment_order) \
+  X(segment_outer) \
+  X(segment_reduce) \
+  X(segment_scatter) \
+  X(segment_select) \
+  X(segment_softmax) \
+  X(segment_softmax_tangent)
+// clang-format on
 #define JAX_GNN_HANDLER(op) JAX_GNN_SYMBOL(op, handler<op<Cpu>>)
 JAX_GNN_TARGETS(JAX_GNN_HANDLER)
 JAX_GNN_SYMBOL(edge_region_instantiate, read_region_handler<Cpu>)

@@ -291,13 +291,25 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
-#define JAX_GNN_TARGETS(X)                                                                    \
-  X(attention) X(attention_vjp) X(hypergraph_aggregate) X(leaky_scores) X(leaky_sum) X(sddmm) \
-  X(sddmm_select) X(segment_matmul) X(segment_outer) X(segment_reduce) X(segment_reduce_vjp)  \
-  X(segment_select) X(segment_softmax) X(segment_softmax_tangent)
+// clang-format off
+#define JAX_GNN_TARGETS(X) \
+  X(attention) \
+  X(attention_vjp) \
+  X(hypergraph_aggregate) \
+  X(leaky_scores) \
+  X(leaky_sum) \
+  X(sddmm) \
+  X(sddmm_select) \
+  X(segment_matmul) \
+  X(segment_outer) \
+  X(segment_reduce) \
+  X(segment_reduce_vjp) \
+  X(segment_select) \
+  X(segment_softmax) \
+  X(segment_softmax_tangent)
+// clang-format on
 // Handlers only launch on the given stream, so XLA may record them into command buffers.
-#define JAX_GNN_HANDLER(op) \
-  JAX_GNN_SYMBOL(op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>)
+#define JAX_GNN_HANDLER(op) JAX_GNN_SYMBOL(op, handler<op<Cuda>, ffi::Traits::kCmdBufferCompatible>)
 JAX_GNN_TARGETS(JAX_GNN_HANDLER)
 JAX_GNN_SYMBOL(edge_walk_initialize, load_walk_handler)
 JAX_GNN_SYMBOL(edge_walk_execute, edge_walk_handler)
