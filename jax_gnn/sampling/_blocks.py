@@ -1,0 +1,227 @@
+"""What sampling gives: bipartite graphs of static shapes, one for each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.ids import PADDING, ids_at, in_range, row_ids
+from jax_gnn._core.public import public
+from jax_gnn.graph import Graph
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The neighbourhoods of seeds, as one bipartite graph for each layer of a model.
+
+    The sources of a block are its destinations, in their order, and behind them what was drawn:
+    destination i is source i, so that a layer takes ``x`` for its sources and ``x[:num_dst]`` for
+    its destinations. The sources of a block are the destinations of the one before it. All shapes
+    follow from the number of seeds, fanouts and capacities.
+
+    Attributes:
+        graphs: the blocks, the outermost layer's first, whose sources have features; the last
+            one's destinations are the seeds.
+        node_ids: ``(graphs[0].num_src,)``, which node of the whole graph each source of the first
+            block is, to gather features by; -1 is padding. The seeds come first.
+        overflow: ``()`` bool, whether a capacity was too small, so that edges were left out.
+
+    Example:
+        >>> whole = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+        >>> blocks = sample_neighbors(whole, jnp.array([2]), (2, 2), jax.random.key(0))
+        >>> blocks
+        Blocks(num_seeds=1, graphs=[9 -> 3, 3 -> 1], num_edges=[6, 2])
+        >>> blocks.node_ids
+        Array([ 2,  1,  0, -1, -1], dtype=int32)
+    """
+
+    graphs: tuple[Graph, ...]
+    node_ids: Array
+    overflow: Array
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds, padding included."""
+        return self.graphs[-1].num_dst
+
+    @property
+    def edge_ids(self) -> tuple[Array, ...]:
+        """Where the edges of each block are in the whole graph's order; -1 is padding.
+
+        These are the blocks' own ``edge_ids``: ``blocks.graphs[i].edge_values(values)`` takes
+        values in the whole graph's order to those of a block.
+        """
+        return tuple(graph.edge_ids for graph in self.graphs)
+
+    def __repr__(self) -> str:
+        try:
+            sizes = ", ".join(f"{graph.num_src} -> {graph.num_dst}" for graph in self.graphs)
+            edges = [graph.num_edges for graph in self.graphs]
+        except AttributeError:  # a pytree of something else than arrays
+            return f"Blocks({self.graphs}, {self.node_ids}, {self.overflow})"
+        return f"Blocks(num_seeds={self.num_seeds}, graphs=[{sizes}], num_edges={edges})"
+
+
+# --- One layer's block ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Edges by destination, ascending, those that count first.
+
+    Attributes:
+        indptr: ``(num_dst + 1,)``.
+        rows: ``(edges,)``, the place of each destination, -1 where an edge does not count.
+        places: ``(edges,)``, where it is in the whole graph.
+        nodes: ``(edges,)``, its source's id in the whole graph.
+    """
+
+    indptr: Array
+    rows: Array
+    places: Array
+    nodes: Array
+
+
+def lined_up(
+    starts: Array, offsets: Array, counts: Array, cols: Array, num_nodes: int, num_edges: int
+) -> Drawn:
+    """What was drawn of each row, one behind the other.
+
+    Args:
+        starts: ``(rows,)``, where the rows start in ``cols``.
+        offsets: ``(rows, fanout)``, which of the row's edges were drawn.
+        counts: ``(rows,)``, how many of them count.
+        cols: the whole graph's.
+        num_nodes: ids of nodes are below.
+        num_edges: room, which must suffice.
+    """
+    zero = jnp.zeros(1, counts.dtype)
+    indptr = jnp.concatenate([zero, jnp.cumsum(counts, dtype=counts.dtype)])
+    edges = jnp.arange(num_edges, dtype=indptr.dtype)
+    rows = jnp.where(edges < indptr[-1], row_ids(indptr, num_edges), PADDING)
+    slots = edges - indptr[rows]
+    fanout = offsets.shape[1]
+    places = starts[rows] + offsets.reshape(-1)[jnp.clip(rows * fanout + slots, 0)]
+    places = jnp.where(rows < 0, PADDING, places)
+    nodes = ids_at(cols, places)
+    return Drawn(indptr, rows, places, jnp.where(in_range(nodes, num_nodes), nodes, PADDING))
+
+
+def tree_block(nodes: Array, drawn: Drawn, num_whole: int) -> tuple[Graph, Array]:
+    """Each edge has a source of its own: by source they are in the same order. No sort.
+
+    Args:
+        nodes: ``(num_dst,)``, the destinations' ids.
+        drawn: the edges.
+        num_whole: how many edges the whole graph has.
+
+    Returns:
+        The block, and its sources' ids.
+    """
+    num_dst, num_edges = nodes.shape[0], drawn.rows.shape[0]
+    dtype = drawn.rows.dtype
+    edges = jnp.arange(num_edges, dtype=dtype)
+    there = drawn.rows >= 0
+    sources = jnp.where(there, num_dst + edges, PADDING)
+    before = jnp.zeros(num_dst + 1, dtype)
+    graph = Graph(
+        indptr=drawn.indptr,
+        rows=drawn.rows,
+        cols=sources,
+        t_indptr=jnp.concatenate([before, jnp.minimum(edges + 1, drawn.indptr[-1])]),
+        t_rows=sources,
+        t_cols=drawn.rows,
+        t_order=jnp.where(there, edges, PADDING),
+        edge_ids=drawn.places,
+        num_input_edges=jnp.asarray(num_whole, dtype),
+    )
+    return graph, jnp.concatenate([nodes, drawn.nodes])
+
+
+def distinct_block(
+    nodes: Array, drawn: Drawn, num_whole: int, num_nodes: int, num_src: int
+) -> tuple[Graph, Array, Array]:
+    """Each node is one source, found by one sort, which orders the edges by source, too.
+
+    Args:
+        nodes: ``(num_dst,)``, the destinations' ids.
+        drawn: the edges.
+        num_whole: how many edges the whole graph has.
+        num_nodes: how many nodes.
+        num_src: room for sources; edges from nodes beyond it, those of the largest ids, are left
+            out.
+
+    Returns:
+        The block, its sources' ids, and whether an edge was left out.
+    """
+    num_dst, num_edges = nodes.shape[0], drawn.rows.shape[0]
+    dtype = drawn.rows.dtype
+    ids = jnp.concatenate([nodes, drawn.nodes])
+    keys = jnp.where(ids < 0, num_nodes, ids).astype(dtype)  # padding comes last
+    count = num_dst + num_edges
+    steps = jnp.arange(count, dtype=dtype)
+    # Stable: of one node, destinations come first, then edges, in their order.
+    keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
+    is_first = jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[:count]
+    head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
+    is_edge = at >= num_dst
+    is_new = is_first & is_edge & (keys < num_nodes)
+    # A node that is a destination has its place; new ones come behind these, by id.
+    own = jnp.where(is_new, num_dst - 1 + jnp.cumsum(is_new, dtype=dtype), at)
+    source = jnp.where(keys < num_nodes, own[head], PADDING)
+    overflow = num_dst + is_new.sum(dtype=dtype) > num_src
+    source = jnp.where(source < num_src, source, PADDING)
+
+    place = jnp.where(is_new, own, num_src)
+    sources = jnp.concatenate([nodes, jnp.full(num_src - num_dst, PADDING, nodes.dtype)])
+    sources = sources.at[place].set(keys.astype(nodes.dtype), mode="drop")
+    edge = jnp.where(is_edge, at - num_dst, num_edges)
+    cols = jnp.full(num_edges, PADDING, dtype).at[edge].set(source, mode="drop")
+
+    rows, places, indptr = drawn.rows, drawn.places, drawn.indptr
+    target = jnp.arange(num_edges, dtype=dtype)  # where an edge goes
+    if num_src < min(count, num_dst + num_nodes):  # it may be that some are left out
+        keep = cols >= 0
+        before = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(keep, dtype=dtype)])
+        target = jnp.where(keep, before[:-1], num_edges)
+        none = jnp.full(num_edges, PADDING, dtype)
+        rows, places, cols = (
+            none.at[target].set(x.astype(dtype), mode="drop") for x in (rows, places, cols)
+        )
+        indptr = before[indptr]
+
+    # By source: an edge's place is where its source starts, and how many came before it there.
+    source = jnp.where(is_edge & (source >= 0), source, num_src)
+    counts = jnp.zeros(num_src + 1, dtype).at[source + 1].add(1, mode="drop")
+    t_indptr = jnp.cumsum(counts, dtype=dtype)
+    earlier = jnp.cumsum(is_edge, dtype=dtype) - is_edge
+    t_place = t_indptr[source] + earlier - earlier[head]
+    t_place = jnp.where(source < num_src, t_place, num_edges)
+    t_order = jnp.full(num_edges, PADDING, dtype)
+    t_order = t_order.at[t_place].set(ids_at(target, edge), mode="drop")
+    graph = Graph(
+        indptr=indptr,
+        rows=rows,
+        cols=cols,
+        t_indptr=t_indptr,
+        t_rows=ids_at(cols, t_order),
+        t_cols=ids_at(rows, t_order),
+        t_order=t_order,
+        edge_ids=places,
+        num_input_edges=jnp.asarray(num_whole, dtype),
+    )
+    return graph, sources, overflow
+
+
+jax.export.register_pytree_node_serialization(
+    Blocks,
+    serialized_name="jax_gnn.Blocks",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: (),
+)
