@@ -11,6 +11,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax import Array
 
 from jax_gnn._core import arguments
@@ -31,12 +32,17 @@ from jax_gnn._core.ids import (
     device_of,
     hosted,
     ids_at,
+    in_range,
+    index_dtype,
     is_traced,
+    kept_first,
+    moved,
     namespace,
     on_host,
     pad_ids,
     pad_indptr,
     placed,
+    row_starts,
     signed,
 )
 from jax_gnn._core.public import public
@@ -206,22 +212,66 @@ class Graph:
         if dst is None:
             src, dst = arguments.edge_ends("src", src)
         src, dst = arguments.check_pairs("src", src, "dst", dst)
-        if num_src is None and num_dst is None:
-            src_name = dst_name = "num_nodes"
-            num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
-        elif num_nodes is not None:
-            raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
-        else:
-            src_name, dst_name = "num_src", "num_dst"
-            num_src = arguments.check_size("num_src", num_src, src)
-            num_dst = arguments.check_size("num_dst", num_dst, dst)
+        names, num_src, num_dst = _sizes(src, dst, num_nodes, num_src, num_dst)
         validate = arguments.check_flag("validate", validate) and not is_traced(src)
         edges = sort_triples(src, None, dst, num_src=num_src, num_dst=num_dst)
         if validate and edges.dropped():
-            arguments.check_range("src", src, src_name, num_src)
-            arguments.check_range("dst", dst, dst_name, num_dst)
+            arguments.check_range("src", src, names[0], num_src)
+            arguments.check_range("dst", dst, names[1], num_dst)
         count = count_of(src, edges.indptr.dtype)
         graph = cls(*edges[:-1], None, None, count)  # types are None, and splits
+        return placed(graph, device)
+
+    @classmethod
+    def from_sorted(
+        cls,
+        src: Any,
+        dst: Any,
+        *,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        t_order: Any = None,
+        validate: bool = True,
+    ) -> Graph:
+        """Builds a graph from edges whose destinations ascend, and keeps their order.
+
+        This spares the sort by destination; by source there is one sort, or none where ``t_order``
+        is given. As :meth:`from_edges`, it works on host arrays, which are checked, and inside
+        ``jax.jit``, where they cannot be: there, and with ``validate=False``, edges with an id out
+        of range are dropped wherever they stand, and of edges out of order the result is another
+        graph.
+
+        Args:
+            src: ``(num_edges,)`` integers, where each edge starts.
+            dst: ``(num_edges,)`` integers, where each edge ends, ascending.
+            num_nodes: number of nodes; by default the largest id plus one (host arrays only).
+            num_src: number of sources of a bipartite graph, as in :meth:`from_edges`.
+            num_dst: number of destinations of a bipartite graph, likewise.
+            t_order: ``(num_edges,)`` integers, the places of the edges by source, where that order
+                is known; ids out of range are left out.
+            validate: whether ids out of range in host arrays, and arrays out of order, are errors.
+
+        Raises:
+            TypeError: an array is not of integers, or a size is missing or not an integer.
+            ValueError: an array has another shape, lengths differ, a size is negative, an id is out
+                of range, ``dst`` does not ascend, ``t_order`` is no order by source, or
+                ``num_nodes`` is given beside the other sizes.
+
+        Example:
+            >>> Graph.from_sorted([2, 1, 0], [0, 0, 1], num_nodes=3).cols
+            Array([2, 1, 0], dtype=int32)
+        """
+        device = device_of(src, dst)
+        columns = {"src": src, "dst": dst}
+        if t_order is not None:
+            columns["t_order"] = t_order
+        src, dst, *order = arguments.check_columns(columns)
+        names, num_src, num_dst = _sizes(src, dst, num_nodes, num_src, num_dst)
+        validate = arguments.check_flag("validate", validate)
+        build = _sorted_traced if is_traced(src) else _sorted_on_host
+        given = names if validate else None
+        graph = build(src, dst, order[0] if order else None, num_src, num_dst, given)
         return placed(graph, device)
 
     @classmethod
@@ -529,6 +579,101 @@ class Graph:
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)
+
+
+def _sizes(
+    src: Any, dst: Any, num_nodes: Any, num_src: Any, num_dst: Any
+) -> tuple[tuple[str, str], Any, Any]:
+    """What the numbers of sources and of destinations were called, and these."""
+    if num_src is None and num_dst is None:
+        size = arguments.check_size("num_nodes", num_nodes, src, dst)
+        return ("num_nodes", "num_nodes"), size, size
+    if num_nodes is not None:
+        raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
+    num_src = arguments.check_size("num_src", num_src, src)
+    return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
+
+
+def _sorted_on_host(
+    src: Any,
+    dst: Any,
+    t_order: Any,
+    num_src: int,
+    num_dst: int,
+    names: tuple[str, str] | None,
+) -> Graph:
+    """Of edges by destination, in numpy; ``names`` of the sizes, where all is to be checked."""
+    count, places, given = len(src), np.arange(len(src)), src
+    if names is not None:
+        arguments.check_range("src", src, names[0], num_src)
+        arguments.check_range("dst", dst, names[1], num_dst)
+        down = np.flatnonzero(np.diff(dst) < 0)
+        if down.size:
+            i = down[0]
+            raise ValueError(
+                f"dst must ascend, got dst[{i}] = {dst[i]} before dst[{i + 1}] = {dst[i + 1]}; "
+                "Graph.from_edges sorts"
+            )
+        if t_order is not None:
+            arguments.check_range("t_order", t_order, "num_edges", count)
+            if (np.bincount(t_order, minlength=count) != 1).any() or (
+                np.diff(src[t_order]) < 0
+            ).any():
+                raise ValueError("t_order must have each edge once, and their sources ascend")
+    keep = in_range(src, num_src) & in_range(dst, num_dst)
+    if not keep.all():
+        places, src, dst, t_order = places[keep], src[keep], dst[keep], None
+    indptr, t_indptr = (
+        np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=size))])
+        for ids, size in ((dst, num_dst), (src, num_src))
+    )
+    if t_order is None:  # a counting sort, and stable
+        order = np.arange(len(src))
+        matrix = scipy.sparse.csr_array((order, src, indptr), shape=(num_dst, num_src))
+        t_order = matrix.tocsc().data
+    dtype = index_dtype(num_src, num_dst, count)
+    new = count - len(src)
+    rows, cols, t_rows, t_cols, t_order, edge_ids = (
+        pad_ids(ids.astype(dtype), new)
+        for ids in (dst, src, src[t_order], dst[t_order], t_order, places)
+    )
+    by_dst, by_src = (indptr.astype(dtype), rows, cols), (t_indptr.astype(dtype), t_rows, t_cols)
+    arrays: list[Any] = [*by_dst, *by_src, t_order, edge_ids]
+    return Graph(*arrays, num_input_edges=count_of(given, dtype))
+
+
+def _sorted_traced(
+    src: Array,
+    dst: Array,
+    t_order: Array | None,
+    num_src: int,
+    num_dst: int,
+    names: tuple[str, str] | None,
+) -> Graph:
+    del names  # values are unknown
+    dtype = index_dtype(num_src, num_dst, src.shape[0])
+    keep = in_range(src, num_src) & in_range(dst, num_dst)
+    target, places = kept_first(keep), jnp.arange(src.shape[0], dtype=dtype)
+    rows, cols, edge_ids = (moved(ids.astype(dtype), target) for ids in (dst, src, places))
+    if t_order is None:
+        keys = jnp.where(cols < 0, num_src, cols)
+        _, t_order = jax.lax.sort((keys, places), num_keys=1, is_stable=True)
+        t_order = jnp.where(ids_at(cols, t_order) < 0, PADDING, t_order)
+    else:
+        t_order = ids_at(jnp.where(keep, target, PADDING), t_order)
+        t_order = moved(t_order, kept_first(t_order >= 0))
+    t_rows = ids_at(cols, t_order)
+    return Graph(
+        indptr=row_starts(jnp.where(rows < 0, num_dst, rows), num_dst),
+        rows=rows,
+        cols=cols,
+        t_indptr=row_starts(jnp.where(t_rows < 0, num_src, t_rows), num_src),
+        t_rows=t_rows,
+        t_cols=ids_at(rows, t_order),
+        t_order=t_order,
+        edge_ids=edge_ids,
+        num_input_edges=count_of(src, dtype),
+    )
 
 
 @hosted("indptr", "cols", "t_indptr", "t_cols")

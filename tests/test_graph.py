@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -199,6 +200,61 @@ def test_edges_in_the_order_of_the_input() -> None:
     assert list(zip(src[5:], dst[5:], strict=True)) == [(0, 0), (2, 2)]
     with pytest.raises(TypeError, match="edges works on the host only"):
         jax.jit(Graph.edges)(graph)
+
+
+@pytest.mark.parametrize("given", ["no order", "an order"])
+@pytest.mark.parametrize("where", ["host", "jit"])
+def test_from_sorted(rng: np.random.Generator, where: str, given: str) -> None:
+    """The edges of another graph in its order, which may have sources in any; padding anywhere."""
+    num_src, num_dst, count = rng.integers(1, 9), rng.integers(1, 9), rng.integers(0, 30)
+    src, dst = rng.integers(0, num_src, count), np.sort(rng.integers(0, num_dst, count))
+    t_order = np.argsort(src, kind="stable")
+    kept = np.arange(count)
+    if where == "jit":
+        bad = rng.random(count) < 0.2
+        src = np.where(bad, rng.choice([-1, num_src, -(2**31)], count), src)
+        kept = np.flatnonzero(~bad)
+    sizes = {"num_src": int(num_src), "num_dst": int(num_dst)}
+    orders = [t_order] if given == "an order" else []
+
+    def build(src: Any, dst: Any, *order: Any) -> Graph:
+        return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
+
+    graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
+    want = Graph.from_edges(src[kept], dst[kept], **sizes).pad(num_edges=count)
+    np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(kept)], kept)
+    np.testing.assert_array_equal(np.asarray(graph.cols)[: len(kept)], src[kept])
+    for name in ("indptr", "rows", "t_indptr", "t_rows", "t_cols"):
+        np.testing.assert_array_equal(getattr(graph, name), getattr(want, name), name)
+    order = np.asarray(graph.t_order)
+    np.testing.assert_array_equal(np.sort(order[: len(kept)]), np.arange(len(kept)))
+    assert (order[len(kept) :] == -1).all()
+    assert (np.asarray(graph.cols)[len(kept) :] == -1).all()
+    np.testing.assert_array_equal(src[kept][order[: len(kept)]], want.t_rows[: len(kept)])
+    assert int(graph.num_input_edges) == count  # type: ignore[arg-type]
+
+
+def test_from_sorted_drops_what_is_out_of_range() -> None:
+    graph = Graph.from_sorted([5, 0, -1, 1], [0, 0, 1, 1], num_nodes=2, validate=False)
+    assert graph.num_edges == 4
+    np.testing.assert_array_equal(dense(graph), [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(graph.edge_ids, [1, 3, -1, -1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"src": [0, 1], "dst": [1, 0]}, "dst must ascend, got dst[0] = 1 before dst[1] = 0"),
+        ({"src": [0, 3], "dst": [0, 1], "num_nodes": 2}, "src[1] = 3 is outside"),
+        ({"src": [1, 0], "dst": [0, 1], "t_order": [0, 1]}, "and their sources ascend"),
+        ({"src": [1, 0], "dst": [0, 1], "t_order": [1, 1]}, "t_order must have each edge once"),
+        ({"src": [1, 0], "dst": [0, 1], "t_order": [1, 2]}, "t_order[1] = 2 is outside"),
+        ({"src": [1, 0], "dst": [0, 1], "t_order": [1]}, "same length"),
+    ],
+)
+def test_bad_sorted_edges(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Graph.from_sorted(**arguments)
 
 
 def test_default_sizes() -> None:

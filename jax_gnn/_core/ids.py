@@ -189,6 +189,21 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
     return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
 
 
+def kept_first(keep: Array) -> Array:
+    """Where each of the entries that are kept goes, one behind the other; past the end of others.
+
+    :func:`moved` brings ids there.
+    """
+    count = keep.shape[0]
+    before = jnp.cumsum(keep, dtype=index_dtype(count)) - 1
+    return jnp.where(keep, before, count)
+
+
+def moved(ids: Array, target: Array) -> Array:
+    """Ids at their new places, as many as before; padding where there are none."""
+    return jnp.full_like(ids, PADDING).at[target].set(ids, mode="drop")
+
+
 def pad_ids(ids: Any, new: int) -> Any:
     """Appends padding."""
     if isinstance(ids, np.ndarray):  # several times as fast as numpy's own

@@ -9,7 +9,7 @@ import jax.export
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.ids import PADDING, ids_at, in_range, row_ids
+from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, row_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 
@@ -187,14 +187,9 @@ def distinct_block(
     rows, places, indptr = drawn.rows, drawn.places, drawn.indptr
     target = jnp.arange(num_edges, dtype=dtype)  # where an edge goes
     if num_src < min(count, num_dst + num_nodes):  # it may be that some are left out
-        keep = cols >= 0
-        before = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(keep, dtype=dtype)])
-        target = jnp.where(keep, before[:-1], num_edges)
-        none = jnp.full(num_edges, PADDING, dtype)
-        rows, places, cols = (
-            none.at[target].set(x.astype(dtype), mode="drop") for x in (rows, places, cols)
-        )
-        indptr = before[indptr]
+        target = kept_first(cols >= 0).astype(dtype)
+        indptr = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(cols >= 0, dtype=dtype)])[indptr]
+        rows, places, cols = (moved(ids, target) for ids in (rows, places, cols))
 
     # By source: an edge's place is where its source starts, and how many came before it there.
     source = jnp.where(is_edge & (source >= 0), source, num_src)
