@@ -594,6 +594,10 @@ def _sizes(
     return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
 
 
+def _row_starts(ids: np.ndarray, size: int, dtype: Any) -> Any:
+    return np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=size))]).astype(dtype)
+
+
 def _sorted_on_host(
     src: Any,
     dst: Any,
@@ -604,7 +608,9 @@ def _sorted_on_host(
 ) -> Graph:
     """Of edges by destination, in numpy; ``names`` of the sizes, where all is to be checked."""
     count, places, given = len(src), np.arange(len(src)), src
-    if names is not None:
+    if names is None:
+        t_order = None  # it would have to be looked at
+    else:
         arguments.check_range("src", src, names[0], num_src)
         arguments.check_range("dst", dst, names[1], num_dst)
         down = np.flatnonzero(np.diff(dst) < 0)
@@ -623,23 +629,21 @@ def _sorted_on_host(
     keep = in_range(src, num_src) & in_range(dst, num_dst)
     if not keep.all():
         places, src, dst, t_order = places[keep], src[keep], dst[keep], None
-    indptr, t_indptr = (
-        np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=size))])
-        for ids, size in ((dst, num_dst), (src, num_src))
-    )
+    dtype = index_dtype(num_src, num_dst, count)
+    indptr, t_indptr = (_row_starts(*ids, dtype) for ids in ((dst, num_dst), (src, num_src)))
     if t_order is None:  # a counting sort, and stable
         order = np.arange(len(src))
         matrix = scipy.sparse.csr_array((order, src, indptr), shape=(num_dst, num_src))
         t_order = matrix.tocsc().data
-    dtype = index_dtype(num_src, num_dst, count)
     new = count - len(src)
     rows, cols, t_rows, t_cols, t_order, edge_ids = (
         pad_ids(ids.astype(dtype), new)
         for ids in (dst, src, src[t_order], dst[t_order], t_order, places)
     )
-    by_dst, by_src = (indptr.astype(dtype), rows, cols), (t_indptr.astype(dtype), t_rows, t_cols)
-    arrays: list[Any] = [*by_dst, *by_src, t_order, edge_ids]
-    return Graph(*arrays, num_input_edges=count_of(given, dtype))
+    return Graph(
+        *(indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids),
+        num_input_edges=count_of(given, dtype),
+    )
 
 
 def _sorted_traced(

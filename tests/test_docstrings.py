@@ -13,9 +13,12 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
+from jax_gnn import sampling
 
 PUBLIC = {
-    name: getattr(module, name) for module in (jax_gnn, flax_layers) for name in module.__all__
+    name: getattr(module, name)
+    for module in (jax_gnn, flax_layers, sampling)
+    for name in module.__all__
 }
 # What has no example of its own: constants, results and options of other functions, a base class.
 WITHOUT = {
