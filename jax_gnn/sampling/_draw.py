@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core.op import align_varying
 from jax_gnn.sampling._random import below, bits
 
 _UNROLLED = 32  # rounds up to so many are one fused loop over rows, without a pass for each
@@ -70,5 +71,6 @@ def uniform(
             return places.at[step].set(jnp.where(is_all, step.astype(jnp.uint32), drawn))
 
         none = jnp.zeros((fanout, degrees.shape[0]), jnp.uint32)
+        none = align_varying([none, sizes, *key])[0]  # a loop's state varies as what it becomes
         places = jax.lax.fori_loop(0, fanout, body, none).T
     return places.astype(degrees.dtype), jnp.minimum(degrees, fanout)
