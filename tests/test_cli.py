@@ -515,7 +515,7 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
         ffi.PlatformStatus("cpu", True, ("hypergraph_aggregate",)),
         ffi.PlatformStatus("cuda", False, (), reason="no compiler was found", hint="get nvcc"),
     ]
-    monkeypatch.setattr("flax_layers.training.command.status", lambda: statuses)
+    monkeypatch.setattr("flax_layers.training.options.status", lambda: statuses)
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     message = user_error(capsys, small(data, "--implementation", "cuda"))
     assert "--implementation cuda: no compiler was found (get nvcc)" in message
