@@ -68,7 +68,7 @@ from flax_layers.training import (
 )
 from flax_layers.training import checkpoint as checkpoints
 from flax_layers.training.data import Numbering, check_dataset, fingerprint, settled, split_of
-from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
+from flax_layers.training.epochs import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph

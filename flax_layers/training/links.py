@@ -28,6 +28,7 @@ from flax_layers.training.data import (
     fingerprint,
     renumbered,
 )
+from flax_layers.training.epochs import adam
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe, make_link_model
 from flax_layers.training.link_tasks import (
     PARTS,
@@ -38,7 +39,6 @@ from flax_layers.training.link_tasks import (
     has_edge_split,
     link_task,
 )
-from flax_layers.training.loop import adam
 from flax_layers.training.predictor import Predictor, Preprocessing
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
