@@ -26,6 +26,7 @@ from flax_layers.training.data import (
     Numbering,
     Renumbered,
     fingerprint,
+    preprocessing_of,
     renumbered,
 )
 from flax_layers.training.epochs import adam
@@ -97,7 +98,8 @@ class TrainedLinks(Predictor):
 
     def __post_init__(self) -> None:
         if self.preprocessing is None:
-            kept = Preprocessing(rows=getattr(self.config, "feature_normalization", "none"))
+            plain = not isinstance(self.model, GAE)
+            kept = Preprocessing() if plain else preprocessing_of(self.config)
             object.__setattr__(self, "preprocessing", kept)
 
     @property
