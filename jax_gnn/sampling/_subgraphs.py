@@ -225,7 +225,7 @@ def saint_norms(
     Raises:
         TypeError: ``graph`` or ``key`` is something else, ``sample`` is no function or gives no
             Subgraph, or ``num_samples`` is no integer.
-        ValueError: ``num_samples`` is not positive, or a subgraph is of another graph.
+        ValueError: ``num_samples`` is not positive, or a subgraph is larger than the graph.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -250,6 +250,10 @@ def saint_norms(
         part = sample(jax.random.fold_in(key, number))
         if not isinstance(part, Subgraph):
             raise TypeError(f"sample must give a Subgraph, got {type(part).__name__}")
+        if part.graph.num_edges > num_edges:
+            raise ValueError(
+                f"sample must give parts of graph, of num_edges={num_edges}, got {part!r}"
+            )
         ids = part.node_ids, part.graph.edge_ids
         added = (_added(*each) for each in zip(counts, ids, strict=True))
         return tuple(added), None  # type: ignore[return-value]
