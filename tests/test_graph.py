@@ -246,7 +246,8 @@ def test_from_sorted_drops_what_is_out_of_range() -> None:
     [
         ({"src": [0, 1], "dst": [1, 0]}, "dst must ascend, got dst[0] = 1 before dst[1] = 0"),
         ({"src": [0, 3], "dst": [0, 1], "num_nodes": 2}, "src[1] = 3 is outside"),
-        ({"src": [1, 0], "dst": [0, 1], "t_order": [0, 1]}, "and their sources ascend"),
+        ({"src": [1, 0], "dst": [0, 1], "t_order": [0, 1]}, "once, by source"),
+        ({"src": [0, 0], "dst": [0, 1], "t_order": [1, 0]}, "by source, then destination"),
         ({"src": [1, 0], "dst": [0, 1], "t_order": [1, 1]}, "t_order must have each edge once"),
         ({"src": [1, 0], "dst": [0, 1], "t_order": [1, 2]}, "t_order[1] = 2 is outside"),
         ({"src": [1, 0], "dst": [0, 1], "t_order": [1]}, "same length"),

@@ -91,3 +91,14 @@ def test_no_modules_import_each_other(package):
 def test_a_name_from_before_says_where_it_is():
     with pytest.raises(ImportError, match=r"jax_gnn\.training is flax_layers\.training now"):
         importlib.import_module("jax_gnn.training")
+
+
+def test_scipy_is_imported_where_it_is_used():
+    """It takes as long as the rest of this library: whoever never meets its matrices waits less."""
+    below = FLOORS.index("jax_gnn._program")
+    for module in FILES:
+        if floor(module) <= below:
+            body = ast.parse(FILES[module].read_text()).body
+            names = {n.name for x in body if isinstance(x, ast.Import) for n in x.names}
+            names |= {str(x.module) for x in body if isinstance(x, ast.ImportFrom)}
+            assert not {name for name in names if name.split(".")[0] == "scipy"}, module

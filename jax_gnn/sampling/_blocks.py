@@ -195,7 +195,7 @@ def distinct_block(
     source = jnp.where(is_edge & (source >= 0), source, num_src)
     counts = jnp.zeros(num_src + 1, dtype).at[source + 1].add(1, mode="drop")
     t_indptr = jnp.cumsum(counts, dtype=dtype)
-    earlier = jnp.cumsum(is_edge, dtype=dtype) - is_edge
+    earlier = jnp.cumsum(is_edge, dtype=dtype) - is_edge.astype(dtype)
     t_place = t_indptr[source] + earlier - earlier[head]
     t_place = jnp.where(source < num_src, t_place, num_edges)
     t_order = jnp.full(num_edges, PADDING, dtype)

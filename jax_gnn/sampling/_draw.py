@@ -61,10 +61,11 @@ def uniform(
             columns.append(jnp.where(is_all, jnp.uint32(step), drawn))
         places = jnp.stack(columns, axis=1)
     else:
+        steps = jnp.arange(fanout)[:, None]
 
         def body(step: Array, places: Array) -> Array:
             last, drawn = draw(step)
-            had = ((places == drawn) & (jnp.arange(fanout)[:, None] < step)).any(axis=0)
+            had = ((places == drawn[None]) & (steps < step)).any(axis=0)
             drawn = jnp.where(had, last, drawn)
             return places.at[step].set(jnp.where(is_all, step.astype(jnp.uint32), drawn))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, bounded, in_range, is_traced
+from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks, distinct_block, lined_up, tree_block
@@ -128,6 +128,7 @@ def layer_sizes(
                     f"{bound}"
                 )
             sources = min(sources, bound)
+        index_dtype(count * fanout, sources)  # numbers below these are computed with
         sizes.append((edges, sources))
         count = sources
     return tuple(sizes)

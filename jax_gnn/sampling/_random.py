@@ -81,7 +81,7 @@ def below(random: tuple[Array, Array], size: Array) -> Array:
     high, low = random
     carried = high * size
     total = carried + _high_product(low, size)
-    return _high_product(high, size) + (total < carried)
+    return _high_product(high, size) + (total < carried).astype(jnp.uint32)
 
 
 def _high_product(a: Array, b: Array) -> Array:
