@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from op_spec import strict
 from scipy import stats
 
 from jax_gnn import Graph
@@ -67,3 +69,34 @@ def check_distribution(found: np.ndarray, weights: np.ndarray) -> None:
     statistic = ((found - expected) ** 2 / expected).sum()
     chance = stats.chi2.sf(statistic, len(found) - 1)
     assert chance > LEVEL, f"chi-square {statistic:.1f} of {len(found)} outcomes: {chance:.1e}"
+
+
+def check_one_program(
+    call: Callable[..., Any], rng: np.random.Generator, num_nodes: int, num_edges: int
+) -> None:
+    """One compiled program serves all graphs, ids and keys, and gives what calls outside give.
+
+    With ids of 64 bits as well, and where neither dtypes nor ranks are promoted.
+    """
+    traces = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return call(*arguments)
+
+    compiled = jax.jit(counted)
+    for _ in range(2):
+        graph = lumpy_graph(rng, num_nodes, num_edges)
+        arguments = graph, rng.integers(-1, num_nodes, 8), key_of(rng)
+        with strict():
+            found = compiled(*arguments)
+        jax.tree.map(np.testing.assert_array_equal, found, call(*arguments))
+    assert traces == 1
+    with jax.enable_x64(True):
+        graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), graph)
+        with strict():
+            wide = compiled(graph, *arguments[1:])
+    for ids in jax.tree.leaves(wide):
+        assert ids.dtype in (np.int64, np.bool_)
+    jax.tree.map(np.testing.assert_array_equal, wide, found)

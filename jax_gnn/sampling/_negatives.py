@@ -246,24 +246,24 @@ def _end(
     first, last = (jnp.clip(indptr[each], 0, graph.num_edges) for each in (low, high))
     size = jnp.maximum(last - first, 0)
 
-    def draw(number: Array) -> Array:
-        offset = below(bits(key, side, index, number), size.astype(jnp.uint32))
-        place = jnp.where(size > 0, first + offset.astype(first.dtype), PADDING)
-        node = ids_at(rows, place)
-        return jnp.where((node >= low) & (node < high), node, PADDING)
-
-    if power == 1:
-        node = draw(step)
-        return node, node >= 0
-    found = jnp.full(index.shape, PADDING, first.dtype)
-    for attempt in range(_ATTEMPTS):
-        number = step * jnp.uint32(_ATTEMPTS) + jnp.uint32(attempt)
-        node = draw(number)
+    # Several attempts at once, of which the first that is accepted counts.
+    count = _ATTEMPTS if power < 1 else 1
+    attempts = jnp.arange(count, dtype=jnp.uint32)[:, None]
+    number = step * jnp.uint32(count) + attempts
+    index, size, first, low, high = (
+        jnp.broadcast_to(each, (count, *index.shape)) for each in (index, size, first, low, high)
+    )
+    offset = below(bits(key, side, index, number), size.astype(jnp.uint32))
+    place = jnp.where(size > 0, first + offset.astype(first.dtype), PADDING)
+    node = ids_at(rows, place)
+    accepted = (node >= low) & (node < high)
+    if power < 1:
         _, degree = row_bounds(indptr, node, graph.num_edges)
         chance = jnp.maximum(degree, 1).astype(jnp.float32) ** jnp.float32(power - 1)
-        accepted = fraction(bits(key, _ACCEPT + side, index, number)[0]) < chance
-        found = jnp.where((found < 0) & accepted, node, found)
-    return found, found >= 0
+        accepted &= fraction(bits(key, _ACCEPT + side, index, number)[0]) < chance
+    chosen = jnp.argmax(accepted, axis=0, keepdims=True)
+    node = jnp.take_along_axis(jnp.where(accepted, node, PADDING), chosen, axis=0)[0]
+    return node, node >= 0
 
 
 def _of_each(ranges: Ranges, rel: Array | None, count: int) -> Ranges:

@@ -400,6 +400,7 @@ def _induced_plain(graph: Graph, nodes: Array, room: int) -> Subgraph:
         goes_on, once, (zero, zero, (none, none, none))
     )
     part = Graph.from_sorted(cols, rows, num_nodes=count, validate=False)
+    part = jax.tree.map(lambda ids: ids.astype(dtype), part)
     part = replace(part, edge_ids=places, num_input_edges=jnp.asarray(num_whole, dtype))
     return Subgraph(part, nodes, kept > room)
 
