@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -21,7 +22,6 @@ from jax_gnn.sampling._search import as_nodes, fraction, has_edge, redrawn
 
 Side = Literal["src", "dst", "both"]
 ROUNDS = 128  # draws for each edge; they end when all are found
-_ATTEMPTS = 4  # for a node by a power of its degree, in each: cheaper than to look up an edge
 _SRC, _DST, _ACCEPT, _SIDE = 0, 1, 2, 4  # streams of random numbers
 
 
@@ -37,7 +37,9 @@ def negative_edges(
 ) -> tuple[Array, Array]:
     """Draws pairs of nodes, as edges that a model should tell from true ones.
 
-    Works inside ``jax.jit`` and outside; no table of nodes is built.
+    Works inside ``jax.jit`` and outside. The same key gives the same pairs on every device, but
+    where a power of degrees is rounded otherwise there. By a power between 0 and 1 each call makes
+    a table of the nodes; else it needs none.
 
     Args:
         graph: whose nodes are drawn. Where relations are known to run between types of nodes
@@ -224,46 +226,60 @@ def _check_power(power: Any) -> float:
 # --- Draws ---------------------------------------------------------------------------------------
 
 
-def _end(
-    graph: Graph,
-    side: int,
-    limits: tuple[Array, Array],
-    key: tuple[Array, Array],
-    index: Array,
-    step: Array,
-    power: float,
-) -> tuple[Array, Array]:
-    """Nodes from the first limit, below the second, and which are accepted."""
+Draw = Callable[[Array, Array], tuple[Array, Array]]  # of indices and the round: nodes, accepted
+
+
+def _drawing(
+    graph: Graph, side: int, limits: tuple[Array, Array], key: tuple[Array, Array], power: float
+) -> Draw:
+    """What draws nodes from the first limit, below the second: each has its share of tickets."""
     low, high = limits
-    if power == 0:
-        size = jnp.maximum(high - low, 0)
-        random = bits(key, side, index, step)
-        node = low + below(random, size.astype(jnp.uint32)).astype(low.dtype)
-        return jnp.where(size > 0, node, PADDING), size > 0
-    # An end of a random edge is a node in proportion to its degree.
     by_src = side == _SRC
     indptr, rows = (graph.t_indptr, graph.t_rows) if by_src else (graph.indptr, graph.rows)
-    first, last = (jnp.clip(indptr[each], 0, graph.num_edges) for each in (low, high))
-    size = jnp.maximum(last - first, 0)
+    rest = None
+    if power == 0:
+        first, last = low, high
+    elif power == 1:  # its edges
+        first, last = (jnp.clip(indptr[each], 0, graph.num_edges) for each in (low, high))
+    else:
+        starts, rest = _shares(indptr, graph.num_edges, power)
+        first, last = starts[low], starts[high]
+    size = jnp.where(last > first, last - first, 0).astype(jnp.uint32)
 
-    # Several attempts at once, of which the first that is accepted counts.
-    count = _ATTEMPTS if power < 1 else 1
-    attempts = jnp.arange(count, dtype=jnp.uint32)[:, None]
-    number = step * jnp.uint32(count) + attempts
-    index, size, first, low, high = (
-        jnp.broadcast_to(each, (count, *index.shape)) for each in (index, size, first, low, high)
-    )
-    offset = below(bits(key, side, index, number), size.astype(jnp.uint32))
-    place = jnp.where(size > 0, first + offset.astype(first.dtype), PADDING)
-    node = ids_at(rows, place)
-    accepted = (node >= low) & (node < high)
-    if power < 1:
-        _, degree = row_bounds(indptr, node, graph.num_edges)
-        chance = jnp.maximum(degree, 1).astype(jnp.float32) ** jnp.float32(power - 1)
-        accepted &= fraction(bits(key, _ACCEPT + side, index, number)[0]) < chance
-    chosen = jnp.argmax(accepted, axis=0, keepdims=True)
-    node = jnp.take_along_axis(jnp.where(accepted, node, PADDING), chosen, axis=0)[0]
-    return node, node >= 0
+    def draw(index: Array, step: Array) -> tuple[Array, Array]:
+        ticket = first + below(bits(key, side, index, step), size).astype(first.dtype)
+        node = ticket
+        if power == 1:
+            node = ids_at(rows, ticket)
+        elif power:
+            node = jnp.searchsorted(starts, ticket, side="right").astype(low.dtype) - 1
+        accepted = (size > 0) & (node >= low) & (node < high)
+        if rest is not None:
+            coin = fraction(bits(key, _ACCEPT + side, index, step)[0])
+            accepted &= coin < rest.at[node].get(mode="clip")
+        return jnp.where(accepted, node, PADDING), accepted
+
+    return draw
+
+
+def _shares(indptr: Array, num_edges: int, power: float) -> tuple[Array, Array]:
+    """Shares of nodes by a power of their degree, of less than 2³¹ in all.
+
+    Returns:
+        Where the share of each node starts, ``(nodes + 1,)`` uint32; and what part of it is due, as
+        shares are rounded up: draws are accepted as often.
+    """
+    nodes = jnp.arange(indptr.shape[0] - 1, dtype=indptr.dtype)
+    _, degrees = row_bounds(indptr, nodes, num_edges)
+    logarithms = jnp.log(jnp.maximum(degrees, 1).astype(jnp.float32))
+    due = jnp.where(degrees > 0, jnp.exp(jnp.float32(power) * logarithms), jnp.float32(0))
+    room = jnp.float32(0.9 * (2**31 - nodes.shape[0]))
+    # A power of two, so that devices which add otherwise have the same.
+    exponent = jnp.floor(jnp.log2(room / jnp.maximum(due.sum(), 1)))
+    due = jnp.ldexp(due, exponent.astype(jnp.int32))
+    shares = jnp.ceil(due).astype(jnp.uint32)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.uint32), jnp.cumsum(shares, dtype=jnp.uint32)])
+    return starts, due / jnp.maximum(shares, 1).astype(jnp.float32)
 
 
 def _of_each(ranges: Ranges, rel: Array | None, count: int) -> Ranges:
@@ -286,9 +302,12 @@ def _drawn_plain(
     index = jnp.arange(count, dtype=jnp.uint32)
     ranges = _of_each(ranges, rel, count)
 
+    draw_src = _drawing(graph, _SRC, ranges.src, key, power)
+    draw_dst = _drawing(graph, _DST, ranges.dst, key, power)
+
     def draw(step: Array) -> tuple[tuple[Array, ...], Array]:
-        src, right = _end(graph, _SRC, ranges.src, key, index, step, power)
-        dst, accepted = _end(graph, _DST, ranges.dst, key, index, step, power)
+        src, right = draw_src(index, step)
+        dst, accepted = draw_dst(index, step)
         accepted &= right
         if exclude:
             accepted &= ~has_edge(graph, types, src, dst, rel)
@@ -329,14 +348,16 @@ def _corrupted_plain(
     of_src = jnp.full(index.shape, side == "src")
     if side == "both":
         of_src = (bits(key, _SIDE, index, 0)[0] >> jnp.uint32(31)) == 0
+    draw_src = _drawing(graph, _SRC, ranges.src, key, power)
+    draw_dst = _drawing(graph, _DST, ranges.dst, key, power)
 
     def draw(step: Array) -> tuple[tuple[Array, ...], Array]:
         new_src, new_dst, accepted = src, dst, there
         if side != "dst":
-            node, right = _end(graph, _SRC, ranges.src, key, index, step, power)
+            node, right = draw_src(index, step)
             new_src, accepted = jnp.where(of_src, node, src), accepted & (right | ~of_src)
         if side != "src":
-            node, right = _end(graph, _DST, ranges.dst, key, index, step, power)
+            node, right = draw_dst(index, step)
             new_dst, accepted = jnp.where(of_src, dst, node), accepted & (right | of_src)
         if exclude:
             accepted &= ~has_edge(graph, types, new_src, new_dst, rel)
