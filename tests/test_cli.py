@@ -527,7 +527,7 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
 def test_missing_train_extra(data, monkeypatch, capsys):
     monkeypatch.setattr(run_nodes, "TRAIN_EXTRA", ("optax", "no_such_package"))
     message = user_error(capsys, small(data))
-    assert "training needs no_such_package; run: pip install 'jax-gnn[train]'" in message
+    assert "training needs no_such_package; run: pip install 'jax-gnn-kernels[train]'" in message
 
 
 @pytest.mark.parametrize(

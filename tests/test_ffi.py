@@ -286,7 +286,7 @@ def test_broken_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
     status = ffi._load_cuda()
     assert (status.available, status.targets) == (False, ())
     assert status.reason == "libsomething.so: cannot open shared object file"
-    assert status.hint == "reinstall jax-gnn"
+    assert status.hint == "reinstall jax-gnn-kernels"
 
 
 def test_cuda_module_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

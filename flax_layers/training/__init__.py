@@ -1,4 +1,4 @@
-"""Training of node classifiers and for link prediction; needs the extra ``jax-gnn[train]``."""
+"""Training of classifiers and for link prediction; needs the extra ``jax-gnn-kernels[train]``."""
 
 from flax_layers.training.checkpoint import load_checkpoint, save_checkpoint
 from flax_layers.training.config import (

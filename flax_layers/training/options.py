@@ -99,7 +99,8 @@ def require(purpose: str, packages: Iterable[str]) -> None:
     """Says which packages of the extra "train" are missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{purpose} needs {', '.join(missing)}; run: pip install 'jax-gnn[train]'")
+        packages = ", ".join(missing)
+        raise UserError(f"{purpose} needs {packages}; run: pip install 'jax-gnn-kernels[train]'")
 
 
 def _require_implementation(implementation: Implementation | None) -> None:
