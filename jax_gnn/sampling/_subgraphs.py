@@ -54,10 +54,9 @@ class Subgraph:
     overflow: Array
 
     def __repr__(self) -> str:
-        try:
-            return f"Subgraph({repr(self.graph).removeprefix('Graph(')}"
-        except AttributeError:  # a pytree of something else than arrays
+        if getattr(self.node_ids, "shape", None) is None:  # a pytree of something else than arrays
             return f"Subgraph({self.graph}, {self.node_ids}, {self.overflow})"
+        return f"Subgraph({repr(self.graph).removeprefix('Graph(')}"
 
 
 @public
