@@ -68,8 +68,8 @@ def _load_cuda() -> PlatformStatus:
             reason=reason,
             hint="put nvcc on the PATH, or get a compiler from PyPI with pip install "
             "'jax-gnn-kernels[cuda-compiler]'; then reinstall jax-gnn-kernels from source on the "
-            "machine with the GPU, or give -C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (README, "
-            "section CUDA)",
+            "machine with the GPU, or give -C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (docs/"
+            "install.md)",
         )
     try:
         module = _load("_cuda")

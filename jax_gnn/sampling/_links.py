@@ -82,7 +82,7 @@ def link_blocks(
     arguments.check_choice("exclude", exclude, ("edges", "both", None))
     replace = arguments.check_flag("replace", replace)
     num_seeds = min(2 * ends[0].shape[0], num_nodes)
-    sizes = layer_sizes(num_seeds, fanouts, graph, False, capacity)
+    sizes = layer_sizes(num_seeds, fanouts, graph, replace=replace, tree=False, capacity=capacity)
     words = key_words("key", key)
     return _sampled(graph, *ends, words, fanouts, exclude, replace, num_seeds, sizes)
 

@@ -80,7 +80,9 @@ def sample_neighbors(
     fanouts = check_fanouts("fanouts", fanouts)
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
-    sizes = layer_sizes(seeds.shape[0], fanouts, graph, tree, capacity)
+    sizes = layer_sizes(
+        seeds.shape[0], fanouts, graph, replace=replace, tree=tree, capacity=capacity
+    )
     words = key_words("key", key)
     # Only what is read: a graph's other half is not moved to where it is sampled.
     sample = _sample if is_traced(graph, seeds, words) else _compiled
@@ -99,7 +101,13 @@ def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
 
 
 def layer_sizes(
-    num_seeds: int, fanouts: tuple[int, ...], graph: Graph, tree: bool, capacity: Any
+    num_seeds: int,
+    fanouts: tuple[int, ...],
+    graph: Graph,
+    *,
+    replace: bool,
+    tree: bool,
+    capacity: Any,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
     if capacity is None or not hasattr(capacity, "__iter__"):
@@ -116,8 +124,9 @@ def layer_sizes(
         edges = count * fanout
         sources = count + edges
         if not tree:  # nodes are distinct, but seeds may come twice
-            edges = min(edges, graph.num_edges + num_seeds * fanout)
-            sources = min(count + edges, num_seeds + graph.num_dst)
+            if not replace:
+                edges = min(edges, graph.num_edges + num_seeds * fanout)
+            sources = count + min(edges, graph.num_dst)
         if bound is not None:
             bound = arguments.check_integer(f"capacity[{i}]", bound)
             if tree:
