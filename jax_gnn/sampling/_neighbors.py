@@ -13,8 +13,8 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._blocks import Blocks, distinct_block, lined_up, tree_block
-from jax_gnn.sampling._draw import uniform
+from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._native import Drawn, block, uniform
 from jax_gnn.sampling._random import key_words
 
 
@@ -80,7 +80,7 @@ def sample_neighbors(
     fanouts = check_fanouts("fanouts", fanouts)
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
-    sizes = layer_sizes(seeds.shape[0], fanouts, graph, tree, capacity)
+    sizes = layer_sizes(seeds.shape[0], fanouts, graph, capacity, replace=replace, tree=tree)
     words = key_words("key", key)
     # Only what is read: a graph's other half is not moved to where it is sampled.
     sample = _sample if is_traced(graph, seeds, words) else _compiled
@@ -99,7 +99,13 @@ def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
 
 
 def layer_sizes(
-    num_seeds: int, fanouts: tuple[int, ...], graph: Graph, tree: bool, capacity: Any
+    num_seeds: int,
+    fanouts: tuple[int, ...],
+    graph: Graph,
+    capacity: Any,
+    *,
+    replace: bool,
+    tree: bool,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
     if capacity is None or not hasattr(capacity, "__iter__"):
@@ -116,7 +122,8 @@ def layer_sizes(
         edges = count * fanout
         sources = count + edges
         if not tree:  # nodes are distinct, but seeds may come twice
-            edges = min(edges, graph.num_edges + num_seeds * fanout)
+            if not replace:  # and have each edge once
+                edges = min(edges, graph.num_edges + num_seeds * fanout)
             sources = min(count + edges, num_seeds + graph.num_dst)
         if bound is not None:
             bound = arguments.check_integer(f"capacity[{i}]", bound)
@@ -152,12 +159,9 @@ def _sample(
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
         offsets, counts = uniform(degrees, fanout, key, layer, replace=replace)
-        drawn = lined_up(starts, offsets, counts, cols, num_nodes, num_edges)
-        if tree:
-            graph, nodes = tree_block(nodes, drawn, num_whole)
-        else:
-            graph, nodes, over = distinct_block(nodes, drawn, num_whole, num_nodes, num_src)
-            overflow |= over
+        drawn = Drawn(nodes, starts, offsets, counts, cols)
+        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
+        overflow |= over
         graphs.insert(0, graph)
     return Blocks(tuple(graphs), nodes, overflow)
 
