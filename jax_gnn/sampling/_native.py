@@ -19,7 +19,7 @@ from jax_gnn.graph import Graph
 from jax_gnn.sampling import _draw
 from jax_gnn.sampling._blocks import distinct_block, lined_up, tree_block
 
-_ARRAYS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
+ARRAYS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
 """Of a block's graph, in the order in which the kernel gives them."""
 
 
@@ -112,7 +112,7 @@ def _block_result(operands: Drawn, *, num_edges: int, num_src: int, **others: An
     del others
     num_dst, dtype = operands.nodes.shape[0], operands.nodes.dtype
     sizes = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
-    ids = [jax.ShapeDtypeStruct((sizes.get(name, num_edges),), dtype) for name in _ARRAYS]
+    ids = [jax.ShapeDtypeStruct((sizes.get(name, num_edges),), dtype) for name in ARRAYS]
     sources = jax.ShapeDtypeStruct((num_src,), dtype)
     return [*ids, sources, jax.ShapeDtypeStruct((), np.dtype(bool))]
 
@@ -135,7 +135,7 @@ def _block_xla(
         graph, sources = tree_block(nodes, drawn, num_whole)
     else:
         graph, sources, overflow = distinct_block(nodes, drawn, num_whole, num_nodes, num_src)
-    return [*(getattr(graph, name).astype(nodes.dtype) for name in _ARRAYS), sources, overflow]
+    return [*(getattr(graph, name).astype(nodes.dtype) for name in ARRAYS), sources, overflow]
 
 
 def _block_call(
@@ -181,5 +181,5 @@ def block(
     sizes = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
     *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
     num_whole = jnp.asarray(drawn.cols.shape[0], drawn.nodes.dtype)
-    graph = Graph(**dict(zip(_ARRAYS, ids, strict=True)), num_input_edges=num_whole)
+    graph = Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole)
     return graph, sources, overflow
