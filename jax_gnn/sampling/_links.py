@@ -13,8 +13,8 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import ids_at
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._blocks import Blocks, distinct_block, lined_up
-from jax_gnn.sampling._draw import uniform
+from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._native import Drawn, block, uniform
 from jax_gnn.sampling._neighbors import check_fanouts, layer_sizes, row_bounds
 from jax_gnn.sampling._random import key_words
 from jax_gnn.sampling._search import as_nodes, distinct, edge_runs
@@ -82,7 +82,7 @@ def link_blocks(
     arguments.check_choice("exclude", exclude, ("edges", "both", None))
     replace = arguments.check_flag("replace", replace)
     num_seeds = min(2 * ends[0].shape[0], num_nodes)
-    sizes = layer_sizes(num_seeds, fanouts, graph, replace=replace, tree=False, capacity=capacity)
+    sizes = layer_sizes(num_seeds, fanouts, graph, capacity, replace=replace, tree=False)
     words = key_words("key", key)
     return _sampled(graph, *ends, words, fanouts, exclude, replace, num_seeds, sizes)
 
@@ -157,9 +157,9 @@ def _sampled_plain(
         offsets, counts = uniform(degrees, fanout, key, layer, replace=replace)
         if gone is not None:
             offsets = gone.place_of((starts - ahead)[:, None] + offsets) - starts[:, None]
-        drawn = lined_up(starts, offsets, counts, graph.cols, num_nodes, num_edges)
-        block, nodes, over = distinct_block(nodes, drawn, num_whole, num_nodes, num_src)
-        graphs.insert(0, block)
+        drawn = Drawn(nodes, starts, offsets, counts, graph.cols)
+        layer_graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=False)
+        graphs.insert(0, layer_graph)
         overflow |= over
     return Blocks(tuple(graphs), nodes, overflow), places[:count], places[count:]
 
