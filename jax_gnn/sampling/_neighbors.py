@@ -117,7 +117,7 @@ def layer_sizes(
         sources = count + edges
         if not tree:  # nodes are distinct, but seeds may come twice
             edges = min(edges, graph.num_edges + num_seeds * fanout)
-            sources = min(count + edges, num_seeds + graph.num_dst)
+            sources = count + min(edges, graph.num_dst)  # behind the destinations, padding included
         if bound is not None:
             bound = arguments.check_integer(f"capacity[{i}]", bound)
             if tree:
