@@ -61,6 +61,7 @@ CASES = {
     "RGCN": Case(layers.RGCN, OF_RELATIONS),
     "RGCN-blocks": Case(layers.RGCN, OF_RELATIONS | {"num_blocks": 1}, "edge_weight"),
     "RGAT": Case(layers.RGAT, OF_RELATIONS | {"heads": 2, "edge_features": 3}, "edge_attr"),
+    "RGAT-rows": Case(layers.RGAT, OF_RELATIONS | {"method": "source_pairs"}),
     "RGAT-pairs": Case(layers.RGAT, OF_RELATIONS | {"method": "destination_pairs"}),
     "RGAT-within": Case(layers.RGAT, OF_RELATIONS | {"softmax": "within", "heads": 2}),
     "HGT": Case(layers.HGT, OF_RELATIONS | {"heads": 2, "method": "source_pairs"}),
@@ -236,7 +237,7 @@ class Edges(NamedTuple):
     @classmethod
     def of(cls, graph: Any) -> Edges:
         nodes = graph if isinstance(graph, Graph) else graph.nodes
-        there = np.flatnonzero(nodes.rows >= 0)
+        there = np.flatnonzero(np.asarray(nodes.rows) >= 0)
         types = None if isinstance(graph, Graph) else graph.edge_types[there]
         ends = nodes.cols[there], nodes.rows[there]
         return cls(*ends, types, there, graph.num_src, graph.num_dst)
@@ -358,7 +359,10 @@ def rgat(conv: Any, e: Edges, src: Any, dst: Any, attr: Any) -> Any:
     value = heads_of(conv, jnp.einsum("ek,ekn->en", src[e.src], kernel))
     of_dst = heads_of(conv, jnp.einsum("ek,ekn->en", dst[e.dst], kernel))
     z = (value * conv.src_attention[...][e.types]).sum(-1)
-    z += (of_dst * conv.dst_attention[...][e.types]).sum(-1)
+    at_dst = (of_dst * conv.dst_attention[...][e.types]).sum(-1)
+    if conv.attention == "multiplicative":
+        return attended(conv, e, z * at_dst, value)
+    z += at_dst
     if attr is not None:
         z += (heads_of(conv, attr @ conv.edge_kernel[...]) * conv.edge_attention[...]).sum(-1)
     score = jax.nn.leaky_relu(z, conv.negative_slope)
@@ -431,14 +435,13 @@ def reference(case: Case, model: Any, blocks: Blocks, x: Any, **given: Any) -> j
     return x if case.model is not layers.HGT else model.output(x)
 
 
-@pytest.mark.parametrize("degrees", ["block", "whole"])
 @pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_a_sampled_step(name, tree, degrees, request, rng):
+@pytest.mark.parametrize(
+    ("name", "degrees"), [*((name, "whole") for name in CASES), ("GCN", "block")]
+)
+def test_a_sampled_step(name, degrees, tree, request, rng):
     """Logits, and gradients to parameters, features and values of edges."""
     case = CASES[name]
-    if degrees == "whole" and case.model is not layers.GCN:
-        pytest.skip("only GCN has degrees")
     graph, model = graph_of(case, request), make(case)
     values = edge_values(case, graph, rng)
     seeds = np.append(rng.choice(NUM_NODES, 4), [-1])
@@ -490,6 +493,29 @@ def test_sources_and_destinations_of_two_kinds(conv, rng):
         conv(graph, x[0])
 
 
+@pytest.mark.parametrize("form", ["rows", "pairs", "nodes"])
+@pytest.mark.parametrize("attention", ["additive", "multiplicative"])
+@pytest.mark.parametrize("method", ["source_pairs", "destination_pairs"])
+def test_scores_of_rows_and_of_numbers(method, attention, form, rng, monkeypatch):
+    """Edges read rows at their ends, or numbers of pairs, or of all nodes and relations."""
+    at = "jax_gnn._ops.relational_attention.methods"
+    monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
+    monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
+    src, dst, rel = rng.integers(0, 7, 20), rng.integers(0, 5, 20), rng.integers(0, RELATIONS, 20)
+    sizes = {"num_src": 7, "num_dst": 5, "num_relations": RELATIONS}
+    graph = RelationalGraph.from_triples(src, rel, dst, **sizes)
+    options: Any = {"attention": attention, "method": method, "param_dtype": jnp.float64}
+    conv = layers.RGATConv(4, 4, num_relations=RELATIONS, rngs=nnx.Rngs(0), **options)
+    x = jnp.asarray(rng.normal(size=(7, 4)))
+
+    def gradient(call: Any) -> Any:
+        return jax.value_and_grad(lambda x: jnp.sum(jnp.sin(call(x))))(x)
+
+    found = gradient(lambda x: conv(graph, x))
+    e = Edges.of(graph)
+    assert_close(found, gradient(lambda x: rgat(conv, e, x, x[:5], None)))
+
+
 # --- Around it -----------------------------------------------------------------------------------
 
 
@@ -511,8 +537,8 @@ def test_one_trace(name, request, rng):
         return model(blocks, rows, **given_to(case, graph, blocks, values))
 
     for i in range(3):
-        seeds = jnp.asarray(np.append(rng.choice(NUM_NODES, 3), [-1] * (i == 2))[-3:])
-        y = step(model, graph, x, seeds, jax.random.key(i))
+        seeds = rng.choice(NUM_NODES, 3) if i < 2 else np.array([4, -1, -1])
+        y = step(model, graph, x, jnp.asarray(seeds), jax.random.key(i))
         assert np.isfinite(y).all()
     assert len(traces) == 1
 
