@@ -135,7 +135,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.RGCNConv,
         OF_CONV | {"num_relations": 2},
         {"norm": "sum", "num_bases": 2, "num_blocks": None},
-        {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES},
+        {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES, "x_dst": X},
     ),
     (
         flax_layers.RGATConv,
@@ -149,7 +149,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.HGTConv,
         OF_CONV | {"num_relations": 2},
         {"heads": 1, "node_types": 1, "method": "auto"},
-        {"graph": RELATIONAL, "x": X, "node_types": [0] * len(X)},
+        {"graph": RELATIONAL, "x": X},
     ),
     *(
         (model, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X})

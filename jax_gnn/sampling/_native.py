@@ -178,7 +178,7 @@ def block(
     Returns:
         The block, its sources' ids, and whether an edge was left out.
     """
-    sizes = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
+    sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
     *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
     num_whole = jnp.asarray(drawn.cols.shape[0], drawn.nodes.dtype)
     graph = Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole)

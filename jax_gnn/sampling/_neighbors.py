@@ -72,6 +72,25 @@ def sample_neighbors(
         Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS
         2017.
     """
+    check_whole(graph)
+    on_host = all(isinstance(ids, np.ndarray) for ids in (graph.indptr, graph.cols))
+    on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
+    seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
+    fanouts = check_fanouts("fanouts", fanouts)
+    replace = arguments.check_flag("replace", replace)
+    tree = arguments.check_flag("tree", tree)
+    sizes = layer_sizes(seeds.shape[0], fanouts, graph, capacity, replace=replace, tree=tree)
+    how = fanouts, replace, tree, sizes
+    if on_host:
+        return _host.sample(graph.indptr, graph.cols, seeds, _host.host_words("key", key), *how)
+    words = key_words("key", key)
+    sample = _sample if is_traced(seeds, *words) else _compiled
+    # Only what is read: a graph's other half is not moved to where it is sampled.
+    return sample(signed(graph.indptr), signed(graph.cols), seeds, words, *how)
+
+
+def check_whole(graph: Any) -> None:
+    """Refuses what is no graph of one kind of nodes; where it lies does not matter."""
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a jax_gnn.Graph, got {type(graph).__name__}")
     graph.check_arrays()
@@ -80,21 +99,6 @@ def sample_neighbors(
             "graph must have one kind of nodes, whose neighbours have neighbours, got "
             f"num_src={graph.num_src} and num_dst={graph.num_dst}"
         )
-    arrays = graph.indptr, graph.cols
-    on_host = all(isinstance(ids, np.ndarray) for ids in arrays)
-    on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
-    seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
-    fanouts = check_fanouts("fanouts", fanouts)
-    replace = arguments.check_flag("replace", replace)
-    tree = arguments.check_flag("tree", tree)
-    sizes = layer_sizes(seeds.shape[0], fanouts, graph, capacity, replace=replace, tree=tree)
-    if on_host:
-        words = _host.host_words("key", key)
-        return _host.sample(*arrays, seeds, words, fanouts, replace, tree, sizes)
-    words = key_words("key", key)
-    sample = _sample if is_traced(graph, seeds, words) else _compiled
-    # Only what is read: a graph's other half is not moved to where it is sampled.
-    return sample(*map(signed, arrays), seeds, words, fanouts, replace, tree, sizes)
 
 
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
