@@ -12,10 +12,14 @@ from jax_gnn.sampling._subgraphs import (
     saint_norms,
     saint_subgraph,
 )
+from jax_gnn.sampling._time import EdgeTime
 from jax_gnn.sampling._walks import random_walk
+from jax_gnn.sampling._weights import EdgeProbability
 
 __all__ = [
     "Blocks",
+    "EdgeProbability",
+    "EdgeTime",
     "FeatureCache",
     "SeedBatch",
     "Subgraph",

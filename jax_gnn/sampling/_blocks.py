@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, row_ids
+from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, namespace, row_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 
@@ -31,6 +32,9 @@ class Blocks:
         node_ids: ``(graphs[0].num_src,)``, which node of the whole graph each source of the first
             block is, to gather features by; -1 is padding. The seeds come first.
         overflow: ``()`` bool, whether a capacity was too small, so that edges were left out.
+        seed_ids: ``(graphs[0].num_src,)``, which seed each source was reached from, -1 for padding,
+            where each belongs to one: of trees and of disjoint neighbourhoods; else None. These
+            are ids of graphs, as readouts take them.
 
     Example:
         >>> whole = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -44,6 +48,7 @@ class Blocks:
     graphs: tuple[Graph, ...]
     node_ids: Array
     overflow: Array
+    seed_ids: Array | None = None
 
     @property
     def num_seeds(self) -> int:
@@ -146,7 +151,12 @@ def tree_block(nodes: Array, drawn: Drawn, num_whole: int) -> tuple[Graph, Array
 
 
 def distinct_block(
-    nodes: Array, drawn: Drawn, num_whole: int, num_nodes: int, num_src: int
+    nodes: Array,
+    drawn: Drawn,
+    num_whole: int,
+    num_nodes: int,
+    num_src: int,
+    seeds: Array | None = None,
 ) -> tuple[Graph, Array, Array]:
     """Each node is one source, found by one sort, which orders the edges by source, too.
 
@@ -157,6 +167,8 @@ def distinct_block(
         num_nodes: how many nodes.
         num_src: room for sources; edges from nodes beyond it, those of the largest ids, are left
             out.
+        seeds: ``(num_dst,)``, the seed of each destination, if nodes of several seeds are to be
+            several sources.
 
     Returns:
         The block, its sources' ids, and whether an edge was left out.
@@ -167,9 +179,14 @@ def distinct_block(
     keys = jnp.where(ids < 0, num_nodes, ids).astype(dtype)  # padding comes last
     count = num_dst + num_edges
     steps = jnp.arange(count, dtype=dtype)
+    own_keys = [keys]
+    if seeds is not None:
+        own_keys.append(jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype))
     # Stable: of one node, destinations come first, then edges, in their order.
-    keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
-    is_first = jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[:count]
+    *own_keys, at = jax.lax.sort((*own_keys, steps), num_keys=len(own_keys), is_stable=True)
+    keys = own_keys[0]
+    is_other = jnp.stack([key[1:] != key[:-1] for key in own_keys]).any(axis=0)
+    is_first = jnp.concatenate([jnp.ones(1, bool), is_other])[:count]
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
     is_edge = at >= num_dst
     is_new = is_first & is_edge & (keys < num_nodes)
@@ -187,7 +204,8 @@ def distinct_block(
 
     rows, places, indptr = drawn.rows, drawn.places, drawn.indptr
     target = jnp.arange(num_edges, dtype=dtype)  # where an edge goes
-    if num_src < min(count, num_dst + num_nodes):  # it may be that some are left out
+    most = min(count, num_dst + num_nodes) if seeds is None else count
+    if num_src < most:  # it may be that some are left out
         target = kept_first(cols >= 0).astype(dtype)
         indptr = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(cols >= 0, dtype=dtype)])[indptr]
         rows, places, cols = (moved(ids, target) for ids in (rows, places, cols))
@@ -213,6 +231,21 @@ def distinct_block(
         num_input_edges=jnp.asarray(num_whole, dtype),
     )
     return graph, sources, overflow
+
+
+def seeds_of_sources(graph: Graph, seeds: Any) -> Any:
+    """Which seed each source of a block belongs to, as the destinations of its edges do.
+
+    Of arrays of numpy it is one.
+
+    Args:
+        graph: the block, of a tree or of disjoint neighbourhoods.
+        seeds: ``(num_dst,)``, the seed of each destination.
+    """
+    starts, xp = graph.t_indptr, namespace(seeds)
+    first = xp.where(starts[1:] > starts[:-1], starts[:-1], PADDING)
+    new = ids_at(seeds, ids_at(graph.t_cols, first))
+    return xp.concatenate([seeds, new[seeds.shape[0] :]])
 
 
 jax.export.register_pytree_node_serialization(

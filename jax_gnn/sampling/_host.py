@@ -11,7 +11,7 @@ from jax_gnn._core.ffi import host_function
 from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
 from jax_gnn.sampling._native import ARRAYS
 from jax_gnn.sampling._random import key_words
 
@@ -47,6 +47,9 @@ def sample(
     indptr, cols = (np.ascontiguousarray(ids).view(np.ndarray) for ids in (indptr, cols))
     num_whole: Any = np.asarray(cols.shape[0], dtype)
     nodes: Any = np.where(in_range(seeds, num_nodes), seeds, PADDING).astype(dtype)
+    owners: Any = None
+    if tree:
+        owners = np.where(nodes < 0, PADDING, np.arange(len(nodes), dtype=dtype))
     overflow = False
     graphs: list[Graph] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
@@ -62,10 +65,12 @@ def sample(
             *arrays.values(),
             sources,
         )
-        graphs.insert(0, Graph(**arrays, num_input_edges=num_whole))
+        graph = Graph(**arrays, num_input_edges=num_whole)
+        owners = seeds_of_sources(graph, owners) if tree else None
+        graphs.insert(0, graph)
         nodes = sources
     left_out: Any = np.asarray(overflow)
-    return Blocks(tuple(graphs), nodes, left_out)
+    return Blocks(tuple(graphs), nodes, left_out, owners)
 
 
 def _row_bounds(

@@ -163,7 +163,13 @@ sample_block = define(
 
 
 def block(
-    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool
+    drawn: Drawn,
+    num_nodes: int,
+    num_edges: int,
+    num_src: int,
+    *,
+    tree: bool,
+    seeds: Array | None = None,
 ) -> tuple[Graph, Array, Array]:
     """The block of what was drawn.
 
@@ -174,10 +180,15 @@ def block(
         num_src: room for sources: of a tree, one for each destination and edge. Edges from nodes
             beyond it, those of the largest ids, are left out.
         tree: whether each edge has a source of its own; by default each node is one source.
+        seeds: ``(num_dst,)``, if a node is one source for each seed of those that reach it; there
+            is no kernel.
 
     Returns:
         The block, its sources' ids, and whether an edge was left out.
     """
+    if seeds is not None:
+        edges = lined_up(*drawn[1:], num_nodes, num_edges)
+        return distinct_block(drawn.nodes, edges, drawn.cols.shape[0], num_nodes, num_src, seeds)
     sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
     *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
     num_whole = jnp.asarray(drawn.cols.shape[0], drawn.nodes.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,18 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling import _host
-from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling import _host, _time, _weights
+from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
 from jax_gnn.sampling._native import Drawn, block, uniform
 from jax_gnn.sampling._random import key_words
+
+
+class Rule(NamedTuple):
+    """What draws need to know of edges: ``sums`` of weights, or ``order`` and ``times``."""
+
+    sums: Array | None
+    order: Array | None
+    times: Array | None
 
 
 @public
@@ -28,7 +36,11 @@ def sample_neighbors(
     key: Any,
     *,
     replace: bool = False,
+    edge_probability: Any = None,
+    edge_time: Any = None,
+    seed_time: Any = None,
     tree: bool = False,
+    disjoint: bool = False,
     capacity: int | Sequence[int | None] | None = None,
 ) -> Blocks:
     """Draws neighbours of seeds, neighbours of these, and so on: a bipartite graph for each layer.
@@ -48,8 +60,18 @@ def sample_neighbors(
         fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
         key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
         replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
+        edge_probability: how likely edges are to be drawn, in proportion within those of a node;
+            an edge of weight 0 never is. ``(num_edges,)`` real numbers from 0 in the graph's order,
+            or :class:`EdgeProbability`, which is made of them once. Without replacement edges are
+            drawn one after another, each in proportion to what is left.
+        edge_time: ``(num_edges,)`` real numbers in the graph's order, or :class:`EdgeTime`, which
+            sorts them once. Only edges whose time is no later than the seed's are drawn, in all
+            layers, and as likely each. Neighbourhoods are disjoint then.
+        seed_time: ``(num_seeds,)``, the times of the seeds, integers for times that are integers.
         tree: whether each drawn edge has a source of its own. This needs no sort, but a node that
             several edges start from is computed for each. By default nodes are distinct.
+        disjoint: whether neighbourhoods of two seeds have no source in common: a node that both
+            reach is two sources. ``seed_ids`` of the result says whose each is.
         capacity: at most so many sources of each block, in the order of ``fanouts``; None leaves
             the bound that follows from ``fanouts`` and the graph. Edges from nodes beyond it are
             left out, and ``overflow`` is set. One number is for all layers.
@@ -60,7 +82,9 @@ def sample_neighbors(
     Raises:
         TypeError: ``graph``, ``seeds`` or ``key`` is something else, or a number is no integer.
         ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
-            that the layer is sampled for, or the graph is bipartite.
+            that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
+            times are NaN, lengths do not fit, or there are times of edges without those of seeds,
+            the other way round, or together with weights.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -73,20 +97,29 @@ def sample_neighbors(
         2017.
     """
     check_whole(graph)
+    disjoint = arguments.check_flag("disjoint", disjoint)
+    rule = _rule(graph, edge_probability, edge_time)
     on_host = all(isinstance(ids, np.ndarray) for ids in (graph.indptr, graph.cols))
+    on_host &= rule is None and not disjoint
     on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
     seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
+    limits = _limits(rule, seed_time, seeds.shape[0])
     fanouts = check_fanouts("fanouts", fanouts)
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
-    sizes = layer_sizes(seeds.shape[0], fanouts, graph, capacity, replace=replace, tree=tree)
-    how = fanouts, replace, tree, sizes
+    disjoint = disjoint or limits is not None
+    sizes = layer_sizes(
+        *(seeds.shape[0], fanouts, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
+    )
     if on_host:
-        return _host.sample(graph.indptr, graph.cols, seeds, _host.host_words("key", key), *how)
+        how = _host.host_words("key", key), fanouts, replace, tree, sizes
+        return _host.sample(graph.indptr, graph.cols, seeds, *how)
     words = key_words("key", key)
-    sample = _sample if is_traced(seeds, *words) else _compiled
+    sample = _sample if is_traced(*jax.tree.leaves((seeds, words, rule, limits))) else _compiled
     # Only what is read: a graph's other half is not moved to where it is sampled.
-    return sample(signed(graph.indptr), signed(graph.cols), seeds, words, *how)
+    indptr, cols = signed(graph.indptr), signed(graph.cols)
+    static = fanouts, replace, tree, disjoint, sizes
+    return sample(indptr, cols, seeds, words, rule, limits, *static)
 
 
 def check_whole(graph: Any) -> None:
@@ -99,6 +132,41 @@ def check_whole(graph: Any) -> None:
             "graph must have one kind of nodes, whose neighbours have neighbours, got "
             f"num_src={graph.num_src} and num_dst={graph.num_dst}"
         )
+
+
+def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:
+    """What is to be known of edges, to draw them otherwise than all alike."""
+    if edge_probability is not None and edge_time is not None:
+        raise ValueError(
+            "edge_probability must be None where edge_time is given: edges before a time are all "
+            f"as likely, got {arguments.described(edge_probability)}"
+        )
+    if edge_probability is not None:
+        return Rule(_weights.prepared("edge_probability", edge_probability, graph), None, None)
+    if edge_time is not None:
+        return Rule(None, *_time.prepared("edge_time", edge_time, graph))
+    return None
+
+
+def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Array | None:
+    """The times of seeds, which there must be just where edges have times."""
+    times = None if rule is None else rule.times
+    if (times is None) != (seed_time is None):
+        given, missing = ("seed_time", "edge_time") if times is None else ("edge_time", "seed_time")
+        raise ValueError(f"{given} needs {missing}, which must be given, too, got None")
+    if times is None:
+        return None
+    limits = _time.check_times("seed_time", seed_time, "num_seeds", num_seeds)
+    kinds = [jnp.issubdtype(each.dtype, np.integer) for each in (times, limits)]
+    if kinds[0] != kinds[1]:
+        raise TypeError(
+            f"seed_time must be integers or not as edge_time are, got {limits.dtype} for "
+            f"{times.dtype}"
+        )
+    dtype = jnp.promote_types(times.dtype, limits.dtype)
+    if dtype != times.dtype:
+        raise TypeError(f"seed_time must fit edge_time of {times.dtype}, got {limits.dtype}")
+    return limits.astype(dtype)
 
 
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
@@ -120,6 +188,7 @@ def layer_sizes(
     *,
     replace: bool,
     tree: bool,
+    disjoint: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
     if capacity is None or not hasattr(capacity, "__iter__"):
@@ -135,7 +204,7 @@ def layer_sizes(
     for i, (fanout, bound) in enumerate(zip(fanouts, capacity, strict=True)):
         edges = count * fanout
         sources = count + edges
-        if not tree:  # nodes are distinct, but seeds may come twice
+        if not (tree or disjoint):  # nodes are distinct, but seeds may come twice
             if not replace:  # and have each edge once
                 edges = min(edges, graph.num_edges + num_seeds * fanout)
             sources = count + min(edges, graph.num_dst)
@@ -160,27 +229,61 @@ def _sample(
     cols: Array,
     seeds: Array,
     key: tuple[Array, Array],
+    rule: Rule | None,
+    limits: Array | None,
     fanouts: tuple[int, ...],
     replace: bool,
     tree: bool,
+    disjoint: bool,
     sizes: tuple[tuple[int, int], ...],
 ) -> Blocks:
     num_nodes, num_whole = indptr.shape[0] - 1, cols.shape[0]
     nodes = bounded(seeds, num_nodes).astype(indptr.dtype)
     nodes = jnp.where(in_range(nodes, num_nodes), nodes, PADDING)
+    owners = None
+    if tree or disjoint:
+        owners = jnp.where(nodes < 0, PADDING, jnp.arange(nodes.shape[0], dtype=nodes.dtype))
     overflow = jnp.zeros((), bool)
     graphs: list[Graph] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
-        offsets, counts = uniform(degrees, fanout, key, layer, replace=replace)
+        until = None if limits is None or owners is None else _at(limits, owners)
+        offsets, counts = _draw(rule, starts, degrees, until, fanout, key, layer, replace)
         drawn = Drawn(nodes, starts, offsets, counts, cols)
-        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
+        own = owners if disjoint and not tree else None
+        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree, seeds=own)
+        owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
         graphs.insert(0, graph)
-    return Blocks(tuple(graphs), nodes, overflow)
+    return Blocks(tuple(graphs), nodes, overflow, owners)
 
 
-_compiled = jax.jit(_sample, static_argnums=(4, 5, 6, 7))
+_compiled = jax.jit(_sample, static_argnums=(6, 7, 8, 9, 10))
+
+
+def _draw(
+    rule: Rule | None,
+    starts: Array,
+    degrees: Array,
+    limits: Array | None,
+    fanout: int,
+    key: tuple[Array, Array],
+    layer: int,
+    replace: bool,
+) -> tuple[Array, Array]:
+    """Places of edges in rows, ``(rows, fanout)``, and how many of them count."""
+    if rule is not None and rule.sums is not None:
+        return _weights.weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
+    if rule is None or rule.order is None or rule.times is None or limits is None:
+        return uniform(degrees, fanout, key, layer, replace=replace)
+    known = _time.earlier(rule.times, starts, degrees, limits)
+    places, counts = uniform(known, fanout, key, layer, replace=replace)
+    return _time.in_rows(rule.order, places, starts, degrees), counts
+
+
+def _at(values: Array, places: Array) -> Array:
+    """Values at places; where these are padding, any."""
+    return values.at[jnp.maximum(places, 0)].get(mode="clip")
 
 
 def row_bounds(indptr: Array, nodes: Array, num_edges: int) -> tuple[Array, Array]:

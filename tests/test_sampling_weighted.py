@@ -1,0 +1,389 @@
+"""Neighbours by weight and before a time, and neighbourhoods by seed: what is drawn, how often."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling_checks import check_distribution, check_one_program, key_of, lumpy_graph
+
+from jax_gnn import Graph
+from jax_gnn.sampling import Blocks, EdgeProbability, EdgeTime, sample_neighbors
+
+KEY = jax.random.key(0)
+NODES, EDGES, FANOUTS = 12, 60, (3, 4)
+
+
+def star(degree: int) -> Graph:
+    return Graph.from_edges(np.arange(degree) + 1, np.zeros(degree, int), num_nodes=degree + 1)
+
+
+def drawn_by_row(blocks: Blocks) -> np.ndarray:
+    """``(seeds, fanout)``, places of edges into each seed of a tree, all of whose rows are full."""
+    return np.asarray(blocks.edge_ids[-1]).reshape(blocks.num_seeds, -1)
+
+
+# --- Weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0.5, 20, 80])
+def test_integers_are_in_proportion(rng: np.random.Generator, spread: float) -> None:
+    """Of weights far apart, and of float32's smallest ones; exactly 0 where a weight is."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    weights = np.exp(rng.uniform(-spread, spread, graph.num_edges)).astype(np.float32)
+    weights[rng.random(graph.num_edges) < 0.2] = 0
+    weights[rng.random(graph.num_edges) < 0.1] = 1e-42
+    sums = np.asarray(EdgeProbability.from_weights(graph, weights).sums)
+    assert sums.dtype == np.uint32
+    found = np.diff(sums).astype(np.int64)
+    rows = np.asarray(graph.rows)
+    weights = np.where(rows < 0, 0, weights).astype(float)
+    np.testing.assert_array_equal(found > 0, weights > 0)
+    for row in range(graph.num_nodes):
+        of, want = found[rows == row], weights[rows == row]
+        if want.sum():
+            assert 2**28 < of.sum() < 2**31 + len(of)
+            np.testing.assert_allclose(of / of.sum(), want / want.sum(), rtol=1e-6, atol=2**-26)
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 4])
+@pytest.mark.parametrize("weights", [(1, 2, 3, 4, 10), (1, 0, 1, 0, 5, 2, 100), (1, 1, 1, 1)])
+def test_successive_draws(
+    rng: np.random.Generator, weights: tuple[float, ...], fanout: int
+) -> None:
+    """Chi-square against all orders in which edges can be drawn, enumerated."""
+    degree, num_seeds = len(weights), 20_000
+    positive = [i for i, weight in enumerate(weights) if weight]
+    chances = np.zeros((degree,) * fanout)
+    for order in itertools.permutations(positive, fanout):
+        left, chance = float(sum(weights)), 1.0
+        for place in order:
+            chance *= weights[place] / left
+            left -= weights[place]
+        chances[order] = chance
+    blocks = sample_neighbors(
+        *(star(degree), np.zeros(num_seeds, int), (fanout,), key_of(rng)),
+        edge_probability=np.array(weights),
+        tree=True,
+    )
+    drawn = drawn_by_row(blocks)
+    found = np.zeros(chances.shape, int)
+    np.add.at(found, tuple(drawn.T), 1)
+    check_distribution(found, chances)
+    # Inclusion: how likely an edge is to be among those drawn.
+    included = sum(
+        chances.sum(axis=tuple(j for j in range(fanout) if j != i)) for i in range(fanout)
+    )
+    counts = np.bincount(drawn.ravel(), minlength=degree)
+    error = np.abs(counts / num_seeds - included)
+    assert (error <= 6 * np.sqrt(included * (1 - included) / num_seeds) + 1e-6).all()
+
+
+def test_draws_with_replacement(rng: np.random.Generator) -> None:
+    weights = np.array([1, 0, 3, 0.5, 8])
+    blocks = sample_neighbors(
+        *(star(5), np.zeros(20_000, int), (2,), key_of(rng)),
+        edge_probability=weights,
+        replace=True,
+        tree=True,
+    )
+    drawn = drawn_by_row(blocks)
+    pairs = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
+    check_distribution(pairs, np.outer(weights, weights).ravel())
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_hubs_leaves_and_padding(rng: np.random.Generator, replace: bool) -> None:
+    """A first draw is in proportion to weights, for every row, in every layer."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    weights = rng.choice([0, 0.5, 1, 7], graph.num_edges)
+    seeds = np.tile(np.arange(-1, NODES + 4), 1000)
+    blocks = sample_neighbors(
+        *(graph, seeds, (1, 1), key_of(rng)),
+        edge_probability=weights,
+        tree=True,
+        replace=replace,
+    )
+    rows = np.asarray(graph.rows)
+    for places in blocks.edge_ids:
+        found = np.bincount(np.asarray(places)[np.asarray(places) >= 0], minlength=len(rows))
+        for row in range(graph.num_nodes):
+            if found[rows == row].sum() or places is blocks.edge_ids[-1]:
+                check_distribution(found[rows == row], weights[rows == row])
+        assert not found[rows < 0].any()
+
+
+def test_all_that_have_weight(rng: np.random.Generator) -> None:
+    """Where they are no more than wanted, each is drawn once, however small its weight."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    weights = np.where(rng.random(graph.num_edges) < 0.5, 0, 10.0 ** rng.integers(-9, 9))
+    weights[rng.random(graph.num_edges) < 0.1] = 1e-30
+    weights[0] = 1e9
+    fanout = int(graph.in_degrees().max())
+    blocks = sample_neighbors(
+        graph, np.arange(NODES), (fanout,), key_of(rng), edge_probability=weights
+    )
+    places = np.asarray(blocks.edge_ids[0])
+    want = np.flatnonzero((weights > 0) & (np.asarray(graph.rows) >= 0))
+    np.testing.assert_array_equal(np.sort(places[places >= 0]), want)
+
+
+def test_a_hub_behind_a_hub(rng: np.random.Generator) -> None:
+    """Rows of half a million edges: no sum of float32 would tell their edges apart."""
+    degree = 500_000
+    dst = np.repeat([0, 1, 2], [degree, degree, 4])
+    src = rng.integers(0, 1000, len(dst))
+    graph = Graph.from_edges(src, dst, num_nodes=1000)
+    weights = np.ones(len(dst), np.float32)
+    weights[:degree] = 1e6  # before the second row there are 5e11
+    weights[degree : degree + 10] = degree / 10
+    weights[-4:] = [1, 2, 3, 4]
+    seeds = np.repeat([1, 2], 4096)
+    blocks = sample_neighbors(
+        *(graph, seeds, (1,), key_of(rng)), edge_probability=weights, tree=True
+    )
+    drawn = drawn_by_row(blocks)[:, 0]
+    hub, leaf = drawn[:4096] - degree, drawn[4096:] - 2 * degree
+    check_distribution(np.bincount(leaf, minlength=4), weights[-4:])
+    groups = np.where(hub < 10, hub, 10 + hub * 10 // degree)
+    share = np.r_[np.full(10, degree / 10), degree / 10 - 10, np.full(9, degree / 10)]
+    check_distribution(np.bincount(groups, minlength=20), share)
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"tree": True}, {"disjoint": True}])
+def test_one_program_of_weights(rng: np.random.Generator, options: dict[str, Any]) -> None:
+    """Raw weights inside ``jax.jit`` draw what prepared ones do."""
+
+    def call(graph: Graph, seeds: Any, key: Any) -> Blocks:
+        weights = jnp.sqrt(jnp.abs(graph.cols).astype(jnp.float32))
+        given: dict[str, Any] = {"edge_probability": weights, **options}
+        return sample_neighbors(graph, seeds, FANOUTS, key, **given)
+
+    check_one_program(call, rng, NODES, EDGES)
+    graph, seeds, key = lumpy_graph(rng, NODES, EDGES), rng.integers(-1, NODES, 8), key_of(rng)
+    weights = np.sqrt(np.abs(np.asarray(graph.cols)).astype(np.float32))
+    probability = EdgeProbability.from_weights(graph, weights)
+    found = sample_neighbors(graph, seeds, FANOUTS, key, edge_probability=probability, **options)
+    jax.tree.map(np.testing.assert_array_equal, found, call(graph, seeds, key))
+
+
+def test_traced_weights_that_are_none(rng: np.random.Generator) -> None:
+    weights = np.array([np.nan, -1, np.inf, 2, -0.0, -np.inf], np.float32)
+
+    @jax.jit
+    def call(weights: Any) -> Blocks:
+        return sample_neighbors(
+            *(star(6), [0, 0, 1], (3,), key_of(rng)), edge_probability=weights, tree=True
+        )
+
+    np.testing.assert_array_equal(call(weights).edge_ids[0], [3, 3, *[-1] * 7])
+
+
+# --- Times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_times(rng: np.random.Generator, tree: bool) -> None:
+    """All edges no later than the seed's time are there in all layers, and no other."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    times = rng.integers(0, 9, graph.num_edges)
+    seeds, seed_time = rng.integers(-1, NODES, 6), rng.integers(-1, 10, 6)
+    fanout = int(graph.in_degrees().max())
+    blocks = sample_neighbors(
+        *(graph, seeds, (fanout, fanout), key_of(rng)),
+        edge_time=EdgeTime.from_times(graph, times),
+        seed_time=seed_time,
+        tree=tree,
+    )
+    whose, ids = np.asarray(blocks.seed_ids), np.asarray(blocks.node_ids)
+    rows = np.asarray(graph.rows)
+    for block in blocks.graphs:
+        dst, places = np.asarray(block.rows), np.asarray(block.edge_ids)
+        for i in range(block.num_dst):
+            allowed = (rows == ids[i]) & (times <= seed_time[whose[i]]) & (ids[i] >= 0)
+            np.testing.assert_array_equal(np.sort(places[dst == i]), np.flatnonzero(allowed))
+
+
+def test_edges_before_a_time_are_as_likely(rng: np.random.Generator) -> None:
+    times = np.array([5.0, 1.0, 3.0, 9.0, 3.0], np.float32)
+    seed_time = np.repeat(np.array([0.5, 3.0, 6.0], np.float32), 10_000)
+    blocks = sample_neighbors(
+        *(star(5), np.zeros(30_000, int), (2,), key_of(rng)),
+        edge_time=times,
+        seed_time=seed_time,
+        tree=True,
+    )
+    dst, places = np.asarray(blocks.graphs[0].rows), np.asarray(blocks.edge_ids[0])
+    for limit in (0.5, 3.0, 6.0):
+        drawn = places[(dst >= 0) & (seed_time[dst] == limit)].reshape(-1, 2)
+        pairs = np.bincount((1 << drawn).sum(axis=1), minlength=32)
+        allowed = np.flatnonzero(times <= limit)
+        want = np.zeros(32)
+        want[[(1 << a) + (1 << b) for a, b in itertools.combinations(allowed, 2)]] = 1
+        check_distribution(pairs, want)
+
+
+def test_one_program_of_times(rng: np.random.Generator) -> None:
+    def call(graph: Graph, seeds: Any, key: Any) -> Blocks:
+        times = graph.cols.astype(jnp.int32) % 5
+        limits = jnp.arange(8, dtype=jnp.int32) % 6
+        given: dict[str, Any] = {"edge_time": times, "seed_time": limits}
+        return sample_neighbors(graph, seeds, FANOUTS, key, **given)
+
+    check_one_program(call, rng, NODES, EDGES)
+
+
+def test_times_that_are_none(rng: np.random.Generator) -> None:
+    """Traced NaN: an edge that is never drawn, a seed that has none."""
+
+    @jax.jit
+    def call(times: Any, limits: Any) -> Blocks:
+        given: dict[str, Any] = {"edge_time": times, "seed_time": limits, "tree": True}
+        return sample_neighbors(star(3), [0, 0], (3,), key_of(rng), **given)
+
+    blocks = call(np.array([np.nan, 1, 2], np.float32), np.array([9, np.nan], np.float32))
+    np.testing.assert_array_equal(np.sort(blocks.edge_ids[0]), [-1, -1, -1, -1, 1, 2])
+
+
+# --- Neighbourhoods by seed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [None, (30, 60)])
+def test_disjoint(rng: np.random.Generator, capacity: Any) -> None:
+    """Of each seed, its edges are those of a sample for it alone, as all are taken."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    seeds = np.r_[rng.integers(-2, NODES + 4, 5), 0, 0]
+    fanout = int(graph.in_degrees().max())
+    given: dict[str, Any] = {"disjoint": True, "capacity": capacity}
+    blocks = sample_neighbors(graph, seeds, (fanout, fanout), key_of(rng), **given)
+    ids, whose = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
+    assert ((whose >= 0) == (ids >= 0)).all()
+    there = (seeds >= 0) & (seeds < graph.num_nodes)
+    np.testing.assert_array_equal(whose[: len(seeds)], np.where(there, np.arange(len(seeds)), -1))
+    pairs = np.stack([whose, ids])[:, ids >= 0]
+    assert pairs.shape == np.unique(pairs, axis=1).shape
+    for block in blocks.graphs:
+        size = int(block.indptr[-1])
+        src, dst = np.asarray(block.cols)[:size], np.asarray(block.rows)[:size]
+        places = np.asarray(block.edge_ids)[:size]
+        np.testing.assert_array_equal(whose[src], whose[dst])
+        np.testing.assert_array_equal(ids[src], np.asarray(graph.cols)[places])
+        np.testing.assert_array_equal(ids[dst], np.asarray(graph.rows)[places])
+        order = np.asarray(block.t_order)[:size]
+        np.testing.assert_array_equal(np.asarray(block.t_rows)[:size], src[order])
+        assert (np.diff(src[order]) >= 0).all()
+    if bool(blocks.overflow):
+        return
+    for number, seed in enumerate(seeds):
+        alone = sample_neighbors(graph, [seed], (fanout, fanout), KEY)
+        nodes = np.asarray(alone.node_ids)
+        np.testing.assert_array_equal(np.sort(ids[whose == number]), np.sort(nodes[nodes >= 0]))
+        for block, own in zip(blocks.graphs, alone.edge_ids, strict=True):
+            mine = np.append(whose, -1)[np.asarray(block.rows)] == number
+            own = np.asarray(own)
+            want = np.sort(own[own >= 0])
+            np.testing.assert_array_equal(np.sort(np.asarray(block.edge_ids)[mine]), want)
+
+
+def test_trees_say_whose_sources_are(rng: np.random.Generator) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    seeds = rng.integers(-2, NODES + 4, 7)
+    blocks = sample_neighbors(graph, seeds, FANOUTS, key_of(rng), tree=True)
+    ids, whose = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
+    assert ((whose >= 0) == (ids >= 0)).all()
+    for block in blocks.graphs:
+        size = int(block.indptr[-1])
+        ends = np.asarray(block.cols)[:size], np.asarray(block.rows)[:size]
+        np.testing.assert_array_equal(whose[ends[0]], whose[ends[1]])
+    assert sample_neighbors(graph, seeds, FANOUTS, KEY).seed_ids is None
+
+
+# --- What is wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["sums", "order", "times", "indptr"])
+def test_corrupt_arrays(rng: np.random.Generator, what: str) -> None:
+    """Whatever containers hold, places and nodes stay in range."""
+    graph = jax.tree.map(jnp.asarray, lumpy_graph(rng, NODES, EDGES))
+    garbage = jnp.asarray(rng.choice([-(2**31), -7, 0, 3, EDGES, 2**31 - 1], EDGES + 6), jnp.int32)
+    count = graph.num_edges
+    given: list[dict[str, Any]] = []
+    if what in ("sums", "indptr"):
+        sums = EdgeProbability.from_weights(graph, np.ones(count)).sums
+        sums = garbage.view(jnp.uint32)[: count + 1] if what == "sums" else sums
+        given.append({"edge_probability": EdgeProbability(sums)})
+    if what != "sums":
+        arrays = vars(EdgeTime.from_times(graph, rng.integers(0, 9, count)))
+        if what != "indptr":
+            arrays = {**arrays, what: garbage[:count]}
+        given.append({"edge_time": EdgeTime(**arrays), "seed_time": np.full(NODES + 1, 5)})
+    if what == "indptr":
+        graph = Graph(**{**vars(graph), what: garbage[: graph.num_nodes + 1]})
+    for each, replace in itertools.product(given, (False, True)):
+        blocks = sample_neighbors(
+            graph, np.arange(-1, NODES), FANOUTS, key_of(rng), replace=replace, **each
+        )
+        ids = np.asarray(blocks.node_ids)
+        assert (ids >= -1).all() and (ids < graph.num_nodes).all()
+        for block in blocks.graphs:
+            assert (np.asarray(block.edge_ids) < count).all()
+            assert (np.asarray(block.rows) < block.num_dst).all()
+            assert (np.asarray(block.cols) < block.num_src).all()
+
+
+OTHER = star(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"edge_probability": [1.0]}, ValueError, "edge_probability must be (num_edges=3,), got"),
+        ({"edge_probability": "a"}, TypeError, "edge_probability must be"),
+        ({"edge_probability": [1, -1, 1]}, ValueError, "got edge_probability[1] = -1"),
+        ({"edge_probability": [1, 1, np.nan]}, ValueError, "got edge_probability[2] = nan"),
+        ({"edge_probability": [1e39, 1, 1]}, ValueError, "got edge_probability[0] = 1e+39"),
+        (
+            {"edge_probability": EdgeProbability.from_weights(OTHER, np.ones(4))},
+            ValueError,
+            "edge_probability.sums must be (num_edges + 1 = 4,) uint32, got",
+        ),
+        ({"edge_time": [1, 2, 3]}, ValueError, "edge_time needs seed_time, which must be given"),
+        ({"seed_time": [1, 2]}, ValueError, "seed_time needs edge_time, which must be given"),
+        (
+            {"edge_time": [1, 2, 3], "seed_time": [1]},
+            ValueError,
+            "seed_time must be (num_seeds=2,), got shape (1,)",
+        ),
+        (
+            {"edge_time": [1, 2], "seed_time": [1, 2]},
+            ValueError,
+            "edge_time must be (num_edges=3,), got shape (2,)",
+        ),
+        (
+            {"edge_time": [1, 2, 2**40], "seed_time": [1, 2]},
+            ValueError,
+            "edge_time must be exact in int32: enable jax_enable_x64, or round them, got 1099511",
+        ),
+        ({"edge_time": [1, 2, np.nan], "seed_time": [1, 2]}, ValueError, "must be times, got NaN"),
+        ({"edge_time": [1, 2, 3], "seed_time": [1.0, 2]}, TypeError, "seed_time must be integers"),
+        (
+            {"edge_time": EdgeTime.from_times(OTHER, [1, 2, 3, 4]), "seed_time": [1, 2]},
+            ValueError,
+            "edge_time must have an order and times, (3,) each",
+        ),
+        (
+            {"edge_time": [1, 2, 3], "seed_time": [1, 2], "edge_probability": [1, 1, 1]},
+            ValueError,
+            "edge_probability must be None where edge_time is given",
+        ),
+        ({"disjoint": "a"}, TypeError, "disjoint must be True or False, got str"),
+    ],
+)
+def test_bad_arguments(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        sample_neighbors(star(3), [0, 1], (2,), KEY, **given)
