@@ -36,9 +36,9 @@ class Blocks:
         >>> whole = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
         >>> blocks = sample_neighbors(whole, jnp.array([2]), (2, 2), jax.random.key(0))
         >>> blocks
-        Blocks(num_seeds=1, graphs=[5 -> 3, 3 -> 1], num_edges=[6, 2])
+        Blocks(num_seeds=1, graphs=[7 -> 3, 3 -> 1], num_edges=[6, 2])
         >>> blocks.node_ids
-        Array([ 2,  1, -1,  0, -1], dtype=int32)
+        Array([ 2,  1, -1,  0, -1, -1, -1], dtype=int32)
     """
 
     graphs: tuple[Graph, ...]
