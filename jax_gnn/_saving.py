@@ -28,7 +28,7 @@ def save(
 ) -> None:
     """Writes a model with the preprocessing of its features; replaces what was saved there.
 
-    Needs the extra ``jax-gnn[train]``.
+    Needs the extra ``jax-gnn-kernels[train]``.
 
     Args:
         path: folder of the checkpoint.

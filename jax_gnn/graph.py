@@ -518,6 +518,11 @@ class Graph:
             TypeError: an array is not of int32 or int64, or they are not all of one type.
             ValueError: an array is not one-dimensional, or lengths do not fit each other.
         """
+        self.check_arrays(name)
+        return jax.tree.map(signed, self)
+
+    def check_arrays(self, name: str = "graph") -> None:
+        """The same check alone: arrays of the host stay there."""
         dtypes = {}
         edges = ("rows", "cols"), ("t_rows", "t_cols", "t_order")
         for names in (("indptr",), ("t_indptr",), *edges):
@@ -529,7 +534,6 @@ class Graph:
         check_one_dtype(name, dtypes)
         _check_split(f"{name}.split", self.split, self.indptr, self.cols)
         _check_split(f"{name}.t_split", self.t_split, self.t_indptr, self.t_cols)
-        return jax.tree.map(signed, self)
 
     def matrix(self, *, weighted: bool = False, slots: bool = False) -> SparseMatrix:
         """The adjacency matrix as the primitives take it, by destination and by source.

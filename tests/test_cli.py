@@ -26,9 +26,9 @@ from flax_layers.training import (
     RECIPES,
     GCNConfig,
     TrainedModel,
-    command,
     load_checkpoint,
     predict,
+    run_nodes,
     save_checkpoint,
     sources,
 )
@@ -278,7 +278,7 @@ def test_checkpoint_that_predicts_otherwise(data, tmp_path, monkeypatch, capsys)
         trained.model.conv2.bias[...] += 1
         return trained
 
-    monkeypatch.setattr(command, "load_checkpoint", load_spoilt)
+    monkeypatch.setattr(run_nodes, "load_checkpoint", load_spoilt)
     assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 1
     assert "predicts otherwise than the trained model" in capsys.readouterr().err
 
@@ -515,7 +515,7 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
         ffi.PlatformStatus("cpu", True, ("hypergraph_aggregate",)),
         ffi.PlatformStatus("cuda", False, (), reason="no compiler was found", hint="get nvcc"),
     ]
-    monkeypatch.setattr("flax_layers.training.command.status", lambda: statuses)
+    monkeypatch.setattr("flax_layers.training.options.status", lambda: statuses)
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     message = user_error(capsys, small(data, "--implementation", "cuda"))
     assert "--implementation cuda: no compiler was found (get nvcc)" in message
@@ -525,9 +525,9 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
 
 
 def test_missing_train_extra(data, monkeypatch, capsys):
-    monkeypatch.setattr(command, "TRAIN_EXTRA", ("optax", "no_such_package"))
+    monkeypatch.setattr(run_nodes, "TRAIN_EXTRA", ("optax", "no_such_package"))
     message = user_error(capsys, small(data))
-    assert "training needs no_such_package; run: pip install 'jax-gnn[train]'" in message
+    assert "training needs no_such_package; run: pip install 'jax-gnn-kernels[train]'" in message
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_any_error_is_one_line(data, tmp_path, monkeypatch, capsys):
     def fails(*_: object, **__: object) -> None:
         raise KeyError("one\nother")
 
-    monkeypatch.setattr(command, "train", fails)
+    monkeypatch.setattr(run_nodes, "train", fails)
     arguments = small(data, "--output", str(tmp_path / "out"))
     assert user_error(capsys, arguments) == "jax-gnn: error: KeyError: 'one\\nother'\n"
     monkeypatch.setenv("JAX_TRACEBACK_FILTERING", "off")
@@ -578,7 +578,7 @@ def test_interrupt(data, tmp_path, monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "train", interrupted)
+    monkeypatch.setattr(run_nodes, "train", interrupted)
     assert cli.main(small(data, "--output", str(tmp_path / "out"))) == 130
     assert capsys.readouterr().err == "jax-gnn: interrupted\n"
 

@@ -590,7 +590,7 @@ def test_digits_refuses(monkeypatch):
     with pytest.raises(ValueError, match="k must be between 1 and"):
         datasets.digits(k=0)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"pip install 'jax-gnn\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'jax-gnn-kernels\[train\]'"):
         datasets.digits()
 
 

@@ -40,6 +40,8 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "attention_vjp": {"heads": 1, "slope": 0.2, "whole": False},
     "edge_region": {"region": REGION},
     "segment_order": {"num_segments": 4},
+    "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
+    "sample_block": {"num_nodes": 4, "num_edges": 4, "num_src": 5, "is_tree": False},
     "relational_aggregate": {
         "transposed": False,
         "method": None,
@@ -73,6 +75,10 @@ INNER = {"edge_walk", "gather_rows", "segment_scatter"}
 """What other ops are made of when they are lowered: it meets no transformation."""
 
 
+INTEGERS = {"sample_block", "sample_uniform", "segment_order"}
+"""Ops without derivatives, and without arithmetic that counts."""
+
+
 def faults(
     registry: Mapping[str, Op],
     statuses: Sequence[ffi.PlatformStatus],
@@ -101,7 +107,7 @@ def faults(
             found += cost_faults(op, samples[name])
         else:
             found.append(f"{name}: no sample operands")
-        if not op.transpose and op.jvp is None and name != "segment_order":
+        if not op.transpose and op.jvp is None and name not in INTEGERS:
             found.append(f"{name}: linear in nothing")
     return found
 
@@ -167,7 +173,7 @@ def cost_faults(op: Op, operands: Sequence[Any]) -> list[str]:
     )
     most = least + sum(x.nbytes for x in jax.tree.leaves(operands[1:]))
     cost = op.cost(*operands, **attributes)
-    fits = least <= cost.bytes <= most and (cost.flops > 0 or op.name == "segment_order")
+    fits = least <= cost.bytes <= most and (cost.flops > 0 or op.name in INTEGERS)
     return [] if fits else [f"{op.name}: its cost is {cost}"]
 
 
@@ -286,7 +292,7 @@ def test_broken_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
     status = ffi._load_cuda()
     assert (status.available, status.targets) == (False, ())
     assert status.reason == "libsomething.so: cannot open shared object file"
-    assert status.hint == "reinstall jax-gnn"
+    assert status.hint == "reinstall jax-gnn-kernels"
 
 
 def test_cuda_module_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ from flax_layers.training import (
 )
 from flax_layers.training import checkpoint as checkpoints
 from flax_layers.training.data import Numbering, check_dataset, fingerprint, settled, split_of
-from flax_layers.training.loop import MIN_HYPEREDGE_WEIGHT
+from flax_layers.training.epochs import MIN_HYPEREDGE_WEIGHT
 from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
@@ -647,7 +647,9 @@ def test_standardized_columns():
     assert settled(dataset, GCNConfig()).feature_normalization == "standardize"
     words = dataclasses.replace(dataset, x=np.eye(40))
     assert settled(words, GCNConfig()).feature_normalization == "row"
-    with pytest.raises(ValueError, match="'tiny' has 40 features, the model takes 3"):
+    with pytest.raises(
+        ValueError, match=r"x must have 3 features, as mean has, got shape \(40, 40\)"
+    ):
         node_features(words, settled(dataset, GCNConfig()))
 
 

@@ -22,6 +22,7 @@
 #include "../kernels/cpu/host_threads.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
 #include "../kernels/cpu/instruction_set.h"
+#include "../kernels/cpu/sample_block.h"
 #include "../kernels/cpu/sddmm.h"
 #include "../kernels/cpu/segment_matmul.h"
 #include "../kernels/cpu/segment_order.h"
@@ -32,6 +33,7 @@
 #include "edge_region.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "sample_block.h"
 #include "sddmm.h"
 #include "segment_matmul.h"
 #include "segment_reduce.h"
@@ -123,6 +125,19 @@ struct Cpu {
   template <typename... Args>
   static ffi::Error segment_order(Context& pool, const Args&... args) {
     cpu::segment_order(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename... Args>
+  static ffi::Error sample_uniform(Context& pool, const Args&... args) {
+    cpu::sample_uniform(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename Index>
+  static ffi::Error sample_block(Context& pool, bool tree, const cpu::Drawn<Index>& drawn,
+                                 const cpu::Block<Index>& block, bool* overflow) {
+    *overflow = cpu::sample_block(parallel_for(pool), tree, drawn, block);
     return ffi::Error::Success();
   }
 
@@ -371,6 +386,59 @@ void define_edge_split(nb::module_& m) {  // a converted copy of a result would 
         nb::arg("cols").noconvert(), nb::arg("ids").noconvert(), nb::arg("places").noconvert());
 }
 
+template <typename Index>
+using Rows = nb::ndarray<Index, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// See sample_block.h. Results are written to arrays: a converted copy would be lost.
+template <typename Index>
+void draw_uniform(Vector<const Index> degrees, uint32_t key, uint32_t other_key, int64_t stream,
+                  bool replace, Rows<Index> offsets, Vector<Index> counts) {
+  check_sizes({offsets.shape(0), counts.size()}, degrees.size(),
+              "there must be offsets and a count for each row");
+  const nb::gil_scoped_release released;
+  cpu::sample_uniform<Index>(cpu::host_threads(static_cast<int64_t>(offsets.size())),
+                             {{key, other_key}, static_cast<uint32_t>(stream)}, degrees.data(),
+                             degrees.size(), offsets.shape(1), replace, offsets.data(),
+                             counts.data());
+}
+
+template <typename Index>
+bool build_block(Vector<const Index> nodes, Vector<const Index> starts, Rows<const Index> offsets,
+                 Vector<const Index> counts, Vector<const Index> whole_cols, int64_t num_nodes,
+                 bool tree, Vector<Index> indptr, Vector<Index> rows, Vector<Index> cols,
+                 Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
+                 Vector<Index> t_order, Vector<Index> edge_ids, Vector<Index> sources) {
+  const size_t num_dst = nodes.size(), num_edges = rows.size(), num_src = sources.size();
+  check_sizes({starts.size(), offsets.shape(0), counts.size(), indptr.size() - 1}, num_dst,
+              "there must be a start, offsets and a count for each node");
+  check_sizes({cols.size(), t_rows.size(), t_cols.size(), t_order.size(), edge_ids.size()},
+              num_edges, "there must be a result for each edge");
+  check_sizes({t_indptr.size() - 1, tree ? num_dst + num_edges : num_src}, num_src,
+              "there must be a result for each source");
+  if (num_nodes < 0 || num_src < num_dst)
+    throw nb::value_error("there must be a source for each destination");
+  const nb::gil_scoped_release released;
+  return cpu::sample_block<Index>(
+      cpu::host_threads(static_cast<int64_t>(num_edges)), tree,
+      {nodes.data(), starts.data(), offsets.data(), counts.data(), whole_cols.data(),
+       static_cast<int64_t>(num_dst), static_cast<int64_t>(offsets.shape(1)),
+       static_cast<int64_t>(whole_cols.size()), num_nodes},
+      {indptr.data(), rows.data(), cols.data(), t_indptr.data(), t_rows.data(), t_cols.data(),
+       t_order.data(), edge_ids.data(), sources.data(), static_cast<int64_t>(num_edges),
+       static_cast<int64_t>(num_src)});
+}
+
+template <typename Index>
+void define_sampling(nb::module_& m) {
+  m.def("sample_uniform", &draw_uniform<Index>, nb::arg().noconvert(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg().noconvert(), nb::arg().noconvert());
+  m.def("sample_block", &build_block<Index>, nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(),
+        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert());
+}
+
 // Names of cpu::InstructionSet, from the narrowest on.
 constexpr const char* kInstructionSets[] = {"baseline", "AVX2", "AVX-512"};
 
@@ -400,6 +468,8 @@ void limit_instruction_set(const std::string& name) {
   X(hypergraph_aggregate) \
   X(leaky_scores) \
   X(leaky_sum) \
+  X(sample_block) \
+  X(sample_uniform) \
   X(sddmm) \
   X(sddmm_select) \
   X(segment_matmul) \
@@ -423,6 +493,8 @@ NB_MODULE(_cpu, m) {
   define_edge_split<int64_t>(m);
   define_triples<int32_t>(m);
   define_triples<int64_t>(m);
+  define_sampling<int32_t>(m);
+  define_sampling<int64_t>(m);
   m.def("targets", [] {
     nb::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
     all["edge_region"] = targets({{"instantiate", jax_gnn_edge_region_instantiate},

@@ -1,4 +1,4 @@
-"""Training of node classifiers and for link prediction; needs the extra ``jax-gnn[train]``."""
+"""Training of classifiers and for link prediction; needs the extra ``jax-gnn-kernels[train]``."""
 
 from flax_layers.training.checkpoint import load_checkpoint, save_checkpoint
 from flax_layers.training.config import (
@@ -45,10 +45,11 @@ from flax_layers.training.links import (
     check_links,
     train_links,
 )
-from flax_layers.training.loop import EpochReport, Run, TrainResult, train
+from flax_layers.training.loop import train
 from flax_layers.training.models import RECIPES, Recipe
 from flax_layers.training.plot import plot_learning_curves, plot_link_curves
 from flax_layers.training.predictor import Predictor, Preprocessing
+from flax_layers.training.records import EpochReport, Run, TrainResult
 from flax_layers.training.trained import TrainedModel
 
 __all__ = [

@@ -10,9 +10,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from flax_layers.training.config import TrainConfig
+from flax_layers.training.predictor import Preprocessing, preprocessed
 from jax_gnn.datasets import (
     GraphsDataset,
     HypergraphDataset,
@@ -147,10 +149,33 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
         one type of nodes without types is "node".
 
     Raises:
-        ValueError: The dataset lacks the features, or labels to generate them from.
+        ValueError: The dataset lacks the features, or labels to generate them from, or has other
+            numbers of them than the scaling.
     """
+    x = raw_features(dataset, config)
+    preprocessing = preprocessing_of(settled(dataset, config))
+    made: Features = jax.tree.map(np.asarray, preprocessed(preprocessing, x))
+    return made
+
+
+def preprocessing_of(config: Any) -> Preprocessing:
+    """What becomes of features, and of results, in a training of these settings."""
+    columns: dict[str, Any] = {}
+    if config.feature_normalization == "standardize" and config.scaling:
+        by_name = [{name: both[i] for name, both in config.scaling.items()} for i in range(2)]
+        columns = {
+            name: each.get("", each) for name, each in zip(("mean", "std"), by_name, strict=True)
+        }
+    targets = getattr(config, "target_scaling", None)
+    if targets is not None:
+        columns |= zip(("target_mean", "target_std"), targets, strict=True)
+    rows = "row" if config.feature_normalization == "row" else "none"
+    return Preprocessing.of(**columns, rows=rows)
+
+
+def raw_features(dataset: NodeDataset, config: Any) -> Features:
+    """Features before the preprocessing: the dataset's, or generated ones; as `node_features`."""
     _check_features(dataset, config)
-    config = settled(dataset, config)
     if config.features == "none":
         return OrderedDict.fromkeys(_types(dataset)) if config.embeds else None
     if config.features == "noisy-label":
@@ -161,29 +186,11 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
         )
     elif config.features == "random":
         dataset = with_random_features(dataset, num_features=_GENERATED_FEATURES, seed=config.seed)
-
-    def normalized(x: np.ndarray, name: str = "") -> np.ndarray:
-        if config.feature_normalization == "row":
-            total = np.abs(x).sum(axis=1, keepdims=True)
-            return np.divide(x, total, out=np.zeros_like(x), where=total > 0)
-        if config.feature_normalization == "standardize" and name in (config.scaling or {}):
-            mean, std = np.array(config.scaling[name], np.float32)  # type: ignore[index]
-            if mean.shape != x.shape[1:]:
-                raise ValueError(
-                    f"dataset {dataset.name!r} has {x.shape[1]} features, the model takes "
-                    f"{mean.size}"
-                )
-            return (x - mean) / std
-        return x
-
     if dataset.num_features:
-        return normalized(np.asarray(dataset.x))
+        return np.asarray(dataset.x)
     of_types = getattr(dataset, "x_by_type", None) or {}
     features = ((name, of_types.get(name)) for name in _types(dataset))
-    return OrderedDict(
-        (name, normalized(x, name) if x is not None and x.shape[1] else None)
-        for name, x in features
-    )
+    return OrderedDict((name, x if x is not None and x.shape[1] else None) for name, x in features)
 
 
 def numbered_types(dataset: NodeDataset, config: TrainConfig, types: Iterable[str]) -> set[str]:

@@ -26,8 +26,10 @@ from flax_layers.training.data import (
     Numbering,
     Renumbered,
     fingerprint,
+    preprocessing_of,
     renumbered,
 )
+from flax_layers.training.epochs import adam
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe, make_link_model
 from flax_layers.training.link_tasks import (
     PARTS,
@@ -38,7 +40,6 @@ from flax_layers.training.link_tasks import (
     has_edge_split,
     link_task,
 )
-from flax_layers.training.loop import adam
 from flax_layers.training.predictor import Predictor, Preprocessing
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
@@ -97,7 +98,8 @@ class TrainedLinks(Predictor):
 
     def __post_init__(self) -> None:
         if self.preprocessing is None:
-            kept = Preprocessing(rows=getattr(self.config, "feature_normalization", "none"))
+            plain = not isinstance(self.model, GAE)
+            kept = Preprocessing() if plain else preprocessing_of(self.config)
             object.__setattr__(self, "preprocessing", kept)
 
     @property

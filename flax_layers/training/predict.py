@@ -18,14 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_layers.training import LINK_RECIPES, TrainedLinks, TrainedModel, load_checkpoint
-from flax_layers.training.command import (
-    ERRORS,
-    blame_data,
-    blame_output,
-    metric_names,
-    percent,
-    require,
-)
+from flax_layers.training.options import require
+from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
 from flax_layers.training.trained import regression_errors
 from jax_gnn.cli import Commands, UserError, add_command, table
 from jax_gnn.datasets import NodeDataset

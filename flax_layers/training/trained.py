@@ -20,30 +20,17 @@ from flax_layers.training.data import (
     Renumbered,
     fingerprint,
     labels,
-    node_features,
     node_mask,
     numbered_types,
+    preprocessing_of,
+    raw_features,
     renumbered,
 )
 from flax_layers.training.graphs import all_groups, device, stacked
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
-from flax_layers.training.predictor import Predictor, Preprocessing, preprocessed
+from flax_layers.training.predictor import Predictor, preprocessed
 from jax_gnn import Batch, __version__
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
-
-
-def preprocessing_of(config: TrainConfig) -> Preprocessing:
-    """What becomes of features, and of results, in a training of these settings."""
-    kind, scaling, targets = config.feature_normalization, config.scaling, config.target_scaling
-    columns: dict[str, Any] = {}
-    if kind == "standardize" and scaling:
-        by_name = [{name: both[i] for name, both in scaling.items()} for i in range(2)]
-        columns = {
-            name: each.get("", each) for name, each in zip(("mean", "std"), by_name, strict=True)
-        }
-    if targets is not None:
-        columns |= zip(("target_mean", "target_std"), targets, strict=True)
-    return Preprocessing.of(**columns, rows="row" if kind == "row" else "none")
 
 
 def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
@@ -54,7 +41,7 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and features as `node_features` gives them, not yet normalised, on the
+        Graph or hypergraph, and features as `raw_features` gives them, on the
         device; where the settings weigh edges, their weights, too. Of many graphs stacked batches.
 
     Raises:
@@ -62,13 +49,12 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
         ValueError: The dataset lacks the features that the settings ask for.
     """
     recipe = recipe_of(config, dataset)
-    plain = dataclasses.replace(config, feature_normalization="none")
     if isinstance(dataset, GraphsDataset):
-        features: Any = node_features(dataset, plain)
+        features: Any = raw_features(dataset, config)
         groups = all_groups(dataset, config)  # type: ignore[arg-type]
         batches, rows, _ = stacked(dataset, features, *groups)
         return device((batches, rows))
-    x = jax.tree.map(jnp.asarray, node_features(dataset, plain))
+    x = jax.tree.map(jnp.asarray, raw_features(dataset, config))
     assert recipe.structure is not None
     graph = recipe.structure(dataset, config)
     if not getattr(config, "edge_weight", False):

@@ -67,13 +67,15 @@ def _load_cuda() -> PlatformStatus:
             (),
             reason=reason,
             hint="put nvcc on the PATH, or get a compiler from PyPI with pip install "
-            "'jax-gnn[cuda-compiler]'; then reinstall jax-gnn from source on the machine with the "
-            "GPU, or give -C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (README, section CUDA)",
+            "'jax-gnn-kernels[cuda-compiler]'; then reinstall jax-gnn-kernels from source on the "
+            "machine with the GPU, or give -C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (docs/"
+            "install.md)",
         )
     try:
         module = _load("_cuda")
     except ImportError as error:
-        return PlatformStatus("cuda", False, (), reason=str(error), hint="reinstall jax-gnn")
+        hint = "reinstall jax-gnn-kernels"
+        return PlatformStatus("cuda", False, (), reason=str(error), hint=hint)
     build = f"{module.compiler}, architectures {module.architectures}"
     return PlatformStatus("cuda", True, _register(module, "cuda"), build=build)
 

@@ -57,7 +57,7 @@ def _images() -> dict[str, Any]:
     except ImportError as error:
         raise ImportError(
             "the digits come with scikit-learn, which is not installed: "
-            "pip install 'jax-gnn[train]'"
+            "pip install 'jax-gnn-kernels[train]'"
         ) from error
     images = load_digits()
     return {

@@ -1,6 +1,28 @@
-"""Mini-batches at static shapes: sampled neighbourhoods as a bipartite graph for each layer."""
+"""Mini-batches at static shapes: sampled neighbourhoods, links, walks and subgraphs."""
 
 from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._links import link_blocks
+from jax_gnn.sampling._negatives import corrupted_edges, negative_edges
 from jax_gnn.sampling._neighbors import sample_neighbors
+from jax_gnn.sampling._subgraphs import (
+    Subgraph,
+    cluster_batch,
+    induced_subgraph,
+    saint_norms,
+    saint_subgraph,
+)
+from jax_gnn.sampling._walks import random_walk
 
-__all__ = ["Blocks", "sample_neighbors"]
+__all__ = [
+    "Blocks",
+    "Subgraph",
+    "cluster_batch",
+    "corrupted_edges",
+    "induced_subgraph",
+    "link_blocks",
+    "negative_edges",
+    "random_walk",
+    "saint_norms",
+    "saint_subgraph",
+    "sample_neighbors",
+]

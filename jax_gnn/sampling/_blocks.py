@@ -99,10 +99,11 @@ def lined_up(
         counts: ``(rows,)``, how many of them count.
         cols: the whole graph's.
         num_nodes: ids of nodes are below.
-        num_edges: room, which must suffice.
+        num_edges: room; what is beyond it is left out.
     """
     zero = jnp.zeros(1, counts.dtype)
     indptr = jnp.concatenate([zero, jnp.cumsum(counts, dtype=counts.dtype)])
+    indptr = jnp.minimum(indptr, num_edges)  # where rows overlap there may be more
     edges = jnp.arange(num_edges, dtype=indptr.dtype)
     rows = jnp.where(edges < indptr[-1], row_ids(indptr, num_edges), PADDING)
     slots = edges - indptr[rows]

@@ -7,14 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced
+from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._blocks import Blocks, distinct_block, lined_up, tree_block
-from jax_gnn.sampling._draw import uniform
+from jax_gnn.sampling import _host
+from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._native import Drawn, block, uniform
 from jax_gnn.sampling._random import key_words
 
 
@@ -31,8 +33,10 @@ def sample_neighbors(
 ) -> Blocks:
     """Draws neighbours of seeds, neighbours of these, and so on: a bipartite graph for each layer.
 
-    Works inside ``jax.jit`` and outside, on the device where the graph lies. All shapes follow from
-    the number of seeds, ``fanouts`` and ``capacity``, so that an epoch is one compiled program.
+    Works inside ``jax.jit`` and outside, on the device where the graph lies. A graph of the host,
+    built inside :func:`jax_gnn.host_arrays` or with memory maps, stays there: for seeds of numpy it
+    gives numpy's blocks, by compiled threads, and no device is asked. All shapes follow from the
+    number of seeds, ``fanouts`` and ``capacity``, so that an epoch is one compiled program.
     Edges are drawn into each node, as messages run: each of a node's edges is equally likely, or
     all are taken where there are no more than ``fanout``. All nodes of a layer are sampled anew for
     the next one. The same key gives the same blocks on every device.
@@ -42,7 +46,7 @@ def sample_neighbors(
         seeds: ``(num_seeds,)`` integers, the nodes whose outputs are wanted. -1, as any id out of
             range, is padding: it has no neighbours. A seed may be given twice.
         fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
-        key: of ``jax.random``.
+        key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
         replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
         tree: whether each drawn edge has a source of its own. This needs no sort, but a node that
             several edges start from is computed for each. By default nodes are distinct.
@@ -70,21 +74,27 @@ def sample_neighbors(
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a jax_gnn.Graph, got {type(graph).__name__}")
-    graph = graph.check()
+    graph.check_arrays()
     if graph.num_src != graph.num_dst:
         raise ValueError(
             "graph must have one kind of nodes, whose neighbours have neighbours, got "
             f"num_src={graph.num_src} and num_dst={graph.num_dst}"
         )
-    seeds = arguments.as_ids("seeds", seeds)
+    arrays = graph.indptr, graph.cols
+    on_host = all(isinstance(ids, np.ndarray) for ids in arrays)
+    on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
+    seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
     fanouts = check_fanouts("fanouts", fanouts)
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
-    sizes = layer_sizes(seeds.shape[0], fanouts, graph, tree, capacity)
+    sizes = layer_sizes(seeds.shape[0], fanouts, graph, capacity, replace=replace, tree=tree)
+    if on_host:
+        words = _host.host_words("key", key)
+        return _host.sample(*arrays, seeds, words, fanouts, replace, tree, sizes)
     words = key_words("key", key)
-    # Only what is read: a graph's other half is not moved to where it is sampled.
     sample = _sample if is_traced(graph, seeds, words) else _compiled
-    return sample(graph.indptr, graph.cols, seeds, words, fanouts, replace, tree, sizes)
+    # Only what is read: a graph's other half is not moved to where it is sampled.
+    return sample(*map(signed, arrays), seeds, words, fanouts, replace, tree, sizes)
 
 
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
@@ -99,7 +109,13 @@ def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
 
 
 def layer_sizes(
-    num_seeds: int, fanouts: tuple[int, ...], graph: Graph, tree: bool, capacity: Any
+    num_seeds: int,
+    fanouts: tuple[int, ...],
+    graph: Graph,
+    capacity: Any,
+    *,
+    replace: bool,
+    tree: bool,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
     if capacity is None or not hasattr(capacity, "__iter__"):
@@ -116,8 +132,9 @@ def layer_sizes(
         edges = count * fanout
         sources = count + edges
         if not tree:  # nodes are distinct, but seeds may come twice
-            edges = min(edges, graph.num_edges + num_seeds * fanout)
-            sources = count + min(edges, graph.num_dst)  # behind the destinations, padding included
+            if not replace:  # and have each edge once
+                edges = min(edges, graph.num_edges + num_seeds * fanout)
+            sources = count + min(edges, graph.num_dst)
         if bound is not None:
             bound = arguments.check_integer(f"capacity[{i}]", bound)
             if tree:
@@ -152,12 +169,9 @@ def _sample(
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
         offsets, counts = uniform(degrees, fanout, key, layer, replace=replace)
-        drawn = lined_up(starts, offsets, counts, cols, num_nodes, num_edges)
-        if tree:
-            graph, nodes = tree_block(nodes, drawn, num_whole)
-        else:
-            graph, nodes, over = distinct_block(nodes, drawn, num_whole, num_nodes, num_src)
-            overflow |= over
+        drawn = Drawn(nodes, starts, offsets, counts, cols)
+        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
+        overflow |= over
         graphs.insert(0, graph)
     return Blocks(tuple(graphs), nodes, overflow)
 

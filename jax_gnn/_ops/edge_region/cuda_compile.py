@@ -1,6 +1,6 @@
 """Compiles texts at run time: NVRTC by way of ``cuda-core``, which also keeps what was compiled.
 
-Needs the extra ``jax-gnn[program]``, and no GPU. Compiled texts are in
+Needs the extra ``jax-gnn-kernels[program]``, and no GPU. Compiled texts are in
 ``$XDG_CACHE_HOME/jax_gnn/kernels`` (``~/.cache/...``), at most 256 MiB of them. Each file begins
 with a digest of the rest: a damaged one is compiled again.
 """
@@ -55,7 +55,7 @@ def missing() -> str | None:
         core = importlib.import_module("cuda.core")
         importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # libraries that cannot be loaded raise all kinds
-        return f"no runtime compiler ({error}); pip install 'jax-gnn[program]'"
+        return f"no runtime compiler ({error}); pip install 'jax-gnn-kernels[program]'"
     return None if hasattr(core, "Program") else "cuda-core is too old, 1.0 is needed"
 
 

@@ -1,0 +1,108 @@
+// Handlers of sampled neighbourhoods: see ../kernels/cpu/sample_block.h.
+#pragma once
+
+#include "../kernels/cpu/sample_block.h"
+#include "checks.h"
+#include "segments.h"
+
+namespace jax_gnn {
+
+struct UniformAttributes {
+  int64_t stream;
+  bool replace;
+};
+
+struct BlockAttributes {
+  int64_t num_nodes;
+  bool tree;
+};
+
+}  // namespace jax_gnn
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::UniformAttributes, StructMember<int64_t>("stream"),
+                                      StructMember<bool>("replace"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::BlockAttributes, StructMember<int64_t>("num_nodes"),
+                                      StructMember<bool>("tree"));
+
+namespace jax_gnn {
+
+// Which edges of each row are drawn, and how many of them count.
+template <typename Backend>
+ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degrees,
+                          ffi::AnyBuffer key, ffi::Result<ffi::AnyBuffer> offsets,
+                          ffi::Result<ffi::AnyBuffer> counts, UniformAttributes attributes) {
+  const int64_t num_rows = static_cast<int64_t>(degrees.element_count());
+  const ffi::DataType dtype = degrees.element_type();
+  const auto dims = offsets->dimensions();
+  const int64_t fanout = dims.size() == 2 ? dims[1] : -1;
+  if (!is_index(degrees, num_rows, dtype) || !is_index(*counts, num_rows, dtype) ||
+      !is_matrix(*offsets, num_rows, fanout, dtype) || !is_index(key, 2, ffi::U32)) {
+    return invalid("degrees, offsets, counts or key have the wrong shape or dtype");
+  }
+  const uint32_t* const words = data<const uint32_t>(key);
+  const cpu::Random random{{words[0], words[1]}, static_cast<uint32_t>(attributes.stream)};
+  return dispatch_index(dtype, [&](auto index) {
+    using Index = typename decltype(index)::type;
+    return Backend::sample_uniform(context, random, data<const Index>(degrees), num_rows, fanout,
+                                   attributes.replace, data<Index>(*offsets), data<Index>(*counts));
+  });
+}
+
+// A bipartite graph of edges that were drawn into nodes.
+template <typename Backend>
+ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
+                        ffi::AnyBuffer starts, ffi::AnyBuffer offsets, ffi::AnyBuffer counts,
+                        ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> indptr,
+                        ffi::Result<ffi::AnyBuffer> rows, ffi::Result<ffi::AnyBuffer> block_cols,
+                        ffi::Result<ffi::AnyBuffer> t_indptr, ffi::Result<ffi::AnyBuffer> t_rows,
+                        ffi::Result<ffi::AnyBuffer> t_cols, ffi::Result<ffi::AnyBuffer> t_order,
+                        ffi::Result<ffi::AnyBuffer> edge_ids, ffi::Result<ffi::AnyBuffer> sources,
+                        ffi::Result<ffi::Buffer<ffi::PRED>> overflow, BlockAttributes attributes) {
+  const ffi::DataType dtype = nodes.element_type();
+  const auto size_of = [](const ffi::AnyBuffer& buffer) {
+    return static_cast<int64_t>(buffer.element_count());
+  };
+  const int64_t num_dst = size_of(nodes), num_whole = size_of(cols);
+  const int64_t num_edges = size_of(*rows), num_src = size_of(*sources);
+  const auto dims = offsets.dimensions();
+  const int64_t fanout = dims.size() == 2 ? dims[1] : -1;
+  if (!is_index(nodes, num_dst, dtype) || !is_index(starts, num_dst, dtype) ||
+      !is_index(counts, num_dst, dtype) || !is_matrix(offsets, num_dst, fanout, dtype) ||
+      !is_index(cols, num_whole, dtype)) {
+    return invalid("nodes, starts, offsets, counts or cols have the wrong shape or dtype");
+  }
+  bool good = is_index(*indptr, num_dst + 1, dtype) && is_index(*t_indptr, num_src + 1, dtype) &&
+              is_index(*sources, num_src, dtype) && overflow->element_count() == 1;
+  for (auto ids : {rows, block_cols, t_rows, t_cols, t_order, edge_ids})
+    good = good && is_index(*ids, num_edges, dtype);
+  if (!good || attributes.num_nodes < 0 || num_src < num_dst ||
+      (attributes.tree && num_src != num_dst + num_edges)) {
+    return invalid("the block has the wrong shapes or dtypes");
+  }
+  return dispatch_index(dtype, [&](auto index) {
+    using Index = typename decltype(index)::type;
+    const cpu::Drawn<Index> drawn{data<const Index>(nodes),
+                                  data<const Index>(starts),
+                                  data<const Index>(offsets),
+                                  data<const Index>(counts),
+                                  data<const Index>(cols),
+                                  num_dst,
+                                  fanout,
+                                  num_whole,
+                                  attributes.num_nodes};
+    const cpu::Block<Index> block{data<Index>(*indptr),
+                                  data<Index>(*rows),
+                                  data<Index>(*block_cols),
+                                  data<Index>(*t_indptr),
+                                  data<Index>(*t_rows),
+                                  data<Index>(*t_cols),
+                                  data<Index>(*t_order),
+                                  data<Index>(*edge_ids),
+                                  data<Index>(*sources),
+                                  num_edges,
+                                  num_src};
+    return Backend::sample_block(context, attributes.tree, drawn, block, overflow->typed_data());
+  });
+}
+
+}  // namespace jax_gnn

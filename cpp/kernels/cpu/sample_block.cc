@@ -1,0 +1,349 @@
+#include "sample_block.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "vector.h"
+
+namespace jax_gnn::cpu {
+namespace {
+
+// --- Random numbers ------------------------------------------------------------------------------
+
+constexpr int kLanes = 16;  // rows that are drawn for at once
+using Words = Vector<uint32_t, kLanes>;
+using Wide = Vector<uint64_t, kLanes>;
+
+struct Bits {
+  Words high, low;
+};
+
+template <int kRotation>
+JAX_GNN_INLINE void mix(Words& a, Words& b) {
+  a += b;
+  b = (b << kRotation) | (b >> (32 - kRotation));
+  b ^= a;
+}
+
+// Threefry-2x32, 20 rounds.
+JAX_GNN_INLINE Bits threefry(const uint32_t (&key)[2], Words a, Words b) {
+  const uint32_t words[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
+  a += words[0];
+  b += words[1];
+  JAX_GNN_UNROLL
+  for (int group = 0; group < 5; ++group) {
+    if (group % 2 == 0) {
+      mix<13>(a, b);
+      mix<15>(a, b);
+      mix<26>(a, b);
+      mix<6>(a, b);
+    } else {
+      mix<17>(a, b);
+      mix<29>(a, b);
+      mix<16>(a, b);
+      mix<24>(a, b);
+    }
+    a += words[(group + 1) % 3];
+    b += words[(group + 2) % 3] + static_cast<uint32_t>(group + 1);
+  }
+  return {a, b};
+}
+
+// Integers below `size`, of 64 random bits: their product, rounded down.
+JAX_GNN_INLINE Words below(const Bits& random, Words size) {
+  const Wide wide = convert<Wide>(size);
+  const Wide low = convert<Wide>(random.low) * wide >> 32;
+  return convert<Words>((convert<Wide>(random.high) * wide + low) >> 32);
+}
+
+// --- Draws ---------------------------------------------------------------------------------------
+
+// Rows that are drawn for together: Floyd's algorithm, a round of all of them at a time.
+struct Lanes {
+  int count = 0;
+  Words rows = {}, bases = {};  // without replacement: degrees less the fanout
+};
+
+template <typename Index>
+JAX_GNN_INLINE void draw(const Random& random, const Lanes& lanes, int64_t fanout, bool replace,
+                         Words* columns, Index* offsets) {
+  for (int64_t step = 0; step < fanout; ++step) {
+    const auto number = static_cast<uint32_t>(step);
+    const Bits bits =
+        threefry(random.key, lanes.rows, broadcast<Words>((random.stream << 24) | number));
+    if (replace) {
+      columns[step] = below(bits, lanes.bases);
+    } else {
+      const Words last = lanes.bases + number;
+      Words drawn = below(bits, last + 1);
+      for (int64_t other = 0; other < step; ++other) drawn = columns[other] == drawn ? last : drawn;
+      columns[step] = drawn;
+    }
+  }
+  for (int lane = 0; lane < lanes.count; ++lane) {
+    Index* const to = offsets + lanes.rows[lane] * fanout;
+    for (int64_t step = 0; step < fanout; ++step)
+      to[step] = static_cast<Index>(columns[step][lane]);
+  }
+}
+
+template <typename Index>
+JAX_GNN_INLINE void draw_rows(const Random& random, const Index* degrees, int64_t begin,
+                              int64_t end, int64_t fanout, bool replace, Words* columns,
+                              Index* offsets, Index* counts) {
+  Lanes lanes;
+  for (int64_t row = begin; row < end; ++row) {
+    const Index degree = degrees[row];
+    const auto size = static_cast<uint32_t>(degree);
+    const auto most = static_cast<Index>(fanout);
+    counts[row] = replace ? (degree > 0 ? most : Index(0)) : std::min(degree, most);
+    if (!replace && size <= static_cast<uint64_t>(fanout)) {  // all of them
+      for (int64_t step = 0; step < fanout; ++step)
+        offsets[row * fanout + step] = static_cast<Index>(step);
+      continue;
+    }
+    lanes.rows[lanes.count] = static_cast<uint32_t>(row);
+    lanes.bases[lanes.count] = replace ? size : size - static_cast<uint32_t>(fanout);
+    if (++lanes.count == kLanes) {
+      draw(random, lanes, fanout, replace, columns, offsets);
+      lanes.count = 0;
+    }
+  }
+  if (lanes.count > 0) draw(random, lanes, fanout, replace, columns, offsets);
+}
+
+// --- Edges by destination ------------------------------------------------------------------------
+
+// Lines up what was drawn: indptr, rows and edge_ids of a block, and where each edge comes from, in
+// the whole graph, -1 where the graph names no node. Gives how many edges there are.
+template <typename Index>
+int64_t line_up(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
+                const Block<Index>& block, Index* nodes) {
+  int64_t total = 0;
+  block.indptr[0] = 0;
+  for (int64_t row = 0; row < drawn.num_dst; ++row) {
+    total += std::clamp<int64_t>(drawn.counts[row], 0, drawn.fanout);
+    total = std::min(total, block.num_edges);
+    block.indptr[row + 1] = static_cast<Index>(total);
+  }
+  constexpr double kOperations = 64;  // of an edge, whose source is far off in memory
+  const int64_t tasks =
+      task_count(kOperations * static_cast<double>(total), std::min<int64_t>(drawn.num_dst, 1024));
+  parallel_for(tasks, [&](int64_t task) {
+    const int64_t first = even_share(drawn.num_dst, task, tasks);
+    const int64_t last = even_share(drawn.num_dst, task + 1, tasks);
+    for (int64_t row = first; row < last; ++row) {
+      const Index* offset = drawn.offsets + row * drawn.fanout;
+      for (int64_t e = block.indptr[row]; e < block.indptr[row + 1]; ++e) {
+        block.rows[e] = static_cast<Index>(row);
+        block.edge_ids[e] = drawn.starts[row] + *offset++;
+      }
+    }
+    constexpr int64_t kAhead = 16;
+    const int64_t begin = block.indptr[first], end = block.indptr[last];
+    for (int64_t e = begin; e < end; ++e) {
+      const Index ahead = block.edge_ids[std::min(e + kAhead, end - 1)];
+      if (in_range(ahead, drawn.num_whole)) prefetch(drawn.cols + ahead, 1);
+      const Index place = block.edge_ids[e];
+      const Index node = in_range(place, drawn.num_whole) ? drawn.cols[place] : Index(-1);
+      nodes[e] = in_range(node, drawn.num_nodes) ? node : Index(-1);
+    }
+  });
+  for (Index* ids : {block.rows, block.edge_ids, nodes})
+    std::fill(ids + total, ids + block.num_edges, Index(-1));
+  return total;
+}
+
+// Orders edges by source: those of one source stay in order, those without one are left out.
+template <typename Index>
+void by_source(const Block<Index>& block) {
+  std::fill(block.t_indptr, block.t_indptr + block.num_src + 1, Index(0));
+  for (int64_t e = 0; e < block.num_edges; ++e)
+    if (block.cols[e] >= 0) ++block.t_indptr[block.cols[e] + 1];
+  for (int64_t s = 0; s < block.num_src; ++s) block.t_indptr[s + 1] += block.t_indptr[s];
+  std::vector<Index> next(block.t_indptr, block.t_indptr + block.num_src);
+  for (int64_t e = 0; e < block.num_edges; ++e) {
+    const Index source = block.cols[e];
+    if (source < 0) continue;
+    const Index at = next[source]++;
+    block.t_rows[at] = source;
+    block.t_cols[at] = block.rows[e];
+    block.t_order[at] = static_cast<Index>(e);
+  }
+  const int64_t total = block.t_indptr[block.num_src];
+  for (Index* ids : {block.t_rows, block.t_cols, block.t_order})
+    std::fill(ids + total, ids + block.num_edges, Index(-1));
+}
+
+// Leaves edges without a source out; the others move up.
+template <typename Index>
+void keep_sourced(const Drawn<Index>& drawn, const Block<Index>& block) {
+  int64_t kept = 0, e = 0;
+  for (int64_t row = 0; row < drawn.num_dst; ++row) {
+    const int64_t end = block.indptr[row + 1];
+    for (; e < end; ++e) {
+      if (block.cols[e] < 0) continue;
+      block.rows[kept] = block.rows[e];
+      block.edge_ids[kept] = block.edge_ids[e];
+      block.cols[kept++] = block.cols[e];
+    }
+    block.indptr[row + 1] = static_cast<Index>(kept);
+  }
+  for (Index* ids : {block.rows, block.edge_ids, block.cols})
+    std::fill(ids + kept, ids + e, Index(-1));
+}
+
+// --- Distinct nodes ------------------------------------------------------------------------------
+
+// A set of nodes, as bits, which numbers them by id.
+class NodeSet {
+ public:
+  explicit NodeSet(int64_t num_nodes)
+      : size_(num_nodes / 32 + 1),
+        words_(static_cast<Word*>(std::calloc(static_cast<size_t>(size_), sizeof(Word)))) {
+    if (!words_) throw std::bad_alloc();
+  }
+
+  template <typename Index>
+  void add(Index node) {
+    words_[node >> 5].bits |= uint32_t{1} << (node & 31);
+  }
+
+  // After all have been added: gives how many there are.
+  int64_t count() {
+    uint32_t before = 0;
+    for (int64_t w = 0; w < size_; ++w) {
+      words_[w].before = before;
+      before += static_cast<uint32_t>(__builtin_popcount(words_[w].bits));
+    }
+    return before;
+  }
+
+  // How many nodes of the set are before this one.
+  template <typename Index>
+  JAX_GNN_INLINE int64_t number(Index node) const {
+    const Word word = words_[node >> 5];
+    const uint32_t lower = (uint32_t{1} << (node & 31)) - 1;
+    return word.before + static_cast<uint32_t>(__builtin_popcount(word.bits & lower));
+  }
+
+  // Calls body(node) for each, in ascending order.
+  template <typename Body>
+  void each(const Body& body) const {
+    for (int64_t w = 0; w < size_; ++w)
+      for (uint32_t bits = words_[w].bits; bits != 0; bits &= bits - 1)
+        body(32 * w + __builtin_ctz(bits));
+  }
+
+ private:
+  struct Word {
+    uint32_t bits, before;
+  };
+  struct Free {
+    void operator()(Word* words) const { std::free(words); }
+  };
+  int64_t size_;
+  std::unique_ptr<Word[], Free> words_;
+};
+
+// --- Blocks --------------------------------------------------------------------------------------
+
+template <typename Index>
+void tree_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
+                const Block<Index>& block) {
+  const int64_t num_dst = drawn.num_dst, num_edges = block.num_edges;
+  std::copy_n(drawn.nodes, num_dst, block.sources);
+  const int64_t total = line_up(parallel_for, drawn, block, block.sources + num_dst);
+  std::fill_n(block.t_indptr, num_dst + 1, Index(0));
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const bool there = e < total;
+    block.cols[e] = block.t_rows[e] = static_cast<Index>(there ? num_dst + e : -1);
+    block.t_cols[e] = block.rows[e];
+    block.t_order[e] = static_cast<Index>(there ? e : -1);
+    block.t_indptr[num_dst + 1 + e] = static_cast<Index>(std::min(e + 1, total));
+  }
+}
+
+template <typename Index>
+bool distinct_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
+                    const Block<Index>& block) {
+  const int64_t num_dst = drawn.num_dst, num_src = block.num_src;
+  Index* const nodes = block.t_rows;  // for now
+  const int64_t total = line_up(parallel_for, drawn, block, nodes);
+
+  NodeSet set(drawn.num_nodes);
+  for (int64_t i = 0; i < num_dst; ++i)
+    if (in_range(drawn.nodes[i], drawn.num_nodes)) set.add(drawn.nodes[i]);
+  for (int64_t e = 0; e < total; ++e)
+    if (nodes[e] >= 0) set.add(nodes[e]);
+
+  // Which source each node is: the first destination that it is, or behind these, by id.
+  std::vector<Index> sources(set.count(), Index(-1));
+  for (int64_t i = num_dst - 1; i >= 0; --i)
+    if (in_range(drawn.nodes[i], drawn.num_nodes))
+      sources[set.number(drawn.nodes[i])] = static_cast<Index>(i);
+  std::copy_n(drawn.nodes, num_dst, block.sources);
+  int64_t count = num_dst;
+  auto source = sources.begin();
+  set.each([&](int64_t node) {
+    if (*source < 0) {
+      if (count < num_src) {
+        *source = static_cast<Index>(count);
+        block.sources[count] = static_cast<Index>(node);
+      }
+      ++count;
+    }
+    ++source;
+  });
+  if (count < num_src) std::fill(block.sources + count, block.sources + num_src, Index(-1));
+
+  const int64_t tasks = task_count(16 * static_cast<double>(total), 1024);
+  parallel_for(tasks, [&](int64_t task) {
+    const int64_t end = even_share(total, task + 1, tasks);
+    for (int64_t e = even_share(total, task, tasks); e < end; ++e)
+      block.cols[e] = nodes[e] < 0 ? Index(-1) : sources[set.number(nodes[e])];
+  });
+  std::fill(block.cols + total, block.cols + block.num_edges, Index(-1));
+  if (num_src < num_dst + std::min(block.num_edges, drawn.num_nodes)) keep_sourced(drawn, block);
+  by_source(block);
+  return count > num_src;
+}
+
+}  // namespace
+
+template <typename Index>
+void sample_uniform(const ParallelFor& parallel_for, const Random& random, const Index* degrees,
+                    int64_t num_rows, int64_t fanout, bool replace, Index* offsets, Index* counts) {
+  const double steps = static_cast<double>(fanout);
+  const double operations = static_cast<double>(num_rows) * steps * (16 + steps / 16);
+  const int64_t tasks = task_count(operations, std::max<int64_t>(num_rows / kLanes, 1));
+  parallel_for(tasks, [&](int64_t task) {
+    const std::unique_ptr<Words[]> columns(new Words[fanout]);
+    const int64_t begin = even_share(num_rows, task, tasks);
+    const int64_t end = even_share(num_rows, task + 1, tasks);
+    with_instruction_set<InstructionSet::kAvx512>([&](auto) JAX_GNN_LAMBDA {
+      draw_rows(random, degrees, begin, end, fanout, replace, columns.get(), offsets, counts);
+    });
+  });
+}
+
+template <typename Index>
+bool sample_block(const ParallelFor& parallel_for, bool tree, const Drawn<Index>& drawn,
+                  const Block<Index>& block) {
+  if (!tree) return distinct_block(parallel_for, drawn, block);
+  tree_block(parallel_for, drawn, block);
+  return false;
+}
+
+#define JAX_GNN_INSTANTIATE(Index)                                                                \
+  template void sample_uniform(const ParallelFor&, const Random&, const Index*, int64_t, int64_t, \
+                               bool, Index*, Index*);                                             \
+  template bool sample_block(const ParallelFor&, bool, const Drawn<Index>&, const Block<Index>&);
+
+JAX_GNN_INSTANTIATE(int32_t)
+JAX_GNN_INSTANTIATE(int64_t)
+
+}  // namespace jax_gnn::cpu

@@ -1,0 +1,118 @@
+"""Options of the command ``jax-gnn train``: those of the settings, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from flax_layers.training.config import Config, Number, Setting, settings
+from jax_gnn.cli import UserError
+from jax_gnn.datasets import (
+    NodeDataset,
+)
+from jax_gnn.extend import Implementation, status
+
+TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
+
+
+def _parser_of(number: Number) -> Callable[[str], float]:
+    """Returns an argparse type that accepts a range of numbers."""
+
+    def parse(text: str) -> float:
+        try:
+            value = number.kind(text)
+        except ValueError:
+            value = math.nan
+        if not number.accept(value):
+            raise argparse.ArgumentTypeError(f"expected {number.expected}, got {text!r}")
+        return value
+
+    return parse
+
+
+def _add_setting(
+    group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: dict[str, Any]
+) -> None:
+    """Adds an option, whose value is there only if it is given; defaults are for the help."""
+    told = "; ".join(
+        f"{value or 'auto' if setting.choices else value}{where}"
+        for where, value in defaults.items()
+    )
+    text = setting.help.replace("%", "%%")
+    option: dict[str, Any] = {"dest": name, "help": text, "default": argparse.SUPPRESS}
+    if setting.number or setting.choices:
+        option["help"] += f" (default: {told})"
+    if setting.number:
+        option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
+    elif setting.choices:  # None leaves the choice to the library
+        option["choices"] = [choice or "auto" for choice in setting.choices]
+    else:
+        option["action"] = "store_true"
+    group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
+
+
+def groups_of(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    """The headings of a command's help."""
+    return {
+        name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
+    }
+
+
+def add_settings(
+    config: type[Config], groups: dict[str, argparse._ArgumentGroup], written: str
+) -> None:
+    """The options of the settings, and of where results go."""
+    default = config()
+    for name, setting in settings(config).items():
+        defaults = {"": getattr(default, name)}
+        for kind, changes in getattr(config, "published", {}).items():
+            if name in changes:
+                defaults[f" on {kind.capitalize()}'s files"] = changes[name]
+        _add_setting(groups[setting.group], name, setting, defaults)
+    groups["execution"].add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help=f"folder of {written} (default: runs/{config.model}-<dataset>)",
+    )
+
+
+def settings_of(
+    config: type[Config], args: argparse.Namespace, dataset: NodeDataset | None = None
+) -> Any:
+    """The settings that were given, and for others the defaults for the dataset."""
+    given = {name: value for name, value in vars(args).items() if name in settings(config)}
+    if given.get("implementation") == "auto":
+        given["implementation"] = None
+    _require_implementation(given.get("implementation"))
+    published = getattr(config, "published", {}).get(dataset.format, {}) if dataset else {}
+    return config(**published | given)
+
+
+def require(purpose: str, packages: Iterable[str]) -> None:
+    """Says which packages of the extra "train" are missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        packages = ", ".join(missing)
+        raise UserError(f"{purpose} needs {packages}; run: pip install 'jax-gnn-kernels[train]'")
+
+
+def _require_implementation(implementation: Implementation | None) -> None:
+    if implementation in (None, "xla"):
+        return
+    found = next(each for each in status() if each.platform == implementation)
+    if not found.available:
+        advice = f" ({found.hint})" if found.hint else ""
+        raise UserError(f"--implementation {implementation}: {found.reason}{advice}")
+    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if backend != implementation:
+        raise UserError(
+            f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
+            f"{implementation} asks for the other"
+        )

@@ -1,0 +1,114 @@
+"""``jax-gnn train --task link``: one run, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flax_layers.training import (
+    LinkConfig,
+    LinkRecipe,
+    LinkResult,
+    TrainedLinks,
+    load_checkpoint,
+    plot_link_curves,
+    save_checkpoint,
+    train_links,
+)
+from flax_layers.training.link_tasks import has_edge_split, link_task
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of
+from flax_layers.training.report import LinkProgress, blame_data, make_folder, metric_names, percent
+from jax_gnn.cli import devices, table, versions
+from jax_gnn.datasets import NodeDataset
+
+SHARES = "valid_share", "test_share"
+
+
+def _tell_split(recipe: LinkRecipe, config: LinkConfig, dataset: NodeDataset, task: Any) -> None:
+    """Says on stderr how edges are split, or that settings of that do not count."""
+    if not has_edge_split(dataset):
+        sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
+        shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
+        print(f"jax-gnn: edges are split at random: {sizes} ({shares})", file=sys.stderr)
+    elif any(getattr(config, s) != getattr(recipe.config(), s) for s in SHARES):
+        told = "the data have a split of their edges: --valid and --test do not count"
+        print(f"jax-gnn: {told}", file=sys.stderr)
+
+
+def _results(dataset: NodeDataset, task: Any, result: LinkResult, step: float) -> dict[str, Any]:
+    """What results.json holds."""
+    fields = ("num_nodes", "num_edges", "num_relations", "num_features")
+    return {
+        "dataset": {
+            "name": dataset.name,
+            **{name: getattr(dataset, name) for name in fields if hasattr(dataset, name)},
+        },
+        "edges": dict(zip(("train", "valid", "test"), task.part_sizes, strict=True)),
+        "config": dataclasses.asdict(result.trained.config),
+        "versions": versions(),
+        "devices": devices(),
+        "loss": result.losses.tolist(),
+        "validations": [
+            {"epoch": epoch, **metrics}
+            for epoch, metrics in zip(result.epochs, result.valid, strict=True)
+        ],
+        "best_epoch": result.epochs[result.best],
+        "test": result.test,
+        "median_step_seconds": step,
+        "compile_seconds": result.compile_seconds,
+        "evaluation_seconds": result.evaluation_seconds,
+    }
+
+
+def _print_result(result: LinkResult, step: float) -> None:
+    best = f"(epoch {result.epochs[result.best]})"
+    rows = [
+        ["", *metric_names(result.test), ""],
+        ["validation", *percent(result.valid[result.best]), best],
+        ["test", *percent(result.test), ""],
+    ]
+    print(table(rows))
+    print(f"\n  {1e3 * step:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
+
+
+def _same_ranks(checkpoint: Path, trained: TrainedLinks, dataset: NodeDataset) -> bool:
+    """Whether a checkpoint ranks as the trained model does."""
+    again = load_checkpoint(checkpoint)
+    assert isinstance(again, TrainedLinks)
+    first, second = (each.table(dataset) for each in (trained, again))
+    return all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
+    """Trains on the data that the command names, and writes and prints what came of it."""
+    require("training", TRAIN_EXTRA)
+    config = settings_of(recipe.config, args)
+    with blame_data():
+        dataset = recipe.load(args.data)
+        task = link_task(dataset, config)
+    _tell_split(recipe, config, dataset, task)
+    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
+    make_folder(folder)
+    with LinkProgress(config, task.best_by) as progress:
+        result = train_links(dataset, config, on_epoch=progress)
+    checkpoint, plot, results = (
+        folder / name for name in ("checkpoint", "learning_curves.png", "results.json")
+    )
+    save_checkpoint(checkpoint, result.trained)
+    same = _same_ranks(checkpoint, result.trained, dataset)
+    plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
+    step = float(np.median(result.step_seconds))
+    results.write_text(json.dumps(_results(dataset, task, result, step), indent=2) + "\n")
+    _print_result(result, step)
+    if not same:
+        print(f"jax-gnn: {checkpoint} ranks otherwise than the trained model", file=sys.stderr)
+        return 1
+    rows = [["checkpoint", str(checkpoint), "(loaded again: same ranks)"], ["plot", str(plot), ""]]
+    print(table([*rows, ["results", str(results), ""]]))
+    return 0

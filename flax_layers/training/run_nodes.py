@@ -1,0 +1,234 @@
+"""``jax-gnn train`` for classes and numbers of nodes or graphs: one run, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flax_layers.training import (
+    RECIPES,
+    Recipe,
+    Run,
+    TrainedModel,
+    TrainResult,
+    check_dataset,
+    load_checkpoint,
+    plot_learning_curves,
+    save_checkpoint,
+    train,
+)
+from flax_layers.training.config import TrainConfig, settings
+from flax_layers.training.data import num_outputs
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of
+from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
+from jax_gnn.cli import devices, table, versions
+from jax_gnn.datasets import (
+    GraphDataset,
+    GraphsDataset,
+    NodeDataset,
+)
+
+
+def _implementation_name(run: Run) -> str:
+    backend = jax.default_backend()
+    return f"custom call: {backend}" if run.custom_calls else f"plain XLA: {backend}"
+
+
+def _run_summary(run: Run) -> dict[str, Any]:
+    return {
+        "test_accuracy_mean": run.accuracy_mean,
+        "test_accuracy_std": run.accuracy_std,
+        "test_accuracy": run.best_test_accuracy.tolist(),
+        "valid_accuracy": run.best_valid_accuracy.tolist(),
+        "best_epoch": (run.best_epoch + 1).tolist(),
+        "median_epoch_seconds": run.median_epoch_seconds,
+        "compile_seconds": run.compile_seconds,
+        "custom_calls": list(run.custom_calls),
+    }
+
+
+def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        **{
+            name: getattr(dataset if recipe.structure is None else result.graph, name)
+            for name in recipe.sizes
+        },
+        "num_features": _num_features(result.x),
+        **(
+            {"num_targets": num_outputs(dataset)}
+            if dataset.regresses
+            else {"num_classes": dataset.num_classes}
+        ),
+    }
+
+
+def _num_features(x: Any) -> int | str:
+    """Where they are by type, all of them."""
+    if isinstance(x, dict):
+        return "/".join("0" if rows is None else str(rows.shape[1]) for rows in x.values())
+    return 0 if x is None else x.shape[-1]
+
+
+def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]]:
+    """Errors of a regression, else accuracies; each with its deviation."""
+    if result.errors is None:
+        over = f"accuracy of {len(result.run.test_accuracy)} folds"
+        yield [
+            over if result.run.over == "folds" else "test accuracy",
+            *(
+                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                for run in runs.values()
+            ),
+        ]
+        if result.run.over == "folds":
+            yield ["at epoch", *(str(run.best_epoch[0] + 1) for run in runs.values())]
+        return
+    for name, label in ERRORS.items():
+        values = result.errors[name]
+        std = values.std(ddof=1) if len(values) > 1 else 0.0
+        yield [f"test {label}", f"{values.mean():.4g} ± {std:.2g}", *[""] * (len(runs) - 1)]
+
+
+def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
+    sizes = (
+        f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
+    )
+    print(f"{dataset['name']}: {', '.join(sizes)}\n")
+    runs = {f"jax_gnn ({_implementation_name(result.run)})": result.run}
+    if result.baseline is not None:
+        runs["plain JAX"] = result.baseline
+    rows = [
+        ["", *runs],
+        *_score_rows(result, runs),
+        ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
+        ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
+    ]
+    print(table(rows))
+    if result.speedup is not None:
+        print(f"\n  An epoch is {result.speedup:.2f} times as fast as in plain JAX.")
+    print()
+
+
+def _told(config: TrainConfig) -> dict[str, Any]:
+    """The settings that have an option."""
+    return {name: getattr(config, name) for name in settings(type(config))}
+
+
+def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
+    """Says on stderr what of the data does not count, or not as given; and what was settled."""
+    weighted = getattr(dataset, "edge_weight", None) is not None
+    if dataset.repeated:
+        weights = ", with the sum of their weights" if weighted else ""
+        print(f"jax-gnn: {dataset.repeated} repeated edges count once{weights}", file=sys.stderr)
+    if dataset.unused:
+        print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
+    if weighted and not getattr(config, "edge_weight", False):
+        takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
+        print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
+    if config.feature_normalization == "auto":
+        kind = settled.feature_normalization
+        print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)
+
+
+def _fits(task: str, source: str) -> bool:
+    """Whether data are of a task that the same models have."""
+    load = {"node": RECIPES["gcn"].load, "graph": RECIPES["gcn-graph"].load}[task]
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        return bool(load(source))
+    return False
+
+
+def _load(recipe: Recipe, source: str) -> NodeDataset:
+    try:
+        return recipe.load(source)
+    except ValueError as error:
+        other = {GraphDataset: "graph", GraphsDataset: "node"}.get(recipe.dataset)
+        if other is None or not _fits(other, source):
+            raise
+        raise ValueError(f"{source} is for --task {other}") from error
+
+
+def _same_predictions(checkpoint: Path, trained: TrainedModel, dataset: NodeDataset) -> bool:
+    """Whether a checkpoint predicts to the same bits what the trained model does."""
+    predictions, again = (
+        np.asarray(each.predict(dataset)) for each in (trained, load_checkpoint(checkpoint))
+    )
+    return np.array_equal(predictions, again, equal_nan=True)
+
+
+def _results(
+    described: dict[str, Any], result: TrainResult, measure: str, split: int
+) -> dict[str, Any]:
+    """What results.json holds."""
+    errors = result.errors
+    return {
+        "dataset": described,
+        "config": _told(result.trained.config),
+        "versions": versions(),
+        "devices": devices(),
+        "measure": measure,
+        "jax_gnn": _run_summary(result.run),
+        "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
+        "plain_jax": result.baseline and _run_summary(result.baseline),
+        "speedup": result.speedup,
+        "checkpoint_split": split + 1,
+    }
+
+
+def _score(result: TrainResult, split: int) -> str:
+    """That of the checkpoint, which is of a split, a fold or a seed."""
+    run = result.run
+    score = f"test accuracy {100 * run.best_test_accuracy[split]:.2f} %"
+    if run.over == "folds":
+        score = f"its best accuracy {100 * run.valid_accuracy[split].max():.2f} %"
+    if result.errors is not None:
+        score = f"test MAE {result.errors['mae'][split]:.4g}"
+    what = {"folds": "fold", "seeds": "seed"}.get(run.over, "split")
+    return f"of {what} {split + 1}, {score}" if len(run.test_accuracy) > 1 else score
+
+
+def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
+    """Trains on the data that the command names, and writes and prints what came of it."""
+    require("training", TRAIN_EXTRA)
+    with blame_data():
+        dataset = _load(recipe, args.data)
+    config = settings_of(recipe.config, args, dataset)
+    with blame_data():
+        check_dataset(dataset, config)
+    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
+    make_folder(folder)
+    folds = getattr(config, "folds", 0)
+    measure = "R2" if dataset.regresses else "accuracy"
+    what = "fold" if folds else "split"
+    with Progress(folds or config.splits, config.epochs, measure, what) as progress:
+        baseline = not getattr(args, "no_baseline", True)
+        result = train(dataset, config, baseline=baseline, on_epoch=progress)
+    _tell_notes(dataset, config, result.trained.config)
+
+    described = _dataset_summary(recipe, dataset, result)
+    checkpoint, plot, results = (
+        folder / name for name in ("checkpoint", "learning_curves.png", "results.json")
+    )
+    save_checkpoint(checkpoint, result.trained)
+    same = _same_predictions(checkpoint, result.trained, dataset)
+    assert result.trained.seed is not None
+    split = result.trained.seed - config.seed
+    plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
+    results.write_text(json.dumps(_results(described, result, measure, split), indent=2) + "\n")
+    _print_result(described, result)
+    if not same:
+        print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
+        return 1
+    told = f"({_score(result, split)}; loaded again: same predictions)"
+    rows = [["checkpoint", str(checkpoint), told], ["plot", str(plot), ""]]
+    print(table([*rows, ["results", str(results), ""]]))
+    return 0

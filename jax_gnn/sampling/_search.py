@@ -1,0 +1,153 @@
+"""Where edges are, by their ends, and draws that are repeated until one is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.ids import PADDING, bounded, ids_at, in_range
+from jax_gnn.graph import Graph
+from jax_gnn.sampling._neighbors import row_bounds
+
+# --- Ids -----------------------------------------------------------------------------------------
+
+
+def as_nodes(ids: Array, size: int, dtype: Any) -> Array:
+    """Ids in the type of a graph; those out of range are padding."""
+    ids = bounded(ids, size).astype(dtype)
+    return jnp.where(in_range(ids, size), ids, PADDING)
+
+
+def distinct(ids: Array, room: int) -> tuple[Array, Array]:
+    """Ids that occur, ascending, with padding behind; and where among these each id is.
+
+    Args:
+        ids: ``(count,)``; those below 0 are padding.
+        room: how many there may be, at least as many as there are.
+    """
+    count = ids.shape[0]
+    steps = jnp.arange(count, dtype=ids.dtype)
+    keys, at = jax.lax.sort((jnp.where(ids < 0, jnp.iinfo(ids.dtype).max, ids), steps), num_keys=1)
+    there = ids_at(ids, at) >= 0
+    is_new = there & jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[:count]
+    number = jnp.cumsum(is_new, dtype=ids.dtype) - 1
+    found = jnp.full(room, PADDING, ids.dtype)
+    found = found.at[jnp.where(is_new, number, room)].set(keys, mode="drop")
+    places = jnp.full(count, PADDING, ids.dtype)
+    return found, places.at[at].set(jnp.where(there, number, PADDING))
+
+
+# --- Edges by their ends -------------------------------------------------------------------------
+
+
+def edge_runs(
+    graph: Graph, types: Array | None, src: Array, dst: Array, rel: Array | None
+) -> tuple[Array, Array]:
+    """Where the edges between two nodes are, by two binary searches.
+
+    In a graph's second half, by source, edges ascend by destination, then relation, whatever their
+    order by destination is. Equal ones stand side by side there.
+
+    Args:
+        graph: the graph.
+        types: ``(num_edges,)``, the relation of each edge; None without relations.
+        src: ``(count,)``, the sources, -1 for padding: no such edge.
+        dst: ``(count,)``, the destinations, likewise.
+        rel: ``(count,)``, the relations, likewise.
+
+    Returns:
+        Where they start in ``t_cols``, and how many there are, ``(count,)`` each.
+    """
+    starts, stops = _row(graph, src, dst, rel)
+    first = _search(graph, types, starts, stops, dst, rel, after=False)
+    return first, _search(graph, types, first, stops, dst, rel, after=True) - first
+
+
+def has_edge(graph: Graph, types: Array | None, src: Array, dst: Array, rel: Array | None) -> Array:
+    """Whether there are such edges, ``(count,)`` bool, by one search."""
+    starts, stops = _row(graph, src, dst, rel)
+    first = _search(graph, types, starts, stops, dst, rel, after=False)
+    place = jnp.where(first < stops, first, PADDING)
+    found = (place >= 0) & (ids_at(graph.t_cols, place) == dst)
+    if types is None:
+        return found
+    return found & (ids_at(types, ids_at(graph.t_order, place)) == rel)
+
+
+def _row(graph: Graph, src: Array, dst: Array, rel: Array | None) -> tuple[Array, Array]:
+    there = dst >= 0 if rel is None else (dst >= 0) & (rel >= 0)
+    starts, counts = row_bounds(graph.t_indptr, src, graph.num_edges)
+    return starts, starts + jnp.where(there, counts, 0)
+
+
+def _search(
+    graph: Graph,
+    types: Array | None,
+    starts: Array,
+    stops: Array,
+    dst: Array,
+    rel: Array | None,
+    *,
+    after: bool,
+) -> Array:
+    """The first place that is not before (dst, rel), or that is after it."""
+
+    def step(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        col = ids_at(graph.t_cols, middle)
+        last, wanted = col, dst
+        if types is not None and rel is not None:
+            last, wanted = ids_at(types, ids_at(graph.t_order, middle)), rel
+        passed = last <= wanted if after else last < wanted
+        passed = (col < dst) | ((col == dst) & passed)
+        passed &= low < high
+        return jnp.where(passed, middle + 1, low), jnp.where(passed, high, middle)
+
+    count = graph.num_edges
+    steps = count.bit_length() if type(count) is int else 32
+    return jax.lax.fori_loop(0, steps, step, (starts, stops))[0]
+
+
+# --- Draws until one is accepted -----------------------------------------------------------------
+
+
+def redrawn(
+    draw: Callable[[Array], tuple[tuple[Array, ...], Array]],
+    values: tuple[Array, ...],
+    found: Array,
+    rounds: int,
+) -> tuple[tuple[Array, ...], Array]:
+    """Draws anew for whatever has not been accepted yet.
+
+    Args:
+        draw: of the round, gives values and which are accepted.
+        values: what is there before, and stays where nothing is found.
+        found: ``(count,)`` bool, for which nothing is to be drawn.
+        rounds: after so many it ends.
+
+    Returns:
+        The values, and which have been found.
+    """
+
+    def goes_on(state: Any) -> Array:
+        step, _, found = state
+        return (step < rounds) & ~found.all()
+
+    def once(state: Any) -> Any:
+        step, values, found = state
+        new, accepted = draw(step)
+        accepted &= ~found
+        values = tuple(jnp.where(accepted, *pair) for pair in zip(new, values, strict=True))
+        return step + jnp.uint32(1), values, found | accepted
+
+    return jax.lax.while_loop(goes_on, once, (jnp.uint32(0), values, found))[1:]
+
+
+def fraction(word: Array) -> Array:
+    """A random word of 32 bits as a number from 0, below 1: float32, exact."""
+    return (word >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2**-24)

@@ -1,0 +1,266 @@
+"""Sampled neighbourhoods: what blocks hold, and how likely each is."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry_2x32
+from sampling_checks import check_distribution, check_one_program, key_of, lumpy_graph
+
+from jax_gnn import Graph
+from jax_gnn.sampling import Blocks, sample_neighbors
+from jax_gnn.sampling._random import below, key_words, threefry
+
+KEY = jax.random.key(0)
+NODES, EDGES, FANOUTS = 12, 60, (3, 4)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "distinct": {},
+    "with replacement": {"replace": True},
+    "a tree": {"tree": True},
+    "a tree with replacement": {"tree": True, "replace": True},
+    "a capacity": {"capacity": (14, 16)},
+}
+
+
+def check_blocks(blocks: Blocks, whole: Graph, seeds: np.ndarray, distinct: bool) -> None:
+    """Each array is that of the edges that ``edge_ids`` names; sources begin with destinations."""
+    num_nodes, num_edges = whole.num_nodes, whole.num_edges
+    cols, rows = np.asarray(whole.cols), np.asarray(whole.rows)
+    ids = np.asarray(blocks.node_ids)
+    there = (seeds >= 0) & (seeds < num_nodes)
+    np.testing.assert_array_equal(ids[: len(seeds)], np.where(there, seeds, -1))
+    assert ((ids >= -1) & (ids < num_nodes)).all()
+    for block, next_block in itertools.pairwise((*blocks.graphs, None)):
+        assert next_block is None or block.num_dst == next_block.num_src
+        size = int(block.indptr[-1])
+        arrays = {
+            name: np.asarray(getattr(block, name))
+            for name in ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids")
+        }
+        assert all((array[size:] == -1).all() for array in arrays.values())
+        dst, src, t_rows, t_cols, t_order, places = (array[:size] for array in arrays.values())
+        assert (np.diff(dst) >= 0).all() and (np.diff(t_rows) >= 0).all()
+        for indptr, of, count in ((block.indptr, dst, block.num_dst), (block.t_indptr, t_rows, -1)):
+            sizes = np.bincount(of, minlength=block.num_src if count < 0 else count)
+            np.testing.assert_array_equal(np.diff(indptr), sizes)
+        np.testing.assert_array_equal(np.sort(t_order), np.arange(size))
+        np.testing.assert_array_equal((src[t_order], dst[t_order]), (t_rows, t_cols))
+        np.testing.assert_array_equal((ids[src], ids[dst]), (cols[places], rows[places]))
+        assert (places < int(whole.indptr[-1])).all() and int(block.num_input_edges) == num_edges  # type: ignore[arg-type]
+        if distinct:
+            new = ids[block.num_dst : block.num_src]
+            assert len(new[new >= 0]) == len({*new[new >= 0]} - {*ids[: block.num_dst]})
+        else:
+            assert len(np.unique(src)) == size
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_blocks(rng: np.random.Generator, options: str) -> None:
+    """Of graphs with padding, seeds that come twice, and seeds that are none."""
+    given = OPTIONS[options]
+    graph = lumpy_graph(rng, NODES, int(rng.choice([20, EDGES])))
+    seeds = rng.integers(-2, graph.num_nodes + 2, 11)
+    blocks = sample_neighbors(graph, seeds, FANOUTS, key_of(rng), **given)
+    check_blocks(blocks, graph, seeds, not given.get("tree"))
+    degrees = np.r_[graph.in_degrees(), 0]
+    ids = np.asarray(blocks.node_ids)
+    for block, fanout in zip(blocks.graphs, FANOUTS[::-1], strict=True):
+        of = degrees[ids[: block.num_dst]]
+        drawn = np.asarray(block.in_degrees())
+        if given.get("replace"):
+            np.testing.assert_array_equal(drawn, np.where(of > 0, fanout, 0))
+        elif "capacity" in given:
+            assert (drawn <= np.minimum(of, fanout)).all()
+        else:
+            np.testing.assert_array_equal(drawn, np.minimum(of, fanout))
+            places = np.asarray(block.edge_ids)
+            pairs = np.stack([np.asarray(block.rows), places])[:, places >= 0]
+            assert pairs.shape == np.unique(pairs, axis=1).shape, "an edge was drawn twice"
+    assert "capacity" in given or not bool(blocks.overflow)
+
+
+def test_a_capacity_that_suffices_changes_nothing(rng: np.random.Generator) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    seeds, key = rng.integers(0, NODES, 4), key_of(rng)
+    wide = sample_neighbors(graph, seeds, (2,), key)
+    used = int((np.asarray(wide.node_ids) >= 0).sum())
+    tight = sample_neighbors(graph, seeds, (2,), key, capacity=used)
+    assert not bool(tight.overflow) and tight.graphs[0].num_src == used
+    for name in ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids", "indptr"):
+        np.testing.assert_array_equal(getattr(tight.graphs[0], name), getattr(wide.graphs[0], name))
+    if used > 4:
+        short = sample_neighbors(graph, seeds, (2,), key, capacity=used - 1)
+        assert bool(short.overflow)
+        check_blocks(short, graph, seeds, True)
+
+
+@pytest.mark.parametrize("fanout", [1, 3, 40])
+@pytest.mark.parametrize("replace", [False, True])
+def test_every_subset_is_as_likely(rng: np.random.Generator, replace: bool, fanout: int) -> None:
+    """Chi-square, of hubs and leaves; from 32 on rounds are a loop."""
+    degree = {1: 5, 3: 6, 40: 42}[fanout]
+    graph = Graph.from_edges(np.arange(degree) + 1, np.zeros(degree, int), num_nodes=degree + 1)
+    seeds = np.zeros(20_000, int)
+    blocks = sample_neighbors(graph, seeds, (fanout,), key_of(rng), replace=replace, tree=True)
+    drawn = np.asarray(blocks.edge_ids[0]).reshape(len(seeds), fanout)
+    if replace:  # each draw is by itself
+        check_distribution(np.bincount(drawn.ravel(), minlength=degree), np.ones(degree))
+        if fanout > 1:
+            pairs = drawn[:, 0] * degree + drawn[:, 1]
+            check_distribution(np.bincount(pairs, minlength=degree**2), np.ones(degree**2))
+        return
+    drawn = np.sort(drawn, axis=1)
+    assert (np.diff(drawn, axis=1) > 0).all()
+    if fanout == 40:  # by which two are left out
+        out = np.array([np.setdiff1d(np.arange(degree), row) for row in drawn])
+        number = out[:, 0] * degree + out[:, 1]
+        subsets = list(itertools.combinations(range(degree), 2))
+        numbers = [a * degree + b for a, b in subsets]
+    else:
+        number = (drawn * degree ** np.arange(fanout)).sum(axis=1)
+        subsets = list(itertools.combinations(range(degree), fanout))  # type: ignore[arg-type]
+        numbers = [int((np.array(s) * degree ** np.arange(fanout)).sum()) for s in subsets]
+    counts = np.bincount(number, minlength=max(numbers) + 1)
+    assert counts.sum() == counts[numbers].sum()
+    check_distribution(counts[numbers], np.ones(len(numbers)))
+
+
+def test_layers_are_drawn_independently(rng: np.random.Generator) -> None:
+    """A seed that is a source, too, is drawn for anew."""
+    graph = Graph.from_edges(np.arange(4), np.zeros(4, int), num_nodes=4)
+    blocks = sample_neighbors(graph, np.zeros(20_000, int), (1, 1), key_of(rng), tree=True)
+    inner, outer = blocks.edge_ids[1], blocks.edge_ids[0][: len(blocks.edge_ids[1])]
+    pairs = np.asarray(inner) * 4 + np.asarray(outer)
+    check_distribution(np.bincount(pairs, minlength=16), np.ones(16))
+
+
+@pytest.mark.parametrize("options", ["distinct", "a tree", "a capacity"])
+def test_one_program(rng: np.random.Generator, options: str) -> None:
+    given = OPTIONS[options]
+
+    def call(graph: Graph, seeds: Any, key: Any) -> Blocks:
+        return sample_neighbors(graph, seeds, FANOUTS, key, **given)
+
+    check_one_program(call, rng, NODES, EDGES)
+
+
+def test_batches_of_seeds_and_keys(rng: np.random.Generator) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    seeds, keys = jnp.asarray(rng.integers(-1, NODES, (3, 5))), jax.random.split(key_of(rng), 3)
+
+    def call(seeds: Any, key: Any) -> Blocks:
+        return sample_neighbors(graph, seeds, FANOUTS, key)
+
+    together = jax.vmap(call)(seeds, keys)
+    for i in range(3):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            jax.tree.map(lambda x: x[i], together),  # noqa: B023
+            call(seeds[i], keys[i]),
+        )
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("where", ["indptr", "cols"])
+def test_corrupt_graphs(rng: np.random.Generator, where: str, tree: bool) -> None:
+    """Whatever arrays hold, places and nodes stay in range, and what is no node is padding."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    garbage = rng.choice([-(2**31), -7, -1, 0, 3, NODES + 3, EDGES, 2**31 - 1], 200)
+    size = getattr(graph, where).shape[0]
+    graph = jax.tree.map(jnp.asarray, graph)
+    graph = Graph(**{**vars(graph), where: jnp.asarray(garbage[:size], jnp.int32)})
+    blocks = sample_neighbors(graph, np.arange(-1, NODES), FANOUTS, key_of(rng), tree=tree)
+    assert (np.asarray(blocks.node_ids) < graph.num_nodes).all()
+    assert (np.asarray(blocks.node_ids) >= -1).all()
+    for block in blocks.graphs:
+        assert (np.asarray(block.edge_ids) < graph.num_edges).all()
+        assert (np.asarray(block.rows) < block.num_dst).all()
+        assert (np.asarray(block.cols) < block.num_src).all()
+
+
+@pytest.mark.parametrize("num_nodes", [0, 3])
+def test_graphs_without_edges(num_nodes: int) -> None:
+    graph = Graph.from_edges([], [], num_nodes=num_nodes)
+    blocks = sample_neighbors(graph, [1, -1], (2, 2), KEY)
+    want = [1 if num_nodes else -1, -1]
+    np.testing.assert_array_equal(np.asarray(blocks.node_ids)[:2], want)
+    assert [int(block.indptr[-1]) for block in blocks.graphs] == [0, 0]
+    assert sample_neighbors(graph, [], (2,), KEY).node_ids.shape == (0,)
+
+
+def test_values_of_edges(rng: np.random.Generator) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    values = rng.normal(size=graph.num_edges).astype(np.float32)
+    blocks = sample_neighbors(graph, np.arange(5), FANOUTS, key_of(rng))
+    for block, places in zip(blocks.graphs, blocks.edge_ids, strict=True):
+        want = np.where(np.asarray(places) < 0, 0, values[np.asarray(places)])
+        np.testing.assert_array_equal(block.edge_values(values), want)
+
+
+def test_random_numbers(rng: np.random.Generator) -> None:
+    """Those of JAX's Threefry; products of 64 random bits and a size, rounded down."""
+    key = key_of(rng)
+    counters = jnp.asarray(rng.integers(0, 2**32, (2, 50)), jnp.uint32)
+    words = threefry(key_words("key", key), *counters)
+    want = threefry_2x32(jax.random.key_data(key), counters.ravel())
+    np.testing.assert_array_equal(jnp.concatenate(words), want)
+    sizes = np.r_[rng.integers(0, 2**32, 48), 0, 2**32 - 1]
+    found = below(words, jnp.asarray(sizes, jnp.uint32))
+    numbers = [(int(a) << 32) + int(b) for a, b in zip(*words, strict=True)]
+    np.testing.assert_array_equal(
+        found, [n * int(s) >> 64 for n, s in zip(numbers, sizes, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_other_kinds_of_keys(kind: str) -> None:
+    graph = Graph.from_edges(np.arange(9), np.zeros(9, int), num_nodes=9)
+    found = {
+        tuple(np.asarray(sample_neighbors(graph, [0], (4,), key).edge_ids[0]))
+        for key in jax.random.split(jax.random.key(0, impl=kind), 8)
+    }
+    assert len(found) > 1
+    raw, typed = jax.random.PRNGKey(3), jax.random.key(3)
+    each = (sample_neighbors(graph, [0], (4,), key) for key in (raw, typed))
+    jax.tree.map(np.testing.assert_array_equal, *each)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"graph": 3}, TypeError, "graph must be a jax_gnn.Graph, got int"),
+        (
+            {"graph": Graph.from_edges([0], [0], num_src=2, num_dst=1)},
+            ValueError,
+            "graph must have one kind of nodes, whose neighbours have neighbours, got num_src=2",
+        ),
+        ({"seeds": [0.5]}, TypeError, "seeds must be an array of integers, got float"),
+        ({"seeds": [[1]]}, ValueError, "seeds must be one-dimensional, got shape (1, 1)"),
+        ({"fanouts": 3}, TypeError, "fanouts must be a sequence of positive integers, one for"),
+        ({"fanouts": "ab"}, TypeError, "fanouts must be a sequence of positive integers, one for"),
+        ({"fanouts": ()}, ValueError, "fanouts must be a sequence of positive integers, one for"),
+        ({"fanouts": (2, 0)}, ValueError, "one for each layer, got [2, 0]"),
+        ({"fanouts": (2, 1.5)}, TypeError, "fanouts[1] must be an integer, got float"),
+        ({"key": 0}, TypeError, "key must be a key of jax.random, such as jax.random.key(0), got"),
+        ({"key": jax.random.split(KEY)}, ValueError, "key must be a single key, got shape (2,)"),
+        ({"capacity": 2}, ValueError, "capacity[0] must be at least 3, the nodes that are sampled"),
+        ({"capacity": (4,)}, ValueError, "capacity must be an integer, or one for each of 2"),
+        ({"capacity": 9, "tree": True}, ValueError, "it must be None for tree=True"),
+        ({"fanouts": (2**20, 2**20), "tree": True}, ValueError, "need 64-bit indices"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "graph": Graph.from_edges([0, 1], [1, 0], num_nodes=4),
+        "seeds": [0, 1, 2],
+        "fanouts": (2, 2),
+        "key": KEY,
+    }
+    with pytest.raises(error, match=re.escape(message)):
+        sample_neighbors(**{**arguments, **changes})

@@ -1,0 +1,453 @@
+"""Negative edges, blocks for links, and walks: exact distributions, and never a wrong id."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling_checks import (
+    check_distribution,
+    check_one_program,
+    counts_of,
+    key_of,
+    lumpy_edges,
+    lumpy_graph,
+)
+
+from jax_gnn import Graph, RelationalGraph
+from jax_gnn.sampling import (
+    corrupted_edges,
+    link_blocks,
+    negative_edges,
+    random_walk,
+    sample_neighbors,
+)
+from jax_gnn.sampling._negatives import _shares
+from jax_gnn.sampling._search import distinct, edge_runs, has_edge
+
+KEY = jax.random.key(0)
+NODES, EDGES = 9, 40
+
+
+def pairs(src: Any, dst: Any, size: int) -> np.ndarray:
+    """How often each pair occurs, those of -1 not counted."""
+    src, dst = np.ravel(src), np.ravel(dst)
+    assert ((src < 0) == (dst < 0)).all()
+    counts = np.zeros((size, size), int)
+    np.add.at(counts, (src[src >= 0], dst[src >= 0]), 1)
+    return counts
+
+
+def powers(degrees: np.ndarray, power: float) -> np.ndarray:
+    return np.where(degrees > 0, np.maximum(degrees, 1.0) ** power, 0 if power else 1)
+
+
+# --- Where edges are -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "sorted", "relational", "padded"])
+def test_edges_by_their_ends(rng: np.random.Generator, kind: str) -> None:
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    rel = rng.integers(0, 3, EDGES)
+    types = None
+    if kind == "relational":
+        whole = RelationalGraph.from_triples(src, rel, dst, num_nodes=NODES, num_relations=3)
+        graph, types = whole.nodes, whole.edge_types
+    elif kind == "sorted":
+        order = np.argsort(dst, kind="stable")
+        src, dst = src[order], dst[order]
+        graph = Graph.from_sorted(src, dst, num_nodes=NODES)
+    else:
+        graph = Graph.from_edges(src, dst, num_nodes=NODES)
+        if kind == "padded":
+            graph = graph.pad(num_nodes=NODES + 2, num_edges=EDGES + 3)
+    grid = np.stack(np.meshgrid(np.arange(-1, NODES), np.arange(-1, NODES), np.arange(-1, 3)))
+    a, b, r = jnp.asarray(grid.reshape(3, -1), jnp.int32)
+    want = ((src == a[:, None]) & (dst == b[:, None])).astype(int)
+    if types is not None:
+        want &= rel == r[:, None]
+    wanted = None if types is None else r
+    first, counts = edge_runs(graph, types, a, b, wanted)
+    np.testing.assert_array_equal(counts, want.sum(1))
+    np.testing.assert_array_equal(has_edge(graph, types, a, b, wanted), want.any(1))
+    for number in np.flatnonzero(counts):
+        run = np.asarray(graph.t_order)[first[number] : first[number] + counts[number]]
+        assert want[number, np.asarray(graph.edge_ids)[run]].all()
+
+
+def test_distinct_ids(rng: np.random.Generator) -> None:
+    for count in (0, 1, 30):
+        ids = rng.integers(-1, 12, count)
+        found, places = map(np.asarray, distinct(jnp.asarray(ids, jnp.int32), min(count, 12)))
+        want = np.unique(ids[ids >= 0])
+        np.testing.assert_array_equal(found[: len(want)], want)
+        assert (found[len(want) :] == -1).all()
+        np.testing.assert_array_equal(places, np.where(ids < 0, -1, np.searchsorted(want, ids)))
+
+
+# --- Negative edges ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [0, 0.75, 1])
+@pytest.mark.parametrize("exclude", [False, True])
+def test_negative_edges_have_their_distribution(
+    rng: np.random.Generator, power: float, exclude: bool
+) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    counts = counts_of(graph, NODES)
+    src, dst = negative_edges(
+        graph,
+        4_000,
+        key_of(rng),
+        degree_power=power,
+        exclude_edges=exclude,
+        num_nodes=jnp.asarray(NODES),
+    )
+    weights = np.outer(powers(counts.sum(1), power), powers(counts.sum(0), power))
+    if exclude:
+        weights[counts > 0] = 0
+    found = pairs(src, dst, NODES)
+    assert found.sum() > 3_000 or not weights.any()
+    check_distribution(found, weights)
+
+
+def test_shares_of_powers_of_degrees(rng: np.random.Generator) -> None:
+    """Shares times how often a draw of them is accepted are in proportion to the powers."""
+    degrees = rng.choice([0, 1, 2, 30, 5_000, 10**6], 200)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
+    starts, rest = map(np.asarray, _shares(jnp.asarray(indptr), int(indptr[-1]), 0.75))
+    shares = np.diff(starts.astype(np.int64))
+    assert 2**28 < starts[-1] < 2**31 and ((rest >= 0) & (rest <= 1)).all()
+    want = powers(degrees, 0.75)
+    np.testing.assert_allclose(
+        shares * rest.astype(float) * want.sum() / starts[-1], want, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("power", [0, 0.75])
+def test_negative_edges_of_relations(rng: np.random.Generator, power: float) -> None:
+    """Between nodes of the relation's types, and no edge of that relation."""
+    sizes = {"a": 5, "b": 4}
+    edges = {
+        ("a", "to", "b"): (rng.integers(0, 5, 12), rng.integers(0, 4, 12)),
+        ("b", "of", "b"): rng.integers(0, 4, (2, 6)),
+        ("b", "in", "a"): (rng.integers(0, 4, 6), rng.integers(0, 5, 6)),
+    }
+    graph = RelationalGraph.from_edge_dict(edges, sizes, self_relation=True)
+    graph = graph.pad(num_nodes=11, num_edges=40)
+    src, dst = negative_edges(
+        graph, 3_000, key_of(rng), degree_power=power, exclude_edges=True, num_nodes=9
+    )
+    assert src.shape == dst.shape == (4, 3_000)
+    out, into = (
+        np.bincount(each, minlength=9) for each in (graph.triples()[0], graph.triples()[2])
+    )
+    ends = [(slice(0, 5), slice(5, 9)), (slice(5, 9),) * 2, (slice(5, 9), slice(0, 5))]
+    for relation, (sources, targets) in enumerate([*ends, (slice(0, 9),) * 2]):
+        weights = np.zeros((9, 9))
+        weights[sources, targets] = np.outer(powers(out, power), powers(into, power))[
+            sources, targets
+        ]
+        s, r, d = graph.triples()
+        weights[s[r == relation], d[r == relation]] = 0
+        check_distribution(pairs(src[relation], dst[relation], 9), weights)
+
+
+def test_negative_edges_of_a_bipartite_graph(rng: np.random.Generator) -> None:
+    src, dst = rng.integers(0, 4, 15), rng.integers(0, 7, 15)
+    graph = Graph.from_edges(src, dst, num_src=5, num_dst=8)
+    found = negative_edges(graph, 3_000, key_of(rng), exclude_edges=True, num_nodes=(4, 7))
+    weights = np.ones((4, 7))
+    weights[src, dst] = 0
+    counts = np.zeros((4, 7), int)
+    np.add.at(counts, tuple(map(np.asarray, found)), 1)
+    check_distribution(counts, weights)
+
+
+def test_what_cannot_be_found_is_padding() -> None:
+    everything = np.indices((3, 3)).reshape(2, -1)
+    graph = Graph.from_edges(*everything, num_nodes=3)
+    for found in (
+        negative_edges(graph, 5, KEY, exclude_edges=True),
+        negative_edges(Graph.from_edges([], [], num_nodes=4), 5, KEY, degree_power=1),
+        negative_edges(Graph.from_edges([], [], num_nodes=0), 5, KEY),
+        negative_edges(graph, 5, KEY, num_nodes=0),
+        corrupted_edges(graph, [0, 1], [1, 2], 3, KEY, exclude_edges=True),
+        corrupted_edges(graph, [-1, 1, 3], [1, -5, 0], 3, KEY),
+    ):
+        assert all((np.asarray(each) == -1).all() for each in found)
+    assert negative_edges(graph, 0, KEY)[0].shape == (0,)
+    assert corrupted_edges(graph, [], [], 3, KEY)[0].shape == (0, 3)
+    none = RelationalGraph.from_triples([], [], [], num_nodes=3, num_relations=0)
+    assert negative_edges(none, 2, KEY)[0].shape == (0, 2)
+
+
+@pytest.mark.parametrize("side", ["src", "dst", "both"])
+@pytest.mark.parametrize("power", [0, 0.75, 1])
+def test_corrupted_edges_have_their_distribution(
+    rng: np.random.Generator, side: Any, power: float
+) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    counts = counts_of(graph, NODES)
+    src, dst = (each[[3, EDGES // 2 - 1, 0]] for each in graph.edges())
+    given = np.append(src, -1), np.append(dst, 2)
+    options: dict[str, Any] = {"side": side, "degree_power": power, "exclude_edges": True}
+    found = corrupted_edges(graph, *given, 1_000, key_of(rng), num_nodes=NODES, **options)
+    assert (np.asarray(found)[:, -1] == -1).all()
+    for number, (s, d) in enumerate(zip(src, dst, strict=True)):
+        heads = powers(counts.sum(1), power) * (counts[:, d] == 0)
+        tails = powers(counts.sum(0), power) * (counts[s] == 0)
+        weights = np.zeros((NODES, NODES))  # what can be drawn of each side is as likely
+        for column, tosses in ((heads, side != "dst"), (tails, side != "src")):
+            share = column / max(column.sum(), 1e-9) * tosses
+            if column is heads:
+                weights[:, d] += share
+            else:
+                weights[s] += share
+        check_distribution(pairs(*np.asarray(found)[:, number], NODES), weights)
+
+
+def test_corrupted_triples(rng: np.random.Generator) -> None:
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    rel = rng.integers(0, 2, EDGES)
+    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=NODES, num_relations=2)
+    given = src[:4], dst[:4]
+    found = corrupted_edges(
+        graph, *given, 3_000, key_of(rng), rel=[*rel[:3], -1], side="dst", exclude_edges=True
+    )
+    assert (np.asarray(found)[:, 3] == -1).all()
+    for number in range(3):
+        weights = np.zeros((NODES, NODES))
+        weights[src[number]] = 1
+        same = rel == rel[number]
+        weights[src[same], dst[same]] = 0
+        check_distribution(pairs(*np.asarray(found)[:, number], NODES), weights)
+
+
+# --- Blocks for links ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exclude", ["edges", "both", None])
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"capacity": [12, 14]}], ids=str)
+def test_link_blocks_are_those_of_a_graph_without_the_edges(
+    rng: np.random.Generator, exclude: Any, options: dict[str, Any]
+) -> None:
+    """Bit for bit, but for the places of edges."""
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    padded = {"num_nodes": NODES + 3, "num_edges": EDGES + 5}
+    graph = Graph.from_edges(src, dst, num_nodes=NODES).pad(**padded)
+    chosen = rng.integers(0, EDGES, 4)
+    heads = np.r_[src[chosen], -1, rng.integers(0, NODES, 2)]
+    tails = np.r_[dst[chosen], 2, rng.integers(0, NODES, 2)]
+    key = key_of(rng)
+    blocks, src_place, dst_place = link_blocks(
+        graph, heads, tails, (3, 2), key, exclude=exclude, **options
+    )
+    gone = np.zeros(EDGES, bool)
+    for s, d in zip(heads, tails, strict=True):
+        if exclude:
+            gone |= (src == s) & (dst == d)
+        if exclude == "both":
+            gone |= (src == d) & (dst == s)
+    smaller = Graph.from_edges(src[~gone], dst[~gone], num_nodes=NODES).pad(**padded)
+    seeds = blocks.node_ids[: blocks.num_seeds]
+    want = sample_neighbors(smaller, seeds, (3, 2), key, **options)
+    # Places in the smaller graph as those in the whole one.
+    places = np.flatnonzero(~gone[np.asarray(graph.edge_ids)[:EDGES]])
+    places = np.append(places, [-1] * (EDGES + 6 - len(places)))
+    np.testing.assert_array_equal(blocks.node_ids, want.node_ids)
+    assert bool(blocks.overflow) == bool(want.overflow)
+    for block, other in zip(blocks.graphs, want.graphs, strict=True):
+        np.testing.assert_array_equal(block.edge_ids, places[np.asarray(other.edge_ids)])
+        for name in ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order"):
+            np.testing.assert_array_equal(getattr(block, name), getattr(other, name))
+    there = heads >= 0
+    for ends, place in ((heads, src_place), (tails, dst_place)):
+        np.testing.assert_array_equal(np.asarray(place)[~there], -1)
+        np.testing.assert_array_equal(np.asarray(seeds)[np.asarray(place)[there]], ends[there])
+    known = np.asarray(seeds)[np.asarray(seeds) >= 0]
+    np.testing.assert_array_equal(known, np.unique([heads[there], tails[there]]))
+
+
+def test_link_blocks_without_edges() -> None:
+    graph = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
+    blocks, src, dst = link_blocks(graph, [], [], (2, 2), KEY)
+    assert (blocks.num_seeds, src.shape, dst.shape) == (0, (0,), (0,))
+    empty = Graph.from_edges([], [], num_nodes=3)
+    blocks, src, _ = link_blocks(empty, [0, 2], [1, 9], (2,), KEY, exclude="both")
+    np.testing.assert_array_equal(src, [0, -1])
+    assert blocks.graphs[0].indptr[-1] == 0
+
+
+# --- Walks ---------------------------------------------------------------------------------------
+
+
+def transitions(counts: np.ndarray, p: float, q: float) -> np.ndarray:
+    """``[t, v, x]``: how likely node2vec goes to x from v, where it came from t."""
+    size = len(counts)
+    weights = np.where(counts[:, None, :] > 0, 1.0, 1 / q) * np.ones((size, size, size))
+    weights[np.arange(size), :, np.arange(size)] = 1 / p
+    weights *= counts[None]
+    return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (0.25, 4), (4, 0.25), (0.5, 1), (10, 10), (0.1, 0.1)])
+def test_walks_have_their_distribution(
+    rng: np.random.Generator, p: float, q: float, reverse: bool
+) -> None:
+    """Of all pairs of steps, from a hub and from any other node."""
+    graph = lumpy_graph(rng, NODES, 30)
+    counts = counts_of(graph, NODES)
+    counts = counts.T if reverse else counts
+    first = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    starts = np.repeat([0, rng.integers(1, NODES)], 3_000)
+    walks = np.asarray(random_walk(graph, starts, 2, key_of(rng), p=p, q=q, reverse=reverse))
+    assert walks.shape == (6_000, 3)
+    for start in set(starts.tolist()):
+        mine = walks[walks[:, 0] == start] + 1  # outcome 0: it ended
+        found = np.zeros((NODES + 1, NODES + 1), int)
+        np.add.at(found, (mine[:, 1], mine[:, 2]), 1)
+        joint = first[start][:, None] * transitions(counts, p, q)[start]
+        weights = np.zeros_like(found, float)
+        weights[1:, 1:] = joint
+        weights[1:, 0] = first[start] * (counts.sum(1) == 0)
+        weights[0, 0] = counts[start].sum() == 0
+        check_distribution(found, weights)
+
+
+def test_walks_follow_edges_and_end(rng: np.random.Generator) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    counts = counts_of(graph, NODES + 3)
+    starts = np.r_[rng.integers(0, NODES + 3, 40), -1, -7, 99]
+    for p, q in ((1, 1), (0.5, 2)):
+        walks = np.asarray(random_walk(graph, starts, 6, key_of(rng), p=p, q=q))
+        np.testing.assert_array_equal(
+            walks[:, 0], np.where(starts > 50, -1, np.maximum(starts, -1))
+        )
+        for a, b in zip(walks.T[:-1], walks.T[1:], strict=True):
+            ended = (a < 0) | (counts[a].sum(1) == 0)
+            assert (b[ended] == -1).all()
+            assert (counts[a[~ended], b[~ended]] > 0).all()
+    assert random_walk(graph, starts, 0, KEY).shape == (43, 1)
+    assert random_walk(graph, [], 4, KEY, p=2).shape == (0, 5)
+    nothing = Graph.from_edges([], [], num_nodes=2)
+    np.testing.assert_array_equal(random_walk(nothing, [0], 2, KEY, q=3), [[0, -1, -1]])
+
+
+def test_walks_of_many_copies_of_an_edge(rng: np.random.Generator) -> None:
+    """Where nearly all edges lead back, which p all but forbids, the others are found."""
+    src, dst = np.r_[0, [1] * 1000, 1], np.r_[1, [0] * 1000, 2]
+    graph = Graph.from_edges(src, dst, num_nodes=3)
+    walks = np.asarray(random_walk(graph, np.zeros(800, int), 2, key_of(rng), p=1000))
+    assert (walks[:, 1] == 1).all()
+    check_distribution(np.bincount(walks[:, 2], minlength=3), np.array([1000 / 1000, 0, 1]))
+
+
+# --- Inside jit, and bad input -------------------------------------------------------------------
+
+
+CALLS = {
+    "negative_edges": lambda graph, ids, key: negative_edges(
+        graph, 16, key, degree_power=0.5, exclude_edges=True
+    ),
+    "corrupted_edges": lambda graph, ids, key: corrupted_edges(
+        graph, ids, ids[::-1], 3, key, degree_power=1, exclude_edges=True
+    ),
+    "link_blocks": lambda graph, ids, key: link_blocks(
+        graph, ids, ids[::-1], (3, 2), key, exclude="both"
+    ),
+    "random_walk": lambda graph, ids, key: random_walk(graph, ids, 3, key),
+    "node2vec": lambda graph, ids, key: random_walk(graph, ids, 3, key, p=2, q=0.5),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_program_gives_the_same_inside_jit(rng: np.random.Generator, name: str) -> None:
+    check_one_program(CALLS[name], rng, NODES, EDGES)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_garbage_gives_ids_in_range(rng: np.random.Generator, name: str) -> None:
+    """Whatever index arrays hold, nothing is read elsewhere, and it ends."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+
+    def spoiled(array: Any) -> Any:
+        values = rng.choice([low, -2, -1, 0, 3, 7, 11, 40, 46, high], array.shape)
+        return jnp.asarray(values, jnp.int32)
+
+    broken = jax.tree.map(spoiled, graph)
+    found = CALLS[name](broken, jnp.asarray(rng.integers(-3, 15, 8)), key_of(rng))
+    ids = (
+        found[0].node_ids
+        if name == "link_blocks"
+        else jnp.concatenate([jnp.ravel(each) for each in jax.tree.leaves(found)])
+    )
+    assert ((np.asarray(ids) >= -1) & (np.asarray(ids) < NODES + 3)).all()
+
+
+GRAPH = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
+BIPARTITE = Graph.from_edges([0, 1], [1, 2], num_src=2, num_dst=3)
+RELATIONAL = RelationalGraph.from_triples([0], [0], [1], num_nodes=3)
+negatives = partial(negative_edges, GRAPH)
+WRONG = {
+    "graph is no graph": (lambda: negative_edges(3, 2, KEY), "^graph must be"),  # type: ignore[arg-type]
+    "num is negative": (lambda: negatives(-1, KEY), "^num must not be negative"),
+    "num is no integer": (lambda: negatives(1.5, KEY), "^num must be an integer"),  # type: ignore[arg-type]
+    "key is none": (lambda: negatives(2, 7), "^key must be a key"),
+    "power is too large": (lambda: negatives(2, KEY, degree_power=2), "^degree_power must be"),
+    "power is NaN": (lambda: negatives(2, KEY, degree_power=np.nan), "^degree_power must be"),
+    "num_nodes is negative": (lambda: negatives(2, KEY, num_nodes=-1), "^num_nodes must not"),
+    "num_nodes are three": (lambda: negatives(2, KEY, num_nodes=(1, 2, 3)), "^num_nodes must be"),
+    "num_nodes is no integer": (
+        lambda: negatives(2, KEY, num_nodes=jnp.ones(())),
+        "^num_nodes must be an integer",
+    ),
+    "lengths differ": (lambda: corrupted_edges(GRAPH, [0], [1, 2], 1, KEY), "^src and dst must"),
+    "relations are missing": (
+        lambda: corrupted_edges(RELATIONAL, [0], [1], 1, KEY),  # type: ignore[arg-type]
+        "^rel must be given for",
+    ),
+    "relations are not wanted": (
+        lambda: corrupted_edges(GRAPH, [0], [1], 1, KEY, rel=[0]),
+        "^rel is for a jax_gnn.RelationalGraph alone",
+    ),
+    "side is unknown": (
+        lambda: corrupted_edges(GRAPH, [0], [1], 1, KEY, side="head"),  # type: ignore[arg-type]
+        "^side must be one of",
+    ),
+    "links of floats": (lambda: link_blocks(GRAPH, [0.5], [1], (2,), KEY), "^src must be"),
+    "links of two lengths": (lambda: link_blocks(GRAPH, [0], [], (2,), KEY), "^src and dst must"),
+    "links without fanouts": (lambda: link_blocks(GRAPH, [0], [1], (), KEY), "^fanouts must be"),
+    "links exclude what": (
+        lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, exclude="reverse"),  # type: ignore[arg-type]
+        "^exclude must be one of",
+    ),
+    "links of two kinds of nodes": (
+        lambda: link_blocks(BIPARTITE, [0], [1], (2,), KEY),
+        "^graph must have one kind of nodes",
+    ),
+    "capacity too small": (
+        lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, capacity=1),
+        r"^capacity\[0\] must be at least 2",
+    ),
+    "walks on two kinds of nodes": (
+        lambda: random_walk(BIPARTITE, [0], 2, KEY),
+        "^graph must have one kind of nodes",
+    ),
+    "walks of negative length": (lambda: random_walk(GRAPH, [0], -1, KEY), "^length must not"),
+    "p is 0": (lambda: random_walk(GRAPH, [0], 2, KEY, p=0), "^p must be positive"),
+    "q is infinite": (lambda: random_walk(GRAPH, [0], 2, KEY, q=np.inf), "^q must be finite"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_arguments_are_named(case: str) -> None:
+    call, message = WRONG[case]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

@@ -1,0 +1,200 @@
+"""Sampling by kernels of the CPU, and on arrays of the host: the bits of plain ``jax.numpy``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling_checks import key_of, lumpy_graph
+
+import jax_gnn
+from jax_gnn import Graph
+from jax_gnn.sampling import sample_neighbors
+from jax_gnn.sampling._native import sample_uniform
+
+INT32 = np.iinfo(np.int32)
+FANOUTS = (2, 3, 4)
+
+
+def options_of(rng: np.random.Generator, kind: str) -> dict[str, Any]:
+    """Of nine seeds, and FANOUTS."""
+    return {
+        "tree": {"tree": True, "replace": bool(rng.integers(2))},
+        "distinct": {},
+        "capacity": {"capacity": (11, 20, int(rng.integers(20, 60)))},
+        "replace": {"replace": True},
+    }[kind]
+
+
+def garbage(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Graph:
+    """A graph whose rows start anywhere, and whose sources are anything."""
+
+    def anything(count: int, size: int) -> Any:
+        values = rng.integers(-3, size + 3, count)
+        extremes = rng.choice([INT32.min, INT32.max, -1, size], count)
+        return jnp.asarray(np.where(rng.random(count) < 0.2, extremes, values), jnp.int32)
+
+    graph = Graph.from_edges(*rng.integers(0, num_nodes, (2, num_edges)), num_nodes=num_nodes)
+    indptr, cols = anything(num_nodes + 1, num_edges), anything(num_edges, num_nodes)
+    return replace(graph, indptr=indptr, cols=cols)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def in_both(function: Any, *arguments: Any) -> Any:
+    """What the kernel gives, having compared it with what plain XLA does."""
+    found = jax.jit(function)(*arguments)
+    with jax_gnn.implementation("xla"):
+        assert_same(found, jax.jit(function)(*arguments))
+    return found
+
+
+def some_seeds(rng: np.random.Generator, count: int, num_nodes: int) -> np.ndarray:
+    """Ids, of which some come twice, and some are none."""
+    ids = rng.integers(-2, num_nodes + 2, count)
+    return np.where(rng.random(count) < 0.1, rng.choice([-1, INT32.max, INT32.min], count), ids)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("fanout", [1, 7, 40])
+@pytest.mark.parametrize("replace", [False, True])
+def test_draws(rng: np.random.Generator, dtype: str, fanout: int, replace: bool) -> None:
+    """Degrees around the fanout and large ones; few rows, and more than are drawn for at once."""
+    for rows in (0, 5, 100):
+        degrees = rng.choice([0, 1, fanout, fanout + 1, 50, 10**6, 2**31 - 1], rows)
+        words = rng.integers(0, 2**32, 2, dtype=np.uint32)
+        with jax.enable_x64(dtype == "int64"):
+            offsets, counts = in_both(
+                lambda degrees, words: sample_uniform(
+                    degrees, words, fanout=fanout, stream=3, replace=replace
+                ),
+                jnp.asarray(degrees, dtype),
+                jnp.asarray(words),
+            )
+        assert offsets.dtype == counts.dtype == dtype
+        there = np.arange(fanout) < np.asarray(counts)[:, None]
+        assert (np.asarray(offsets) < degrees[:, None])[there].all()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("kind", ["tree", "distinct", "capacity", "replace"])
+def test_blocks(rng: np.random.Generator, dtype: str, kind: str) -> None:
+    """Three layers of a padded graph, with seeds that come twice and seeds that are none."""
+    with jax.enable_x64(dtype == "int64"):
+        graph = jax.tree.map(lambda ids: ids.astype(dtype), lumpy_graph(rng, 40, 200))
+        seeds = jnp.asarray(some_seeds(rng, 9, 40), dtype)
+        options = options_of(rng, kind)
+        blocks = in_both(
+            lambda graph, seeds, key: sample_neighbors(graph, seeds, FANOUTS, key, **options),
+            *(graph, seeds, key_of(rng)),
+        )
+    assert blocks.node_ids.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["tree", "distinct", "capacity"])
+def test_garbage(rng: np.random.Generator, kind: str) -> None:
+    """Whatever a graph holds, the bits are the same, and nothing out of range is read."""
+    options = {"tree": {"tree": True}, "distinct": {}, "capacity": {"capacity": (10, 12)}}[kind]
+    in_both(
+        lambda graph, seeds, key: sample_neighbors(graph, seeds, (4, 3), key, **options),
+        *(garbage(rng, 12, 50), jnp.asarray(some_seeds(rng, 8, 12), jnp.int32), key_of(rng)),
+    )
+
+
+def on_host(graph: Graph) -> Graph:
+    return jax.tree.map(np.asarray, graph)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("kind", ["tree", "distinct", "capacity", "replace"])
+def test_host(rng: np.random.Generator, tmp_path: Path, dtype: str, kind: str) -> None:
+    """A graph of the host gives arrays of the host, of the same bits, as do memory maps."""
+    options = options_of(rng, kind)
+    with jax.enable_x64(dtype == "int64"):
+        graph = jax.tree.map(lambda ids: ids.astype(dtype), lumpy_graph(rng, 40, 200))
+        seeds, key = some_seeds(rng, 9, 40), key_of(rng)
+        want = sample_neighbors(graph, jnp.asarray(seeds), FANOUTS, key, **options)
+    host = on_host(graph)
+    words = np.asarray(jax.random.key_data(key))
+    found = sample_neighbors(host, seeds, FANOUTS, words, **options)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
+    assert_same(found, want)
+    assert_same(sample_neighbors(host, seeds, FANOUTS, key, **options), want)
+    maps = {name: mapped(tmp_path / name, getattr(host, name)) for name in ("indptr", "cols")}
+    assert_same(sample_neighbors(replace(host, **maps), seeds, FANOUTS, words, **options), want)
+
+
+def mapped(path: Path, array: np.ndarray) -> np.ndarray:
+    np.save(path.with_suffix(".npy"), array)
+    return np.load(path.with_suffix(".npy"), mmap_mode="r")
+
+
+def test_host_garbage(rng: np.random.Generator) -> None:
+    for kind in ("tree", "distinct", "capacity"):
+        graph = on_host(garbage(rng, 12, 50))
+        seeds, key = some_seeds(rng, 8, 12), key_of(rng)
+        options = {"capacity": (10, 12)} if kind == "capacity" else {"tree": kind == "tree"}
+        want = sample_neighbors(graph, jnp.asarray(seeds), (4, 3), key, **options)
+        assert_same(sample_neighbors(graph, seeds, (4, 3), key, **options), want)
+
+
+def test_host_without_nodes() -> None:
+    with jax_gnn.host_arrays():
+        graph = Graph.from_edges([], [], num_nodes=0)
+    blocks = sample_neighbors(graph, [0, -1], (2, 2), np.zeros(2, np.uint32))
+    assert (blocks.node_ids == -1).all() and not blocks.overflow
+
+
+def test_many_threads(rng: np.random.Generator) -> None:
+    """Work that is dealt out to threads gives the bits of one."""
+    graph = lumpy_graph(rng, 5000, 60_000)
+    seeds, key = rng.integers(0, 5000, 3000), key_of(rng)
+    host = on_host(graph)
+    with jax_gnn.implementation("xla"):
+        for tree in (False, True):
+            want = sample_neighbors(graph, jnp.asarray(seeds), (9, 8), key, tree=tree)
+            assert_same(sample_neighbors(host, seeds, (9, 8), key, tree=tree), want)
+
+
+FORKED = """
+import os, sys
+import numpy as np
+import jax
+import jax_gnn
+from jax_gnn.sampling import sample_neighbors
+
+def stop(*_, **__):
+    raise AssertionError("a device was asked for")
+
+with jax_gnn.host_arrays():
+    graph = jax_gnn.Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+jax.devices = jax.local_devices = jax.default_backend = stop
+jax._src.xla_bridge.backends = stop
+child = os.fork()
+blocks = sample_neighbors(graph, np.array([2, -1]), (2, 2), np.array([1, 2], np.uint32))
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert blocks.node_ids.tolist()[:3] == [2, -1, 1], blocks.node_ids
+"""
+
+
+def test_forked_workers_ask_no_device() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
+
+
+@pytest.mark.parametrize("key", [3, np.zeros(2), np.zeros(4, np.uint32)])
+def test_keys_of_the_host(key: Any) -> None:
+    graph = on_host(Graph.from_edges([0], [1], num_nodes=2))
+    with pytest.raises(TypeError, match=r"^key must be a key of jax.random or \(2,\) uint32, got"):
+        sample_neighbors(graph, [0], (1,), key)

@@ -1,0 +1,302 @@
+"""Subgraphs as batches: what they hold, and how likely each is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling_checks import (
+    LEVEL,
+    check_distribution,
+    check_one_program,
+    counts_of,
+    key_of,
+    lumpy_edges,
+    lumpy_graph,
+)
+from scipy import stats
+
+from jax_gnn import Graph, spmm
+from jax_gnn.sampling import (
+    Subgraph,
+    _subgraphs,
+    cluster_batch,
+    induced_subgraph,
+    saint_norms,
+    saint_subgraph,
+)
+
+KEY = jax.random.key(0)
+NODES, EDGES = 9, 40
+
+
+def check_subgraph(
+    part: Subgraph, whole: Graph, nodes: np.ndarray, room: int, left_out: bool = False
+) -> None:
+    """All arrays are those of these nodes, and of the first edges among them there is room for.
+
+    ``left_out``: whether there was no room for further nodes.
+    """
+    kept = np.array([i if 0 <= i < whole.num_dst else -1 for i in nodes], int)
+    repeated = [i in kept[:place] for place, i in enumerate(kept)]
+    kept[repeated] = -1
+    np.testing.assert_array_equal(part.node_ids, kept)
+    count = int(whole.indptr[-1])
+    rows, cols = np.asarray(whole.rows)[:count], np.asarray(whole.cols)[:count]
+    place = {int(i): number for number, i in enumerate(kept) if i >= 0}
+    edges = [e for i in place for e in np.flatnonzero(rows == i) if int(cols[e]) in place]
+    assert bool(part.overflow) == (left_out or len(edges) > room)
+    edges = edges[:room]
+    src, dst = ([place[int(i)] for i in ends[edges]] for ends in (cols, rows))
+    want = Graph.from_sorted(src, dst, num_nodes=len(nodes)).pad(num_edges=room)
+    for name in ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order"):
+        np.testing.assert_array_equal(getattr(part.graph, name), getattr(want, name))
+    np.testing.assert_array_equal(part.graph.edge_ids, np.r_[edges, [-1] * (room - len(edges))])
+    assert part.graph.num_input_edges == whole.num_edges
+
+
+@pytest.mark.parametrize("room", [None, 12, 0])
+@pytest.mark.parametrize("count", [0, 1, 7, 20])
+def test_edges_among_nodes(rng: np.random.Generator, count: int, room: int | None) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    nodes = rng.integers(-1, NODES + 4, count)
+    part = induced_subgraph(graph, nodes, num_edges=room)
+    check_subgraph(part, graph, nodes, graph.num_edges if room is None else room)
+
+
+def test_edges_are_looked_at_in_chunks(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_subgraphs, "_CHUNK", 3)
+    graph = lumpy_graph(rng, NODES, EDGES)
+    nodes = rng.permutation(NODES)[:6]
+    for room in (2, 5, 30):
+        part = jax.jit(_subgraphs._induced_plain, static_argnums=2)(graph, nodes, room)
+        check_subgraph(part, graph, nodes, room)
+
+
+def test_weights_and_features_follow(rng: np.random.Generator) -> None:
+    """A product with the part is that with a dense matrix's rows and columns."""
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    graph = Graph.from_edges(src, dst, num_nodes=NODES)
+    weights, x = rng.normal(size=EDGES), rng.normal(size=(NODES, 3))
+    dense = np.zeros((NODES, NODES))
+    np.add.at(dense, (dst, src), weights)
+    nodes = rng.permutation(NODES)[:5]
+    part = induced_subgraph(graph, nodes)
+    found = spmm(part.graph, x[part.node_ids], part.graph.edge_values(graph.edge_values(weights)))
+    np.testing.assert_allclose(found, dense[np.ix_(nodes, nodes)] @ x[nodes], rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("room", "edges"), [(None, None), (4, 10)])
+def test_nodes_of_parts(rng: np.random.Generator, room: int | None, edges: int | None) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    size = graph.num_nodes
+    parts = rng.integers(-1, 4, size) * 10**6
+    chosen = rng.choice([-1, 0, 10**6, 10**6, 3 * 10**6, 7], 3)
+    part = cluster_batch(graph, parts, chosen, num_nodes=room, num_edges=edges)
+    nodes = np.flatnonzero((parts >= 0) & np.isin(parts, chosen))
+    most = size if room is None else room
+    padded = np.r_[nodes[:most], [-1] * (most - len(nodes))].astype(int)
+    limit = graph.num_edges if edges is None else edges
+    check_subgraph(part, graph, padded, limit, len(nodes) > most)
+
+
+def test_parts_of_nothing() -> None:
+    graph = Graph.from_edges([0], [1], num_nodes=2)
+    assert (np.asarray(cluster_batch(graph, [0, 0], []).node_ids) == -1).all()
+    empty = Graph.from_edges([], [], num_nodes=0)
+    assert cluster_batch(empty, [], [0]).node_ids.shape == (0,)
+    for method in ("node", "edge", "walk"):
+        part = saint_subgraph(empty, 3, KEY, method=method)  # type: ignore[arg-type]
+        assert part.node_ids.shape == (0,)
+        lonely = Graph.from_edges([], [], num_nodes=3)
+        part = saint_subgraph(lonely, 2, KEY, method=method, num_edges=4)  # type: ignore[arg-type]
+        drawn = np.asarray(part.node_ids)
+        assert (drawn == -1).all() != (method == "walk") and not bool(part.overflow)
+        assert saint_subgraph(lonely, 0, KEY, method=method).node_ids.shape == (0,)  # type: ignore[arg-type]
+
+
+# --- GraphSAINT ----------------------------------------------------------------------------------
+
+
+def outcomes(counts: np.ndarray, method: str) -> dict[tuple[int, ...], float]:
+    """How likely each set of nodes is that one draw gives; of a walk of one step."""
+    size = len(counts)
+    out, into = counts.sum(1), counts.sum(0)
+    found: dict[tuple[int, ...], float] = {}
+    for u in range(size):
+        if method == "node":
+            found[u,] = out[u] / counts.sum()
+        if method == "walk" and not out[u]:
+            found[u,] = 1 / size
+        for v in range(size):
+            if counts[u, v] and method != "node":
+                chance = 1 / out[u] / size if method == "walk" else 1 / out[u] + 1 / into[v]
+                nodes = tuple(sorted({u, v}))
+                found[nodes] = found.get(nodes, 0) + chance * counts[u, v]
+    total = sum(found.values())
+    return {nodes: chance / total for nodes, chance in found.items()}
+
+
+def many(graph: Graph, num: int, method: Any, key: Any, samples: int) -> np.ndarray:
+    draw = partial(saint_subgraph, graph, num, method=method, walk_length=1, num_edges=60)
+    keys = jax.random.split(key, samples)
+    return np.asarray(jax.jit(jax.vmap(lambda key: draw(key).node_ids))(keys))
+
+
+@pytest.mark.parametrize("method", ["node", "edge", "walk"])
+def test_draws_of_saint_have_their_distribution(rng: np.random.Generator, method: str) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    counts = counts_of(graph, graph.num_nodes)
+    want = outcomes(counts, method)
+    drawn = [
+        tuple(int(i) for i in row if i >= 0) for row in many(graph, 1, method, key_of(rng), 2_000)
+    ]
+    assert set(drawn) <= set(want)
+    check_distribution(
+        np.array([drawn.count(nodes) for nodes in want]), np.array(list(want.values()))
+    )
+
+
+@pytest.mark.parametrize("method", ["node", "edge", "walk"])
+def test_nodes_are_included_as_often_as_they_must(rng: np.random.Generator, method: str) -> None:
+    """Of several draws with replacement: exact probabilities, a binomial test for each node."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    size, samples, num = graph.num_nodes, 2_000, 3
+    counts = counts_of(graph, size)
+    once = np.zeros(size)
+    for nodes, chance in outcomes(counts, method).items():
+        once[list(nodes)] += chance
+    drawn = many(graph, num, method, key_of(rng), samples)
+    for row in drawn[:20]:
+        kept = row[row >= 0]
+        assert (np.diff(kept) > 0).all() and (row[len(kept) :] == -1).all()
+    for node in range(size):
+        hits, chance = int((drawn == node).sum()), 1 - (1 - once[node]) ** num
+        assert stats.binomtest(hits, samples, min(chance, 1)).pvalue > LEVEL / size
+
+
+@pytest.mark.parametrize("method", ["node", "edge", "walk"])
+def test_norms_make_sums_unbiased(rng: np.random.Generator, method: Any) -> None:
+    """Over the very subgraphs that they were counted in, exactly."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    size, samples, key = graph.num_nodes, 30, key_of(rng)
+
+    def sample(key: Any) -> Subgraph:
+        return saint_subgraph(graph, 3, key, method=method, num_edges=45)
+
+    node_norm, edge_norm = map(
+        np.asarray, jax.jit(lambda key: saint_norms(graph, sample, key, num_samples=samples))(key)
+    )
+    nodes, edges = np.zeros(size, int), np.zeros(graph.num_edges, int)
+    losses, value = rng.normal(size=size), 0.0
+    for number in range(samples):
+        part = sample(jax.random.fold_in(key, number))
+        ids, edge_ids = np.asarray(part.node_ids), np.asarray(part.graph.edge_ids)
+        ids, edge_ids = ids[ids >= 0], edge_ids[edge_ids >= 0]
+        nodes[ids] += 1
+        edges[edge_ids] += 1
+        value += (node_norm[ids] * losses[ids]).sum() / samples
+    np.testing.assert_allclose(value, losses[nodes > 0].sum(), rtol=1e-4, atol=1e-4)
+    rows = np.asarray(graph.rows)
+    want = np.maximum(nodes, 1)[rows] / np.maximum(edges, 1)
+    np.testing.assert_allclose(edge_norm, np.where(rows < 0, 0, want), rtol=1e-6)
+    np.testing.assert_allclose(node_norm, samples / np.maximum(nodes, 1), rtol=1e-6)
+
+
+# --- Inside jit, and bad input -------------------------------------------------------------------
+
+
+CALLS = {
+    "induced_subgraph": lambda graph, ids, key: induced_subgraph(graph, ids, num_edges=20),
+    "cluster_batch": lambda graph, ids, key: cluster_batch(
+        graph, jnp.arange(graph.num_nodes) // 2, ids, num_nodes=6, num_edges=20
+    ),
+    **{
+        method: lambda graph, ids, key, method=method: saint_subgraph(
+            graph, 3, key, method=method, num_edges=20
+        )
+        for method in ("node", "edge", "walk")
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_program_gives_the_same_inside_jit(rng: np.random.Generator, name: str) -> None:
+    check_one_program(CALLS[name], rng, NODES, EDGES)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_garbage_gives_ids_in_range(rng: np.random.Generator, name: str) -> None:
+    graph = lumpy_graph(rng, NODES, EDGES)
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+
+    def spoiled(array: Any) -> Any:
+        values = rng.choice([low, -2, -1, 0, 3, 7, 11, 40, 46, high], array.shape)
+        return jnp.asarray(values, jnp.int32)
+
+    broken = jax.tree.map(spoiled, graph)
+    part = CALLS[name](broken, jnp.asarray(rng.integers(-3, 15, 8)), key_of(rng))
+    for ids, size in (
+        (part.node_ids, graph.num_nodes),
+        (part.graph.edge_ids, graph.num_edges),
+        (part.graph.cols, part.graph.num_src),
+        (part.graph.rows, part.graph.num_dst),
+    ):
+        assert ((np.asarray(ids) >= -1) & (np.asarray(ids) < size)).all()
+
+
+GRAPH = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
+BIPARTITE = Graph.from_edges([0, 1], [1, 2], num_src=2, num_dst=3)
+LARGER = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
+WRONG: dict[str, Any] = {
+    "graph is no graph": (lambda: induced_subgraph(3, [0]), "^graph must be"),  # type: ignore[arg-type]
+    "two kinds of nodes": (lambda: induced_subgraph(BIPARTITE, [0]), "^graph must have one kind"),
+    "nodes are floats": (lambda: induced_subgraph(GRAPH, [0.5]), "^nodes must be"),
+    "room is negative": (
+        lambda: induced_subgraph(GRAPH, [0], num_edges=-1),
+        "^num_edges must not be negative",
+    ),
+    "a part for each node": (
+        lambda: cluster_batch(GRAPH, [0, 1], [0]),
+        r"^parts must be \(num_nodes=3,\)",
+    ),
+    "room for nodes": (
+        lambda: cluster_batch(GRAPH, [0, 1, 1], [0], num_nodes=1.5),  # type: ignore[arg-type]
+        "^num_nodes must be an integer",
+    ),
+    "method is unknown": (
+        lambda: saint_subgraph(GRAPH, 1, KEY, method="rw"),  # type: ignore[arg-type]
+        "^method must be one of",
+    ),
+    "num is negative": (lambda: saint_subgraph(GRAPH, -1, KEY), "^num must not be negative"),
+    "walks are negative": (
+        lambda: saint_subgraph(GRAPH, 1, KEY, walk_length=-1),
+        "^walk_length must not be negative",
+    ),
+    "no samples": (
+        lambda: saint_norms(GRAPH, lambda key: induced_subgraph(GRAPH, [0]), KEY, num_samples=0),
+        "^num_samples must be positive",
+    ),
+    "no sampler": (lambda: saint_norms(GRAPH, 3, KEY), "^sample must be callable"),  # type: ignore[arg-type]
+    "samples of something else": (
+        lambda: saint_norms(GRAPH, lambda key: GRAPH, KEY),  # type: ignore[arg-type,return-value]
+        "^sample must give a Subgraph",
+    ),
+    "samples of another graph": (
+        lambda: saint_norms(GRAPH, lambda key: induced_subgraph(LARGER, [0]), KEY),
+        "^sample must give parts of graph",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_arguments_are_named(case: str) -> None:
+    call, message = WRONG[case]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
