@@ -611,6 +611,23 @@ def test_interrupted_process(data, tmp_path):
     assert "Traceback" not in err
 
 
+def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "results.json").write_text("{}")
+    arguments = small(data, "--output", str(tmp_path))
+    assert f"{tmp_path} has the results of a run: --overwrite" in user_error(capsys, arguments)
+    reached = []
+    monkeypatch.setattr(run_nodes, "train", lambda *_, **__: reached.append(1) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main([*arguments, "--overwrite"])
+    assert reached
+
+
+def test_nearest_format(tmp_path):
+    (tmp_path / "edge.csv").touch()
+    with pytest.raises(cli.UserError, match=r"nearest is a folder with nodes.csv and edges.csv; "):
+        sources.read_all(str(tmp_path))
+
+
 def test_progress_bar_on_a_terminal(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert cli.main(small(data, "--no-baseline", "--output", str(tmp_path / "out"))) == 0

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from argument_calls import CALLS
+from flax import nnx
 from op_spec import strict
 
 import flax_layers
@@ -174,3 +175,17 @@ def test_defaults_are_the_published_ones() -> None:
     for name, wanted in DEFAULTS.items():
         parameters = inspect.signature(getattr(flax_layers, name).__init__).parameters
         assert {option: parameters[option].default for option in wanted} == wanted, name
+
+
+def test_signatures_of_layers() -> None:
+    """Also of what users derive from them, and of the calls of models."""
+
+    class Own(flax_layers.GCNConv):
+        def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+            super().__init__(width, width, rngs=rngs)
+
+    assert [*inspect.signature(flax_layers.GCN).parameters][:3] == [
+        *("in_features", "hidden_features", "out_features")
+    ]
+    assert [*inspect.signature(Own).parameters] == ["width", "rngs"]
+    assert [*inspect.signature(Own(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]
