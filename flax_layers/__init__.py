@@ -1,7 +1,10 @@
 """Flax NNX layers over the operations of `jax_gnn`."""
 
+from flax import nnx as _nnx
+
 from flax_layers._attention import AttentionOptions
 from flax_layers._base import LinearOptions, Stack
+from flax_layers._base import Signature as _Signature
 from flax_layers.allset import (
     AllDeepSets,
     AllDeepSetsConv,
@@ -131,3 +134,8 @@ __all__ = [
     "readout",
     "unigcn_norm",
 ]
+
+for _name in __all__:
+    _made = globals()[_name]
+    if isinstance(_made, type) and issubclass(_made, _nnx.Module):
+        _made.__signature__ = _Signature()  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -36,6 +37,17 @@ Ends = ArrayLike | tuple[ArrayLike, ArrayLike]  # features of nodes, or of sourc
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
+
+
+class Signature:
+    """What a class is made from, for `help` and `inspect`: the metaclass of modules hides it."""
+
+    def __get__(self, instance: Any, owner: type[Any]) -> inspect.Signature:
+        """That of the class's initialisation; a module that is called has that of its call."""
+        if instance is not None:
+            raise AttributeError("__signature__")
+        parameters = [*inspect.signature(owner.__init__).parameters.values()]
+        return inspect.Signature(parameters[1:])  # without self
 
 
 class LinearOptions(TypedDict, total=False):

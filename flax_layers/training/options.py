@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def add_settings(
         metavar="DIR",
         help=f"folder of {written} (default: runs/{config.model}-<dataset>)",
     )
+    groups["execution"].add_argument(
+        "--overwrite", action="store_true", help="replace the results of an earlier run there"
+    )
 
 
 def settings_of(
@@ -116,3 +120,15 @@ def _require_implementation(implementation: Implementation | None) -> None:
             f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
             f"{implementation} asks for the other"
         )
+
+
+def told(config: Config) -> dict[str, Any]:
+    """The settings that have an option."""
+    return {name: getattr(config, name) for name in settings(type(config))}
+
+
+def tell_normalization(config: Any, settled: Any) -> None:
+    """Says on stderr what "auto" has become by the data."""
+    if getattr(config, "feature_normalization", "none") == "auto":
+        kind = settled.feature_normalization
+        print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)

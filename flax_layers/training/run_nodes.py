@@ -25,9 +25,8 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
-from flax_layers.training.config import TrainConfig, settings
 from flax_layers.training.data import num_outputs
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
@@ -118,11 +117,6 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
     print()
 
 
-def _told(config: TrainConfig) -> dict[str, Any]:
-    """The settings that have an option."""
-    return {name: getattr(config, name) for name in settings(type(config))}
-
-
 def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     """Says on stderr what of the data does not count, or not as given; and what was settled."""
     weighted = getattr(dataset, "edge_weight", None) is not None
@@ -134,9 +128,7 @@ def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     if weighted and not getattr(config, "edge_weight", False):
         takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
-    if config.feature_normalization == "auto":
-        kind = settled.feature_normalization
-        print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)
+    tell_normalization(config, settled)
 
 
 def _fits(task: str, source: str) -> bool:
@@ -172,7 +164,7 @@ def _results(
     errors = result.errors
     return {
         "dataset": described,
-        "config": _told(result.trained.config),
+        "config": told(result.trained.config),
         "versions": versions(),
         "devices": devices(),
         "measure": measure,
@@ -204,8 +196,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     config = settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)
-    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
-    make_folder(folder)
+    folder = make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
     what = "fold" if folds else "split"
