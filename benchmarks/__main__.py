@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import epochs, report, schedule_times, schedules
+from benchmarks import epochs, report, sampling, schedule_times, schedules
 from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.command == "epochs":
             return _epochs(options)
+        if options.command == "sampling":
+            return _sampling(options)
         if options.command == "measure-schedules":
             return _measure_schedules(options)
         if options.command == "fit-schedules":
@@ -71,6 +73,11 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     training.add_argument("--rounds", type=_positive, default=5, help="epochs that are timed")
     _add_platform(training)
     training.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
+    draws = commands.add_parser("sampling", help="time sampled neighbourhoods beside simpler ways")
+    draws.add_argument("--graphs", default=",".join(sampling.GRAPHS), help="names of plain graphs")
+    draws.add_argument("--rounds", type=_positive, default=10, help="batches that are timed")
+    _add_platform(draws)
+    draws.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
     for name, title in ops.items():
         op = commands.add_parser(name, help=title, description=title)
         op.add_argument(
@@ -120,6 +127,14 @@ def _epochs(options: argparse.Namespace) -> int:
     epochs.write(document, path)
     print(f"{epochs.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
     return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
+
+
+def _sampling(options: argparse.Namespace) -> int:
+    document = sampling.run(options.platform, options.graphs.split(","), options.rounds)
+    path = options.out or RESULTS / f"sampling-{_slug(document['machine']['device'])}.json"
+    sampling.write(document, path)
+    print(f"{sampling.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
+    return 0
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:

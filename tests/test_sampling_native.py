@@ -16,6 +16,7 @@ from sampling_checks import key_of, lumpy_graph
 
 import jax_gnn
 from jax_gnn import Graph
+from jax_gnn._core.ffi import host_function
 from jax_gnn.sampling import sample_neighbors
 from jax_gnn.sampling._native import sample_uniform
 
@@ -198,3 +199,33 @@ def test_keys_of_the_host(key: Any) -> None:
     graph = on_host(Graph.from_edges([0], [1], num_nodes=2))
     with pytest.raises(TypeError, match=r"^key must be a key of jax.random or \(2,\) uint32, got"):
         sample_neighbors(graph, [0], (1,), key)
+
+
+def test_vmap(rng: np.random.Generator) -> None:
+    """Over seeds and keys, as one by one."""
+    graph = lumpy_graph(rng, 20, 80)
+    seeds = jnp.asarray(rng.integers(-1, 20, (3, 4)), jnp.int32)
+    keys = jax.random.split(key_of(rng), 3)
+
+    def sample(seeds: Any, key: Any) -> Any:
+        return sample_neighbors(graph, seeds, (3, 2), key)
+
+    for axes, arguments in (((0, 0), (seeds, keys)), ((None, 0), (seeds[0], keys))):
+        found = in_both(jax.vmap(sample, axes), *arguments)
+        for i in range(3):
+            one = seeds[i if axes[0] == 0 else 0]
+            assert_same(jax.tree.map(lambda x, i=i: x[i], found), sample(one, keys[i]))
+
+
+def test_instruction_sets(rng: np.random.Generator) -> None:
+    graph, seeds = on_host(lumpy_graph(rng, 200, 9000)), rng.integers(0, 200, 100)
+    words, sets = rng.integers(0, 2**32, 2, dtype=np.uint32), host_function("instruction_sets")()
+    found = []
+    try:
+        for name in sets:
+            host_function("limit_instruction_set")(name)
+            found.append(sample_neighbors(graph, seeds, (7, 5), words))
+    finally:
+        host_function("limit_instruction_set")(sets[-1])
+    for each in found:
+        assert_same(each, found[0])

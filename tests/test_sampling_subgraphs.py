@@ -143,10 +143,12 @@ def outcomes(counts: np.ndarray, method: str) -> dict[tuple[int, ...], float]:
     return {nodes: chance / total for nodes, chance in found.items()}
 
 
-def many(graph: Graph, num: int, method: Any, key: Any, samples: int) -> np.ndarray:
-    draw = partial(saint_subgraph, graph, num, method=method, walk_length=1, num_edges=60)
-    keys = jax.random.split(key, samples)
-    return np.asarray(jax.jit(jax.vmap(lambda key: draw(key).node_ids))(keys))
+@partial(jax.jit, static_argnums=(1, 2, 4))
+def many(graph: Graph, num: int, method: Any, key: Any, samples: int) -> Any:
+    def draw(key: Any) -> Any:
+        return saint_subgraph(graph, num, key, method=method, walk_length=1, num_edges=60).node_ids
+
+    return jax.vmap(draw)(jax.random.split(key, samples))
 
 
 @pytest.mark.parametrize("method", ["node", "edge", "walk"])
@@ -154,9 +156,8 @@ def test_draws_of_saint_have_their_distribution(rng: np.random.Generator, method
     graph = lumpy_graph(rng, NODES, EDGES)
     counts = counts_of(graph, graph.num_nodes)
     want = outcomes(counts, method)
-    drawn = [
-        tuple(int(i) for i in row if i >= 0) for row in many(graph, 1, method, key_of(rng), 2_000)
-    ]
+    sets = np.asarray(many(graph, 1, method, key_of(rng), 2_000)).tolist()
+    drawn = [tuple(i for i in nodes if i >= 0) for nodes in sets]
     assert set(drawn) <= set(want)
     check_distribution(
         np.array([drawn.count(nodes) for nodes in want]), np.array(list(want.values()))
@@ -172,7 +173,7 @@ def test_nodes_are_included_as_often_as_they_must(rng: np.random.Generator, meth
     once = np.zeros(size)
     for nodes, chance in outcomes(counts, method).items():
         once[list(nodes)] += chance
-    drawn = many(graph, num, method, key_of(rng), samples)
+    drawn = np.asarray(many(graph, num, method, key_of(rng), samples))
     for row in drawn[:20]:
         kept = row[row >= 0]
         assert (np.diff(kept) > 0).all() and (row[len(kept) :] == -1).all()

@@ -439,6 +439,16 @@ void define_sampling(nb::module_& m) {
         nb::arg().noconvert());
 }
 
+// Rows as bytes; see gather_rows.h.
+void fetch_rows(Rows<const uint8_t> rows, Vector<const int32_t> ids, Rows<uint8_t> out) {
+  check_sizes({out.shape(0)}, ids.size(), "there must be a result for each id");
+  check_sizes({out.shape(1)}, rows.shape(1), "rows and results must be of one size");
+  const nb::gil_scoped_release released;
+  cpu::gather_rows(cpu::host_threads(static_cast<int64_t>(out.size()) / 16), ids.data(), ids.size(),
+                   rows.shape(0), reinterpret_cast<const char*>(rows.data()), rows.shape(1),
+                   reinterpret_cast<char*>(out.data()));
+}
+
 // Names of cpu::InstructionSet, from the narrowest on.
 constexpr const char* kInstructionSets[] = {"baseline", "AVX2", "AVX-512"};
 
@@ -495,6 +505,8 @@ NB_MODULE(_cpu, m) {
   define_triples<int64_t>(m);
   define_sampling<int32_t>(m);
   define_sampling<int64_t>(m);
+  m.def("gather_rows", &fetch_rows, nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert());
   m.def("targets", [] {
     nb::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
     all["edge_region"] = targets({{"instantiate", jax_gnn_edge_region_instantiate},

@@ -131,6 +131,19 @@ def settled(dataset: NodeDataset, config: C) -> C:
     return dataclasses.replace(config, feature_normalization=kind, scaling=scaling)
 
 
+def sum_size(dataset: NodeDataset, config: TrainConfig) -> float:
+    """What a model that adds up neighbours adds for a node in the mean, itself included.
+
+    1 of other models, and of rows that are divided by their sum, which stay small.
+    """
+    if not config.sums or config.feature_normalization == "row":
+        return 1.0
+    weight = getattr(dataset, "edge_weight", None)
+    edges = dataset.src if weight is None or not config.edge_weight else np.abs(weight)  # type: ignore[attr-defined]
+    total = len(edges) if edges.dtype.kind == "i" else float(edges.sum())
+    return 1 + total / max(dataset.num_nodes, 1)
+
+
 Features = np.ndarray | OrderedDict[str, np.ndarray | None] | None  # pytrees keep its order
 
 

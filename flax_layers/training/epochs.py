@@ -66,7 +66,25 @@ def adam(learning_rate: float | Callable[[Any], Any]) -> optax.GradientTransform
     return optax.GradientTransformation(init, updates)
 
 
-def _optimizer(config: TrainConfig, steps: int) -> optax.GradientTransformation:
+def _sums(path: tuple[Any, ...]) -> bool:
+    """Whether a parameter is the map of sums over neighbours, which a convolution has first."""
+    return re.match(r"\['conv\d+'\]\['kernel'\]", jax.tree_util.keystr(path)) is not None
+
+
+def divided(params: Any, sum_size: float) -> Any:
+    """Parameters, or their changes, as if sums over neighbours were divided by a number.
+
+    A map of sums begins smaller, and moves less: at Adam's rate for other maps its results would
+    jump, and ReLUs after it die.
+    """
+    if sum_size == 1:
+        return params
+    return jax.tree_util.tree_map_with_path(
+        lambda path, p: p / sum_size if _sums(path) else p, params
+    )
+
+
+def _optimizer(config: TrainConfig, steps: int, sum_size: float) -> optax.GradientTransformation:
     """For a number of steps per epoch."""
     import optax  # part of the extra "train"
 
@@ -90,7 +108,8 @@ def _optimizer(config: TrainConfig, steps: int) -> optax.GradientTransformation:
     rate: Any = config.learning_rate
     if halve_every := getattr(config, "halve_every", 0):
         rate = optax.exponential_decay(rate, halve_every * steps, 0.5, staircase=True)
-    return optax.chain(optax.stateless(add_decay), adam(rate))
+    smaller = optax.stateless(lambda updates, _: divided(updates, sum_size))
+    return optax.chain(optax.stateless(add_decay), adam(rate), smaller)
 
 
 def _keep_positive(params: Any) -> Any:
@@ -162,8 +181,10 @@ def _train_epochs(
 class Runner:
     """One implementation: its compiled program, current state and records."""
 
-    def __init__(self, apply: Apply, config: TrainConfig, graph: Any, steps: int = 1) -> None:
-        self._optimizer = _optimizer(config, steps)
+    def __init__(
+        self, apply: Apply, config: TrainConfig, graph: Any, steps: int = 1, sum_size: float = 1.0
+    ) -> None:
+        self._optimizer = _optimizer(config, steps, sum_size)
         self._train = jax.jit(functools.partial(_train_epochs, apply, self._optimizer))
         self._implementation = config.implementation
         self._graph = graph

@@ -18,9 +18,10 @@ from flax_layers.training.data import (
     num_outputs,
     settled,
     split_of,
+    sum_size,
     target_scaled,
 )
-from flax_layers.training.epochs import Runner
+from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import Feed, feed_of
 from flax_layers.training.models import Recipe, recipe_of
 from flax_layers.training.records import EpochReport, TrainResult
@@ -83,9 +84,10 @@ def train(
         logits = model(graph, *inputs, deterministic=key is None, rngs=key)
         return logits, nnx.state(model, nnx.BatchStat)
 
-    runners = [Runner(apply, config, feed.graph, feed.steps_per_epoch)]
+    size = sum_size(dataset, config)
+    runners = [Runner(apply, config, feed.graph, feed.steps_per_epoch, size)]
     if baseline and recipe.plain_model is not None:
-        runners.append(_plain_runner(recipe, config, feed))
+        runners.append(_plain_runner(recipe, config, feed, size))
 
     best_valid, best = -np.inf, None
     errors: list[dict[str, float]] = []
@@ -93,7 +95,7 @@ def train(
         own = target_scaled(dataset, config, split.train)
         data = feed.start(own, split, seed)
         made = make(seed)
-        params, stats = nnx.state(made, nnx.Param), nnx.state(made, nnx.BatchStat)
+        params, stats = divided(nnx.state(made, nnx.Param), size), nnx.state(made, nnx.BatchStat)
         starts: Any = ((params, stats), (nnx.to_pure_dict(params), {}))
         for runner, start in zip(runners, starts, strict=False):
             runner.start(*start)
@@ -129,7 +131,7 @@ def train(
     )
 
 
-def _plain_runner(recipe: Recipe, config: TrainConfig, feed: Feed) -> Runner:
+def _plain_runner(recipe: Recipe, config: TrainConfig, feed: Feed, size: float) -> Runner:
     """That of the plain-JAX twin."""
     twin, make_graph = recipe.plain_model, recipe.plain_structure
     assert twin is not None and make_graph is not None
@@ -137,7 +139,8 @@ def _plain_runner(recipe: Recipe, config: TrainConfig, feed: Feed) -> Runner:
     def apply(variables: Any, graph: Any, inputs: Any, key: Array | None) -> tuple[Array, Any]:
         return twin(config, variables[0], graph, inputs[0], key), {}
 
-    return Runner(apply, config, make_graph(feed.graph, *feed.inputs[1:]))
+    graph = make_graph(feed.graph, *feed.inputs[1:])
+    return Runner(apply, config, graph, sum_size=size)
 
 
 def _trained(

@@ -18,7 +18,7 @@ PADDING = -1  # out of range whatever the sizes are
 MAX_SIZE = 2**31 - 1  # kernels take int32 ids
 
 
-def in_range(ids: Array, size: int) -> Array:
+def in_range(ids: Any, size: int) -> Any:
     """Which ids are not padding."""
     return (ids >= 0) & (ids < size)
 

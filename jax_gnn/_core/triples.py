@@ -117,9 +117,9 @@ def sort_triples(
     count = src.shape[0] * (1 + inverse) + (num_src if loops else 0)
     dtype = index_dtype(num_src, num_dst, num_relations * (1 + inverse) + loops, count)
     if not is_traced(src, rel, dst):
-        ends = [empty_ids(size + 1, dtype) for size in (num_dst, num_src)]
-        edges = [empty_ids(count, dtype) for _ in range(6)]
-        types = None if rel is None else empty_ids(count, dtype)
+        ends = [empty_vector(size + 1, dtype) for size in (num_dst, num_src)]
+        edges = [empty_vector(count, dtype) for _ in range(6)]
+        types = None if rel is None else empty_vector(count, dtype)
         arrays = (ends[0], *edges[:2], ends[1], *edges[2:], types)
         contiguous = (x if x is None else np.ascontiguousarray(x) for x in (src, rel, dst))
         sort = ffi.host_function("sort_triples")
@@ -179,7 +179,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     """
     num_src, count, dtype = edges.t_indptr.shape[0] - 1, *_kind(edges)
     if not is_traced(*edges):
-        results = [empty_ids(count + (i == 1), dtype) for i in range(5)]
+        results = [empty_vector(count + (i == 1), dtype) for i in range(5)]
         found, size = _host_pairs("source_pairs", edges, num_relations, results)
         results[1] = results[1][: size + 1]
         return Pairs(*found, num_nodes=num_src, by_node=False), OutOfPairs(*results)
@@ -211,7 +211,7 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
     """
     num_dst, count, dtype = edges.indptr.shape[0] - 1, *_kind(edges)
     if not is_traced(*edges):
-        results = [empty_ids(count + (i == 0), dtype) for i in range(3)]
+        results = [empty_vector(count + (i == 0), dtype) for i in range(3)]
         found, size = _host_pairs("destination_pairs", edges, num_relations, results)
         results[0] = results[0][: size + 1]
         return Pairs(*found, num_nodes=num_dst, by_node=True), IntoPairs(*results)
@@ -232,7 +232,7 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
     return Pairs(*pairs, num_nodes=num_dst, by_node=True), into
 
 
-def empty_ids(size: int, dtype: Any) -> np.ndarray:
+def empty_vector(size: int, dtype: Any) -> np.ndarray:
     """A vector that, if large, XLA takes over on a CPU, by its alignment, in place of a copy."""
     alignment, num_bytes = 64, size * np.dtype(dtype).itemsize
     if num_bytes < 1 << 16:  # a copy takes less time
@@ -252,7 +252,7 @@ def _host_pairs(
     """Calls the compiled function of that name; the arrays of the pairs, and how many they are."""
     edges = SortedTriples(*map(np.ascontiguousarray, edges))
     count, dtype = _kind(edges)
-    pairs = [empty_ids(num_relations if i == 1 else count, dtype) for i in range(5)]
+    pairs = [empty_vector(num_relations if i == 1 else count, dtype) for i in range(5)]
     size = ffi.host_function(name)(
         *(edges.rows, edges.cols, edges.types),
         *(int(edges.indptr[-1]), edges.t_indptr.size - 1, edges.indptr.size - 1),

@@ -2,6 +2,7 @@
 
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._links import link_blocks
+from jax_gnn.sampling._loader import FeatureCache, SeedBatch, fetch_rows, neighbor_batches
 from jax_gnn.sampling._negatives import corrupted_edges, negative_edges
 from jax_gnn.sampling._neighbors import sample_neighbors
 from jax_gnn.sampling._subgraphs import (
@@ -19,12 +20,16 @@ __all__ = [
     "Blocks",
     "EdgeProbability",
     "EdgeTime",
+    "FeatureCache",
+    "SeedBatch",
     "Subgraph",
     "cluster_batch",
     "corrupted_edges",
+    "fetch_rows",
     "induced_subgraph",
     "link_blocks",
     "negative_edges",
+    "neighbor_batches",
     "random_walk",
     "saint_norms",
     "saint_subgraph",

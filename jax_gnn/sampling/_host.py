@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import PADDING, in_range
-from jax_gnn._core.triples import empty_ids
+from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._native import ARRAYS
@@ -32,9 +32,9 @@ def host_words(name: str, key: Any) -> tuple[int, int]:
 
 
 def sample(
-    indptr: np.ndarray,
-    cols: np.ndarray,
-    seeds: np.ndarray,
+    indptr: Any,
+    cols: Any,
+    seeds: Any,
     key: tuple[int, int],
     fanouts: tuple[int, ...],
     replace: bool,
@@ -45,8 +45,11 @@ def sample(
     num_nodes, dtype = indptr.shape[0] - 1, indptr.dtype
     # A subclass of arrays, a memory map, would be one after every step.
     indptr, cols = (np.ascontiguousarray(ids).view(np.ndarray) for ids in (indptr, cols))
-    num_whole = np.asarray(cols.shape[0], dtype)
-    nodes = np.where(in_range(seeds, num_nodes), seeds, PADDING).astype(dtype)
+    num_whole: Any = np.asarray(cols.shape[0], dtype)
+    nodes: Any = np.where(in_range(seeds, num_nodes), seeds, PADDING).astype(dtype)
+    owners: Any = None
+    if tree:
+        owners = np.where(nodes < 0, PADDING, np.arange(nodes.shape[0], dtype=dtype))
     overflow = False
     graphs: list[Graph] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
@@ -55,8 +58,8 @@ def sample(
         offsets, counts = np.empty((num_dst, fanout), dtype), np.empty(num_dst, dtype)
         host_function("sample_uniform")(degrees, *key, layer, replace, offsets, counts)
         lengths = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
-        arrays = {name: empty_ids(lengths.get(name, num_edges), dtype) for name in ARRAYS}
-        sources = empty_ids(num_src, dtype)
+        arrays: Any = {name: empty_vector(lengths.get(name, num_edges), dtype) for name in ARRAYS}
+        sources = empty_vector(num_src, dtype)
         overflow |= host_function("sample_block")(
             *(nodes, starts, offsets, counts, cols, num_nodes, tree),
             *arrays.values(),
@@ -64,7 +67,10 @@ def sample(
         )
         graphs.insert(0, Graph(**arrays, num_input_edges=num_whole))
         nodes = sources
-    return Blocks(tuple(graphs), nodes, np.asarray(overflow))
+        if owners is not None:  # each edge has a source, behind the destinations
+            owners = np.concatenate([owners, ids_at(owners, arrays["rows"])])
+    left_out: Any = np.asarray(overflow)
+    return Blocks(tuple(graphs), nodes, left_out, owners)
 
 
 def _row_bounds(

@@ -189,7 +189,7 @@ def block(
     if seeds is not None:
         edges = lined_up(*drawn[1:], num_nodes, num_edges)
         return distinct_block(drawn.nodes, edges, drawn.cols.shape[0], num_nodes, num_src, seeds)
-    sizes = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
+    sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
     *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
     num_whole = jnp.asarray(drawn.cols.shape[0], drawn.nodes.dtype)
     graph = Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole)

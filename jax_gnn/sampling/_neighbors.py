@@ -120,14 +120,8 @@ def sample_neighbors(
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
         types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
     else:
-        arguments.check_instance("graph", graph, Graph)
         by_layer = check_fanouts("fanouts", fanouts)
-    graph.check_arrays()
-    if graph.num_src != graph.num_dst:
-        raise ValueError(
-            "graph must have one kind of nodes, whose neighbours have neighbours, got "
-            f"num_src={graph.num_src} and num_dst={graph.num_dst}"
-        )
+    check_whole(graph)
     arrays = graph.indptr, graph.cols
     disjoint = arguments.check_flag("disjoint", disjoint)
     rule = _rule(graph, edge_probability, edge_time)
@@ -148,8 +142,8 @@ def sample_neighbors(
         *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
     )
     if on_host:
-        words = _host.host_words("key", key)
-        return _host.sample(*arrays, seeds, words, totals, replace, tree, sizes)
+        host_words = _host.host_words("key", key)
+        return _host.sample(*arrays, seeds, host_words, totals, replace, tree, sizes)
     words = key_words("key", key)
     traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
     sample = _sample if traced else _compiled
@@ -157,6 +151,17 @@ def sample_neighbors(
     indptr, cols = map(signed, arrays)
     static = relations, by_layer, replace, tree, disjoint, sizes
     return sample(indptr, cols, types, seeds, words, rule, limits, *static)
+
+
+def check_whole(graph: Any) -> None:
+    """Refuses what is no graph of one kind of nodes; where it lies does not matter."""
+    arguments.check_instance("graph", graph, Graph)
+    graph.check_arrays()
+    if graph.num_src != graph.num_dst:
+        raise ValueError(
+            "graph must have one kind of nodes, whose neighbours have neighbours, got "
+            f"num_src={graph.num_src} and num_dst={graph.num_dst}"
+        )
 
 
 def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:

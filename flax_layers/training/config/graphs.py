@@ -36,10 +36,15 @@ class GCNConfig(_WeightedConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GINConfig(_WeightedConfig):
-    """Settings of a `flax_layers.GIN`."""
+    """Settings of a `flax_layers.GIN`; on Planetoid's files those of a GCN."""
 
     model: ClassVar[str] = "gin"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "planetoid": _PLANETOID | {"learning_rate": 0.01}
+    }
     sums: ClassVar[bool] = True
+
+    learning_rate: float = 0.005
 
     learn_eps: Annotated[
         bool,

@@ -120,7 +120,7 @@ class TypePlan:
 def _host_plan(types: np.ndarray, num_types: int) -> tuple[Any, Any, Any]:
     """Sizes, order and inverse, in numpy."""
     dtype = index_dtype(num_types, len(types))
-    types = np.where(in_range(types, num_types), types, num_types)  # type: ignore[arg-type]
+    types = np.where(in_range(types, num_types), types, num_types)
     order = np.argsort(types, kind="stable").astype(dtype)
     sizes = np.bincount(types, minlength=num_types + 1)[:num_types].astype(dtype)
     return sizes, order, inverse_of(order)

@@ -1,0 +1,163 @@
+"""Rows and batches of the host: fetched exactly, each seed once, the same after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from sampling_checks import lumpy_graph
+
+from jax_gnn import Graph
+from jax_gnn.sampling import FeatureCache, fetch_rows, neighbor_batches
+
+GRAPH = jax.tree.map(np.asarray, Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3))
+
+
+def rows_at(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    there = (ids >= 0) & (ids < len(rows))
+    return np.stack([rows[i] if ok else 0 * rows[0] for i, ok in zip(ids, there, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "complex128"])
+def test_fetched_rows(rng: np.random.Generator, tmp_path: Any, dtype: str) -> None:
+    for shape in ((7,), (50, 3), (9, 2, 5), (40, 33)):
+        rows = rng.integers(-9, 9, shape).astype(dtype)
+        ids = rng.choice([*range(-2, shape[0] + 2), 2**40, -(2**40)], 23)
+        want = rows_at(rows, ids)
+        np.save(tmp_path / "rows.npy", rows)
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+        out = np.full_like(want, 1)
+        assert fetch_rows(rows, ids, out=out) is out
+        for found in (out, fetch_rows(mapped, ids), fetch_rows(np.asfortranarray(rows), ids)):
+            assert found.dtype == dtype and type(found) is np.ndarray
+            np.testing.assert_array_equal(found, want)
+
+
+def test_fetched_rows_of_nothing() -> None:
+    assert fetch_rows(np.zeros((0, 3)), [0, 1]).tolist() == [[0] * 3] * 2
+    assert fetch_rows(np.ones((2, 3)), []).shape == (0, 3)
+    assert fetch_rows(np.ones((2, 0)), [1]).shape == (1, 0)
+
+
+def test_fetched_rows_are_many(rng: np.random.Generator) -> None:
+    """Of several threads."""
+    rows, ids = rng.normal(size=(3000, 64)), rng.integers(-1, 3000, 20_000)
+    want = np.where(ids[:, None] < 0, 0, rows[ids])
+    np.testing.assert_array_equal(fetch_rows(rows, ids), want)
+
+
+def test_cached_rows(rng: np.random.Generator) -> None:
+    rows = rng.normal(size=(60, 5)).astype(np.float32)
+    for kept in (0, 1, 30, 60):
+        cache = FeatureCache(rows, rng.permutation(60)[:kept])
+        for count in (0, 1, 90):
+            ids = rng.integers(-2, 63, count)
+            want = rows_at(rows, ids) if count else rows[:0]
+            np.testing.assert_array_equal(cache.fetch(ids), want)
+
+
+# --- Batches -------------------------------------------------------------------------------------
+
+
+def batches(rng: np.random.Generator, **options: Any) -> Callable[..., Any]:
+    graph = jax.tree.map(np.asarray, lumpy_graph(rng, 40, 200))
+    x, y = rng.normal(size=(43, 3)), np.arange(43)
+    return lambda **more: neighbor_batches(
+        graph, np.arange(5, 38), 8, (3, 2), x={"x": x}, y=y, **options, **more
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_an_epoch(rng: np.random.Generator) -> None:
+    """Each seed once, its own rows with it; batches of one shape; another order in the next."""
+    pytest.importorskip("grain")
+    options: Any = [{}, {"tree": True}, {"replace": True}, {"capacity": (16, 30)}][rng.integers(4)]
+    make = batches(rng, seed=int(rng.integers(2**31)), **options)
+    epoch = list(make())
+    seeds = np.concatenate([batch.seeds for batch in epoch])
+    assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
+    assert len({tuple(x.shape for x in jax.tree.leaves(batch)) for batch in epoch}) == 1
+    for batch in epoch:
+        np.testing.assert_array_equal(batch.blocks.node_ids[:8], batch.seeds)
+        np.testing.assert_array_equal(batch.y, np.where(batch.seeds < 0, 0, batch.seeds))
+        assert ((batch.x["x"] == 0).all(1) == (batch.blocks.node_ids < 0)).all()
+    both = list(make().repeat(2))
+    assert same(both[: len(epoch)], epoch)
+    assert not same([b.seeds for b in both[len(epoch) :]], [b.seeds for b in epoch])
+
+
+def test_restart(rng: np.random.Generator) -> None:
+    grain = pytest.importorskip("grain")
+    make = batches(rng, seed=3)
+    want = list(make().repeat(2))
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    running = iter(make().repeat(2).to_iter_dataset(options))
+    first = [next(running) for _ in range(4)]
+    state = running.get_state()
+    again = iter(make().repeat(2).to_iter_dataset(options))
+    again.set_state(state)
+    assert same([*first, *again], want)
+
+
+def test_shards(rng: np.random.Generator) -> None:
+    """Processes share an epoch: each seed comes once, in equally many batches."""
+    pytest.importorskip("grain")
+    make = batches(rng)
+    for count in (2, 3):
+        shards = [list(make(shard=(i, count))) for i in range(count)]
+        assert len({len(shard) for shard in shards}) == 1
+        seeds = np.concatenate([batch.seeds for shard in shards for batch in shard])
+        assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "rows of a list": (lambda: fetch_rows([[1.0]], [0]), "^rows must be an array of numpy"),  # type: ignore[arg-type]
+    "rows of objects": (lambda: fetch_rows(np.array([None]), [0]), "^rows must be an array of nu"),
+    "rows of a scalar": (lambda: fetch_rows(np.array(1), [0]), "^rows must have rows, got shape"),
+    "ids of floats": (lambda: fetch_rows(np.ones(3), [0.5]), "^ids must be an array of integers"),
+    "out of another dtype": (
+        lambda: fetch_rows(np.ones(3), [0], out=np.ones(1, int)),
+        "^out must be an array of numpy of float64, got int64",
+    ),
+    "out of another shape": (
+        lambda: fetch_rows(np.ones(3), [0], out=np.ones(2)),
+        r"^out must be contiguous, writable and of shape \(1,\), got \(2,\)",
+    ),
+    "kept out of range": (lambda: FeatureCache(np.ones(3), [3]), "^kept must be below num_rows=3"),
+    "a graph of the device": (
+        lambda: neighbor_batches(Graph.from_edges([0], [0], num_nodes=1), [0], 1, (1,)),
+        "^graph must be of the host",
+    ),
+    "no batch": (
+        lambda: neighbor_batches(GRAPH, [0], 0, (1,)),
+        "^batch_size must be positive, got 0",
+    ),
+    "no fanouts": (lambda: neighbor_batches(GRAPH, [0], 1, ()), "^fanouts must be a sequence"),
+    "capacity below the batch": (
+        lambda: neighbor_batches(GRAPH, [0], 2, (1,), capacity=1),
+        r"^capacity\[0\] must be at least 2",
+    ),
+    "x of a list": (lambda: neighbor_batches(GRAPH, [0], 1, (1,), x=[1.0]), "^x must be of numpy"),
+    "y of other nodes": (
+        lambda: neighbor_batches(GRAPH, [0], 1, (1,), y=np.ones(2)),
+        r"^y must be \(3, \*features\), got shape \(2,\)",
+    ),
+    "a shard too many": (
+        lambda: neighbor_batches(GRAPH, [0], 1, (1,), shard=(2, 2)),
+        "^shard must be ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
