@@ -13,6 +13,7 @@ from jax import Array
 from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, namespace, row_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
 
 
 @public
@@ -27,8 +28,9 @@ class Blocks:
     follow from the number of seeds, fanouts and capacities.
 
     Attributes:
-        graphs: the blocks, the outermost layer's first, whose sources have features; the last
-            one's destinations are the seeds.
+        graphs: the blocks, :class:`jax_gnn.Graph` or :class:`jax_gnn.RelationalGraph` as the whole
+            one, the outermost layer's first, whose sources have features; the last one's
+            destinations are the seeds.
         node_ids: ``(graphs[0].num_src,)``, which node of the whole graph each source of the first
             block is, to gather features by; -1 is padding. The seeds come first.
         overflow: ``()`` bool, whether a capacity was too small, so that edges were left out.
@@ -45,7 +47,7 @@ class Blocks:
         Array([ 2,  1, -1,  0, -1, -1, -1], dtype=int32)
     """
 
-    graphs: tuple[Graph, ...]
+    graphs: tuple[Any, ...]
     node_ids: Array
     overflow: Array
     seed_ids: Array | None = None
@@ -62,7 +64,8 @@ class Blocks:
         These are the blocks' own ``edge_ids``: ``blocks.graphs[i].edge_values(values)`` takes
         values in the whole graph's order to those of a block.
         """
-        return tuple(graph.edge_ids for graph in self.graphs)
+        graphs = (g.nodes if isinstance(g, RelationalGraph) else g for g in self.graphs)
+        return tuple(graph.edge_ids for graph in graphs)
 
     def __repr__(self) -> str:
         try:

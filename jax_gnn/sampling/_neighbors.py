@@ -14,10 +14,20 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
+from jax_gnn.hetero import HeteroGraph
+from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling import _host, _time, _weights
 from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
 from jax_gnn.sampling._native import Drawn, block, uniform
 from jax_gnn.sampling._random import key_words
+from jax_gnn.sampling._relational import (
+    Fanout,
+    Relations,
+    by_relation,
+    check_relation_fanouts,
+    joined_seeds,
+    total,
+)
 
 
 class Rule(NamedTuple):
@@ -30,9 +40,9 @@ class Rule(NamedTuple):
 
 @public
 def sample_neighbors(
-    graph: Graph,
+    graph: Graph | RelationalGraph | HeteroGraph,
     seeds: Any,
-    fanouts: Sequence[int],
+    fanouts: Sequence[Any],
     key: Any,
     *,
     replace: bool = False,
@@ -54,10 +64,15 @@ def sample_neighbors(
     the next one. The same key gives the same blocks on every device.
 
     Args:
-        graph: of one kind of nodes, :class:`jax_gnn.Graph`.
+        graph: of one kind of nodes, :class:`jax_gnn.Graph`; or with relations, whose blocks are
+            relational graphs of the same parts. Blocks of a :class:`jax_gnn.HeteroGraph` have the
+            nodes that ``graph.relational`` has: ``graph.join(x_dict)[blocks.node_ids]``.
         seeds: ``(num_seeds,)`` integers, the nodes whose outputs are wanted. -1, as any id out of
-            range, is padding: it has no neighbours. A seed may be given twice.
+            range, is padding: it has no neighbours. A seed may be given twice. Of a
+            :class:`jax_gnn.HeteroGraph` a mapping of such by node type, one after the other.
         fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
+            With relations a number is for all of them together; a mapping says how many of each,
+            by name or number, and none of others.
         key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
         replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
         edge_probability: how likely edges are to be drawn, in proportion within those of a node;
@@ -84,7 +99,8 @@ def sample_neighbors(
         ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
             that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
             times are NaN, lengths do not fit, or there are times of edges without those of seeds,
-            the other way round, or together with weights.
+            the other way round, or together with weights or fanouts by relation; a relation or
+            a node type is none of the graph's.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -96,36 +112,50 @@ def sample_neighbors(
         Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS
         2017.
     """
+    if isinstance(graph, HeteroGraph):
+        seeds, graph = joined_seeds(graph, seeds), graph.relational
+    types = relations = None
+    if isinstance(graph, RelationalGraph):
+        graph = graph.check()
+        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
+        types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
+    else:
+        by_layer = check_fanouts("fanouts", fanouts)
     check_whole(graph)
+    arrays = graph.indptr, graph.cols
     disjoint = arguments.check_flag("disjoint", disjoint)
     rule = _rule(graph, edge_probability, edge_time)
-    on_host = all(isinstance(ids, np.ndarray) for ids in (graph.indptr, graph.cols))
-    on_host &= rule is None and not disjoint
+    on_host = rule is None and relations is None and not disjoint
+    on_host &= all(isinstance(ids, np.ndarray) for ids in arrays)
     on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
     seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
     limits = _limits(rule, seed_time, seeds.shape[0])
-    fanouts = check_fanouts("fanouts", fanouts)
+    if limits is not None and any(not isinstance(fanout, int) for fanout in by_layer):
+        raise ValueError(
+            f"fanouts must be numbers over all relations where edge_time is given, got {fanouts!r}"
+        )
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
     disjoint = disjoint or limits is not None
+    totals = tuple(map(total, by_layer))
     sizes = layer_sizes(
-        *(seeds.shape[0], fanouts, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
+        *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
     )
     if on_host:
-        how = _host.host_words("key", key), fanouts, replace, tree, sizes
-        return _host.sample(graph.indptr, graph.cols, seeds, *how)
+        host_words = _host.host_words("key", key)
+        return _host.sample(*arrays, seeds, host_words, totals, replace, tree, sizes)
     words = key_words("key", key)
-    sample = _sample if is_traced(*jax.tree.leaves((seeds, words, rule, limits))) else _compiled
+    traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
+    sample = _sample if traced else _compiled
     # Only what is read: a graph's other half is not moved to where it is sampled.
-    indptr, cols = signed(graph.indptr), signed(graph.cols)
-    static = fanouts, replace, tree, disjoint, sizes
-    return sample(indptr, cols, seeds, words, rule, limits, *static)
+    indptr, cols = map(signed, arrays)
+    static = relations, by_layer, replace, tree, disjoint, sizes
+    return sample(indptr, cols, types, seeds, words, rule, limits, *static)
 
 
 def check_whole(graph: Any) -> None:
     """Refuses what is no graph of one kind of nodes; where it lies does not matter."""
-    if not isinstance(graph, Graph):
-        raise TypeError(f"graph must be a jax_gnn.Graph, got {type(graph).__name__}")
+    arguments.check_instance("graph", graph, Graph)
     graph.check_arrays()
     if graph.num_src != graph.num_dst:
         raise ValueError(
@@ -227,11 +257,13 @@ def layer_sizes(
 def _sample(
     indptr: Array,
     cols: Array,
+    types: Array | None,
     seeds: Array,
     key: tuple[Array, Array],
     rule: Rule | None,
     limits: Array | None,
-    fanouts: tuple[int, ...],
+    relations: Relations | None,
+    fanouts: tuple[Fanout, ...],
     replace: bool,
     tree: bool,
     disjoint: bool,
@@ -244,21 +276,38 @@ def _sample(
     if tree or disjoint:
         owners = jnp.where(nodes < 0, PADDING, jnp.arange(nodes.shape[0], dtype=nodes.dtype))
     overflow = jnp.zeros((), bool)
-    graphs: list[Graph] = []
+    graphs: list[Any] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
         until = None if limits is None or owners is None else _at(limits, owners)
-        offsets, counts = _draw(rule, starts, degrees, until, fanout, key, layer, replace)
+
+        def draw(
+            starts: Array,
+            degrees: Array,
+            fanout: int,
+            key: tuple[Array, Array],
+            until: Array | None = until,
+            layer: int = layer,
+        ) -> tuple[Array, Array]:
+            return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
+
+        if types is None:
+            offsets, counts = draw(starts, degrees, total(fanout), key)
+        else:
+            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key)
         drawn = Drawn(nodes, starts, offsets, counts, cols)
         own = owners if disjoint and not tree else None
         graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree, seeds=own)
         owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
-        graphs.insert(0, graph)
+        if relations is None or types is None:
+            graphs.insert(0, graph)
+        else:
+            graphs.insert(0, relations.block(graph, types))
     return Blocks(tuple(graphs), nodes, overflow, owners)
 
 
-_compiled = jax.jit(_sample, static_argnums=(6, 7, 8, 9, 10))
+_compiled = jax.jit(_sample, static_argnums=(7, 8, 9, 10, 11, 12))
 
 
 def _draw(

@@ -1,0 +1,197 @@
+"""Neighbours by relation: the edges of one relation into a node stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core import arguments
+from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn.graph import Graph
+from jax_gnn.hetero import HeteroGraph
+from jax_gnn.relational import Part, RelationalGraph
+from jax_gnn.sampling._draw import first_place
+from jax_gnn.sampling._random import threefry
+
+Fanout = int | tuple[int, ...]
+Draw = Callable[[Array, Array, int, tuple[Any, Any]], tuple[Array, Array]]
+
+
+class Relations(NamedTuple):
+    """What blocks have of a relational graph beside its nodes' ends: static, and hashable."""
+
+    num_relations: int
+    names: tuple[Any, ...] | None
+    self_relation: bool
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, graph: RelationalGraph) -> Relations:
+        parts: list[Part] = []
+        if graph.pair_src is not None:
+            parts.append("from_pairs")
+        if graph.pair_dst is not None:
+            parts.append("to_pairs")
+        names = None if graph.relation_names is None else tuple(graph.relation_names)
+        return cls(graph.num_relations, names, graph.self_relation, tuple(parts))
+
+    def block(self, graph: Graph, types: Array) -> RelationalGraph:
+        """A block as a relational graph.
+
+        Args:
+            graph: the block; edges into a node ascend by relation.
+            types: ``(num_whole,)``, the relations of the whole graph's edges.
+        """
+        own = ids_at(types, graph.edge_ids).astype(graph.rows.dtype)
+        found = RelationalGraph(
+            graph,
+            jnp.where(in_range(own, self.num_relations), own, PADDING),
+            num_relations=self.num_relations,
+            relation_names=self.names,
+            self_relation=self.self_relation,
+        )
+        return found.with_parts(*self.parts) if self.parts else found
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def joined_seeds(graph: HeteroGraph, seeds: Any) -> Any:
+    """Seeds by type as nodes of all types, in the order in which they are given.
+
+    Raises:
+        TypeError: they are no mapping, or not of integers.
+        ValueError: a type is none of the graph's, or ids are not one-dimensional.
+    """
+    if not isinstance(seeds, Mapping):
+        raise TypeError(
+            "seeds must be a mapping by node type, such as {'paper': [0, 1]}, got "
+            f"{arguments.described(seeds)}"
+        )
+    joined = []
+    for name, ids in seeds.items():
+        if name not in graph.slices:
+            known = ", ".join(map(repr, graph.slices))
+            raise ValueError(
+                f"seeds has the node type {name!r}, which is none of the graph's: {known}, got "
+                f"{', '.join(map(repr, seeds))}"
+            )
+        ids, rows = arguments.as_ids(f"seeds[{name!r}]", ids), graph.slices[name]
+        there = (ids >= 0) & (ids < rows.stop - rows.start)
+        joined.append(jnp.where(there, ids + rows.start, PADDING))
+    return jnp.concatenate(joined) if joined else jnp.zeros(0, jnp.int32)
+
+
+def check_relation_fanouts(name: str, fanouts: Any, graph: RelationalGraph) -> tuple[Fanout, ...]:
+    """For each layer a positive integer over all relations, or one from 0 for each of them."""
+    wanted = (
+        f"{name} must be a sequence with a positive integer for each layer, or a mapping by "
+        "relation"
+    )
+    if isinstance(fanouts, str | Mapping) or not hasattr(fanouts, "__iter__"):
+        raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
+    checked = [_fanout(f"{name}[{i}]", fanout, graph) for i, fanout in enumerate(fanouts)]
+    if not checked or any(total(fanout) < 1 for fanout in checked):
+        raise ValueError(f"{wanted}, not all of them 0, got {fanouts!r}")
+    return tuple(checked)
+
+
+def _fanout(name: str, fanout: Any, graph: RelationalGraph) -> Fanout:
+    if not isinstance(fanout, Mapping):
+        return arguments.check_integer(name, fanout)
+    own = [0] * graph.num_relations
+    known = graph.relation_names or ()
+    for relation, count in fanout.items():
+        if relation in known:
+            number = known.index(relation)
+        elif isinstance(relation, int | np.integer) and 0 <= relation < len(own):
+            number = int(relation)
+        else:
+            names = ", ".join(map(str, known)) or f"numbers below {len(own)}"
+            raise ValueError(
+                f"{name} has the relation {relation!r}, which is none of the graph's: {names}, "
+                f"got {dict(fanout)!r}"
+            )
+        own[number] = arguments.check_integer(f"{name}[{relation!r}]", count)
+        if own[number] < 0:
+            raise ValueError(f"{name}[{relation!r}] must be at least 0, got {count}")
+    return tuple(own)
+
+
+def total(fanout: Fanout) -> int:
+    """How many edges are drawn into a node at most."""
+    return fanout if isinstance(fanout, int) else sum(fanout)
+
+
+# --- Draws ---------------------------------------------------------------------------------------
+
+
+def by_relation(
+    draw: Draw,
+    types: Array,
+    starts: Array,
+    degrees: Array,
+    fanout: Fanout,
+    key: tuple[Any, Any],
+) -> tuple[Array, Array]:
+    """Draws of each row, by relation or of all; edges are in the whole graph's order then.
+
+    Args:
+        draw: of starts and degrees of rows, a fanout and a key gives places in these rows, and how
+            many count.
+        types: ``(num_whole,)``, the relation of each edge; they ascend in each row.
+        starts: ``(rows,)``, where rows start.
+        degrees: ``(rows,)``, how many edges they have.
+        fanout: how many are wanted, of each relation, or of all.
+        key: two words.
+
+    Returns:
+        ``(rows, total)`` places in the row, and how many of them count.
+    """
+    if isinstance(fanout, int):
+        places, found = draw(starts, degrees, fanout, key)
+        return _ascending([places], [found], degrees)
+    offsets: list[Array] = []
+    counts: list[Array] = []
+    for size in sorted({*fanout} - {0}):
+        relations = jnp.asarray([r for r, f in enumerate(fanout) if f == size], types.dtype)
+        shape = starts.shape[0], relations.shape[0]
+        first, last = (jnp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
+        last = first + last
+        wanted = jnp.broadcast_to(relations, shape).ravel()
+        begin = _first_of(types, first, last, wanted)
+        end = _first_of(types, begin, last, wanted + 1)
+        # Other numbers for each: no draw of a layer has a counter whose second word is all ones.
+        words = threefry(key, jnp.uint32(size), jnp.uint32(2**32 - 1))
+        places, found = draw(begin, end - begin, size, words)
+        offsets.append((places + (begin - first)[:, None]).reshape(*shape, size))
+        counts.append(found.reshape(shape))
+    return _ascending(offsets, counts, degrees)
+
+
+def _first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Array:
+    """Where edges of a relation, or of larger ones, start in each row."""
+    return first_place(starts, ends, lambda place: types[place] >= relations)
+
+
+def _ascending(offsets: list[Array], counts: list[Array], degrees: Array) -> tuple[Array, Array]:
+    """Rows in order, what counts first.
+
+    Args:
+        offsets: ``(rows, *parts, fanout)``, of which in each part the first ones count.
+        counts: ``(rows, *parts)``, how many.
+        degrees: ``(rows,)``, places are below.
+    """
+    rows, most = degrees.shape[0], jnp.iinfo(degrees.dtype).max
+    columns = []
+    for places, count in zip(offsets, counts, strict=True):
+        steps = jnp.arange(places.shape[-1], dtype=count.dtype)
+        steps = jnp.broadcast_to(steps, places.shape)
+        columns.append(jnp.where(steps < count[..., None], places, most).reshape(rows, -1))
+    found = jnp.sort(jnp.concatenate(columns, axis=1), axis=1)
+    total = sum(count.reshape(rows, -1).sum(axis=1, dtype=count.dtype) for count in counts)
+    return jnp.where(found == most, 0, found), jnp.asarray(total, degrees.dtype)

@@ -1,0 +1,234 @@
+"""Neighbours by relation, and of several types of nodes: what blocks hold, and how likely it is."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling_checks import check_distribution, key_of, lumpy_edges
+
+from jax_gnn import HeteroGraph, RelationalGraph
+from jax_gnn.sampling import Blocks, sample_neighbors
+
+KEY = jax.random.key(0)
+NODES, EDGES, RELATIONS = 12, 90, 4
+FANOUTS: dict[str, Any] = {
+    "all": (3, 4),
+    "by relation": ({0: 2, 1: 1, 3: 4}, {2: 3, 1: 3}),
+    "mixed": (3, {1: 2}),
+}
+
+
+def lumpy_relational(rng: np.random.Generator, **options: Any) -> RelationalGraph:
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    rel = rng.integers(0, RELATIONS, EDGES)
+    graph = RelationalGraph.from_triples(
+        src, rel, dst, num_nodes=NODES, num_relations=RELATIONS, **options
+    )
+    return graph.pad(num_nodes=NODES + 3, num_edges=EDGES + 5)
+
+
+def check_relational_blocks(blocks: Blocks, whole: RelationalGraph, seeds: np.ndarray) -> None:
+    """Edges are those of the whole graph, in order of relations; pairs are those that occur."""
+    ids = np.asarray(blocks.node_ids)
+    there = (seeds >= 0) & (seeds < whole.num_nodes)
+    np.testing.assert_array_equal(ids[: len(seeds)], np.where(there, seeds, -1))
+    for block, next_block in itertools.pairwise((*blocks.graphs, None)):
+        assert next_block is None or block.num_dst == next_block.num_src
+        block.check()
+        nodes = block.nodes
+        size = int(nodes.indptr[-1])
+        src, dst, rel, places = (
+            np.asarray(array)[:size]
+            for array in (nodes.cols, nodes.rows, block.edge_types, nodes.edge_ids)
+        )
+        assert (np.asarray(block.edge_types)[size:] == -1).all()
+        np.testing.assert_array_equal(ids[src], np.asarray(whole.nodes.cols)[places])
+        np.testing.assert_array_equal(ids[dst], np.asarray(whole.nodes.rows)[places])
+        np.testing.assert_array_equal(rel, np.asarray(whole.edge_types)[places])
+        assert (np.diff(dst * RELATIONS + rel) >= 0).all()
+        order = np.asarray(nodes.t_order)[:size]
+        assert (np.diff((src * block.num_dst + dst)[order] * RELATIONS + rel[order]) >= 0).all()
+        for pairs, number, of in (
+            (block.pair_src, None if block.from_pairs is None else block.from_pairs.cols, src),
+            (block.pair_dst, None if block.to_pairs is None else block.to_pairs.rows, dst),
+        ):
+            if pairs is None:
+                continue
+            number = np.asarray(number)[:size]
+            by_number = pairs.sorted_nodes if pairs.by_node else pairs.nodes
+            np.testing.assert_array_equal(np.asarray(by_number)[number], of)
+            own = np.unique(np.stack([rel, of]), axis=1)
+            np.testing.assert_array_equal(pairs.sizes, np.bincount(own[0], minlength=RELATIONS))
+
+
+@pytest.mark.parametrize("parts", [(), ("from_pairs",), ("from_pairs", "to_pairs")])
+@pytest.mark.parametrize(
+    "options", [{}, {"replace": True}, {"tree": True}, {"disjoint": True}, {"capacity": (14, 20)}]
+)
+@pytest.mark.parametrize("fanouts", FANOUTS)
+def test_blocks(rng: np.random.Generator, fanouts: str, options: Any, parts: Any) -> None:
+    graph = lumpy_relational(rng, parts=parts)
+    seeds, wanted = rng.integers(-2, NODES + 5, 9), FANOUTS[fanouts]
+    blocks = sample_neighbors(graph, seeds, wanted, key_of(rng), **options)
+    check_relational_blocks(blocks, graph, seeds)
+    ids = np.asarray(blocks.node_ids)
+    rows, rel = np.asarray(graph.nodes.rows), np.asarray(graph.edge_types)
+    for block, fanout in zip(blocks.graphs, wanted[::-1], strict=True):
+        dst, own = np.asarray(block.nodes.rows), np.asarray(block.edge_types)
+        places = np.asarray(block.nodes.edge_ids)
+        for i in range(block.num_dst):
+            into = (rows == ids[i]) & (ids[i] >= 0)
+            kinds = [(into, dst == i, fanout)]
+            if isinstance(fanout, dict):
+                kinds = [
+                    (into & (rel == r), (dst == i) & (own == r), fanout.get(r, 0))
+                    for r in range(RELATIONS)
+                ]
+            for whole, drawn, most in kinds:
+                want = min(whole.sum(), most)
+                if options.get("replace"):
+                    want = most if whole.any() else 0
+                if "capacity" in options:
+                    assert drawn.sum() <= want
+                else:
+                    assert drawn.sum() == want
+                if not options.get("replace"):
+                    assert len(np.unique(places[drawn])) == drawn.sum()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_relation_is_drawn_by_itself(rng: np.random.Generator, weighted: bool) -> None:
+    """Subsets of each relation's edges are as likely, and independent of those of others."""
+    rel = np.array([0, 0, 0, 1, 1, 1, 2])
+    graph = RelationalGraph.from_triples(np.arange(7), rel, np.zeros(7, int), num_nodes=7)
+    weights = np.array([1, 2, 3, 2, 2, 4, 1.0]) if weighted else None
+    blocks = sample_neighbors(
+        *(graph, np.zeros(20_000, int), ({0: 1, 1: 1},), key_of(rng)),
+        edge_probability=weights,
+        tree=True,
+    )
+    drawn = np.asarray(blocks.edge_ids[0]).reshape(-1, 2)
+    found = np.zeros((7, 7), int)
+    np.add.at(found, tuple(drawn.T), 1)
+    share = np.ones(7) if weights is None else weights
+    want = np.outer(share * (rel == 0), share * (rel == 1))
+    check_distribution(found, want)
+
+
+def test_one_program(rng: np.random.Generator) -> None:
+    traces = 0
+
+    @jax.jit
+    def call(graph: RelationalGraph, seeds: Any, key: Any) -> Blocks:
+        nonlocal traces
+        traces += 1
+        return sample_neighbors(graph, seeds, FANOUTS["by relation"], key)
+
+    for _ in range(3):
+        graph = lumpy_relational(rng, parts=())
+        seeds, key = rng.integers(-1, NODES, 6), key_of(rng)
+        want = sample_neighbors(graph, seeds, FANOUTS["by relation"], key)
+        jax.tree.map(np.testing.assert_array_equal, call(graph, seeds, key), want)
+    assert traces == 1
+
+
+def test_times(rng: np.random.Generator) -> None:
+    """Over all relations; edges are in order of relations nevertheless."""
+    graph = lumpy_relational(rng)
+    times, seeds = rng.integers(0, 9, graph.num_edges), rng.integers(-1, NODES, 6)
+    limits = rng.integers(0, 9, 6)
+    blocks = sample_neighbors(
+        graph, seeds, (99, 99), key_of(rng), edge_time=times, seed_time=limits
+    )
+    check_relational_blocks(blocks, graph, seeds)
+    places, rows = np.asarray(blocks.edge_ids[-1]), np.asarray(blocks.graphs[-1].nodes.rows)
+    for i, seed in enumerate(seeds):
+        allowed = (np.asarray(graph.nodes.rows) == seed) & (times <= limits[i]) & (seed >= 0)
+        np.testing.assert_array_equal(np.sort(places[rows == i]), np.flatnonzero(allowed))
+
+
+@pytest.mark.parametrize("what", ["indptr", "cols", "edge_types"])
+def test_corrupt_graphs(rng: np.random.Generator, what: str) -> None:
+    graph = jax.tree.map(jnp.asarray, lumpy_relational(rng))
+    garbage = jnp.asarray(rng.choice([-(2**31), -7, 0, 3, EDGES, 2**31 - 1], EDGES + 6), jnp.int32)
+    nodes, types = graph.nodes, graph.edge_types
+    if what == "edge_types":
+        types = garbage[: len(types)]
+    else:
+        array = getattr(nodes, what)
+        nodes = type(nodes)(**{**vars(nodes), what: garbage[: len(array)]})
+    graph = RelationalGraph(nodes, types, num_relations=RELATIONS)
+    for fanouts in FANOUTS.values():
+        blocks = sample_neighbors(graph, np.arange(-1, NODES), fanouts, key_of(rng))
+        ids = np.asarray(blocks.node_ids)
+        assert (ids >= -1).all() and (ids < graph.num_nodes).all()
+        for block in blocks.graphs:
+            assert (np.asarray(block.nodes.edge_ids) < graph.num_edges).all()
+            assert (np.asarray(block.nodes.cols) < block.num_src).all()
+            assert (np.asarray(block.edge_types) < RELATIONS).all()
+            assert (np.asarray(block.edge_types) >= -1).all()
+
+
+# --- Types of nodes ------------------------------------------------------------------------------
+
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+
+
+def library(rng: np.random.Generator) -> HeteroGraph:
+    edges = {
+        WRITES: np.stack([rng.integers(0, 5, 20), rng.integers(0, 8, 20)]),
+        CITES: rng.integers(0, 8, (2, 30)),
+    }
+    return HeteroGraph.from_edges(edges, {"author": 5, "paper": 8}, inverse=True)
+
+
+def test_types_of_nodes(rng: np.random.Generator) -> None:
+    """Seeds by type, fanouts by name: the same as on the joined nodes."""
+    graph, key = library(rng), key_of(rng)
+    papers, authors = rng.integers(-1, 9, 5), rng.integers(-1, 6, 4)
+    fanouts = ({WRITES: 2, ("paper", "rev_writes", "author"): 3}, 2)
+    found = sample_neighbors(graph, {"paper": papers, "author": authors}, fanouts, key)
+    joined = np.r_[
+        np.where((papers < 0) | (papers >= 8), -1, papers + 5),
+        np.where(authors >= 5, -1, authors),
+    ]
+    numbers = ({0: 2, graph.relation(("paper", "rev_writes", "author")): 3}, 2)
+    want = sample_neighbors(graph.relational, joined, numbers, key)
+    jax.tree.map(np.testing.assert_array_equal, found, want)
+    assert found.graphs[0].relation_names == graph.relational.relation_names
+    np.testing.assert_array_equal(found.node_ids[:9], joined)
+
+
+GRAPH = library(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"seeds": [0]}, TypeError, "seeds must be a mapping by node type, such as"),
+        ({"seeds": {"venue": [0]}}, ValueError, "seeds has the node type 'venue', which is none"),
+        ({"seeds": {"paper": [0.5]}}, TypeError, "seeds['paper'] must be an array of integers"),
+        ({"fanouts": ({"cites": 2},)}, ValueError, "fanouts[0] has the relation 'cites', which is"),
+        ({"fanouts": ({9: 2},)}, ValueError, "fanouts[0] has the relation 9, which is none"),
+        ({"fanouts": ({CITES: -2},)}, ValueError, "] must be at least 0, got -2"),
+        ({"fanouts": ({CITES: 0.5},)}, TypeError, "] must be an integer, got float"),
+        ({"fanouts": ({CITES: 0},)}, ValueError, "or a mapping by relation, not all of them 0"),
+        ({"fanouts": {CITES: 2}}, TypeError, "fanouts must be a sequence with a positive integer"),
+        ({"fanouts": (2, -1)}, ValueError, "fanouts must be a sequence with a positive integer"),
+        (
+            {"edge_time": np.zeros(100, int), "seed_time": [0], "fanouts": ({CITES: 1},)},
+            ValueError,
+            "fanouts must be numbers over all relations where edge_time is given",
+        ),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {"seeds": {"paper": [0]}, "fanouts": (2,), "key": KEY}
+    with pytest.raises(error, match=re.escape(message)):
+        sample_neighbors(GRAPH, **{**arguments, **changes})
