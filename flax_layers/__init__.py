@@ -25,6 +25,7 @@ from flax_layers.graph_attention import (
 from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
+from flax_layers.layerwise import layerwise_inference
 from flax_layers.links import (
     ComplEx,
     ConvE,
@@ -128,6 +129,7 @@ __all__ = [
     "edge_metrics",
     "gcn_norm",
     "jumping_knowledge",
+    "layerwise_inference",
     "link_metrics",
     "negative_sampling_loss",
     "one_vs_all_loss",
