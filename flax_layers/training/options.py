@@ -22,10 +22,10 @@ from jax_gnn.extend import Implementation, status
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
 
-def _parser_of(number: Number) -> Callable[[str], float]:
+def _parser_of(number: Number) -> Callable[[str], Any]:
     """Returns an argparse type that accepts a range of numbers."""
 
-    def parse(text: str) -> float:
+    def parse(text: str) -> Any:
         try:
             value = number.kind(text)
         except ValueError:
@@ -37,14 +37,20 @@ def _parser_of(number: Number) -> Callable[[str], float]:
     return parse
 
 
+def _shown(value: Any, setting: Setting) -> Any:
+    """A default, as the help tells it."""
+    if setting.choices:
+        return value or "auto"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value)) or None
+    return "none" if value is None else value
+
+
 def _add_setting(
     group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: dict[str, Any]
 ) -> None:
     """Adds an option, whose value is there only if it is given; defaults are for the help."""
-    told = "; ".join(
-        f"{value or 'auto' if setting.choices else value}{where}"
-        for where, value in defaults.items()
-    )
+    told = "; ".join(f"{_shown(value, setting)}{where}" for where, value in defaults.items())
     text = setting.help.replace("%", "%%")
     option: dict[str, Any] = {"dest": name, "help": text, "default": argparse.SUPPRESS}
     if setting.number or setting.choices:

@@ -86,6 +86,8 @@ class Progress:
         split = f"{self._what} {report.split + 1}/{self._splits}"
         best = f"{self._best:.1%}" if self._measure == "accuracy" else f"{self._best:.3f}"
         validation = f"best validation {self._measure} {best}"
+        if report.seeds_per_second is not None:
+            validation += f", {report.seeds_per_second:,.0f} seeds/s"
         if self._bar is not None:
             self._bar.set_description(split, refresh=False)
             self._bar.set_postfix_str(validation, refresh=False)

@@ -25,6 +25,7 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
+from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
 from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
@@ -97,6 +98,14 @@ def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]
         yield [f"test {label}", f"{values.mean():.4g} ± {std:.2g}", *[""] * (len(runs) - 1)]
 
 
+def _rate_rows(result: TrainResult) -> Iterator[list[str]]:
+    """Of batches of nodes, how many of them a second trained on, evaluation included."""
+    config, split = result.trained.config, result.trained.split
+    if isinstance(config, SampledConfig) and config.batch_size and split is not None:
+        rate = len(split.train) / result.run.median_epoch_seconds
+        yield ["seeds per second", f"{rate:,.0f}"]
+
+
 def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
     sizes = (
         f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
@@ -110,6 +119,7 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
         *_score_rows(result, runs),
         ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
         ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
+        *_rate_rows(result),
     ]
     print(table(rows))
     if result.speedup is not None:
