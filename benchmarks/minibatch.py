@@ -99,7 +99,7 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
 
     def sampled(seeds: Any, key: Any, graph: Any, features: Any) -> Any:
         blocks = sampled_blocks(graph, seeds, FANOUTS, key, relations)
-        return blocks, features.at[blocks.node_ids].get(mode="fill", fill_value=0)
+        return blocks, blocks.node_values(features)
 
     def trained(of: Any, state: Any, seeds: Any, blocks: Any, x: Any, y: Any) -> Any:
         params, moments = state
