@@ -726,7 +726,7 @@ def test_arguments_that_only_print(arguments, capsys):
         "--help": "example: jax-gnn train hgnn\n",
         "predict": "edge\n",
     }
-    assert out.endswith(expected.get(arguments[0], "<dataset>)\n"))
+    assert out.endswith(expected.get(arguments[0], "replace the results of an earlier run there\n"))
 
 
 def test_typed_nodes_of_several_classes(tmp_path, capsys):
@@ -877,6 +877,7 @@ def test_edges_of_a_plain_graph(tmp_path, capsys):
     told, *lines = err.splitlines()
     assert told.startswith("jax-gnn: edges are split at random: ")
     assert "(--valid 0.05 --test 0.1 --seed 0)" in told
+    assert lines.pop(0).startswith("jax-gnn: --feature-normalization auto is ")
     assert [line.split(":")[0] for line in lines] == ["epoch 2/4", "epoch 4/4"]
     assert all("validation AUC 0." in line for line in lines)
     results = json.loads((folder / "results.json").read_text())
