@@ -111,9 +111,9 @@ def values_of(node_ids: Any, values: Any) -> Any:
     if values.ndim == 0:
         raise ValueError("values must be (num_nodes, *features), got a scalar")
     if xp is np:
-        ids = np.where(in_range(node_ids, len(values)), node_ids, 0)
-        shape = len(ids), *values.shape[1:]
-        rows: Any = values[ids] if len(values) else np.empty(shape, values.dtype)
+        known = np.where(in_range(node_ids, len(values)), node_ids, 0)
+        shape = len(known), *values.shape[1:]
+        rows: Any = values[known] if len(values) else np.empty(shape, values.dtype)
         rows[node_ids >= len(values)] = arguments.missing(values.dtype)
         rows[node_ids < 0] = 0
         return rows
