@@ -655,9 +655,7 @@ def test_standardized_columns():
     assert settled(dataset, GCNConfig()).feature_normalization == "standardize"
     words = dataclasses.replace(dataset, x=np.eye(40))
     assert settled(words, GCNConfig()).feature_normalization == "row"
-    with pytest.raises(
-        ValueError, match=r"x must have 3 features, as mean has, got shape \(40, 40\)"
-    ):
+    with pytest.raises(ValueError, match="'tiny' has 40 features, the model takes 3"):
         node_features(words, settled(dataset, GCNConfig()))
 
 

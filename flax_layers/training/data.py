@@ -167,7 +167,15 @@ def node_features(dataset: NodeDataset, config: TrainConfig) -> Features:
             numbers of them than the scaling.
     """
     x = raw_features(dataset, config)
-    preprocessing = preprocessing_of(settled(dataset, config))
+    config = settled(dataset, config)
+    for name, columns in (config.scaling or {}).items():
+        part = x.get(name) if isinstance(x, dict) else x
+        if part is not None and part.shape[1] != len(columns[0]):
+            raise ValueError(
+                f"dataset {dataset.name!r} has {part.shape[1]} features, the model takes "
+                f"{len(columns[0])}"
+            )
+    preprocessing = preprocessing_of(config)
     made: Features = jax.tree.map(np.asarray, preprocessed(preprocessing, x))
     return made
 
