@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import epochs, report, sampling, schedule_times, schedules
+from benchmarks import epochs, minibatch, report, sampling, schedule_times, schedules
 from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.command == "epochs":
             return _epochs(options)
+        if options.command == "minibatch":
+            return _minibatch(options)
         if options.command == "sampling":
             return _sampling(options)
         if options.command == "measure-schedules":
@@ -73,6 +75,11 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     training.add_argument("--rounds", type=_positive, default=5, help="epochs that are timed")
     _add_platform(training)
     training.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
+    sampled = commands.add_parser("minibatch", help="time training on sampled neighbourhoods")
+    sampled.add_argument("--scale", type=float, default=0.1, help="of the twins of large graphs")
+    sampled.add_argument("--rounds", type=_positive, default=3, help="epochs that are timed")
+    _add_platform(sampled)
+    sampled.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
     draws = commands.add_parser("sampling", help="time sampled neighbourhoods beside simpler ways")
     draws.add_argument("--graphs", default=",".join(sampling.GRAPHS), help="names of plain graphs")
     draws.add_argument("--rounds", type=_positive, default=10, help="batches that are timed")
@@ -126,6 +133,14 @@ def _epochs(options: argparse.Namespace) -> int:
     path = options.out or RESULTS / f"epochs-{_slug(document['machine']['device'])}.json"
     epochs.write(document, path)
     print(f"{epochs.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
+    return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
+
+
+def _minibatch(options: argparse.Namespace) -> int:
+    document = minibatch.run(options.platform, options.scale, options.rounds)
+    path = options.out or RESULTS / f"minibatch-{_slug(document['machine']['device'])}.json"
+    minibatch.write(document, path)
+    print(f"{minibatch.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
     return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
 
 

@@ -42,7 +42,8 @@ def _simple(graph: Any, seeds: Any, key: Any, fanouts: Sequence[int], build: str
     from jax_gnn.sampling._random import key_words
     from jax_gnn.sampling._search import distinct
 
-    nodes, words, found = seeds, key_words("key", key), []
+    nodes, words = seeds, key_words("key", key)
+    found: list[Any] = []
     for layer, fanout in enumerate(fanouts):
         starts, degrees = row_bounds(graph.indptr, nodes, graph.num_edges)
         offsets, counts = uniform(degrees, fanout, words, layer, replace=False)

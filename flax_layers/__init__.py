@@ -1,7 +1,10 @@
 """Flax NNX layers over the operations of `jax_gnn`."""
 
+from flax import nnx as _nnx
+
 from flax_layers._attention import AttentionOptions
 from flax_layers._base import LinearOptions, Stack
+from flax_layers._base import Signature as _Signature
 from flax_layers.allset import (
     AllDeepSets,
     AllDeepSetsConv,
@@ -22,6 +25,7 @@ from flax_layers.graph_attention import (
 from flax_layers.hetero import HeteroConv, HeteroLinear, HeteroModel
 from flax_layers.hypergraph import HGNN, HGNNP, HGNNConv, HGNNPConv
 from flax_layers.hypergraph_attention import HypergraphAttention, HypergraphAttentionConv
+from flax_layers.layerwise import layerwise_inference
 from flax_layers.links import (
     ComplEx,
     ConvE,
@@ -125,9 +129,15 @@ __all__ = [
     "edge_metrics",
     "gcn_norm",
     "jumping_knowledge",
+    "layerwise_inference",
     "link_metrics",
     "negative_sampling_loss",
     "one_vs_all_loss",
     "readout",
     "unigcn_norm",
 ]
+
+for _name in __all__:
+    _made = globals()[_name]
+    if isinstance(_made, type) and issubclass(_made, _nnx.Module):
+        _made.__signature__ = _Signature()  # type: ignore[attr-defined]

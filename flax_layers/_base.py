@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -16,7 +17,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn import Graph, Hypergraph, segment_matmul
+from jax_gnn import Graph, Hypergraph, RelationalGraph, segment_matmul
 from jax_gnn.extend import (
     as_array,
     check_callable,
@@ -29,6 +30,7 @@ from jax_gnn.extend import (
     is_tall,
     row_wise,
 )
+from jax_gnn.sampling import Blocks
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
 
@@ -36,6 +38,17 @@ Ends = ArrayLike | tuple[ArrayLike, ArrayLike]  # features of nodes, or of sourc
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
+
+
+class Signature:
+    """What a class is made from, for `help` and `inspect`: the metaclass of modules hides it."""
+
+    def __get__(self, instance: Any, owner: type[Any]) -> inspect.Signature:
+        """That of the class's initialisation; a module that is called has that of its call."""
+        if instance is not None:
+            raise AttributeError("__signature__")
+        parameters = [*inspect.signature(owner.__init__).parameters.values()]
+        return inspect.Signature(parameters[1:])  # without self
 
 
 class LinearOptions(TypedDict, total=False):
@@ -123,7 +136,10 @@ class Convolution(nnx.Module):
     def _operands(self, x: ArrayLike, graph: Any) -> tuple[Array, Array, Array | None]:
         """Checks graph and x; returns x with kernel and bias in the dtype of the computation."""
         check_instance(self.structure.__name__.lower(), graph, self.structure)
-        x = check_features(x, graph.num_nodes, self.in_features)
+        if isinstance(graph, Graph):
+            x = check_sources(graph, x, self.in_features)
+        else:
+            x = check_features(x, graph.num_nodes, self.in_features)
         bias = None if self.bias is None else self.bias[...]
         return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
 
@@ -248,32 +264,57 @@ class Stack(nnx.Module):
         """Computes one row of outputs (logits) per node.
 
         Args:
-            graph: The graph or hypergraph.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
-            *arguments: Further arguments of the convolutions' calls, such as weights.
+            graph: The graph or hypergraph. Models of graphs take `jax_gnn.sampling.Blocks`, too,
+                one for each layer.
+            x: Node features, ``(num_nodes, *batch, in_features)``; of blocks, those of the first
+                one's sources.
+            *arguments: Further arguments of the convolutions' calls, such as weights. Of blocks,
+                values of edges are a tuple, one for each block, or those of the whole graph in its
+                order; values of nodes are of the first block's sources.
             deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
                 and `eval()`.
             rngs: Randomness of the dropout; None uses the stream given at construction.
             **named: Further arguments of the convolutions' calls, by name.
 
         Returns:
-            ``(num_nodes, *batch, out_features)``.
+            ``(num_nodes, *batch, out_features)``; of blocks, for the seeds.
 
         Raises:
-            ValueError: A shape does not fit a layer or the graph.
+            ValueError: A shape does not fit a layer or the graph, or there are more or fewer blocks
+                than layers.
         """
-        check_instance("graph", graph, self.convolution.structure)
+        layers = self._calls(graph, arguments, named)
         dropout = dropout_arguments(deterministic, rngs)
-        if self.dropout_in_convolutions:
-            named |= dropout
+        within = dropout if self.dropout_in_convolutions else {}
         y: Any = self._input(x, **dropout)
-        for number in range(1, self.num_layers + 1):
+        for number, (graph, arguments, named) in enumerate(layers, start=1):
             is_last = number == self.num_layers and self.output is None
             convolve = self._convolve if is_last else self._convolve_and_relu
-            y = convolve(number, graph, y, *arguments, **named)
+            y = convolve(number, graph, y, *arguments, **named, **within)
             if not is_last:
                 y = self.dropout(y, **dropout)
         return y if self.output is None else linear(self.output, y)
+
+    def _calls(
+        self, graph: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+        """The graph and the arguments of each convolution's call: the same but for blocks."""
+        structure = self.convolution.structure
+        if not isinstance(graph, Blocks) or not issubclass(structure, Graph | RelationalGraph):
+            check_instance("graph", graph, structure)
+            return [(graph, arguments, named)] * self.num_layers
+        if len(graph.graphs) != self.num_layers:
+            raise ValueError(
+                f"graph must be blocks for num_layers = {self.num_layers}, got {len(graph.graphs)}"
+            )
+        call = inspect.signature(self.convolution.__call__)
+        bound = call.bind_partial(self, graph, None, *arguments, **named).arguments
+        given = [*bound.items()][3:]
+        calls: list[Any] = []
+        for number, block in enumerate(graph.graphs):
+            check_instance(f"graph.graphs[{number}]", block, structure)
+            calls.append((block, (), {name: of_block(name, x, graph, number) for name, x in given}))
+        return calls
 
     def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
         """What the first convolution gets."""
@@ -318,6 +359,26 @@ class TwoLayerStack(Stack):
         super().__init__(
             in_features, hidden_features, out_features, num_layers=num_layers, **options
         )
+
+
+OF_EDGES, OF_NODES = ("edge_weight", "edge_attr"), ("node_scale", "node_types")
+
+
+def of_block(name: str, values: Any, blocks: Blocks, number: int) -> Any:
+    """What a block's convolution gets of an argument of the model's call."""
+    block, count = blocks.graphs[number], len(blocks.graphs)
+    if values is None:
+        return None
+    if name in OF_EDGES and not isinstance(values, tuple):
+        return block.edge_values(values)
+    if name in OF_EDGES:
+        if len(values) != count:
+            raise ValueError(f"{name} must be one for each of {count} blocks, got {len(values)}")
+        return values[number]
+    if name in OF_NODES:
+        values = check_vector(name, values, "graphs[0].num_src", blocks.graphs[0].num_src)
+        return values[: block.num_src]
+    return values
 
 
 def dropout_arguments(
@@ -477,8 +538,50 @@ def end_sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:
     return sizes
 
 
-def check_ends(graph: Graph, x: Ends, src_features: int, dst_features: int) -> tuple[Array, Array]:
-    """The features of sources and of destinations: the same array twice, unless there is a pair."""
+def of_destinations(graph: Graph | RelationalGraph, x: Array) -> Array:
+    """The destinations' rows of what sources have: the first, where one array is for both."""
+    return x if graph.num_dst == len(x) else x[: graph.num_dst]
+
+
+def end_values(name: str, values: Any, graph: Graph | RelationalGraph) -> dict[str, Array]:
+    """Numbers of sources and of destinations, by the name for errors: of a vector, its first."""
+    if isinstance(values, tuple):
+        if len(values) != 2:
+            raise ValueError(f"{name} must be a vector or a pair, got {len(values)} arrays")
+        ends = (("num_src", graph.num_src), ("num_dst", graph.num_dst))
+        names = f"{name}[0]", f"{name}[1]"
+        return {
+            of: check_vector(of, each, *end)
+            for of, each, end in zip(names, values, ends, strict=True)
+        }
+    square = graph.num_src == graph.num_dst
+    if not square:
+        check_among_sources(graph)
+    src = check_vector(name, values, "num_nodes" if square else "num_src", graph.num_src)
+    return {name: src, f"{name} of destinations": of_destinations(graph, src)}
+
+
+def check_sources(graph: Graph | RelationalGraph, x: ArrayLike, in_features: int) -> Array:
+    """Checks features of the sources, of which the first are those of the destinations."""
+    if graph.num_src == graph.num_dst:
+        return check_features(x, graph.num_src, in_features)
+    check_among_sources(graph)
+    return check_features(x, graph.num_src, in_features, rows_name="num_src")
+
+
+def check_among_sources(graph: Graph | RelationalGraph) -> None:
+    """Raises ValueError for a graph whose first sources cannot be its destinations."""
+    if graph.num_src < graph.num_dst:
+        raise ValueError(
+            "graph must have its destinations among its sources, as one array is for both, got "
+            f"num_src={graph.num_src} and num_dst={graph.num_dst}"
+        )
+
+
+def check_ends(
+    graph: Graph | RelationalGraph, x: Ends, src_features: int, dst_features: int
+) -> tuple[Array, Array]:
+    """The features of sources and of destinations: of one array, its first rows, or all of it."""
     if isinstance(x, tuple):
         if len(x) != 2:
             raise ValueError(f"x must be an array or a pair, got {len(x)} arrays")
@@ -493,8 +596,8 @@ def check_ends(graph: Graph, x: Ends, src_features: int, dst_features: int) -> t
         raise ValueError(
             f"x must be a pair for in_features=({src_features}, {dst_features}), got an array"
         )
-    src = check_features(x, graph.num_nodes, src_features)
-    return src, src
+    src = check_sources(graph, x, src_features)
+    return src, of_destinations(graph, src)
 
 
 def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Array:

@@ -18,19 +18,30 @@ from flax_layers._base import (
     LinearOptions,
     Stack,
     check_activation,
+    check_among_sources,
     check_ends,
     check_positive,
     check_vector,
     end_sizes,
+    end_values,
     epilogue,
     finished,
     inverse_root,
     linear,
+    of_destinations,
     scaled,
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
-from jax_gnn.extend import check_choice, check_instance, check_number, row_wise
+from jax_gnn.extend import (
+    accumulator_dtype,
+    check_choice,
+    check_instance,
+    check_number,
+    row_wise,
+    take,
+)
+from jax_gnn.sampling import Blocks
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -39,23 +50,26 @@ glorot_init = nnx.initializers.glorot_uniform()
 
 def gcn_norm(
     graph: Graph, edge_weight: ArrayLike | None = None, *, add_self_loops: bool = True
-) -> Array:
+) -> Any:
     """The scales ``D^-1/2`` of the nodes, which make A of a graph ``D^-1/2 (A + I) D^-1/2``.
 
     ``D`` holds the (weighted) in-degrees, plus one for the self-loop. `GCNConv` computes the scales
     by itself; for weights that do not change, they can be computed once and passed to it.
 
+    Of a bipartite graph, whose destinations are the first of its sources, those of sources are of
+    the degrees out of them.
+
     Args:
-        graph: The graph, not bipartite.
+        graph: The graph.
         edge_weight: ``(num_edges,)``, in the graph's order; None means ones.
         add_self_loops: Whether I is added.
 
     Returns:
         ``(num_nodes,)`` in float32, or in float64 where 64 bits are on; 0 where the degree is not
-        positive.
+        positive. Of a bipartite graph a pair, ``(num_src,)`` and ``(num_dst,)``.
 
     Raises:
-        ValueError: The graph is bipartite, or the weights have another shape.
+        ValueError: The weights have another shape, or there are more destinations than sources.
 
     Example:
         >>> graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
@@ -63,15 +77,22 @@ def gcn_norm(
         Array([0.70710677, 0.70710677], dtype=float32)
     """
     check_instance("graph", graph, Graph)
-    num_nodes = graph.num_nodes
-    if edge_weight is None:
+    own = int(add_self_loops)
+    weight = _edge_weight(graph, edge_weight)
+    if weight is None:
         degree = graph.in_degrees().astype(float)
     else:
-        weight = _edge_weight(graph, edge_weight).astype(float)
-        degree = segment_sum(weight, graph.rows, num_nodes, True)
-    if add_self_loops:
-        degree = degree + 1
-    return inverse_root(degree)
+        weight = weight.astype(float)
+        degree = segment_sum(weight, graph.rows, graph.num_dst, True)
+    scale = inverse_root(degree + own)
+    if graph.num_src == graph.num_dst:
+        return scale
+    check_among_sources(graph)
+    if weight is None:
+        degree = graph.out_degrees().astype(float)
+    else:
+        degree = segment_sum(take(weight, graph.t_order), graph.t_rows, graph.num_src, True)
+    return inverse_root(degree.at[: graph.num_dst].add(own)), scale
 
 
 class GCNConv(Convolution):
@@ -80,6 +101,8 @@ class GCNConv(Convolution):
     Kipf and Welling, "Semi-supervised classification with graph convolutional networks", ICLR 2017,
     equation 2. The self-loops are an addition, no edges: an edge from a node to itself that the
     graph has counts beside. The aggregation runs on the narrower side of Theta.
+
+    Of a bipartite graph, such as a sampled block, the destinations are the first of the sources.
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
@@ -137,18 +160,19 @@ class GCNConv(Convolution):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
+            x: Features of the sources, ``(num_src, *batch, in_features)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None means
                 ones.
-            node_scale: What `gcn_norm` gives for graph and weights, ``(num_nodes,)``; None computes
-                it where the layer normalizes.
+            node_scale: What `gcn_norm` gives for graph and weights, ``(num_src,)``, or a pair for
+                sources and destinations; None computes it where the layer normalizes. For a block
+                it may be what it gives for the whole graph's nodes.
             activation: "relu" for a ReLU after all, which is part of the last kernel where that
                 aggregates.
             is_scaled: Whether x has been multiplied by `node_scale`, as the layer does first.
             scales_result: Whether the result is, after the activation: for the next layer.
 
         Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
+            ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
@@ -156,18 +180,18 @@ class GCNConv(Convolution):
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = _edge_weight(graph, edge_weight)
-        scale = None
+        src_scale = dst_scale = None
         if self.normalize:
             if node_scale is None:
                 node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
-            scale = check_vector("node_scale", node_scale, "num_nodes", graph.num_nodes)
+            src_scale, dst_scale = end_values("node_scale", node_scale, graph).values()
 
         def aggregate(features: Array, **last: Any) -> Array:
-            own_scale = 1 if self.add_self_loops else None
-            return spmm(graph, features, weight, own_scale=own_scale, out_scale=scale, **last)
+            own = 1 if self.add_self_loops else None
+            return _sum_with_own(graph, features, weight, own, out_scale=dst_scale, **last)
 
         # Scales of nodes, unlike such of edges, need no weights to be read.
-        first, last = None if is_scaled else scale, scale if scales_result else None
+        first, last = None if is_scaled else src_scale, dst_scale if scales_result else None
         if self.in_features < self.out_features:
             sums = aggregate(scaled(x, first))
             return scaled(self._product(sums, kernel, bias=bias, activation=activation), last)
@@ -180,7 +204,7 @@ class GINConv(Convolution):
 
     Xu et al., "How powerful are graph neural networks?", ICLR 2019, equation 4.1. The MLP has one
     hidden layer with ReLU. Its first map is linear, hence the aggregation runs on the narrower side
-    of it.
+    of it. Of a bipartite graph, the destinations are the first of the sources.
 
     Attributes:
         kernel: Of the MLP's first map, ``(in_features, mlp_features)``.
@@ -248,13 +272,13 @@ class GINConv(Convolution):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
+            x: Features of the sources, ``(num_src, *batch, in_features)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None means
                 ones.
             activation: "relu" for a ReLU after all.
 
         Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
+            ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
@@ -265,7 +289,7 @@ class GINConv(Convolution):
         own = 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(float))
 
         def aggregate(features: Array, **last: Any) -> Array:
-            return spmm(graph, features, weight, own_scale=own, **last)
+            return _sum_with_own(graph, features, weight, own, **last)
 
         hidden = self._aggregate_narrow(aggregate, x, kernel, bias, "relu")
         return linear(self.output, hidden, activation)
@@ -278,7 +302,8 @@ class SAGEConv(Convolution):
     over all neighbours. ``agg`` is the mean, maximum or sum over the sources of a node's edges, 0
     where there are none. Mean and sum run on the narrower side of Theta.
 
-    Of a bipartite graph, x is a pair of features, of sources and of destinations.
+    Of a bipartite graph, x is a pair of features, of sources and of destinations, or an array of
+    the sources, of which the destinations are the first.
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
@@ -352,8 +377,8 @@ class SAGEConv(Convolution):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or a pair for those of sources,
-                ``(num_src, *batch, …)``, and of destinations, ``(num_dst, *batch, …)``.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_weight: ``(num_edges,)``, in the graph's order (`Graph.edge_values`), by which
                 messages are multiplied before they are aggregated; None means ones.
             activation: "relu" for a ReLU after all, which is part of the last kernel where that
@@ -418,7 +443,7 @@ class GCN(Stack):
 
     def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
         self,
-        graph: Graph,
+        graph: Graph | Blocks,
         x: ArrayLike,
         edge_weight: ArrayLike | None = None,
         node_scale: ArrayLike | None = None,
@@ -427,27 +452,32 @@ class GCN(Stack):
         """Computes one row of outputs (logits) per node.
 
         Args:
-            graph: The graph.
+            graph: The graph, or blocks, see `Stack`.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             edge_weight: ``(num_edges,)``, see `GCNConv`.
-            node_scale: ``(num_nodes,)``, see `GCNConv`.
+            node_scale: ``(num_nodes,)``, see `GCNConv`. Of blocks those of the first one's sources,
+                such as the whole graph's, ``take(gcn_norm(whole), blocks.node_ids)``; None means
+                that each block's degrees count.
             **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
-            ``(num_nodes, *batch, out_features)``.
+            ``(num_nodes, *batch, out_features)``; of blocks, for the seeds.
 
         Raises:
             ValueError: A shape does not fit a layer or the graph.
         """
         first = self.convolutions[0]
-        if first.normalize and node_scale is None:
+        if first.normalize and node_scale is None and not isinstance(graph, Blocks):
             node_scale = gcn_norm(graph, edge_weight, add_self_loops=first.add_self_loops)
-        return super().__call__(graph, x, edge_weight, node_scale, **dropout)
+        given: dict[str, Any] = {"edge_weight": edge_weight, "node_scale": node_scale}
+        return super().__call__(graph, x, **given, **dropout)
 
     def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
-        # The kernel of the layer before applies a layer's scales of what it sums up. They pass
-        # through a dropout.
-        named |= {"is_scaled": number > 1, "scales_result": number < self.num_layers}
+        # The kernel of the layer before applies a layer's scales of what it sums up, which are the
+        # same at both ends of edges. They pass through a dropout.
+        scale = named["node_scale"]
+        if scale is not None and not isinstance(scale, tuple):
+            named |= {"is_scaled": number > 1, "scales_result": number < self.num_layers}
         return super()._convolve(number, graph, x, *arguments, **named)
 
 
@@ -477,6 +507,18 @@ class SAGE(Stack):
     """
 
     convolution = SAGEConv
+
+
+def _sum_with_own(
+    graph: Graph, x: Array, weight: Array | None, own_scale: Any, **options: Any
+) -> Array:
+    """Sums rows over edges, and adds that of the destination itself times a number, or None."""
+    if own_scale is None or graph.num_src == graph.num_dst:
+        return spmm(graph, x, weight, own_scale=own_scale, **options)
+    acc = accumulator_dtype(x.dtype)
+    own = of_destinations(graph, x).astype(acc) * jnp.asarray(own_scale, acc)
+    own = scaled(own, options.get("out_scale")).astype(x.dtype)
+    return spmm(graph, x, weight, residual=own, **options)
 
 
 def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:

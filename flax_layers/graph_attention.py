@@ -32,6 +32,7 @@ from flax_layers._base import (
     finished,
     linear,
     linear_options,
+    of_destinations,
     product,
 )
 from flax_layers.graph import glorot_init
@@ -102,13 +103,16 @@ class _GraphAttentionConv(AttentionConvolution):
             graph._note("own", lambda: share)
             own = self.attention_dropout(share, **dropout)
             y = (1 - share)[..., None].astype(y.dtype) * y
-            y += own[..., None].astype(y.dtype) * value
+            y += own[..., None].astype(y.dtype) * of_destinations(graph, value)
         y = self._join(y.reshape(shape))
         return finished(y, self._param(self.bias, y))
 
-    def _sees_itself(self, graph: Graph, x: Ends) -> bool:
-        """Whether nodes are among their own neighbours: of a graph that is not bipartite."""
-        return self.add_self_loops and not isinstance(x, tuple) and graph.num_src == graph.num_dst
+    def _sees_itself(self, x: Ends) -> bool:
+        """Whether nodes are among their own neighbours: of one array for sources and destinations.
+
+        A graph's first sources are its destinations then.
+        """
+        return self.add_self_loops and not isinstance(x, tuple)
 
 
 class GATConv(_GraphAttentionConv):
@@ -151,7 +155,7 @@ class GATConv(_GraphAttentionConv):
                 destinations, each with a kernel of their own.
             out_features: Features per node of the output, whatever the number of heads.
             edge_features: Features per edge; None where edges have none.
-            add_self_loops: Whether nodes see themselves, in graphs that are not bipartite.
+            add_self_loops: Whether nodes see themselves, where destinations are sources.
             rngs: Source of the keys, streams "params" and "dropout".
             **options: See `AttentionOptions`; kernel_init is Glorot's by default.
 
@@ -189,8 +193,8 @@ class GATConv(_GraphAttentionConv):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or a pair for those of sources,
-                ``(num_src, *batch, …)``, and of destinations, ``(num_dst, *batch, …)``.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_attr: Features of edges, ``(num_edges, *batch, edge_features)``, in the graph's
                 order (`Graph.edge_values`), of a layer with `edge_features`.
             deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
@@ -208,8 +212,9 @@ class GATConv(_GraphAttentionConv):
         dropout = dropout_arguments(deterministic, rngs)
         value = self._split(self._product(src, self._param(self.kernel, src)))
         src_score = dots(value, self._param(self.src_attention, src))
-        if dst is src and self.dst_kernel is None:
-            dst_score = dots(value, self._param(self.dst_attention, src))
+        if self.dst_kernel is None and not isinstance(x, tuple):
+            value_of_dst = of_destinations(graph, value)
+            dst_score = dots(value_of_dst, self._param(self.dst_attention, src))
         else:  # of which only the scores are wanted
             kernel = self.kernel if self.dst_kernel is None else self.dst_kernel
             dst_score = self._scores(dst, kernel, self.dst_attention)
@@ -228,9 +233,9 @@ class GATConv(_GraphAttentionConv):
             return_lse=True,
         )
         own_score = None
-        if self._sees_itself(graph, x):
+        if self._sees_itself(x):
             acc = attended[1].dtype
-            own_score = of_dst.astype(acc) + of_src.astype(acc)
+            own_score = of_dst.astype(acc) + of_destinations(graph, of_src).astype(acc)
             if bias is not None:
                 own_score += _mean_of_edges(graph, bias.astype(acc))
             own_score = jax.nn.leaky_relu(own_score, self.negative_slope)
@@ -283,7 +288,7 @@ class GATv2Conv(_GraphAttentionConv):
             out_features: Features per node of the output, whatever the number of heads.
             share_weights: Whether sources and destinations have one kernel and bias.
             edge_features: Features per edge; None where edges have none.
-            add_self_loops: Whether nodes see themselves, in graphs that are not bipartite.
+            add_self_loops: Whether nodes see themselves, where destinations are sources.
             rngs: Source of the keys, streams "params" and "dropout".
             **options: See `AttentionOptions`; kernel_init is Glorot's by default.
 
@@ -334,8 +339,8 @@ class GATv2Conv(_GraphAttentionConv):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or a pair for those of sources,
-                ``(num_src, *batch, …)``, and of destinations, ``(num_dst, *batch, …)``.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_attr: Features of edges, ``(num_edges, *batch, edge_features)``, in the graph's
                 order (`Graph.edge_values`), of a layer with `edge_features`.
             deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
@@ -354,8 +359,10 @@ class GATv2Conv(_GraphAttentionConv):
         right = self._mapped(src, self.kernel, self.src_bias)
         if not self.share_weights:
             left = self._mapped(dst, self.dst_kernel, self.dst_bias)
+        elif isinstance(x, tuple):
+            left = self._mapped(dst, self.kernel, self.src_bias)
         else:
-            left = right if dst is src else self._mapped(dst, self.kernel, self.src_bias)
+            left = of_destinations(graph, right)
         of_edges = None
         if attr is not None:
             of_edges = self._mapped(attr, self.edge_kernel, None)
@@ -373,9 +380,9 @@ class GATv2Conv(_GraphAttentionConv):
             return_lse=True,
         )
         own_score = None
-        if self._sees_itself(graph, x):
+        if self._sees_itself(x):
             acc = attended[1].dtype
-            z = left.astype(acc) + right.astype(acc)
+            z = left.astype(acc) + of_destinations(graph, right).astype(acc)
             z = z if of_edges is None else z + _mean_of_edges(graph, of_edges.astype(acc))
             own_score = dots(jax.nn.leaky_relu(z, self.negative_slope), vector.astype(acc))
         return self._finish(graph, attended, own_score, right, shape, dropout)
@@ -489,8 +496,8 @@ class TransformerConv(nnx.Module):
 
         Args:
             graph: The graph.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or a pair for those of sources,
-                ``(num_src, *batch, …)``, and of destinations, ``(num_dst, *batch, …)``.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_attr: Features of edges, ``(num_edges, *batch, edge_features)``, in the graph's
                 order (`Graph.edge_values`), of a layer with `edge_features`.
             deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`

@@ -24,7 +24,7 @@ from flax_layers._base import (
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
-from jax_gnn.extend import as_array, check_choice, check_instance, check_integer, described
+from jax_gnn.extend import as_array, check_choice, check_instance, check_integer, described, take
 from jax_gnn.hetero import EdgeType
 
 Across = Literal["sum", "mean", "max", "min", "concat", "stack"]
@@ -374,13 +374,27 @@ class HeteroLinear(nnx.Module):
         return {name: self._of_type(name, x_dict[name]) for name in self.in_features}
 
     def _of_type(self, name: str, x: ArrayLike | None) -> Array:
+        if x is None:
+            return self.of_rows(name, None, None)
+        x = as_array(f"x_dict[{name!r}]", x)
+        rows = x.shape[0] if x.ndim else 0
+        return self.of_rows(
+            name, check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]"), None
+        )
+
+    def of_rows(self, name: str, x: Array | None, places: Array | None) -> Array:
+        """The map of some nodes of a type.
+
+        Args:
+            name: The type.
+            x: Their features, or None where nodes of the type have none.
+            places: Which of the type they then are; None means all.
+        """
         layer = self.layers[name]
         if x is not None:
-            x = as_array(f"x_dict[{name!r}]", x)
-            rows = x.shape[0] if x.ndim else 0
-            x = check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
             return linear(layer, x)
-        kernel = layer.kernel[...] if layer.dtype is None else layer.kernel[...].astype(layer.dtype)
+        kernel = take(layer.kernel[...], places)
+        kernel = kernel if layer.dtype is None else kernel.astype(layer.dtype)
         return finished(kernel, None if layer.bias is None else layer.bias[...])
 
 
@@ -460,9 +474,22 @@ class HeteroModel(nnx.Module):
                 `HeteroGraph.in_order`), or a shape does not fit; the error names the type.
         """
         relational = graph.relational if isinstance(graph, HeteroGraph) else graph
-        check_instance("graph", relational, RelationalGraph)
+        y = self.model(relational, self.joined(relational, x_dict), **named)
+        return graph.split(y) if isinstance(graph, HeteroGraph) else y
+
+    def joined(self, graph: RelationalGraph, x_dict: Mapping[str, ArrayLike | None]) -> Array:
+        """What the model is given: rows of all types, ``(num_nodes, *batch, width)``.
+
+        Args:
+            graph: As of a call.
+            x_dict: Likewise.
+
+        Raises:
+            ValueError: See a call.
+        """
+        check_instance("graph", graph, RelationalGraph)
         rows = {name: jax.nn.relu(y) for name, y in self.input(x_dict).items()}
-        names, sizes = relational.node_type_names, relational.node_type_sizes
+        names, sizes = graph.node_type_names, graph.node_type_sizes
         if names is not None and sizes is not None:
             if names != tuple(rows):
                 raise ValueError(
@@ -475,14 +502,13 @@ class HeteroModel(nnx.Module):
                         f"x_dict[{name!r}] must have a row for each of {size} nodes, got "
                         f"{len(rows[name])}"
                     )
-        relations = tuple(each for each in relational.relation_names or () if each != "self")
+        relations = tuple(each for each in graph.relation_names or () if each != "self")
         if self.edge_types is not None and relations != self.edge_types:
             raise ValueError(
                 f"graph must have the edge types {self.edge_types} in that order, as "
                 f"graph.in_order makes it, got {relations}"
             )
-        y = self.model(relational, joined(rows), **named)
-        return graph.split(y) if isinstance(graph, HeteroGraph) else y
+        return joined(rows)
 
 
 def check_sizes(name: str, sizes: Any) -> None:

@@ -15,12 +15,16 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
+    Ends,
     TwoLayerStack,
+    check_among_sources,
+    check_ends,
     check_features,
     check_positive,
     check_vector,
     default_bias_init,
     finished,
+    of_destinations,
     product,
 )
 from flax_layers.graph import glorot_init
@@ -34,6 +38,7 @@ from jax_gnn.extend import (
     of_relations,
     sums_by_basis_pay,
 )
+from jax_gnn.sampling import Blocks
 
 Norm = Literal["mean", "sum"]
 
@@ -163,26 +168,22 @@ class RGCNConv(nnx.Module):
     def __call__(
         self,
         graph: RelationalGraph,
-        x: ArrayLike | None = None,
+        x: Ends | None = None,
         edge_weight: ArrayLike | None = None,
-        *,
-        x_dst: ArrayLike | None = None,
     ) -> Array:
         """Applies the convolution.
 
         Args:
             graph: The graph, whose relations are those of the layer and perhaps the one of nodes to
                 themselves. Of a `HeteroGraph`, x and the result may be by type of nodes.
-            x: Node features, ``(num_nodes, *batch, in_features)``, of a bipartite graph those of
-                the sources; None: nodes without features.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``,
+                which the own weight is for; None: nodes without features.
             edge_weight: ``(num_edges,)``, in the graph's order, in the place of the norm's factors:
                 for what does not change, :meth:`factors` can be computed once and passed here.
-            x_dst: Features of the destinations of a bipartite graph, likewise, which the own weight
-                is for.
 
         Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`; of a bipartite graph for the
-            destinations.
+            ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape or the graph's relations do not fit the layer.
@@ -203,14 +204,18 @@ class RGCNConv(nnx.Module):
             edge_weight = check_vector("edge_weight", edge_weight, "num_edges", graph.num_edges)
         else:
             edge_weight = self.factors(graph)
-        if x is not None:
+        own = None
+        if isinstance(x, tuple) or (x is not None and self.own_weight):
+            x, own = check_ends(graph, x, self.in_features, self.in_features)
+        elif x is not None:
             x = check_features(x, graph.num_src, self.in_features, rows_name="num_src")
         elif graph.num_src != self.in_features:
             raise ValueError(
                 f"graph must have in_features = {self.in_features} sources where there is no x, "
                 f"got {graph.num_src}"
             )
-        own = self._own_features(graph, x, x_dst)
+        elif self.own_weight:
+            check_among_sources(graph)
         params = self.kernel, self.coefficients, self.own, self.bias
         values: Any = (None if param is None else param[...] for param in params)
         values = dtypes.promote_dtype((x, own, *values), dtype=self.dtype)
@@ -232,7 +237,9 @@ class RGCNConv(nnx.Module):
                 kernel = kernel if graph.self_relation else kernel[:-1]
             y = self._of_relations(graph, features, edge_weight, kernel, mixture)
         if own_kernel is not None and (apart or not graph.self_relation):
-            y = y + (own_kernel if x is None else self._times(own, own_kernel))
+            y = y + (
+                of_destinations(graph, own_kernel) if x is None else self._times(own, own_kernel)
+            )
         return finished(y, bias)
 
     def _full(self, kernel: Array) -> jax.ShapeDtypeStruct:
@@ -243,19 +250,6 @@ class RGCNConv(nnx.Module):
     def factors(self, graph: RelationalGraph) -> Array | None:
         """The norm's factors of edges, `RelationalGraph.norm`; None for ones."""
         return None if self.norm == "sum" else graph.norm(self.norm)
-
-    def _own_features(self, graph: RelationalGraph, x: Any, x_dst: Any) -> Array | None:
-        """The features that the own weight is for; None where there is none or no x."""
-        if not self.own_weight:
-            return None
-        bipartite = graph.num_src != graph.num_dst
-        if x_dst is None and bipartite:
-            raise ValueError(
-                "x_dst must be given for a bipartite graph, or own_weight=False, got None"
-            )
-        if x is None or x_dst is None:
-            return x
-        return check_features(x_dst, graph.num_dst, self.in_features, "x_dst", "num_dst")
 
     def _of_relations(
         self, graph: RelationalGraph, x: Array | None, weight: Any, kernel: Array, mixture: Any
@@ -386,28 +380,29 @@ class RGCN(TwoLayerStack):
     @takes_hetero
     def __call__(
         self,
-        graph: RelationalGraph,
+        graph: RelationalGraph | Blocks,
         x: ArrayLike | None = None,
-        edge_weight: ArrayLike | None = None,
+        edge_weight: Any = None,
         **dropout: Any,
     ) -> Array:
         """Computes one row of outputs (logits) per node.
 
         Args:
-            graph: The graph, not bipartite. Of a `HeteroGraph`, x and the result may be by type of
-                nodes.
+            graph: The graph, or blocks, see `Stack`. Of a `HeteroGraph`, x and the result may be by
+                type of nodes.
             x: Node features, ``(num_nodes, *batch, in_features)``; None: nodes without features.
             edge_weight: ``(num_edges,)``, see `RGCNConv`.
             **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
-            ``(num_nodes, *batch, out_features)``.
+            ``(num_nodes, *batch, out_features)``; of blocks, for the seeds.
 
         Raises:
             ValueError: A shape or the graph's relations do not fit a layer.
         """
-        check_instance("graph", graph, RelationalGraph)
-        if edge_weight is None:
+        if not isinstance(graph, Blocks):
+            check_instance("graph", graph, RelationalGraph)
+        if edge_weight is None and not isinstance(graph, Blocks):
             edge_weight = self.convolutions[0].factors(graph)
         return super().__call__(graph, x, edge_weight, **dropout)
 

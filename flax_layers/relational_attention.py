@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,19 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._attention import AttentionStack, attention_init, check_heads, dots, dropped
 from flax_layers._base import (
+    Ends,
     Named,
     TwoLayerStack,
+    check_ends,
     check_features,
     check_positive,
     check_rates,
     default_bias_init,
     dropout_arguments,
+    end_values,
     finished,
     linear_options,
+    of_destinations,
     product,
     summed_by_rows,
 )
@@ -42,6 +47,7 @@ from jax_gnn import (
     HGTWeights,
     RelationalGraph,
     RGATWeights,
+    TypePlan,
     hgt_attention,
     rgat_attention,
     segment_matmul,
@@ -51,6 +57,7 @@ from jax_gnn.extend import (
     Method,
     RelationMaps,
     as_array,
+    as_ids,
     check_choice,
     check_distinct,
     check_finite,
@@ -58,11 +65,13 @@ from jax_gnn.extend import (
     check_instance,
     choose_method,
     feature_wise,
+    row_wise,
 )
+from jax_gnn.sampling import Blocks
 
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
-Features = ArrayLike | Mapping[str, ArrayLike]
+Features = Ends | Mapping[str, ArrayLike]
 
 
 class RGATConv(nnx.Module):
@@ -226,7 +235,7 @@ class RGATConv(nnx.Module):
     def __call__(
         self,
         graph: RelationalGraph,
-        x: ArrayLike,
+        x: Ends,
         edge_attr: ArrayLike | None = None,
         *,
         folded: RGATWeights | None = None,
@@ -236,9 +245,10 @@ class RGATConv(nnx.Module):
         """Applies the convolution.
 
         Args:
-            graph: The graph, not bipartite, with its parts "from_pairs" and "to_pairs". Of a
-                `HeteroGraph`, x and the result may be by type of nodes.
-            x: Node features, ``(num_nodes, *batch, in_features)``.
+            graph: The graph, with its parts "from_pairs" and "to_pairs". Of a `HeteroGraph`, x and
+                the result may be by type of nodes.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_attr: Features of edges, ``(num_edges, edge_features)``, in the graph's order
                 (`RelationalGraph.edge_values`), of a layer with `edge_features`.
             folded: What :meth:`folded` gave, where weights do not change between calls.
@@ -247,23 +257,25 @@ class RGATConv(nnx.Module):
             rngs: Randomness of the dropout; None uses the stream given at construction.
 
         Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
+            ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape or the graph's relations do not fit the layer, or the graph lacks a
                 part that the `method` goes through.
         """
         _check_relations(graph, self.num_relations)
-        x = check_features(x, graph.num_nodes, self.in_features)
+        src, dst = check_ends(graph, x, self.in_features, self.in_features)
+        ends: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         if (edge_attr is None) != (self.edge_features is None):
             given = "none" if edge_attr is None else "some"
             raise ValueError(
                 f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
             )
         if folded is None:
-            folded = self.folded(dtypes.canonicalize_dtype(x, self.kernel[...], dtype=self.dtype))
-        operands: tuple[Array, RGATWeights] = _promoted((x, folded), self.dtype)
-        x, weights = operands
+            params = self.kernel[...]
+            folded = self.folded(dtypes.canonicalize_dtype(*ends, params, dtype=self.dtype))
+        operands: tuple[tuple[Array, ...], RGATWeights] = _promoted((ends, folded), self.dtype)
+        ends, weights = operands
         count = graph.num_edges, self.heads
         options: Any = {
             "negative_slope": self.negative_slope,
@@ -276,12 +288,13 @@ class RGATConv(nnx.Module):
             "precision": self.precision,
         }
         if edge_attr is not None:
-            options["edge_bias"] = self._of_edges(graph, edge_attr, x.dtype)
+            options["edge_bias"] = self._of_edges(graph, edge_attr, ends[0].dtype)
 
-        def attend(x: Array) -> Array:
-            return rgat_attention(graph, x, weights, **options).reshape(graph.num_nodes, -1)
+        def attend(src: Array, dst: Array | None = None) -> Array:
+            y = rgat_attention(graph, src, weights, x_dst=dst, **options)
+            return y.reshape(graph.num_dst, -1)
 
-        y = over_batch(attend, x)
+        y = over_batch(attend, *ends)
         if not self.concat:
             y = _split(y, self.heads).mean(axis=-2)
         return finished(y, _value(self.bias))
@@ -521,20 +534,27 @@ class HGTConv(nnx.Module):
         graph: RelationalGraph | HeteroGraph,
         x: Features,
         *,
+        node_types: Any = None,
         folded: HGTWeights | None = None,
     ) -> Any:
         """Applies the convolution.
 
         Args:
-            graph: The graph, not bipartite, whose nodes have the types of the layer, with the part
-                "from_pairs" or "to_pairs", as the `method` asks.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type
-                ``(nodes of the type, *batch, in_features)``; a type without nodes may be missing.
+            graph: The graph, whose nodes have the types of the layer, with the part "from_pairs" or
+                "to_pairs", as the `method` asks.
+            x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
+                the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``; or
+                by name of the type ``(nodes of the type, *batch, in_features)``; a type without
+                nodes may be missing.
+            node_types: ``(num_src,)`` integers, the type of each source, where nodes are not
+                numbered type by type, as in a sampled block; -1 is padding. A pair where x is. By
+                type, x has a row for each source then, which counts where the source is of the
+                type.
             folded: What :meth:`folded` gave, where weights do not change between calls.
 
         Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`, or where x is by type the same by
-            type.
+            ``(num_dst, *batch, out_features)`` in `dtype`, or where x is by type, and there are no
+            `node_types`, the same by type.
 
         Raises:
             TypeError: x is neither an array nor a mapping of arrays.
@@ -544,33 +564,62 @@ class HGTConv(nnx.Module):
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         _check_relations(graph, self.num_relations)
-        sizes = self.sizes(graph)
+        sizes, src_types, dst_types = self._types(graph, node_types)
         by_type = self._by_type(graph, x, sizes)
-        if self._one_width and by_type is None:
-            (width,) = set(self.widths)
-            joined = check_features(x, graph.num_nodes, width)  # type: ignore[arg-type]
-        elif by_type is None:
+        if by_type is not None and not self._one_width:
+            y = self._of_widths(graph, by_type, src_types, dst_types, folded)
+        elif by_type is not None:
+            src = src_types.joined([*by_type.values()])
+            y = self._of_nodes(graph, src, of_destinations(graph, src), dst_types, folded)
+        elif self._one_width:
+            ends: Any = x
+            src, dst = check_ends(graph, ends, self.widths[0], self.widths[0])
+            y = self._of_nodes(graph, src, dst, dst_types, folded)
+        else:
             raise ValueError(
                 f"x must be by type, as in_features={dict(self.in_features)} are, got an array"
             )
-        elif self._one_width:
-            joined = _with_padding(list(by_type.values()), graph.num_nodes)
-        else:
-            y = self._of_widths(graph, by_type, sizes, folded)
-            return _by_types(y, self.type_names, sizes)
-        y = self._of_nodes(graph, joined, sizes, folded)
-        return y if by_type is None else _by_types(y, self.type_names, sizes)
+        if by_type is None or node_types is not None:
+            return y
+        return _by_types(y, self.type_names, sizes)
 
     # --- Arguments -------------------------------------------------------------------------------
 
     def sizes(self, graph: RelationalGraph) -> tuple[int, ...]:
         """How many nodes each type has, of a graph whose types and relations are the layer's."""
-        names, sizes = graph.node_type_names, graph.node_type_sizes
+        sizes = graph.node_type_sizes
         if len(self.type_names) == 1:
-            names, sizes = None, (graph.num_nodes,)
+            sizes = (graph.num_nodes,)
         if sizes is None or len(sizes) != len(self.type_names):
             found = "none" if sizes is None else len(sizes)
             raise ValueError(f"graph must have {len(self.type_names)} types of nodes, got {found}")
+        self._check_names(graph)
+        return sizes
+
+    def _types(self, graph: RelationalGraph, node_types: Any) -> tuple[tuple[int, ...], Any, Any]:
+        """How many rows x has of each type, and the types of sources and of destinations."""
+        count = len(self.type_names)
+        if node_types is not None:
+            self._check_names(graph)
+            each, at_dst = (
+                _TypeOfEach(as_ids(name, ids), count)
+                for name, ids in end_values("node_types", node_types, graph).items()
+            )
+            return (graph.num_src,) * count, each, at_dst
+        if graph.num_src != graph.num_dst:
+            if count > 1:
+                raise ValueError(
+                    f"node_types must be given for a bipartite graph of {count} types, got None"
+                )
+            src, dst = (_TypeByType((size,), size) for size in (graph.num_src, graph.num_dst))
+            return (graph.num_src,), src, dst
+        sizes = self.sizes(graph)
+        types = _TypeByType(sizes, graph.num_src)
+        return sizes, types, types
+
+    def _check_names(self, graph: RelationalGraph) -> None:
+        """Raises ValueError for a graph whose types or relations have other names."""
+        names = graph.node_type_names if len(self.type_names) > 1 else None
         if names is not None and not isinstance(self.node_types, int):
             for own, name in zip(self.type_names, names, strict=True):
                 if own != name:
@@ -593,7 +642,6 @@ class HGTConv(nnx.Module):
                     f"graph must have the relations of relation_ends in that order, got "
                     f"{relation!r} for {own!r}"
                 )
-        return sizes
 
     def _by_type(
         self, graph: RelationalGraph, x: Any, sizes: tuple[int, ...]
@@ -628,32 +676,40 @@ class HGTConv(nnx.Module):
     # --- The computation -------------------------------------------------------------------------
 
     def _of_nodes(
-        self, graph: RelationalGraph, x: Array, sizes: tuple[int, ...], folded: HGTWeights | None
+        self,
+        graph: RelationalGraph,
+        src: Array,
+        dst: Array,
+        types: NodeTypes,
+        folded: HGTWeights | None,
     ) -> Array:
-        """Of one array of nodes: keys and values go from x by pair."""
+        """Of an array of sources and one of destinations: keys and values go by pair."""
         # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
         of_keys = folded is not None and self._keys_take_queries
-        folded = self._folded(x) if folded is None else folded
-        operands = x, self.query[...], _value(self.query_bias), folded
-        x, query, bias, folded = _promoted(operands, self.dtype)
+        ends: tuple[Array, ...] = (src,) if dst is src else (src, dst)
+        folded = self._folded(*ends) if folded is None else folded
+        operands = ends, self.query[...], _value(self.query_bias), folded
+        ends, query, bias, folded = _promoted(operands, self.dtype)
         kernel = folded.value.kernel
         method = choose_method(graph, self.method, kernel, self.heads, dots=True)
         makes = method == "source_pairs" and not of_keys
 
-        def of_nodes(x: Array) -> Array:
-            made = self._typed(x, query, bias, sizes) if makes else None
+        def of_nodes(src: Array, dst: Array | None = None) -> Array:
+            dst = src if dst is None else dst
+            made = types.times(dst, query, bias, self.precision) if makes else None
             y = self._attend(
-                *(graph, x, x, x, folded, method), made_query=made, keys_take_queries=of_keys
+                *(graph, dst, src, src, folded, method), made_query=made, keys_take_queries=of_keys
             )
-            return self._finish(y, x if x.shape[1] == y.shape[1] else None, sizes)
+            return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
 
-        return over_batch(of_nodes, x)
+        return over_batch(of_nodes, *ends)
 
     def _of_widths(
         self,
         graph: RelationalGraph,
         x: dict[str, Array],
-        sizes: tuple[int, ...],
+        src_types: NodeTypes,
+        dst_types: NodeTypes,
         folded: HGTWeights | None,
     ) -> Array:
         """Of types of different widths: keys, values and queries are nodes' own first."""
@@ -664,7 +720,14 @@ class HGTConv(nnx.Module):
         ]
         x, params, folded = _promoted((x, params, folded), self.dtype)
 
-        def of_types(kernels: dict[str, Array], bias: Array | None) -> Array:
+        # In a block, rows of each type are those of all sources, the destinations' first.
+        at_dst = {
+            of: each if dst_types is src_types else each[: graph.num_dst] for of, each in x.items()
+        }
+
+        def mapped(
+            x: dict[str, Array], types: NodeTypes, kernels: dict[str, Array], bias: Array | None
+        ) -> Array:
             parts = [
                 product(
                     *(x[of], kernels[of], self.precision),
@@ -672,19 +735,20 @@ class HGTConv(nnx.Module):
                 )
                 for i, of in enumerate(self.type_names)
             ]
-            return _with_padding(parts, graph.num_nodes)
+            return types.joined(parts)
 
         def of_nodes(key: Array, value: Array, query: Array, own: Array) -> Array:
             y = self._attend(graph, query, key, value, folded, self.method)
-            return self._finish(y, own, sizes)
+            return self._finish(y, own, dst_types)
 
         own = [
             each if each.shape[-1] == self.out_features else jnp.zeros(shape, each.dtype)
-            for each in (x[of] for of in self.type_names)
+            for each in (at_dst[of] for of in self.type_names)
             for shape in [(*each.shape[:-1], self.out_features)]
         ]
-        found = [of_types(*each) for each in params]
-        return over_batch(of_nodes, *found, _with_padding(own, graph.num_nodes))
+        key, value = (mapped(x, src_types, *each) for each in params[:2])
+        query = mapped(at_dst, dst_types, *params[2])
+        return over_batch(of_nodes, key, value, query, dst_types.joined(own))
 
     def _folded(self, *x: Array) -> HGTWeights:
         """In the dtype of the computation with such features."""
@@ -707,33 +771,83 @@ class HGTConv(nnx.Module):
             method=method,
             precision=self.precision,
         )
-        return y.reshape(graph.num_nodes, -1)
+        return y.reshape(graph.num_dst, -1)
 
-    def _typed(self, x: Array, kernel: Array, bias: Array | None, sizes: tuple[int, ...]) -> Array:
-        """The map of each node's type."""
-        if len(sizes) == 1:  # XLA joins to it what goes on with its rows, in both directions
-            y = summed_by_rows(x, kernel[0], self.precision)
-            return finished(y, None if bias is None else bias[0])
-        return segment_matmul(
-            x, kernel, jnp.array(sizes, jnp.int32), bias=bias, precision=self.precision
-        )
-
-    def _finish(self, y: Array, own: Array | None, sizes: tuple[int, ...]) -> Array:
+    def _finish(self, y: Array, own: Array | None, types: NodeTypes) -> Array:
         """GELU, the map by type, and the skip connection of types that are as wide."""
         operands = y, own, self.output[...], _value(self.output_bias), self.skip[...]
         y, own, output, bias, skip = _promoted(operands, y.dtype)
-        y = self._typed(jax.nn.gelu(y, approximate=False), output, bias, sizes)
+        y = types.times(jax.nn.gelu(y, approximate=False), output, bias, self.precision)
         if own is None:
             return y
         gate = jax.nn.sigmoid(skip)
         gate = jnp.where(np.array(self.widths) == self.out_features, gate, 1)
-        if len(sizes) > 1:
-            columns = [jnp.broadcast_to(gate[i], (size, 1)) for i, size in enumerate(sizes)]
-            gate = _with_padding(columns, len(y))
+        if len(gate) > 1:
+            gate = types.of_rows(gate)
         return own + feature_wise(gate, y) * (y - own)  # in this form part of the product
 
 
 # --- What is by type -----------------------------------------------------------------------------
+
+
+class _TypeByType(NamedTuple):
+    """Nodes that are numbered type by type, so many of each, and padding behind them."""
+
+    sizes: tuple[int, ...]
+    rows: int
+
+    def joined(self, parts: list[Array]) -> Array:
+        """One array, of one for the nodes of each type."""
+        return _with_padding(parts, self.rows)
+
+    def of_rows(self, values: Array) -> Array:
+        """``(rows, 1)``, that of each node's type."""
+        columns = [jnp.broadcast_to(values[i], (size, 1)) for i, size in enumerate(self.sizes)]
+        return _with_padding(columns, self.rows)
+
+    def times(self, x: Array, kernel: Array, bias: Array | None, precision: Any) -> Array:
+        """The map of each node's type."""
+        if len(kernel) == 1:
+            return _of_one_type(x, kernel, bias, precision)
+        sizes = jnp.array(self.sizes, jnp.int32)
+        return segment_matmul(x, kernel, sizes, bias=bias, precision=precision)
+
+
+class _TypeOfEach(NamedTuple):
+    """Nodes in any order, whose types are given; those out of range are padding."""
+
+    ids: Array
+    num_types: int
+
+    def joined(self, parts: list[Array]) -> Array:
+        """One array, of one for all nodes as they were of each type."""
+        zeros = jnp.zeros_like(parts[0])
+        return functools.reduce(
+            lambda y, part: jnp.where(row_wise(self.ids == part[0], y), part[1], y),
+            enumerate(parts),
+            zeros,
+        )
+
+    def of_rows(self, values: Array) -> Array:
+        """``(rows, 1)``, that of each node's type."""
+        return _of_types(values, self.ids)[:, None]
+
+    def times(self, x: Array, kernel: Array, bias: Array | None, precision: Any) -> Array:
+        """The map of each node's type."""
+        if self.num_types == 1:
+            return _of_one_type(x, kernel, bias, precision)
+        plan = TypePlan.from_types(self.ids, self.num_types)
+        y = segment_matmul(plan.sort(x), kernel, plan.group_sizes, bias=bias, precision=precision)
+        return plan.unsort(y)
+
+
+NodeTypes = _TypeByType | _TypeOfEach
+
+
+def _of_one_type(x: Array, kernel: Array, bias: Array | None, precision: Any) -> Array:
+    # XLA joins to it what goes on with its rows, in both directions.
+    y = summed_by_rows(x, kernel[0], precision)
+    return finished(y, None if bias is None else bias[0])
 
 
 def _value(param: nnx.Param[Array] | None) -> Array | None:
@@ -767,9 +881,10 @@ def _by_types(y: Array, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[
     }
 
 
-def _of_types(array: Array, types: list[int]) -> Array:
-    """``array[types]``, by a product, whose gradient adds up in one order."""
-    chosen = np.array(types)[:, None] == np.arange(len(array))
+def _of_types(array: Array, types: Any) -> Array:
+    """``array[types]``, by a product, whose gradient adds up in one order; 0 out of range."""
+    types = np.array(types) if isinstance(types, list) else types
+    chosen = types[:, None] == np.arange(len(array), dtype=types.dtype)[None]
     return jnp.tensordot(chosen.astype(array.dtype), array, 1, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -880,13 +995,18 @@ class HGT(TwoLayerStack):
         self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **last)
 
     def __call__(  # type: ignore[override]  # takes features by type, too
-        self, graph: RelationalGraph | HeteroGraph, x: Features, **dropout: Any
+        self,
+        graph: RelationalGraph | HeteroGraph | Blocks,
+        x: Features,
+        node_types: ArrayLike | None = None,
+        **dropout: Any,
     ) -> Any:
         """Computes one row of outputs (logits) per node.
 
         Args:
-            graph: The graph, as `HGTConv` takes it.
+            graph: The graph, as `HGTConv` takes it, or blocks of one.
             x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type.
+            node_types: Of blocks, see `HGTConv`: of the sources of the first.
             **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
@@ -896,8 +1016,10 @@ class HGT(TwoLayerStack):
             ValueError: A shape, or the graph's relations or types, do not fit a layer.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
+        if node_types is not None:
+            dropout["node_types"] = node_types
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type
-        if not isinstance(x, Mapping):
+        if not isinstance(x, Mapping) or node_types is not None:
             return y
         first = self.convolutions[0]
         return _by_types(y, first.type_names, first.sizes(graph))

@@ -210,7 +210,7 @@ _add("additive_attention", **ATTENTION, **SLOPE, dst_score=Y, src_score=X, value
 _add("gatv2_attention", **ATTENTION, **SLOPE, dst=HEADS_DST, src=HEADS_SRC, attention=HEADS)
 _add("dot_attention", **ATTENTION, scale=0.5, query=HEADS_DST, key=HEADS_SRC, value=HEADS_SRC)
 _METHOD = {"method": "source_pairs", "precision": None, **XLA}
-_add("rgat_attention", graph=TYPED, x=Y, weights=RGAT, **SLOPE, multiplicative=False,
+_add("rgat_attention", graph=TYPED, x=Y, weights=RGAT, x_dst=Y, **SLOPE, multiplicative=False,
      within_relations=False, edge_bias=ones(3, 2), edge_scale=ones(3, 2), **_METHOD)
 _add("hgt_attention", graph=TYPED, query=HGT_ROWS, key=HGT_ROWS, value=HGT_ROWS.copy(),
      weights=HGT, heads=2, made_query=HGT_ROWS, keys_take_queries=False, **_METHOD)
@@ -586,8 +586,10 @@ WORDED: dict[str, list[Any]] = {
             attention=HEADS[0]),
     ],
     "rgat_attention": [
-        bad("graph must not be bipartite, got", graph=BIPARTITE),
-        bad("x must be (num_nodes=3, features), got", x=ones(3, 2, 1)),
+        bad("x_dst must be given for a bipartite graph, got None and", graph=BIPARTITE, x=X,
+            x_dst=None),
+        bad("x must be (num_src=3, features), got", x=ones(3, 2, 1)),
+        bad("x_dst must have the 2 features of x, got shape (3, 3)", x_dst=ones(3, 3)),
         bad("weights must be of num_relations=2 and the 3 features of x", x=ones(3, 3)),
         bad("edge_bias must be (num_edges=3, heads=2), got shape (3, 1)", edge_bias=ones(3, 1)),
         bad("method='destination_pairs' goes through 'from_pairs', which the graph lacks",

@@ -135,7 +135,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.RGCNConv,
         OF_CONV | {"num_relations": 2},
         {"norm": "sum", "num_bases": 2, "num_blocks": None},
-        {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES, "x_dst": X},
+        {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES},
     ),
     (
         flax_layers.RGATConv,
@@ -149,7 +149,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.HGTConv,
         OF_CONV | {"num_relations": 2},
         {"heads": 1, "node_types": 1, "method": "auto"},
-        {"graph": RELATIONAL, "x": X},
+        {"graph": RELATIONAL, "x": X, "node_types": [0] * len(X)},
     ),
     *(
         (model, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X})
@@ -362,6 +362,15 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "objects": DST,
             "kind": "softmax",
             "label_smoothing": 0.1,
+        },
+    ),
+    "layerwise_inference": (
+        flax_layers.layerwise_inference,
+        {
+            "model": flax_layers.SAGE(4, 4, 2, rngs=nnx.Rngs(0)),
+            "graph": GRAPH,
+            "x": X,
+            "chunk_edges": 3,
         },
     ),
     "negative_sampling_loss": (

@@ -314,7 +314,7 @@ def test_bad_call(layer, graph):
         with_edges(graph, features(4), jnp.ones((3, 2)))
     with pytest.raises(ValueError, match="x must be a pair"):
         make(layer, (4, 5), 6)(graph, features(4))
-    with pytest.raises(ValueError, match="a bipartite graph has no num_nodes"):
+    with pytest.raises(ValueError, match="graph must have its destinations among its sources"):
         conv(Graph.from_edges([0], [0], num_src=2, num_dst=3), jnp.ones((2, 4)))
 
 

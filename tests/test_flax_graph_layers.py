@@ -475,7 +475,7 @@ def test_bad_call(layer, graph):
             conv(graph, jnp.ones(shape))
     with pytest.raises(ValueError, match=r"edge_weight must have shape .*\(22,\), got \(21,\)"):
         conv(graph, features(4), jnp.ones(21))
-    with pytest.raises(ValueError, match="a bipartite graph has no num_nodes"):
+    with pytest.raises(ValueError, match="graph must have its destinations among its sources"):
         conv(Graph.from_edges([0], [0], num_src=2, num_dst=3), jnp.ones((2, 4)))
 
 

@@ -186,8 +186,8 @@ def test_bipartite(rng):
     kernel, own = weights(conv)
     expected = double(x_dst) @ own
     np.add.at(expected, dst, np.einsum("ek,ekn->en", double(x)[src], kernel[rel]))
-    assert_close(conv(graph, x, x_dst=x_dst), expected)
-    with pytest.raises(ValueError, match="x_dst must be given for a bipartite graph"):
+    assert_close(conv(graph, (x, x_dst)), expected)
+    with pytest.raises(ValueError, match="graph must have its destinations among its sources"):
         conv(graph, x)
 
 

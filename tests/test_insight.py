@@ -25,7 +25,7 @@ from flax_layers import (
     RGATConv,
     TransformerConv,
 )
-from jax_gnn import Batch, Graph, RelationalGraph, batch, segment_sum, spmm
+from jax_gnn import Batch, Graph, Hypergraph, RelationalGraph, batch, segment_sum, spmm
 from jax_gnn.insight import attribute, fidelity, plot_neighborhood
 from jax_gnn.insight._gates import GatedGraph, without_edges
 from jax_gnn.transforms import k_hop_subgraph
@@ -423,7 +423,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: attribute(spmm, GRAPH, X, method="attention"),
         ValueError,
-        "the model has no attention over the edges",
+        "no op of the model tells attention by edge",
     ),
     (
         lambda: attribute(model_of("GCN"), GRAPH, np.ones((3, F), np.float32), edge_weight=X),
@@ -455,3 +455,11 @@ def test_errors(number: int) -> None:
     call, kind, message = BAD[number]
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_edges_of_other_containers(rng: Rng) -> None:
+    graph = Hypergraph.from_incidence([0, 1, 1], [0, 0, 1])
+    x = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)
+    assert attribute(lambda graph, x: x, graph, x).edges is None
+    with pytest.raises(TypeError, match=r"edges=True needs a jax_gnn.Graph, .* got Hypergraph"):
+        attribute(lambda graph, x: x, graph, x, edges=True)

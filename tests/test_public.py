@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from argument_calls import CALLS
+from flax import nnx
 from op_spec import strict
 
 import flax_layers
@@ -190,3 +191,17 @@ def test_files_of_another_package_are_refused(tmp_path: Path, file: str) -> None
     with pytest.raises(SystemExit, match=f"^jax-gnn: error: {line}"):
         stranger.refuse(tmp_path, "/usr/bin/jax-gnn")
     assert not any((Path(jax_gnn.__file__).parent / each).exists() for each in stranger.ITS_FILES)
+
+
+def test_signatures_of_layers() -> None:
+    """Also of what users derive from them, and of the calls of models."""
+
+    class Own(flax_layers.GCNConv):
+        def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+            super().__init__(width, width, rngs=rngs)
+
+    assert [*inspect.signature(flax_layers.GCN).parameters][:3] == [
+        *("in_features", "hidden_features", "out_features")
+    ]
+    assert [*inspect.signature(Own).parameters] == ["width", "rngs"]
+    assert [*inspect.signature(Own(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]

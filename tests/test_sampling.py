@@ -203,6 +203,30 @@ def test_values_of_edges(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(block.edge_values(values), want)
 
 
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("features", [(), (3,), (2, 3)])
+def test_values_of_nodes(rng: np.random.Generator, where: str, features: tuple[int, ...]) -> None:
+    """Zeros for padding; NaN, or the extreme integer, where rows are missing."""
+    graph = lumpy_graph(rng, NODES, EDGES)
+    graph = jax.device_get(graph) if where == "host" else graph
+    key = np.asarray(jax.random.key_data(KEY))
+    blocks = sample_neighbors(graph, np.arange(-1, 5), FANOUTS, key)
+    values = rng.normal(size=(graph.num_nodes, *features)).astype(np.float32)
+    ids = np.asarray(blocks.node_ids)
+    want = np.where((ids < 0).reshape(-1, *(1,) * len(features)), 0, values[ids])
+    found = blocks.node_values(values)
+    assert isinstance(found, np.ndarray) == (where == "host")
+    np.testing.assert_array_equal(found, want)
+    few = np.asarray(blocks.node_values(values[:3]))
+    assert np.isnan(few[ids >= 3]).all() and (few[ids < 0] == 0).all()
+    assert np.isnan(np.asarray(blocks.node_values(values[:0]))[ids >= 0]).all()
+    integers = np.asarray(blocks.node_values(np.arange(3, dtype=np.int32)))
+    assert (integers[ids >= 3] == np.iinfo(np.int32).min).all()
+    np.testing.assert_array_equal(integers[(ids >= 0) & (ids < 3)], ids[(ids >= 0) & (ids < 3)])
+    with pytest.raises(ValueError, match="values must be"):
+        blocks.node_values(np.float32(1))
+
+
 def test_random_numbers(rng: np.random.Generator) -> None:
     """Those of JAX's Threefry; products of 64 random bits and a size, rounded down."""
     key = key_of(rng)

@@ -35,7 +35,7 @@ def test_shard_map(
     def loss(x: Array, seeds: Array, number: Any) -> tuple[Array, Array]:
         words = jax.random.fold_in(key, number)
         blocks = sample_neighbors(graph, seeds, fanouts, words, **options)
-        y = x.at[blocks.node_ids].get(mode="fill", fill_value=0)
+        y = blocks.node_values(x)
         for block in blocks.graphs:
             y = spmm(block, y, reduce="mean")
         return (y**2).sum(), blocks.node_ids

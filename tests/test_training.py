@@ -44,6 +44,7 @@ from flax_layers.training import (
     GATConfig,
     GATv2Config,
     GCNConfig,
+    GCNLinkConfig,
     GINConfig,
     GraphTransformerConfig,
     HGNNConfig,
@@ -67,8 +68,15 @@ from flax_layers.training import (
     train,
 )
 from flax_layers.training import checkpoint as checkpoints
-from flax_layers.training.data import Numbering, check_dataset, fingerprint, settled, split_of
-from flax_layers.training.epochs import MIN_HYPEREDGE_WEIGHT
+from flax_layers.training.data import (
+    Numbering,
+    check_dataset,
+    fingerprint,
+    settled,
+    split_of,
+    sum_size,
+)
+from flax_layers.training.epochs import MIN_HYPEREDGE_WEIGHT, divided
 from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
@@ -651,6 +659,36 @@ def test_standardized_columns():
         ValueError, match=r"x must have 3 features, as mean has, got shape \(40, 40\)"
     ):
         node_features(words, settled(dataset, GCNConfig()))
+
+
+def test_sums_of_many_neighbours():
+    """Maps of sums begin and move as if these were means; other parameters do not."""
+    dataset = make_table_dataset()
+    size = sum_size(dataset, settled(dataset, GINConfig()))
+    assert size == pytest.approx(1 + dataset.num_edges / dataset.num_nodes)
+    assert sum_size(dataset, GINConfig(feature_normalization="row")) == 1
+    assert sum_size(dataset, GCNConfig()) == 1
+    weighted = dataclasses.replace(dataset, edge_weight=np.full(dataset.num_edges, 3.0))
+    of_weights = sum_size(weighted, GINConfig(edge_weight=True, feature_normalization="none"))
+    assert of_weights - 1 == pytest.approx(3 * (size - 1))
+    model = GIN(3, 4, 2, num_layers=2, rngs=nnx.Rngs(0))
+    given = nnx.state(model, nnx.Param)
+    made = divided(given, 4.0)
+    for name in ("conv1", "conv2"):
+        np.testing.assert_allclose(made[name]["kernel"][...], given[name]["kernel"][...] / 4)
+        for same in ("kernel", "bias"):
+            before, after = (each[name]["output"][same][...] for each in (given, made))
+            np.testing.assert_array_equal(before, after)
+
+
+def test_normalization_of_links():
+    dataset = make_table_dataset()
+    assert settled(dataset, GCNLinkConfig()).feature_normalization == "standardize"
+    assert set(settled(dataset, GCNLinkConfig()).scaling) == {""}
+    words = dataclasses.replace(dataset, x=np.eye(40))
+    assert settled(words, GCNLinkConfig()).feature_normalization == "none"
+    counts = dataclasses.replace(dataset, x=3 * np.eye(40))
+    assert settled(counts, GCNLinkConfig()).feature_normalization == "row"
 
 
 def test_scaling_and_weights_of_edges_in_a_checkpoint(tmp_path):

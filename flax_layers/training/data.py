@@ -28,7 +28,7 @@ from jax_gnn.datasets import (
 )
 from jax_gnn.extend import numbers_by_name
 
-C = TypeVar("C", bound=TrainConfig)
+C = TypeVar("C", bound=Any)  # settings of nodes, graphs or edges
 
 _GENERATED_FEATURES = 100
 _EDGE_SPLIT = "train_edges", "val_edges", "test_edges"
@@ -113,8 +113,9 @@ def settled(dataset: NodeDataset, config: C) -> C:
     given = config.features == "native"
     kind: Any = config.feature_normalization
     if kind == "auto":
+        flags = config.keeps_flags and all(((x == 0) | (x == 1)).all() for x in parts.values())
         words = all((x >= 0).all() and ((x > 0).mean(0) < 0.5).all() for x in parts.values())
-        kind = "none" if not given else "row" if words else "standardize"
+        kind = "none" if flags or not given else "row" if words else "standardize"
     if kind != "standardize":
         return dataclasses.replace(config, feature_normalization=kind)
     scaling = {}

@@ -41,6 +41,10 @@ class Data(NamedTuple):
     masks: tuple[Array, ...]  # of the training, validation and test nodes; of a step's graphs one
 
 
+# What the model is evaluated on, seeds, key -> what a step is trained on
+Sample = Callable[[Data, Array, Array], Data]
+
+
 class _State(NamedTuple):
     params: Any
     stats: Any  # running statistics of norms
@@ -123,6 +127,7 @@ def _keep_positive(params: Any) -> Any:
 def _train_epochs(
     apply: Apply,
     optimizer: optax.GradientTransformation,
+    sample: Sample | None,
     state: _State,
     dropout_keys: Array,
     data: Data,
@@ -131,16 +136,19 @@ def _train_epochs(
     """Runs one epoch per key: its steps, then an evaluation that may replace the best parameters.
 
     Data are one graph, on which an epoch is one step; or batches of all graphs, and then there are
-    those of each epoch and step.
+    those of each epoch and step. Or steps are seeds, as `y`, of which each is sampled itself.
     """
     import optax
 
     def step(state: _State, given: tuple[Array, Data]) -> tuple[_State, Array]:
-        key, data = given
+        key, batch = given
+        if sample is not None:
+            key, own = jax.random.split(key)
+            batch = sample(data, batch.y, own)
 
         def loss_fn(params: Any) -> tuple[Array, Any]:
-            logits, stats = apply((params, state.stats), data.graph, data.inputs, key)
-            return masked_mean(losses(logits, data.y), data.masks[0]), stats
+            logits, stats = apply((params, state.stats), batch.graph, batch.inputs, key)
+            return masked_mean(losses(logits, batch.y), batch.masks[0]), stats
 
         (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
@@ -148,7 +156,7 @@ def _train_epochs(
         return state._replace(params=params, stats=stats, optimizer=moments), loss
 
     def evaluate(variables: Any) -> tuple[Array, ...]:
-        if steps is None:
+        if steps is None or sample is not None:
             logits = apply(variables, data.graph, data.inputs, None)[0]
             return tuple(accuracy(logits, data.y, mask) for mask in data.masks)
         given = data.graph, data.inputs
@@ -182,10 +190,16 @@ class Runner:
     """One implementation: its compiled program, current state and records."""
 
     def __init__(
-        self, apply: Apply, config: TrainConfig, graph: Any, steps: int = 1, sum_size: float = 1.0
+        self,
+        apply: Apply,
+        config: TrainConfig,
+        graph: Any,
+        steps: int = 1,
+        sum_size: float = 1.0,
+        sample: Sample | None = None,
     ) -> None:
         self._optimizer = _optimizer(config, steps, sum_size)
-        self._train = jax.jit(functools.partial(_train_epochs, apply, self._optimizer))
+        self._train = jax.jit(functools.partial(_train_epochs, apply, self._optimizer, sample))
         self._implementation = config.implementation
         self._graph = graph
         self._compiled: dict[int, Any] = {}
@@ -218,6 +232,11 @@ class Runner:
         metrics = Metrics(*(np.asarray(each) for each in metrics))
         self._metrics[-1].append(metrics)
         return metrics
+
+    @property
+    def last_epoch_seconds(self) -> float:
+        """What an epoch of the last call took."""
+        return self._epoch_seconds[-1]
 
     def best(self) -> tuple[float, Any]:
         """Returns validation accuracy and variables of the current split's best epoch."""

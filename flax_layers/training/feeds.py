@@ -1,4 +1,4 @@
-"""What the steps of an epoch are given: one whole graph, or batches of many graphs."""
+"""What the steps of an epoch are given: one whole graph, or batches of nodes or of graphs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from flax_layers.training.config import GraphsConfig, TrainConfig
+from flax_layers.training.config import GraphsConfig, SampledConfig, TrainConfig
 from flax_layers.training.data import node_features, node_mask, scaled_labels
-from flax_layers.training.epochs import Data
+from flax_layers.training.epochs import Data, Sample
 from flax_layers.training.graphs import Sampler, all_groups, device, numbered, picked
+from flax_layers.training.minibatch import SampledNodes
 from flax_layers.training.trained import model_inputs
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
@@ -32,14 +34,27 @@ class Feed(Protocol):
     epochs_per_call: int
     steps_per_epoch: int
 
+    @property
+    def sample(self) -> Sample | None:
+        """What a step is trained on, of the whole data, its seeds and its key.
+
+        None where the steps' data are that.
+        """
+        return None
+
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """Begins a split, and returns what its epochs are evaluated on."""
 
     def epochs(self) -> Data | None:
         """The batches of a call's epochs and steps; None if each is a step on the whole graph."""
 
+    def logits(self, model: Any, graph: Any, inputs: Any, key: Array | None) -> Array:
+        """What a model makes of a step's or an evaluation's data, of which there is no key."""
+        y: Array = model(graph, *inputs, deterministic=key is None, rngs=key)
+        return y
 
-class WholeGraph:
+
+class WholeGraph(Feed):
     """A graph, on all of which each step is: see `Feed`."""
 
     epochs_per_call = 10
@@ -60,7 +75,7 @@ class WholeGraph:
         """See `Feed`."""
 
 
-class ManyGraphs:
+class ManyGraphs(Feed):
     """Batches of graphs, which are drawn anew for each epoch: see `Feed`."""
 
     epochs_per_call = 1
@@ -106,4 +121,6 @@ def feed_of(dataset: NodeDataset, config: TrainConfig, splits: Sequence[Split]) 
     if isinstance(dataset, GraphsDataset):
         assert isinstance(config, GraphsConfig)
         return ManyGraphs(dataset, config, splits)
+    if isinstance(config, SampledConfig) and config.batch_size:
+        return SampledNodes(dataset, config, splits)
     return WholeGraph(dataset, config)

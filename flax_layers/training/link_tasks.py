@@ -21,7 +21,7 @@ from flax_layers import (
     negative_sampling_loss,
     one_vs_all_loss,
 )
-from flax_layers.training.data import node_features
+from flax_layers.training.data import node_features, settled
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.models import recipe_among
 from jax_gnn import RelationalGraph
@@ -298,6 +298,7 @@ class EdgeTask:
     scores edges by the graph of the training edges, the test by that of validation edges, too.
 
     Attributes:
+        config: The settings, with what the data decide.
         dataset: The data.
         x: Features of its nodes.
         split: Of its edges, at random.
@@ -306,13 +307,13 @@ class EdgeTask:
     best_by: ClassVar[str] = "auc"
 
     def __init__(self, dataset: GraphDataset, config: Any) -> None:
-        self.config = config
         self.dataset = dataset
         if config.features == "native" and not dataset.num_features:
             raise ValueError(
                 f"dataset {dataset.name!r} has no node features; generate them with features "
                 "'random'"
             )
+        self.config = config = settled(dataset, config)
         self.x = np.asarray(node_features(dataset, config))
         shares = {"valid": config.valid_share, "test": config.test_share}
         try:

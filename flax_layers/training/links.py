@@ -504,7 +504,7 @@ def train_links(
     if getattr(config, "features", "native") != "native":
         numbering = numbering._replace(features=None)
     trained = TrainedLinks(
-        *(model, config, fingerprint(task.dataset), task.sizes["num_relations"]),
+        *(model, task.config, fingerprint(task.dataset), task.sizes["num_relations"]),
         numbering=numbering,
         index=index,
     )

@@ -43,17 +43,17 @@ def train(
 ) -> TrainResult:
     """Trains one model per split and reports test accuracy at the best validation epoch.
 
-    Adam on the whole graph, or on batches of many graphs. The splits are those of
-    `TrainConfig.split`: the published one, that is another seed each time, or random ones as
-    AllSet's (Chien et al., arXiv 2106.13264, section 5), 50 % of the labelled nodes to train, 25 %
-    to validate, 25 % to test. With `folds` there is a cross-validation instead.
+    Adam on the whole graph, on sampled batches of its nodes, or on batches of many graphs. The
+    splits are those of `TrainConfig.split`: the published one, that is another seed each time, or
+    random ones as AllSet's (Chien et al., arXiv 2106.13264, section 5), 50 % of the labelled nodes
+    to train, 25 % to validate, 25 % to test. With `folds` there is a cross-validation instead.
 
     Args:
         dataset: Structure, labels and features.
         config: Settings; their class says which model, as `HGNNConfig` or `GCNConfig` does.
         baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
             The two alternate every few epochs, so that a change in the machine's speed meets both.
-            Models of many graphs have none.
+            Models of many graphs, and batches of nodes, have none.
         on_epoch: Called after each epoch of the library's run, several at a time.
 
     Returns:
@@ -81,12 +81,11 @@ def train(
 
     def apply(variables: Any, graph: Any, inputs: Any, key: Array | None) -> tuple[Array, Any]:
         model = nnx.merge(graphdef, *variables, rest, copy=True)  # whose statistics change
-        logits = model(graph, *inputs, deterministic=key is None, rngs=key)
-        return logits, nnx.state(model, nnx.BatchStat)
+        return feed.logits(model, graph, inputs, key), nnx.state(model, nnx.BatchStat)
 
     size = sum_size(dataset, config)
-    runners = [Runner(apply, config, feed.graph, feed.steps_per_epoch, size)]
-    if baseline and recipe.plain_model is not None:
+    runners = [Runner(apply, config, feed.graph, feed.steps_per_epoch, size, feed.sample)]
+    if baseline and recipe.plain_model is not None and feed.sample is None:
         runners.append(_plain_runner(recipe, config, feed, size))
 
     best_valid, best = -np.inf, None
@@ -103,9 +102,14 @@ def train(
         for epoch in range(0, config.epochs, feed.epochs_per_call):
             call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
             metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
+            rate = None
+            if feed.sample is not None:
+                rate = len(split.train) / runners[0].last_epoch_seconds
             if on_epoch is not None:
                 for i in range(len(call_keys)):
-                    on_epoch(EpochReport(number, epoch + i, *(float(m[i]) for m in metrics[:3])))
+                    figures = (float(m[i]) for m in metrics[:3])
+                    report = EpochReport(number, epoch + i, *figures)
+                    on_epoch(report._replace(seeds_per_second=rate))
         valid, variables = runners[0].best()
         if dataset.regresses:
             trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)

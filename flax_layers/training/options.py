@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from jax_gnn.extend import Implementation, status
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
 
-def _parser_of(number: Number) -> Callable[[str], float]:
+def _parser_of(number: Number) -> Callable[[str], Any]:
     """Returns an argparse type that accepts a range of numbers."""
 
-    def parse(text: str) -> float:
+    def parse(text: str) -> Any:
         try:
             value = number.kind(text)
         except ValueError:
@@ -36,14 +37,20 @@ def _parser_of(number: Number) -> Callable[[str], float]:
     return parse
 
 
+def _shown(value: Any, setting: Setting) -> Any:
+    """A default, as the help tells it."""
+    if setting.choices:
+        return value or "auto"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value)) or None
+    return "none" if value is None else value
+
+
 def _add_setting(
     group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: dict[str, Any]
 ) -> None:
     """Adds an option, whose value is there only if it is given; defaults are for the help."""
-    told = "; ".join(
-        f"{value or 'auto' if setting.choices else value}{where}"
-        for where, value in defaults.items()
-    )
+    told = "; ".join(f"{_shown(value, setting)}{where}" for where, value in defaults.items())
     text = setting.help.replace("%", "%%")
     option: dict[str, Any] = {"dest": name, "help": text, "default": argparse.SUPPRESS}
     if setting.number or setting.choices:
@@ -81,6 +88,9 @@ def add_settings(
         metavar="DIR",
         help=f"folder of {written} (default: runs/{config.model}-<dataset>)",
     )
+    groups["execution"].add_argument(
+        "--overwrite", action="store_true", help="replace the results of an earlier run there"
+    )
 
 
 def settings_of(
@@ -116,3 +126,15 @@ def _require_implementation(implementation: Implementation | None) -> None:
             f"--implementation {implementation}: JAX runs on {backend} here; JAX_PLATFORMS="
             f"{implementation} asks for the other"
         )
+
+
+def told(config: Config) -> dict[str, Any]:
+    """The settings that have an option."""
+    return {name: getattr(config, name) for name in settings(type(config))}
+
+
+def tell_normalization(config: Any, settled: Any) -> None:
+    """Says on stderr what "auto" has become by the data."""
+    if getattr(config, "feature_normalization", "none") == "auto":
+        kind = settled.feature_normalization
+        print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)

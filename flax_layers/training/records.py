@@ -22,13 +22,17 @@ class Metrics(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """What `on_epoch` is told: indices from 0, and the library run's figures."""
+    """What `on_epoch` is told: indices from 0, and the library run's figures.
+
+    Of batches of nodes also how many of these an epoch trained on in a second, evaluation included.
+    """
 
     split: int
     epoch: int
     train_loss: float
     train_accuracy: float
     valid_accuracy: float
+    seeds_per_second: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -37,10 +38,18 @@ def blame_output(path: Path) -> Iterator[None]:
         raise UserError(f"--output {path}: {error.strerror}") from error
 
 
-def make_folder(path: Path) -> None:
-    """Makes the folder of a run's results."""
+def make_folder(args: argparse.Namespace, name: str) -> Path:
+    """Makes the folder of a run's results, by default ``runs/NAME``; another run's is kept."""
+    path: Path = args.output or Path("runs") / name
     with blame_output(path):
         path.mkdir(parents=True, exist_ok=True)
+        taken = (path / "checkpoint").exists() or (path / "results.json").exists()
+    if taken and not args.overwrite:
+        raise UserError(
+            f"{path} has the results of a run: --overwrite replaces them, --output DIR writes "
+            "elsewhere"
+        )
+    return path
 
 
 class Progress:
@@ -77,6 +86,8 @@ class Progress:
         split = f"{self._what} {report.split + 1}/{self._splits}"
         best = f"{self._best:.1%}" if self._measure == "accuracy" else f"{self._best:.3f}"
         validation = f"best validation {self._measure} {best}"
+        if report.seeds_per_second is not None:
+            validation += f", {report.seeds_per_second:,.0f} seeds/s"
         if self._bar is not None:
             self._bar.set_description(split, refresh=False)
             self._bar.set_postfix_str(validation, refresh=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.link_tasks import has_edge_split, link_task
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
 from flax_layers.training.report import LinkProgress, blame_data, make_folder, metric_names, percent
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
@@ -50,7 +49,7 @@ def _results(dataset: NodeDataset, task: Any, result: LinkResult, step: float) -
             **{name: getattr(dataset, name) for name in fields if hasattr(dataset, name)},
         },
         "edges": dict(zip(("train", "valid", "test"), task.part_sizes, strict=True)),
-        "config": dataclasses.asdict(result.trained.config),
+        "config": told(result.trained.config),
         "versions": versions(),
         "devices": devices(),
         "loss": result.losses.tolist(),
@@ -93,8 +92,8 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
         dataset = recipe.load(args.data)
         task = link_task(dataset, config)
     _tell_split(recipe, config, dataset, task)
-    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
-    make_folder(folder)
+    tell_normalization(config, task.config)
+    folder = make_folder(args, f"{config.model}-{dataset.name}")
     with LinkProgress(config, task.best_by) as progress:
         result = train_links(dataset, config, on_epoch=progress)
     checkpoint, plot, results = (

@@ -25,9 +25,9 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
-from flax_layers.training.config import TrainConfig, settings
+from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
@@ -98,6 +98,14 @@ def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]
         yield [f"test {label}", f"{values.mean():.4g} ± {std:.2g}", *[""] * (len(runs) - 1)]
 
 
+def _rate_rows(result: TrainResult) -> Iterator[list[str]]:
+    """Of batches of nodes, how many of them a second trained on, evaluation included."""
+    config, split = result.trained.config, result.trained.split
+    if isinstance(config, SampledConfig) and config.batch_size and split is not None:
+        rate = len(split.train) / result.run.median_epoch_seconds
+        yield ["seeds per second", f"{rate:,.0f}"]
+
+
 def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
     sizes = (
         f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
@@ -111,16 +119,12 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
         *_score_rows(result, runs),
         ["time per epoch", *(f"{1e3 * run.median_epoch_seconds:.3g} ms" for run in runs.values())],
         ["compilation", *(f"{run.compile_seconds:.2g} s" for run in runs.values())],
+        *_rate_rows(result),
     ]
     print(table(rows))
     if result.speedup is not None:
         print(f"\n  An epoch is {result.speedup:.2f} times as fast as in plain JAX.")
     print()
-
-
-def _told(config: TrainConfig) -> dict[str, Any]:
-    """The settings that have an option."""
-    return {name: getattr(config, name) for name in settings(type(config))}
 
 
 def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
@@ -134,9 +138,7 @@ def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     if weighted and not getattr(config, "edge_weight", False):
         takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
-    if config.feature_normalization == "auto":
-        kind = settled.feature_normalization
-        print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)
+    tell_normalization(config, settled)
 
 
 def _fits(task: str, source: str) -> bool:
@@ -172,7 +174,7 @@ def _results(
     errors = result.errors
     return {
         "dataset": described,
-        "config": _told(result.trained.config),
+        "config": told(result.trained.config),
         "versions": versions(),
         "devices": devices(),
         "measure": measure,
@@ -204,8 +206,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     config = settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)
-    folder = args.output or Path("runs") / f"{config.model}-{dataset.name}"
-    make_folder(folder)
+    folder = make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
     what = "fold" if folds else "split"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,32 @@ def read_all(source: str) -> list[NodeDataset]:
             errors.append(str(error))
     if not found:
         told = [text for text in errors if KNOWN not in text]
-        parts = [text.partition(KNOWN) for text in errors]
-        formats = dict.fromkeys(each for _, _, known in parts for each in known.split("; "))
-        unknown = f"{parts[0][0]}{KNOWN}{'; '.join(formats)}"
-        raise UserError("; ".join(dict.fromkeys(told)) or unknown)
+        raise UserError("; ".join(dict.fromkeys(told)) or _unknown(source, errors))
     return found
+
+
+def formats() -> dict[str, str]:
+    """What is known, and where it is told of, over all loaders; as these say it of no file."""
+    known: dict[str, str] = {}
+    for load in dict.fromkeys(recipe.load for recipe in RECIPES.values()):
+        try:
+            load("no/such/data")
+        except FileNotFoundError as error:
+            for each in str(error).partition(KNOWN)[2].split("; "):
+                what, _, whose = each.partition(": ")
+                known.setdefault(what, whose)
+    return known
+
+
+def _unknown(source: str, errors: list[str]) -> str:
+    """What is said of a source of no format: the nearest one, by the names of its files."""
+    problem = errors[0].partition(KNOWN)[0]
+    path = Path(source)
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    words = {word: what for what in formats() for word in what.split() if "." in word}
+    near = [words[word] for name in names for word in get_close_matches(name, words, 1, 0.5)]
+    nearest = f"; nearest is {near[0]}" if near else ""
+    return f"{problem}{nearest}; jax-gnn data --help lists what is known"
 
 
 def describe(dataset: NodeDataset) -> Iterator[list[str]]:
@@ -105,7 +128,8 @@ def add_data(commands: Commands) -> None:
         "train on it\nwith their default settings, and what it lacks for others.\n\n"
         "examples:\n"
         "  jax-gnn data planetoid/ind.cora.x\n"
-        "  jax-gnn data FOLDER     where nodes.csv and edges.csv are",
+        "  jax-gnn data FOLDER     where nodes.csv and edges.csv are\n\n"
+        "known are:\n" + "\n".join(f"  {what:38} {whose}" for what, whose in formats().items()),
         run=_run_data,
     )
     parser.add_argument("source", metavar="FILE|FOLDER", help="the data, or 'digits'")

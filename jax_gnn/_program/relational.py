@@ -317,7 +317,7 @@ def rgat(
     weights = RGATWeights(kernel.reshape(relations, k, -1), src, dst, both)
     method = choose_method(graph, "auto", weights.kernel, heads, dots=False)
     scores = RGATScores(False, found.slope, numbers, False, scale)
-    return attend_rgat(graph, x, weights, scores, method=method, precision=precision)
+    return attend_rgat(graph, x, x, weights, scores, method=method, precision=precision)
 
 
 def hgt(

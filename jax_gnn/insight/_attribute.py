@@ -89,7 +89,7 @@ def attribute(
     index: Any = None,
     method: Method = "saliency",
     num_hops: int | None = None,
-    edges: bool = True,
+    edges: bool | None = None,
     baseline: Any = None,
     num_steps: int = 200,
     learning_rate: float = 0.01,
@@ -132,7 +132,7 @@ def attribute(
         method: one of the above.
         num_hops: look at the subgraph of so many hops around ``index`` alone, which spares time in
             large graphs: as many as the model has layers, and one more if degrees count (GCN).
-        edges: whether edges are attributed to.
+        edges: whether edges are attributed to; None: if the graph is a :class:`jax_gnn.Graph`.
         baseline: where integrated gradients begin, of the shape of x or one that broadcasts to it;
             None means zeros.
         num_steps: of GNNExplainer's optimisation.
@@ -142,8 +142,8 @@ def attribute(
             for each edge, in the graph's order.
 
     Raises:
-        TypeError: an argument has the wrong type, an op of the model takes no factors, or called
-            inside ``jax.jit``.
+        TypeError: an argument has the wrong type, an op of the model takes no factors, edges are
+            asked for that are not a ``Graph``'s, or called inside ``jax.jit``.
         ValueError: an argument has the wrong shape, or is out of range; or no message of the model
             has factors.
 
@@ -156,7 +156,13 @@ def attribute(
     """
     check_choice("method", method, get_args(Method))
     call, columns = prepared(model, graph, x, index, target, named)
-    edges = arguments.check_flag("edges", edges) and isinstance(call.graph, Graph)
+    takes_edges = isinstance(call.graph, Graph)
+    edges = takes_edges if edges is None else arguments.check_flag("edges", edges)
+    if edges and not takes_edges:
+        raise TypeError(
+            "edges=True needs a jax_gnn.Graph, as messages over other containers take no factors, "
+            f"got {type(call.graph).__name__}"
+        )
     part = None
     if num_hops is not None:
         if not isinstance(graph, Graph):

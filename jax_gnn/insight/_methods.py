@@ -256,7 +256,10 @@ def attention(call: Call) -> list[Array]:
     with jax.disable_jit():  # so that values are known where they are noted
         call.calls(watched)
     if not log.layers:
-        raise ValueError("the model has no attention over the edges of its graph")
+        raise ValueError(
+            "no op of the model tells attention by edge, as those of GAT, GATv2, TransformerConv "
+            "and RGAT do, and HGT's does not"
+        )
     if any(isinstance(layer, jax.core.Tracer) for layer in log.layers):
         raise TypeError("attention inside of a transformation of JAX, such as scan, is not seen")
     return [jnp.where((graph.rows >= 0)[:, None], layer, 0) for layer in log.layers]

@@ -1,6 +1,7 @@
 """Mini-batches at static shapes: sampled neighbourhoods, links, walks and subgraphs."""
 
 from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._chunks import NodeChunks, node_chunks
 from jax_gnn.sampling._links import link_blocks
 from jax_gnn.sampling._loader import FeatureCache, SeedBatch, fetch_rows, neighbor_batches
 from jax_gnn.sampling._negatives import corrupted_edges, negative_edges
@@ -21,6 +22,7 @@ __all__ = [
     "EdgeProbability",
     "EdgeTime",
     "FeatureCache",
+    "NodeChunks",
     "SeedBatch",
     "Subgraph",
     "cluster_batch",
@@ -30,6 +32,7 @@ __all__ = [
     "link_blocks",
     "negative_edges",
     "neighbor_batches",
+    "node_chunks",
     "random_walk",
     "saint_norms",
     "saint_subgraph",

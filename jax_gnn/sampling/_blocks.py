@@ -8,9 +8,20 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, row_ids
+from jax_gnn._core import arguments
+from jax_gnn._core.ids import (
+    PADDING,
+    bounded,
+    ids_at,
+    in_range,
+    kept_first,
+    moved,
+    namespace,
+    row_ids,
+)
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
@@ -32,7 +43,7 @@ class Blocks:
             one, the outermost layer's first, whose sources have features; the last one's
             destinations are the seeds.
         node_ids: ``(graphs[0].num_src,)``, which node of the whole graph each source of the first
-            block is, to gather features by; -1 is padding. The seeds come first.
+            block is; -1 is padding. The seeds come first. :meth:`node_values` gathers features.
         overflow: ``()`` bool, whether a capacity was too small, so that edges were left out.
         seed_ids: ``(graphs[0].num_src,)``, which seed each source was reached from, -1 for padding,
             where each belongs to one: of trees and of disjoint neighbourhoods; else None. These
@@ -67,6 +78,23 @@ class Blocks:
         graphs = (g.nodes if isinstance(g, RelationalGraph) else g for g in self.graphs)
         return tuple(graph.edge_ids for graph in graphs)
 
+    def node_values(self, values: Any) -> Any:
+        """Rows of the whole graph's nodes, such as features, of the first block's sources.
+
+        Args:
+            values: ``(num_nodes, *features)``, one row for each node of the whole graph.
+
+        Returns:
+            ``(graphs[0].num_src, *features)`` in the dtype of ``values``, zeros for padding. Where
+            ``values`` has too few rows, the rest are NaN (of integers, the extreme value). Of
+            arrays of numpy it is one.
+
+        Raises:
+            TypeError: ``values`` are not numbers.
+            ValueError: ``values`` is a scalar.
+        """
+        return values_of(self.node_ids, values)
+
     def __repr__(self) -> str:
         try:
             sizes = ", ".join(f"{graph.num_src} -> {graph.num_dst}" for graph in self.graphs)
@@ -74,6 +102,27 @@ class Blocks:
         except AttributeError:  # a pytree of something else than arrays
             return f"Blocks({self.graphs}, {self.node_ids}, {self.overflow})"
         return f"Blocks(num_seeds={self.num_seeds}, graphs=[{sizes}], num_edges={edges})"
+
+
+def values_of(node_ids: Any, values: Any) -> Any:
+    """The rows of values that nodes name, zeros for padding."""
+    xp = namespace(node_ids, values)
+    values = arguments.as_numbers("values", values, xp)
+    if values.ndim == 0:
+        raise ValueError("values must be (num_nodes, *features), got a scalar")
+    if xp is np:
+        known = np.where(in_range(node_ids, len(values)), node_ids, 0)
+        shape = len(known), *values.shape[1:]
+        rows: Any = values[known] if len(values) else np.empty(shape, values.dtype)
+        rows[node_ids >= len(values)] = arguments.missing(values.dtype)
+        rows[node_ids < 0] = 0
+        return rows
+    ids = bounded(node_ids, values.shape[0])
+    if values.shape[0] == 0:  # a gather wants one row at least
+        values = jnp.full((1, *values.shape[1:]), arguments.missing(values.dtype), values.dtype)
+    rows = values.at[ids].get(mode="fill", wrap_negative_indices=False)
+    there = (node_ids >= 0).reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.where(there, rows, jnp.zeros_like(rows))
 
 
 # --- One layer's block ---------------------------------------------------------------------------
@@ -236,17 +285,19 @@ def distinct_block(
     return graph, sources, overflow
 
 
-def seeds_of_sources(graph: Graph, seeds: Array) -> Array:
+def seeds_of_sources(graph: Graph, seeds: Any) -> Any:
     """Which seed each source of a block belongs to, as the destinations of its edges do.
+
+    Of arrays of numpy it is one.
 
     Args:
         graph: the block, of a tree or of disjoint neighbourhoods.
         seeds: ``(num_dst,)``, the seed of each destination.
     """
-    starts = graph.t_indptr
-    first = jnp.where(starts[1:] > starts[:-1], starts[:-1], PADDING)
+    starts, xp = graph.t_indptr, namespace(seeds)
+    first = xp.where(starts[1:] > starts[:-1], starts[:-1], PADDING)
     new = ids_at(seeds, ids_at(graph.t_cols, first))
-    return jnp.concatenate([seeds, new[seeds.shape[0] :]])
+    return xp.concatenate([seeds, new[seeds.shape[0] :]])
 
 
 jax.export.register_pytree_node_serialization(

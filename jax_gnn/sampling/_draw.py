@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.op import align_varying
 from jax_gnn.sampling._random import below, bits
 
 _UNROLLED = 32  # rounds up to so many are one fused loop over rows, without a pass for each
@@ -36,45 +35,34 @@ def uniform(
         ``(rows, fanout)`` places from 0, of the type of ``degrees``; and how many of them count,
         ``(rows,)``: the first ones.
     """
-    rows = jnp.arange(degrees.shape[0], dtype=jnp.uint32)
-    sizes = degrees.astype(jnp.uint32)
+    shape = fanout, degrees.shape[0]
+    rows = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.uint32)[None], shape)
+    steps = jnp.broadcast_to(jnp.arange(fanout, dtype=jnp.uint32)[:, None], shape)
+    random, sizes = bits(key, stream, rows, steps), degrees.astype(jnp.uint32)[None]
     if replace:
-        steps = jnp.arange(fanout, dtype=jnp.uint32)
-        shape = degrees.shape[0], fanout
-        index = jnp.broadcast_to(rows[:, None], shape)
-        random = bits(key, stream, index, jnp.broadcast_to(steps, shape))
         counts = jnp.where(degrees > 0, fanout, 0).astype(degrees.dtype)
-        return below(random, sizes[:, None]).astype(degrees.dtype), counts
+        return below(random, sizes).T.astype(degrees.dtype), counts
 
     wanted = jnp.uint32(fanout)
-    first = jnp.where(sizes > wanted, sizes - wanted, 0)  # what round 0 draws among, less one
-    is_all = sizes <= wanted
-
-    def draw(step: Any) -> tuple[Array, Array]:
-        last = first + jnp.asarray(step).astype(jnp.uint32)
-        return last, below(bits(key, stream, rows, step), last + 1)
-
+    last = jnp.where(sizes > wanted, sizes - wanted, 0) + steps
+    drawn = below(random, last + 1)
     if fanout <= _UNROLLED:
         columns: list[Array] = []
         for step in range(fanout):
-            last, drawn = draw(step)
+            column = drawn[step]
             for other in columns:
-                drawn = jnp.where(other == drawn, last, drawn)
-            columns.append(jnp.where(is_all, jnp.uint32(step), drawn))
-        places = jnp.stack(columns, axis=1)
+                column = jnp.where(other == column, last[step], column)
+            columns.append(column)
+        drawn = jnp.stack(columns)
     else:
-        steps = jnp.arange(fanout)[:, None]
 
-        def body(step: Array, places: Array) -> Array:
-            last, drawn = draw(step)
-            had = ((places == drawn[None]) & (steps < step)).any(axis=0)
-            drawn = jnp.where(had, last, drawn)
-            return places.at[step].set(jnp.where(is_all, step.astype(jnp.uint32), drawn))
+        def body(step: Array, drawn: Array) -> Array:
+            had = ((drawn == drawn[step][None]) & (steps < step.astype(jnp.uint32))).any(axis=0)
+            return drawn.at[step].set(jnp.where(had, last[step], drawn[step]))
 
-        none = jnp.zeros((fanout, degrees.shape[0]), jnp.uint32)
-        none = align_varying([none, sizes, *key])[0]  # a loop's state varies as what it becomes
-        places = jax.lax.fori_loop(0, fanout, body, none).T
-    return places.astype(degrees.dtype), jnp.minimum(degrees, fanout)
+        drawn = jax.lax.fori_loop(0, fanout, body, drawn)
+    places = jnp.where(sizes <= wanted, steps, drawn).T.astype(degrees.dtype)
+    return places, jnp.minimum(degrees, fanout)
 
 
 def first_place(starts: Array, ends: Array, holds: Callable[[Array], Array]) -> Array:

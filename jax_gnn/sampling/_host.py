@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
 from jax_gnn.sampling._native import ARRAYS
 from jax_gnn.sampling._random import key_words
 
@@ -49,7 +49,7 @@ def sample(
     nodes: Any = np.where(in_range(seeds, num_nodes), seeds, PADDING).astype(dtype)
     owners: Any = None
     if tree:
-        owners = np.where(nodes < 0, PADDING, np.arange(nodes.shape[0], dtype=dtype))
+        owners = np.where(nodes < 0, PADDING, np.arange(len(nodes), dtype=dtype))
     overflow = False
     graphs: list[Graph] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
@@ -65,10 +65,10 @@ def sample(
             *arrays.values(),
             sources,
         )
-        graphs.insert(0, Graph(**arrays, num_input_edges=num_whole))
+        graph = Graph(**arrays, num_input_edges=num_whole)
+        owners = seeds_of_sources(graph, owners) if tree else None
+        graphs.insert(0, graph)
         nodes = sources
-        if owners is not None:  # each edge has a source, behind the destinations
-            owners = np.concatenate([owners, ids_at(owners, arrays["rows"])])
     left_out: Any = np.asarray(overflow)
     return Blocks(tuple(graphs), nodes, left_out, owners)
 

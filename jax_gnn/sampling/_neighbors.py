@@ -106,7 +106,7 @@ def sample_neighbors(
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
         >>> blocks = sample_neighbors(graph, jnp.array([2]), (2, 2), jax.random.key(0))
         >>> features = jnp.arange(4.0)[:, None]
-        >>> x = features.at[blocks.node_ids].get(mode="fill", fill_value=0)
+        >>> x = blocks.node_values(features)
 
     Source:
         Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS

@@ -15,6 +15,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
+from jax_gnn.sampling._blocks import values_of
 from jax_gnn.sampling._neighbors import row_bounds
 from jax_gnn.sampling._random import below, bits, key_words
 from jax_gnn.sampling._search import as_nodes, distinct, redrawn
@@ -52,6 +53,23 @@ class Subgraph:
     graph: Graph
     node_ids: Array
     overflow: Array
+
+    def node_values(self, values: Any) -> Any:
+        """Rows of the whole graph's nodes, such as features, of the subgraph's nodes.
+
+        Args:
+            values: ``(num_nodes, *features)``, one row for each node of the whole graph.
+
+        Returns:
+            ``(graph.num_nodes, *features)`` in the dtype of ``values``, zeros for padding. Where
+            ``values`` has too few rows, the rest are NaN (of integers, the extreme value). Of
+            arrays of numpy it is one.
+
+        Raises:
+            TypeError: ``values`` are not numbers.
+            ValueError: ``values`` is a scalar.
+        """
+        return values_of(self.node_ids, values)
 
     def __repr__(self) -> str:
         if getattr(self.node_ids, "shape", None) is None:  # a pytree of something else than arrays

@@ -35,6 +35,7 @@ from flax_layers.training.config.links import (
 )
 from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.config.relations import HGTConfig, RGATConfig, RGCNConfig
+from flax_layers.training.config.sampled import SampledConfig
 from flax_layers.training.config.settings import Config, Number, Setting, settings
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "SAGEConfig",
     "SAGEGraphConfig",
     "SAGELinkConfig",
+    "SampledConfig",
     "Setting",
     "TrainConfig",
     "UniGATConfig",

@@ -9,13 +9,14 @@ from typing import Annotated, Any, ClassVar
 from flax_layers.graph import Aggregation
 from flax_layers.readout import Readout
 from flax_layers.training.config.nodes import FeatureNormalization, HeadsConfig, TrainConfig
+from flax_layers.training.config.sampled import SampledConfig
 from flax_layers.training.config.settings import COUNT, WHOLE, Setting
 
 _PLANETOID = {"input_dropout_rate": 0.5, "feature_normalization": "row"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _WeightedConfig(TrainConfig):
+class _WeightedConfig(SampledConfig):
     """What models of graphs whose edges may have weights share."""
 
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {"planetoid": _PLANETOID}
@@ -67,7 +68,7 @@ class SAGEConfig(_WeightedConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GATConfig(HeadsConfig):
+class GATConfig(SampledConfig, HeadsConfig):
     """Settings of a `flax_layers.GAT`; those published for Planetoid's are Veličković et al.'s."""
 
     model: ClassVar[str] = "gat"

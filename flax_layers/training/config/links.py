@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from flax_layers.compgcn import Composition
 from flax_layers.graph import Aggregation
+from flax_layers.training.config.nodes import FeatureNormalization
 from flax_layers.training.config.settings import COUNT, PART, POSITIVE, RATE, WHOLE, Config, Setting
 from jax_gnn.extend import Implementation
 
@@ -94,7 +96,6 @@ class _FactsConfig(LinkConfig):
 class _EdgesConfig(LinkConfig):
     """What encoders of a `flax_layers.GAE` share; the defaults are Kipf and Welling's."""
 
-    scaling: ClassVar[None] = None
     embeds: ClassVar[bool] = False
 
     learning_rate: float = 0.01
@@ -120,9 +121,18 @@ class _EdgesConfig(LinkConfig):
         Setting("data", "node features: the dataset's, or random ones"),
     ] = "native"
     feature_normalization: Annotated[
-        Literal["none", "row"],
-        Setting("data", "row: divide each node's features by their absolute sum"),
-    ] = "row"
+        FeatureNormalization,
+        Setting(
+            "data",
+            "row: divide each node's features by their absolute sum; standardize: give each column "
+            "but those of zeros and ones mean 0 and deviation 1; auto: none if all are zeros and "
+            "ones, row where else each column is mostly zero and none is negative, else "
+            "standardize",
+        ),
+    ] = "auto"
+    sums: ClassVar[bool] = False
+    keeps_flags: ClassVar[bool] = True  # as in Kipf and Welling's code: by rows they learn late
+    scaling: Mapping[str, Any] | None = None  # means and deviations, once they are known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

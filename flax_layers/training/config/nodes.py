@@ -101,6 +101,7 @@ class TrainConfig(Config):
             "each column is mostly zero and none is negative, else standardize",
         ),
     ] = "none"
+    keeps_flags: ClassVar[bool] = False  # whether "auto" leaves columns of zeros and ones alone
     sums: ClassVar[bool] = False  # whether the model adds up neighbours, however many there are
     scaling: Mapping[str, Any] | None = None  # means and deviations by type, once they are known
     target_scaling: Any = None  # mean and deviation of each number to regress on

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from flax_layers.relational import Norm
 from flax_layers.relational_attention import Attention, Softmax
-from flax_layers.training.config.nodes import FeatureNormalization, TrainConfig
+from flax_layers.training.config.nodes import FeatureNormalization
+from flax_layers.training.config.sampled import SampledConfig
 from flax_layers.training.config.settings import COUNT, RATE, WHOLE, Setting
 
 _Bases = Annotated[
@@ -23,7 +24,7 @@ _Bases = Annotated[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RGCNConfig(TrainConfig):
+class RGCNConfig(SampledConfig):
     """Settings of a `flax_layers.RGCN`; the defaults are those of the authors' code for AIFB.
 
     For MUTAG it has 30 bases and a weight decay of 5e-4.
@@ -61,7 +62,7 @@ class RGCNConfig(TrainConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _TypedConfig(TrainConfig):
+class _TypedConfig(SampledConfig):
     """What models of typed nodes share."""
 
     embeds: ClassVar[bool] = True

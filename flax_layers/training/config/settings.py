@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 class Number(NamedTuple):
     """A range of numbers."""
 
-    kind: type[int] | type[float]
+    kind: Callable[[str], Any]  # from what the command line says
     expected: str
-    accept: Callable[[float], bool]
+    accept: Callable[[Any], bool]
 
 
 COUNT = Number(int, "a whole number from 1 to 2147483647", lambda value: 1 <= value < 2**31)
@@ -22,6 +22,14 @@ POSITIVE = Number(float, "a positive number", lambda value: 0 < value < math.inf
 NON_NEGATIVE = Number(float, "a number from 0", lambda value: 0 <= value < math.inf)
 PART = Number(float, "a number between 0 and 1", lambda value: 0 < value < 1)
 RATE = Number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1)
+COUNTS = Number(
+    lambda text: tuple(map(int, text.split(","))),
+    "whole numbers from 1 to 2147483647 with commas between, such as 15,10",
+    lambda values: (
+        isinstance(values, tuple)
+        and all(type(value) is int and COUNT.accept(value) for value in values)
+    ),
+)
 
 
 class Setting(NamedTuple):
@@ -74,7 +82,8 @@ def settings(config: type[Config]) -> dict[str, Setting]:
     for base in reversed(config.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
             for setting in getattr(hint, "__metadata__", ()):
-                found[name] = setting._replace(choices=tuple(_words(hint.__origin__)))
+                words = () if setting.number else tuple(_words(hint.__origin__))
+                found[name] = setting._replace(choices=words)
     return {name: setting for name, setting in found.items() if name not in left_out}
 
 

@@ -44,6 +44,7 @@ def rgat_attention(
     x: ArrayLike,
     weights: RGATWeights,
     *,
+    x_dst: ArrayLike | None = None,
     negative_slope: float = 0.2,
     multiplicative: bool = False,
     within_relations: bool = False,
@@ -62,10 +63,12 @@ def rgat_attention(
     floating-point arguments.
 
     Args:
-        graph: the graph, not bipartite, with its parts ``"from_pairs"`` and ``"to_pairs"``.
-        x: ``(num_nodes, k)``: float16, bfloat16, float32 or float64.
+        graph: the graph, with its parts ``"from_pairs"`` and ``"to_pairs"``.
+        x: ``(num_src, k)``: float16, bfloat16, float32 or float64.
         weights: :meth:`RGATWeights.of` the kernel and both vectors, which one may compute once
             where they do not change.
+        x_dst: ``(num_dst, k)``, of the destinations of a bipartite graph; converted to the dtype of
+            ``x``. None: they are the sources.
         negative_slope: of the LeakyReLU, finite.
         multiplicative: whether scores are the product of both dots, in place of the above.
         within_relations: whether the softmax runs within each relation, else over all edges.
@@ -77,12 +80,12 @@ def rgat_attention(
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        ``(num_nodes, heads, n)`` in the dtype of ``x``. Nodes without edges get 0.
+        ``(num_dst, heads, n)`` in the dtype of ``x``. Nodes without edges get 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, the slope is not finite, or the graph lacks a
-            part that the method goes through.
+        ValueError: an argument has the wrong shape, the slope is not finite, the graph lacks a
+            part that the method goes through, or it is bipartite and there is no ``x_dst``.
 
     Example:
         >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
@@ -91,8 +94,14 @@ def rgat_attention(
         >>> rgat_attention(graph, jnp.array([[1.0], [2.0], [4.0]]), weights).ravel()
         Array([0. , 0. , 1.5], dtype=float32)
     """
-    graph = _check_graph(graph)
-    x = _check_nodes(graph, "x", x)
+    graph = check_container("graph", graph, RelationalGraph)
+    x = _check_nodes("x", x, "num_src", graph.num_src)
+    if x_dst is None:
+        if graph.num_src != graph.num_dst:
+            raise ValueError(f"x_dst must be given for a bipartite graph, got None and {graph}")
+        x_dst = x
+    else:
+        x_dst = _check_nodes("x_dst", x_dst, "num_dst", graph.num_dst).astype(x.dtype)
     check_instance("weights", weights, RGATWeights)
     kernel, (_, heads, width) = weights.kernel, weights.src.shape
     if kernel.shape[:2] != (graph.num_relations, x.shape[1]):
@@ -100,6 +109,8 @@ def rgat_attention(
             f"weights must be of num_relations={graph.num_relations} and the {x.shape[1]} features "
             f"of x, got a kernel of shape {kernel.shape}"
         )
+    if x_dst.shape[1] != x.shape[1]:
+        raise ValueError(f"x_dst must have the {x.shape[1]} features of x, got shape {x_dst.shape}")
     slope = check_finite("negative_slope", negative_slope)
 
     def of_edges(name: str, values: ArrayLike | None) -> Array | None:
@@ -125,15 +136,17 @@ def rgat_attention(
     chosen = choose_method(graph, method, kernel, heads, dots=False)
     with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
         y = attend_rgat(
-            *(graph, x, RGATWeights(*(each.astype(x.dtype) for each in weights)), scores),
+            *(graph, x, x_dst, RGATWeights(*(each.astype(x.dtype) for each in weights)), scores),
             method=chosen,
             precision=precision_level(precision),
         )
-    graph._note("attention", lambda: _shares(graph, x, weights, scores))
+    graph._note("attention", lambda: _shares(graph, x, x_dst, weights, scores))
     return y.reshape(len(y), heads, width)
 
 
-def _shares(graph: RelationalGraph, x: Array, weights: RGATWeights, scores: RGATScores) -> Array:
+def _shares(
+    graph: RelationalGraph, x: Array, x_dst: Array, weights: RGATWeights, scores: RGATScores
+) -> Array:
     """``(num_edges, heads)``, what RGAT weighs edges by: the gradient to factors of a sum of ones.
 
     A feature more makes values 1, and no difference to scores.
@@ -146,12 +159,14 @@ def _shares(graph: RelationalGraph, x: Array, weights: RGATWeights, scores: RGAT
         for each in (weights.both, weights.dst)
     )
     ones = RGATWeights(kernel, jnp.zeros((relations, heads, 1), x.dtype), dst, both)
-    x = jnp.pad(x, ((0, 0), (0, 1)), constant_values=1)
+    x, x_dst = (jnp.pad(each, ((0, 0), (0, 1)), constant_values=1) for each in (x, x_dst))
 
     def total(scale: Array) -> Array:
         given = scores._replace(edge_scale=scale)
         return attend_rgat(
-            *(graph, x, ones, given), method="destination_pairs", precision=precision_level(None)
+            *(graph, x, x_dst, ones, given),
+            method="destination_pairs",
+            precision=precision_level(None),
         ).sum()
 
     found = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(x.dtype)))
@@ -181,15 +196,15 @@ def hgt_attention(
     Derivatives of any order to all floating-point arguments.
 
     Args:
-        graph: the graph, not bipartite, with the part ``"from_pairs"`` or ``"to_pairs"``.
-        query: ``(num_nodes, heads · d)``, of destinations; or ``(num_nodes, j)`` where
+        graph: the graph, with the part ``"from_pairs"`` or ``"to_pairs"``.
+        query: ``(num_dst, heads · d)``, of destinations; or ``(num_dst, j)`` where
             ``weights.query`` maps j features.
-        key: ``(num_nodes, heads · d)``, of sources; likewise by ``weights.key``.
+        key: ``(num_src, heads · d)``, of sources; likewise by ``weights.key``.
         value: likewise by ``weights.value``; the same array as ``key`` where they are one.
         weights: :meth:`HGTWeights.of` the maps of relations, or these multiplied with maps of
             nodes.
         heads: number of heads.
-        made_query: ``(num_nodes, heads · d)``, what ``query`` is by the nodes' own map, where
+        made_query: ``(num_dst, heads · d)``, what ``query`` is by the nodes' own map, where
             ``weights`` have that map, too: it meets keys that are made by source pair. None:
             ``query``.
         keys_take_queries: whether by source pair keys are multiplied with the maps of queries, too,
@@ -199,7 +214,7 @@ def hgt_attention(
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        ``(num_nodes, heads, d)`` in the dtype of ``value``. Nodes without edges get 0.
+        ``(num_dst, heads, d)`` in the dtype of ``value``. Nodes without edges get 0.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -213,10 +228,11 @@ def hgt_attention(
         Array([0. , 0. , 1.5], dtype=float32)
     """
     same = key is value
-    graph = _check_graph(graph)
-    value = _check_nodes(graph, "value", value)
-    key = value if same else _check_nodes(graph, "key", key).astype(value.dtype)
-    query = _check_nodes(graph, "query", query).astype(value.dtype)
+    graph = check_container("graph", graph, RelationalGraph)
+    src, dst = ("num_src", graph.num_src), ("num_dst", graph.num_dst)
+    value = _check_nodes("value", value, *src)
+    key = value if same else _check_nodes("key", key, *src).astype(value.dtype)
+    query = _check_nodes("query", query, *dst).astype(value.dtype)
     check_instance("weights", weights, HGTWeights)
     if check_size("heads", heads) == 0:
         raise ValueError("heads must be positive, got 0")
@@ -237,7 +253,7 @@ def hgt_attention(
     check_choice("method", method, METHODS)
     ffi.check_implementation(implementation)
     chosen = choose_method(graph, method, kernel, heads, dots=True)
-    made = query if made_query is None else _check_nodes(graph, "made_query", made_query)
+    made = query if made_query is None else _check_nodes("made_query", made_query, *dst)
     with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
         y = attend_hgt(
             *(graph, key, value, made.astype(value.dtype) if chosen == "source_pairs" else query),
@@ -250,15 +266,8 @@ def hgt_attention(
     return y.reshape(len(y), heads, width // heads)
 
 
-def _check_graph(graph: Any) -> RelationalGraph:
-    graph = check_container("graph", graph, RelationalGraph)
-    if graph.num_src != graph.num_dst:
-        raise ValueError(f"graph must not be bipartite, got {graph}")
-    return graph
-
-
-def _check_nodes(graph: RelationalGraph, name: str, x: ArrayLike) -> Array:
-    x = check_features(name, x, "num_nodes", graph.num_dst)
+def _check_nodes(name: str, x: ArrayLike, size_name: str, size: int) -> Array:
+    x = check_features(name, x, size_name, size)
     if x.ndim != 2:
-        raise ValueError(f"{name} must be (num_nodes={graph.num_dst}, features), got {x.shape}")
+        raise ValueError(f"{name} must be ({size_name}={size}, features), got {x.shape}")
     return x

@@ -27,6 +27,7 @@ from jax_gnn._ops.relational_attention.pair_attention import pair_attention
 from jax_gnn._ops.relational_attention.primitive import (
     Projections,
     each_head,
+    of_types,
     part,
     product,
     product_of_heads,
@@ -109,23 +110,31 @@ class TypedEdges:
         options |= {"bias": maps.bias, "precision": self.precision}
         return product(x, kernel, pairs, pairs.gather, **options)
 
-    def end_scores(self, x: Array, vectors: Array) -> tuple[Array, Array]:
+    def end_scores(self, x: Array, x_dst: Array, vectors: Array) -> tuple[Array, Array]:
         """``(edges, heads)`` twice: what ``(relations, 2 · heads, k)`` give at both ends.
 
-        The first half of the vectors is that of destinations.
+        The first half of the vectors is that of destinations. Where these are the sources, they are
+        the same array.
         """
         heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
         at_src = ends(part(self.matrix.from_pairs))[1]
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
             form: Any = {"precision": "highest", "preferred_element_type": acc}  # as dots are
-            table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
-            of_dst, of_src = jnp.split(table.reshape(-1, 2 * heads), 2, axis=1)
+
+            def numbers(x: Array, vectors: Array) -> Array:
+                table = jnp.einsum("nk,mk->nm", x, vectors.reshape(-1, x.shape[1]), **form)
+                return table.reshape(-1, vectors.shape[1])
+
+            if x_dst is x:
+                of_dst, of_src = jnp.split(numbers(x, vectors), 2, axis=1)
+            else:
+                of_dst, of_src = numbers(x_dst, vectors[:, :heads]), numbers(x, vectors[:, heads:])
             of_src_pairs = gather(of_src, self._lookup_of_source_pairs())
             return gather(of_dst, self._lookup_of_destinations()), gather(of_src_pairs, at_src)
         dst, src = jnp.split(vectors, 2, axis=1)
         of_src_pairs, of_dst_pairs = (
-            relation_dots(x, half, pairs.incidence, by_relation=not pairs.by_node)
-            for half, pairs in ((src, self.pair_src), (dst, self.pair_dst))
+            relation_dots(rows, half, pairs.incidence, by_relation=not pairs.by_node)
+            for rows, half, pairs in ((x, src, self.pair_src), (x_dst, dst, self.pair_dst))
         )
         at_dst = ends(part(self.matrix.to_pairs))[0]
         return gather(of_dst_pairs, at_dst), gather(of_src_pairs, at_src)
@@ -201,17 +210,19 @@ class RGATScores(NamedTuple):
 def attend_rgat(
     graph: RelationalGraph,
     x: Array,
+    x_dst: Array,
     weights: RGATWeights,
     scores: RGATScores,
     *,
     method: Method,
     precision: Any,
 ) -> Array:
-    """Attention of RGAT, ``(nodes, heads · n)``.
+    """Attention of RGAT, ``(destinations, heads · n)``.
 
     Args:
         graph: With the parts of the method.
-        x: ``(nodes, k)``.
+        x: ``(sources, k)``.
+        x_dst: ``(destinations, k)``; where these are the sources, x itself.
         weights: Of values, and of what both ends give.
         scores: What they make.
         method: The method.
@@ -219,8 +230,8 @@ def attend_rgat(
     """
     edges, heads = TypedEdges(graph, precision), weights.dst.shape[1]
     if method == "source_pairs":
-        return _rgat_by_source(edges, x, weights, scores)
-    score = scores.of(*edges.end_scores(x, weights.both))
+        return _rgat_by_source(edges, x, x_dst, weights, scores)
+    score = scores.of(*edges.end_scores(x, x_dst, weights.both))
     value, into = each_head(x, heads * x.shape[1]), part(edges.matrix.to_pairs)
     sums, stats = attend(value, Given(score), scores.edge_scale, into, heads=heads)
     pairs = edges.pair_dst
@@ -230,15 +241,21 @@ def attend_rgat(
     return segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=by_share)
 
 
-def _rgat_by_source(edges: TypedEdges, x: Array, weights: RGATWeights, scores: RGATScores) -> Array:
+def _rgat_by_source(
+    edges: TypedEdges, x: Array, x_dst: Array, weights: RGATWeights, scores: RGATScores
+) -> Array:
     kernel, from_pairs = weights.kernel, part(edges.matrix.from_pairs)
     heads, scale, types = weights.dst.shape[1], scores.edge_scale, edges.matrix.types
     if scores_by_edge_pay(counts(x, kernel, edges.matrix, transposed=False)):
-        maps = Projections(kernel, weights.dst, edges.matrix)
-        value, at_dst = typed_values(maps, (x,), precision=edges.precision)
+        if x_dst is x:
+            maps = Projections(kernel, weights.dst, edges.matrix)
+            value, at_dst = typed_values(maps, (x,), precision=edges.precision)
+        else:
+            value = edges.of_pairs(edges.pair_src, x, RelationMaps(kernel))
+            at_dst = relation_dots(x_dst, weights.dst, of_types(edges.matrix, len(kernel)))
         of_value, col_types = weights.src.reshape(len(kernel), -1), edges.types_of_source_pairs()
         if not (scores.multiplicative or scores.within_relations):
-            typed = Typed(of_value, at_dst, x, weights.dst, types, col_types)
+            typed = Typed(of_value, at_dst, x_dst, weights.dst, types, col_types)
             if scores.edge_bias is not None:
                 at_dst += scores.edge_bias
                 typed = replace(typed, at_row=at_dst, row=None, of_row=None)
@@ -246,7 +263,7 @@ def _rgat_by_source(edges: TypedEdges, x: Array, weights: RGATWeights, scores: R
             return attend(value, typed, scale, from_pairs, **options)[0]
         score = scores.of(at_dst, typed_dots(value, of_value, col_types, from_pairs, heads=heads))
     else:
-        score = scores.of(*edges.end_scores(x, weights.both))
+        score = scores.of(*edges.end_scores(x, x_dst, weights.both))
         value = edges.of_pairs(edges.pair_src, x, RelationMaps(kernel))
     if not scores.within_relations:
         return attend(value, Given(score), scale, from_pairs, heads=heads)[0]
@@ -271,14 +288,14 @@ def attend_hgt(
     precision: Any,
     made: bool = True,
 ) -> Array:
-    """Attention of HGT, ``(nodes, heads · d)``.
+    """Attention of HGT, ``(destinations, heads · d)``.
 
     Args:
         graph: With the parts of the method.
-        key: ``(nodes, k)`` or ``(nodes, heads · k)``, what keys are made of.
+        key: ``(sources, k)`` or ``(sources, heads · k)``, what keys are made of.
         value: Likewise of values.
-        query: ``(nodes, j)`` or ``(nodes, heads · j)``, what queries are made of, or by source pair
-            ``(nodes, heads · d)``, these.
+        query: ``(destinations, j)`` or ``(destinations, heads · j)``, what queries are made of, or
+            by source pair ``(destinations, heads · d)``, these.
         weights: The maps.
         heads: Number of heads.
         method: The method.

@@ -146,7 +146,7 @@ def _projection(known: Projections, moving: tuple[Array], *, precision: Any) -> 
     (x,) = moving
     pairs = part(matrix.pair_src)
     value = product(x, kernel, pairs, pairs.gather, precision=precision)
-    return [value, relation_dots(x, vectors, _of_types(matrix, len(vectors)))]
+    return [value, relation_dots(x, vectors, of_types(matrix, len(vectors)))]
 
 
 def relation_dots(
@@ -189,8 +189,8 @@ def _projection_transpose(
     if to_number is not None:
         # Edges of one destination after another read vectors, which are few.
         heads, rows = to_number.shape[1], vectors.reshape(len(vectors), -1)
-        of_types = _of_types(matrix, len(vectors))
-        found = segment_reduce(rows, to_number, of_types, heads=heads, reduce="sum")
+        by_types = of_types(matrix, len(vectors))
+        found = segment_reduce(rows, to_number, by_types, heads=heads, reduce="sum")
         found = jnp.sum(found.reshape(len(found), heads, -1), 1)
     if to_value is not None:
         pairs = part(matrix.pair_src)
@@ -201,7 +201,7 @@ def _projection_transpose(
     return (found.astype(moving[0].dtype),)
 
 
-def _of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
+def of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     """``(destinations, num_relations)``, an entry an edge; those by source pair lie by relation."""
     into, out_of = matrix.nodes.by_row, part(matrix.from_pairs).by_col
     return SparseMatrix(

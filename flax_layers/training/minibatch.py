@@ -1,0 +1,186 @@
+"""Training of nodes in batches: neighbourhoods are sampled inside the compiled step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from flax_layers import HeteroLinear, HeteroModel, gcn_norm
+from flax_layers.layerwise import Relations, by_layer, chunks_of, type_of_each
+from flax_layers.training.config import SampledConfig, TrainConfig
+from flax_layers.training.data import node_mask, scaled_labels
+from flax_layers.training.epochs import Data
+from flax_layers.training.trained import model_inputs, stack_of
+from jax_gnn import RelationalGraph
+from jax_gnn.datasets import NodeDataset, Split
+from jax_gnn.extend import take
+from jax_gnn.sampling import Blocks, sample_neighbors
+
+CHUNK_EDGES = 2**20  # of an evaluation: a graph of fewer is evaluated at once
+
+
+def seeds_of_epoch(ids: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """All ids once, in an order of their own for each epoch, which depends on nothing else.
+
+    Args:
+        ids: The training nodes, ``(count,)``.
+        batch_size: How many a step has.
+        seed: Of the run.
+        epoch: From 0.
+
+    Returns:
+        ``(steps, batch_size)`` int32; the last step is filled up with -1.
+    """
+    shuffled = np.random.default_rng([seed, 3, epoch]).permutation(ids)
+    steps = -(-len(ids) // batch_size)
+    seeds = np.full(steps * batch_size, -1, np.int32)
+    seeds[: len(ids)] = shuffled
+    return seeds.reshape(steps, batch_size)
+
+
+class SampledNodes:
+    """Batches of training nodes and what is drawn of their neighbourhoods: see `Feed`.
+
+    A node's sum over the edges that were drawn is multiplied by how many there are for each of
+    these, so that it is that of all edges on average; and the scales of a GCN are those of the
+    whole graph. So with fanouts that suffice for all edges a step's logits are those of the whole
+    graph. Evaluations see all edges.
+    """
+
+    epochs_per_call = 1
+    inputs: tuple[Any, ...]
+
+    def __init__(
+        self, dataset: NodeDataset, config: SampledConfig, splits: Sequence[Split]
+    ) -> None:
+        self._dataset, self._config = dataset, config
+        self.graph, x, *weights = model_inputs(dataset, config)
+        if x is None:
+            raise ValueError(
+                f"batch_size is for nodes with features, which {config.model} has only with "
+                f"features='native', 'noisy-label' or 'random', got features={config.features!r}"
+            )
+        of_edges = {"edge_weight": weights[0]} if weights else {}
+        drawn_from = self.graph
+        if getattr(self.graph, "self_relation", False):  # whose edges each block has anyway
+            drawn_from = dataset.graph(self_relation=False)  # type: ignore[attr-defined]
+        of_nodes: dict[str, Any] = {}
+        if config.model == "gcn":
+            of_nodes["node_scale"] = gcn_norm(self.graph, *weights)
+        if config.model == "hgt":
+            of_nodes["node_types"] = type_of_each(self.graph)
+        self.inputs = x, of_edges, of_nodes, drawn_from
+        self._chunks = chunks_of(self.graph, CHUNK_EDGES)
+        longest = max(len(split.train) for split in splits)
+        self._batch_size = min(config.batch_size or longest, longest)
+        self.steps_per_epoch = -(-longest // self._batch_size)
+
+    def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
+        """See `Feed`."""
+        self._ids, self._seed, self._epoch = split.train, seed, 0
+        y = jnp.asarray(scaled_labels(self._dataset, config))
+        parts = split.train, split.valid, split.test
+        masks = (jnp.asarray(node_mask(self._dataset, ids)) for ids in parts)
+        return Data(self.graph, self.inputs, y, tuple(masks))
+
+    def epochs(self) -> Data:
+        """See `Feed`."""
+        seeds = seeds_of_epoch(self._ids, self._batch_size, self._seed, self._epoch)
+        missing = self.steps_per_epoch - len(seeds)  # of a split with fewer training nodes
+        seeds = np.pad(seeds, ((0, missing), (0, 0)), constant_values=-1)
+        self._epoch += 1
+        return Data(None, (), jnp.asarray(seeds)[None], ())
+
+    def sample(self, whole: Data, seeds: Array, key: Array) -> Data:
+        """What a step is trained on.
+
+        Args:
+            whole: Of all nodes.
+            seeds: ``(batch_size,)``, -1 is padding.
+            key: Of the step.
+        """
+        x, of_edges, of_nodes, graph = whole.inputs
+        blocks = sampled_blocks(graph, seeds, self._config.drawn, key, Relations.of(whole.graph))
+        ids = blocks.node_ids
+        rows = rows_by_type(graph, x, ids) if isinstance(x, Mapping) else take(x, ids)
+        edges = {
+            name: tuple(block.edge_values(each) for block in blocks.graphs)
+            for name, each in of_edges.items()
+        }
+        if self._sums:
+            shares = tuple(share_drawn(graph, block, ids) for block in blocks.graphs)
+            given: Any = edges.get("edge_weight", (1,) * len(shares))
+            edges["edge_weight"] = tuple(a * b for a, b in zip(given, shares, strict=True))
+        nodes = {name: each[jnp.maximum(ids, 0)] for name, each in of_nodes.items()}
+        inputs = rows, edges, nodes
+        return Data(blocks, inputs, whole.y[jnp.maximum(seeds, 0)], (seeds >= 0,))
+
+    @property
+    def _sums(self) -> bool:
+        config = self._config
+        return config.model in ("gcn", "gin") or getattr(config, "aggregation", "") == "sum"
+
+    def logits(self, model: Any, graph: Any, inputs: Any, key: Array | None) -> Array:
+        """See `Feed`."""
+        x, of_edges, of_nodes, *_ = inputs
+        dropout = {"deterministic": key is None, "rngs": key}
+        stack = stack_of(model)
+        if isinstance(graph, Blocks):
+            x = mapped_by_type(model.input, x) if isinstance(model, HeteroModel) else x
+            return stack(graph, x, **of_edges, **of_nodes, **dropout)
+        if len(self._chunks) == 1:
+            return model(graph, x, **of_edges, **dropout)
+        x = model.joined(graph, x) if isinstance(model, HeteroModel) else x
+        whole = graph.nodes if isinstance(graph, RelationalGraph) else graph
+        chunks = dataclasses.replace(self._chunks, graph=whole)
+        return by_layer(stack, graph, chunks, x, of_edges)
+
+
+def sampled_blocks(
+    graph: Any, seeds: Array, fanouts: tuple[int, ...], key: Array, relations: Relations | None
+) -> Blocks:
+    """Sampled blocks, of relations where the graph has these, each with all edges to oneself."""
+    if relations is None:
+        return sample_neighbors(graph, seeds, fanouts, key)
+    blocks = sample_neighbors(graph.nodes, seeds, fanouts, key)
+    of_relations: Any = tuple(
+        relations.block(
+            block, take(graph.edge_types, block.edge_ids), loops=relations.self_relation
+        )
+        for block in blocks.graphs
+    )
+    return dataclasses.replace(blocks, graphs=of_relations)
+
+
+def rows_by_type(graph: RelationalGraph, x: Mapping[str, Any], ids: Array) -> dict[str, Any]:
+    """Of each type the features of these nodes, and their places in it; -1 of others."""
+    sizes = graph.node_type_sizes or (graph.num_nodes,)
+    found, start = {}, 0
+    for (name, rows), size in zip(x.items(), sizes, strict=True):
+        places = jnp.where((ids >= start) & (ids < start + size), ids - start, -1)
+        found[name] = (None if rows is None else take(rows, places), places)
+        start += size
+    return found
+
+
+def mapped_by_type(maps: HeteroLinear, x: Mapping[str, Any]) -> Array:
+    """What a `HeteroModel` gives to its model, of `rows_by_type`; zeros of padding."""
+    total: Any = 0
+    for name, (rows, places) in x.items():
+        y = maps.of_rows(name, rows, places)
+        total = total + jnp.where(places[:, None] >= 0, jax.nn.relu(y), 0)
+    return total
+
+
+def share_drawn(graph: Any, block: Any, ids: Array) -> Array:
+    """``(num_edges,)``, how many edges into a node there are for each one that was drawn."""
+    places = jnp.maximum(ids[: block.num_dst], 0)
+    there = (graph.indptr[places + 1] - graph.indptr[places]).astype(float)
+    share = there / jnp.maximum(block.in_degrees(), 1).astype(float)
+    return take(share, block.rows)

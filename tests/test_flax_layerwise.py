@@ -1,0 +1,169 @@
+"""Models over all nodes by layer, in chunks, beside the same model on the whole graph."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flax_layers
+from flax_layers import SAGE, HeteroModel, layerwise_inference
+from jax_gnn import Graph, HeteroGraph, RelationalGraph, host_arrays
+from jax_gnn.sampling import node_chunks
+
+OF_GRAPHS = "GCN", "GIN", "SAGE", "GAT", "GATv2", "GraphTransformer"
+WEIGHTED = "GCN", "GIN", "SAGE"
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def make_graph(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Graph:
+    src, dst = rng.integers(0, max(num_nodes, 1), (2, num_edges))
+    dst[: num_edges // 3] = num_nodes // 2  # a hub
+    return Graph.from_edges(src, dst, num_nodes=num_nodes)
+
+
+def check(model, graph, x, chunk_edges, **values):
+    """On the device, and on the host, to the same numbers."""
+    on_device = jax.tree.map(jnp.asarray, x)
+    want = model(graph, on_device, **values, deterministic=True)
+    found = layerwise_inference(model, graph, on_device, chunk_edges=chunk_edges, **values)
+    hosted = layerwise_inference(model, graph, x, chunk_edges=chunk_edges, **values)
+    for made in (found, hosted):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), made, want)
+    return hosted
+
+
+@pytest.mark.parametrize("name", OF_GRAPHS)
+@pytest.mark.parametrize("chunk_edges", [1, 37, 1000])
+def test_graphs(name, chunk_edges, rng):
+    graph = make_graph(rng, 23, 91)
+    options = {"heads": 2} if name in ("GAT", "GATv2", "GraphTransformer") else {}
+    model = getattr(flax_layers, name)(
+        *(5, 8, 3), num_layers=3, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options
+    )
+    x = rng.normal(size=(23, 5))
+    hosted = check(model, graph, x, chunk_edges)
+    assert isinstance(hosted, np.ndarray)
+    if name in WEIGHTED and chunk_edges == 37:
+        check(model, graph, x, chunk_edges, edge_weight=rng.uniform(size=graph.num_edges))
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_weights_of_relations(features, rng):
+    triples = (rng.integers(0, size, 80) for size in (17, 3, 17))
+    graph = RelationalGraph.from_triples(
+        *triples, num_nodes=17, num_relations=3, self_relation=True
+    )
+    model = flax_layers.RGCN(
+        *(5 if features else 17, 8, 3), num_relations=3, rngs=nnx.Rngs(0), param_dtype=jnp.float64
+    )
+    if features:
+        check(model, graph, rng.normal(size=(17, 5)), 20)
+    else:
+        found = layerwise_inference(model, graph, None, chunk_edges=20)
+        np.testing.assert_allclose(found, model(graph, deterministic=True), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["RGCN", "RGAT", "HGT"])
+def test_types_of_nodes(name, rng):
+    sizes = {"a": 9, "b": 14}
+    ends = {("a", "to", "b"): (9, 14), ("b", "of", "a"): (14, 9), ("b", "on", "b"): (14, 14)}
+    edges = {key: [rng.integers(0, size, 40) for size in pair] for key, pair in ends.items()}
+    graph = HeteroGraph.from_edges(edges, sizes)
+    options = {"node_types": ("a", "b"), "relation_ends": tuple(ends)} if name == "HGT" else {}
+    heads = {} if name == "RGCN" else {"heads": 2}
+    model = HeteroModel(
+        {"a": 4, "b": 14},
+        getattr(flax_layers, name)(
+            *(8, 8, 3),
+            num_relations=3,
+            rngs=nnx.Rngs(1),
+            param_dtype=jnp.float64,
+            **heads,
+            **options,
+        ),
+        rngs=nnx.Rngs(0),
+        param_dtype=jnp.float64,
+    )
+    check(model, graph, {"a": rng.normal(size=(9, 4)), "b": None}, 30)
+
+
+def test_graphs_of_the_host_and_odd_ones(rng):
+    model = SAGE(5, 8, 3, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    with host_arrays():
+        graph = make_graph(rng, 23, 91)
+    check(model, graph, rng.normal(size=(23, 5)), 37)
+    for num_nodes, num_edges in ((1, 0), (7, 0), (1, 3)):
+        check(model, make_graph(rng, num_nodes, num_edges), rng.normal(size=(num_nodes, 5)), 2)
+    assert layerwise_inference(model, make_graph(rng, 0, 0), np.zeros((0, 5))).shape == (0, 3)
+    padded = make_graph(rng, 23, 91).pad(num_nodes=40, num_edges=200)
+    check(model, padded, rng.normal(size=(40, 5)), 37)
+
+
+def test_batch_axes(rng):
+    model = SAGE(5, 8, 3, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+    check(model, make_graph(rng, 23, 91), rng.normal(size=(23, 2, 5)), 37)
+
+
+def test_chunks(rng):
+    """Each node is in one chunk, with all edges into it."""
+    graph = make_graph(rng, 50, 300)
+    chunks = node_chunks(graph, 37)
+    assert chunks.num_edges == max(37, int(graph.in_degrees().max()))
+    rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
+    seen, edges = [], []
+    for i in range(len(chunks)):
+        blocks = chunks.block(i)
+        ids = np.asarray(blocks.node_ids)
+        (block,) = blocks.graphs
+        seen += ids[: block.num_dst][ids[: block.num_dst] >= 0].tolist()
+        src, dst = block.edges()
+        there = np.asarray(blocks.edge_ids[0])
+        there = there[there >= 0]
+        np.testing.assert_array_equal(cols[there], ids[src])
+        np.testing.assert_array_equal(rows[there], ids[dst])
+        edges += there.tolist()
+        assert not blocks.overflow
+    assert seen == list(range(50))
+    assert sorted(edges) == list(range(300))
+
+
+def test_garbage_reads_nothing_out_of_range(rng):
+    graph = make_graph(rng, 20, 60)
+    wild = rng.integers(-(2**31), 2**31, 60).astype(np.int32)
+    ends = rng.integers(-100, 200, 21).astype(np.int32)
+    broken = Graph(**vars(graph) | {"cols": jnp.asarray(wild), "indptr": jnp.asarray(ends)})
+    chunks = node_chunks(broken, 13)
+    for i in range(len(chunks)):
+        blocks = chunks.block(i)
+        assert (np.asarray(blocks.node_ids) < 20).all()
+        places = np.asarray(blocks.edge_ids[0])
+        assert ((places >= -1) & (places < 60)).all()
+
+
+def test_errors(rng):
+    graph = make_graph(rng, 20, 60)
+    model = SAGE(5, 8, 3, rngs=nnx.Rngs(0))
+    x = jnp.ones((20, 5))
+    with pytest.raises(ValueError, match="chunk_edges must be"):
+        layerwise_inference(model, graph, x, chunk_edges=0)
+    with pytest.raises(TypeError, match=r"model must be one of GCN, GIN, SAGE, .*got 3"):
+        layerwise_inference(3, graph, x)
+    with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.Graph, got int"):
+        layerwise_inference(model, 3, x)
+    with pytest.raises(ValueError, match="x must have shape"):
+        layerwise_inference(model, graph, x[:7])
+    with pytest.raises(ValueError, match="edge_weight must have num_edges = 60 rows"):
+        layerwise_inference(model, graph, x, edge_weight=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"graph must be known, .*got a traced one"):
+        jax.jit(node_chunks)(graph)
+    bipartite = Graph.from_edges([0], [0], num_src=2, num_dst=3)
+    with pytest.raises(ValueError, match="one kind of nodes, got num_src=2 and num_dst=3"):
+        node_chunks(bipartite)

@@ -1,0 +1,242 @@
+"""Training on batches of nodes: what a step sees, what is repeated, what the command takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_training import make_graph_dataset, make_relational_dataset, make_typed_dataset
+
+from flax_layers.training import (
+    RECIPES,
+    GATConfig,
+    GCNConfig,
+    GINConfig,
+    HGTConfig,
+    RGATConfig,
+    RGCNConfig,
+    SAGEConfig,
+    load_checkpoint,
+    minibatch,
+    save_checkpoint,
+    train,
+)
+from flax_layers.training.epochs import Runner
+from flax_layers.training.minibatch import SampledNodes, seeds_of_epoch
+from flax_layers.training.trained import make_model
+from jax_gnn import cli
+from jax_gnn.datasets import GraphDataset, Split
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+SMALL = {"splits": 1, "epochs": 3, "hidden_features": 8, "dropout_rate": 0.0}
+ALL = {"batch_size": 7, "fanouts": (99, 99)}  # more than there are
+MODELS = [
+    (GCNConfig, make_graph_dataset),
+    (GINConfig, make_graph_dataset),
+    (SAGEConfig, make_graph_dataset),
+    (GATConfig, make_graph_dataset),
+    (RGCNConfig, make_relational_dataset),
+    (RGATConfig, make_relational_dataset),
+    (HGTConfig, make_relational_dataset),
+    (RGCNConfig, make_typed_dataset),
+    (HGTConfig, make_typed_dataset),
+]
+
+
+def settings(config, **given):
+    native = {"features": "native"} if config is RGCNConfig else {}
+    return config(**SMALL | native | given)
+
+
+def test_every_seed_once_an_epoch(rng):
+    ids = rng.choice(1000, rng.integers(1, 60), replace=False)
+    size, seed = int(rng.integers(1, 70)), int(rng.integers(2**31))
+    epochs = [seeds_of_epoch(ids, size, seed, epoch) for epoch in range(3)]
+    for seeds in epochs:
+        assert seeds.shape == (-(-len(ids) // size), size)
+        np.testing.assert_array_equal(np.sort(seeds[seeds >= 0]), np.sort(ids))
+        assert (seeds.ravel()[: len(ids)] >= 0).all()
+    np.testing.assert_array_equal(epochs[1], seeds_of_epoch(ids, size, seed, 1))
+    if len(ids) > 10:
+        assert (epochs[0] != epochs[1]).any()
+        assert (epochs[0] != seeds_of_epoch(ids, size, seed + 1, 0)).any()
+
+
+@pytest.mark.parametrize(("config", "make"), MODELS)
+def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
+    """Logits of seeds, padding among them, with fanouts for all edges."""
+    with jax.enable_x64(True):
+        dataset, given = make(), settings(config, **ALL)
+        split = Split(*np.split(np.arange(40), [20, 30]))
+        feed = SampledNodes(dataset, given, [split])
+        whole = feed.start(given, split, 0)
+        model = make_model(given, feed.graph, feed.inputs[0], 2, int(rng.integers(100)))
+        seeds = jnp.array([3, -1, *rng.integers(0, 40, 5)], jnp.int32)
+        batch = feed.sample(whole, seeds, jax.random.key(int(rng.integers(100))))
+        found = feed.logits(model, batch.graph, batch.inputs, None)
+        want = feed.logits(model, feed.graph, feed.inputs, None)
+        there = np.asarray(seeds) >= 0
+        np.testing.assert_array_equal(batch.masks[0], there)
+        np.testing.assert_allclose(found[there], want[seeds[there]], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(batch.y[there], whole.y[seeds[there]])
+
+
+def test_sums_are_those_of_all_edges_on_average(rng):
+    """Of a GCN's and a GIN's aggregation, with weights of edges."""
+    dataset = make_graph_dataset()
+    weight = rng.uniform(1, 2, len(dataset.src)).astype(np.float32)
+    dataset = dataclasses.replace(dataset, edge_weight=weight)
+    given = settings(GINConfig, batch_size=40, fanouts=(2,), num_layers=1, edge_weight=True)
+    split = Split(*np.split(np.arange(40), [20, 30]))
+    feed = SampledNodes(dataset, given, [split])
+    whole = feed.start(given, split, 0)
+
+    @jax.jit
+    def sums(key):
+        batch = feed.sample(whole, jnp.arange(40, dtype=jnp.int32), key)
+        (block,) = batch.graph.graphs
+        (values,) = batch.inputs[1]["edge_weight"]
+        return jax.ops.segment_sum(values, block.rows, 40)
+
+    keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), 2000)
+    found = np.asarray(jax.lax.map(sums, keys, batch_size=100), np.float64)
+    weights = np.asarray(feed.inputs[1]["edge_weight"], np.float64)
+    want = np.bincount(np.asarray(feed.graph.rows), weights, 40)
+    error = found.std(0) / np.sqrt(len(keys))
+    assert (np.abs(found.mean(0) - want) <= 6 * error + 1e-4).all()
+
+
+@pytest.mark.parametrize(("config", "make"), MODELS)
+def test_one_trace_of_a_step_and_the_same_bits_again(config, make, monkeypatch):
+    """Of a run with several splits, short last batches and evaluations; and of a longer run."""
+    dataset, traces = make(), []
+    sample, compiled = SampledNodes.sample, []
+
+    def counted(self, *arguments):
+        traces.append(1)
+        return sample(self, *arguments)
+
+    monkeypatch.setattr(SampledNodes, "sample", counted)
+    advance = Runner.advance
+
+    def watched(self, *arguments):
+        found = advance(self, *arguments)
+        compiled.append(len(self._compiled))
+        return found
+
+    monkeypatch.setattr(Runner, "advance", watched)
+    given = settings(config, batch_size=7, fanouts=(3, 2), splits=2)
+    first = train(dataset, given)
+    assert len(traces) == 1  # of steps and epochs alike
+    assert compiled == [1] * 6
+    again = train(dataset, dataclasses.replace(given, epochs=4))
+    for name in ("train_loss", "valid_accuracy", "test_accuracy"):
+        values = getattr(first.run, name), getattr(again.run, name)[:, :3]
+        np.testing.assert_array_equal(*values)
+    assert np.isfinite(first.run.train_loss).all()
+    assert first.baseline is None
+
+
+def easy(rng, num_nodes=400) -> GraphDataset:
+    """Two classes, whose nodes' neighbours tell them, and not their own features."""
+    y = rng.integers(0, 2, num_nodes).astype(np.int32)
+    groups = [np.flatnonzero(y == c) for c in (0, 1)]
+    dst = np.repeat(np.arange(num_nodes), 12)
+    src = np.stack([rng.choice(groups[c], 12) for c in y]).ravel()
+    x = (rng.normal(size=(num_nodes, 4)) + y[:, None]).astype(np.float32)
+    return GraphDataset(name="easy", src=src, dst=dst, num_nodes=num_nodes, x=x, y=y)
+
+
+@pytest.mark.parametrize("config", [GCNConfig, SAGEConfig])
+def test_learns(config, rng):
+    """What neighbours tell: 12 of them, of which six are drawn, leave few mistakes."""
+    given = config(splits=1, epochs=15, hidden_features=16, batch_size=32, fanouts=(6, 6))
+    assert train(easy(rng), given).run.accuracy_mean > 0.9
+
+
+def test_evaluation_by_layer(monkeypatch, rng):
+    """In chunks the curves are those of an evaluation at once."""
+    dataset = easy(rng, 120)
+    given = settings(SAGEConfig, batch_size=16, fanouts=(3, 2))
+    at_once = train(dataset, given).run
+    monkeypatch.setattr(minibatch, "CHUNK_EDGES", 100)
+    by_layer = train(dataset, given).run
+    for name in ("train_accuracy", "valid_accuracy", "test_accuracy"):
+        a, b = getattr(at_once, name), getattr(by_layer, name)
+        np.testing.assert_allclose(a, b, atol=1.5 / 30)  # ties of logits that round otherwise
+
+
+def test_checkpoint(tmp_path):
+    dataset = make_graph_dataset()
+    trained = train(dataset, settings(SAGEConfig, batch_size=7, fanouts=(3, 2))).trained
+    save_checkpoint(tmp_path / "it", trained)
+    loaded = load_checkpoint(tmp_path / "it")
+    assert loaded.config == trained.config
+    assert loaded.config.fanouts == (3, 2)
+    np.testing.assert_array_equal(loaded.predict(dataset), trained.predict(dataset))
+
+
+def save(path, dataset):
+    np.savez(
+        path,
+        **{k: v for k, v in vars(dataset).items() if isinstance(v, np.ndarray)},
+        num_nodes=dataset.num_nodes,
+    )
+    return str(path)
+
+
+def test_command(tmp_path, capsys):
+    data, folder = save(tmp_path / "easy.npz", make_graph_dataset()), tmp_path / "run"
+    small = ["--splits", "2", "--epochs", "3", "--hidden-features", "8", "--output", str(folder)]
+    batches = ["--batch-size", "7", "--fanouts", "3,2"]
+    assert cli.main(["train", "sage", "--data", data, *small, *batches]) == 0
+    out, err = capsys.readouterr()
+    assert "seeds per second" in out
+    assert err.count("seeds/s") == 2
+    results = json.loads((folder / "results.json").read_text())
+    assert results["config"]["fanouts"] == [3, 2]
+    assert results["plain_jax"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--batch-size", "8", "--fanouts", "5"], "fanouts must be one for each of num_layers = 2"),
+        (["--fanouts", "5,5"], "fanouts need a batch_size, the nodes of a step, got"),
+        (["--batch-size", "8", "--fanouts", "5,0"], "argument --fanouts: expected whole numbers"),
+        (["--batch-size", "8", "--fanouts", "5,x"], "argument --fanouts: expected whole numbers"),
+        (["--batch-size", "8", "--fanouts", "1.5"], "argument --fanouts: expected whole numbers"),
+        (["--batch-size", "-1"], "argument --batch-size: expected a whole number"),
+        (["--batch-size", "0"], "argument --batch-size: expected a whole number"),
+        (["--batch-size", "2.5"], "argument --batch-size: expected a whole number"),
+    ],
+)
+def test_bad_options(options, told, tmp_path, capsys):
+    data = save(tmp_path / "easy.npz", make_graph_dataset())
+    try:
+        code = cli.main(["train", "sage", "--data", data, *options])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert told in err.splitlines()[-1]
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match="fanouts need a batch_size"):
+        SAGEConfig(fanouts=(5, 5))
+    with pytest.raises(ValueError, match="fanouts must be whole numbers"):
+        SAGEConfig(batch_size=3, fanouts=(5, 0))
+    with pytest.raises(ValueError, match="fanouts must be whole numbers"):
+        SAGEConfig(batch_size=3, fanouts=7)
+    with pytest.raises(ValueError, match="batch_size is for nodes with features"):
+        train(make_relational_dataset(), RGCNConfig(**SMALL, batch_size=3))
+    assert {name for name, each in RECIPES.items() if hasattr(each.config, "fanouts")} == {
+        *("gcn", "gin", "sage", "gat", "gatv2", "transformer", "rgcn", "rgat", "hgt")
+    }
