@@ -71,7 +71,7 @@ def test_edges_among_nodes(rng: np.random.Generator, count: int, room: int | Non
 def test_edges_are_looked_at_in_chunks(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_subgraphs, "_CHUNK", 3)
+    monkeypatch.setattr(_subgraphs, "CHUNK", 3)
     graph = lumpy_graph(rng, NODES, EDGES)
     nodes = rng.permutation(NODES)[:6]
     for room in (2, 5, 30):

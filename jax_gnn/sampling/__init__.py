@@ -1,6 +1,7 @@
 """Mini-batches at static shapes: sampled neighbourhoods, links, walks and subgraphs."""
 
 from jax_gnn.sampling._blocks import Blocks
+from jax_gnn.sampling._budget import hgt_subgraph
 from jax_gnn.sampling._chunks import NodeChunks, node_chunks
 from jax_gnn.sampling._links import link_blocks
 from jax_gnn.sampling._loader import FeatureCache, SeedBatch, fetch_rows, neighbor_batches
@@ -28,6 +29,7 @@ __all__ = [
     "cluster_batch",
     "corrupted_edges",
     "fetch_rows",
+    "hgt_subgraph",
     "induced_subgraph",
     "link_blocks",
     "negative_edges",

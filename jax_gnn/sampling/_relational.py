@@ -163,8 +163,8 @@ def by_relation(
         first, last = (jnp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
         last = first + last
         wanted = jnp.broadcast_to(relations, shape).ravel()
-        begin = _first_of(types, first, last, wanted)
-        end = _first_of(types, begin, last, wanted + 1)
+        begin = first_of(types, first, last, wanted)
+        end = first_of(types, begin, last, wanted + 1)
         # Other numbers for each: no draw of a layer has a counter whose second word is all ones.
         words = threefry(key, jnp.uint32(size), jnp.uint32(2**32 - 1))
         places, found = draw(begin, end - begin, size, words)
@@ -173,7 +173,7 @@ def by_relation(
     return _ascending(offsets, counts, degrees)
 
 
-def _first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Array:
+def first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Array:
     """Where edges of a relation, or of larger ones, start in each row."""
     return first_place(starts, ends, lambda place: types[place] >= relations)
 

@@ -23,7 +23,7 @@ from jax_gnn.sampling._walks import _walk_plain, one_kind
 
 SaintMethod = Literal["node", "edge", "walk"]
 _ROUNDS = 256  # draws for a node that has an edge
-_CHUNK = 2**14  # edges that are looked at together, at least
+CHUNK = 2**14  # edges that are looked at together, at least
 
 
 @public
@@ -33,8 +33,9 @@ class Subgraph:
     """Chosen nodes of a graph, and the edges among them.
 
     Attributes:
-        graph: the edges among the nodes, which are numbered by their places in ``node_ids``. Its
-            ``edge_ids`` are places in the whole graph's order of edges:
+        graph: the edges among the nodes, which are numbered by their places in ``node_ids``; a
+            :class:`jax_gnn.Graph`, or of :func:`hgt_subgraph` a :class:`jax_gnn.HeteroGraph`. A
+            Graph's ``edge_ids`` are places in the whole graph's order of edges:
             ``graph.edge_values(values)`` takes values from there.
         node_ids: ``(graph.num_nodes,)``, which nodes of the whole graph they are, to gather
             features by; -1 is padding, which has no edges.
@@ -50,7 +51,7 @@ class Subgraph:
         (Array([ 0, -1], dtype=int32), Array([ 1, -1], dtype=int32), Array([ 3, -1], dtype=int32))
     """
 
-    graph: Graph
+    graph: Any
     node_ids: Array
     overflow: Array
 
@@ -74,7 +75,7 @@ class Subgraph:
     def __repr__(self) -> str:
         if getattr(self.node_ids, "shape", None) is None:  # a pytree of something else than arrays
             return f"Subgraph({self.graph}, {self.node_ids}, {self.overflow})"
-        return f"Subgraph({repr(self.graph).removeprefix('Graph(')}"
+        return f"Subgraph({repr(self.graph).removeprefix('Hetero').removeprefix('Graph(')}"
 
 
 @public
@@ -375,6 +376,38 @@ def _edge_ends(graph: Graph, key: tuple[Array, Array], index: Array) -> Array:
 # --- Edges among nodes ---------------------------------------------------------------------------
 
 
+def edges_into(
+    graph: Graph, nodes: Array, chunk: int, visit: Callable[[Any, Array, Array], Any], state: Any
+) -> Any:
+    """Looks at all edges into nodes, a chunk at a time, so that only time depends on how many.
+
+    Args:
+        graph: the whole graph.
+        nodes: ``(count,)``, -1 for padding.
+        chunk: how many edges are looked at together.
+        visit: of a state, the edges' places among ``nodes``, and their places in the graph, -1 for
+            none, gives the next state.
+        state: the first one.
+    """
+    dtype, num_whole = graph.indptr.dtype, graph.num_edges
+    starts, degrees = row_bounds(graph.indptr, nodes, num_whole)
+    stops = jnp.cumsum(degrees, dtype=dtype)  # of each node's edges, one behind the other
+    shift = starts - (stops - degrees)
+    total = stops[-1] if nodes.shape[0] else jnp.zeros((), dtype)
+    chunk = max(1, min(num_whole, chunk))
+    lanes = jnp.arange(chunk, dtype=dtype)
+
+    def once(state: Any) -> Any:
+        first, own = state
+        ahead = jnp.zeros(chunk, dtype).at[jnp.maximum(stops - first, 0)].add(1, mode="drop")
+        row = jnp.cumsum(ahead, dtype=dtype)
+        edge = jnp.where(lanes < total - first, ids_at(shift, row) + first + lanes, PADDING)
+        return first + jnp.asarray(chunk, dtype), visit(own, row, edge)
+
+    zero = jnp.zeros((), dtype)
+    return jax.lax.while_loop(lambda state: state[0] < total, once, (zero, state))[1]
+
+
 def _induced_plain(graph: Graph, nodes: Array, room: int) -> Subgraph:
     num_nodes, count, num_whole = graph.num_dst, nodes.shape[0], graph.num_edges
     dtype = graph.indptr.dtype
@@ -386,36 +419,22 @@ def _induced_plain(graph: Graph, nodes: Array, room: int) -> Subgraph:
     table = jnp.where(table < count, table, PADDING)
     nodes = jnp.where(ids_at(table, nodes) == steps, nodes, PADDING)
 
-    starts, degrees = row_bounds(graph.indptr, nodes, num_whole)
-    stops = jnp.cumsum(degrees, dtype=dtype)  # of each node's edges, one behind the other
-    shift = starts - (stops - degrees)
-    total = stops[-1] if count else jnp.zeros((), dtype)
-    chunk = max(1, min(num_whole, max(room, _CHUNK)))
-    lanes = jnp.arange(chunk, dtype=dtype)
-
-    def goes_on(state: Any) -> Array:
-        return state[0] < total
-
-    def once(state: Any) -> Any:
-        """Looks at a chunk of the edges into nodes, and keeps those from nodes."""
-        first, kept, columns = state
-        ahead = jnp.zeros(chunk, dtype).at[jnp.maximum(stops - first, 0)].add(1, mode="drop")
-        row = jnp.cumsum(ahead, dtype=dtype)
-        edge = jnp.where(lanes < total - first, ids_at(shift, row) + first + lanes, PADDING)
+    def keep(state: Any, row: Array, edge: Array) -> Any:
+        """Keeps the edges that come from nodes."""
+        kept, columns = state
         source = ids_at(table, ids_at(graph.cols, edge))
-        keep = source >= 0
-        target = jnp.where(keep, kept + kept_first(keep).astype(dtype), room)
+        there = source >= 0
+        target = jnp.where(there, kept + kept_first(there).astype(dtype), room)
         new = row, source, edge
         columns = tuple(
             column.at[target].set(each, mode="drop")
             for column, each in zip(columns, new, strict=True)
         )
-        return first + jnp.asarray(chunk, dtype), kept + keep.sum(dtype=dtype), columns
+        return kept + there.sum(dtype=dtype), columns
 
     zero, none = jnp.zeros((), dtype), jnp.full(room, PADDING, dtype)
-    _, kept, (rows, cols, places) = jax.lax.while_loop(
-        goes_on, once, (zero, zero, (none, none, none))
-    )
+    chunk = max(room, CHUNK)
+    kept, (rows, cols, places) = edges_into(graph, nodes, chunk, keep, (zero, (none, none, none)))
     part = Graph.from_sorted(cols, rows, num_nodes=count, validate=False)
     part = jax.tree.map(lambda ids: ids.astype(dtype), part)
     part = replace(part, edge_ids=places, num_input_edges=jnp.asarray(num_whole, dtype))

@@ -60,7 +60,7 @@ class EdgeProbability:
         """
         nodes = graph.nodes if isinstance(graph, RelationalGraph) else graph
         nodes = arguments.check_container("graph", nodes, Graph)
-        return cls(_sums(nodes.indptr, nodes.rows, check_weights("weights", weights, nodes)))
+        return cls(running_sums(nodes.indptr, nodes.rows, check_weights("weights", weights, nodes)))
 
     @property
     def num_edges(self) -> int:
@@ -97,7 +97,7 @@ def check_weights(name: str, weights: Any, graph: Graph) -> Array:
 def prepared(name: str, weights: Any, graph: Graph) -> Array:
     """The running sums of what is given as weights or prepared."""
     if not isinstance(weights, EdgeProbability):
-        return _sums(graph.indptr, graph.rows, check_weights(name, weights, graph))
+        return running_sums(graph.indptr, graph.rows, check_weights(name, weights, graph))
     sums = weights.sums
     if getattr(sums, "dtype", None) != np.uint32 or sums.shape != (graph.num_edges + 1,):
         raise ValueError(
@@ -108,7 +108,7 @@ def prepared(name: str, weights: Any, graph: Graph) -> Array:
 
 
 @jax.jit
-def _sums(indptr: Array, rows: Array, weights: Array) -> Array:
+def running_sums(indptr: Array, rows: Array, weights: Array) -> Array:
     """Running sums of integers in proportion to the weights of each row.
 
     By integers alone, of the weights' bits, so that no rounding depends on an order of sums. First

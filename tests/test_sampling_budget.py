@@ -1,0 +1,248 @@
+"""HGT's subgraphs: what they hold, and how likely each is."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from op_spec import strict
+from sampling_checks import check_distribution, key_of
+
+from jax_gnn import HeteroGraph
+from jax_gnn.sampling import Subgraph, _budget, _subgraphs, hgt_subgraph
+
+KEY = jax.random.key(0)
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+SIZES = {"author": 5, "paper": 7, "venue": 3}
+LAYERS: tuple[Any, ...] = ({"author": 2, "paper": 3}, 2, {"paper": 1})
+
+
+def edges_of(rng: np.random.Generator) -> dict[Any, Any]:
+    cites = rng.integers(0, 7, (2, 18))
+    cites[:, -2:] = cites[:, :1]  # some come twice
+    return {
+        WRITES: np.stack([rng.integers(0, 5, 12), rng.integers(0, 6, 12)]),
+        CITES: cites,
+    }
+
+
+def library(rng: np.random.Generator, **options: Any) -> HeteroGraph:
+    return HeteroGraph.from_edges(edges_of(rng), SIZES, inverse=True, **options)
+
+
+def seeds_of(rng: np.random.Generator) -> dict[str, Any]:
+    return {"paper": rng.integers(-2, 9, 4), "author": rng.integers(-1, 6, 2)}
+
+
+def triples_of(graph: HeteroGraph) -> np.ndarray:
+    """``(edges, 3)``: source, relation, destination, in the graph's order."""
+    nodes, types = graph.relational.nodes, graph.relational.edge_types
+    count = int(nodes.indptr[-1])
+    return np.stack([np.asarray(x)[:count] for x in (nodes.cols, types, nodes.rows)], axis=1)
+
+
+def budgets(whole: np.ndarray, chosen: set[int]) -> dict[int, float]:
+    """Algorithm 2 of the paper, for nodes that are not chosen."""
+    found: dict[int, float] = defaultdict(float)
+    degrees: dict[Any, int] = defaultdict(int)
+    for _, rel, dst in whole:
+        degrees[rel, dst] += 1
+    for src, rel, dst in whole:
+        if dst in chosen and src not in chosen:
+            found[src] += 1 / degrees[rel, dst]
+    return found
+
+
+def check_part(part: Subgraph, graph: HeteroGraph, seeds: Any, layers: Any, room: int) -> None:
+    whole, ids = triples_of(graph), np.asarray(part.node_ids)
+    part.graph.relational.check()
+    assert part.graph.node_types == graph.node_types
+    assert part.graph.edge_types == graph.edge_types
+    columns: dict[str, list[int]] = {}
+    for kind, rows in part.graph.slices.items():
+        own = ids[rows]
+        columns[kind] = own.tolist()
+        first = graph.slices[kind].start
+        wanted = [first + i if 0 <= i < SIZES[kind] else -1 for i in seeds.get(kind, [])]
+        wanted = [-1 if i in wanted[:n] else i for n, i in enumerate(wanted)]
+        assert columns[kind][: len(wanted)] == wanted
+        columns[kind] = columns[kind][len(wanted) :]
+        assert ((own == -1) | ((own >= first) & (own < graph.slices[kind].stop))).all()
+    known = ids[ids >= 0]
+    assert len(set(known)) == len(known)
+    chosen = set(known) - {i for column in columns.values() for i in column}
+    for layer in layers:
+        budget = budgets(whole, chosen)
+        for kind in graph.node_types:
+            count = layer if isinstance(layer, int) else layer.get(kind, 0)
+            drawn, columns[kind] = columns[kind][:count], columns[kind][count:]
+            rows = graph.slices[kind]
+            can = {i for i in budget if rows.start <= i < rows.stop}
+            drawn = [i for i in drawn if i >= 0]
+            assert set(drawn) <= can and len(drawn) == min(count, len(can))
+            chosen |= set(drawn)
+    assert chosen == set(known) and not any(columns.values())
+
+    place = {i: n for n, i in enumerate(ids.tolist()) if i >= 0}
+    kept = [e for e in whole.tolist() if e[0] in place and e[2] in place]
+    want = sorted(([place[s], r, place[d]] for s, r, d in kept), key=lambda e: (e[2], e[1]))
+    assert bool(part.overflow) == (len(want) > room)
+    found = triples_of(part.graph).tolist()
+    if len(want) <= room:
+        assert sorted(found) == sorted(want)
+    keys = [(d, r) for _, r, d in found]
+    assert keys == sorted(keys) and len(found) == min(len(want), room)
+
+
+@pytest.mark.parametrize("room", [None, 12])
+@pytest.mark.parametrize("parts", [(), ("from_pairs", "to_pairs")])
+def test_nodes_and_edges(rng: np.random.Generator, parts: Any, room: int | None) -> None:
+    graph, seeds = library(rng, parts=parts), seeds_of(rng)
+    part = hgt_subgraph(graph, seeds, LAYERS, key_of(rng), num_edges=room)
+    most = graph.relational.num_edges if room is None else room
+    check_part(part, graph, seeds, LAYERS, most)
+
+
+def outcomes(graph: HeteroGraph, seed: int, kinds: list[str]) -> dict[Any, float]:
+    """How likely each result of two layers is, of one node of each kind."""
+    whole = triples_of(graph)
+
+    def layer(chosen: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
+        budget, choices = budgets(whole, set(chosen)), []
+        for kind in kinds:
+            rows = graph.slices[kind]
+            own = {i: b**2 for i, b in budget.items() if rows.start <= i < rows.stop}
+            total = sum(own.values())
+            choices.append([(i, b / total) for i, b in own.items()] or [(-1, 1.0)])
+        return [
+            (tuple(i for i, _ in each), float(np.prod([c for _, c in each])))
+            for each in itertools.product(*choices)
+        ]
+
+    found: dict[Any, float] = defaultdict(float)
+    for first, chance in layer((seed,)):
+        for second, other in layer((seed, *first)):
+            found[(*first, *second)] += chance * other
+    return found
+
+
+def test_distribution(rng: np.random.Generator) -> None:
+    """By the squares of budgets, which sums over relations and equal edges make."""
+    edges = edges_of(rng)
+    edges[CITES][1, :5] = 2
+    graph = HeteroGraph.from_edges(edges, SIZES, inverse=True)
+    draw = jax.jit(jax.vmap(lambda key: hgt_subgraph(graph, {"paper": [2]}, (1, 1), key).node_ids))
+    ids = np.asarray(draw(jax.random.split(key_of(rng), 4000)))
+    # Of authors two, of papers the seed and two, of venues two, which no edge leads to.
+    drawn = ids[:, [0, 3, 1, 4]]
+    assert (ids[:, 2] == graph.slices["paper"].start + 2).all() and (ids[:, 5:] == -1).all()
+    want = outcomes(graph, graph.slices["paper"].start + 2, ["author", "paper"])
+    found: dict[Any, int] = dict.fromkeys(want, 0)
+    for row in drawn.tolist():
+        assert tuple(row) in found
+        found[tuple(row)] += 1
+    check_distribution(np.array(list(found.values())), np.array(list(want.values())))
+
+
+def test_edges_are_looked_at_in_chunks(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, seeds, key = library(rng), seeds_of(rng), key_of(rng)
+    want = hgt_subgraph(graph, seeds, LAYERS, key)
+    monkeypatch.setattr(_budget, "CHUNK", 3)
+    monkeypatch.setattr(_subgraphs, "CHUNK", 3)
+    found = jax.jit(lambda graph: hgt_subgraph(graph, seeds, LAYERS, key))(graph)
+    jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
+def test_one_program(rng: np.random.Generator) -> None:
+    traces = 0
+
+    @jax.jit
+    def call(graph: HeteroGraph, seeds: Any, key: Any) -> Subgraph:
+        nonlocal traces
+        traces += 1
+        return hgt_subgraph(graph, seeds, LAYERS, key, num_edges=20)
+
+    for _ in range(2):
+        graph, seeds, key = library(rng, parts=()), seeds_of(rng), key_of(rng)
+        want = hgt_subgraph(graph, seeds, LAYERS, key, num_edges=20)
+        with strict():
+            jax.tree.map(np.testing.assert_array_equal, call(graph, seeds, key), want)
+    assert traces == 1
+
+
+def test_values_of_edges(rng: np.random.Generator) -> None:
+    """They go in by type, as those of the whole graph."""
+    graph, seeds = library(rng), seeds_of(rng)
+    values = {
+        kind: rng.normal(size=n).astype(np.float32) for kind, n in ((WRITES, 12), (CITES, 18))
+    }
+    part = hgt_subgraph(graph, seeds, LAYERS, key_of(rng))
+    found, want = part.graph.edge_values(values), np.asarray(graph.edge_values(values))
+    ids = np.asarray(part.node_ids)
+    known: dict[Any, list[float]] = defaultdict(list)
+    for edge, value in zip(triples_of(graph).tolist(), want, strict=False):
+        known[tuple(edge)].append(float(value))
+    for (src, rel, dst), value in zip(triples_of(part.graph), np.asarray(found), strict=False):
+        assert float(value) in known[ids[src], rel, ids[dst]]
+
+
+@pytest.mark.parametrize("what", ["indptr", "cols", "edge_types"])
+def test_corrupt_graphs(rng: np.random.Generator, what: str) -> None:
+    graph = jax.tree.map(jnp.asarray, library(rng, parts=()))
+    relational = graph.relational
+    count = relational.num_edges
+    garbage = rng.choice([-(2**31), -7, 0, 3, count, 2**31 - 1], count + 20)
+    nodes, types = relational.nodes, relational.edge_types
+    if what == "edge_types":
+        types = jnp.asarray(garbage[: len(types)], jnp.int32)
+    else:
+        array = jnp.asarray(garbage[: len(getattr(nodes, what))], jnp.int32)
+        nodes = type(nodes)(**{**vars(nodes), what: array})
+    relational = type(relational)(**{**vars(relational), "nodes": nodes, "edge_types": types})
+    graph = HeteroGraph(relational, edge_types=graph.edge_types)
+    part = hgt_subgraph(graph, seeds_of(rng), LAYERS, key_of(rng))
+    ids = np.asarray(part.node_ids)
+    assert (ids >= -1).all() and (ids < relational.num_nodes).all()
+    inner = part.graph.relational
+    for array in (inner.nodes.cols, inner.nodes.rows):
+        assert (np.asarray(array) >= -1).all() and (np.asarray(array) < len(ids)).all()
+
+
+GRAPH = library(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"graph": GRAPH.relational}, TypeError, "graph must be a"),
+        ({"seeds": [0]}, TypeError, "seeds must be a mapping by node type, such as"),
+        ({"seeds": {"editor": [0]}}, ValueError, "seeds has the node type 'editor', which is none"),
+        ({"num_nodes": 3}, TypeError, "num_nodes must be a sequence with a number for each layer"),
+        ({"num_nodes": ()}, ValueError, "or a mapping by node type, got none"),
+        ({"num_nodes": ({"editor": 1},)}, ValueError, "num_nodes[0] has the node type 'editor'"),
+        ({"num_nodes": (-1,)}, ValueError, "num_nodes[0] must not be negative, got -1"),
+        ({"num_nodes": (0.5,)}, TypeError, "num_nodes[0] must be an integer"),
+        ({"num_edges": -1}, ValueError, "num_edges must not be negative, got -1"),
+        ({"key": 0}, TypeError, "key must be a key of jax.random"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {"graph": GRAPH, "seeds": {"paper": [0]}, "num_nodes": (2,)}
+    with pytest.raises(error, match=re.escape(message)):
+        hgt_subgraph(**{"key": KEY, **arguments, **changes})
+
+
+def test_nothing_to_choose(rng: np.random.Generator) -> None:
+    graph = library(rng)
+    for seeds in ({}, {"venue": [1]}, {"paper": np.zeros(0, int)}):
+        part = hgt_subgraph(graph, seeds, (2, 0), KEY)
+        assert (np.asarray(part.node_ids) >= 0).sum() == ("venue" in seeds)
+        assert int(part.graph.relational.nodes.indptr[-1]) == 0
