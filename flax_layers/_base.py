@@ -540,7 +540,7 @@ def end_sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:
 
 def of_destinations(graph: Graph | RelationalGraph, x: Array) -> Array:
     """The destinations' rows of what sources have: the first, where one array is for both."""
-    return x if graph.num_dst == len(x) else x[: graph.num_dst]
+    return x if graph.num_dst == x.shape[0] else x[: graph.num_dst]
 
 
 def end_values(name: str, values: Any, graph: Graph | RelationalGraph) -> dict[str, Array]:

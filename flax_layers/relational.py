@@ -295,7 +295,7 @@ class RGCNConv(nnx.Module):
             return relational_aggregate(graph, x, kernel, weight, precision=self.precision)
 
         def aggregate(x: Array) -> Array:
-            blocks = x.reshape(len(x), count, self.in_features // count)
+            blocks = x.reshape(x.shape[0], count, self.in_features // count)
             y = jax.vmap(of_block, (1, 1), 1)(blocks, kernel)
             return y.reshape(len(y), self.out_features)
 
