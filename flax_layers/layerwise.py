@@ -22,7 +22,7 @@ from flax_layers.relational import RGCN
 from flax_layers.relational_attention import HGT, RGAT
 from jax_gnn import Graph, HeteroGraph, RelationalGraph
 from jax_gnn.extend import as_array, check_instance, described, take
-from jax_gnn.sampling import Blocks, NodeChunks, node_chunks
+from jax_gnn.sampling import Blocks, NodeChunks, fetch_rows, node_chunks
 
 TAKEN = GCN, GIN, SAGE, GAT, GATv2, GraphTransformer, RGCN, RGAT, HGT
 
@@ -150,7 +150,7 @@ def _on_host(
         y: Any = None
         for i, (start, stop) in enumerate(pairwise(starts)):
             block = chunks.block(i)
-            own = _taken(_host_rows, jax.device_get(block), x, of_nodes, values, types)
+            own = _taken(fetch_rows, jax.device_get(block), x, of_nodes, values, types)
             rows = _compiled(graphdef, number, like, state, block, *own)
             y = np.empty((starts[-1], *rows.shape[1:]), rows.dtype) if y is None else y
             y[start:stop] = rows[: stop - start]
@@ -167,12 +167,6 @@ def _taken(take: Any, block: Blocks, x: Any, of_nodes: Any, values: Any, types: 
         {name: take(each, edges) for name, each in values.items()},
         None if types is None else take(types, edges),
     )
-
-
-def _host_rows(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    rows = x[np.maximum(ids, 0)]
-    rows[ids < 0] = 0
-    return rows
 
 
 class Relations(NamedTuple):

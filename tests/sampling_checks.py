@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from op_spec import strict
 from scipy import stats
@@ -35,6 +36,17 @@ def lumpy_graph(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Gra
     """The same as a graph, with room for more nodes and edges."""
     graph = Graph.from_edges(*lumpy_edges(rng, num_nodes, num_edges), num_nodes=num_nodes)
     return graph.pad(num_nodes=num_nodes + 3, num_edges=num_edges + 5)
+
+
+def spoiled(rng: np.random.Generator, graph: Graph) -> Graph:
+    """The graph with garbage in all its arrays."""
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+
+    def garbage(array: Any) -> Any:
+        values = rng.choice([low, -2, -1, 0, 3, 7, 11, 40, 46, high], array.shape)
+        return jnp.asarray(values, jnp.int32)
+
+    return jax.tree.map(garbage, graph)
 
 
 def counts_of(graph: Graph, num_nodes: int) -> np.ndarray:

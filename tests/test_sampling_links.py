@@ -16,6 +16,7 @@ from sampling_checks import (
     key_of,
     lumpy_edges,
     lumpy_graph,
+    spoiled,
 )
 
 from jax_gnn import Graph, RelationalGraph
@@ -375,13 +376,7 @@ def test_one_program_gives_the_same_inside_jit(rng: np.random.Generator, name: s
 def test_garbage_gives_ids_in_range(rng: np.random.Generator, name: str) -> None:
     """Whatever index arrays hold, nothing is read elsewhere, and it ends."""
     graph = lumpy_graph(rng, NODES, EDGES)
-    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-
-    def spoiled(array: Any) -> Any:
-        values = rng.choice([low, -2, -1, 0, 3, 7, 11, 40, 46, high], array.shape)
-        return jnp.asarray(values, jnp.int32)
-
-    broken = jax.tree.map(spoiled, graph)
+    broken = spoiled(rng, graph)
     found = CALLS[name](broken, jnp.asarray(rng.integers(-3, 15, 8)), key_of(rng))
     ids = (
         found[0].node_ids

@@ -4,9 +4,10 @@ from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._budget import hgt_subgraph
 from jax_gnn.sampling._chunks import NodeChunks, node_chunks
 from jax_gnn.sampling._links import link_blocks
-from jax_gnn.sampling._loader import FeatureCache, SeedBatch, fetch_rows, neighbor_batches
+from jax_gnn.sampling._loader import FeatureCache, SeedBatch, neighbor_batches
 from jax_gnn.sampling._negatives import corrupted_edges, negative_edges
 from jax_gnn.sampling._neighbors import sample_neighbors
+from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sampling._subgraphs import (
     Subgraph,
     cluster_batch,

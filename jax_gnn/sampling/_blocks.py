@@ -8,13 +8,10 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from jax_gnn._core import arguments
 from jax_gnn._core.ids import (
     PADDING,
-    bounded,
     ids_at,
     in_range,
     kept_first,
@@ -25,6 +22,7 @@ from jax_gnn._core.ids import (
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
+from jax_gnn.sampling._rows import values_of
 
 
 @public
@@ -102,27 +100,6 @@ class Blocks:
         except AttributeError:  # a pytree of something else than arrays
             return f"Blocks({self.graphs}, {self.node_ids}, {self.overflow})"
         return f"Blocks(num_seeds={self.num_seeds}, graphs=[{sizes}], num_edges={edges})"
-
-
-def values_of(node_ids: Any, values: Any) -> Any:
-    """The rows of values that nodes name, zeros for padding."""
-    xp = namespace(node_ids, values)
-    values = arguments.as_numbers("values", values, xp)
-    if values.ndim == 0:
-        raise ValueError("values must be (num_nodes, *features), got a scalar")
-    if xp is np:
-        known = np.where(in_range(node_ids, len(values)), node_ids, 0)
-        shape = len(known), *values.shape[1:]
-        rows: Any = values[known] if len(values) else np.empty(shape, values.dtype)
-        rows[node_ids >= len(values)] = arguments.missing(values.dtype)
-        rows[node_ids < 0] = 0
-        return rows
-    ids = bounded(node_ids, values.shape[0])
-    if values.shape[0] == 0:  # a gather wants one row at least
-        values = jnp.full((1, *values.shape[1:]), arguments.missing(values.dtype), values.dtype)
-    rows = values.at[ids].get(mode="fill", wrap_negative_indices=False)
-    there = (node_ids >= 0).reshape(-1, *(1,) * (values.ndim - 1))
-    return jnp.where(there, rows, jnp.zeros_like(rows))
 
 
 # --- One layer's block ---------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn.hetero import HeteroGraph
-from jax_gnn.sampling._neighbors import row_bounds
 from jax_gnn.sampling._random import key_words
 from jax_gnn.sampling._relational import Relations, first_of, joined_seeds
-from jax_gnn.sampling._search import as_nodes
+from jax_gnn.sampling._rows import as_nodes, row_bounds
 from jax_gnn.sampling._subgraphs import CHUNK, Subgraph, _induced_plain, _room, edges_into
 from jax_gnn.sampling._weights import running_sums, weighted
 

@@ -15,6 +15,7 @@ from jax_gnn._core.ids import PADDING, ids_at, in_range, is_traced, namespace, p
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks, Drawn, distinct_block
+from jax_gnn.sampling._rows import one_kind
 
 
 @public
@@ -122,11 +123,7 @@ def node_chunks(graph: Graph, num_edges: int = 2**20) -> NodeChunks:
     num_edges = arguments.check_integer("num_edges", num_edges)
     if num_edges < 1:
         raise ValueError(f"num_edges must be positive, got {num_edges}")
-    if graph.num_src != graph.num_dst:
-        raise ValueError(
-            f"graph must have one kind of nodes, got num_src={graph.num_src} and "
-            f"num_dst={graph.num_dst}"
-        )
+    one_kind(graph)
     if is_traced(graph.indptr):
         raise ValueError("graph must be known, as chunks follow from degrees, got a traced one")
     num_nodes, num_whole = graph.num_dst, graph.num_edges

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,24 +62,3 @@ def uniform(
         drawn = jax.lax.fori_loop(0, fanout, body, drawn)
     places = jnp.where(sizes <= wanted, steps, drawn).T.astype(degrees.dtype)
     return places, jnp.minimum(degrees, fanout)
-
-
-def first_place(starts: Array, ends: Array, holds: Callable[[Array], Array]) -> Array:
-    """The first place from which on something holds, by binary search; ``ends`` if nowhere.
-
-    Args:
-        starts: ``(rows,)``, where to begin.
-        ends: ``(rows,)``, where to end: the place before is the last one to look at.
-        holds: tells of places, ``(rows,)``, whether it does.
-    """
-
-    def once(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = low + (high - low) // 2
-        found, goes_on = holds(middle), low < high
-        return (
-            jnp.where(goes_on & ~found, middle + 1, low),
-            jnp.where(goes_on & found, middle, high),
-        )
-
-    return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), once, (starts, ends))[0]

@@ -14,6 +14,7 @@ from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
 from jax_gnn.sampling._native import ARRAYS
 from jax_gnn.sampling._random import key_words
+from jax_gnn.sampling._rows import row_bounds
 
 
 def host_words(name: str, key: Any) -> tuple[int, int]:
@@ -54,7 +55,7 @@ def sample(
     graphs: list[Graph] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         num_dst = nodes.shape[0]
-        starts, degrees = _row_bounds(indptr, nodes, cols.shape[0])
+        starts, degrees = row_bounds(indptr, nodes, cols.shape[0])
         offsets, counts = np.empty((num_dst, fanout), dtype), np.empty(num_dst, dtype)
         host_function("sample_uniform")(degrees, *key, layer, replace, offsets, counts)
         lengths = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
@@ -71,15 +72,3 @@ def sample(
         nodes = sources
     left_out: Any = np.asarray(overflow)
     return Blocks(tuple(graphs), nodes, left_out, owners)
-
-
-def _row_bounds(
-    indptr: np.ndarray, nodes: np.ndarray, num_edges: int
-) -> tuple[np.ndarray, np.ndarray]:
-    if indptr.shape[0] == 1:  # there are no nodes, and all ids are padding
-        return np.zeros_like(nodes), np.zeros_like(nodes)
-    there = nodes >= 0
-    place = np.where(there, nodes, 0)
-    starts = np.clip(indptr[place], 0, num_edges)
-    ends = np.clip(indptr[place + 1], starts, num_edges)
-    return starts, np.where(there, ends - starts, 0)

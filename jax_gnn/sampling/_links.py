@@ -15,10 +15,10 @@ from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._native import Drawn, block, uniform
-from jax_gnn.sampling._neighbors import check_fanouts, layer_sizes, row_bounds
+from jax_gnn.sampling._neighbors import check_fanouts, layer_sizes
 from jax_gnn.sampling._random import key_words
-from jax_gnn.sampling._search import as_nodes, distinct, edge_runs
-from jax_gnn.sampling._walks import one_kind
+from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
+from jax_gnn.sampling._search import distinct, edge_runs
 
 Exclude = Literal["edges", "both"] | None
 

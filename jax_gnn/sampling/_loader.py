@@ -6,7 +6,6 @@ batch of seeds is sampled, and how its rows are fetched.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,72 +16,12 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import MAX_SIZE, PADDING, in_range
+from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.public import public
-from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._neighbors import check_fanouts, check_whole, layer_sizes, sample_neighbors
-
-# --- Rows ----------------------------------------------------------------------------------------
-
-
-@public
-def fetch_rows(rows: np.ndarray, ids: Any, *, out: np.ndarray | None = None) -> np.ndarray:
-    """``rows[ids]`` by compiled threads, zeros where an id is out of range; compiles nothing.
-
-    Args:
-        rows: ``(num_rows, *features)`` of any dtype, an array of numpy, such as a memory map: only
-            the rows that are named are read.
-        ids: ``(count,)`` integers. -1, as any id out of range, is padding.
-        out: ``(count, *features)``, an array to write to in place of a new one. Where
-            ``jax.device_put`` took it, it must not be used again before its copy is done; on a CPU
-            there may be none, and JAX reads the array itself.
-
-    Returns:
-        ``(count, *features)`` of the dtype of ``rows``.
-
-    Raises:
-        TypeError: ``rows`` is no array of numpy, ``ids`` are no integers, or ``out`` is of another
-            dtype.
-        ValueError: ``rows`` is a scalar, ``ids`` is not one-dimensional, or ``out`` has another
-            shape, or is not contiguous and writable.
-
-    Example:
-        >>> import numpy as np
-        >>> fetch_rows(np.array([[1.0], [2.0], [3.0]]), [2, -1])
-        array([[3.],
-               [0.]])
-    """
-    if not isinstance(rows, np.ndarray) or rows.dtype.hasobject:
-        kind = getattr(rows, "dtype", type(rows).__name__)
-        raise TypeError(f"rows must be an array of numpy, of numbers, got {kind}")
-    if rows.ndim == 0:
-        raise ValueError("rows must have rows, got shape ()")
-    ids = arguments.check_ids("ids", ids)
-    shape = (len(ids), *rows.shape[1:])
-    if out is None:
-        out = empty_vector(math.prod(shape), rows.dtype).reshape(shape)
-    elif not isinstance(out, np.ndarray) or out.dtype != rows.dtype:
-        kind = getattr(out, "dtype", type(out).__name__)
-        raise TypeError(f"out must be an array of numpy of {rows.dtype}, got {kind}")
-    elif out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError(f"out must be contiguous, writable and of shape {shape}, got {out.shape}")
-    there = in_range(ids, len(rows))
-    if not out.size or not rows.size:
-        out[...] = 0
-    elif rows.flags.c_contiguous and len(rows) <= MAX_SIZE:
-        narrow = np.where(there, ids, PADDING).astype(np.int32)
-        host_function("gather_rows")(_as_bytes(rows), narrow, _as_bytes(out))
-    else:
-        out[...] = rows[np.where(there, ids, 0)]
-        out[~there] = 0
-    return out
-
-
-def _as_bytes(rows: np.ndarray) -> np.ndarray:
-    return rows.view(np.ndarray).reshape(len(rows), -1).view(np.uint8)
+from jax_gnn.sampling._rows import fetch_rows
 
 
 @public

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op, define, replaced
 from jax_gnn.graph import Graph
 from jax_gnn.sampling import _draw
 from jax_gnn.sampling._blocks import distinct_block, lined_up, tree_block
@@ -55,10 +55,7 @@ def _batch(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     moving = [i for i, is_batched in enumerate(jax.tree.leaves(batched)) if is_batched]
 
     def one(values: list[Array]) -> Any:
-        found = list(leaves)
-        for i, value in zip(moving, values, strict=True):
-            found[i] = value
-        return bind(jax.tree.unflatten(tree, found))
+        return bind(jax.tree.unflatten(tree, replaced(leaves, moving, values)))
 
     return jax.lax.map(one, [leaves[i] for i in moving])
 

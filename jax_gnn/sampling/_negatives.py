@@ -16,9 +16,9 @@ from jax_gnn._core.ids import PADDING, ids_at
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._neighbors import row_bounds
 from jax_gnn.sampling._random import below, bits, key_words
-from jax_gnn.sampling._search import as_nodes, fraction, has_edge, redrawn
+from jax_gnn.sampling._rows import as_nodes, row_bounds
+from jax_gnn.sampling._search import fraction, has_edge, redrawn
 
 Side = Literal["src", "dst", "both"]
 ROUNDS = 128  # draws for each edge; they end when all are found

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, bounded, in_range, index_dtype, is_traced, signed
+from jax_gnn._core.ids import PADDING, index_dtype, is_traced, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
@@ -28,6 +28,7 @@ from jax_gnn.sampling._relational import (
     joined_seeds,
     total,
 )
+from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
 
 
 class Rule(NamedTuple):
@@ -157,11 +158,7 @@ def check_whole(graph: Any) -> None:
     """Refuses what is no graph of one kind of nodes; where it lies does not matter."""
     arguments.check_instance("graph", graph, Graph)
     graph.check_arrays()
-    if graph.num_src != graph.num_dst:
-        raise ValueError(
-            "graph must have one kind of nodes, whose neighbours have neighbours, got "
-            f"num_src={graph.num_src} and num_dst={graph.num_dst}"
-        )
+    one_kind(graph, ", whose neighbours have neighbours")
 
 
 def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:
@@ -270,8 +267,7 @@ def _sample(
     sizes: tuple[tuple[int, int], ...],
 ) -> Blocks:
     num_nodes, num_whole = indptr.shape[0] - 1, cols.shape[0]
-    nodes = bounded(seeds, num_nodes).astype(indptr.dtype)
-    nodes = jnp.where(in_range(nodes, num_nodes), nodes, PADDING)
+    nodes = as_nodes(seeds, num_nodes, indptr.dtype)
     owners = None
     if tree or disjoint:
         owners = jnp.where(nodes < 0, PADDING, jnp.arange(nodes.shape[0], dtype=nodes.dtype))
@@ -333,15 +329,3 @@ def _draw(
 def _at(values: Array, places: Array) -> Array:
     """Values at places; where these are padding, any."""
     return values.at[jnp.maximum(places, 0)].get(mode="clip")
-
-
-def row_bounds(indptr: Array, nodes: Array, num_edges: int) -> tuple[Array, Array]:
-    """Where the rows of nodes start, and how long they are; padding has an empty one.
-
-    Whatever ``indptr`` holds, they lie within the edges.
-    """
-    there = in_range(nodes, indptr.shape[0] - 1)
-    place = jnp.where(there, nodes, 0)
-    starts = jnp.clip(indptr[place], 0, num_edges)
-    ends = jnp.clip(indptr[place + 1], starts, num_edges)
-    return starts, jnp.where(there, ends - starts, 0)

@@ -14,8 +14,8 @@ from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
-from jax_gnn.sampling._draw import first_place
 from jax_gnn.sampling._random import threefry
+from jax_gnn.sampling._rows import first_place
 
 Fanout = int | tuple[int, ...]
 Draw = Callable[[Array, Array, int, tuple[Any, Any]], tuple[Array, Array]]

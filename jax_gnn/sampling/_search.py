@@ -9,17 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.ids import PADDING, bounded, ids_at, in_range
+from jax_gnn._core.ids import PADDING, ids_at
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._neighbors import row_bounds
+from jax_gnn.sampling._rows import first_place, row_bounds
 
 # --- Ids -----------------------------------------------------------------------------------------
-
-
-def as_nodes(ids: Array, size: int, dtype: Any) -> Array:
-    """Ids in the type of a graph; those out of range are padding."""
-    ids = bounded(ids, size).astype(dtype)
-    return jnp.where(in_range(ids, size), ids, PADDING)
 
 
 def distinct(ids: Array, room: int) -> tuple[Array, Array]:
@@ -96,21 +90,15 @@ def _search(
 ) -> Array:
     """The first place that is not before (dst, rel), or that is after it."""
 
-    def step(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = low + (high - low) // 2
-        col = ids_at(graph.t_cols, middle)
+    def holds(place: Array) -> Array:
+        col = ids_at(graph.t_cols, place)
         last, wanted = col, dst
         if types is not None and rel is not None:
-            last, wanted = ids_at(types, ids_at(graph.t_order, middle)), rel
-        passed = last <= wanted if after else last < wanted
-        passed = (col < dst) | ((col == dst) & passed)
-        passed &= low < high
-        return jnp.where(passed, middle + 1, low), jnp.where(passed, high, middle)
+            last, wanted = ids_at(types, ids_at(graph.t_order, place)), rel
+        is_before = last <= wanted if after else last < wanted
+        return (col > dst) | ((col == dst) & ~is_before)
 
-    count = graph.num_edges
-    steps = count.bit_length() if type(count) is int else 32
-    return jax.lax.fori_loop(0, steps, step, (starts, stops))[0]
+    return first_place(starts, stops, holds)
 
 
 # --- Draws until one is accepted -----------------------------------------------------------------

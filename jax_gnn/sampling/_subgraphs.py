@@ -15,11 +15,10 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._blocks import values_of
-from jax_gnn.sampling._neighbors import row_bounds
 from jax_gnn.sampling._random import below, bits, key_words
-from jax_gnn.sampling._search import as_nodes, distinct, redrawn
-from jax_gnn.sampling._walks import _walk_plain, one_kind
+from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds, values_of
+from jax_gnn.sampling._search import distinct, redrawn
+from jax_gnn.sampling._walks import _walk_plain
 
 SaintMethod = Literal["node", "edge", "walk"]
 _ROUNDS = 256  # draws for a node that has an edge

@@ -16,7 +16,7 @@ from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._draw import first_place
+from jax_gnn.sampling._rows import first_place
 
 
 @public

@@ -13,9 +13,9 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._neighbors import row_bounds
 from jax_gnn.sampling._random import below, bits, key_words, threefry
-from jax_gnn.sampling._search import as_nodes, edge_runs, fraction, has_edge, redrawn
+from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
+from jax_gnn.sampling._search import edge_runs, fraction, has_edge, redrawn
 
 _EDGE, _RETURN, _ACCEPT = 0, 1, 2  # streams of random numbers
 _CERTAIN = 40  # rounds are so many times those that a draw takes on average: all but e⁻⁴⁰ succeed
@@ -79,16 +79,6 @@ def random_walk(
         weights.append(1 / value)
     reverse = arguments.check_flag("reverse", reverse)
     return _walk(graph, starts, key_words("key", key), length, *weights, reverse)
-
-
-def one_kind(graph: Graph) -> int:
-    """How many nodes a graph has, which must not be bipartite."""
-    if graph.num_src != graph.num_dst:
-        raise ValueError(
-            f"graph must have one kind of nodes, got num_src={graph.num_src} and "
-            f"num_dst={graph.num_dst}"
-        )
-    return graph.num_dst
 
 
 def _walk_plain(

@@ -16,8 +16,8 @@ from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._draw import first_place
 from jax_gnn.sampling._random import below, bits
+from jax_gnn.sampling._rows import first_place
 
 _REFINEMENTS = 3  # enough that rows of 2²⁴ edges have shares of 2⁻²⁹, whatever their weights
 
