@@ -191,7 +191,7 @@ assert blocks.node_ids.tolist()[:3] == [2, -1, 1], blocks.node_ids
 
 
 def test_forked_workers_ask_no_device() -> None:
-    subprocess.run([sys.executable, "-c", FORKED], check=True)
+    subprocess.run([sys.executable, "-P", "-c", FORKED], check=True)
 
 
 @pytest.mark.parametrize("key", [3, np.zeros(2), np.zeros(4, np.uint32)])
