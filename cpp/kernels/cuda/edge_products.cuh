@@ -3,11 +3,12 @@
 // make them, of sm_80 and later.
 //
 // A warp puts rows of its entries into shared memory, into a tile. Matrices are there too, once for
-// a block, in the order in which lanes hold them. Numbers are kept rounded to tf32, as XLA does by
-// default; where kPrecise, as they are, and taken as sums of two such. What nobody writes of a tile
+// a block, in the order in which lanes hold them. Numbers are rounded to tf32, as XLA does by
+// default; where kPrecise, taken as sums of two such. What nobody writes of a tile
 // must be zeros.
 #pragma once
 
+#include "basics.cuh"
 #include "pack.cuh"
 
 namespace jax_gnn::cuda {
@@ -29,24 +30,28 @@ struct EntryTile {
   }
 };
 
-// A number for tensor cores: itself where it is a tf32 already, else as the sum of two.
+// A number for tensor cores, rounded or as the sum of two.
 template <bool kPrecise>
 struct Split {
   unsigned high, low = 0;
-  __device__ __forceinline__ explicit Split(float x) : high(__float_as_uint(x)) {
+  Split() = default;
+  __device__ __forceinline__ explicit Split(float x) : high(to_tf32(__float_as_uint(x))) {
     if constexpr (kPrecise) {
-      high = to_tf32(high);
       const float rest = x - __uint_as_float(high);
       if (rest - rest == 0) low = to_tf32(__float_as_uint(rest));  // of infinities nothing is left
     }
   }
+  // Of a matrix, whose numbers are rounded once.
+  static __device__ __forceinline__ float kept(float x) {
+    return kPrecise ? x : __uint_as_float(to_tf32(__float_as_uint(x)));
+  }
+  static __device__ __forceinline__ Split of_kept(float x) {
+    if constexpr (kPrecise) return Split(x);
+    Split split;
+    split.high = __float_as_uint(x);
+    return split;
+  }
 };
-
-// A number as it is kept for Split.
-template <bool kPrecise>
-__device__ __forceinline__ float kept(float x) {
-  return kPrecise ? x : __uint_as_float(to_tf32(__float_as_uint(x)));
-}
 
 template <bool kPrecise>
 struct LeftFragment {
@@ -65,8 +70,8 @@ struct LeftFragment {
 
 template <bool kPrecise>
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const LeftFragment<kPrecise>& a,
-                                             const float (&b)[2]) {
-  const Split<kPrecise> first(b[0]), second(b[1]);
+                                             const Split<kPrecise>& first,
+                                             const Split<kPrecise>& second) {
   const unsigned high[2] = {first.high, second.high}, low[2] = {first.low, second.low};
   if constexpr (kPrecise) {
     multiply_tf32(sum, a.low, high);
@@ -87,7 +92,7 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
     const int row = fragment / kTiles * 8 + lane % 4 + i % 2 * 4;
     const int column = fragment % kTiles * 8 + lane / 4;
     const bool there = row < kInner && column < kColumns;
-    to[i] = there ? kept<kPrecise>(widen(from[start + row * down + column * across])) : 0.0f;
+    to[i] = there ? Split<kPrecise>::kept(widen(from[start + row * down + column * across])) : 0.0f;
   }
 }
 
@@ -95,7 +100,7 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
 template <class From, class To, bool kPrecise>
 __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix) {
   constexpr int kSteps = in_steps(From::kWidth, 8), kTiles = in_steps(To::kWidth, 8);
-  constexpr int kTogether = kTiles < 4 ? kTiles : 4;
+  constexpr int kTogether = least(kTiles, 8);
   static_assert(From::kRows == To::kRows);
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
 #pragma unroll 1
@@ -118,15 +123,18 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
             const auto pair =
                 *reinterpret_cast<const Word<float, 2>*>(at + (step * kTiles + i) * 64);
             memcpy(b, &pair, sizeof(b));
-            multiply_add<kPrecise>(sum[i], a, b);
+            multiply_add(sum[i], a, Split<kPrecise>::of_kept(b[0]), Split<kPrecise>::of_kept(b[1]));
           }
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i)
         if (kTiles % kTogether == 0 || tile + i < kTiles)
 #pragma unroll
-          for (int e = 0; e < 4; ++e)
-            to[e / 2 * 8 * To::kStride + (tile + i) * 8 + e % 2] = sum[i][e];
+          for (int down = 0; down < 2; ++down) {
+            Word<float, 2> pair;
+            memcpy(&pair, sum[i] + 2 * down, sizeof(pair));
+            *reinterpret_cast<Word<float, 2>*>(to + down * 8 * To::kStride + (tile + i) * 8) = pair;
+          }
     }
   }
 }
@@ -160,9 +168,8 @@ class OuterSum {
           if (tile >= kTiles) break;
           if (i == 0 || !kSharesRows)
             a.load([&](int down, int across) { return x[from + down + across * X::kStride]; });
-          const float b[2] = {y[tile % kTilesAcross * 8],
-                              y[tile % kTilesAcross * 8 + 4 * Y::kStride]};
-          multiply_add<kPrecise>(sum_[i], a, b);
+          const float* const b = y + tile % kTilesAcross * 8;
+          multiply_add(sum_[i], a, Split<kPrecise>(b[0]), Split<kPrecise>(b[4 * Y::kStride]));
         }
       }
   }

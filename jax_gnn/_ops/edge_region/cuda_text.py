@@ -357,7 +357,7 @@ class _Tile(NamedTuple):
 
     Attributes:
         value: That they are of.
-        stage: In which they are put there; -1 of a product's.
+        stage: In which they are put there, or made.
         width: Of a row, of which an entry has one or several.
         summed: Whether sums of products are made of it.
     """
@@ -398,6 +398,7 @@ class _Writer:
         self.work = 0.0
         self.statements = 0.0
         self.tile_of: dict[tuple[int, int], int] = {}  # a value, and the width of rows
+        self.stage = 0  # that is written
         self.tiles_: list[_Tile] = []
         self.stages: list[tuple[list[str], list[str]]] = []  # bodies: what is put there, products
         self.matrices: list[str] = []
@@ -469,16 +470,13 @@ class _Writer:
         for value, width in wanted:
             self.add_tile(value, width, levels[value], (value, width) in outer)
         for stage in range(max((tile.stage + 1 for tile in self.tiles_), default=0)):
-            puts, multiplies = [], []
-            for number in products[stage] if stage < len(products) else ():
-                multiplies.append(self.product(number))
             for i, tile in enumerate(self.tiles_):
                 if tile.stage == stage:
                     self.put(i, tile)
-            puts, self.body = self.body, []
-            self.stages.append((puts, multiplies))
-            # What is made in a stage is no more there in the next one.
-            self.values = {}
+            made = products[stage] if stage < len(products) else ()
+            self.stages.append((self.body, [self.product(number, stage) for number in made]))
+            # What is made in a stage is no more there in the next one, but for tiles.
+            self.stage, self.body, self.values = stage + 1, [], {}
             self.fields = {key: x for key, x in self.fields.items() if "." in x}
 
     def add_tile(self, value: int, width: int, stage: int, summed: bool) -> None:
@@ -488,7 +486,6 @@ class _Writer:
     def put(self, number: int, tile: _Tile) -> None:
         """Writes what a lane has of a value to its tile."""
         width, slots = _width_of(self.program, tile.value), self.slots
-        kept = f"kept<{_bool(self.precise)}>"
         for start in range(0, width, slots):
             at = np.minimum(start + self.all_slots, width - 1)
             value = self.value(tile.value, at)
@@ -498,7 +495,7 @@ class _Writer:
             to = f"Tile{number}::row(memory, {rows} * in_warp)"
             whole = count % self.vec == 0 and tile.width % self.vec == 0 and start % self.vec == 0
             condition = f"active && first < {count}"
-            text = f"valid ? {kept}({value.at('i')}) : 0"
+            text = f"valid ? {value.at('i')} : 0"
             if whole:
                 word = math.gcd(self.vec, 4)
                 self.body += [
@@ -514,7 +511,7 @@ class _Writer:
                 self.body.append(self.each(f"if (active && first + i < {count}) {line}"))
             self.work += 2 * count
 
-    def product(self, number: int) -> str:
+    def product(self, number: int, stage: int) -> str:
         """A product of tiles; its matrix goes to shared memory once for a block."""
         instruction = self.program.instructions[number - len(self.program.inputs)]
         inner, columns = _dot_sizes(self.program, instruction)
@@ -528,18 +525,23 @@ class _Writer:
             f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
             f"(in.at[{given}]), {start}, {down}, {across}, matrices + {place});"
         )
-        self.add_tile(number, columns, -1, False)
+        self.add_tile(number, columns, stage, False)
         of, to = self.tile_of[instruction.operands[0], inner], len(self.tiles_) - 1
         self.work += instruction.width * inner / 16
         return f"multiply_rows<Tile{of}, Tile{to}, {precise}>(memory, matrices + {place});"
 
-    def read_product(self, number: int, slots: np.ndarray) -> _Value:
-        """What slots want of a product."""
-        instruction = self.program.instructions[number - len(self.program.inputs)]
-        columns = _dot_sizes(self.program, instruction)[1]
-        tile, rows = self.tile_of[number, columns], instruction.width // columns
+    def tile_with(self, number: int) -> int | None:
+        """Where a value is that a stage before has made."""
+        tiles = enumerate(self.tiles_)
+        there = (i for i, each in tiles if each.value == number and each.stage < self.stage)
+        return next(there, None)
+
+    def read_tile(self, tile: int, slots: np.ndarray) -> _Value:
+        """What slots want of a tile."""
+        number, _, columns, _ = self.tiles_[tile]
+        rows = _width_of(self.program, number) // columns
         row = f"Tile{tile}::row(memory, {rows} * in_warp)"
-        dtype = instruction.dtype.name
+        dtype = _dtype_of(self.program, number)
         start = int(slots[0])
         together = (slots == start + self.all_slots).all() and self.vec > 1
         if together and columns % self.vec == 0 and start % self.vec == 0:
@@ -754,10 +756,11 @@ class _Writer:
         key = number, slots.tobytes()
         if key not in self.values:
             inputs = len(self.program.inputs)
-            if number < inputs:
+            tile = self.tile_with(number)
+            if tile is not None:
+                found = self.read_tile(tile, slots)
+            elif number < inputs:
                 found = self.load(number, slots)
-            elif _on_tensor_cores(self.program, self.program.instructions[number - inputs]):
-                found = self.read_product(number, slots)
             else:
                 found = self.compute(self.program.instructions[number - inputs], slots)
             self.values[key] = found
