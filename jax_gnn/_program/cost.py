@@ -24,7 +24,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
-from jax_gnn._program.regions import EdgeRegion
+from jax_gnn._program.regions import EdgeRegion, maps_of
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -39,6 +39,7 @@ from jax_gnn._program.rows import (
 from jax_gnn._program.spaces import Parts, Space
 
 _ID = 4  # bytes
+_BLOCKS = 396  # that make sums of their own
 _PLAIN = 8  # flops of matrix units in the time of one of another unit
 _SLOWER = 12  # times longer than a sum takes a function that is a series
 _SLOW = frozenset(
@@ -294,10 +295,14 @@ class Costs:
             )
             walk = self._walk(region, by) + cotangents + self._all(into)
             launches.append(walk + work + work + work)
-        shared = [of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS]
-        if shared:  # sums by row, which are added up
-            size = sum(map(self._bytes, shared))
-            launches += [between(self.parts.num_dst, size), between(self.parts.num_dst, size)]
+        shared = {of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS}
+        for given, parts in (
+            (shared - region.maps, self.parts.num_dst),
+            (shared & region.maps, _BLOCKS),
+        ):
+            if given:  # sums by row or by block, which are added up
+                size = sum(map(self._bytes, given))
+                launches += [between(parts, size), between(parts, size)]
         if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
             launches.append(self._walk(region, "row") + self._all(region.results) + work)
         return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
@@ -321,7 +326,7 @@ class Costs:
         found = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                found += _PLAIN * self._flops(row).flops
+                found += (1 if maps_of(row) else _PLAIN) * self._flops(row).flops
             else:
                 slow = row.op.name.removeprefix("custom_jvp ") in _SLOW  # type: ignore[union-attr]
                 found += self._numbers(row) * _PLAIN * (_SLOWER if slow else 1)

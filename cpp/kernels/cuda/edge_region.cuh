@@ -8,15 +8,21 @@
 //   value                makes the parts of an entry, and writes what is the entry's own
 //   store                writes the parts of a row
 //   kind                 how a part is joined to others
+//   load_matrices        brings what rows of entries are multiplied with to shared memory
+//   stage, multiply      put rows of entries into tiles, and multiply these, kStages times in turn;
+//                        values read the products (edge_products.cuh)
+//   Sums                 of a block: add adds what tiles have, store_sums writes them
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
+#include "edge_products.cuh"
 #include "segment_walk.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kMostArrays = 32;
+constexpr int kRegionThreads = 128;  // of a block
 
 // The arrays of a region, in the order of its inputs or of its outputs.
 struct Arrays {
@@ -70,6 +76,25 @@ __device__ __forceinline__ void store_numbers(T* to, const T (&from)[kCount]) {
       memcpy(&word, from + i, sizeof(word));
       __stcs(reinterpret_cast<Word<T, kWord>*>(to + i), word);
     }
+  }
+}
+
+// Numbers in shared memory, likewise in words.
+template <int kWord, int kCount>
+__device__ __forceinline__ void put_numbers(float* to, const float (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWord) {
+    Word<float, kWord> word;
+    memcpy(&word, from + i, sizeof(word));
+    *reinterpret_cast<Word<float, kWord>*>(to + i) = word;
+  }
+}
+template <int kWord, int kCount>
+__device__ __forceinline__ void take_numbers(const float* from, float (&to)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWord) {
+    const auto word = *reinterpret_cast<const Word<float, kWord>*>(from + i);
+    memcpy(to + i, &word, sizeof(word));
   }
 }
 
@@ -156,6 +181,7 @@ struct RegionMessage {
   static constexpr int kVec = Text::kVec, kUnroll = Text::kUnroll, kMinBlocks = Text::kMinBlocks;
   static constexpr bool kGathers = true, kDots = false;
   Arrays in, out;
+  unsigned blocks;  // as many rows results have that blocks make
 
   // What can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return nullptr; }
@@ -167,6 +193,8 @@ struct RegionMessage {
     unsigned valid, there;  // bit j: entry j counts; it has a place, which may be padding's
     unsigned first;         // slot of the lane
     bool active;
+    float* memory;  // of the warp, with its tiles
+    int in_warp;    // the number of the team's first entry there
   };
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
                                        bool ordered, bool, const Column& column,
@@ -194,12 +222,75 @@ struct RegionMessage {
                                         Acc (&parts)[Text::kParts]) const {
     Text::value(loaded.entries[j], loaded.once, in, out, loaded.active, loaded.there >> j & 1,
                 loaded.valid >> j & 1, loaded.rows[j], loaded.cols[j], loaded.places[j],
-                loaded.first, parts);
+                loaded.first, loaded.memory, loaded.in_warp + j, parts);
   }
 };
 
 template <class Text>
 constexpr bool makes_parts<RegionMessage<Text>> = true;
+template <class Text>
+constexpr int max_threads<RegionMessage<Text>> = kRegionThreads;
+
+template <int kStage>
+using Stage = std::integral_constant<int, kStage>;
+
+// Products with matrices, and sums of products of entries' rows. Shared memory has the matrices,
+// then the tiles of each warp.
+template <class Text>
+struct Together<RegionMessage<Text>> {
+  using Message = RegionMessage<Text>;
+  static constexpr bool kMeets = Text::kMeets;
+
+  __device__ __forceinline__ Together(const Message& message, void* shared, int warp, int team)
+      : message_(message),
+        matrices_(static_cast<float*>(shared)),
+        tiles_(matrices_ + Text::kMatrices),
+        memory_(tiles_ + warp * Text::kTiles),
+        in_warp_(team * Text::kUnroll) {
+    if constexpr (Text::kStages > 0) {
+      Text::load_matrices(message.in, matrices_);
+      for (int i = threadIdx.x; i < kRegionThreads / 32 * Text::kTiles; i += kRegionThreads)
+        tiles_[i] = 0;
+      __syncthreads();
+    }
+  }
+  __device__ __forceinline__ void make(typename Message::Loaded& loaded) {
+    loaded.memory = memory_;
+    loaded.in_warp = in_warp_;
+    make_stages<0>(loaded);
+    if constexpr (kMeets) {
+      __syncthreads();
+      Text::add(sums_, tiles_);
+      __syncthreads();
+    }
+  }
+  __device__ __forceinline__ void finish() const {
+    if constexpr (kMeets)
+      for (unsigned block = blockIdx.x; block < message_.blocks; block += gridDim.x)
+        Text::store_sums(block == blockIdx.x ? sums_ : typename Text::Sums(), message_.out, block);
+  }
+
+ private:
+  template <int kStage>
+  __device__ __forceinline__ void make_stages(const typename Message::Loaded& loaded) const {
+    if constexpr (kStage < Text::kStages) {
+#pragma unroll
+      for (int j = 0; j < Text::kUnroll; ++j)
+        Text::stage(Stage<kStage>(), loaded.entries[j], loaded.once, message_.in, loaded.active,
+                    loaded.valid >> j & 1, loaded.rows[j], loaded.cols[j], loaded.places[j],
+                    loaded.first, memory_, in_warp_ + j);
+      __syncwarp();
+      Text::multiply(Stage<kStage>(), memory_, matrices_);
+      __syncwarp();
+      make_stages<kStage + 1>(loaded);
+    }
+  }
+
+  const Message& message_;
+  float *matrices_, *tiles_, *memory_;  // the warp's tiles
+  int in_warp_;
+  typename Text::Sums sums_;
+};
 
 template <class Text>
 struct RegionOp {

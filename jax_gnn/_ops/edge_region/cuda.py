@@ -25,7 +25,7 @@ from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda_text import Text, message_text
+from jax_gnn._ops.edge_region.cuda_text import MOST_WEIGHTS, THREADS, Text, message_text
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -38,12 +38,11 @@ from jax_gnn._ops.edge_region.row_program import (
 )
 from jax_gnn._ops.edge_region.xla import Edges
 
-# Threads of a block, and blocks that share the entries, as of sums (segment_reduce/schedule.py).
-_THREADS, _BLOCKS = 128, 528
+_MULTIPROCESSORS = 132  # that blocks are dealt out to, as of sums (segment_reduce/schedule.py)
 _MOST_STORED = 4  # results that a walk may read of the one before: all choices are tried
 
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
-_INTO = {"edge": 0, "row": 1}
+_INTO = {"edge": 0, "row": 1, "all": 2}
 
 
 # --- A walk --------------------------------------------------------------------------------------
@@ -56,9 +55,19 @@ class WalkOperands(NamedTuple):
     csr: Csr
 
 
+def _blocks(text: Text, csr: Any) -> Any:
+    """Blocks that share the entries; what they make over all has as many rows."""
+    blocks = 4 if not text.shared else text.blocks
+    return jax.core.min_dim(
+        blocks * _MULTIPROCESSORS, jax.core.max_dim(1, -(-csr.count // (THREADS // text.lanes)))
+    )
+
+
 def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> list[Any]:
     del num_cols
     sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
+    if any(each.into == "all" for each in program.outputs):
+        sizes["all"] = _blocks(_text_of(program), operands.csr)
     values = [program.values[each.value] for each in program.outputs]
     return [
         jax.ShapeDtypeStruct((sizes[each.into], value.width), value.dtype)
@@ -73,9 +82,14 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         x[0] if by == "shared" else edges.read(x, by) for x, by in zip(arrays, reads, strict=True)
     ]
     made = edges.applied(lambda *rows: evaluate(program, rows), reads, read)
-    return [
+    found = [
         edges.reduced(x, each.into, each.reduce)
         for x, each in zip(made, program.outputs, strict=True)
+    ]
+    shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
+    return [
+        jnp.zeros(of.shape, of.dtype).at[0].set(x) if each.into == "all" else x
+        for x, of, each in zip(found, shapes, program.outputs, strict=True)
     ]
 
 
@@ -89,9 +103,6 @@ def _call(
         return None
     text, binary = _text_of(program), _binary_of(program)
     values = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
-    blocks = jax.core.min_dim(
-        _BLOCKS, jax.core.max_dim(1, -(-csr.count // (_THREADS // text.lanes)))
-    )
     acc = np.dtype(text.acc)
     attributes = {
         "code": binary.code,
@@ -101,6 +112,7 @@ def _call(
         "vec": np.int64(text.vec),
         "unroll": np.int64(text.unroll),
         "parts": np.int64(text.parts),
+        "shared": np.int64(text.shared),
         "acc_bytes": np.int64(acc.itemsize),
         "reads": np.array([_READS[each.read] for each in program.inputs], np.int64),
         "into": np.array([_INTO[each.into] for each in program.outputs], np.int64),
@@ -109,10 +121,9 @@ def _call(
         "num_rows": np.int64(csr.num_rows),
         "num_cols": np.int64(num_cols),
         "lanes": np.int64(text.lanes),
-        "threads": np.int64(_THREADS),
         **ids[1],
     }
-    workspace = workspace_of(blocks, text.slots * text.room, acc)
+    workspace = workspace_of(_blocks(text, csr), text.slots * text.room, acc)
     return Call([*ids[0], *operands.arrays], attributes, [workspace])
 
 
@@ -330,6 +341,13 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         output = program.outputs[place]
         value = output.value
         over_all.append(output.reduce if output.into == "all" else None)
+        pairs = _factors(program, value) if output.into == "all" else []
+        if pairs and output.reduce == "sum":  # as those of matrices' gradients
+            width = program.values[value].width
+            instructions.append(Instruction("outer", tuple(pairs), width, np.dtype(np.float32)))
+            value = len(inputs) + len(instructions) - 1
+            outputs.append(Output(value, "all", "sum"))
+            continue
         if output.into == "all":  # sums of rows are not rounded before they are added up
             of = program.values[value]
             acc = np.dtype(accumulator_dtype(of.dtype))
@@ -349,6 +367,53 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         by_col,
         tuple(over_all),
     )
+
+
+def _factors(program: RowProgram, value: int) -> list[int]:
+    """Pairs of values of whose numbers' products a value is the sum; none where it is none."""
+    width = program.values[value].width
+    if width <= MOST_WEIGHTS:
+        return []
+    found: list[int] = []
+    sizes: set[tuple[int, int]] = set()
+    at = np.arange(width)
+    left = [(value, at)]
+    while left:
+        number, places = left.pop()
+        of = program.values[number]
+        if not isinstance(of, Instruction):
+            return []
+        if of.name == "take":
+            left.append((of.operands[0], np.asarray(of.params)[places]))
+        elif of.name == "add":
+            left += [(i, places) for i in of.operands]
+        elif of.name == "mul":
+            sides = [_taken(program, i, places) for i in of.operands]
+            for (x, of_x), (y, of_y) in (sides, sides[::-1]):
+                columns = program.values[y].width
+                if (of_x == at // columns).all() and (of_y == at % columns).all():
+                    found += x, y
+                    sizes.add((program.values[x].width, columns))
+                    break
+            else:
+                return []
+        else:
+            return []
+    floats = all(program.values[i].dtype.name in _MATRICES for i in found)
+    (rows, columns), *others = sizes
+    return found if floats and not others and rows * columns == width else []
+
+
+_MATRICES = ("float32", "float16", "bfloat16")
+
+
+def _taken(program: RowProgram, number: int, places: np.ndarray) -> tuple[int, np.ndarray]:
+    """The value whose numbers are taken, and which they are."""
+    of = program.values[number]
+    while isinstance(of, Instruction) and of.name == "take":
+        number, places = of.operands[0], np.asarray(of.params)[places]
+        of = program.values[number]
+    return number, places
 
 
 def _with_inputs(program: RowProgram, given: Sequence[int]) -> RowProgram:
