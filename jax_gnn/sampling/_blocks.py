@@ -209,13 +209,16 @@ def distinct_block(
     keys = jnp.where(ids < 0, num_nodes, ids).astype(f"u{dtype}")
     count = num_dst + num_edges
     steps = jnp.arange(count, dtype=dtype)
-    own_keys = [keys]
-    if seeds is not None:
-        own_keys.append(jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype))
     # Stable: of one node, destinations come first, then edges, in their order.
-    *own_keys, at = jax.lax.sort((*own_keys, steps), num_keys=len(own_keys), is_stable=True)
-    keys = own_keys[0]
-    is_other = jnp.stack([key[1:] != key[:-1] for key in own_keys]).any(axis=0)
+    if seeds is None:
+        keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
+        is_other = keys[1:] != keys[:-1]
+    else:
+        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype)
+        _, at = jax.lax.sort((own.astype(keys.dtype), steps), num_keys=1, is_stable=True)
+        keys, at = jax.lax.sort((keys[at], at), num_keys=1, is_stable=True)
+        own = own[at]
+        is_other = (keys[1:] != keys[:-1]) | (own[1:] != own[:-1])
     is_first = jnp.concatenate([jnp.ones(1, bool), is_other])[:count]
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
     is_edge = at >= num_dst

@@ -20,6 +20,20 @@ template <typename Index>
 void sample_uniform(const ParallelFor& parallel_for, const Random& random, const Index* degrees,
                     int64_t num_rows, int64_t fanout, bool replace, Index* offsets, Index* counts);
 
+// The same in proportion to integers of the edges, one after another: differences of `sums`, modulo
+// 2^32, which those of a row do not exceed.
+template <typename Index>
+struct Weighted {
+  const uint32_t* sums;  // (num_whole + 1,)
+  const Index* starts;   // (num_rows,), where rows start
+  const Index* degrees;  // (num_rows,)
+  int64_t num_rows, num_whole;
+};
+template <typename Index>
+void sample_weighted(const ParallelFor& parallel_for, const Random& random,
+                     const Weighted<Index>& rows, int64_t fanout, bool replace, Index* offsets,
+                     Index* counts);
+
 // What was drawn of the edges into nodes; and how many sources a block has room for.
 template <typename Index>
 struct Drawn {
@@ -28,6 +42,7 @@ struct Drawn {
   const Index* offsets;  // (num_dst, fanout), which of these were drawn
   const Index* counts;   // (num_dst,), how many of them count
   const Index* cols;     // (num_whole,), where each edge of the whole graph comes from
+  const Index* seeds;    // (num_dst,), if nodes of different seeds are different sources; or null
   int64_t num_dst, fanout, num_whole, num_nodes;
 };
 
@@ -39,8 +54,8 @@ struct Block {
 };
 
 // Builds a block. Of a `tree` each edge has a source of its own: num_src is num_dst + num_edges.
-// Otherwise each node is one source. Gives whether there were more than num_src, so that edges were
-// left out.
+// Otherwise each node, or each node of a seed, is one source. Gives whether there were more than
+// num_src, so that edges were left out.
 template <typename Index>
 bool sample_block(const ParallelFor& parallel_for, bool tree, const Drawn<Index>& drawn,
                   const Block<Index>& block);
