@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import emulation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ from jax_gnn.sampling import sample_neighbors
 from jax_gnn.sampling._native import sample_uniform, sample_weighted
 
 INT32 = np.iinfo(np.int32)
-FANOUTS = (2, 3, 4)
+FANOUTS, KEY = (2, 3, 4), jax.random.key(0)
 
 
 KINDS = ("tree", "distinct", "capacity", "replace", "disjoint", "disjoint capacity")
@@ -66,10 +67,11 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def in_both(function: Any, *arguments: Any) -> Any:
-    """What the kernel gives, having compared it with what plain XLA does."""
+    """What the kernels give, having compared it with what plain XLA does."""
     found = jax.jit(function)(*arguments)
-    with jax_gnn.implementation("xla"):
-        assert_same(found, jax.jit(function)(*arguments))
+    for implementation in ("xla", *(["cuda"] if emulation.WANTED else [])):
+        with jax_gnn.implementation(implementation):
+            assert_same(found, jax.jit(function)(*arguments))
     return found
 
 
@@ -248,6 +250,14 @@ def test_many_threads(rng: np.random.Generator) -> None:
         for options in ({}, {"tree": True}, {"disjoint": True}, {"edge_probability": weights}):
             want = sample_neighbors(graph, jnp.asarray(seeds), (9, 8), key, **options)
             assert_same(sample_neighbors(host, seeds, (9, 8), key, **options), want)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_many_rows(rng: np.random.Generator, tree: bool) -> None:
+    """More than a GPU's block sums up at once."""
+    graph = lumpy_graph(rng, 500, 3000)
+    seeds = jnp.asarray(rng.integers(-1, 500, 8200), jnp.int32)
+    in_both(lambda seeds, key: sample_neighbors(graph, seeds, (2,), key, tree=tree), seeds, KEY)
 
 
 FORKED = """

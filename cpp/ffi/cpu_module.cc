@@ -134,6 +134,8 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
+  template <typename Index>
+  using Weighted = cpu::Weighted<Index>;
   template <typename... Args>
   static ffi::Error sample_weighted(Context& pool, const Args&... args) {
     cpu::sample_weighted(parallel_for(pool), args...);
@@ -141,8 +143,8 @@ struct Cpu {
   }
 
   template <typename Index>
-  static ffi::Error sample_block(Context& pool, bool tree, const cpu::Drawn<Index>& drawn,
-                                 const cpu::Block<Index>& block, bool* overflow) {
+  static ffi::Error sample_block(Context& pool, bool tree, const Drawn<Index>& drawn,
+                                 const Block<Index>& block, bool* overflow) {
     *overflow = cpu::sample_block(parallel_for(pool), tree, drawn, block);
     return ffi::Error::Success();
   }
@@ -401,11 +403,11 @@ void draw_uniform(Vector<const Index> degrees, uint32_t key, uint32_t other_key,
                   bool replace, Rows<Index> offsets, Vector<Index> counts) {
   check_sizes({offsets.shape(0), counts.size()}, degrees.size(),
               "there must be offsets and a count for each row");
+  const uint32_t words[] = {key, other_key};
   const nb::gil_scoped_release released;
   cpu::sample_uniform<Index>(cpu::host_threads(static_cast<int64_t>(offsets.size())),
-                             {{key, other_key}, static_cast<uint32_t>(stream)}, degrees.data(),
-                             degrees.size(), offsets.shape(1), replace, offsets.data(),
-                             counts.data());
+                             {words, static_cast<uint32_t>(stream)}, degrees.data(), degrees.size(),
+                             offsets.shape(1), replace, offsets.data(), counts.data());
 }
 
 template <typename Index>
@@ -415,10 +417,11 @@ void draw_weighted(Vector<const uint32_t> sums, Vector<const Index> starts,
   check_sizes({starts.size(), offsets.shape(0), counts.size()}, degrees.size(),
               "there must be a start, offsets and a count for each row");
   if (sums.size() == 0) throw nb::value_error("there must be a sum before the first edge");
+  const uint32_t words[] = {key, other_key};
   const nb::gil_scoped_release released;
   cpu::sample_weighted<Index>(
       cpu::host_threads(static_cast<int64_t>(offsets.size())),
-      {{key, other_key}, static_cast<uint32_t>(stream)},
+      {words, static_cast<uint32_t>(stream)},
       {sums.data(), starts.data(), degrees.data(), static_cast<int64_t>(degrees.size()),
        static_cast<int64_t>(sums.size()) - 1},
       offsets.shape(1), replace, offsets.data(), counts.data());

@@ -1,7 +1,7 @@
-// Handlers of sampled neighbourhoods: see ../kernels/cpu/sample_block.h.
+// Handlers of sampled neighbourhoods: see ../kernels/sample_block.h.
 #pragma once
 
-#include "../kernels/cpu/sample_block.h"
+#include "../kernels/sample_block.h"
 #include "checks.h"
 #include "segments.h"
 
@@ -39,8 +39,7 @@ ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degr
       !is_matrix(*offsets, num_rows, fanout, dtype) || !is_index(key, 2, ffi::U32)) {
     return invalid("degrees, offsets, counts or key have the wrong shape or dtype");
   }
-  const uint32_t* const words = data<const uint32_t>(key);
-  const cpu::Random random{{words[0], words[1]}, static_cast<uint32_t>(attributes.stream)};
+  const Random random{data<const uint32_t>(key), static_cast<uint32_t>(attributes.stream)};
   return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
     return Backend::sample_uniform(context, random, data<const Index>(degrees), num_rows, fanout,
@@ -64,12 +63,12 @@ ffi::Error sample_weighted(typename Backend::Context context, ffi::AnyBuffer sum
       !is_matrix(*offsets, num_rows, fanout, dtype) || !is_index(key, 2, ffi::U32)) {
     return invalid("sums, starts, degrees, offsets, counts or key have the wrong shape or dtype");
   }
-  const uint32_t* const words = data<const uint32_t>(key);
-  const cpu::Random random{{words[0], words[1]}, static_cast<uint32_t>(attributes.stream)};
+  const Random random{data<const uint32_t>(key), static_cast<uint32_t>(attributes.stream)};
   return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
-    const cpu::Weighted<Index> rows{data<const uint32_t>(sums), data<const Index>(starts),
-                                    data<const Index>(degrees), num_rows, num_sums - 1};
+    const typename Backend::template Weighted<Index> rows{
+        data<const uint32_t>(sums), data<const Index>(starts), data<const Index>(degrees), num_rows,
+        num_sums - 1};
     return Backend::sample_weighted(context, random, rows, fanout, attributes.replace,
                                     data<Index>(*offsets), data<Index>(*counts));
   });
@@ -109,27 +108,27 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
   }
   return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
-    const cpu::Drawn<Index> drawn{data<const Index>(nodes),
-                                  data<const Index>(starts),
-                                  data<const Index>(offsets),
-                                  data<const Index>(counts),
-                                  data<const Index>(cols),
-                                  attributes.disjoint ? data<const Index>(seeds) : nullptr,
-                                  num_dst,
-                                  fanout,
-                                  num_whole,
-                                  attributes.num_nodes};
-    const cpu::Block<Index> block{data<Index>(*indptr),
-                                  data<Index>(*rows),
-                                  data<Index>(*block_cols),
-                                  data<Index>(*t_indptr),
-                                  data<Index>(*t_rows),
-                                  data<Index>(*t_cols),
-                                  data<Index>(*t_order),
-                                  data<Index>(*edge_ids),
-                                  data<Index>(*sources),
-                                  num_edges,
-                                  num_src};
+    const Drawn<Index> drawn{data<const Index>(nodes),
+                             data<const Index>(starts),
+                             data<const Index>(offsets),
+                             data<const Index>(counts),
+                             data<const Index>(cols),
+                             attributes.disjoint ? data<const Index>(seeds) : nullptr,
+                             num_dst,
+                             fanout,
+                             num_whole,
+                             attributes.num_nodes};
+    const Block<Index> block{data<Index>(*indptr),
+                             data<Index>(*rows),
+                             data<Index>(*block_cols),
+                             data<Index>(*t_indptr),
+                             data<Index>(*t_rows),
+                             data<Index>(*t_cols),
+                             data<Index>(*t_order),
+                             data<Index>(*edge_ids),
+                             data<Index>(*sources),
+                             num_edges,
+                             num_src};
     return Backend::sample_block(context, attributes.tree, drawn, block, overflow->typed_data());
   });
 }

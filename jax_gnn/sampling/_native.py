@@ -1,12 +1,13 @@
 """The two steps of a layer as ops: which edges are drawn, and the block that is built of these.
 
-On a CPU they have kernels (``cpp/kernels/cpu/sample_block.cc``), which give the bits that
-:mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and :mod:`jax_gnn.sampling._blocks`
-do. Arrays of numpy go to the same kernels, without JAX.
+They have kernels (``cpp/kernels/*/sample_block.*``), on a GPU for uniform draws and trees alone,
+which give the bits that :mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and
+:mod:`jax_gnn.sampling._blocks` do. Arrays of numpy go to the CPU's kernels, without JAX.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from jax_gnn._core.op import Bind, Call, Op, define, replaced
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 from jax_gnn.sampling import _draw, _weights
+from jax_gnn.sampling._blocks import Drawn as DrawnEdges
 from jax_gnn.sampling._blocks import distinct_block, lined_up, tree_block
 
 ARRAYS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
@@ -106,7 +108,7 @@ sample_uniform = define(
         operands=Rows,
         result=_drawn_result,
         xla=_uniform_xla,
-        platforms=("cpu",),
+        platforms=("cpu", "cuda"),
         call=_drawn_call,
         transpose={},
         batch=_batch,
@@ -203,13 +205,19 @@ def _block_xla(
     is_tree: bool,
 ) -> list[Array]:
     drawn, num_whole = lined_up(starts, offsets, counts, cols, num_nodes, num_edges), cols.shape[0]
-    overflow = jnp.zeros((), bool)
-    if is_tree:
-        graph, sources = tree_block(nodes, drawn, num_whole)
-    else:
-        sizes = num_whole, num_nodes, num_src
-        graph, sources, overflow = distinct_block(nodes, drawn, *sizes, seeds)
-    return [*(getattr(graph, name).astype(nodes.dtype) for name in ARRAYS), sources, overflow]
+    if not is_tree:
+        return _distinct(nodes, drawn, num_whole, num_nodes, num_src, seeds)
+    graph, sources = tree_block(nodes, drawn, num_whole)
+    return [*_arrays(graph, nodes.dtype), sources, jnp.zeros((), bool)]
+
+
+def _distinct(nodes: Array, *arguments: Any) -> list[Array]:
+    graph, sources, overflow = distinct_block(nodes, *arguments)
+    return [*_arrays(graph, nodes.dtype), sources, overflow]
+
+
+def _arrays(graph: Graph, dtype: Any) -> list[Array]:
+    return [getattr(graph, name).astype(dtype) for name in ARRAYS]
 
 
 def _block_call(
@@ -224,13 +232,43 @@ def _block_call(
     return Call(read, {"num_nodes": np.int64(num_nodes), **flags})
 
 
+def _block_composition(
+    platform: str,
+    implementation: str | None,
+    operands: Drawn,
+    *,
+    num_nodes: int,
+    num_edges: int,
+    num_src: int,
+    is_tree: bool,
+) -> Callable[..., list[Array]] | None:
+    """On a GPU XLA's sort finds distinct nodes, of edges that the kernel of trees lines up."""
+    del operands
+    if platform != "cuda" or is_tree:
+        return None
+
+    def composed(**operands: Any) -> list[Array]:
+        drawn = Drawn(**operands)
+        nodes, seeds, num_whole = drawn.nodes, drawn.seeds, drawn.cols.shape[0]
+        num_dst = nodes.shape[0]
+        of_tree: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "is_tree": True}
+        of_tree |= {"num_src": num_dst + num_edges, "implementation": implementation}
+        *ids, sources, _ = sample_block(*drawn._replace(seeds=None), **of_tree)
+        found = dict(zip(ARRAYS, ids, strict=True))
+        edges = DrawnEdges(found["indptr"], found["rows"], found["edge_ids"], sources[num_dst:])
+        return _distinct(nodes, edges, num_whole, num_nodes, num_src, seeds)
+
+    return composed
+
+
 sample_block = define(
     Op(
         name="sample_block",
         operands=Drawn,
         result=_block_result,
         xla=_block_xla,
-        platforms=("cpu",),
+        platforms=("cpu", "cuda"),
+        composition=_block_composition,
         call=_block_call,
         transpose={},
         batch=_batch,

@@ -30,7 +30,7 @@ JAX_GNN_INLINE void mix(Words& a, Words& b) {
 }
 
 // Threefry-2x32, 20 rounds.
-JAX_GNN_INLINE Bits threefry(const uint32_t (&key)[2], Words a, Words b) {
+JAX_GNN_INLINE Bits threefry(const uint32_t* key, Words a, Words b) {
   const uint32_t words[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
   a += words[0];
   b += words[1];
