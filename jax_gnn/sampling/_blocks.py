@@ -223,10 +223,12 @@ def distinct_block(
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
     is_edge = at >= num_dst
     is_new = is_first & is_edge & (keys < num_nodes)
+    sums = jnp.cumsum(jnp.stack([is_new, is_edge]), axis=1, dtype=dtype)  # both at once
+    new, earlier = sums[0], sums[1] - is_edge.astype(dtype)
     # A node that is a destination has its place; new ones come behind these, by id.
-    own = jnp.where(is_new, num_dst - 1 + jnp.cumsum(is_new, dtype=dtype), at)
+    own = jnp.where(is_new, num_dst - 1 + new, at)
     source = jnp.where(keys < num_nodes, own[head], PADDING)
-    overflow = num_dst + is_new.sum(dtype=dtype) > num_src
+    overflow = num_dst + jnp.concatenate([jnp.zeros(1, dtype), new])[-1] > num_src
     source = jnp.where(source < num_src, source, PADDING)
 
     place = jnp.where(is_new, own, num_src)
@@ -247,7 +249,6 @@ def distinct_block(
     source = jnp.where(is_edge & (source >= 0), source, num_src)
     counts = jnp.zeros(num_src + 1, dtype).at[source + 1].add(1, mode="drop")
     t_indptr = jnp.cumsum(counts, dtype=dtype)
-    earlier = jnp.cumsum(is_edge, dtype=dtype) - is_edge.astype(dtype)
     t_place = t_indptr[source] + earlier - earlier[head]
     t_place = jnp.where(source < num_src, t_place, num_edges)
     t_order = jnp.full(num_edges, PADDING, dtype)
