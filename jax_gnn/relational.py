@@ -480,9 +480,16 @@ class RelationalGraph:
             ValueError: an array is not one-dimensional, lengths do not fit each other, or a name
                 is given twice.
         """
+        self.check_arrays(name)
+        return jax.tree.map(signed, self)
+
+    def check_arrays(self, name: str = "graph") -> None:
+        """The same check alone: arrays of the host stay there."""
         for field_name in ("node_type_names", "relation_names"):
             arguments.check_distinct(f"{name}.{field_name}", getattr(self, field_name) or ())
-        nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
+        nodes = self.nodes
+        arguments.check_instance(f"{name}.nodes", nodes, Graph)
+        nodes.check_arrays(f"{name}.nodes")
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
         for side, edges, kind in (
@@ -520,7 +527,6 @@ class RelationalGraph:
             if array.shape != (length,):
                 raise ValueError(f"{name}.{vector} must be ({length},), got shape {array.shape}")
         check_one_dtype(name, dtypes)
-        return jax.tree.map(signed, self)
 
     def matrix(self, *, weighted: bool = False) -> RelationalMatrix:
         """The edges as the primitives take them, in all parts that are built.

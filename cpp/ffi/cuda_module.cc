@@ -12,6 +12,7 @@
 #include "../kernels/cuda/attention_gradients.h"
 #include "../kernels/cuda/edge_region.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
+#include "../kernels/cuda/sample_block.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
@@ -20,6 +21,7 @@
 #include "edge_region_text.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "sample_block.h"
 #include "sddmm.h"
 #include "segment_matmul.h"
 #include "segment_reduce.h"
@@ -178,6 +180,18 @@ struct Cuda {
   }
 
   template <typename... Args>
+  static ffi::Error sample_uniform(Context stream, const Args&... args) {
+    return status(cuda::sample_uniform(stream, args...));
+  }
+
+  template <typename Index>
+  static ffi::Error sample_block(Context stream, bool tree, const Drawn<Index>& drawn,
+                                 const Block<Index>& block, bool* overflow) {
+    if (!tree) return invalid("there is no kernel for nodes that are one source");
+    return status(cuda::sample_tree(stream, drawn, block, overflow));
+  }
+
+  template <typename... Args>
   static ffi::Error sddmm(Context stream, const Args&... args) {
     return status(cuda::sddmm(stream, args...));
   }
@@ -300,6 +314,8 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
   X(hypergraph_aggregate) \
   X(leaky_scores) \
   X(leaky_sum) \
+  X(sample_block) \
+  X(sample_uniform) \
   X(sddmm) \
   X(sddmm_select) \
   X(segment_matmul) \

@@ -209,21 +209,26 @@ def distinct_block(
     keys = jnp.where(ids < 0, num_nodes, ids).astype(f"u{dtype}")
     count = num_dst + num_edges
     steps = jnp.arange(count, dtype=dtype)
-    own_keys = [keys]
-    if seeds is not None:
-        own_keys.append(jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype))
     # Stable: of one node, destinations come first, then edges, in their order.
-    *own_keys, at = jax.lax.sort((*own_keys, steps), num_keys=len(own_keys), is_stable=True)
-    keys = own_keys[0]
-    is_other = jnp.stack([key[1:] != key[:-1] for key in own_keys]).any(axis=0)
+    if seeds is None:
+        keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
+        is_other = keys[1:] != keys[:-1]
+    else:
+        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype)
+        _, at = jax.lax.sort((own.astype(keys.dtype), steps), num_keys=1, is_stable=True)
+        keys, at = jax.lax.sort((keys[at], at), num_keys=1, is_stable=True)
+        own = own[at]
+        is_other = (keys[1:] != keys[:-1]) | (own[1:] != own[:-1])
     is_first = jnp.concatenate([jnp.ones(1, bool), is_other])[:count]
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
     is_edge = at >= num_dst
     is_new = is_first & is_edge & (keys < num_nodes)
+    sums = jnp.cumsum(jnp.stack([is_new, is_edge]), axis=1, dtype=dtype)  # both at once
+    new, earlier = sums[0], sums[1] - is_edge.astype(dtype)
     # A node that is a destination has its place; new ones come behind these, by id.
-    own = jnp.where(is_new, num_dst - 1 + jnp.cumsum(is_new, dtype=dtype), at)
+    own = jnp.where(is_new, num_dst - 1 + new, at)
     source = jnp.where(keys < num_nodes, own[head], PADDING)
-    overflow = num_dst + is_new.sum(dtype=dtype) > num_src
+    overflow = num_dst + jnp.concatenate([jnp.zeros(1, dtype), new])[-1] > num_src
     source = jnp.where(source < num_src, source, PADDING)
 
     place = jnp.where(is_new, own, num_src)
@@ -244,7 +249,6 @@ def distinct_block(
     source = jnp.where(is_edge & (source >= 0), source, num_src)
     counts = jnp.zeros(num_src + 1, dtype).at[source + 1].add(1, mode="drop")
     t_indptr = jnp.cumsum(counts, dtype=dtype)
-    earlier = jnp.cumsum(is_edge, dtype=dtype) - is_edge.astype(dtype)
     t_place = t_indptr[source] + earlier - earlier[head]
     t_place = jnp.where(source < num_src, t_place, num_edges)
     t_order = jnp.full(num_edges, PADDING, dtype)

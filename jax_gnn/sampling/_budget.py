@@ -15,11 +15,12 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn.hetero import HeteroGraph
+from jax_gnn.sampling._native import weighted
 from jax_gnn.sampling._random import key_words
 from jax_gnn.sampling._relational import Relations, first_of, joined_seeds
 from jax_gnn.sampling._rows import as_nodes, row_bounds
 from jax_gnn.sampling._subgraphs import CHUNK, Subgraph, _induced_plain, _room, edges_into
-from jax_gnn.sampling._weights import running_sums, weighted
+from jax_gnn.sampling._weights import running_sums
 
 _SHARE_BITS = 28  # of 1 / degree, as an integer
 _WORD = 16  # bits of a sum's lower word: it has room for a chunk's edges

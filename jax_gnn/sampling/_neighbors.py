@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, index_dtype, is_traced, signed
+from jax_gnn._core.ids import PADDING, index_dtype, is_traced, namespace, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling import _host, _time, _weights
+from jax_gnn.sampling import _time, _weights
 from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
-from jax_gnn.sampling._native import Drawn, block, uniform
-from jax_gnn.sampling._random import key_words
+from jax_gnn.sampling._native import Drawn, block, uniform, weighted
+from jax_gnn.sampling._random import host_words, key_words
 from jax_gnn.sampling._relational import (
     Fanout,
     Relations,
@@ -34,9 +33,9 @@ from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
 class Rule(NamedTuple):
     """What draws need to know of edges: ``sums`` of weights, or ``order`` and ``times``."""
 
-    sums: Array | None
-    order: Array | None
-    times: Array | None
+    sums: Any
+    order: Any
+    times: Any
 
 
 @public
@@ -117,7 +116,7 @@ def sample_neighbors(
         seeds, graph = joined_seeds(graph, seeds), graph.relational
     types = relations = None
     if isinstance(graph, RelationalGraph):
-        graph = graph.check()
+        graph.check_arrays()
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
         types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
     else:
@@ -126,9 +125,9 @@ def sample_neighbors(
     arrays = graph.indptr, graph.cols
     disjoint = arguments.check_flag("disjoint", disjoint)
     rule = _rule(graph, edge_probability, edge_time)
-    on_host = rule is None and relations is None and not disjoint
-    on_host &= all(isinstance(ids, np.ndarray) for ids in arrays)
-    on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
+    known = *arrays, *jax.tree.leaves((types, rule))
+    on_host = namespace(*known) is np and not is_traced(key)
+    on_host &= not any(isinstance(each, jax.Array) for each in (seeds, seed_time))
     seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
     limits = _limits(rule, seed_time, seeds.shape[0])
     if limits is not None and any(not isinstance(fanout, int) for fanout in by_layer):
@@ -142,15 +141,18 @@ def sample_neighbors(
     sizes = layer_sizes(
         *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
     )
-    if on_host:
-        host_words = _host.host_words("key", key)
-        return _host.sample(*arrays, seeds, host_words, totals, replace, tree, sizes)
+    static = relations, by_layer, replace, tree, disjoint, sizes
+    if on_host:  # a subclass of arrays, a memory map, would be one after every step
+        start, col = (np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays)
+        types, rule, limits = jax.tree.map(np.asarray, (types, rule, limits))
+        return _sample(start, col, types, seeds, host_words("key", key), rule, limits, *static)
     words = key_words("key", key)
     traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
     sample = _sample if traced else _compiled
     # Only what is read: a graph's other half is not moved to where it is sampled.
+    types = None if types is None else signed(types)
+    seeds, rule, limits = jax.tree.map(jnp.asarray, (seeds, rule, limits))
     indptr, cols = map(signed, arrays)
-    static = relations, by_layer, replace, tree, disjoint, sizes
     return sample(indptr, cols, types, seeds, words, rule, limits, *static)
 
 
@@ -175,7 +177,7 @@ def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:
     return None
 
 
-def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Array | None:
+def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Any:
     """The times of seeds, which there must be just where edges have times."""
     times = None if rule is None else rule.times
     if (times is None) != (seed_time is None):
@@ -252,13 +254,13 @@ def layer_sizes(
 
 
 def _sample(
-    indptr: Array,
-    cols: Array,
-    types: Array | None,
-    seeds: Array,
-    key: tuple[Array, Array],
+    indptr: Any,
+    cols: Any,
+    types: Any,
+    seeds: Any,
+    key: tuple[Any, Any],
     rule: Rule | None,
-    limits: Array | None,
+    limits: Any,
     relations: Relations | None,
     fanouts: tuple[Fanout, ...],
     replace: bool,
@@ -266,34 +268,35 @@ def _sample(
     disjoint: bool,
     sizes: tuple[tuple[int, int], ...],
 ) -> Blocks:
-    num_nodes, num_whole = indptr.shape[0] - 1, cols.shape[0]
+    """Blocks of arrays of numpy in numpy; else of JAX."""
+    xp, num_nodes, num_whole = namespace(indptr, seeds), indptr.shape[0] - 1, cols.shape[0]
     nodes = as_nodes(seeds, num_nodes, indptr.dtype)
     owners = None
     if tree or disjoint:
-        owners = jnp.where(nodes < 0, PADDING, jnp.arange(nodes.shape[0], dtype=nodes.dtype))
-    overflow = jnp.zeros((), bool)
+        owners = xp.where(nodes < 0, PADDING, xp.arange(nodes.shape[0], dtype=nodes.dtype))
+    overflow = xp.zeros((), bool)
     graphs: list[Any] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
         until = None if limits is None or owners is None else _at(limits, owners)
 
         def draw(
-            starts: Array,
-            degrees: Array,
+            starts: Any,
+            degrees: Any,
             fanout: int,
-            key: tuple[Array, Array],
-            until: Array | None = until,
+            key: tuple[Any, Any],
+            until: Any = until,
             layer: int = layer,
-        ) -> tuple[Array, Array]:
+        ) -> tuple[Any, Any]:
             return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
 
         if types is None:
             offsets, counts = draw(starts, degrees, total(fanout), key)
         else:
             offsets, counts = by_relation(draw, types, starts, degrees, fanout, key)
-        drawn = Drawn(nodes, starts, offsets, counts, cols)
         own = owners if disjoint and not tree else None
-        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree, seeds=own)
+        drawn = Drawn(nodes, starts, offsets, counts, cols, own)
+        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
         owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
         if relations is None or types is None:
@@ -308,17 +311,17 @@ _compiled = jax.jit(_sample, static_argnums=(7, 8, 9, 10, 11, 12))
 
 def _draw(
     rule: Rule | None,
-    starts: Array,
-    degrees: Array,
-    limits: Array | None,
+    starts: Any,
+    degrees: Any,
+    limits: Any,
     fanout: int,
-    key: tuple[Array, Array],
+    key: tuple[Any, Any],
     layer: int,
     replace: bool,
-) -> tuple[Array, Array]:
+) -> tuple[Any, Any]:
     """Places of edges in rows, ``(rows, fanout)``, and how many of them count."""
     if rule is not None and rule.sums is not None:
-        return _weights.weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
+        return weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
     if rule is None or rule.order is None or rule.times is None or limits is None:
         return uniform(degrees, fanout, key, layer, replace=replace)
     known = _time.earlier(rule.times, starts, degrees, limits)
@@ -326,6 +329,8 @@ def _draw(
     return _time.in_rows(rule.order, places, starts, degrees), counts
 
 
-def _at(values: Array, places: Array) -> Array:
+def _at(values: Any, places: Any) -> Any:
     """Values at places; where these are padding, any."""
+    if namespace(values, places) is np:
+        return values[np.maximum(places, 0)]
     return values.at[jnp.maximum(places, 0)].get(mode="clip")

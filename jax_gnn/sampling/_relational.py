@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.ids import PADDING, ids_at, in_range, namespace
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
@@ -46,15 +46,22 @@ class Relations(NamedTuple):
             graph: the block; edges into a node ascend by relation.
             types: ``(num_whole,)``, the relations of the whole graph's edges.
         """
+        xp = namespace(types, graph.edge_ids)
         own = ids_at(types, graph.edge_ids).astype(graph.rows.dtype)
         found = RelationalGraph(
             graph,
-            jnp.where(in_range(own, self.num_relations), own, PADDING),
+            xp.where(in_range(own, self.num_relations), own, PADDING),
             num_relations=self.num_relations,
             relation_names=self.names,
             self_relation=self.self_relation,
         )
-        return found.with_parts(*self.parts) if self.parts else found
+        if not self.parts:
+            return found
+        found = found.with_parts(*self.parts)
+        if xp is np:  # as many pairs as where they are not known
+            sides = {"from_pairs": "num_src_pairs", "to_pairs": "num_dst_pairs"}
+            found = found.pad(**{sides[part]: found.num_edges for part in self.parts})
+        return found
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -80,10 +87,12 @@ def joined_seeds(graph: HeteroGraph, seeds: Any) -> Any:
                 f"seeds has the node type {name!r}, which is none of the graph's: {known}, got "
                 f"{', '.join(map(repr, seeds))}"
             )
-        ids, rows = arguments.as_ids(f"seeds[{name!r}]", ids), graph.slices[name]
+        rows, label = graph.slices[name], f"seeds[{name!r}]"
+        ids = arguments.to_array(label, ids)
+        ids = arguments.check_ids(label, ids, traced=isinstance(ids, jax.Array))
         there = (ids >= 0) & (ids < rows.stop - rows.start)
-        joined.append(jnp.where(there, ids + rows.start, PADDING))
-    return jnp.concatenate(joined) if joined else jnp.zeros(0, jnp.int32)
+        joined.append(namespace(ids).where(there, ids + rows.start, PADDING))
+    return namespace(*joined).concatenate(joined) if joined else np.zeros(0, np.int32)
 
 
 def check_relation_fanouts(name: str, fanouts: Any, graph: RelationalGraph) -> tuple[Fanout, ...]:
@@ -155,18 +164,20 @@ def by_relation(
     if isinstance(fanout, int):
         places, found = draw(starts, degrees, fanout, key)
         return _ascending([places], [found], degrees)
+    xp = namespace(types, starts)
     offsets: list[Array] = []
     counts: list[Array] = []
     for size in sorted({*fanout} - {0}):
-        relations = jnp.asarray([r for r, f in enumerate(fanout) if f == size], types.dtype)
+        relations = xp.asarray([r for r, f in enumerate(fanout) if f == size], types.dtype)
         shape = starts.shape[0], relations.shape[0]
-        first, last = (jnp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
+        first, last = (xp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
         last = first + last
-        wanted = jnp.broadcast_to(relations, shape).ravel()
+        wanted = xp.broadcast_to(relations, shape).ravel()
         begin = first_of(types, first, last, wanted)
         end = first_of(types, begin, last, wanted + 1)
         # Other numbers for each: no draw of a layer has a counter whose second word is all ones.
-        words = threefry(key, jnp.uint32(size), jnp.uint32(2**32 - 1))
+        with np.errstate(over="ignore"):  # numpy would warn of sums of scalars modulo 2³²
+            words = threefry(key, np.uint32(size), np.uint32(2**32 - 1))
         places, found = draw(begin, end - begin, size, words)
         offsets.append((places + (begin - first)[:, None]).reshape(*shape, size))
         counts.append(found.reshape(shape))
@@ -186,12 +197,13 @@ def _ascending(offsets: list[Array], counts: list[Array], degrees: Array) -> tup
         counts: ``(rows, *parts)``, how many.
         degrees: ``(rows,)``, places are below.
     """
-    rows, most = degrees.shape[0], jnp.iinfo(degrees.dtype).max
+    rows, most = degrees.shape[0], np.iinfo(degrees.dtype).max
+    xp = namespace(degrees)
     columns = []
     for places, count in zip(offsets, counts, strict=True):
-        steps = jnp.arange(places.shape[-1], dtype=count.dtype)
-        steps = jnp.broadcast_to(steps, places.shape)
-        columns.append(jnp.where(steps < count[..., None], places, most).reshape(rows, -1))
-    found = jnp.sort(jnp.concatenate(columns, axis=1), axis=1)
+        steps = xp.arange(places.shape[-1], dtype=count.dtype)
+        steps = xp.broadcast_to(steps, places.shape)
+        columns.append(xp.where(steps < count[..., None], places, most).reshape(rows, -1))
+    found = xp.sort(xp.concatenate(columns, axis=1), axis=1)
     total = sum(count.reshape(rows, -1).sum(axis=1, dtype=count.dtype) for count in counts)
-    return jnp.where(found == most, 0, found), jnp.asarray(total, degrees.dtype)
+    return xp.where(found == most, 0, found), xp.asarray(total, degrees.dtype)

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ffi import host_function
@@ -31,10 +30,12 @@ def one_kind(graph: Graph, whose: str = "") -> int:
     return graph.num_dst
 
 
-def as_nodes(ids: Array, size: int, dtype: Any) -> Array:
-    """Ids in the type of a graph; those out of range are padding."""
-    ids = bounded(ids, size).astype(dtype)
-    return jnp.where(in_range(ids, size), ids, PADDING)
+def as_nodes(ids: Any, size: int, dtype: Any) -> Any:
+    """Ids in the type of a graph, those out of range as padding; of an array of numpy it is one."""
+    xp = namespace(ids)
+    ids = np.clip(ids, -1, size) if xp is np else bounded(ids, size)
+    ids = ids.astype(dtype)
+    return xp.where(in_range(ids, size), ids, PADDING)
 
 
 # --- Rows of edges -------------------------------------------------------------------------------
@@ -56,24 +57,32 @@ def row_bounds(indptr: Any, nodes: Any, num_edges: int) -> tuple[Any, Any]:
     return starts, xp.where(there, ends - starts, 0)
 
 
-def first_place(starts: Array, ends: Array, holds: Callable[[Array], Array]) -> Array:
+def first_place(starts: Any, ends: Any, holds: Callable[[Any], Any]) -> Any:
     """The first place from which on something holds, by binary search; ``ends`` if nowhere.
+
+    Of arrays of numpy it is one.
 
     Args:
         starts: ``(rows,)``, where to begin.
         ends: ``(rows,)``, where to end: the place before is the last one to look at.
         holds: tells of places, ``(rows,)``, whether it does.
     """
+    xp = namespace(starts, ends)
 
-    def once(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def once(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = bounds
         middle = low + (high - low) // 2
         found, goes_on = holds(middle), low < high
         return (
-            jnp.where(goes_on & ~found, middle + 1, low),
-            jnp.where(goes_on & found, middle, high),
+            xp.where(goes_on & ~found, middle + 1, low),
+            xp.where(goes_on & found, middle, high),
         )
 
+    if xp is np:
+        bounds = starts, ends
+        while (bounds[0] < bounds[1]).any():
+            bounds = once(bounds)
+        return bounds[0]
     return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), once, (starts, ends))[0]
 
 
