@@ -55,10 +55,9 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
     from flax import nnx
 
     import flax_layers
-    from flax_layers.layerwise import Relations
     from flax_layers.training.epochs import adam
-    from flax_layers.training.minibatch import sampled_blocks
     from jax_gnn import Graph, RelationalGraph
+    from jax_gnn.sampling import sample_neighbors
 
     edges = _graph(name, scale)
     num_nodes = edges.num_nodes
@@ -71,7 +70,6 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
     seeds = np.append(ids, padding).astype(np.int32).reshape(steps, BATCH)
     sizes: Any = (FEATURES, HIDDEN, CLASSES)
     options: Any = {"num_layers": LAYERS, "dropout_rate": 0.0, "rngs": nnx.Rngs(0)}
-    relations = None
     graph: Any
     if name == "sage":
         graph = Graph.from_edges(edges.cols, edges.rows, num_nodes=num_nodes)
@@ -81,7 +79,6 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
         columns = edges.src[kept], edges.rel[kept], edges.dst[kept]
         count = edges.num_relations - 1
         graph = RelationalGraph.from_triples(*columns, num_nodes=num_nodes, num_relations=count)
-        relations = Relations.of(graph)
         model = flax_layers.RGCN(*sizes, num_relations=count, **options)
     definition, *states = nnx.split(model, nnx.Param, ...)
     params, rest = states
@@ -98,7 +95,7 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
         return x
 
     def sampled(seeds: Any, key: Any, graph: Any, features: Any) -> Any:
-        blocks = sampled_blocks(graph, seeds, FANOUTS, key, relations)
+        blocks = sample_neighbors(graph, seeds, FANOUTS, key)
         return blocks, blocks.node_values(features)
 
     def trained(of: Any, state: Any, seeds: Any, blocks: Any, x: Any, y: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, index_dtype, is_traced, signed
+from jax_gnn._core.ids import PADDING, ids_at, index_dtype, is_traced, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
@@ -72,8 +72,9 @@ def sample_neighbors(
             range, is padding: it has no neighbours. A seed may be given twice. Of a
             :class:`jax_gnn.HeteroGraph` a mapping of such by node type, one after the other.
         fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
-            With relations a number is for all of them together; a mapping says how many of each,
-            by name or number, and none of others.
+            With relations a number is for all of them together, and the edges of a
+            ``self_relation`` are there beside; a mapping says how many of each, by name or number,
+            and none of others.
         key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
         replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
         edge_probability: how likely edges are to be drawn, in proportion within those of a node;
@@ -100,8 +101,8 @@ def sample_neighbors(
         ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
             that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
             times are NaN, lengths do not fit, or there are times of edges without those of seeds,
-            the other way round, or together with weights or fanouts by relation; a relation or
-            a node type is none of the graph's.
+            the other way round, or together with weights, fanouts by relation or a
+            ``self_relation``; a relation or a node type is none of the graph's.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -131,6 +132,11 @@ def sample_neighbors(
     on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
     seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
     limits = _limits(rule, seed_time, seeds.shape[0])
+    if limits is not None and relations is not None and relations.self_relation:
+        raise ValueError(
+            "graph must have no self_relation where edge_time is given, as these edges have no "
+            "time, got self_relation=True"
+        )
     if limits is not None and any(not isinstance(fanout, int) for fanout in by_layer):
         raise ValueError(
             f"fanouts must be numbers over all relations where edge_time is given, got {fanouts!r}"
@@ -138,7 +144,7 @@ def sample_neighbors(
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
     disjoint = disjoint or limits is not None
-    totals = tuple(map(total, by_layer))
+    totals = tuple(total(fanout, relations) for fanout in by_layer)
     sizes = layer_sizes(
         *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
     )
@@ -287,20 +293,22 @@ def _sample(
         ) -> tuple[Array, Array]:
             return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
 
-        if types is None:
+        if types is None or relations is None:
             offsets, counts = draw(starts, degrees, total(fanout), key)
         else:
-            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key)
+            own = relations.own
+            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key, own)
         drawn = Drawn(nodes, starts, offsets, counts, cols)
-        own = owners if disjoint and not tree else None
-        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree, seeds=own)
+        apart = owners if disjoint and not tree else None
+        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree, seeds=apart)
         owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
         if relations is None or types is None:
             graphs.insert(0, graph)
         else:
-            graphs.insert(0, relations.block(graph, types))
-    return Blocks(tuple(graphs), nodes, overflow, owners)
+            graphs.insert(0, relations.block(graph, ids_at(types, graph.edge_ids)))
+    sizes_by_type = None if relations is None else relations.type_sizes
+    return Blocks(tuple(graphs), nodes, overflow, owners, node_type_sizes=sizes_by_type)
 
 
 _compiled = jax.jit(_sample, static_argnums=(7, 8, 9, 10, 11, 12))
