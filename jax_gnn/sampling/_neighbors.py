@@ -160,6 +160,68 @@ def sample_neighbors(
     return sample(indptr, cols, types, seeds, words, rule, limits, *static)
 
 
+@public
+def block_capacity(
+    graph: Graph | RelationalGraph | HeteroGraph,
+    seeds: Any,
+    fanouts: Sequence[Any],
+    key: Any,
+    *,
+    slack: float = 0.1,
+    **options: Any,
+) -> tuple[int, ...]:
+    """How many sources blocks have in some batches, and a little more: a ``capacity``.
+
+    Room for whatever may be drawn is often several times what is drawn, as neighbourhoods overlap
+    and nodes have fewer edges than ``fanouts``; and a model computes all of it.
+    :attr:`Blocks.overflow` says whether a batch needed more: sample it again without a capacity,
+    by the same key. Not inside ``jax.jit``, as it counts.
+
+    Args:
+        graph: as for :func:`sample_neighbors`.
+        seeds: a few batches of equally many seeds, each as for :func:`sample_neighbors`.
+        fanouts: likewise.
+        key: likewise; each batch has another one, made of it.
+        slack: the share of new sources that is added to the most that a batch had.
+        **options: likewise.
+
+    Returns:
+        For each of ``fanouts`` a number of sources, a multiple of 64 above its destinations.
+
+    Raises:
+        TypeError: ``seeds`` are traced, ``slack`` is no number, or as :func:`sample_neighbors`.
+        ValueError: there are no batches, they are not equally long, ``slack`` is negative, or as
+            :func:`sample_neighbors`.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+        >>> block_capacity(graph, [[2], [3]], (2, 2), jax.random.key(0))
+        (65, 129)
+    """
+    slack = arguments.check_finite("slack", slack)
+    if not slack >= 0:
+        raise ValueError(f"slack must be at least 0, got {slack}")
+    if not hasattr(seeds, "__iter__"):
+        raise TypeError(f"seeds must be a sequence of batches, got {arguments.described(seeds)}")
+    most: Any = 0
+    num_seeds: set[int] = set()
+    for number, batch in enumerate(seeds):
+        own = jax.random.fold_in(key, number)
+        blocks = sample_neighbors(graph, batch, fanouts, own, **options)
+        if is_traced(blocks.node_ids):
+            raise TypeError("seeds must be known, as sources are counted, got traced ones")
+        ids, parts = np.asarray(blocks.node_ids), blocks.graphs[::-1]
+        new = [int((ids[each.num_dst : each.num_src] >= 0).sum()) for each in parts]
+        most, num_seeds = np.maximum(most, new), num_seeds | {blocks.num_seeds}
+    if len(num_seeds) != 1:
+        raise ValueError(f"seeds must be batches of one length, got {sorted(num_seeds)}")
+    room = np.maximum(np.ceil(np.asarray(most) * (1 + slack) / _UNIT), 1).astype(int) * _UNIT
+    return tuple((num_seeds.pop() + np.cumsum(room)).tolist())
+
+
+_UNIT = 64
+
+
 def check_whole(graph: Any) -> None:
     """Refuses what is no graph of one kind of nodes; where it lies does not matter."""
     arguments.check_instance("graph", graph, Graph)
