@@ -30,25 +30,29 @@ struct EntryTile {
   }
 };
 
+// Not called in templates: for these, a host's compiler would want them declared.
+__device__ __forceinline__ unsigned bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ float float_of(unsigned bits) { return __uint_as_float(bits); }
+
 // A number for tensor cores, rounded or as the sum of two.
 template <bool kPrecise>
 struct Split {
   unsigned high, low = 0;
   Split() = default;
-  __device__ __forceinline__ explicit Split(float x) : high(to_tf32(__float_as_uint(x))) {
+  __device__ __forceinline__ explicit Split(float x) : high(to_tf32(bits_of(x))) {
     if constexpr (kPrecise) {
-      const float rest = x - __uint_as_float(high);
-      if (rest - rest == 0) low = to_tf32(__float_as_uint(rest));  // of infinities nothing is left
+      const float rest = x - float_of(high);
+      if (rest - rest == 0) low = to_tf32(bits_of(rest));  // of infinities nothing is left
     }
   }
   // Of a matrix, whose numbers are rounded once.
   static __device__ __forceinline__ float kept(float x) {
-    return kPrecise ? x : __uint_as_float(to_tf32(__float_as_uint(x)));
+    return kPrecise ? x : float_of(to_tf32(bits_of(x)));
   }
   static __device__ __forceinline__ Split of_kept(float x) {
     if constexpr (kPrecise) return Split(x);
     Split split;
-    split.high = __float_as_uint(x);
+    split.high = bits_of(x);
     return split;
   }
 };
