@@ -785,6 +785,8 @@ class _Writer:
         ]
         dtypes = [_dtype_of(program, each) for each in operands]
         line = _line_of(instruction, dtypes)
+        if name == "log1p" and dtypes[0] == "float32" and self.is_fraction(operands[0]):
+            line = "log1p_of_fraction({0})".format
         if name in _COMPARISONS:  # of what is in memory with what is not
             values = [
                 value._replace(text=_rounded(value.text, dtype))
@@ -796,6 +798,15 @@ class _Writer:
             return line(*(value.at(i) for value in values))
 
         return self.define(instruction.dtype.name, text, vector, 4 if name in _DEAR else 1)
+
+    def is_fraction(self, number: int) -> bool:
+        """Whether it is exp(-abs(x)), as in a softplus."""
+        names: list[str] = []
+        while number >= len(self.program.inputs) and len(names) < 3:
+            of = self.program.instructions[number - len(self.program.inputs)]
+            names.append(of.name)
+            number = of.operands[0] if of.operands else 0
+        return names == ["exp", "neg", "abs"]
 
     def define(self, dtype: str, text: Any, vector: bool, work: float) -> _Value:
         """A variable."""
