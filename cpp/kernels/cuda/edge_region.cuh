@@ -242,8 +242,9 @@ constexpr bool makes_parts<RegionMessage<Text>> = true;
 template <class Text>
 constexpr int max_threads<RegionMessage<Text>> = kRegionThreads;
 
+// Tells one stage's functions from another's.
 template <int kStage>
-using Stage = std::integral_constant<int, kStage>;
+struct Stage {};
 
 // Products with matrices, and sums of products of entries' rows. Shared memory has the matrices,
 // then the tiles of each warp.
