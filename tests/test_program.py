@@ -516,6 +516,29 @@ def test_what_a_region_is(rng: np.random.Generator) -> None:
     )
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="ops make the maps there")
+def test_linear_maps_are_in_regions_on_a_cpu(rng: np.random.Generator) -> None:
+    """And on no GPU: the plan is that of the implementation that was chosen."""
+
+    @program
+    def convolution(g: Any, x: Node, e: Edge, w: Any) -> Any:
+        return g.sum(g.src(x) * (jnp.tanh(e) @ w))
+
+    graph = random_graph(rng, Sizes(40, 3000))
+    shapes = (graph.num_nodes, 20), (graph.num_edges, 12), (12, 20)
+    arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    text = convolution.explain(graph, *arrays)
+    assert "w by all" in text and "on a GPU ops make its linear maps" in text
+    with jax_gnn.implementation("cuda"):
+        assert "w by all" not in convolution.explain(graph, *arrays)
+
+    def gradients(run: Any) -> Any:
+        return jax.grad(lambda *x: jnp.sum(jnp.sin(run(graph, *x))), (0, 1, 2))(*arrays)
+
+    for got, want in zip(gradients(convolution), gradients(convolution.reference), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
 def test_a_function_without_instructions_says_so(rng: np.random.Generator) -> None:
     @program
     def sorted_rows(g, x: Node, e: Edge):

@@ -13,6 +13,7 @@ import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.schedule import known_size
+from jax_gnn._ops.edge_region.row_program import SLOW
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
     between,
@@ -24,7 +25,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
-from jax_gnn._program.regions import EdgeRegion
+from jax_gnn._program.regions import EdgeRegion, interpreted
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -41,10 +42,7 @@ from jax_gnn._program.spaces import Parts, Space
 _ID = 4  # bytes
 _PLAIN = 8  # flops of matrix units in the time of one of another unit
 _SLOWER = 12  # times longer than a sum takes a function that is a series
-_SLOW = frozenset(
-    {"cos", "div", "erf", "exp", "expm1", "log", "log1p", "logistic", "pow", "silu", "sin"}
-    | {"gelu", "reciprocal", "rsqrt", "softplus", "sqrt", "tan", "tanh"}
-)
+_SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
 _BREAK_TIES = 1e-10  # microseconds of a byte or of a flop, where launches are all that counts
 
 
@@ -295,7 +293,7 @@ class Costs:
             walk = self._walk(region, by) + cotangents + self._all(into)
             launches.append(walk + work + work + work)
         shared = [of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS]
-        if shared:  # sums by row, which are added up
+        if shared and not interpreted():  # sums by row, which are added up
             size = sum(map(self._bytes, shared))
             launches += [between(self.parts.num_dst, size), between(self.parts.num_dst, size)]
         if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
@@ -321,7 +319,7 @@ class Costs:
         found = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                found += _PLAIN * self._flops(row).flops
+                found += (1 if interpreted() else _PLAIN) * self._flops(row).flops
             else:
                 slow = row.op.name.removeprefix("custom_jvp ") in _SLOW  # type: ignore[union-attr]
                 found += self._numbers(row) * _PLAIN * (_SLOWER if slow else 1)

@@ -186,7 +186,7 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
             f"    counted {forward.time:.1f} µs, {_size(forward.bytes)}; with gradients "
             f"{forward.time + gradient.time:.1f} µs, {_size(forward.bytes + gradient.bytes)}, "
             f"where ops take {plan.spared(region):.1f} µs more",
-            *(f"    by plain XLA on a {where}: {why}" for where, why in _unmade(region, graph)),
+            *_elsewhere(region, graph),
         ]
     found += [
         f"  {names[push]}: no region, which is counted to take {more:.1f} µs more than ops, "
@@ -207,6 +207,13 @@ def _reads(region: EdgeRegion, names: Mapping[Row, str]) -> str:
         if any(each == read for _, each in region.inputs)
     ]
     return "; ".join(found)
+
+
+def _elsewhere(region: EdgeRegion, graph: Structure) -> list[str]:
+    """What becomes of it where kernels do not make it."""
+    if region.has_maps:
+        return ["    on a GPU ops make its linear maps"]
+    return [f"    by plain XLA on a {where}: {why}" for where, why in _unmade(region, graph)]
 
 
 def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:

@@ -18,9 +18,10 @@ from jax import Array
 
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
+from jax_gnn._ops.edge_region.row_program import MAX_PRODUCT, Into, Read, Unsupported
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher
@@ -47,8 +48,12 @@ _OF_SOURCES = {
 """What edges read of their source, or of their (source, relation) pair, and how that reads it."""
 
 _MOST_WEIGHTS = 64
-"""Of a shared matrix inside a region: each edge makes as many numbers of its gradient. What edges
-read is multiplied where it is read."""
+"""Of a shared matrix inside a kernel's region: each edge makes as many numbers of its gradient."""
+
+
+def interpreted() -> bool:
+    """Whether regions are the CPU's, which multiplies blocks of edges as fast as ops do."""
+    return jax.default_backend() == "cpu" and chosen_implementation.value in (None, "cpu")
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})
@@ -99,6 +104,17 @@ class EdgeRegion:
     def taken(self) -> list[Row]:
         """The rows whose arrays it takes."""
         return [row for row, _ in self.inputs]
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether there are linear maps in it that only the interpreter has."""
+        return any(
+            width(labels, sizes_of(row.operands, row.op.terms)) > _MOST_WEIGHTS
+            for row in self.members
+            if isinstance(row.op, Contract)
+            for each, labels in zip(row.operands, row.op.terms, strict=True)
+            if each.space is Space.SHARED and set(labels) - set(row.op.out)
+        )
 
     @property
     def reads_pairs(self) -> bool:
@@ -363,7 +379,18 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
         if each.row.space is Space.SHARED and set(each.labels) & summed
     ]
     reads = all(each.way or each.row.space is Space.SHARED for each in pattern.factors)
-    return not weights or (max(weights) <= _MOST_WEIGHTS and not reads)
+    if not weights:
+        return True
+    most = MAX_PRODUCT if interpreted() and _is_map(pattern) else _MOST_WEIGHTS
+    return max(weights) <= most and not reads  # those are multiplied where they are read
+
+
+def _is_map(product: Einsum) -> bool:
+    """Whether it is one row times a shared matrix."""
+    if len(product.factors) != 2:
+        return False
+    matrix, x = sorted(product.factors, key=lambda each: each.row.space is not Space.SHARED)
+    return x.row.space is not Space.SHARED and set(x.labels) < set(matrix.labels)
 
 
 def missing(row: Row) -> str | None:

@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_gnn._ops.edge_region.row_program import Instruction, Output, RowProgram, Unsupported
+from jax_gnn._ops.edge_region.row_program import (
+    SLOW,
+    Instruction,
+    Output,
+    RowProgram,
+    Unsupported,
+)
 
 MOST_ARRAYS = 32
 """As in ``edge_region.cuh``: inputs of a text, and outputs."""
@@ -31,6 +37,7 @@ _WARP = 32
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 64  # of a sum that a slot adds up by itself
+_MOST_WEIGHTS = 1 << 10  # of a product: no more lines than a compiler takes
 _MOST_KEPT = 24  # registers for what all entries share
 _WORD_BYTES = 16
 
@@ -115,8 +122,6 @@ _LINES = {
 }
 # What a lane does for the walk, in sums of numbers: for an entry, for a step, for a step's part.
 _WORK_OF_ENTRY, _WORK_OF_STEP, _WORK_OF_PART = 24, 32, 24
-# What costs as much as several sums.
-_DEAR = {"div", "erf", "erfc", "log1p", "expm1", "pow", "tanh", "logistic", "atan2", "cbrt"}
 _JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
 
 
@@ -162,6 +167,10 @@ def message_text(program: RowProgram) -> Text:
     """
     if max(len(program.inputs), len(program.outputs)) > MOST_ARRAYS:
         raise Unsupported(None, f"more than {MOST_ARRAYS} arrays")
+    for each in program.instructions:
+        weights = _width_of(program, each.operands[1]) if each.name == "dot" else 0
+        if weights > _MOST_WEIGHTS:
+            raise Unsupported(None, f"a product with {weights} weights")
     reasons: list[str] = []
     for limits in _LIMITS:
         texts = [
@@ -555,7 +564,7 @@ class _Writer:
         def text(i: str) -> str:
             return line(*(value.at(i) for value in values))
 
-        return self.define(instruction.dtype.name, text, vector, 4 if name in _DEAR else 1)
+        return self.define(instruction.dtype.name, text, vector, 4 if name in SLOW else 1)
 
     def define(self, dtype: str, text: Any, vector: bool, work: float) -> _Value:
         """A variable."""

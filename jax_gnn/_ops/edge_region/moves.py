@@ -14,15 +14,13 @@ import numpy as np
 
 from jax_gnn._ops.edge_region.row_program import (
     FUNCTIONS,
+    SLOW,
     Builder,
     Instruction,
     Output,
     RowProgram,
     without_dead_code,
 )
-
-SLOW = frozenset({"exp", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "erf", "pow"})
-"""Functions that take longer than a move."""
 
 _MOST_PARTS = 8  # of a row that is put together
 
@@ -33,7 +31,10 @@ def with_fewer_moves(program: RowProgram) -> RowProgram:
     values = list(range(len(program.inputs)))
     for each in program.instructions:
         values.append(build.again(each, [values[i] for i in each.operands]))
-    outputs = [Output(values[each.value], each.into, each.reduce) for each in program.outputs]
+    outputs = [
+        Output(build.summed(values[each.value], each), each.into, each.reduce)
+        for each in program.outputs
+    ]
     return without_dead_code(build.inputs, build.instructions, outputs)
 
 
@@ -79,6 +80,26 @@ class _Moves(Builder):
             if found is not None:
                 return found
         return self.emit(name, operands, width, like.dtype, like.params)
+
+    def summed(self, value: int, output: Output) -> int:
+        """What is added up over all entries; of all products of two rows, an instruction.
+
+        That is the gradient of a matrix: the interpreter makes it a product of blocks of entries.
+        """
+        of = self.value(value)
+        if output.into != "all" or output.reduce != "sum" or not isinstance(of, Instruction):
+            return value
+        takes: list[Any] = [self.value(i) for i in of.operands]
+        if of.name != "mul" or any(getattr(each, "name", "") != "take" for each in takes):
+            return value
+        for x, y in (takes, takes[::-1]):
+            rows, columns = (self.value(each.operands[0]).width for each in (x, y))
+            at = np.arange(of.width)
+            ways = zip((x, y), (at // columns, at % columns), strict=True)
+            if of.width == rows * columns and all(np.array_equal(z.params, way) for z, way in ways):
+                operands = (*x.operands, *y.operands)
+                return self.emit("outer", operands, of.width, of.dtype)
+        return value
 
     def _joined(self, each: Instruction, value: int) -> int:
         """A reduction of few numbers, one after the other."""

@@ -50,7 +50,8 @@ class Instruction:
             its numbers; ``"take"``, whose params say which number of the operand each one is;
             ``"concatenate"``; ``"reduce"``, with params ``(kind, n)``, over the n last numbers of
             an operand ``(width, n)``; ``"dot"``, with params ``(k,)``, of operands ``(outer, k)``
-            and ``(k, n)``, where the second one is shared.
+            and ``(k, n)``, where the second one is shared; of the interpreter's alone ``"outer"``,
+            all products of numbers of two operands.
         operands: Numbers of values: inputs first, then instructions in their order.
         width: Of the result.
         dtype: Of the result.
@@ -245,6 +246,13 @@ FUNCTIONS: dict[str, Function] = {
     "xor": Function(2, lax.bitwise_xor, np.bitwise_xor),
 }
 """Those that instructions name, as `jax.lax` calls them."""
+
+SLOW = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div"}
+    | {"erf", "erfc", "erf_inv", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem"}
+    | {"rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
+)
+"""Those that take as long as several sums: a series, or a division."""
 
 REDUCTIONS: dict[str, Callable[..., Array]] = {
     "sum": jnp.sum,
@@ -638,6 +646,8 @@ def _evaluated(each: Instruction, operands: Sequence[Array]) -> Array:
         case "dot":
             (count,) = each.params
             return (operands[0].reshape(-1, count) @ operands[1].reshape(count, -1)).ravel()
+        case "outer":
+            return jnp.outer(operands[0], operands[1]).ravel()
         case "convert_element_type":
             return lax.convert_element_type(operands[0], each.dtype)
     return FUNCTIONS[each.name].lax(*operands, *each.params)
