@@ -998,7 +998,8 @@ struct Walk {
     }
   }
 
-  // What the next block reads in no order is on its way meanwhile.
+  // What the next block reads is on its way meanwhile: a block is too short for the processor to
+  // find out by itself, even where rows lie one after the other.
   JAX_GNN_INLINE void load_inputs(const Block& block, const Block& next, Acc* const* at) const {
     for (size_t i = 0; i < program.inputs.size(); ++i) {
       const RegionInput& input = program.inputs[i];
@@ -1006,13 +1007,11 @@ struct Walk {
       const int64_t* const ids = block.ids(input.read);
       const int64_t* const next_ids = next.ids(input.read);
       const int64_t width = input.width;
-      const bool scattered =
-          input.read == Access::kCol || (input.read == Access::kEdge && csr.order);
       with_type<Acc>(input.storage, [&](auto* type) JAX_GNN_LAMBDA {
         using T = std::remove_pointer_t<decltype(type)>;
         const T* const from = static_cast<const T*>(inputs[i]);
         for (int64_t e = 0; e < block.count; ++e) {
-          if (scattered && e < next.count)
+          if (e < next.count)
             prefetch(from + next_ids[e] * width, width * static_cast<int64_t>(sizeof(T)));
           read_row(from + ids[e] * width, at[i] + e * width, width);
         }
