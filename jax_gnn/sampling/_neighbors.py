@@ -25,6 +25,7 @@ from jax_gnn.sampling._relational import (
     Relations,
     by_relation,
     check_relation_fanouts,
+    is_sequence,
     joined_seeds,
     total,
 )
@@ -160,6 +161,7 @@ def of_edges(graph: Any, fanouts: Any) -> tuple[Graph, Any, Relations | None, tu
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
         types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
     else:
+        arguments.check_instance("graph", graph, Graph)
         by_layer = check_fanouts("fanouts", fanouts)
     check_whole(graph)
     return graph, types, relations, by_layer
@@ -211,7 +213,7 @@ def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Any:
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
     """Positive integers, one for each layer."""
     wanted = f"{name} must be a sequence of positive integers, one for each layer"
-    if isinstance(fanouts, str) or not hasattr(fanouts, "__iter__"):
+    if not is_sequence(fanouts):
         raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
     checked = tuple(arguments.check_integer(f"{name}[{i}]", f) for i, f in enumerate(fanouts))
     if not checked or min(checked) < 1:
@@ -230,7 +232,7 @@ def layer_sizes(
     disjoint: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
-    if capacity is None or not hasattr(capacity, "__iter__"):
+    if not is_sequence(capacity):
         capacity = (capacity,) * len(fanouts)
     capacity = tuple(capacity)
     if len(capacity) != len(fanouts):
