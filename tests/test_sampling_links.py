@@ -323,6 +323,22 @@ def test_link_blocks_of_relations(rng: np.random.Generator, exclude: Any, fanout
         np.testing.assert_array_equal(ids[np.asarray(place)[there]], ends[there])
 
 
+def test_edges_of_a_reversed_graph_are_found(rng: np.random.Generator) -> None:
+    """Of one whose columns do not ascend, as relations come first."""
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    relational = RelationalGraph.from_triples(src, rng.integers(0, 3, EDGES), dst, num_nodes=NODES)
+    graph = relational.nodes.pad(num_edges=EDGES + 3).transpose()
+    heads, tails = (jnp.asarray(ids.ravel(), jnp.int32) for ids in np.indices((NODES, NODES)))
+    want = np.zeros((NODES, NODES), bool)
+    want[dst, src] = True
+    np.testing.assert_array_equal(has_edge(graph, None, heads, tails, None), want.ravel())
+    order = np.asarray(graph.t_order)[:EDGES]
+    for half, other in (("t_rows", "cols"), ("t_cols", "rows")):
+        ids = np.asarray(getattr(graph, half))[:EDGES]
+        np.testing.assert_array_equal(ids, np.asarray(getattr(graph, other))[order])
+    assert (np.asarray(graph.t_order)[EDGES:] == -1).all()
+
+
 def test_link_blocks_without_edges() -> None:
     graph = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
     blocks, src, dst = link_blocks(graph, [], [], (2, 2), KEY)
