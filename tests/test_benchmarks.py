@@ -23,6 +23,8 @@ from benchmarks import (
     bench_relational,
     bench_relational_attention,
     bench_spmm,
+    compat,
+    compat_models,
     epochs,
     problems,
     report,
@@ -997,3 +999,36 @@ def test_report_of_epochs(tmp_path: Path) -> None:
     assert "| missing | absent: no module |" in text
     epochs.write(document, tmp_path / "report.json")
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
+
+
+# --- Others' models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_model_gives_the_same_with_this_library_in_it(is_traced: bool) -> None:
+    settings = Settings(platform="cpu", rounds=1)
+    make = compat_models.MODELS["MoE, two ragged_dot"]
+    row = compat._measured(make, settings, 0.01, is_traced)
+    assert row["status"] == "timed" and row["deviation"] <= 1e-5 and row["replaced"] >= 5
+    assert all(row[name][key] > 0 for name in ("forward", "step") for key in ("theirs", "ours"))
+
+
+def test_report_of_others_models(tmp_path: Path) -> None:
+    timed = {"theirs": 0.004, "ours": 0.002, "times": 2.0}
+    row = {"forward": timed, "step": {**timed, "times": 8.0}, "deviation": 2e-7, "replaced": 5}
+    rows = [
+        {"name": "first", **row, "status": "timed"},
+        {"name": "second", **row, "status": "wrong"},
+        {"name": "missing", "status": "absent: no module"},
+    ]
+    machine = {"device": "a device", "versions": {"jax": "1"}}
+    document = {"date": "2026-01-01", "machine": machine, "dtype": "float32", "scale": 1}
+    document |= {"traced": True, "rows": rows}
+    text = compat.markdown(document)
+    assert "| first | 4.00, 4.00 | 2.00, 8.00 | 2e-07 |" in text
+    assert "| second **wrong** |" in text and "| missing | absent: no module |" in text
+    assert "| geometric mean | | 2.00, 8.00 | |" in text
+    compat.write(document, tmp_path / "report.json")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
+    with pytest.raises(ValueError, match="no model is called 'none of'"):
+        compat.run(Settings(platform="cpu", patterns=("none of",)), 1.0, False)
