@@ -17,7 +17,7 @@ from jax_gnn._core.public import public
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.sampling._native import weighted
 from jax_gnn.sampling._random import key_words
-from jax_gnn.sampling._relational import Relations, first_of, joined_seeds
+from jax_gnn.sampling._relational import Relations, first_of, is_sequence, joined_seeds
 from jax_gnn.sampling._rows import as_nodes, row_bounds
 from jax_gnn.sampling._subgraphs import CHUNK, Subgraph, _induced_plain, _room, edges_into
 from jax_gnn.sampling._weights import running_sums
@@ -92,7 +92,7 @@ def hgt_subgraph(
 def _layers(name: str, given: Any, types: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """For each layer how many nodes of each type."""
     wanted = f"{name} must be a sequence with a number for each layer, or a mapping by node type"
-    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+    if not is_sequence(given):
         raise TypeError(f"{wanted}, got {arguments.described(given)}")
     layers = []
     for i, layer in enumerate(given):

@@ -17,6 +17,7 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling import _time, _weights
 from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
+from jax_gnn.sampling._left_out import LeftOut
 from jax_gnn.sampling._native import Drawn, block, uniform, weighted
 from jax_gnn.sampling._random import host_words, key_words
 from jax_gnn.sampling._relational import (
@@ -24,6 +25,7 @@ from jax_gnn.sampling._relational import (
     Relations,
     by_relation,
     check_relation_fanouts,
+    is_sequence,
     joined_seeds,
     total,
 )
@@ -31,11 +33,12 @@ from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
 
 
 class Rule(NamedTuple):
-    """What draws need to know of edges: ``sums`` of weights, or ``order`` and ``times``."""
+    """What draws need to know of edges: ``sums`` of weights, ``order`` and ``times``, or others."""
 
-    sums: Any
-    order: Any
-    times: Any
+    sums: Any = None
+    order: Any = None
+    times: Any = None
+    gone: LeftOut | None = None
 
 
 @public
@@ -115,14 +118,7 @@ def sample_neighbors(
     """
     if isinstance(graph, HeteroGraph):
         seeds, graph = joined_seeds(graph, seeds), graph.relational
-    types = relations = None
-    if isinstance(graph, RelationalGraph):
-        graph.check_arrays()
-        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
-        types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
-    else:
-        by_layer = check_fanouts("fanouts", fanouts)
-    check_whole(graph)
+    graph, types, relations, by_layer = of_edges(graph, fanouts)
     arrays = graph.indptr, graph.cols
     disjoint = arguments.check_flag("disjoint", disjoint)
     rule = _rule(graph, edge_probability, edge_time)
@@ -151,15 +147,30 @@ def sample_neighbors(
     if on_host:  # a subclass of arrays, a memory map, would be one after every step
         start, col = (np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays)
         types, rule, limits = jax.tree.map(np.asarray, (types, rule, limits))
-        return _sample(start, col, types, seeds, host_words("key", key), rule, limits, *static)
+        return sample(start, col, types, seeds, host_words("key", key), rule, limits, *static)
     words = key_words("key", key)
     traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
-    sample = _sample if traced else _compiled
+    draw = sample if traced else _compiled
     # Only what is read: a graph's other half is not moved to where it is sampled.
     types = None if types is None else signed(types)
     seeds, rule, limits = jax.tree.map(jnp.asarray, (seeds, rule, limits))
     indptr, cols = map(signed, arrays)
-    return sample(indptr, cols, types, seeds, words, rule, limits, *static)
+    return draw(indptr, cols, types, seeds, words, rule, limits, *static)
+
+
+def of_edges(graph: Any, fanouts: Any) -> tuple[Graph, Any, Relations | None, tuple[Fanout, ...]]:
+    """A graph's edges, their relations, what blocks have of these, and fanouts; all checked."""
+    types = relations = None
+    by_layer: tuple[Fanout, ...]
+    if isinstance(graph, RelationalGraph):
+        graph.check_arrays()
+        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
+        types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
+    else:
+        arguments.check_instance("graph", graph, Graph)
+        by_layer = check_fanouts("fanouts", fanouts)
+    check_whole(graph)
+    return graph, types, relations, by_layer
 
 
 @public
@@ -239,9 +250,10 @@ def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:
             f"as likely, got {arguments.described(edge_probability)}"
         )
     if edge_probability is not None:
-        return Rule(_weights.prepared("edge_probability", edge_probability, graph), None, None)
+        return Rule(_weights.prepared("edge_probability", edge_probability, graph))
     if edge_time is not None:
-        return Rule(None, *_time.prepared("edge_time", edge_time, graph))
+        order, times = _time.prepared("edge_time", edge_time, graph)
+        return Rule(order=order, times=times)
     return None
 
 
@@ -269,7 +281,7 @@ def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Any:
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
     """Positive integers, one for each layer."""
     wanted = f"{name} must be a sequence of positive integers, one for each layer"
-    if isinstance(fanouts, str) or not hasattr(fanouts, "__iter__"):
+    if not is_sequence(fanouts):
         raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
     checked = tuple(arguments.check_integer(f"{name}[{i}]", f) for i, f in enumerate(fanouts))
     if not checked or min(checked) < 1:
@@ -288,7 +300,7 @@ def layer_sizes(
     disjoint: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
-    if capacity is None or not hasattr(capacity, "__iter__"):
+    if not is_sequence(capacity):
         capacity = (capacity,) * len(fanouts)
     capacity = tuple(capacity)
     if len(capacity) != len(fanouts):
@@ -321,7 +333,7 @@ def layer_sizes(
     return tuple(sizes)
 
 
-def _sample(
+def sample(
     indptr: Any,
     cols: Any,
     types: Any,
@@ -336,7 +348,7 @@ def _sample(
     disjoint: bool,
     sizes: tuple[tuple[int, int], ...],
 ) -> Blocks:
-    """Blocks of arrays of numpy in numpy; else of JAX."""
+    """Blocks of what was checked; of arrays of numpy in numpy."""
     xp, num_nodes, num_whole = namespace(indptr, seeds), indptr.shape[0] - 1, cols.shape[0]
     nodes = as_nodes(seeds, num_nodes, indptr.dtype)
     owners = None
@@ -375,7 +387,7 @@ def _sample(
     return Blocks(tuple(graphs), nodes, overflow, owners, node_type_sizes=sizes_by_type)
 
 
-_compiled = jax.jit(_sample, static_argnums=(7, 8, 9, 10, 11, 12))
+_compiled = jax.jit(sample, static_argnums=(7, 8, 9, 10, 11, 12))
 
 
 def _draw(
@@ -391,6 +403,8 @@ def _draw(
     """Places of edges in rows, ``(rows, fanout)``, and how many of them count."""
     if rule is not None and rule.sums is not None:
         return weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
+    if rule is not None and rule.gone is not None:
+        return rule.gone.draw(starts, degrees, fanout, key, layer, replace=replace)
     if rule is None or rule.order is None or rule.times is None or limits is None:
         return uniform(degrees, fanout, key, layer, replace=replace)
     known = _time.earlier(rule.times, starts, degrees, limits)

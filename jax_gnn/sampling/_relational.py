@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -104,13 +104,18 @@ def joined_seeds(graph: HeteroGraph, seeds: Any) -> Any:
     return namespace(*joined).concatenate(joined) if joined else np.zeros(0, np.int32)
 
 
+def is_sequence(given: Any) -> bool:
+    """Whether there is one thing for each layer, in an order."""
+    return hasattr(given, "__iter__") and not isinstance(given, str | Mapping | Set)
+
+
 def check_relation_fanouts(name: str, fanouts: Any, graph: RelationalGraph) -> tuple[Fanout, ...]:
     """For each layer a positive integer over all relations, or one from 0 for each of them."""
     wanted = (
         f"{name} must be a sequence with a positive integer for each layer, or a mapping by "
         "relation"
     )
-    if isinstance(fanouts, str | Mapping) or not hasattr(fanouts, "__iter__"):
+    if not is_sequence(fanouts):
         raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
     checked = [_fanout(f"{name}[{i}]", fanout, graph) for i, fanout in enumerate(fanouts)]
     if not checked or any(total(fanout) < 1 for fanout in checked):
