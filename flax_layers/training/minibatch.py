@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -18,9 +20,11 @@ from flax_layers.training.epochs import Data
 from flax_layers.training.trained import model_inputs, stack_of
 from jax_gnn.datasets import NodeDataset, Split
 from jax_gnn.extend import take
-from jax_gnn.sampling import Blocks, node_chunks, sample_neighbors
+from jax_gnn.sampling import Blocks, block_capacity, node_chunks, sample_neighbors
 
 CHUNK_EDGES = 2**20  # of an evaluation: a graph of fewer is evaluated at once
+_SMALL = 2**13  # sources of a batch: of fewer, compiling a step twice takes longer than it saves
+_BATCHES = 4  # that are looked at to find what room they need
 
 
 def seeds_of_epoch(ids: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
@@ -73,6 +77,18 @@ class SampledNodes:
         longest = max(len(split.train) for split in splits)
         self._batch_size = min(config.batch_size or longest, longest)
         self.steps_per_epoch = -(-longest // self._batch_size)
+        self._capacity = self._room(splits[0])
+
+    def _room(self, split: Split) -> tuple[int, ...] | None:
+        """What blocks of a few batches need, where that is much less than they might need."""
+        batches = seeds_of_epoch(split.train, self._batch_size, self._config.seed, 0)[:_BATCHES]
+        given = batches, self._config.drawn, jax.random.key(self._config.seed)
+        draw = functools.partial(sample_neighbors, self.graph, given[0][0], *given[1:])
+        most = jax.eval_shape(draw).graphs[0].num_src
+        if most < _SMALL:
+            return None
+        found = block_capacity(self.graph, *given)
+        return found if 5 * found[-1] < 4 * most else None
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
@@ -90,16 +106,34 @@ class SampledNodes:
         self._epoch += 1
         return Data(None, (), jnp.asarray(seeds)[None], ())
 
-    def sample(self, whole: Data, seeds: Array, key: Array) -> Data:
-        """What a step is trained on.
+    def sample(self, whole: Data, seeds: Array, key: Array, step: Callable[[Data], Any]) -> Any:
+        """What a step makes of a batch; of one that needs more room than others, with all of it.
 
         Args:
             whole: Of all nodes.
             seeds: ``(batch_size,)``, -1 is padding.
             key: Of the step.
+            step: What to call.
+        """
+        batch = self.batch(whole, seeds, key, self._capacity)
+        if self._capacity is None:
+            return step(batch)
+        over = batch.graph.overflow
+        return jax.lax.cond(over, lambda: step(self.batch(whole, seeds, key)), lambda: step(batch))
+
+    def batch(
+        self, whole: Data, seeds: Array, key: Array, capacity: tuple[int, ...] | None = None
+    ) -> Data:
+        """What is drawn for seeds.
+
+        Args:
+            whole: See `sample`.
+            seeds: Likewise.
+            key: Likewise.
+            capacity: See `jax_gnn.sampling.sample_neighbors`.
         """
         graph, (x, of_edges, of_nodes) = whole.graph, whole.inputs
-        blocks = sample_neighbors(graph, seeds, self._config.drawn, key)
+        blocks = sample_neighbors(graph, seeds, self._config.drawn, key, capacity=capacity)
         ids = blocks.node_ids
         edges = {
             name: tuple(block.edge_values(each) for block in blocks.graphs)
