@@ -90,7 +90,7 @@ template <int kInner, int kColumns, bool kPrecise, typename T>
 __device__ __forceinline__ void load_matrix(const T* from, int start, int down, int across,
                                             float* to) {
   constexpr int kTiles = in_steps(kColumns, 8), kNumbers = in_steps(kInner, 8) * kTiles * 64;
-#pragma unroll 1
+#pragma unroll 4
   for (int i = threadIdx.x; i < kNumbers; i += blockDim.x) {
     const int lane = i / 2 % 32, fragment = i / 64;
     const int row = fragment / kTiles * 8 + lane % 4 + i % 2 * 4;
