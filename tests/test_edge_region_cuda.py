@@ -147,7 +147,7 @@ def test_a_walk_keeps_what_attains_maxima(rng: np.random.Generator) -> None:
     first, second = cuda._walks(region.program, Edges.random(rng, "random").matrix)
     assert (first.places, second.places, second.stored) == ((0, 2), (1,), (2,))
     assert [each.dtype for each in second.program.inputs] == [np.float32, bool]
-    assert [each.name for each in second.program.instructions] == ["constant", "select_n"]
+    assert [each.name for each in second.program.instructions] == ["constant", "select_n", "neg"]
 
 
 @pytest.fixture
