@@ -100,8 +100,8 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
   }
 }
 
-// Rows of a warp times a matrix that load_matrix has loaded.
-template <class From, class To, bool kPrecise>
+// Rows of a warp times a matrix that load_matrix has loaded; times its transpose where kTransposed.
+template <class From, class To, bool kTransposed, bool kPrecise>
 __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix) {
   constexpr int kSteps = in_steps(From::kWidth, 8), kTiles = in_steps(To::kWidth, 8);
   constexpr int kTogether = least(kTiles, 8);
@@ -117,7 +117,6 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
 #pragma unroll 1
     for (int tile = 0; tile < kTiles; tile += kTogether) {
       float sum[kTogether][4] = {};
-      const float* at = matrix + tile * 64 + 2 * lane;
 #pragma unroll 2
       for (int step = 0; step < kSteps; ++step) {
         LeftFragment<kPrecise> a;
@@ -127,9 +126,15 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
         for (int i = 0; i < kTogether; ++i)
           if (kTiles % kTogether == 0 || tile + i < kTiles) {
             float b[2];
-            const auto pair =
-                *reinterpret_cast<const Word<float, 2>*>(at + (step * kTiles + i) * 64);
-            memcpy(b, &pair, sizeof(b));
+            if constexpr (kTransposed) {
+              const float* const at = matrix + ((tile + i) * kSteps + step) * 64 + t * 8;
+              b[0] = at[g % 4 * 2 + g / 4];
+              b[1] = at[g % 4 * 2 + g / 4 + 32];
+            } else {
+              const float* const at = matrix + (step * kTiles + tile + i) * 64;
+              const auto pair = reinterpret_cast<const Word<float, 2>*>(at)[lane];
+              memcpy(b, &pair, sizeof(b));
+            }
             multiply_add(sum[i], a, Split<kPrecise>::of_kept(b[0]), Split<kPrecise>::of_kept(b[1]));
           }
       }

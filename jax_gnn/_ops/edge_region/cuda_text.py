@@ -412,6 +412,7 @@ class _Writer:
         self.tiles_: list[_Tile] = []
         self.stages: list[tuple[list[str], list[str]]] = []  # bodies: what is put there, products
         self.matrices: list[str] = []
+        self.matrix_at: dict[tuple[int, ...], int] = {}
         self.matrix_numbers = 0
         self.sums: list[str] = []
         self.adds: list[str] = []
@@ -526,19 +527,24 @@ class _Writer:
         instruction = self.program.instructions[number - len(self.program.inputs)]
         inner, columns = _dot_sizes(self.program, instruction)
         given, start, down, across = _matrix(self.program, instruction)
-        array = self.program.inputs[given]
-        place = self.matrix_numbers
-        self.matrix_numbers += -(-inner // 8) * -(-columns // 8) * 64
         precise = _bool(self.precise)
-        kind = _stored(array.dtype.name)
-        self.matrices.append(
-            f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
-            f"(in.at[{given}]), {start}, {down}, {across}, matrices + {place});"
-        )
+        turned = given, start, across, down, columns, inner
+        transposed = turned in self.matrix_at
+        key = turned if transposed else (given, start, down, across, inner, columns)
+        if key not in self.matrix_at:
+            kind = _stored(self.program.inputs[given].dtype.name)
+            self.matrix_at[key] = place = self.matrix_numbers
+            self.matrix_numbers += -(-inner // 8) * -(-columns // 8) * 64
+            self.matrices.append(
+                f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
+                f"(in.at[{given}]), {start}, {down}, {across}, matrices + {place});"
+            )
+        place = self.matrix_at[key]
         self.add_tile(number, columns, stage, False)
         of, to = self.tile_of[instruction.operands[0], inner], len(self.tiles_) - 1
         self.work += instruction.width * inner / 16
-        return f"multiply_rows<Tile{of}, Tile{to}, {precise}>(memory, matrices + {place});"
+        kinds = f"Tile{of}, Tile{to}, {_bool(transposed)}, {precise}"
+        return f"multiply_rows<{kinds}>(memory, matrices + {place});"
 
     def tile_with(self, number: int) -> int | None:
         """Where a value is that a stage before has made."""
