@@ -578,6 +578,15 @@ class Graph:
         """What ops work with in place of this graph and weights, ``(num_edges, heads)``."""
         return self, weight
 
+    @property
+    def _plain(self) -> Graph:
+        """The graph itself, whose messages have no factors."""
+        return self
+
+    def _same_edges(self, graph: Graph) -> Graph:
+        """Another graph of the same edges in the same order, with their factors."""
+        return graph
+
     def _note(self, name: str, value: Callable[[], Array]) -> None:
         """Told by attention what its weights are; nothing is computed of it here."""
 

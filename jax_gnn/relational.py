@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -114,11 +114,12 @@ class RelationalGraph:
         nodes, out = self.nodes, self.out_of_pairs
         if out is None:
             return None
-        return Graph(
+        made = Graph(
             *(nodes.indptr, nodes.rows, out.cols),
             *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
             num_input_edges=nodes.num_input_edges,
         )
+        return nodes._same_edges(made)
 
     @property
     def to_pairs(self) -> Graph | None:
@@ -129,11 +130,12 @@ class RelationalGraph:
         nodes, into = self.nodes, self.into_pairs
         if into is None:
             return None
-        return Graph(
+        made = Graph(
             *(into.indptr, into.rows, nodes.cols),
             *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
             num_input_edges=nodes.num_input_edges,
         )
+        return nodes._same_edges(made)
 
     # --- Sizes ---------------------------------------------------------------------------------
 
@@ -481,7 +483,8 @@ class RelationalGraph:
                 is given twice.
         """
         self.check_arrays(name)
-        return jax.tree.map(signed, self)
+        nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
+        return replace(jax.tree.map(signed, self._plain), nodes=nodes)
 
     def check_arrays(self, name: str = "graph") -> None:
         """The same check alone: arrays of the host stay there."""
@@ -547,8 +550,15 @@ class RelationalGraph:
             part(self.to_pairs),
         )
 
-    def _note(self, name: str, value: Callable[[], Array]) -> None:
-        """See :meth:`Graph._note`."""
+    def _gated(self, weight: Any, dtype: Any, heads: int = 1) -> tuple[RelationalGraph, Any]:
+        """See :meth:`Graph._gated`."""
+        nodes, weight = self.nodes._gated(weight, dtype, heads)
+        return replace(self, nodes=nodes), weight
+
+    @property
+    def _plain(self) -> RelationalGraph:
+        """See :meth:`Graph._plain`."""
+        return replace(self, nodes=self.nodes._plain)
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
         """Brings values, such as weights, from the order of the input to the graph's order.

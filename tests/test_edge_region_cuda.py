@@ -266,3 +266,69 @@ def cuda_region(model: Model, edges: Edges) -> Any:
     return lambda *x: regions.edge_region(
         model.function, x, model.reads, model.outputs, edges.matrix, implementation="cuda"
     )
+
+
+def maps(inner: int, width: int) -> Model:
+    """Two linear maps one after the other of what edges make, and one of what they read."""
+
+    def function(x: Any, e: Any, w: Any, v: Any, u: Any) -> list[Any]:
+        y = jnp.tanh(x + e) @ w
+        z = jnp.tanh(y * v) @ u
+        return [z * x, jnp.sin(y) + v, jnp.tanh(e @ w)]
+
+    row, out = (inner,), (width,)
+    rows: Any = [("row", row), ("edge", row), ("shared", (inner, width))]
+    rows += [("col", out), ("shared", (width, inner))]
+    return Model(function, rows, [("row", "sum"), ("edge", "none"), ("col", "sum")])
+
+
+SIZES = (12, 20), (33, 5), (8, 66)  # few, as texts are compiled for each
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU")
+@pytest.mark.parametrize("dtype", ["float32", "highest", "bfloat16"])
+def test_linear_maps(dtype: str, rng: np.random.Generator) -> None:
+    """And their gradients, of which those of matrices are products of all edges."""
+    model, edges = maps(*SIZES[int(rng.integers(len(SIZES)))]), Edges.random(rng, "random")
+    arrays = [np.asarray(x, np.float64) for x in edges.arrays(rng, model, "float32")]
+    arrays = [
+        x / np.sqrt(len(x)) if read == "shared" else x
+        for x, read in zip(arrays, model.reads, strict=True)
+    ]
+    stored = "float32" if dtype == "highest" else dtype
+    given = [jnp.asarray(x, stored) for x in arrays]
+
+    def both(run: Any, arrays: Any) -> Any:
+        def total(*x: Any) -> Any:
+            return sum(
+                jnp.sum(jnp.sin(y.astype(jnp.promote_types(y.dtype, "float32")))) for y in run(*x)
+            )
+
+        return run(*arrays), jax.grad(total, tuple(range(len(arrays))))(*arrays)
+
+    with jax.enable_x64(True):
+        exact = [np.asarray(x, np.float64) for x in given]
+        want = jax.tree.map(np.asarray, both(lambda *x: edges.plain(model, x), exact))
+    with jax.default_matmul_precision("highest" if dtype == "highest" else None):
+        found = both(cuda_region(model, edges), given)
+    bound = {"float32": 5e-3, "highest": 1e-5, "bfloat16": 0.1}[dtype]
+    for got, expected in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64) / scale, expected / scale, rtol=0, atol=bound
+        )
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU")
+def test_softplus(rng: np.random.Generator) -> None:
+    """Of float32 its logarithm has a polynomial of its own."""
+    model = Model(lambda x: [jax.nn.softplus(x)], [("edge", (64,))], [("edge", "none")])
+    assert "log1p_of_fraction" in cuda_text.message_text(program_of(model)).source
+    edges = Edges.random(rng, "random")
+    x = np.float32(rng.normal(size=(edges.count, 64)) * np.exp(rng.normal(size=64) * 2))
+    x[0, :4] = 0, -100, 100, np.inf
+    (found,) = cuda_region(model, edges)(x)
+    want = np.logaddexp(x.astype(np.float64), 0)
+    there = np.asarray(found).any(1)  # of no padding
+    assert there.sum() >= len(edges.rows) - 1
+    np.testing.assert_allclose(np.asarray(found)[there], want[there], rtol=5e-7, atol=1e-37)

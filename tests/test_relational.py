@@ -13,6 +13,7 @@ import pytest
 
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.triples import stable_order
 
 Rng = np.random.Generator
 
@@ -387,3 +388,11 @@ def test_triples_in_the_order_of_the_input(rng: np.random.Generator) -> None:
     for (a, r, b), wanted in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
         relations = inverse.num_relations // 2
         assert wanted in ((a, r, b), (b, r - relations, a))
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 7, 8, 9, 65, 1000])
+def test_stable_order(num_keys: int, rng: np.random.Generator) -> None:
+    for count in (0, 1, int(rng.integers(2, 500))):
+        keys = rng.integers(0, num_keys, count).astype(np.int32)
+        found = jax.jit(stable_order, static_argnums=1)(keys, num_keys)
+        np.testing.assert_array_equal(found, np.argsort(keys, kind="stable"))

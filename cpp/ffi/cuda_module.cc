@@ -133,6 +133,7 @@ struct Cuda {
   }
 
   static constexpr size_t kMostRegionArrays = cuda::kMostRegionArrays;
+  static constexpr int kThreadsOfRegions = cuda::kThreadsOfRegions;
   static ffi::Error load_region(const RegionAttributes& attributes) {
     return status(cuda::load_region(text_of(attributes)));
   }
@@ -140,7 +141,7 @@ struct Cuda {
                                 Workspace workspace, const Csr<int32_t>& csr, void* const* in,
                                 void* const* out) {
     const cuda::Schedule schedule = {cuda::Kernel::kWalk, static_cast<int>(attributes.lanes),
-                                     static_cast<int>(attributes.threads), workspace.blocks};
+                                     cuda::kThreadsOfRegions, workspace.blocks};
     return status(
         cuda::edge_region(stream, schedule, csr, text_of(attributes), in, out, workspace.bytes));
   }
@@ -243,8 +244,9 @@ struct Cuda {
   }
 
   static cuda::RegionText text_of(const RegionAttributes& attributes) {
-    return {attributes.code, attributes.digest, attributes.name,  attributes.slots,
-            attributes.vec,  attributes.unroll, attributes.parts, attributes.acc_bytes};
+    return {attributes.code,  attributes.digest,    attributes.name,
+            attributes.slots, attributes.vec,       attributes.unroll,
+            attributes.parts, attributes.acc_bytes, attributes.shared};
   }
 
   template <typename Attributes>

@@ -27,7 +27,7 @@ from flax_layers.training import (
 )
 from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
@@ -133,12 +133,10 @@ def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     if dataset.repeated:
         weights = ", with the sum of their weights" if weighted else ""
         print(f"jax-gnn: {dataset.repeated} repeated edges count once{weights}", file=sys.stderr)
-    if dataset.unused:
-        print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if weighted and not getattr(config, "edge_weight", False):
         takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
-    tell_normalization(config, settled)
+    tell_data(dataset, config, settled)
 
 
 def _fits(task: str, source: str) -> bool:
@@ -212,7 +210,13 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     what = "fold" if folds else "split"
     with Progress(folds or config.splits, config.epochs, measure, what) as progress:
         baseline = not getattr(args, "no_baseline", True)
-        result = train(dataset, config, baseline=baseline, on_epoch=progress)
+        result = train(
+            *(dataset, config),
+            baseline=baseline,
+            on_epoch=progress,
+            state=folder / "state.npz",
+            resume=args.resume,
+        )
     _tell_notes(dataset, config, result.trained.config)
 
     described = _dataset_summary(recipe, dataset, result)

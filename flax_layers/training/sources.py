@@ -34,6 +34,7 @@ def read_all(source: str) -> list[NodeDataset]:
             errors.append(str(error))
     if not found:
         told = [text for text in errors if KNOWN not in text]
+        told = [text for text in told if ": lacks " not in text] or told  # all that is needed
         raise UserError("; ".join(dict.fromkeys(told)) or _unknown(source, errors))
     return found
 
@@ -79,6 +80,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{count:,} {what}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
+    if dataset.columns:
+        yield ["columns", "; ".join(dataset.columns)]
     if dataset.repeated:
         yield ["repeated", f"{dataset.repeated:,}, which count once"]
     if dataset.unused:

@@ -20,7 +20,7 @@ from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.passes import PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
 from jax_gnn._program.plan import Plan, planned, with_regions
-from jax_gnn._program.regions import EdgeRegion, missing
+from jax_gnn._program.regions import EdgeRegion, makers, missing
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -214,6 +214,8 @@ def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:
     code = code_of(region.region)
     if isinstance(code, Unsupported):
         yield "CPU", code.reason
+    if region.maps and makers() == "cpu":
+        return  # on a GPU it may be another region
     try:
         texts(region.region, region.matrix(Maps(graph)))
     except Unsupported as error:

@@ -154,7 +154,7 @@ def _sampled_plain(
         new = jnp.concatenate([part.astype(dtype) for part in parts])
     by_type = [jnp.concatenate(column) for column in columns]
     own = _induced_plain(nodes, jnp.concatenate(by_type), room)
-    found = Relations.of(relational).block(own.graph, types)
+    found = Relations.of(relational).block(own.graph, ids_at(types, own.graph.edge_ids))
     inner = replace(
         found.nodes,
         edge_ids=ids_at(nodes.edge_ids, own.graph.edge_ids),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, index_dtype, is_traced, namespace, signed
+from jax_gnn._core.ids import PADDING, ids_at, index_dtype, is_traced, namespace, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
@@ -74,8 +74,9 @@ def sample_neighbors(
             range, is padding: it has no neighbours. A seed may be given twice. Of a
             :class:`jax_gnn.HeteroGraph` a mapping of such by node type, one after the other.
         fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
-            With relations a number is for all of them together; a mapping says how many of each,
-            by name or number, and none of others.
+            With relations a number is for all of them together, and the edges of a
+            ``self_relation`` are there beside; a mapping says how many of each, by name or number,
+            and none of others.
         key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
         replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
         edge_probability: how likely edges are to be drawn, in proportion within those of a node;
@@ -102,8 +103,8 @@ def sample_neighbors(
         ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
             that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
             times are NaN, lengths do not fit, or there are times of edges without those of seeds,
-            the other way round, or together with weights or fanouts by relation; a relation or
-            a node type is none of the graph's.
+            the other way round, or together with weights, fanouts by relation or a
+            ``self_relation``; a relation or a node type is none of the graph's.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -126,6 +127,11 @@ def sample_neighbors(
     on_host &= not any(isinstance(each, jax.Array) for each in (seeds, seed_time))
     seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
     limits = _limits(rule, seed_time, seeds.shape[0])
+    if limits is not None and relations is not None and relations.self_relation:
+        raise ValueError(
+            "graph must have no self_relation where edge_time is given, as these edges have no "
+            "time, got self_relation=True"
+        )
     if limits is not None and any(not isinstance(fanout, int) for fanout in by_layer):
         raise ValueError(
             f"fanouts must be numbers over all relations where edge_time is given, got {fanouts!r}"
@@ -133,7 +139,7 @@ def sample_neighbors(
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
     disjoint = disjoint or limits is not None
-    totals = tuple(map(total, by_layer))
+    totals = tuple(total(fanout, relations) for fanout in by_layer)
     sizes = layer_sizes(
         *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
     )
@@ -165,6 +171,68 @@ def of_edges(graph: Any, fanouts: Any) -> tuple[Graph, Any, Relations | None, tu
         by_layer = check_fanouts("fanouts", fanouts)
     check_whole(graph)
     return graph, types, relations, by_layer
+
+
+@public
+def block_capacity(
+    graph: Graph | RelationalGraph | HeteroGraph,
+    seeds: Any,
+    fanouts: Sequence[Any],
+    key: Any,
+    *,
+    slack: float = 0.1,
+    **options: Any,
+) -> tuple[int, ...]:
+    """How many sources blocks have in some batches, and a little more: a ``capacity``.
+
+    Room for whatever may be drawn is often several times what is drawn, as neighbourhoods overlap
+    and nodes have fewer edges than ``fanouts``; and a model computes all of it.
+    :attr:`Blocks.overflow` says whether a batch needed more: sample it again without a capacity,
+    by the same key. Not inside ``jax.jit``, as it counts.
+
+    Args:
+        graph: as for :func:`sample_neighbors`.
+        seeds: a few batches of equally many seeds, each as for :func:`sample_neighbors`.
+        fanouts: likewise.
+        key: likewise; each batch has another one, made of it.
+        slack: the share of new sources that is added to the most that a batch had.
+        **options: likewise.
+
+    Returns:
+        For each of ``fanouts`` a number of sources, a multiple of 64 above its destinations.
+
+    Raises:
+        TypeError: ``seeds`` are traced, ``slack`` is no number, or as :func:`sample_neighbors`.
+        ValueError: there are no batches, they are not equally long, ``slack`` is negative, or as
+            :func:`sample_neighbors`.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+        >>> block_capacity(graph, [[2], [3]], (2, 2), jax.random.key(0))
+        (65, 129)
+    """
+    slack = arguments.check_finite("slack", slack)
+    if not slack >= 0:
+        raise ValueError(f"slack must be at least 0, got {slack}")
+    if not hasattr(seeds, "__iter__"):
+        raise TypeError(f"seeds must be a sequence of batches, got {arguments.described(seeds)}")
+    most: Any = 0
+    num_seeds: set[int] = set()
+    for number, batch in enumerate(seeds):
+        own = jax.random.fold_in(key, number)
+        blocks = sample_neighbors(graph, batch, fanouts, own, **options)
+        if is_traced(blocks.node_ids):
+            raise TypeError("seeds must be known, as sources are counted, got traced ones")
+        ids, parts = np.asarray(blocks.node_ids), blocks.graphs[::-1]
+        new = [int((ids[each.num_dst : each.num_src] >= 0).sum()) for each in parts]
+        most, num_seeds = np.maximum(most, new), num_seeds | {blocks.num_seeds}
+    if len(num_seeds) != 1:
+        raise ValueError(f"seeds must be batches of one length, got {sorted(num_seeds)}")
+    room = np.maximum(np.ceil(np.asarray(most) * (1 + slack) / _UNIT), 1).astype(int) * _UNIT
+    return tuple((num_seeds.pop() + np.cumsum(room)).tolist())
+
+
+_UNIT = 64
 
 
 def check_whole(graph: Any) -> None:
@@ -302,20 +370,21 @@ def sample(
         ) -> tuple[Any, Any]:
             return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
 
-        if types is None:
+        if types is None or relations is None:
             offsets, counts = draw(starts, degrees, total(fanout), key)
         else:
-            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key)
-        own = owners if disjoint and not tree else None
-        drawn = Drawn(nodes, starts, offsets, counts, cols, own)
+            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key, relations.own)
+        apart = owners if disjoint and not tree else None
+        drawn = Drawn(nodes, starts, offsets, counts, cols, apart)
         graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
         owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
         if relations is None or types is None:
             graphs.insert(0, graph)
         else:
-            graphs.insert(0, relations.block(graph, types))
-    return Blocks(tuple(graphs), nodes, overflow, owners)
+            graphs.insert(0, relations.block(graph, ids_at(types, graph.edge_ids)))
+    sizes_by_type = None if relations is None else relations.type_sizes
+    return Blocks(tuple(graphs), nodes, overflow, owners, node_type_sizes=sizes_by_type)
 
 
 _compiled = jax.jit(sample, static_argnums=(7, 8, 9, 10, 11, 12))

@@ -26,32 +26,41 @@ class Relations(NamedTuple):
 
     num_relations: int
     names: tuple[Any, ...] | None
+    node_types: tuple[str, ...] | None
+    type_sizes: tuple[int, ...] | None
     self_relation: bool
     parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, graph: RelationalGraph) -> Relations:
+        """Those of a graph."""
         parts: list[Part] = []
         if graph.pair_src is not None:
             parts.append("from_pairs")
         if graph.pair_dst is not None:
             parts.append("to_pairs")
         names = None if graph.relation_names is None else tuple(graph.relation_names)
-        return cls(graph.num_relations, names, graph.self_relation, tuple(parts))
+        types = graph.node_type_names, graph.node_type_sizes
+        return cls(graph.num_relations, names, *types, graph.self_relation, tuple(parts))
+
+    @property
+    def own(self) -> int | None:
+        """The relation of nodes to themselves, if there is one: the last."""
+        return self.num_relations - 1 if self.self_relation else None
 
     def block(self, graph: Graph, types: Array) -> RelationalGraph:
         """A block as a relational graph.
 
         Args:
             graph: the block; edges into a node ascend by relation.
-            types: ``(num_whole,)``, the relations of the whole graph's edges.
+            types: ``(num_edges,)``, their relations.
         """
-        xp = namespace(types, graph.edge_ids)
-        own = ids_at(types, graph.edge_ids).astype(graph.rows.dtype)
+        xp = namespace(types, graph.rows)
         found = RelationalGraph(
             graph,
-            xp.where(in_range(own, self.num_relations), own, PADDING),
+            xp.where(in_range(types, self.num_relations), types, PADDING).astype(graph.rows.dtype),
             num_relations=self.num_relations,
+            node_type_names=self.node_types,
             relation_names=self.names,
             self_relation=self.self_relation,
         )
@@ -136,9 +145,10 @@ def _fanout(name: str, fanout: Any, graph: RelationalGraph) -> Fanout:
     return tuple(own)
 
 
-def total(fanout: Fanout) -> int:
+def total(fanout: Fanout, relations: Relations | None = None) -> int:
     """How many edges are drawn into a node at most."""
-    return fanout if isinstance(fanout, int) else sum(fanout)
+    own = int(relations is not None and relations.self_relation)  # beside a number of others
+    return fanout + own if isinstance(fanout, int) else sum(fanout)
 
 
 # --- Draws ---------------------------------------------------------------------------------------
@@ -151,6 +161,7 @@ def by_relation(
     degrees: Array,
     fanout: Fanout,
     key: tuple[Any, Any],
+    own: int | None,
 ) -> tuple[Array, Array]:
     """Draws of each row, by relation or of all; edges are in the whole graph's order then.
 
@@ -162,14 +173,21 @@ def by_relation(
         degrees: ``(rows,)``, how many edges they have.
         fanout: how many are wanted, of each relation, or of all.
         key: two words.
+        own: the last relation, if it is that of nodes to themselves, whose edge is the row's last
+            one: there beside a number of others.
 
     Returns:
         ``(rows, total)`` places in the row, and how many of them count.
     """
-    if isinstance(fanout, int):
+    if isinstance(fanout, int) and own is None:
         places, found = draw(starts, degrees, fanout, key)
         return _ascending([places], [found], degrees)
     xp = namespace(types, starts)
+    if isinstance(fanout, int):
+        last = xp.where(degrees > 0, starts + degrees - 1, PADDING)
+        there = (ids_at(types, last) == own).astype(degrees.dtype)
+        places, found = draw(starts, degrees - there, fanout, key)
+        return _ascending([places, degrees[:, None] - 1], [found, there], degrees)
     offsets: list[Array] = []
     counts: list[Array] = []
     for size in sorted({*fanout} - {0}):

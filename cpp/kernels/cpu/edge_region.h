@@ -42,6 +42,7 @@ enum class Code {
   kConcatenate,
   kReduce,  // params: 0 sum, 1 product, 2 maximum, 3 minimum; how many numbers make one
   kDot,     // params: numbers of the sum
+  kOuter,   // all products of numbers of two operands
   kCount
 };
 #undef JAX_GNN_CODE
@@ -64,6 +65,7 @@ struct RegionStep {
   std::vector<int64_t> operands, params;
   std::vector<Piece> runs;  // of a kTake, where they are few
   bool varies;
+  bool summed = false;  // of a kOuter that only sums over all entries read: it is never made
 };
 
 struct RegionOutput {

@@ -25,7 +25,8 @@ from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda_text import Text, message_text
+from jax_gnn._ops.edge_region.cuda_text import HALVES, MOST_WEIGHTS, THREADS, Text, message_text
+from jax_gnn._ops.edge_region.moves import factors
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -38,12 +39,11 @@ from jax_gnn._ops.edge_region.row_program import (
 )
 from jax_gnn._ops.edge_region.xla import Edges
 
-# Threads of a block, and blocks that share the entries, as of sums (segment_reduce/schedule.py).
-_THREADS, _BLOCKS = 128, 528
+_MULTIPROCESSORS = 132  # that blocks are dealt out to, as of sums (segment_reduce/schedule.py)
 _MOST_STORED = 4  # results that a walk may read of the one before: all choices are tried
 
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
-_INTO = {"edge": 0, "row": 1}
+_INTO = {"edge": 0, "row": 1, "all": 2}
 
 
 # --- A walk --------------------------------------------------------------------------------------
@@ -56,9 +56,19 @@ class WalkOperands(NamedTuple):
     csr: Csr
 
 
+def _blocks(text: Text, csr: Any) -> Any:
+    """Blocks that share the entries; what they make over all has as many rows."""
+    blocks = 4 if not text.shared else text.blocks
+    return jax.core.min_dim(
+        blocks * _MULTIPROCESSORS, jax.core.max_dim(1, -(-csr.count // (THREADS // text.lanes)))
+    )
+
+
 def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> list[Any]:
     del num_cols
     sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
+    if any(each.into == "all" for each in program.outputs):
+        sizes["all"] = _blocks(_text_of(program), operands.csr)
     values = [program.values[each.value] for each in program.outputs]
     return [
         jax.ShapeDtypeStruct((sizes[each.into], value.width), value.dtype)
@@ -73,9 +83,14 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         x[0] if by == "shared" else edges.read(x, by) for x, by in zip(arrays, reads, strict=True)
     ]
     made = edges.applied(lambda *rows: evaluate(program, rows), reads, read)
-    return [
+    found = [
         edges.reduced(x, each.into, each.reduce)
         for x, each in zip(made, program.outputs, strict=True)
+    ]
+    shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
+    return [
+        jnp.zeros(of.shape, of.dtype).at[0].set(x) if each.into == "all" else x
+        for x, of, each in zip(found, shapes, program.outputs, strict=True)
     ]
 
 
@@ -89,9 +104,6 @@ def _call(
         return None
     text, binary = _text_of(program), _binary_of(program)
     values = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
-    blocks = jax.core.min_dim(
-        _BLOCKS, jax.core.max_dim(1, -(-csr.count // (_THREADS // text.lanes)))
-    )
     acc = np.dtype(text.acc)
     attributes = {
         "code": binary.code,
@@ -101,6 +113,7 @@ def _call(
         "vec": np.int64(text.vec),
         "unroll": np.int64(text.unroll),
         "parts": np.int64(text.parts),
+        "shared": np.int64(text.shared),
         "acc_bytes": np.int64(acc.itemsize),
         "reads": np.array([_READS[each.read] for each in program.inputs], np.int64),
         "into": np.array([_INTO[each.into] for each in program.outputs], np.int64),
@@ -109,10 +122,9 @@ def _call(
         "num_rows": np.int64(csr.num_rows),
         "num_cols": np.int64(num_cols),
         "lanes": np.int64(text.lanes),
-        "threads": np.int64(_THREADS),
         **ids[1],
     }
-    workspace = workspace_of(blocks, text.slots * text.room, acc)
+    workspace = workspace_of(_blocks(text, csr), text.slots * text.room, acc)
     return Call([*ids[0], *operands.arrays], attributes, [workspace])
 
 
@@ -330,6 +342,18 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         output = program.outputs[place]
         value = output.value
         over_all.append(output.reduce if output.into == "all" else None)
+        width = program.values[value].width
+        if output.into == "all" and output.reduce == "sum" and width > MOST_WEIGHTS:
+            pairs = factors(program.values.__getitem__, value)
+            if not all(program.values[i].dtype.name in ("float32", *HALVES) for i in pairs):
+                pairs = []
+        else:
+            pairs = []
+        if pairs:  # as of the gradient of a matrix
+            instructions.append(Instruction("outer", tuple(pairs), width, np.dtype(np.float32)))
+            value = len(inputs) + len(instructions) - 1
+            outputs.append(Output(value, "all", "sum"))
+            continue
         if output.into == "all":  # sums of rows are not rounded before they are added up
             of = program.values[value]
             acc = np.dtype(accumulator_dtype(of.dtype))

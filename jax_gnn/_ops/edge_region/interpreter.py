@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn._ops.edge_region.moves import SLOW, with_fewer_moves
+from jax_gnn._ops.edge_region.moves import with_fewer_moves
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
+    SLOW,
     Input,
+    Instruction,
     Into,
     Output,
     Read,
@@ -38,11 +40,14 @@ CODES = (
     *("exp2", "round", "sin", "sinh", "tan"),
     *("atan2", "pow", "rem"),
     *("clamp", "select_n", "integer_pow"),
-    *("constant", "take", "concatenate", "reduce", "dot"),
+    *("constant", "take", "concatenate", "reduce", "dot", "outer"),
 )
 
 # Numbers of a row's values together: beyond these a block leaves the caches.
 MAX_WIDTH = 1 << 16
+
+
+_TERMS = 32  # of a product, in the time in which a number is read
 
 
 class Code(NamedTuple):
@@ -131,12 +136,15 @@ def _moved(program: RowProgram) -> float:
     read = sum(
         each.width for i, each in enumerate(program.inputs) if i in used and each.read != "shared"
     )
-    made = sum(
-        each.width * (1.0 if each.name in SLOW else 0.25)
-        for each in program.instructions
-        if each.name != "constant"
-    )
-    return read + made
+    return read + sum(map(_made, program.instructions))
+
+
+def _made(each: Instruction) -> float:
+    """What it takes to make a value, in numbers that are read in no order."""
+    if each.name in ("dot", "outer"):
+        terms = each.params[0] if each.name == "dot" else 1
+        return each.width * max(terms / _TERMS, 0.25)
+    return each.width * (0 if each.name == "constant" else 1 if each.name in SLOW else 0.25)
 
 
 def _encoded(walk: _Walk, numbers: list[float], *, by_col: bool) -> list[int]:
@@ -162,7 +170,7 @@ def _encoded(walk: _Walk, numbers: list[float], *, by_col: bool) -> list[int]:
     for step in program.instructions:
         if step.name not in CODES:
             raise Unsupported(None, f"{step.name} has no instruction on a CPU")
-        params = list(step.params)
+        params = list(step.params[:1] if step.name == "dot" else step.params)
         if step.name == "constant":
             params = [len(numbers)]
             numbers += map(float, step.params)

@@ -7,22 +7,21 @@ other moves, and often nothing is left of both. All numbers stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_gnn._ops.edge_region.row_program import (
     FUNCTIONS,
+    SLOW,
     Builder,
+    Input,
     Instruction,
     Output,
     RowProgram,
     without_dead_code,
 )
-
-SLOW = frozenset({"exp", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "erf", "pow"})
-"""Functions that take longer than a move."""
 
 _MOST_PARTS = 8  # of a row that is put together
 
@@ -33,8 +32,58 @@ def with_fewer_moves(program: RowProgram) -> RowProgram:
     values = list(range(len(program.inputs)))
     for each in program.instructions:
         values.append(build.again(each, [values[i] for i in each.operands]))
-    outputs = [Output(values[each.value], each.into, each.reduce) for each in program.outputs]
+    outputs = [
+        Output(build.summed(values[each.value], each), each.into, each.reduce)
+        for each in program.outputs
+    ]
     return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+def factors(values: Callable[[int], Input | Instruction], value: int) -> list[int]:
+    """Pairs of rows of which a value has the sum of all products of their numbers.
+
+    So has what a matrix's gradient sums over all entries. None where it is no such sum.
+
+    Args:
+        values: The value of a number.
+        value: The number of a value.
+    """
+    at = np.arange(values(value).width)
+    found: list[int] = []
+    left = [_taken(values, value, at)]
+    while left:
+        number, places = left.pop()
+        of = values(number)
+        name = of.name if isinstance(of, Instruction) else "input"
+        if name not in ("add", "mul"):
+            return []
+        sides = [_taken(values, i, places) for i in of.operands]  # type: ignore[union-attr]
+        if name == "add":
+            left += sides
+            continue
+        for (x, of_x), (y, of_y) in (sides, sides[::-1]):
+            rows, columns = values(x).width, values(y).width
+            if rows * columns == len(at) and not (
+                (of_x != at // columns).any() or (of_y != at % columns).any()
+            ):
+                found += x, y
+                break
+        else:
+            return []
+    pairs = zip(found[::2], found[1::2], strict=True)
+    shapes = {(values(x).width, values(y).width) for x, y in pairs}
+    return found if len(shapes) == 1 else []
+
+
+def _taken(
+    values: Callable[[int], Input | Instruction], number: int, places: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """The value whose numbers are taken, and which they are."""
+    of = values(number)
+    while isinstance(of, Instruction) and of.name == "take":
+        number, places = of.operands[0], np.asarray(of.params)[places]
+        of = values(number)
+    return number, places
 
 
 class _Moves(Builder):
@@ -79,6 +128,16 @@ class _Moves(Builder):
             if found is not None:
                 return found
         return self.emit(name, operands, width, like.dtype, like.params)
+
+    def summed(self, value: int, output: Output) -> int:
+        """What is added up over all entries; of all products of two rows, an instruction.
+
+        That is the gradient of a matrix: the interpreter makes it a product of blocks of entries.
+        """
+        if output.into != "all" or output.reduce != "sum":
+            return value
+        pairs, of = factors(self.value, value), self.value(value)
+        return self.emit("outer", pairs, of.width, of.dtype) if len(pairs) == 2 else value
 
     def _joined(self, each: Instruction, value: int) -> int:
         """A reduction of few numbers, one after the other."""
