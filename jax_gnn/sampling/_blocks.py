@@ -205,7 +205,8 @@ def distinct_block(
     num_dst, num_edges = nodes.shape[0], drawn.rows.shape[0]
     dtype = drawn.rows.dtype
     ids = jnp.concatenate([nodes, drawn.nodes])
-    keys = jnp.where(ids < 0, num_nodes, ids).astype(dtype)  # padding comes last
+    # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
+    keys = jnp.where(ids < 0, num_nodes, ids).astype(f"u{dtype}")
     count = num_dst + num_edges
     steps = jnp.arange(count, dtype=dtype)
     own_keys = [keys]

@@ -25,12 +25,13 @@ def distinct(ids: Array, room: int) -> tuple[Array, Array]:
     """
     count = ids.shape[0]
     steps = jnp.arange(count, dtype=ids.dtype)
-    keys, at = jax.lax.sort((jnp.where(ids < 0, jnp.iinfo(ids.dtype).max, ids), steps), num_keys=1)
+    # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
+    keys, at = jax.lax.sort((ids.astype(f"u{ids.dtype}"), steps), num_keys=1)
     there = ids_at(ids, at) >= 0
     is_new = there & jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[:count]
     number = jnp.cumsum(is_new, dtype=ids.dtype) - 1
     found = jnp.full(room, PADDING, ids.dtype)
-    found = found.at[jnp.where(is_new, number, room)].set(keys, mode="drop")
+    found = found.at[jnp.where(is_new, number, room)].set(keys.astype(ids.dtype), mode="drop")
     places = jnp.full(count, PADDING, ids.dtype)
     return found, places.at[at].set(jnp.where(there, number, PADDING))
 
