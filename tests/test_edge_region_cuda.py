@@ -15,6 +15,8 @@ from fuzz import regions
 from op_suite import KERNELS
 from region_cases import MODELS, Edges, Model
 
+import jax_gnn
+from jax_gnn import Edge, Graph, Node, program
 from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_compile, cuda_text
 from jax_gnn._ops.edge_region.region import Region
@@ -191,6 +193,28 @@ def test_walks_make_the_region(name: str, rng: np.random.Generator) -> None:
     found = function(list(map(jnp.asarray, arrays)), edges.matrix)
     for x, y in zip(found, edges.plain(model, arrays), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("here")
+def test_gradients_of_programs_have_maps_outside(rng: np.random.Generator) -> None:
+    """Of what is differentiated only, whatever else is done with it."""
+
+    @program
+    def convolution(g: Any, x: Node, e: Edge, w: Any) -> Any:
+        return g.sum(g.src(x) * (jnp.tanh(e) @ w))
+
+    graph = Graph.from_edges(*rng.integers(0, 40, size=(2, 3000)), num_nodes=40)
+    arrays = [jnp.ones(shape) for shape in ((40, 20), (3000, 12), (12, 20))]
+
+    def products(function: Any) -> int:
+        with jax_gnn.implementation("cuda"):
+            return str(jax.make_jaxpr(function)(*arrays)).count("dot_general")
+
+    def total(x: Any, e: Any, w: Any) -> Any:
+        return jnp.sum(convolution(graph, x, e, w) ** 2)
+
+    assert products(total) == products(jax.jit(total)) == 0
+    assert products(jax.grad(total)) > 0 and products(jax.jit(jax.grad(total, (0, 1, 2)))) > 0
 
 
 @pytest.mark.usefixtures("here")

@@ -224,7 +224,7 @@ class Candidates:
         has_pairs: Whether the graph has (source, relation) pairs.
     """
 
-    def __init__(self, results: Sequence[Row], matcher: Matcher) -> None:
+    def __init__(self, results: Sequence[Row], matcher: Matcher, maps: bool = True) -> None:
         self.has_pairs = Space.SOURCE_PAIR in matcher.parts.rows
         self._wanted = set(results)
         self._matcher = matcher
@@ -237,7 +237,7 @@ class Candidates:
             row
             for row in self._rows
             if (row.dtype in FLOATS or row not in self._wanted)  # results are no truth values
-            and _is_of_edges(row, matcher)
+            and _is_of_edges(row, matcher, maps)
         }
         self._edges -= self._drawn()
         self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
@@ -361,8 +361,8 @@ def _is_served(push: Row, matcher: Matcher) -> bool:
     return pattern.weight is None or pattern.weight.size * 4 <= push.size
 
 
-def _is_of_edges(row: Row, matcher: Matcher) -> bool:
-    """Whether it is a function of edges that a region can hold."""
+def _is_of_edges(row: Row, matcher: Matcher, maps: bool) -> bool:
+    """Whether it is a function of edges that a region can hold, linear maps only if they may be."""
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
@@ -380,7 +380,7 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     reads = all(each.way or each.row.space is Space.SHARED for each in pattern.factors)
     if not weights:
         return True
-    few = max(weights) <= _most_weights(row, pattern)
+    few = max(weights) <= (_most_weights(row, pattern) if maps else _MOST_WEIGHTS)
     return few and not reads  # what edges read is multiplied where it is read
 
 

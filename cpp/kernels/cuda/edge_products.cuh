@@ -84,11 +84,12 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const LeftFragment
   multiply_tf32(sum, a.high, high);
 }
 
-// A matrix of an array, number (i, j) at start + i * down + j * across: as fragments in shared
-// memory, those of neighbouring columns side by side. By the whole block.
+// A matrix of an array, number (i, j) at start + i * down + j * across, with `group` columns side
+// by side, then `apart` to the next ones: as fragments in shared memory, those of neighbouring
+// columns side by side. By the whole block.
 template <int kInner, int kColumns, bool kPrecise, typename T>
 __device__ __forceinline__ void load_matrix(const T* from, int start, int down, int across,
-                                            float* to) {
+                                            int group, int apart, float* to) {
   constexpr int kTiles = in_steps(kColumns, 8), kNumbers = in_steps(kInner, 8) * kTiles * 64;
 #pragma unroll 4
   for (int i = threadIdx.x; i < kNumbers; i += blockDim.x) {
@@ -96,7 +97,8 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
     const int row = fragment / kTiles * 8 + lane % 4 + i % 2 * 4;
     const int column = fragment % kTiles * 8 + lane / 4;
     const bool there = row < kInner && column < kColumns;
-    to[i] = there ? Split<kPrecise>::kept(widen(from[start + row * down + column * across])) : 0.0f;
+    const int at = start + row * down + column % group * across + column / group * apart;
+    to[i] = there ? Split<kPrecise>::kept(widen(from[at])) : 0.0f;
   }
 }
 

@@ -526,18 +526,20 @@ class _Writer:
         """A product of tiles; its matrix goes to shared memory once for a block."""
         instruction = self.program.instructions[number - len(self.program.inputs)]
         inner, columns = _dot_sizes(self.program, instruction)
-        given, start, down, across = _matrix(self.program, instruction)
+        given, start, down, across, group, apart = _matrix(self.program, instruction)
         precise = _bool(self.precise)
-        turned = given, start, across, down, columns, inner
-        transposed = turned in self.matrix_at
-        key = turned if transposed else (given, start, down, across, inner, columns)
+        turned = given, start, across, down, inner, 0, columns, inner
+        transposed = group == columns and turned in self.matrix_at
+        key = given, start, down, across, group, apart, inner, columns
+        key = turned if transposed else key
         if key not in self.matrix_at:
             kind = _stored(self.program.inputs[given].dtype.name)
             self.matrix_at[key] = place = self.matrix_numbers
             self.matrix_numbers += -(-inner // 8) * -(-columns // 8) * 64
             self.matrices.append(
                 f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
-                f"(in.at[{given}]), {start}, {down}, {across}, matrices + {place});"
+                f"(in.at[{given}]), {start}, {down}, {across}, {group}, {apart}, "
+                f"matrices + {place});"
             )
         place = self.matrix_at[key]
         self.add_tile(number, columns, stage, False)
@@ -1108,8 +1110,8 @@ def _is_precise(each: Instruction) -> bool:
     return each.name == "dot" and len(each.params) > 1
 
 
-def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int]:
-    """The input that a matrix is of, and where its number (i, j) is: start + down i + across j."""
+def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int, int, int]:
+    """The input that a matrix is of, and what ``load_matrix`` is told of its numbers' places."""
     inner, columns = _dot_sizes(program, dot)
     number, places = dot.operands[1], np.arange(inner * columns)
     while number >= len(program.inputs):
@@ -1123,12 +1125,16 @@ def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int]:
     start = int(places[0])
     down = int(places[columns]) - start if inner > 1 else 0
     across = int(places[1]) - start if columns > 1 else 0
-    even = start + down * np.arange(inner)[:, None] + across * np.arange(columns)
+    at = np.arange(columns)
+    breaks = np.flatnonzero(places[:columns] != start + across * at)
+    group = int(breaks[0]) if len(breaks) else columns
+    apart = int(places[group]) - start if len(breaks) else 0
+    even = start + down * np.arange(inner)[:, None] + at % group * across + at // group * apart
     if given.read != "shared" or given.dtype.name not in ("float32", *HALVES):
         raise _Infeasible(f"a matrix of {given.dtype}, by {given.read}")
     if (places != even.ravel()).any():
         raise _Infeasible("a matrix whose numbers lie in no order")
-    return number, start, down, across
+    return number, start, down, across, group, apart
 
 
 # --- Pieces of C++ -------------------------------------------------------------------------------
