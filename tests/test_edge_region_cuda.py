@@ -200,8 +200,9 @@ def test_gradients_of_programs_have_maps_outside(rng: np.random.Generator) -> No
     """Of what is differentiated only, whatever else is done with it."""
 
     @program
-    def convolution(g: Any, x: Node, e: Edge, w: Any) -> Any:
-        return g.sum(g.src(x) * (jnp.tanh(e) @ w))
+    def convolution(g: Any, x: Node, e: Edge, w: Any, key: Any) -> Any:
+        kept = jax.random.bernoulli(g.key(key), 0.5, (1,))
+        return g.sum(g.src(x) * jnp.where(kept, jnp.tanh(jnp.tanh(e) @ w), 0.0))
 
     graph = Graph.from_edges(*rng.integers(0, 40, size=(2, 3000)), num_nodes=40)
     arrays = [jnp.ones(shape) for shape in ((40, 20), (3000, 12), (12, 20))]
@@ -211,7 +212,7 @@ def test_gradients_of_programs_have_maps_outside(rng: np.random.Generator) -> No
             return str(jax.make_jaxpr(function)(*arrays)).count("dot_general")
 
     def total(x: Any, e: Any, w: Any) -> Any:
-        return jnp.sum(convolution(graph, x, e, w) ** 2)
+        return jnp.sum(convolution(graph, x, e, w, jax.random.key(0)) ** 2)
 
     assert products(total) == products(jax.jit(total)) == 0
     assert products(jax.grad(total)) > 0 and products(jax.jit(jax.grad(total, (0, 1, 2)))) > 0

@@ -109,5 +109,5 @@ def placed(
     lead = int(leading)
     x = x.transpose(*range(lead), *(lead + labels.index(i) for i in out if i in labels))
     full = [size if i in labels else 1 for i, size in zip(out, shape, strict=True)]
-    x = x.reshape(*x.shape[:lead], *full)
+    x = jnp.reshape(x, (*x.shape[:lead], *full))  # of constants NumPy has the array
     return jnp.broadcast_to(x, (*x.shape[:lead], *shape))
