@@ -48,8 +48,10 @@ class _Moves(Builder):
             return self.take(operands[0], np.asarray(each.params, int))
         if each.name == "concatenate":
             return self.concatenated(operands)
-        if each.name == "reduce" and each.params[1] <= 4 and self._has_moves(operands[0]):
-            return self._joined(each, operands[0])
+        if each.name == "reduce" and each.params[1] <= 4:
+            of = self.value(operands[0])
+            if self._has_moves(operands[0]) or (isinstance(of, Instruction) and of.name == "take"):
+                return self._joined(each, operands[0])
         if each.name == "dot" and each.params[0] == 1:
             width = self.value(operands[1]).width
             x = self.take(operands[0], np.arange(each.width) // width)
