@@ -71,8 +71,9 @@ def first_place(starts: Any, ends: Any, holds: Callable[[Any], Any]) -> Any:
 
     def once(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = bounds
-        middle = low + (high - low) // 2
-        found, goes_on = holds(middle), low < high
+        goes_on = low < high
+        middle = xp.where(goes_on, low + (high - low) // 2, 0)  # a place to look at
+        found = holds(middle)
         return (
             xp.where(goes_on & ~found, middle + 1, low),
             xp.where(goes_on & found, middle, high),

@@ -1,5 +1,6 @@
 // Sampled neighbourhoods, the host's side: launches.
 #include <algorithm>
+#include <limits>
 
 #include "launch.h"
 #include "sample_block.cuh"
@@ -24,10 +25,15 @@ cudaError_t sample_tree(cudaStream_t stream, const Drawn<Index>& drawn, const Bl
   const int64_t threads =
       std::max({drawn.num_dst * drawn.fanout, block.num_edges, drawn.num_dst + 1});
   const int64_t blocks = ceil_div(threads, kDrawThreads);
-  if (blocks > kMaxGridX) return cudaErrorInvalidConfiguration;
+  const int64_t tiles = std::max<int64_t>(ceil_div(drawn.num_dst, kScanThreads * kScanItems), 1);
+  // Sums of counts are in the ids' type.
+  const int64_t most = std::numeric_limits<Index>::max();
+  if (blocks > kMaxGridX || tiles > kMaxGridX || threads > most)
+    return cudaErrorInvalidConfiguration;
   const cudaError_t error =
-      launch(stream, {dim3(1), kScanThreads, 0}, starts_kernel<Index>, drawn.counts, drawn.num_dst,
-             drawn.fanout, block.num_edges, block.indptr);
+      launch(stream, {dim3(static_cast<unsigned>(tiles)), kScanThreads, 0}, starts_kernel<Index>,
+             drawn.counts, drawn.num_dst, static_cast<Index>(drawn.fanout),
+             static_cast<Index>(block.num_edges), block.indptr);
   if (error != cudaSuccess) return error;
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), kDrawThreads, 0}, tree_kernel<Index>,
                 drawn, block, threads, overflow);

@@ -6,8 +6,8 @@
 
 namespace jax_gnn::cuda {
 
-constexpr int kDrawThreads = 256;  // of a block; a warp has a row
-constexpr int kScanThreads = 1024, kScanItems = 8;
+constexpr int kDrawThreads = 256;                   // of a block; a warp has a row
+constexpr int kScanThreads = 1024, kScanItems = 4;  // rows of a thread
 
 // --- Random numbers ------------------------------------------------------------------------------
 
@@ -83,44 +83,72 @@ __global__ void draw_kernel(Random random, const Index* degrees, int64_t num_row
 
 // --- Blocks of trees -----------------------------------------------------------------------------
 
-// Where the edges of each destination start, at most at num_edges. One block.
+// How many edges of a row count.
 template <typename Index>
-__global__ void starts_kernel(const Index* counts, int64_t num_dst, int64_t fanout,
-                              int64_t num_edges, Index* indptr) {
-  wait_for_previous_launch();
-  __shared__ int64_t of_warps[kScanThreads / 32];
+__device__ __forceinline__ Index clamped(const Index* counts, int64_t row, Index fanout) {
+  const Index count = counts[row];
+  return count < 0 ? 0 : (count < fanout ? count : fanout);
+}
+
+// Sums of a block's warps, of each and all before it. A warp's last lane has its sum.
+template <typename Index>
+__device__ __forceinline__ void sum_warps(Index of_warp, Index* of_warps) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) indptr[0] = 0;
-  int64_t before = 0;
-  for (int64_t tile = 0; tile < num_dst; tile += kScanThreads * kScanItems) {
-    const int64_t first = tile + threadIdx.x * int64_t{kScanItems};
-    int64_t sums[kScanItems], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kScanItems; ++i) {
-      const int64_t count = first + i < num_dst ? counts[first + i] : 0;
-      sum += count < 0 ? 0 : (count < fanout ? count : fanout);
-      sums[i] = sum;
-    }
-    int64_t until = sum;  // of the warp, up to this thread
+  __syncthreads();  // what was there has been read
+  if (lane == 31) of_warps[warp] = of_warp;
+  __syncthreads();
+  if (warp == 0) {
+    Index until = of_warps[lane];
     for (int distance = 1; distance < 32; distance *= 2) {
-      const int64_t other = __shfl_up_sync(kWholeWarp, until, distance);
+      const Index other = __shfl_up_sync(kWholeWarp, until, distance);
       if (lane >= distance) until += other;
     }
-    if (lane == 31) of_warps[warp] = until;
-    __syncthreads();
-    int64_t ahead = before + until - sum;
-    for (int other = 0; other < kScanThreads / 32; ++other) {
-      if (other < warp) ahead += of_warps[other];
-      before += of_warps[other];
-    }
-#pragma unroll
-    for (int i = 0; i < kScanItems; ++i) {
-      if (first + i >= num_dst) break;
-      const int64_t end = ahead + sums[i];
-      indptr[first + i + 1] = static_cast<Index>(end < num_edges ? end : num_edges);
-    }
-    __syncthreads();  // the next tile writes sums of warps
+    of_warps[lane] = until;
   }
+  __syncthreads();
+}
+
+// Where the edges of each destination start, at most at num_edges. A block has a tile of rows, and
+// adds up all rows before by itself, so that no block waits for another.
+template <typename Index>
+__global__ void starts_kernel(const Index* counts, int64_t num_dst, Index fanout, Index num_edges,
+                              Index* indptr) {
+  wait_for_previous_launch();
+  __shared__ Index of_warps[32];
+  static_assert(kScanThreads == 32 * 32, "a lane for each warp");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t tile = blockIdx.x * int64_t{kScanThreads * kScanItems};
+  Index sum = 0;
+  for (int64_t row = threadIdx.x; row < tile; row += kScanThreads)
+    sum += clamped(counts, row, fanout);
+  for (int distance = 16; distance > 0; distance /= 2)
+    sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+  sum_warps(sum, of_warps);
+  const Index before = of_warps[31];
+
+  // A warp's rows stand side by side, those of an item at neighbouring lanes.
+  const int64_t first = tile + warp * int64_t{32 * kScanItems} + lane;
+  Index until[kScanItems], carry = 0;
+#pragma unroll
+  for (int item = 0; item < kScanItems; ++item) {
+    const int64_t row = first + 32 * item;
+    until[item] = row < num_dst ? clamped(counts, row, fanout) : Index(0);
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const Index other = __shfl_up_sync(kWholeWarp, until[item], distance);
+      if (lane >= distance) until[item] += other;
+    }
+    until[item] += carry;
+    carry = __shfl_sync(kWholeWarp, until[item], 31);
+  }
+  sum_warps(carry, of_warps);
+  const Index ahead = before + (warp > 0 ? of_warps[warp - 1] : Index(0));
+#pragma unroll
+  for (int item = 0; item < kScanItems; ++item) {
+    const int64_t row = first + 32 * item;
+    const Index end = ahead + until[item];
+    if (row < num_dst) indptr[row + 1] = end < num_edges ? end : num_edges;
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) indptr[0] = 0;
   allow_next_launch();
 }
 
