@@ -158,6 +158,81 @@ def test_same_bits_in_large_and_repeated_runs(implementation: str, rng: Any) -> 
     close(first[0], want, rtol=1e-3, atol=1e-4)
 
 
+def product(inner: int, width: int) -> Model:
+    """A linear map of what an edge makes, between functions."""
+
+    def function(x: Any, e: Any, w: Any, v: Any) -> list[Any]:
+        y = jnp.tanh(x + e) @ w
+        return [y * v, jnp.sin(y), jnp.tanh(y)]
+
+    row, out = (inner,), (width,)
+    rows = [("row", row), ("edge", row), ("shared", (inner, width)), ("col", out)]
+    return Model(function, rows, [("row", "sum"), ("edge", "none"), ("col", "sum")])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_products_of_any_width(implementation: str, dtype: str, rng: np.random.Generator) -> None:
+    """Whole tiles of rows and columns, and what is left beside them."""
+    inner, width = map(int, rng.integers(1, 70, size=2))
+    model, edges = product(inner, width), Edges.random(rng, "random")
+    arrays = edges.arrays(rng, model, "float64")
+    arrays[2] = arrays[2] / np.sqrt(inner)
+    every = tuple(range(len(arrays)))
+    with setting("xla", "float64"):
+        plain_ = plain(model, edges)
+        given = [np.asarray(x, jnp.dtype(dtype)).astype(np.float64) for x in arrays]
+        want = plain_(*given), jax.grad(total(plain_), every)(*given)
+    with setting(implementation, dtype):
+        function = op(model, edges)
+        given = [jnp.asarray(x, dtype) for x in arrays]
+        found = function(*given), jax.grad(total(function), every)(*given)
+    bounds = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.1}
+    for got, expected in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        x = np.asarray(got, np.float64)
+        kept = np.abs(expected) < 1e30
+        scale = max(1.0, float(np.max(np.abs(expected[kept]), initial=0)))
+        close(x[kept] / scale, np.asarray(expected)[kept] / scale, rtol=0, atol=bounds[dtype])
+
+
+def test_gradient_of_a_matrix_is_never_made_for_an_edge() -> None:
+    model = product(12, 9)
+    avals = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
+    region = Region.of(model.function, avals, model.reads, model.outputs)
+    program = region.cotangent((0, 1, 2, 3), (0, 1, 2)).program
+    assert isinstance(program, row_program.RowProgram)
+    wide = [each for each in with_fewer_moves(program).instructions if each.width >= 9 * 12]
+    assert [each.name for each in wide if each.name != "take"] == ["outer"]
+    assert all(each.operands[0] == 2 for each in wide if each.name == "take")  # the matrix, once
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_softplus_is_one_instruction(implementation: str, dtype: str, rng: Any) -> None:
+    """And its derivative; of all numbers, to some units of the last place."""
+    model = Model(lambda x: [jax.nn.softplus(x)], [("edge", (9,))], [("edge", "none")])
+    edges = Edges.random(rng, "random")
+    (x,) = edges.arrays(rng, model, "float64")
+    x *= 10.0 ** rng.integers(-4, 3, x.shape)
+    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, 80.0, -80.0, 1e30, -1e30]
+    x = np.where(rng.random(x.shape) < 0.3, rng.choice(special, x.shape), x).astype(dtype)
+    with setting(implementation, dtype):
+        function = op(model, edges)
+        got = function(x)[0], jax.grad(lambda x: jnp.sum(function(x)[0]))(x)
+    x = x.astype(np.float64)[: len(edges.rows)]
+    with np.errstate(all="ignore"):
+        want = np.logaddexp(x, 0), 1 / (1 + np.exp(-x))
+    for y, exact in zip(got, want, strict=True):
+        tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": np.finfo(dtype).tiny}
+        close(np.asarray(y, np.float64)[: len(x)], exact, **tolerance)
+    region = Region.of(model.function, [jax.ShapeDtypeStruct((9,), dtype)], ["edge"], model.outputs)
+    gradient = region.cotangent((0,), (0,))
+    for each, names in ((region, ["softplus"]), (gradient, ["logistic", "mul"])):
+        program = each.program
+        assert isinstance(program, row_program.RowProgram)
+        assert [x.name for x in with_fewer_moves(program).instructions] == names
+
+
 def test_equal_regions_compile_once(rng: Any) -> None:
     model, edges = MODELS["gated_gcn"], Edges.random(rng, "random")
     made = [jax.make_jaxpr(op(model, edges))(*edges.arrays(rng, model, "float32")) for _ in "ab"]

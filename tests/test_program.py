@@ -27,11 +27,13 @@ from program_cases import (
 
 import jax_gnn
 from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
+from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
+from jax_gnn._program.regions import makers
 
 TOLERANCE = 1e-10
 
@@ -514,6 +516,31 @@ def test_what_a_region_is(rng: np.random.Generator) -> None:
         program(MODELS["rgcn_of_ones"]).kernels(graph, x=np.ones((40, 3)), w=np.ones((4, 3, 4)))
         == ""
     )
+
+
+def test_linear_maps_are_in_regions(rng: np.random.Generator) -> None:
+    """Where kernels have them: the plan is that of the implementation that was chosen."""
+
+    @program
+    def convolution(g: Any, x: Node, e: Edge, w: Any) -> Any:
+        return g.sum(g.src(x) * (jnp.tanh(e) @ w))
+
+    graph = random_graph(rng, Sizes(40, 3000))
+    shapes = (graph.num_nodes, 20), (graph.num_edges, 12), (12, 20)
+    arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    text = convolution.explain(graph, *arrays)
+    assert ("w by all" in text) == (makers() != "xla")
+    with jax_gnn.implementation("cuda"):
+        text = convolution.explain(graph, *arrays)
+        assert ("w by all" in text) == (cuda_compile.missing() is None)
+    with jax_gnn.implementation("xla"):
+        assert "w by all" not in convolution.explain(graph, *arrays)
+
+    def gradients(run: Any) -> Any:
+        return jax.grad(lambda *x: jnp.sum(jnp.sin(run(graph, *x))), (0, 1, 2))(*arrays)
+
+    for got, want in zip(gradients(convolution), gradients(convolution.reference), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_a_function_without_instructions_says_so(rng: np.random.Generator) -> None:

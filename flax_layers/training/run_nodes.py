@@ -193,7 +193,13 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     what = "fold" if folds else "split"
     with Progress(folds or config.splits, config.epochs, measure, what) as progress:
         baseline = not getattr(args, "no_baseline", True)
-        result = train(dataset, config, baseline=baseline, on_epoch=progress)
+        result = train(
+            *(dataset, config),
+            baseline=baseline,
+            on_epoch=progress,
+            state=folder / "state.npz",
+            resume=args.resume,
+        )
     _tell_notes(dataset, config, result.trained.config)
 
     described = _dataset_summary(recipe, dataset, result)

@@ -14,6 +14,7 @@
 #include "exp.h"
 #include "half.h"
 #include "pages.h"
+#include "register_tile.h"
 #include "segment_walk.h"
 #include "vector.h"
 
@@ -74,7 +75,8 @@ bool is_elementwise(Code code) { return code <= Code::kIntegerPow; }
 
 int64_t operands_of(Code code) {
   if (is_unary(code) || is_library(code) || code == Code::kIntegerPow) return 1;
-  if (is_binary(code) || is_library_binary(code) || code == Code::kDot) return 2;
+  if (is_binary(code) || is_library_binary(code)) return 2;
+  if (code == Code::kDot || code == Code::kOuter) return 2;
   if (code == Code::kClamp || code == Code::kSelect) return 3;
   if (code == Code::kConstant) return 0;
   return code == Code::kConcatenate ? -1 : 1;
@@ -110,6 +112,8 @@ std::string fault_of(const RegionProgram& program, const RegionStep& step) {
     if (!in_range(params[0], 4) || !in_range(params[1], kMostNumbers) ||
         width(0) != step.width * params[1])
       return "a reduction is wrong";
+  } else if (step.code == Code::kOuter) {
+    if (step.width != width(0) * width(1)) return "a product is wrong";
   } else {
     if (params[0] < 1 || params[0] >= kMostNumbers || width(0) % params[0] != 0 ||
         width(1) % params[0] != 0 || step.width != width(0) / params[0] * (width(1) / params[0]) ||
@@ -135,9 +139,23 @@ std::vector<Piece> runs_of(const std::vector<int64_t>& places) {
   return runs;
 }
 
+// Finds the products that only sums over all entries read.
+void find_summed(RegionProgram& program) {
+  const int64_t count = static_cast<int64_t>(program.inputs.size());
+  for (RegionStep& step : program.steps) step.summed = step.code == Code::kOuter && step.varies;
+  const auto read = [&](int64_t value) {
+    if (value >= count) program.steps[value - count].summed = false;
+  };
+  for (const RegionStep& step : program.steps)
+    for (const int64_t operand : step.operands) read(operand);
+  for (const RegionOutput& output : program.outputs)
+    if (output.into != Access::kAll || output.reduce != Reduce::kSum) read(output.value);
+}
+
 // --- Where values lie ----------------------------------------------------------------------------
 
-constexpr int64_t kBlockBytes = 32 << 10;  // of all values of a block
+constexpr int64_t kBlockBytes = 64 << 10;     // of all values of a block
+constexpr int64_t kProductBytes = 128 << 10;  // where matrices are read for each block
 constexpr int64_t kLeastEntries = 8, kMostEntries = 512;
 constexpr int64_t kPadding = 16;  // numbers: steps go past the end to whole vectors
 
@@ -165,19 +183,22 @@ struct RegionPlan {
     rows.assign(count, -1);
     used.assign(count, false);
     std::vector<bool> expanded(count, false);
+    constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> last(count, -1);  // the step that reads it last
+    bool products = false;
     for (size_t i = 0; i < program.steps.size(); ++i) {
       const RegionStep& step = program.steps[i];
+      if (step.varies && (step.code == Code::kDot || step.summed)) products = true;
       for (size_t k = 0; k < step.operands.size(); ++k) {
         const int64_t operand = step.operands[k];
         used[operand] = true;
-        last[operand] = static_cast<int64_t>(i);
+        last[operand] = step.summed ? kNever : std::max(last[operand], static_cast<int64_t>(i));
         if (step.varies && !(step.code == Code::kDot && k == 1)) expanded[operand] = true;
       }
     }
     for (const RegionOutput& output : program.outputs) {
       used[output.value] = expanded[output.value] = true;
-      last[output.value] = std::numeric_limits<int64_t>::max();
+      last[output.value] = kNever;
     }
     std::vector<int64_t> widths, free;
     const auto take_slot = [&](int64_t width) {
@@ -206,6 +227,10 @@ struct RegionPlan {
     for (size_t i = 0; i < program.steps.size(); ++i) {
       const RegionStep& step = program.steps[i];
       if (!step.varies) continue;
+      if (step.summed) {
+        cost += static_cast<double>(step.width) / 4;
+        continue;
+      }
       const auto release = [&] {
         for (size_t k = 0; k < step.operands.size(); ++k) {
           const int64_t operand = step.operands[k];
@@ -228,7 +253,9 @@ struct RegionPlan {
     for (const RegionOutput& output : program.outputs) cost += static_cast<double>(output.width);
     int64_t all = 1;
     for (const int64_t width : widths) all += width;
-    entries = std::clamp(kBlockBytes / (all * (program.wide ? 8 : 4)), kLeastEntries, kMostEntries);
+    const int64_t bytes = products ? kProductBytes : kBlockBytes;
+    entries = std::clamp(bytes / (all * (program.wide ? 8 : 4)), kLeastEntries, kMostEntries);
+    if (products) entries = entries / kLeastEntries * kLeastEntries;  // whole tiles of rows
     block_size = 0;
     for (const int64_t width : widths) {
       places.push_back(block_size);
@@ -297,6 +324,7 @@ std::string RegionProgram::read(const int64_t* code, int64_t size, const double*
     outputs.push_back(output);
   }
   if (reader.failed() || !reader.done()) return "the description is cut off or goes on";
+  find_summed(*this);
   plan = std::make_shared<const RegionPlan>(*this);
   return "";
 }
@@ -351,6 +379,19 @@ JAX_GNN_INLINE V logarithm_of_more(V x) {
   const V u = x + T(1), rest = u - T(1), y = logarithm<kLanes>(u);
   const V found = y * (x / rest);
   return rest == T(0) ? x : x - x == T(0) ? found : y;
+}
+
+// The larger one of x and 0, and the logarithm of 1 + exp(-|x|): that is 2 artanh(s), a series in
+// s = u / (2 + u) for u = exp(-|x|). In float s is at most 1/3, and four terms are enough.
+template <int kLanes, typename V>
+JAX_GNN_INLINE V softplus(V x) {
+  using T = Element<V>;
+  const V zero = broadcast<V>(T(0)), u = exp<kLanes>(x < zero ? x : -x);
+  const V positive = x < zero ? zero : x;
+  if constexpr (sizeof(T) == 8) return positive + logarithm_of_more<kLanes>(u);
+  const V s = u / (u + T(2)), z = s * s;
+  const V rest = z * (T(0.3333332) + z * (T(0.20003835) + z * (T(0.14116978) + z * T(0.13433777))));
+  return positive + T(2) * (s + s * rest);
 }
 
 template <int kLanes, typename V>
@@ -419,6 +460,7 @@ JAX_GNN_INLINE V unary(V x) {
   if constexpr (code == Code::kNeg) return -x;
   if constexpr (code == Code::kNot) return one - x;
   if constexpr (code == Code::kSign) return x > zero ? one : x < zero ? -one : x;
+  if constexpr (code == Code::kSoftplus) return softplus<kLanes>(x);
   if constexpr (code == Code::kSquare) return x * x;
   if constexpr (code == Code::kTanh) return hyperbolic_tangent<kLanes>(x);
   return x;
@@ -540,34 +582,77 @@ JAX_GNN_INLINE void reduce_rows(const Acc* from, int64_t n, Acc* to, int64_t row
   }
 }
 
-// (rows, k) times (k, n); both lie row by row.
-template <int kLanes, typename Acc>
-JAX_GNN_INLINE void multiply(const Acc* x, const Acc* w, Acc* to, int64_t rows, int64_t k,
-                             int64_t n) {
-  using V = Vector<Acc, kLanes>;
+// to = (kAdds ? to : 0) + x w for (rows, k) and (k, n) matrices that lie row by row; x across where
+// kAcross. Each number is a sum in the order of k, of as many terms in all tiles.
+template <typename Tile, bool kAcross, bool kAdds, typename Acc>
+JAX_GNN_INLINE void multiply_tiles(const Acc* x, const Acc* w, Acc* to, int64_t rows, int64_t k,
+                                   int64_t n) {
+  constexpr int64_t kLanes = Tile::template kLanes<Acc>, kColumns = Tile::template kColumns<Acc>;
+  static constexpr Acc kZeros[kColumns] = {};
+  const int64_t stride = kAcross ? rows : k;
   int64_t column = 0;
-  for (; column + kLanes <= n; column += kLanes) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-      V sum[4] = {};
-      for (int64_t i = 0; i < k; ++i) {
-        const V weight = load<kLanes>(w + i * n + column);
-        JAX_GNN_UNROLL
-        for (int a = 0; a < 4; ++a) sum[a] += x[(r + a) * k + i] * weight;
-      }
-      JAX_GNN_UNROLL
-      for (int a = 0; a < 4; ++a) store<kLanes>(to + (r + a) * n + column, sum[a]);
-    }
-    for (; r < rows; ++r) {
-      V sum = {};
-      for (int64_t i = 0; i < k; ++i) sum += x[r * k + i] * load<kLanes>(w + i * n + column);
-      store<kLanes>(to + r * n + column, sum);
+  while (column + kLanes <= n) {
+    const bool narrow = column + kColumns > n;
+    for (int64_t r = 0; r < rows;)
+      r += with_tile<Tile::kRows>(rows - r, narrow, [&](auto height, auto vectors) JAX_GNN_LAMBDA {
+        const Rows<Acc> out = {to + r * n + column, n};
+        const Rows<const Acc> init =
+            kAdds ? Rows<const Acc>{out.data, n} : Rows<const Acc>{kZeros, 0};
+        multiply_tile<Tile, decltype(height)::value, decltype(vectors)::value>(
+            Factor<Acc, kAcross>{kAcross ? x + r : x + r * k, stride}, w + column, n, k, init, out,
+            x);
+      });
+    column += narrow ? kLanes : kColumns;
+  }
+  if (column == n) return;
+  // What is less than a vector.
+  if constexpr (Tile::kBytes > 16) {
+    using Half = RegisterTile<Tile::kBytes / 2, Tile::kRows / 2>;
+    constexpr int kHalf = Half::template kLanes<Acc>;
+    if (column + kHalf <= n) {
+      for (int64_t r = 0; r < rows;)
+        r += with_tile<Half::kRows>(rows - r, true, [&](auto height, auto) JAX_GNN_LAMBDA {
+          const Rows<Acc> out = {to + r * n + column, n};
+          const Rows<const Acc> init =
+              kAdds ? Rows<const Acc>{out.data, n} : Rows<const Acc>{kZeros, 0};
+          multiply_tile<Half, decltype(height)::value, 1>(
+              Factor<Acc, kAcross>{kAcross ? x + r : x + r * k, stride}, w + column, n, k, init,
+              out, x);
+        });
+      column += kHalf;
     }
   }
-  for (int64_t r = 0; r < rows && column < n; ++r) {
-    for (int64_t c = column; c < n; ++c) to[r * n + c] = Acc(0);
-    for (int64_t i = 0; i < k; ++i)
-      for (int64_t c = column; c < n; ++c) to[r * n + c] += x[r * k + i] * w[i * n + c];
+  for (int64_t r = 0; r < rows; ++r) {
+    Acc* const row = to + r * n;
+    if (!kAdds) std::fill(row + column, row + n, Acc(0));
+    for (int64_t i = 0; i < k; ++i) {
+      const Acc factor = kAcross ? x[i * rows + r] : x[r * k + i];
+      for (int64_t c = column; c < n; ++c) row[c] += factor * w[i * n + c];
+    }
+  }
+}
+
+// Products gain from all that AVX-512 has.
+template <bool kAcross, bool kAdds, typename Acc>
+void multiply(const Acc* x, const Acc* w, Acc* to, int64_t rows, int64_t k, int64_t n) {
+  with_instruction_set<InstructionSet::kAvx512>([&](auto variant) JAX_GNN_LAMBDA {
+    multiply_tiles<TileOf<decltype(variant)::kInstructionSet>, kAcross, kAdds>(x, w, to, rows, k,
+                                                                               n);
+  });
+}
+
+// All products of numbers of two rows.
+template <int kLanes, typename Acc>
+JAX_GNN_INLINE void multiply_all(const Acc* x, int64_t m, const Acc* y, int64_t n, Acc* to,
+                                 int64_t count) {
+  using V = Vector<Acc, kLanes>;
+  for (int64_t r = 0; r < count * m; ++r) {
+    const Acc factor = x[r];
+    const Acc* const row = y + r / m * n;
+    int64_t c = 0;
+    for (; c + kLanes <= n; c += kLanes)
+      store<kLanes>(to + r * n + c, broadcast<V>(factor) * load<kLanes>(row + c));
+    for (; c < n; ++c) to[r * n + c] = factor * row[c];
   }
 }
 
@@ -686,9 +771,13 @@ JAX_GNN_INLINE void run_step(const RegionProgram& program, const RegionStep& ste
     case Code::kDot: {
       const int64_t k = step.params[0], n = program.width(step.operands[1]) / k;
       const int64_t outer = program.width(step.operands[0]) / k;
-      multiply<kLanes>(operand(0), rows[step.operands[1]], to, count * outer, k, n);
+      multiply<false, false>(operand(0), rows[step.operands[1]], to, count * outer, k, n);
       break;
     }
+    case Code::kOuter:
+      multiply_all<kLanes>(operand(0), program.width(step.operands[0]), operand(1),
+                           program.width(step.operands[1]), to, count);
+      break;
     case Code::kCount:
       break;
   }
@@ -829,13 +918,14 @@ struct Walk {
        void* const* out)
       : program(p), plan(l), csr(c), inputs(in), results(out), bounds(valid_entries(c)) {
     const int64_t entries = bounds.end - bounds.begin;
-    tasks = task_count(static_cast<double>(entries) * plan.cost,
-                       std::min<int64_t>(1024, entries / (4 * plan.entries) + 1));
     state_size = 0;
     for (const RegionOutput& output : program.outputs) {
       states.push_back(state_size);
       if (output.into != Access::kEdge) state_size += padded(output.width);
     }
+    const int64_t most = state_size < 1024 ? 1024 : 128;  // large sums are put together by one
+    tasks = task_count(static_cast<double>(entries) * plan.cost,
+                       std::min<int64_t>(most, entries / (4 * plan.entries) + 1));
     parts = std::make_unique<PartRows[]>(static_cast<size_t>(tasks));
     heads.reset(new Acc[static_cast<size_t>(tasks * state_size + 1)]);
     tails.reset(new Acc[static_cast<size_t>(tasks * state_size + 1)]);
@@ -849,6 +939,12 @@ struct Walk {
   JAX_GNN_INLINE void for_each(Access into, const Body& body) const {
     for (size_t i = 0; i < program.outputs.size(); ++i)
       if (program.outputs[i].into == into) body(program.outputs[i], states[i]);
+  }
+
+  // The product of which an output is a sum, where the product itself is not made.
+  const RegionStep* summed(const RegionOutput& output) const {
+    const int64_t step = output.value - static_cast<int64_t>(program.inputs.size());
+    return step >= 0 && program.steps[step].summed ? &program.steps[step] : nullptr;
   }
 
   void start(Acc* state, Access into) const {
@@ -916,26 +1012,37 @@ struct Walk {
     }
   }
 
-  // What the next block reads in no order is on its way meanwhile.
-  JAX_GNN_INLINE void load_inputs(const Block& block, const Block& next, Acc* const* at) const {
+  // Calls body(input, T*) with the arrays that entries read rows of.
+  template <typename Body>
+  JAX_GNN_INLINE void for_each_input(const Body& body) const {
     for (size_t i = 0; i < program.inputs.size(); ++i) {
       const RegionInput& input = program.inputs[i];
       if (input.read == Access::kAll || !plan.used[i]) continue;
-      const int64_t* const ids = block.ids(input.read);
-      const int64_t* const next_ids = next.ids(input.read);
-      const int64_t width = input.width;
-      const bool scattered =
-          input.read == Access::kCol || (input.read == Access::kEdge && csr.order);
       with_type<Acc>(input.storage, [&](auto* type) JAX_GNN_LAMBDA {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const T* const from = static_cast<const T*>(inputs[i]);
-        for (int64_t e = 0; e < block.count; ++e) {
-          if (scattered && e < next.count)
-            prefetch(from + next_ids[e] * width, width * static_cast<int64_t>(sizeof(T)));
-          read_row(from + ids[e] * width, at[i] + e * width, width);
-        }
+        body(i, static_cast<const std::remove_pointer_t<decltype(type)>*>(inputs[i]));
       });
     }
+  }
+
+  // Brings what a block reads to the second-level cache while another one is computed: more loads
+  // are on their way at a time than to the first. A block is too short for the processor to find
+  // out that rows lie one after the other.
+  JAX_GNN_INLINE void fetch(const Block& block) const {
+    for_each_input([&](size_t i, const auto* from) JAX_GNN_LAMBDA {
+      const int64_t* const ids = block.ids(program.inputs[i].read);
+      const int64_t width = program.inputs[i].width;
+      for (int64_t e = 0; e < block.count; ++e)
+        prefetch<2>(from + ids[e] * width, width * static_cast<int64_t>(sizeof *from));
+    });
+  }
+
+  JAX_GNN_INLINE void load_inputs(const Block& block, Acc* const* at) const {
+    for_each_input([&](size_t i, const auto* from) JAX_GNN_LAMBDA {
+      const int64_t* const ids = block.ids(program.inputs[i].read);
+      const int64_t width = program.inputs[i].width;
+      for (int64_t e = 0; e < block.count; ++e)
+        read_row(from + ids[e] * width, at[i] + e * width, width);
+    });
   }
 
   JAX_GNN_INLINE void load_shared(Acc* const* at) const {
@@ -1010,10 +1117,11 @@ struct Walk {
           const int64_t after = std::min(first + plan.entries, end);
           find(coming, after, std::min(after + plan.entries, end));
           if (block.count == 0) continue;
-          load_inputs(block, coming, at.data());
+          load_inputs(block, at.data());
+          fetch(coming);
         }
         for (size_t i = 0; i < program.steps.size(); ++i)
-          if (program.steps[i].varies != ahead)
+          if (program.steps[i].varies != ahead && !program.steps[i].summed)
             run_step<kLanes>(program, program.steps[i], at.data(), rows.data(),
                              at[num_inputs + static_cast<int64_t>(i)], block.count);
         if (ahead) continue;
@@ -1030,6 +1138,12 @@ struct Walk {
           });
         }
         for_each(Access::kAll, [&](const RegionOutput& output, int64_t place) JAX_GNN_LAMBDA {
+          if (const RegionStep* const product = summed(output)) {
+            const int64_t x = product->operands[0], y = product->operands[1];
+            multiply<true, true>(at[x], at[y], all + place, program.width(x), block.count,
+                                 program.width(y));
+            return;
+          }
           add_rows<kLanes>(output.reduce, true, spare + place, at[output.value], block.count,
                            output.width);
           add_rows<kLanes>(output.reduce, false, all + place, spare + place, 1, output.width);

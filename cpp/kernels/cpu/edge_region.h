@@ -23,7 +23,7 @@ enum class Access { kEdge, kRow, kCol, kAll };
 // clang-format off
 #define JAX_GNN_UNARY_CODES(V)                                                                   \
   V(Abs) V(Ceil) V(Copy) V(Exp) V(Expm1) V(Floor) V(IsFinite) V(Log) V(Log1p) V(Logistic) V(Neg) \
-  V(Not) V(Rsqrt) V(Sign) V(Sqrt) V(Square) V(Tanh)
+  V(Not) V(Rsqrt) V(Sign) V(Softplus) V(Sqrt) V(Square) V(Tanh)
 #define JAX_GNN_BINARY_CODES(V)                                                                  \
   V(Add) V(And) V(Div) V(Eq) V(Ge) V(Gt) V(Le) V(Lt) V(Max) V(Min) V(Mul) V(Ne) V(Or) V(Sub) V(Xor)
 #define JAX_GNN_LIBRARY_CODES(V)                                                                 \
@@ -42,6 +42,7 @@ enum class Code {
   kConcatenate,
   kReduce,  // params: 0 sum, 1 product, 2 maximum, 3 minimum; how many numbers make one
   kDot,     // params: numbers of the sum
+  kOuter,   // all products of numbers of two operands
   kCount
 };
 #undef JAX_GNN_CODE
@@ -64,6 +65,7 @@ struct RegionStep {
   std::vector<int64_t> operands, params;
   std::vector<Piece> runs;  // of a kTake, where they are few
   bool varies;
+  bool summed = false;  // of a kOuter that only sums over all entries read: it is never made
 };
 
 struct RegionOutput {

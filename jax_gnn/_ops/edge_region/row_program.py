@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -50,7 +51,9 @@ class Instruction:
             its numbers; ``"take"``, whose params say which number of the operand each one is;
             ``"concatenate"``; ``"reduce"``, with params ``(kind, n)``, over the n last numbers of
             an operand ``(width, n)``; ``"dot"``, with params ``(k,)``, of operands ``(outer, k)``
-            and ``(k, n)``, where the second one is shared.
+            and ``(k, n)``, where the second one is shared, with a second one, ``"highest"``, where
+            it must not be rounded to less than its dtype; ``"outer"``, the sum of all products of
+            numbers of pairs of operands.
         operands: Numbers of values: inputs first, then instructions in their order.
         width: Of the result.
         dtype: Of the result.
@@ -237,6 +240,7 @@ FUNCTIONS: dict[str, Function] = {
     "sign": Function(1, lax.sign, np.sign),
     "sin": Function(1, lax.sin, np.sin),
     "sinh": Function(1, lax.sinh, np.sinh),
+    "softplus": Function(1, jax.nn.softplus),
     "sqrt": Function(1, lax.sqrt, np.sqrt),
     "square": Function(1, lax.square, np.square),
     "sub": Function(2, lax.sub, np.subtract),
@@ -245,6 +249,13 @@ FUNCTIONS: dict[str, Function] = {
     "xor": Function(2, lax.bitwise_xor, np.bitwise_xor),
 }
 """Those that instructions name, as `jax.lax` calls them."""
+
+SLOW = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div"}
+    | {"erf", "erfc", "erf_inv", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem"}
+    | {"rsqrt", "sin", "sinh", "softplus", "sqrt", "tan", "tanh"}
+)
+"""Those that take as long as several sums: a series, or a division."""
 
 REDUCTIONS: dict[str, Callable[..., Array]] = {
     "sum": jnp.sum,
@@ -266,6 +277,7 @@ _CALLS = (
     *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
 )
 _INNER = ("call_jaxpr", "fun_jaxpr", "jaxpr")
+_DEFAULT = None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT)
 
 
 # --- From JAX ------------------------------------------------------------------------------------
@@ -532,7 +544,8 @@ class Builder:
             weights = _places(shapes[fixed]).transpose(*batch[fixed], *summed[fixed], *free[fixed])
             both = self.take(operands[moving], rows), self.take(operands[fixed], weights)
             width = sizes[moving] * sizes[fixed]
-            found = self.emit("dot", both, width, aval.dtype, (count,))
+            precise = () if eqn.params["precision"] in _DEFAULT else ("highest",)
+            found = self.emit("dot", both, width, aval.dtype, (count, *precise))
             if moving == 0:
                 return found
             return self.take(found, np.arange(width).reshape(sizes[moving], sizes[fixed]).T)
@@ -636,8 +649,13 @@ def _evaluated(each: Instruction, operands: Sequence[Array]) -> Array:
             kind, count = each.params
             return REDUCTIONS[kind](operands[0].reshape(each.width, count), 1).astype(each.dtype)
         case "dot":
-            (count,) = each.params
-            return (operands[0].reshape(-1, count) @ operands[1].reshape(count, -1)).ravel()
+            count, *precision = each.params
+            x, w = operands[0].reshape(-1, count), operands[1].reshape(count, -1)
+            return jnp.matmul(x, w, precision=precision[0] if precision else None).ravel()
+        case "outer":
+            pairs = zip(operands[::2], operands[1::2], strict=True)
+            found = jnp.stack([jnp.outer(x, y).ravel() for x, y in pairs])
+            return jnp.sum(found, 0, dtype=each.dtype)
         case "convert_element_type":
             return lax.convert_element_type(operands[0], each.dtype)
     return FUNCTIONS[each.name].lax(*operands, *each.params)
