@@ -232,7 +232,7 @@ class RelationalGraph:
 
         Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
         cannot be: there, and with ``validate=False``, edges with an id out of range are padding and
-        are dropped. There, too, as many pairs are made as there are edges, most of them padding.
+        are dropped. There, too, as many pairs are made as there may be, most of them padding.
 
         Args:
             src: ``(num_triples,)`` integers, where each edge starts.
@@ -392,7 +392,8 @@ class RelationalGraph:
     def with_parts(self, *parts: Part) -> RelationalGraph:
         """Adds parts that are not there yet: all, if none is named.
 
-        Works on the host and inside ``jax.jit``, where as many pairs are made as there are edges.
+        Works on the host and inside ``jax.jit``, where as many pairs are made as there may be: a
+        pair for each edge, or for each node and relation if that is less.
 
         Args:
             parts: ``"from_pairs"``, with ``pair_src``, and ``"to_pairs"``, with ``pair_dst``.

@@ -228,7 +228,7 @@ def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, caps
 
 def test_hypergraph_for_a_model_of_graphs(data, capsys):
     message = user_error(capsys, small(data, model="gcn"))
-    assert "lacks 'src', 'dst' of the keys of a graph dataset" in message
+    assert "holds a HypergraphDataset, which gcn does not take; jax-gnn data " in message
 
 
 def test_no_published_split(data, capsys):

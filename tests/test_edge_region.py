@@ -206,6 +206,33 @@ def test_gradient_of_a_matrix_is_never_made_for_an_edge() -> None:
     assert all(each.operands[0] == 2 for each in wide if each.name == "take")  # the matrix, once
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_softplus_is_one_instruction(implementation: str, dtype: str, rng: Any) -> None:
+    """And its derivative; of all numbers, to some units of the last place."""
+    model = Model(lambda x: [jax.nn.softplus(x)], [("edge", (9,))], [("edge", "none")])
+    edges = Edges.random(rng, "random")
+    (x,) = edges.arrays(rng, model, "float64")
+    x *= 10.0 ** rng.integers(-4, 3, x.shape)
+    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, 80.0, -80.0, 1e30, -1e30]
+    x = np.where(rng.random(x.shape) < 0.3, rng.choice(special, x.shape), x).astype(dtype)
+    with setting(implementation, dtype):
+        function = op(model, edges)
+        got = function(x)[0], jax.grad(lambda x: jnp.sum(function(x)[0]))(x)
+    x = x.astype(np.float64)[: len(edges.rows)]
+    with np.errstate(all="ignore"):
+        want = np.logaddexp(x, 0), 1 / (1 + np.exp(-x))
+    for y, exact in zip(got, want, strict=True):
+        tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": np.finfo(dtype).tiny}
+        close(np.asarray(y, np.float64)[: len(x)], exact, **tolerance)
+    region = Region.of(model.function, [jax.ShapeDtypeStruct((9,), dtype)], ["edge"], model.outputs)
+    gradient = region.cotangent((0,), (0,))
+    for each, names in ((region, ["softplus"]), (gradient, ["logistic", "mul"])):
+        program = each.program
+        assert isinstance(program, row_program.RowProgram)
+        assert [x.name for x in with_fewer_moves(program).instructions] == names
+
+
 def test_equal_regions_compile_once(rng: Any) -> None:
     model, edges = MODELS["gated_gcn"], Edges.random(rng, "random")
     made = [jax.make_jaxpr(op(model, edges))(*edges.arrays(rng, model, "float32")) for _ in "ab"]

@@ -262,6 +262,14 @@ def test_many_rows(rng: np.random.Generator, tree: bool) -> None:
     in_both(lambda seeds, key: sample_neighbors(graph, seeds, (2,), key, tree=tree), seeds, KEY)
 
 
+def test_many_nodes(rng: np.random.Generator) -> None:
+    """Far more than a block has, some of which come twice."""
+    src, dst = rng.integers(0, 9000, (2, 60)) // 300 * 300
+    graph = Graph.from_edges(src, dst, num_nodes=9000)
+    seeds = jnp.asarray(np.append(rng.choice(dst, 6), -1), jnp.int32)
+    in_both(lambda seeds, key: sample_neighbors(graph, seeds, (3, 2), key), seeds, key_of(rng))
+
+
 FORKED = """
 import os, sys
 import numpy as np

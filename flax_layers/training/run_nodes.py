@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 
 from flax_layers.training import (
-    RECIPES,
     Recipe,
     Run,
     TrainedModel,
@@ -30,10 +28,9 @@ from flax_layers.training.data import num_outputs
 from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
 from flax_layers.training.records import mean_and_std
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
+from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
-    GraphDataset,
-    GraphsDataset,
     NodeDataset,
 )
 
@@ -143,24 +140,6 @@ def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     tell_data(dataset, config, settled)
 
 
-def _fits(task: str, source: str) -> bool:
-    """Whether data are of a task that the same models have."""
-    load = {"node": RECIPES["gcn"].load, "graph": RECIPES["gcn-graph"].load}[task]
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        return bool(load(source))
-    return False
-
-
-def _load(recipe: Recipe, source: str) -> NodeDataset:
-    try:
-        return recipe.load(source)
-    except ValueError as error:
-        other = {GraphDataset: "graph", GraphsDataset: "node"}.get(recipe.dataset)
-        if other is None or not _fits(other, source):
-            raise
-        raise ValueError(f"{source} is for --task {other}") from error
-
-
 def _same_predictions(checkpoint: Path, trained: TrainedModel, dataset: NodeDataset) -> bool:
     """Whether a checkpoint predicts to the same bits what the trained model does."""
     predictions, again = (
@@ -204,7 +183,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Trains on the data that the command names, and writes and prints what came of it."""
     require("training", TRAIN_EXTRA)
     with blame_data():
-        dataset = _load(recipe, args.data)
+        dataset = load_for(recipe, args.data)
     config = settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)

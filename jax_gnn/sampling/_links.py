@@ -90,7 +90,7 @@ def link_blocks(
         half = inverse_relations(graph)
     replace = arguments.check_flag("replace", replace)
     num_seeds = min(2 * ids[0].shape[0], num_nodes)
-    totals = tuple(map(total, by_layer))
+    totals = tuple(total(fanout, relations) for fanout in by_layer)
     sizes = layer_sizes(num_seeds, totals, edges, capacity, replace=replace, tree=False)
     static = relations, by_layer, exclude, half, replace, num_seeds, sizes
     return _sampled(edges, types, ids, key_words("key", key), *static)

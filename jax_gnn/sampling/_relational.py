@@ -11,6 +11,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range, namespace
+from jax_gnn._core.triples import most_pairs
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
@@ -68,8 +69,12 @@ class Relations(NamedTuple):
             return found
         found = found.with_parts(*self.parts)
         if xp is np:  # as many pairs as where they are not known
-            sides = {"from_pairs": "num_src_pairs", "to_pairs": "num_dst_pairs"}
-            found = found.pad(**{sides[part]: found.num_edges for part in self.parts})
+            sides = {"from_pairs": ("src", graph.num_src), "to_pairs": ("dst", graph.num_dst)}
+            rooms = {}
+            for end, size in (sides[part] for part in self.parts):
+                room = most_pairs(found.num_edges, size, self.num_relations)
+                rooms[f"num_{end}_pairs"] = room
+            found = found.pad(**rooms)
         return found
 
 

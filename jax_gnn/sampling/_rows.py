@@ -17,6 +17,8 @@ from jax_gnn._core.public import public
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 
+_STEPS = 8  # of a search, until it is asked whether all have ended: a GPU tells the host each time
+
 # --- Nodes ---------------------------------------------------------------------------------------
 
 
@@ -84,7 +86,13 @@ def first_place(starts: Any, ends: Any, holds: Callable[[Any], Any]) -> Any:
         while (bounds[0] < bounds[1]).any():
             bounds = once(bounds)
         return bounds[0]
-    return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), once, (starts, ends))[0]
+
+    def some(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        for _ in range(_STEPS):
+            bounds = once(bounds)
+        return bounds
+
+    return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), some, (starts, ends))[0]
 
 
 # --- Rows of values ------------------------------------------------------------------------------

@@ -381,6 +381,19 @@ JAX_GNN_INLINE V logarithm_of_more(V x) {
   return rest == T(0) ? x : x - x == T(0) ? found : y;
 }
 
+// The larger one of x and 0, and the logarithm of 1 + exp(-|x|): that is 2 artanh(s), a series in
+// s = u / (2 + u) for u = exp(-|x|). In float s is at most 1/3, and four terms are enough.
+template <int kLanes, typename V>
+JAX_GNN_INLINE V softplus(V x) {
+  using T = Element<V>;
+  const V zero = broadcast<V>(T(0)), u = exp<kLanes>(x < zero ? x : -x);
+  const V positive = x < zero ? zero : x;
+  if constexpr (sizeof(T) == 8) return positive + logarithm_of_more<kLanes>(u);
+  const V s = u / (u + T(2)), z = s * s;
+  const V rest = z * (T(0.3333332) + z * (T(0.20003835) + z * (T(0.14116978) + z * T(0.13433777))));
+  return positive + T(2) * (s + s * rest);
+}
+
 template <int kLanes, typename V>
 JAX_GNN_INLINE V exponential_less(V x) {
   using T = Element<V>;
@@ -447,6 +460,7 @@ JAX_GNN_INLINE V unary(V x) {
   if constexpr (code == Code::kNeg) return -x;
   if constexpr (code == Code::kNot) return one - x;
   if constexpr (code == Code::kSign) return x > zero ? one : x < zero ? -one : x;
+  if constexpr (code == Code::kSoftplus) return softplus<kLanes>(x);
   if constexpr (code == Code::kSquare) return x * x;
   if constexpr (code == Code::kTanh) return hyperbolic_tangent<kLanes>(x);
   return x;

@@ -23,7 +23,7 @@ enum class Access { kEdge, kRow, kCol, kAll };
 // clang-format off
 #define JAX_GNN_UNARY_CODES(V)                                                                   \
   V(Abs) V(Ceil) V(Copy) V(Exp) V(Expm1) V(Floor) V(IsFinite) V(Log) V(Log1p) V(Logistic) V(Neg) \
-  V(Not) V(Rsqrt) V(Sign) V(Sqrt) V(Square) V(Tanh)
+  V(Not) V(Rsqrt) V(Sign) V(Softplus) V(Sqrt) V(Square) V(Tanh)
 #define JAX_GNN_BINARY_CODES(V)                                                                  \
   V(Add) V(And) V(Div) V(Eq) V(Ge) V(Gt) V(Le) V(Lt) V(Max) V(Min) V(Mul) V(Ne) V(Or) V(Sub) V(Xor)
 #define JAX_GNN_LIBRARY_CODES(V)                                                                 \

@@ -383,10 +383,11 @@ void sort_by(std::vector<Index>& entries, const Key& key) {
   }
 }
 
-// The same where nodes of different seeds are different sources, by id, then seed.
+// The same by a sort, for graphs of more nodes than bits are worth; and where nodes of different
+// seeds are different sources, by id, then seed.
 template <typename Index>
-int64_t number_pairs(const Drawn<Index>& drawn, const Block<Index>& block, const Index* nodes,
-                     int64_t total) {
+int64_t number_sorted(const Drawn<Index>& drawn, const Block<Index>& block, const Index* nodes,
+                      int64_t total) {
   using Word = std::make_unsigned_t<Index>;
   const auto num_dst = static_cast<Index>(drawn.num_dst);
   std::vector<Word> ids(num_dst + total), seeds(num_dst + total);
@@ -396,7 +397,8 @@ int64_t number_pairs(const Drawn<Index>& drawn, const Block<Index>& block, const
     const Index node = i < num_dst ? drawn.nodes[i] : nodes[i - num_dst];
     if (!in_range(node, drawn.num_nodes)) continue;
     ids[i] = static_cast<Word>(node);
-    seeds[i] = static_cast<Word>(drawn.seeds[i < num_dst ? i : block.rows[i - num_dst]]);
+    if (drawn.seeds != nullptr)
+      seeds[i] = static_cast<Word>(drawn.seeds[i < num_dst ? i : block.rows[i - num_dst]]);
     entries.push_back(i);
   }
   sort_by(entries, [&](Index i) { return seeds[i]; });
@@ -427,9 +429,10 @@ bool distinct_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
   Index* const nodes = block.t_rows;  // for now
   const int64_t total = line_up(parallel_for, drawn, block, nodes);
   std::copy_n(drawn.nodes, num_dst, block.sources);
-  const int64_t count = drawn.seeds != nullptr
-                            ? number_pairs(drawn, block, nodes, total)
-                            : number_nodes(parallel_for, drawn, block, nodes, total);
+  constexpr int64_t kNodes = 32;  // bits of so many nodes take as long as to sort an edge
+  const bool sorted = drawn.seeds != nullptr || drawn.num_nodes / kNodes > num_dst + total;
+  const int64_t count = sorted ? number_sorted(drawn, block, nodes, total)
+                               : number_nodes(parallel_for, drawn, block, nodes, total);
   if (count < num_src) std::fill(block.sources + count, block.sources + num_src, Index(-1));
   std::fill(block.cols + total, block.cols + block.num_edges, Index(-1));
   const int64_t most = drawn.seeds ? block.num_edges : std::min(block.num_edges, drawn.num_nodes);

@@ -35,7 +35,7 @@ _KINDS = ("sum", "prod", "max", "min")
 # In the order of enum Code in edge_region.h.
 CODES = (
     *("abs", "ceil", "convert_element_type", "exp", "expm1", "floor", "is_finite", "log"),
-    *("log1p", "logistic", "neg", "not", "rsqrt", "sign", "sqrt", "square", "tanh"),
+    *("log1p", "logistic", "neg", "not", "rsqrt", "sign", "softplus", "sqrt", "square", "tanh"),
     *("add", "and", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "or", "sub"),
     "xor",
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "cos", "cosh", "erf", "erfc"),

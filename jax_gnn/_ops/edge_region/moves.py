@@ -125,14 +125,51 @@ class _Moves(Builder):
             return self.take(operands[0], np.asarray(each.params, int))
         if each.name == "concatenate":
             return self.concatenated(operands)
-        if each.name == "reduce" and each.params[1] <= 4 and self._has_moves(operands[0]):
-            return self._joined(each, operands[0])
+        if each.name == "reduce" and each.params[1] <= 4:
+            of = self.value(operands[0])
+            if self._has_moves(operands[0]) or (isinstance(of, Instruction) and of.name == "take"):
+                return self._joined(each, operands[0])
         if each.name == "dot" and each.params[0] == 1:
             width = self.value(operands[1]).width
             x = self.take(operands[0], np.arange(each.width) // width)
             y = self.take(operands[1], np.arange(each.width) % width)
             return self.emit("mul", (x, y), each.width, each.dtype)
+        if each.name == "select_n" and self._is_softplus(operands):
+            return self.emit("softplus", operands[2:], each.width, each.dtype)
+        if each.name == "exp" and (inner := self._with_slope(operands[0])) is not None:
+            return self.emit("logistic", (inner,), each.width, each.dtype)
         return self._emitted(each.name, operands, each)
+
+    def _is_softplus(self, operands: Sequence[int]) -> bool:
+        """Whether a choice is what `jax.nn.softplus` is, of its last operand."""
+        which, found, x = operands
+        of, width = self.value(x), self.value(x).width
+        if self.emit("ne", (x, x), width, bool) != which:
+            return False
+        t = x
+        for name in ("abs", "neg", "exp", "log1p"):
+            t = self.emit(name, (t,), width, of.dtype)
+        larger = self.emit("max", (x, self._filled(of, 0)), width, of.dtype)
+        return self.emit("add", (larger, t), width, of.dtype) == found
+
+    def _with_slope(self, difference: int) -> int | None:
+        """That of which a difference is the logarithm of softplus's derivative, as JAX has it."""
+        parts: list[Any] = [self.value(i) for i in getattr(self.value(difference), "operands", ())]
+        if len(parts) != 2 or any(getattr(each, "name", "") != "select_n" for each in parts):
+            return None
+        made: Any = self.value(parts[1].operands[1])
+        if getattr(made, "name", "") != "softplus":
+            return None
+        of, both = made, []
+        for value in (*made.operands, parts[1].operands[1]):
+            endless = self.emit("eq", (value, self._filled(of, np.inf)), of.width, bool)
+            case = endless, value, self._filled(of, 0)
+            both.append(self.emit("select_n", case, of.width, of.dtype))
+        same = self.emit("sub", both, of.width, of.dtype) == difference
+        return made.operands[0] if same else None
+
+    def _filled(self, like: Input | Instruction, number: float) -> int:
+        return self.constant(np.full(like.width, number, like.dtype))
 
     def take(self, value: int, places: np.ndarray) -> int:
         """Numbers of a value; of what is computed or put together, from what that is made of."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -239,6 +240,7 @@ FUNCTIONS: dict[str, Function] = {
     "sign": Function(1, lax.sign, np.sign),
     "sin": Function(1, lax.sin, np.sin),
     "sinh": Function(1, lax.sinh, np.sinh),
+    "softplus": Function(1, jax.nn.softplus),
     "sqrt": Function(1, lax.sqrt, np.sqrt),
     "square": Function(1, lax.square, np.square),
     "sub": Function(2, lax.sub, np.subtract),
@@ -251,7 +253,7 @@ FUNCTIONS: dict[str, Function] = {
 SLOW = frozenset(
     {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "div"}
     | {"erf", "erfc", "erf_inv", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem"}
-    | {"rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"}
+    | {"rsqrt", "sin", "sinh", "softplus", "sqrt", "tan", "tanh"}
 )
 """Those that take as long as several sums: a series, or a division."""
 
