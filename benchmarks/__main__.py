@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import epochs, minibatch, report, sampling, schedule_times, schedules
+from benchmarks import compat, epochs, minibatch, report, sampling, schedule_times, schedules
 from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.command == "epochs":
             return _epochs(options)
+        if options.command == "compat":
+            return _compat(options)
         if options.command == "minibatch":
             return _minibatch(options)
         if options.command == "sampling":
@@ -75,6 +77,15 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     training.add_argument("--rounds", type=_positive, default=5, help="epochs that are timed")
     _add_platform(training)
     training.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
+    replaced = commands.add_parser("compat", help="time others' models with this library in them")
+    replaced.add_argument("--published", type=Path, help="folder with checkouts, for more models")
+    replaced.add_argument("--cases", type=_names, default=(), help="models, as in jraph*,moe*")
+    replaced.add_argument("--scale", type=float, help="of sizes (default: 1, on a GPU 16)")
+    replaced.add_argument("--traced", action="store_true", help="graphs are arguments of programs")
+    replaced.add_argument("--dtypes", type=_dtypes, default=("float32",), help="one of them")
+    replaced.add_argument("--rounds", type=_positive, default=5, help="turns of both")
+    _add_platform(replaced)
+    replaced.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
     sampled = commands.add_parser("minibatch", help="time training on sampled neighbourhoods")
     sampled.add_argument("--scale", type=float, default=0.1, help="of the twins of large graphs")
     sampled.add_argument("--rounds", type=_positive, default=3, help="epochs that are timed")
@@ -133,6 +144,22 @@ def _epochs(options: argparse.Namespace) -> int:
     path = options.out or RESULTS / f"epochs-{_slug(document['machine']['device'])}.json"
     epochs.write(document, path)
     print(f"{epochs.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
+    return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
+
+
+def _compat(options: argparse.Namespace) -> int:
+    settings = Settings(
+        platform=options.platform,
+        published=options.published,
+        patterns=options.cases,
+        dtypes=options.dtypes[:1],
+        rounds=options.rounds,
+    )
+    scale = options.scale or (16 if options.platform == "gpu" else 1)
+    document = compat.run(settings, scale, options.traced)
+    path = options.out or RESULTS / f"compat-{_slug(document['machine']['device'])}.json"
+    compat.write(document, path)
+    print(f"{compat.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
     return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
 
 

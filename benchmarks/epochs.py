@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.definition import Settings
-from benchmarks.worker import _receive, _start, probe
+from benchmarks.worker import _receive, _start, probe, set_environment
 
 FEATURES, HIDDEN, LAYERS, CLASSES = 16, 64, 4, 2
 LEARNING_RATE = 0.01
@@ -301,11 +301,7 @@ CANDIDATES: dict[str, tuple[tuple[str, ...], Callable[..., Epoch]]] = {
 
 def _serve(connection: Any, name: str, platform: str, count: int, size: int) -> None:
     """Builds a candidate, and trains an epoch whenever it is asked."""
-    import os
-
-    os.environ.update(
-        {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"} if platform == "cpu" else {}
-    )
+    set_environment(platform)
     modules, make = CANDIDATES[name]
     try:
         versions = {module: importlib.metadata.version(module) for module in modules}

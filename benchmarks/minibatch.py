@@ -1,10 +1,11 @@
 """Training on sampled neighbourhoods: what of a step is the model, and an epoch beside peers.
 
 ``python -m benchmarks minibatch`` trains GraphSAGE on a twin of Reddit2 and R-GCN on one of mag, a
-tenth of their nodes and edges on a CPU (``--scale``), hidden 128, batches of 1,024, fanouts 15, 10.
-The peer in plain JAX is the same model by ``jax.ops.segment_sum``, on the same blocks, sampled by
-this library; its first loss must be the same. Epochs take turns. PyG's ``NeighborLoader`` runs
-where it has what it samples with.
+tenth of their nodes and edges on a CPU (``--scale``), hidden 128, batches of 1,024, fanouts 15, 10,
+with the room for sources that `block_capacity` finds. The peer in plain JAX is the same model by
+``jax.ops.segment_sum``, on the same blocks, sampled by this library; its first loss must be the
+same. Epochs take turns. With a GPU there are batches, too, whose graph and features stay on the
+host, beside what its link carries. PyG's ``NeighborLoader`` runs where it has what it samples with.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import functools
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ def run(platform: str, scale: float, rounds: int) -> dict[str, Any]:
     """Times both models; a document for JSON."""
     machine = probe(Settings(platform=platform))
     rows = [_measured(name, scale, rounds) for name in ("sage", "rgcn")]
-    rows.append(_pyg(scale, rounds))
+    rows += [_hosted(scale, rounds), _pyg(scale, rounds)]
     date = datetime.now(UTC).date().isoformat()
     return {"date": date, "machine": machine, "scale": scale, "rows": rows}
 
@@ -55,10 +58,9 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
     from flax import nnx
 
     import flax_layers
-    from flax_layers.layerwise import Relations
     from flax_layers.training.epochs import adam
-    from flax_layers.training.minibatch import sampled_blocks
     from jax_gnn import Graph, RelationalGraph
+    from jax_gnn.sampling import block_capacity, sample_neighbors
 
     edges = _graph(name, scale)
     num_nodes = edges.num_nodes
@@ -71,7 +73,6 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
     seeds = np.append(ids, padding).astype(np.int32).reshape(steps, BATCH)
     sizes: Any = (FEATURES, HIDDEN, CLASSES)
     options: Any = {"num_layers": LAYERS, "dropout_rate": 0.0, "rngs": nnx.Rngs(0)}
-    relations = None
     graph: Any
     if name == "sage":
         graph = Graph.from_edges(edges.cols, edges.rows, num_nodes=num_nodes)
@@ -81,8 +82,8 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
         columns = edges.src[kept], edges.rel[kept], edges.dst[kept]
         count = edges.num_relations - 1
         graph = RelationalGraph.from_triples(*columns, num_nodes=num_nodes, num_relations=count)
-        relations = Relations.of(graph)
         model = flax_layers.RGCN(*sizes, num_relations=count, **options)
+    capacity = block_capacity(graph, seeds[:2], FANOUTS, jax.random.key(1))
     definition, *states = nnx.split(model, nnx.Param, ...)
     params, rest = states
     optimizer = adam(0.01)
@@ -98,7 +99,7 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
         return x
 
     def sampled(seeds: Any, key: Any, graph: Any, features: Any) -> Any:
-        blocks = sampled_blocks(graph, seeds, FANOUTS, key, relations)
+        blocks = sample_neighbors(graph, seeds, FANOUTS, key, capacity=capacity)
         return blocks, blocks.node_values(features)
 
     def trained(of: Any, state: Any, seeds: Any, blocks: Any, x: Any, y: Any) -> Any:
@@ -140,6 +141,9 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
         return (time.perf_counter() - begun) / steps
 
     drawn = jax.block_until_ready(sample(seeds[0], keys[0], graph, features))
+    drawn_of = (sample(seeds[i], keys[i], graph, features)[0] for i in range(steps))
+    overflows = sum(bool(blocks.overflow) for blocks in drawn_of)
+    memory = whole["here"].lower(start, seeds[0], keys[0], *data).compile().memory_analysis()
 
     def once(call: Callable[[], Any], repeats: int = 5) -> float:
         begun = time.perf_counter()
@@ -161,8 +165,86 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
     status = "timed" if abs(first["here"] - first["plain"]) < 1e-3 else "wrong"
     return {
         **{"name": name, "status": status, "nodes": num_nodes, "edges": int(graph.num_edges)},
-        **{"steps": steps, "losses": first, "times": times},
+        **{"steps": steps, "losses": first, "times": times, "capacity": capacity},
+        **{"overflows": overflows, "megabytes": _megabytes(memory, drawn, data)},
         "medians": {what: statistics.median(all_) for what, all_ in times.items()},
+    }
+
+
+def _megabytes(memory: Any, drawn: Any, data: Any) -> dict[str, float]:
+    """What a step has at once beside graph and features, and what of it must be there."""
+    import jax
+
+    def size(tree: Any) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if hasattr(leaf, "nbytes"))
+
+    blocks, x = drawn
+    # What a layer keeps for its gradient: sums, results and their gradient, of its destinations.
+    widths = FEATURES + 2 * HIDDEN
+    activations = sum(4 * widths * block.num_dst for block in blocks.graphs)
+    peak = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    named = {"step": peak, "blocks": size(blocks), "features": size(x), "activations": activations}
+    return {name: bytes_ / 1e6 for name, bytes_ in named.items()} | {"whole": size(data) / 1e6}
+
+
+def _hosted(scale: float, rounds: int) -> dict[str, Any]:
+    """Batches of GraphSAGE whose graph and features are on the host, sampled and sent ahead."""
+    import jax
+
+    from jax_gnn import Graph, host_arrays
+    from jax_gnn.sampling import block_capacity, fetch_rows, sample_neighbors
+
+    name, device = "sage, features on the host", jax.devices()[0]
+    if device.platform == "cpu":
+        return {"name": name, "status": "absent: a CPU has no link to its memory"}
+    edges = _graph("sage", scale)
+    with host_arrays():
+        graph = Graph.from_edges(edges.cols, edges.rows, num_nodes=edges.num_nodes)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(edges.num_nodes, FEATURES)).astype(np.float32)
+    batches = rng.integers(0, edges.num_nodes, (64, BATCH)).astype(np.int32)
+    capacity = block_capacity(graph, batches[:2], FANOUTS, jax.random.key(1))
+
+    def batch(number: int) -> Any:
+        key = np.array([0, number], np.uint32)
+        blocks = sample_neighbors(graph, batches[number], FANOUTS, key, capacity=capacity)
+        return jax.device_put((blocks, fetch_rows(features, blocks.node_ids)), device)
+
+    def fed() -> float:
+        """Seconds of a batch, of which four threads make the next ones."""
+        with ThreadPoolExecutor(4) as pool:
+            ahead = deque(pool.submit(batch, number) for number in range(8))
+            begun = time.perf_counter()
+            for number in range(8, len(batches)):
+                jax.block_until_ready(ahead.popleft().result())
+                ahead.append(pool.submit(batch, number))
+            taken = (time.perf_counter() - begun) / (len(batches) - 8)
+        return taken
+
+    _, x = batch(0)
+    kinds = {"link": np.zeros(x.shape, x.dtype)}
+    shardings = {
+        kind: jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+        for kind in ("device", "pinned_host")
+    }
+    kinds["link, pinned memory"] = jax.device_put(kinds["link"], shardings["pinned_host"])
+
+    def sent(rows: Any) -> float:
+        """Seconds of a batch's features over the link alone."""
+        jax.block_until_ready(jax.device_put(rows, shardings["device"]))
+        begun = time.perf_counter()
+        jax.block_until_ready([jax.device_put(rows, shardings["device"]) for _ in range(8)])
+        return (time.perf_counter() - begun) / 8
+
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        found.setdefault("batch", []).append(fed())
+        for what, rows in kinds.items():
+            found.setdefault(what, []).append(sent(rows))
+    medians = {what: statistics.median(all_) for what, all_ in found.items()}
+    return {
+        **{"name": name, "status": "timed", "times": found},
+        **{"medians": medians, "gigabytes": x.nbytes / 1e9},
     }
 
 
@@ -243,6 +325,7 @@ def markdown(document: dict[str, Any]) -> str:
         "| | step | of it the model | sampling and gathers | step, plain JAX | its model | × |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
+    notes = []
     for row in document["rows"]:
         medians = {what: 1e3 * seconds for what, seconds in row.get("medians", {}).items()}
         if "sample" in medians:
@@ -254,12 +337,22 @@ def markdown(document: dict[str, Any]) -> str:
                 *(f"{medians['step plain']:.1f}", f"{medians['model plain']:.1f}"),
                 f"{medians['step plain'] / step:.2f}",
             ]
+            parts = ", ".join(f"{what} {size:.0f}" for what, size in row["megabytes"].items())
+            notes.append(
+                f"{row['name']}: room for {row['capacity']} sources, {row['overflows']} of "
+                f"{row['steps']} batches needed more. Megabytes: {parts}."
+            )
+        elif "link" in medians:
+            rates = {what: 1e3 * row["gigabytes"] / taken for what, taken in medians.items()}
+            told = ", ".join(f"{what} {rate:.1f}" for what, rate in rates.items())
+            cells = [row["name"], f"{medians['batch']:.1f}, sampled and sent alone", *[""] * 5]
+            notes.append(f"{row['name']}: gigabytes of features per second: {told}.")
         elif medians:
             cells = [row["name"], f"{medians['step']:.1f}", *[""] * 5]
         else:
             cells = [row["name"], row["status"], *[""] * 5]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    return "\n\n".join(["\n".join(lines), *notes, ""])
 
 
 def plot(document: dict[str, Any], path: Path) -> None:

@@ -1,20 +1,28 @@
 """Neighbours of seeds and the graphs built of them, beside simpler ways to build these.
 
 ``python -m benchmarks sampling`` samples 1,024 seeds of twins of large graphs. All candidates are
-compiled functions of one process, and take turns; wall times are compared.
+compiled functions of one process, and take turns; on a CPU wall times are compared, on a GPU what
+the profiler says of kernels.
 
 * ``tree`` and ``distinct`` are what :func:`jax_gnn.sampling.sample_neighbors` gives; ``, host`` of
-  arrays of numpy, without JAX; ``, jax.numpy`` without this library's kernels;
+  arrays of numpy, without JAX; ``, jax.numpy`` without this library's kernels; ``, by relation``
+  with a fanout for each of them;
 * ``draw`` only draws edges of a tree, and finds where they come from;
-* ``… + from_edges`` builds each block by :meth:`jax_gnn.Graph.from_edges`, which sorts edges.
+* ``… + from_edges`` builds each block by :meth:`jax_gnn.Graph.from_edges`, which sorts edges;
+* ``weighted``, ``in time`` and ``disjoint`` are other draws of the same neighbourhoods, and
+  ``walks``, ``node2vec``, ``negatives`` and ``negatives, no edges`` are other batches of as many;
+* ``PyG`` is its ``NeighborLoader`` on the host, where it has what it samples with.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import os
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,14 +30,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.definition import Settings
+from benchmarks.timing import FLUSHES, WallTimer
 from benchmarks.worker import probe
-from benchmarks.workloads import plain_graphs
+from benchmarks.workloads import plain_graphs, relational_graphs
 
 SEEDS = 1024
 FANOUTS = ((15, 10), (10, 10, 10))
-GRAPHS = ("ogbn-arxiv-twin", "reddit2-twin")
+GRAPHS = ("ogbn-arxiv-twin", "reddit2-twin", "mag-twin")
 PLAIN, BY_SORTS = "draw", "distinct + from_edges"
 """What trees, and what distinct nodes, are compared with."""
+STEPS, NEGATIVES = 20, 10
+"""Steps of a walk, and negatives of an edge."""
 
 
 def _simple(graph: Any, seeds: Any, key: Any, fanouts: Sequence[int], build: str) -> Any:
@@ -38,8 +49,8 @@ def _simple(graph: Any, seeds: Any, key: Any, fanouts: Sequence[int], build: str
 
     from jax_gnn import Graph
     from jax_gnn.sampling._native import uniform
-    from jax_gnn.sampling._neighbors import row_bounds
     from jax_gnn.sampling._random import key_words
+    from jax_gnn.sampling._rows import row_bounds
     from jax_gnn.sampling._search import distinct
 
     nodes, words = seeds, key_words("key", key)
@@ -68,43 +79,176 @@ def _simple(graph: Any, seeds: Any, key: Any, fanouts: Sequence[int], build: str
     return found, nodes
 
 
-def candidates(graph: Any, host: Any, fanouts: tuple[int, ...]) -> dict[str, Callable[..., Any]]:
-    """Functions of seeds, which are of numpy, and of a number."""
+# --- Candidates ----------------------------------------------------------------------------------
+
+Function = Callable[..., Any]
+"""Of ``data``, a dictionary with the graph and what was prepared for it, of seeds and a key."""
+
+
+def neighbors(graph: Any, fanouts: tuple[int, ...]) -> dict[str, Function]:
+    """Blocks, and simpler ways to build them where the graph has no relations."""
+    from jax_gnn.sampling import sample_neighbors
+
+    def sample(data: Any, seeds: Any, key: Any, fanouts: Any, tree: bool) -> Any:
+        return sample_neighbors(data["graph"], seeds, fanouts, key, tree=tree)
+
+    def simple(data: Any, seeds: Any, key: Any, build: str) -> Any:
+        return _simple(data["graph"], seeds, key, fanouts, build)
+
+    found: dict[str, Function] = {}
+    relations = getattr(graph, "num_relations", None)
+    for name in ("tree", "distinct"):
+        tree = name == "tree"
+        found[name] = functools.partial(sample, fanouts=fanouts, tree=tree)
+        if relations is None:
+            found[f"{name} + from_edges"] = functools.partial(simple, build=name)
+        else:
+            each = [dict.fromkeys(range(relations), -(-f // relations)) for f in fanouts]
+            found[f"{name}, by relation"] = functools.partial(sample, fanouts=each, tree=tree)
+    if relations is None:
+        found[PLAIN] = functools.partial(simple, build="")
+    return found
+
+
+def others(graph: Any, fanouts: tuple[int, ...]) -> dict[str, Function]:
+    """Other draws of neighbours, and other batches where the graph has no relations."""
+    import jax.numpy as jnp
+
+    from jax_gnn.sampling import corrupted_edges, random_walk, sample_neighbors
+
+    def sample(data: Any, seeds: Any, key: Any, **names: str) -> Any:
+        options = {option: data[name] for option, name in names.items()}
+        return sample_neighbors(data["graph"], seeds, fanouts, key, **options)
+
+    def disjoint(data: Any, seeds: Any, key: Any) -> Any:
+        return sample_neighbors(data["graph"], seeds, fanouts, key, disjoint=True)
+
+    def walks(data: Any, seeds: Any, key: Any, **options: Any) -> Any:
+        return random_walk(data["graph"], seeds, STEPS, key, **options)
+
+    def negatives(data: Any, seeds: Any, key: Any, **options: Any) -> Any:
+        ends = seeds, jnp.roll(seeds, 1)
+        return corrupted_edges(data["graph"], *ends, NEGATIVES, key, **options)
+
+    found: dict[str, Function] = {
+        "weighted": functools.partial(sample, edge_probability="chances"),
+        "in time": functools.partial(sample, edge_time="times", seed_time="limits"),
+        "disjoint": disjoint,
+    }
+    if hasattr(graph, "num_relations"):
+        return found
+    return found | {
+        "walks": walks,
+        "node2vec": functools.partial(walks, p=0.5, q=2.0),
+        "negatives": negatives,
+        "negatives, no edges": functools.partial(negatives, exclude_edges=True),
+    }
+
+
+def _prepared(graph: Any) -> dict[str, Any]:
+    """A graph with weights and times of its edges, and times of seeds."""
+    from jax_gnn.sampling import EdgeProbability, EdgeTime
+
+    rng = np.random.default_rng(1)
+    weights = rng.random(graph.num_edges, np.float32)
+    times = rng.integers(0, 1000, graph.num_edges, np.int32)
+    return {
+        "graph": graph,
+        "chances": EdgeProbability.from_weights(graph, weights),
+        "times": EdgeTime.from_times(graph, times),
+        "limits": np.full(SEEDS, 500, np.int32),
+    }
+
+
+def _pyg(graph: Any, seeds: np.ndarray, fanouts: tuple[int, ...]) -> Callable[[], Any]:
+    """PyG's loader, a batch at a time.
+
+    Raises:
+        ImportError: PyG, or what it samples with, is not installed.
+    """
+    import torch
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+
+    ends = np.stack([np.asarray(ids, np.int64) for ids in (graph.cols, graph.rows)])
+    data = Data(edge_index=torch.from_numpy(ends), num_nodes=graph.num_nodes)
+    nodes = torch.from_numpy(seeds.ravel().astype(np.int64))
+    loader = NeighborLoader(data, [*fanouts], nodes, batch_size=SEEDS)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    return lambda: next(batches)
+
+
+# --- Times ---------------------------------------------------------------------------------------
+
+
+def _compiled(
+    data: Any, functions: Mapping[str, Function], batches: Sequence[Any], platform: str
+) -> dict[str, Callable[[], Any]]:
+    """Calls of compiled functions, each with the next batch; compiled in threads."""
     import jax
 
     import jax_gnn
-    from jax_gnn.sampling import sample_neighbors
 
-    found: dict[str, Callable[..., Any]] = {}
+    lowered = {}
+    for name, function in functions.items():
+        lowered[name] = jax.jit(function).lower(data, *batches[0])
+        if platform == "cpu" and name in ("tree", "distinct"):
+            with jax_gnn.implementation("xla"):
+                lowered[f"{name}, jax.numpy"] = jax.jit(function).lower(data, *batches[0])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = [*pool.map(lambda program: program.compile(), lowered.values())]
 
-    def add(name: str, function: Callable[..., Any], implementation: Any = None) -> None:
-        compiled = jax.jit(lambda graph, seeds, key: function(graph, seeds, key))
+    def call(program: Any) -> Callable[[], Any]:
+        following = itertools.cycle(batches)
+        return lambda: program(data, *next(following))
 
-        def call(seeds: np.ndarray, number: int) -> Any:
-            with jax_gnn.implementation(implementation):
-                return compiled(graph, seeds.astype(np.int32), jax.random.key(number))
+    return {name: call(program) for name, program in zip(lowered, compiled, strict=True)}
 
-        found[name] = call
 
-    for name in ("tree", "distinct"):
-        options: Any = {"tree": name == "tree"}
+def _on_host(
+    data: Any, functions: Mapping[str, Function], batches: Sequence[Any]
+) -> dict[str, Callable[[], Any]]:
+    def call(function: Function) -> Callable[[], Any]:
+        following = itertools.cycle(batches)
+        return lambda: function(data, *next(following))
 
-        def sample(graph: Any, seeds: Any, key: Any, options: Any = options) -> Any:
-            return sample_neighbors(graph, seeds, fanouts, key, **options)
+    return {f"{name}, host": call(function) for name, function in functions.items()}
 
-        def on_host(seeds: np.ndarray, number: int, options: Any = options) -> Any:
-            words = np.array([0, number], np.uint32)
-            return sample_neighbors(host, seeds, fanouts, words, **options)
 
-        def by_sorts(graph: Any, seeds: Any, key: Any, name: str = name) -> Any:
-            return _simple(graph, seeds, key, fanouts, name)
+def _measured(platform: str, calls: dict[str, Any], on_host: dict[str, Any], rounds: int) -> Any:
+    """For each name seconds of all rounds, and how many kernels, copies and fills there are."""
+    import jax
 
-        add(name, sample)
-        found[f"{name}, host"] = on_host
-        add(f"{name}, jax.numpy", sample, "xla")
-        add(f"{name} + from_edges", by_sorts)
-    add(PLAIN, lambda graph, seeds, key: _simple(graph, seeds, key, fanouts, ""))
-    return found
+    for call in calls.values():
+        jax.block_until_ready(call())
+    timer = WallTimer(jax.block_until_ready)
+    if platform == "cpu":
+        return {name: (s, None) for name, s in timer.measure(calls | on_host, rounds).items()}
+    from jax_gnn._tuning.timing import ProfilerTimer, span
+
+    kernels = ProfilerTimer(FLUSHES).kernels(calls, rounds)
+    found: Any = {name: ([*map(span, k)], len(k[0])) for name, k in kernels.items()}
+    return found | {name: (s, None) for name, s in timer.measure(on_host, rounds).items()}
+
+
+def _host_graph(name: str) -> Any:
+    """A twin in numpy; of relations without those from each node to itself."""
+    import jax_gnn
+
+    plain, relational = plain_graphs(None), relational_graphs(None)
+    with jax_gnn.host_arrays():
+        if name in plain:
+            edges = plain[name].load()
+            src, dst = np.asarray(edges.cols), np.asarray(edges.rows)
+            if name.startswith("ogbn-arxiv"):  # citations go both ways, as is usual
+                src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+            return jax_gnn.Graph.from_edges(src, dst, num_nodes=edges.num_nodes)
+        triples = relational[name].load()
+        count = triples.num_relations - 1
+        kept = triples.rel < count
+        columns = triples.src[kept], triples.rel[kept], triples.dst[kept]
+        sizes: Any = {"num_nodes": triples.num_nodes, "num_relations": count}
+        return jax_gnn.RelationalGraph.from_triples(*columns, **sizes, parts=())
 
 
 def run(platform: str, names: Sequence[str], rounds: int) -> dict[str, Any]:
@@ -113,34 +257,42 @@ def run(platform: str, names: Sequence[str], rounds: int) -> dict[str, Any]:
 
     import jax_gnn
 
-    workloads = plain_graphs(None)
     machine = probe(Settings(platform=platform))
     rows = []
     for name in names:
-        plain = workloads[name].load()
-        src, dst = np.asarray(plain.cols), np.asarray(plain.rows)
-        if name.startswith("ogbn-arxiv"):  # citations go both ways, as is usual
-            src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        with jax_gnn.host_arrays():
-            host: Any = jax_gnn.Graph.from_edges(src, dst, num_nodes=plain.num_nodes)
-        graph = jax.device_put(host)
-        order = np.random.default_rng(0).permutation(plain.num_nodes)
+        host = _host_graph(name)
+        order = np.random.default_rng(0).permutation(host.num_nodes).astype(np.int32)
+        seeds = order[: len(order) // SEEDS * SEEDS].reshape(-1, SEEDS)[: rounds + 1]
+        words = [np.array([0, number], np.uint32) for number in range(len(seeds))]
+        data = _prepared(jax.device_put(host))
+        batches = jax.device_put([*zip(seeds, words, strict=True)])
         for fanouts in FANOUTS:
-            calls = candidates(graph, host, fanouts)
-            times: dict[str, list[float]] = {each: [] for each in calls}
-            for i in range(1 + rounds):  # the first compiles
-                seeds = np.roll(order, -SEEDS * i)[:SEEDS]
-                for each, call in calls.items():
-                    start = time.perf_counter()
-                    jax.block_until_ready(call(seeds, i))
-                    times[each].append(time.perf_counter() - start)
-            for each, seconds in times.items():
-                row = {"graph": name, "edges": len(src), "fanouts": fanouts, "name": each}
-                median, least = statistics.median(seconds[1:]), min(seconds[1:])
-                rows.append(row | {"median": median, "least": least, "all": seconds[1:]})
+            functions = neighbors(host, fanouts)
+            shown = {n: f for n, f in functions.items() if n.startswith(("tree", "distinct"))}
+            shown = {n: f for n, f in shown.items() if not n.endswith("from_edges")}
+            if fanouts == FANOUTS[0]:
+                more = others(host, fanouts)
+                functions |= more
+            on_host = _on_host({"graph": host}, shown, [*zip(seeds, words, strict=True)])
+            if isinstance(host, jax_gnn.Graph):
+                try:
+                    on_host["PyG"] = _pyg(host, seeds, fanouts)
+                    on_host["PyG"]()
+                except (ImportError, OSError) as error:
+                    on_host.pop("PyG", None)
+                    print(f"PyG is absent: {str(error).splitlines()[0]}")
+            calls = _compiled(data, functions, batches, platform)
+            for each, (seconds, kernels) in _measured(platform, calls, on_host, rounds).items():
+                row = {"graph": name, "edges": host.num_edges, "fanouts": fanouts, "name": each}
+                median, least = statistics.median(seconds), min(seconds)
+                row |= {"median": median, "least": least, "kernels": kernels}
+                rows.append(row | {"all": seconds})
     date = datetime.now(UTC).date().isoformat()
     versions = {"jax": jax.__version__, "jax_gnn": jax_gnn.__version__}
     return {"date": date, "machine": machine, "versions": versions, "rows": rows}
+
+
+# --- Tables and plots ----------------------------------------------------------------------------
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -150,18 +302,21 @@ def markdown(document: dict[str, Any]) -> str:
         f"# Sampling {SEEDS:,} seeds",
         "",
         f"{document['machine']['device']}, {document['date']}; {versions}. The least and the "
-        "median of all rounds, graphs included. Building a tree is what it takes beyond the draw.",
+        "median of all rounds, graphs included. Building a tree is what it takes beyond the draw. "
+        f"Walks have {STEPS} steps; there are {NEGATIVES} negatives for each of as many edges.",
     ]
     for key, rows in _groups(document).items():
         graph, edges, fanouts = key
         least = {row["name"]: row["least"] for row in rows}
         lines += ["", f"## {graph}, {edges:,} edges, fanouts {', '.join(map(str, fanouts))}", ""]
-        lines += ["| | least, ms | median, ms | × |", "|---|--:|--:|---|"]
+        lines += ["| | least, ms | median, ms | kernels | × |", "|---|--:|--:|--:|---|"]
         for row in rows:
             of = BY_SORTS if row["name"].startswith("distinct") else PLAIN
-            share = f"{row['least'] / least[of]:.2f} of {of}"
-            cells = f"{1e3 * row['least']:.2f} | {1e3 * row['median']:.2f} | {share}"
-            lines.append(f"| {row['name']} | {cells} |")
+            known = of in least and row["name"].startswith(("distinct", "tree"))
+            share = f"{row['least'] / least[of]:.2f} of {of}" if known else ""
+            cells = [f"{1e3 * row[what]:.3g}" for what in ("least", "median")]
+            cells += ["" if row["kernels"] is None else str(row["kernels"]), share]
+            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -180,15 +335,20 @@ def plot(document: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     groups = _groups(document)
+    heights = [0.25 * len(rows) + 0.6 for rows in groups.values()]
     figure, grid = plt.subplots(
-        len(groups), figsize=(7, 2.6 * len(groups)), layout="constrained", squeeze=False
+        len(groups),
+        figsize=(7, sum(heights)),
+        height_ratios=heights,
+        layout="constrained",
+        squeeze=False,
     )
     for axes, ((graph, _, fanouts), rows) in zip(grid[:, 0], groups.items(), strict=True):
         names = [row["name"] for row in rows][::-1]
-        ours = {"tree", "distinct", "tree, host", "distinct, host"}
-        colors = ["tab:blue" if name in ours else "tab:gray" for name in names]
+        simple = ("from_edges", "jax.numpy", PLAIN, "PyG")
+        colors = ["tab:gray" if name.endswith(simple) else "tab:blue" for name in names]
         bars = axes.barh(names, [1e3 * row["least"] for row in rows][::-1], color=colors)
-        axes.bar_label(bars, fmt="%.1f ms", padding=3)
+        axes.bar_label(bars, fmt="%.3g ms", padding=3)
         axes.margins(x=0.15)
         axes.set_title(f"{graph}, fanouts {', '.join(map(str, fanouts))}", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)

@@ -84,6 +84,16 @@ def _start(
     return process, ours
 
 
+def set_environment(platform: str) -> None:
+    """Variables for JAX and torch, before either is imported."""
+    if platform == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["JAX_PLATFORMS"] = "cuda" if platform == "gpu" else "cpu"
+    # Processes share one GPU, and JAX gives back nothing of what it has taken.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.4"
+
+
 def _receive(connection: Connection) -> Any:
     try:
         error, answer = connection.recv()
@@ -247,10 +257,7 @@ class _Jax:
 
     def __init__(self, settings: Settings) -> None:
         on_gpu = settings.platform == "gpu"
-        os.environ["JAX_PLATFORMS"] = "cuda" if on_gpu else "cpu"
-        # Families share one GPU, and JAX gives back nothing of what it has taken.
-        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.4"
+        set_environment(settings.platform)
         import jax
 
         jax.config.update("jax_enable_x64", "float64" in settings.dtypes)

@@ -24,8 +24,17 @@ from flax_layers._base import (
 from flax_layers.graph import SAGEConv
 from flax_layers.relational import over_batch
 from jax_gnn import HeteroGraph, RelationalGraph, relational_aggregate, segment_matmul, spmm
-from jax_gnn.extend import as_array, check_choice, check_instance, check_integer, described, take
+from jax_gnn.extend import (
+    as_array,
+    check_choice,
+    check_instance,
+    check_integer,
+    described,
+    row_wise,
+    take,
+)
 from jax_gnn.hetero import EdgeType
+from jax_gnn.sampling import Blocks
 
 Across = Literal["sum", "mean", "max", "min", "concat", "stack"]
 
@@ -357,6 +366,22 @@ class HeteroLinear(nnx.Module):
             ValueError: A type is unknown or missing, or a shape does not fit; the error names the
                 type.
         """
+        return self.of_places(x_dict, [None] * len(self.sizes))
+
+    def of_places(
+        self, x_dict: Mapping[str, ArrayLike | None], places: Sequence[Array | None]
+    ) -> dict[str, Array]:
+        """The same of any rows.
+
+        Args:
+            x_dict: As of a call.
+            places: For each type, where it has no features, which of its nodes the rows are of;
+                None means all.
+
+        Raises:
+            TypeError: See a call.
+            ValueError: Likewise.
+        """
         if not isinstance(x_dict, Mapping):
             raise TypeError(f"x_dict must be a mapping by type, got {type(x_dict).__name__}")
         for name in [*x_dict, *self.in_features]:
@@ -371,28 +396,19 @@ class HeteroLinear(nnx.Module):
                     f"x_dict lacks the type {name!r}; None stands for no features, got "
                     f"{', '.join(map(repr, x_dict))}"
                 )
-        return {name: self._of_type(name, x_dict[name]) for name in self.in_features}
+        return {
+            name: self._of_type(name, x_dict[name], own)
+            for name, own in zip(self.in_features, places, strict=True)
+        }
 
-    def _of_type(self, name: str, x: ArrayLike | None) -> Array:
-        if x is None:
-            return self.of_rows(name, None, None)
-        x = as_array(f"x_dict[{name!r}]", x)
-        rows = x.shape[0] if x.ndim else 0
-        return self.of_rows(
-            name, check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]"), None
-        )
-
-    def of_rows(self, name: str, x: Array | None, places: Array | None) -> Array:
-        """The map of some nodes of a type.
-
-        Args:
-            name: The type.
-            x: Their features, or None where nodes of the type have none.
-            places: Which of the type they then are; None means all.
-        """
+    def _of_type(self, name: str, x: ArrayLike | None, places: Array | None) -> Array:
         layer = self.layers[name]
         if x is not None:
-            return linear(layer, x)
+            x = as_array(f"x_dict[{name!r}]", x)
+            rows = x.shape[0] if x.ndim else 0
+            return linear(
+                layer, check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
+            )
         kernel = take(layer.kernel[...], places)
         kernel = kernel if layer.dtype is None else kernel.astype(layer.dtype)
         return finished(kernel, None if layer.bias is None else layer.bias[...])
@@ -453,26 +469,28 @@ class HeteroModel(nnx.Module):
 
     def __call__(
         self,
-        graph: HeteroGraph | RelationalGraph,
+        graph: HeteroGraph | RelationalGraph | Blocks,
         x_dict: Mapping[str, ArrayLike | None],
         **named: Any,
     ) -> Any:
         """Applies maps and model.
 
         Args:
-            graph: The graph, whose nodes have these types.
+            graph: The graph, whose nodes have these types, or blocks of one.
             x_dict: By type ``(nodes of the type, *batch, in_features)``, or None where nodes have
-                no features.
+                no features. Of blocks, ``blocks.node_values(x_dict)``.
             **named: Further arguments of the model, such as `deterministic` and `rngs`.
 
         Returns:
             Of a `HeteroGraph`, by type ``(nodes of the type, *batch, out_features)``; else
-            ``(num_nodes, *batch, out_features)``.
+            ``(num_nodes, *batch, out_features)``; of blocks, for the seeds.
 
         Raises:
             ValueError: A type of nodes or edges is unknown, missing or not in its place (see
                 `HeteroGraph.in_order`), or a shape does not fit; the error names the type.
         """
+        if isinstance(graph, Blocks):
+            return self.model(graph, self._of_sources(graph, x_dict), **named)
         relational = graph.relational if isinstance(graph, HeteroGraph) else graph
         y = self.model(relational, self.joined(relational, x_dict), **named)
         return graph.split(y) if isinstance(graph, HeteroGraph) else y
@@ -488,27 +506,54 @@ class HeteroModel(nnx.Module):
             ValueError: See a call.
         """
         check_instance("graph", graph, RelationalGraph)
+        self._check_types(graph)
         rows = {name: jax.nn.relu(y) for name, y in self.input(x_dict).items()}
         names, sizes = graph.node_type_names, graph.node_type_sizes
         if names is not None and sizes is not None:
-            if names != tuple(rows):
-                raise ValueError(
-                    f"graph must have the node types {(*rows,)} in that order, as graph.in_order "
-                    f"makes it, got {names}"
-                )
             for name, size in zip(names, sizes, strict=True):
                 if len(rows[name]) != size:
                     raise ValueError(
                         f"x_dict[{name!r}] must have a row for each of {size} nodes, got "
                         f"{len(rows[name])}"
                     )
+        return joined(rows)
+
+    def _of_sources(self, blocks: Blocks, x_dict: Mapping[str, ArrayLike | None]) -> Array:
+        """The same of blocks: a row for each source, by its type."""
+        check_instance("graph.graphs[0]", blocks.graphs[0], RelationalGraph)
+        self._check_types(blocks.graphs[0])
+        places = blocks.places_of_types()
+        if len(places) != len(self.in_features):
+            raise ValueError(
+                f"graph must have the node types {(*self.in_features,)}, got {len(places)} types"
+            )
+        rows = self.input.of_places(x_dict, places)
+        for name, y in rows.items():
+            if len(y) != blocks.graphs[0].num_src:
+                raise ValueError(
+                    f"x_dict[{name!r}] must have a row for each of {blocks.graphs[0].num_src} "
+                    f"sources, as blocks.node_values gives, got {len(y)}"
+                )
+        found = (
+            jnp.where(row_wise(own >= 0, y), jax.nn.relu(y), 0)
+            for y, own in zip(rows.values(), places, strict=True)
+        )
+        return functools.reduce(jnp.add, found)
+
+    def _check_types(self, graph: RelationalGraph) -> None:
+        """Raises ValueError where types of nodes or edges are not the model's, in their order."""
+        names, own = graph.node_type_names, tuple(self.in_features)
+        if names is not None and names != own:
+            raise ValueError(
+                f"graph must have the node types {own} in that order, as graph.in_order makes it, "
+                f"got {names}"
+            )
         relations = tuple(each for each in graph.relation_names or () if each != "self")
         if self.edge_types is not None and relations != self.edge_types:
             raise ValueError(
                 f"graph must have the edge types {self.edge_types} in that order, as "
                 f"graph.in_order makes it, got {relations}"
             )
-        return joined(rows)
 
 
 def check_sizes(name: str, sizes: Any) -> None:

@@ -122,10 +122,11 @@ class HypergraphAttentionConv(AttentionConvolution):
             each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)
         )
         y = self._split(self._product(x, kernel))
+        plain = hypergraph._plain  # scores and degrees are no messages
         node_scores = dots(y, of_node)  # (num_nodes, *batch, heads)
         if hyperedge_attr is None:  # the score of a mean is the mean of the scores
             scores = dots(y, of_hyperedge)
-            hyperedge_scores = node_to_hyperedge(hypergraph, scores, reduce="mean")
+            hyperedge_scores = node_to_hyperedge(plain, scores, reduce="mean")
         else:
             attr = self._hyperedge_attr(hypergraph, hyperedge_attr, x)
             to_score = dots(self._split(kernel), of_hyperedge)
@@ -133,7 +134,7 @@ class HypergraphAttentionConv(AttentionConvolution):
 
         heads = math.prod(node_scores.shape[1:])  # each of the batch has its own
         scores = sddmm(
-            hypergraph.graph,
+            plain.graph,
             hyperedge_scores.reshape(hypergraph.num_hyperedges, heads),
             node_scores.reshape(hypergraph.num_nodes, heads),
             op="add",
@@ -146,7 +147,7 @@ class HypergraphAttentionConv(AttentionConvolution):
         if self.degrees == "attention":
             scaling: Any = {"normalization": "row"}
         else:
-            node_scale = self._node_scale(hypergraph, weight)
+            node_scale = self._node_scale(plain, weight)
             scaling = {"hyperedge_reduce": "mean", "node_scale_out": node_scale}
         aggregated = hypergraph_aggregate(
             hypergraph,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,33 +89,26 @@ def layerwise_inference(
                 f"{name} must have num_edges = {relational.num_edges} rows, got shape "
                 f"{np.shape(each)}"
             )
-    chunks = chunks_of(relational, chunk_edges)
+    chunks = node_chunks(relational, chunk_edges)
     if len(chunks) > 1:
         run = _on_host if on_host else _on_device
-        y = run(*nnx.split(stack), relational, chunks, x, values)
+        y = run(*nnx.split(stack), chunks, x, values)
     else:
         y = stack(relational, x, **values, deterministic=True)
         y = np.asarray(y) if on_host else y
     return graph.split(jnp.asarray(y)) if by_type else y  # type: ignore
 
 
-def chunks_of(graph: Graph | RelationalGraph, chunk_edges: int) -> NodeChunks:
-    """The chunks of a graph's nodes."""
-    return node_chunks(graph.nodes if isinstance(graph, RelationalGraph) else graph, chunk_edges)
-
-
-def by_layer(model: Any, graph: Any, chunks: NodeChunks, x: Any, values: Any) -> Array:
+def by_layer(model: Any, chunks: NodeChunks, x: Any, values: Any) -> Array:
     """A stack over all nodes, also inside ``jax.jit``.
 
     Args:
         model: The stack.
-        graph: The graph.
-        chunks: `chunks_of` it.
+        chunks: Those of the graph.
         x: Features of all nodes, or None.
         values: Such as weights, of all edges, by name.
     """
-    of_nodes, types = _node_values(model, graph, values), getattr(graph, "edge_types", None)
-    like = Relations.of(graph)
+    graph, of_nodes = chunks.graph, _node_values(model, chunks.graph, values)
     for number in range(1, model.num_layers + 1):
         if x is None:  # rows of weights are summed, by the numbers of nodes
             x = _layer(model, number, graph, x, values)
@@ -124,9 +116,7 @@ def by_layer(model: Any, graph: Any, chunks: NodeChunks, x: Any, values: Any) ->
 
         def of_chunk(i: Array, number: int = number, x: Array = x) -> Array:
             block = chunks.block(i)
-            return _of_block(
-                model, number, like, block, *_taken(take, block, x, of_nodes, values, types)
-            )
+            return _of_block(model, number, block, *_taken(take, block, x, of_nodes, values))
 
         x = chunks.joined(jax.lax.map(of_chunk, jnp.arange(len(chunks))))
     return x
@@ -137,104 +127,50 @@ def _on_device(graphdef: Any, state: Any, *operands: Any) -> Array:
     return by_layer(nnx.merge(graphdef, state), *operands)
 
 
-def _on_host(
-    graphdef: Any, state: Any, graph: Any, chunks: NodeChunks, x: Any, values: Any
-) -> np.ndarray:
+def _on_host(graphdef: Any, state: Any, chunks: NodeChunks, x: Any, values: Any) -> np.ndarray:
     """The same of features on the host, where results go, too."""
     model = nnx.merge(graphdef, state)
-    of_nodes, like = _node_values(model, graph, values), Relations.of(graph)
-    of_nodes, values, types, starts = jax.device_get(
-        (of_nodes, values, getattr(graph, "edge_types", None), chunks.starts)
-    )
+    of_nodes = _node_values(model, chunks.graph, values)
+    of_nodes, values, starts = jax.device_get((of_nodes, values, chunks.starts))
     for number in range(1, model.num_layers + 1):
         y: Any = None
         for i, (start, stop) in enumerate(pairwise(starts)):
             block = chunks.block(i)
-            own = _taken(fetch_rows, jax.device_get(block), x, of_nodes, values, types)
-            rows = _compiled(graphdef, number, like, state, block, *own)
+            own = _taken(fetch_rows, jax.device_get(block), x, of_nodes, values)
+            rows = _compiled(graphdef, number, state, block, *own)
             y = np.empty((starts[-1], *rows.shape[1:]), rows.dtype) if y is None else y
             y[start:stop] = rows[: stop - start]
         x = y
     return x
 
 
-def _taken(take: Any, block: Blocks, x: Any, of_nodes: Any, values: Any, types: Any) -> Any:
+def _taken(take: Any, block: Blocks, x: Any, of_nodes: Any, values: Any) -> Any:
     """What a chunk reads of arrays of all nodes and edges."""
     nodes, (edges,) = block.node_ids, block.edge_ids
     return (
         take(x, nodes),
         {name: take(each, nodes) for name, each in of_nodes.items()},
         {name: take(each, edges) for name, each in values.items()},
-        None if types is None else take(types, edges),
     )
-
-
-class Relations(NamedTuple):
-    """What blocks of a graph with relations have of it."""
-
-    num_relations: int
-    self_relation: bool
-    parts: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, graph: Any) -> Relations | None:
-        """Those of a graph; None where it has none."""
-        if not isinstance(graph, RelationalGraph):
-            return None
-        parts = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
-        built = tuple(name for name, part in parts.items() if part is not None)
-        return cls(graph.num_relations, graph.self_relation, built)
-
-    def block(self, block: Graph, types: Array, *, loops: bool = False) -> RelationalGraph:
-        """A block with relations.
-
-        Args:
-            block: Its edges.
-            types: Their relations, ``(num_edges,)``.
-            loops: Whether to add the edges of the relation of nodes to themselves, the last.
-        """
-        src, rel, dst = block.cols, types, block.rows
-        if loops:
-            own = jnp.arange(block.num_dst, dtype=block.rows.dtype)
-            last = jnp.full_like(own, self.num_relations - 1)
-            src, rel, dst = (
-                jnp.concatenate([each.astype(own.dtype), more])
-                for each, more in zip((src, rel, dst), (own, last, own), strict=True)
-            )
-        made = RelationalGraph.from_triples(
-            src,
-            rel,
-            dst,
-            num_src=block.num_src,
-            num_dst=block.num_dst,
-            num_relations=self.num_relations,
-            parts=self.parts,
-            validate=False,
-        )
-        return dataclasses.replace(made, self_relation=self.self_relation)
 
 
 def _of_block(
     model: Any,
     number: int,
-    like: Relations | None,
     block: Blocks,
     x: Array,
     of_nodes: Any,
     values: Any,
-    types: Any,
 ) -> Array:
     """A layer of a chunk: a row for each of its nodes."""
-    structure: Any = block.graphs[0]
-    if like is not None:
-        structure = like.block(structure, types)
-        values = {name: structure.edge_values(each) for name, each in values.items()}
-    return _layer(model, number, structure, x, {**values, **of_nodes})
+    if isinstance(model, HGT):
+        of_nodes = {**of_nodes, "node_types": block.node_types}
+    return _layer(model, number, block.graphs[0], x, {**values, **of_nodes})
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled(graphdef: Any, number: int, like: Relations | None, state: Any, *given: Any) -> Array:
-    return _of_block(nnx.merge(graphdef, state), number, like, *given)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _compiled(graphdef: Any, number: int, state: Any, *given: Any) -> Array:
+    return _of_block(nnx.merge(graphdef, state), number, *given)
 
 
 def _layer(model: Any, number: int, graph: Any, x: Any, values: Any) -> Array:
@@ -248,18 +184,9 @@ def _layer(model: Any, number: int, graph: Any, x: Any, values: Any) -> Array:
 
 
 def _node_values(model: Any, graph: Any, values: Any) -> dict[str, Array]:
-    """What a chunk must be told of its nodes: scales of the whole graph, or types."""
+    """What a chunk must be told of its nodes: of a GCN, scales of the whole graph."""
     first = model.convolutions[0]
     if isinstance(model, GCN) and first.normalize:
         weight, loops = values.get("edge_weight"), first.add_self_loops
         return {"node_scale": gcn_norm(graph, weight, add_self_loops=loops)}
-    if isinstance(model, HGT):
-        return {"node_types": type_of_each(graph)}
     return {}
-
-
-def type_of_each(graph: RelationalGraph) -> Array:
-    """``(num_nodes,)``, the number of each node's type."""
-    sizes = graph.node_type_sizes or (graph.num_nodes,)
-    types = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    return jnp.asarray(np.pad(types, (0, graph.num_nodes - len(types)), constant_values=-1))

@@ -1006,7 +1006,7 @@ class HGT(TwoLayerStack):
         Args:
             graph: The graph, as `HGTConv` takes it, or blocks of one.
             x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type.
-            node_types: Of blocks, see `HGTConv`: of the sources of the first.
+            node_types: Of blocks, see `HGTConv`: of the sources of the first; None: the blocks'.
             **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
@@ -1016,6 +1016,8 @@ class HGT(TwoLayerStack):
             ValueError: A shape, or the graph's relations or types, do not fit a layer.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
+        if isinstance(graph, Blocks) and node_types is None:
+            node_types = graph.node_types
         if node_types is not None:
             dropout["node_types"] = node_types
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type

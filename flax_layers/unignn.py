@@ -323,7 +323,7 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
     """
     check_instance("hypergraph", hypergraph, Hypergraph)
     degree = hypergraph.node_degrees().astype(float)
-    mean = node_to_hyperedge(hypergraph, degree, reduce="mean")
+    mean = node_to_hyperedge(hypergraph._plain, degree, reduce="mean")
     size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(float)
     received = hypergraph.receiving.out_degrees().astype(float)
     return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))

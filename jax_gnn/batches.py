@@ -116,7 +116,7 @@ class Batch(Generic[G]):
             )
         if nodes.min(initial=0) < 0:
             raise ValueError(f"sizes must not be negative, got {nodes.min()}")
-        ends: list[Any] = [np.asarray(each) for each in edges]
+        ends: list[Any] = [each if type(each) is np.ndarray else np.asarray(each) for each in edges]
         for i, each in enumerate(ends):
             if each.ndim != 2 or len(each) != 2:
                 raise ValueError(
@@ -124,7 +124,7 @@ class Batch(Generic[G]):
                     f"{arguments.described(each)}"
                 )
         counts = np.array([each.shape[1] for each in ends], np.int64)
-        joined: Any = [np.zeros((2, 0), np.int64), *(each for each in ends if each.size)]
+        joined = [each for each in ends if each.size] or [np.zeros((2, 0), np.int64)]
         src, dst = np.concatenate(joined, axis=1)
         src, dst = arguments.check_pairs("edges[:][0]", src, "edges[:][1]", dst)
         limit, start = np.repeat(nodes, counts), np.repeat(_starts(nodes), counts)
@@ -155,9 +155,8 @@ class Batch(Generic[G]):
             TypeError: values are not numbers.
             ValueError: there is not one array for each graph, or its rows are not the nodes.
         """
-        rows: Any = self._joined("values", values, np.asarray(self.num_nodes))
-        more = self.graph_ids.shape[0] - len(rows)
-        return placed(np.concatenate([rows, np.zeros((more, *rows.shape[1:]), rows.dtype)]))
+        room = self.graph_ids.shape[0]
+        return placed(self._joined("values", values, np.asarray(self.num_nodes), room))
 
     def join_edges(self, values: Sequence[Any], fill_value: Any = 0) -> Array:
         """What the edges of all graphs have, as one array in the order of ``graph``. Host only.
@@ -180,7 +179,10 @@ class Batch(Generic[G]):
             return made.incidence_values(rows, fill_value)
         return made.edge_values(rows, fill_value)
 
-    def _joined(self, name: str, values: Sequence[Any], sizes: np.ndarray) -> np.ndarray:
+    def _joined(
+        self, name: str, values: Sequence[Any], sizes: np.ndarray, room: int | None = None
+    ) -> np.ndarray:
+        """One after another, and zeros for the room that is left."""
         count = int(self.count)
         if len(values) != count:
             raise ValueError(f"{name} must be those of {count} graphs, got {len(values)}")
@@ -191,8 +193,9 @@ class Batch(Generic[G]):
                 raise ValueError(
                     f"{name}[{i}] must be ({size}{features or ','}), got shape {array.shape}"
                 )
-        if not arrays:
-            return np.zeros(0, np.float32)
+        more = 0 if room is None else room - int(sizes[:count].sum())
+        like: Any = arrays[0] if arrays else np.zeros(0, np.float32)
+        arrays.append(np.zeros((more, *like.shape[1:]), like.dtype))
         return arguments.as_numbers(name, np.concatenate(arrays), np)
 
     def split_nodes(self, values: Any) -> list[np.ndarray]:

@@ -363,24 +363,32 @@ class Graph:
         edge_ids = bounded(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
-    @hosted("edge_ids", "t_order")
+    @hosted("rows", "cols", "edge_ids", "t_order")
     def transpose(self) -> Graph:
         """The graph with all edges reversed.
 
         The two halves change places, and so the order of the edges changes: values in the order of
-        this graph become ``values[graph.t_order]``.
+        this graph become ``values[graph.t_order]``. Where ``cols`` do not ascend for each
+        destination, as those of a :class:`jax_gnn.RelationalGraph`, the new half by source is
+        sorted, as functions that look edges up want it. Inside ``jax.jit`` that is not known, and
+        nothing is sorted.
         """
+        rows, cols, t_order = self.rows, self.cols, inverse_of(self.t_order)
+        split = self.split
+        if namespace(rows, cols) is np and not _ascend(rows, cols):
+            order = np.lexsort((cols, np.where(rows < 0, np.iinfo(rows.dtype).max, rows)))
+            cols, t_order, split = cols[order], t_order[order], None
         return Graph(
             indptr=self.t_indptr,
             rows=self.t_rows,
             cols=self.t_cols,
             t_indptr=self.indptr,
-            t_rows=self.rows,
-            t_cols=self.cols,
-            t_order=inverse_of(self.t_order),
+            t_rows=rows,
+            t_cols=cols,
+            t_order=t_order,
             edge_ids=ids_at(self.edge_ids, self.t_order),
             split=self.t_split,
-            t_split=self.split,
+            t_split=split,
             num_input_edges=self.num_input_edges,
         )
 
@@ -570,6 +578,15 @@ class Graph:
         """What ops work with in place of this graph and weights, ``(num_edges, heads)``."""
         return self, weight
 
+    @property
+    def _plain(self) -> Graph:
+        """The graph itself, whose messages have no factors."""
+        return self
+
+    def _same_edges(self, graph: Graph) -> Graph:
+        """Another graph of the same edges in the same order, with their factors."""
+        return graph
+
     def _note(self, name: str, value: Callable[[], Array]) -> None:
         """Told by attention what its weights are; nothing is computed of it here."""
 
@@ -713,6 +730,11 @@ def check_index(name: str, array: Any, is_pointer: bool = False) -> Any:
     if is_pointer and array.shape[0] == 0:
         raise ValueError(f"{name} must have at least one element, got shape {array.shape}")
     return array.dtype
+
+
+def _ascend(rows: Any, cols: Any) -> bool:
+    """Whether columns ascend within each row."""
+    return bool(((cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])).all())
 
 
 def _check_split(name: str, split: Any, indptr: Array, cols: Array) -> None:

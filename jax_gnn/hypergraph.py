@@ -401,6 +401,11 @@ class Hypergraph:
             )
         return Hypergraph(**checked)
 
+    @property
+    def _plain(self) -> Hypergraph:
+        """See :meth:`Graph._plain`."""
+        return Hypergraph(self.graph._plain, self.head)
+
     def node_degrees(self) -> Array:
         """Number of hyperedges of each node: ``(num_nodes,)`` integers; of tails, if directed."""
         return self.graph.out_degrees()

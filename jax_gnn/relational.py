@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -114,11 +114,12 @@ class RelationalGraph:
         nodes, out = self.nodes, self.out_of_pairs
         if out is None:
             return None
-        return Graph(
+        made = Graph(
             *(nodes.indptr, nodes.rows, out.cols),
             *(out.t_indptr, out.t_rows, out.t_cols, out.t_order, nodes.edge_ids),
             num_input_edges=nodes.num_input_edges,
         )
+        return nodes._same_edges(made)
 
     @property
     def to_pairs(self) -> Graph | None:
@@ -129,11 +130,12 @@ class RelationalGraph:
         nodes, into = self.nodes, self.into_pairs
         if into is None:
             return None
-        return Graph(
+        made = Graph(
             *(into.indptr, into.rows, nodes.cols),
             *(nodes.t_indptr, nodes.t_rows, into.t_cols, nodes.t_order, nodes.edge_ids),
             num_input_edges=nodes.num_input_edges,
         )
+        return nodes._same_edges(made)
 
     # --- Sizes ---------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class RelationalGraph:
 
         Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
         cannot be: there, and with ``validate=False``, edges with an id out of range are padding and
-        are dropped. There, too, as many pairs are made as there are edges, most of them padding.
+        are dropped. There, too, as many pairs are made as there may be, most of them padding.
 
         Args:
             src: ``(num_triples,)`` integers, where each edge starts.
@@ -390,7 +392,8 @@ class RelationalGraph:
     def with_parts(self, *parts: Part) -> RelationalGraph:
         """Adds parts that are not there yet: all, if none is named.
 
-        Works on the host and inside ``jax.jit``, where as many pairs are made as there are edges.
+        Works on the host and inside ``jax.jit``, where as many pairs are made as there may be: a
+        pair for each edge, or for each node and relation if that is less.
 
         Args:
             parts: ``"from_pairs"``, with ``pair_src``, and ``"to_pairs"``, with ``pair_dst``.
@@ -480,9 +483,17 @@ class RelationalGraph:
             ValueError: an array is not one-dimensional, lengths do not fit each other, or a name
                 is given twice.
         """
+        self.check_arrays(name)
+        nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
+        return replace(jax.tree.map(signed, self._plain), nodes=nodes)
+
+    def check_arrays(self, name: str = "graph") -> None:
+        """The same check alone: arrays of the host stay there."""
         for field_name in ("node_type_names", "relation_names"):
             arguments.check_distinct(f"{name}.{field_name}", getattr(self, field_name) or ())
-        nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
+        nodes = self.nodes
+        arguments.check_instance(f"{name}.nodes", nodes, Graph)
+        nodes.check_arrays(f"{name}.nodes")
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
         for side, edges, kind in (
@@ -520,7 +531,6 @@ class RelationalGraph:
             if array.shape != (length,):
                 raise ValueError(f"{name}.{vector} must be ({length},), got shape {array.shape}")
         check_one_dtype(name, dtypes)
-        return jax.tree.map(signed, self)
 
     def matrix(self, *, weighted: bool = False) -> RelationalMatrix:
         """The edges as the primitives take them, in all parts that are built.
@@ -541,8 +551,15 @@ class RelationalGraph:
             part(self.to_pairs),
         )
 
-    def _note(self, name: str, value: Callable[[], Array]) -> None:
-        """See :meth:`Graph._note`."""
+    def _gated(self, weight: Any, dtype: Any, heads: int = 1) -> tuple[RelationalGraph, Any]:
+        """See :meth:`Graph._gated`."""
+        nodes, weight = self.nodes._gated(weight, dtype, heads)
+        return replace(self, nodes=nodes), weight
+
+    @property
+    def _plain(self) -> RelationalGraph:
+        """See :meth:`Graph._plain`."""
+        return replace(self, nodes=self.nodes._plain)
 
     def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
         """Brings values, such as weights, from the order of the input to the graph's order.

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
 import jax_gnn
-from jax_gnn import Graph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
+import jax_gnn.sampling
+from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -128,6 +130,8 @@ SPLIT = HYPERGRAPH.graph.split
 DIRECTED = Hypergraph.from_directed(SRC, DST, SRC, DST, num_nodes=4, num_hyperedges=3)
 INDEX = SegmentIndex.from_ids(SRC, 4)
 PLAN = TypePlan.from_types(DST, 2)
+NODES, KEY = Graph.from_edges(SRC, DST, num_nodes=4), jax.random.key(0)
+TYPES = HeteroGraph.from_edges({("a", "r", "b"): np.stack([SRC, DST])}, {"a": 4, "b": 3})
 SPARSE = scipy.sparse.coo_array((np.ones(2), (np.array([0, 2]), np.array([1, 0]))), shape=(4, 3))
 X, Y = ones(4, 2), ones(3, 2)  # of sources or nodes, of destinations or hyperedges
 OF_DST, OF_SRC, OF_EDGES = ones(3), ones(4), ones(4)
@@ -266,6 +270,38 @@ _add("TypePlan.from_types", types=DST, num_types=3)
 _add("TypePlan.from_sizes", group_sizes=SIZES)
 _add("TypePlan.sort", of=PLAN, x=X)
 _add("TypePlan.unsort", of=PLAN, x=X)
+
+_SAMPLED = {"graph": NODES, "seeds": SRC, "fanouts": (2, 1), "key": KEY}
+_LINKS = {"graph": NODES, "src": SRC, "dst": DST}
+_DRAWN = {"num": 2, "key": KEY, "degree_power": 0.5, "exclude_edges": False, "num_nodes": 4}
+_add("sampling.sample_neighbors", **_SAMPLED, replace=False, edge_probability=X[:, 0],
+     tree=False, disjoint=False, capacity=(9, 9))
+_add("sampling.sample_neighbors in time", "edge_time", "seed_time",
+     **_SAMPLED, edge_time=DST, seed_time=DST)
+_add("sampling.sample_neighbors of relations", "graph", "fanouts",
+     **_SAMPLED | {"graph": TYPED, "fanouts": (2, {0: 1})})
+_add("sampling.sample_neighbors of types", "seeds", "fanouts",
+     **_SAMPLED | {"graph": TYPES, "seeds": {"a": SRC}, "fanouts": ({("a", "r", "b"): 1}, 2)})
+_add("sampling.link_blocks", **_LINKS, fanouts=(2,), key=KEY, exclude="both", replace=False,
+     capacity=9)
+_add("sampling.link_blocks of relations", "graph", "rel", "fanouts",
+     **_LINKS | {"graph": TYPED}, rel=DST, fanouts=({1: 2},), key=KEY)
+_add("sampling.negative_edges", graph=NODES, **_DRAWN)
+_add("sampling.corrupted_edges", **_LINKS, **_DRAWN, side="src")
+_add("sampling.corrupted_edges of relations", "graph", "rel",
+     **_LINKS | {"graph": TYPED}, rel=DST, num=2, key=KEY)
+_add("sampling.random_walk", graph=NODES, starts=SRC, length=2, key=KEY, p=0.5, q=2.0, reverse=True)
+_add("sampling.induced_subgraph", graph=NODES, nodes=SRC, num_edges=4)
+_add("sampling.saint_subgraph",
+     graph=NODES, num=2, key=KEY, method="walk", walk_length=2, num_edges=4)
+_add("sampling.cluster_batch",
+     graph=NODES, parts=SRC, chosen=DST, num_nodes=4, num_edges=4)
+_add("sampling.hgt_subgraph",
+     graph=TYPES, seeds={"a": SRC}, num_nodes=(2, {"b": 1}), key=KEY, num_edges=9)
+_add("sampling.node_chunks", graph=NODES, num_edges=4)
+_add("sampling.fetch_rows", rows=X, ids=SRC, out=X.copy())
+_add("sampling.EdgeProbability.from_weights", graph=NODES, weights=X[:, 0])
+_add("sampling.EdgeTime.from_times", graph=NODES, times=X[:, 0])
 # fmt: on
 
 # --- What is wrong with which --------------------------------------------------------------------
@@ -406,6 +442,108 @@ _KINDS_OF: dict[tuple[str, str], list[Bad]] = {
         ("a source less", lambda x: x[:, 1:]),
     ],
 }
+
+_SAMPLED_IDS = _without(IDS_ANY_ROWS, "a scalar")
+_ONE_KIND: list[Bad] = [*_GRAPHS, ("two kinds of nodes", lambda x: GRAPH)]
+_FANOUTS: list[Bad] = [
+    ("0", lambda x: (2, 0)),
+    ("-1", lambda x: (-1,)),
+    ("1.5", lambda x: (1.5,)),
+    ("a number", lambda x: 3),
+    ("none", lambda x: ()),
+    ("nan", lambda x: (float("nan"),)),
+    ("2⁷⁰", lambda x: (2**70,)),
+]
+_RELATION_FANOUTS: list[Bad] = [
+    *_FANOUTS,
+    ("an unknown relation", lambda x: ({9: 1},)),
+    ("an unknown name", lambda x: ({"likes": 1},)),
+    ("a negative one", lambda x: ({0: -1},)),
+    ("0 of each", lambda x: ({0: 0},)),
+    ("a fraction of one", lambda x: ({0: 0.5},)),
+]
+_KEYS: list[Bad] = [
+    ("a number", lambda x: 3),
+    ("keys", lambda x: jax.random.split(x)),
+    ("floats", lambda x: np.zeros(2, np.float32)),
+    ("three words", lambda x: np.zeros(3, np.uint32)),
+]
+_WEIGHTS: list[Bad] = [
+    *(*SHAPES, *COMPLEX, *TRUTH),
+    ("negative", lambda x: -x),
+    ("nan", lambda x: x * np.nan),
+    ("infinity", lambda x: x * np.inf),
+    ("a matrix", lambda x: x[:, None]),
+]
+_TIMES: list[Bad] = [*SHAPES, *COMPLEX, *TRUTH, ("nan", lambda x: x * np.nan)]
+_ROOM: list[Bad] = [*INTEGER, ("-1", lambda x: -1)]
+_POSITIVE: list[Bad] = [
+    ("0", lambda x: 0),
+    ("-1", lambda x: -1),
+    ("nan", lambda x: float("nan")),
+]
+_SAMPLING: dict[str, list[Bad]] = {
+    **{"graph": _ONE_KIND, "fanouts": _FANOUTS, "key": _KEYS},
+    **dict.fromkeys(("seeds", "src", "dst", "rel", "starts", "chosen", "ids"), _SAMPLED_IDS),
+    "nodes": _SAMPLED_IDS,
+    "parts": [*_SAMPLED_IDS, *SHAPES],
+    **dict.fromkeys(("replace", "tree", "disjoint", "reverse", "exclude_edges"), FLAG),
+    "capacity": [
+        *_without(_ROOM, "a list", "an array"),
+        ("too few", lambda x: 1),
+        *(
+            (what, lambda x, one=one: (9, one, 9)[: 2 + (one == 9)])
+            for what, one in (("a float inside", 1.5), ("a word inside", "a"), ("three", 9))
+        ),
+    ],
+    "edge_probability": _WEIGHTS,
+    "weights": _WEIGHTS,
+    **dict.fromkeys(("edge_time", "times"), _TIMES),
+    "seed_time": [*_TIMES, ("floats", lambda x: x.astype(np.float32))],
+    **dict.fromkeys(("exclude", "side", "method"), CHOICE),
+    **dict.fromkeys(("num", "length", "walk_length", "num_edges", "num_nodes"), _ROOM),
+    "degree_power": [("2", lambda x: 2), ("-1", lambda x: -1), ("nan", lambda x: float("nan"))],
+    **dict.fromkeys(("p", "q"), _POSITIVE),
+    "rows": [("a list", lambda x: [1.0]), ("a scalar", lambda x: np.float32(1))],
+    "out": [*SHAPES, ("integers", lambda x: x.astype(np.int32)), ("a list", lambda x: [1.0])],
+}
+_KINDS_OF |= {
+    (name, argument): _SAMPLING[argument]
+    for name, call in CALLS.items()
+    if name.startswith("sampling.")
+    for argument in call.arguments
+}
+_KINDS_OF |= {
+    **{
+        (f"sampling.{name} of relations", "graph"): [*ARRAYS, ("two kinds", lambda x: BIPARTITE)]
+        for name in ("sample_neighbors", "link_blocks")
+    },
+    ("sampling.corrupted_edges of relations", "graph"): ARRAYS,
+    ("sampling.sample_neighbors of relations", "fanouts"): _RELATION_FANOUTS,
+    ("sampling.link_blocks of relations", "fanouts"): _RELATION_FANOUTS,
+    ("sampling.sample_neighbors of types", "fanouts"): _RELATION_FANOUTS,
+    ("sampling.sample_neighbors of types", "seeds"): [
+        ("ids", lambda x: SRC),
+        ("another type", lambda x: {"c": SRC}),
+        ("floats", lambda x: {"a": [0.5]}),
+        ("a number", lambda x: {"a": 3}),
+    ],
+    ("sampling.hgt_subgraph", "graph"): _GRAPHS,
+    ("sampling.hgt_subgraph", "seeds"): [("ids", lambda x: SRC), ("c", lambda x: {"c": SRC})],
+    ("sampling.hgt_subgraph", "num_nodes"): [
+        ("a number", lambda x: 3),
+        ("another type", lambda x: ({"c": 1},)),
+        ("-1", lambda x: (-1,)),
+        ("1.5", lambda x: (1.5,)),
+    ],
+    **{
+        (f"sampling.{name}", "graph"): ARRAYS
+        for name in (
+            *("negative_edges", "corrupted_edges"),
+            *("EdgeProbability.from_weights", "EdgeTime.from_times"),
+        )
+    },
+}
 # Arguments that take what others refuse, beside None where it is the default; and those whose
 # default, None, does not go with the call's other arguments.
 _TAKEN = {
@@ -415,13 +553,14 @@ _TAKEN = {
     ),
     *((name, "values", "a complex number") for name in CALLS if name.endswith("_values")),
     ("RelationalGraph.from_edge_dict", "inverse_prefix", "a string"),
+    ("sampling.link_blocks", "exclude", "None"),
     ("Hypergraph.from_hyperedges", "hyperedges", "a ragged list"),
 }
 _NEEDED = ("segment_ids", "indptr")
 # Arguments whose shapes belong together: an error may name either.
 _TOGETHER = {
     **dict.fromkeys(("index", "segment_ids"), ("index", "segment_ids")),
-    "data": ("segment_ids",),
+    **{"data": ("segment_ids",), "rows": ("out",)},
     "group_sizes": ("rhs",),
     "lhs_rows": ("out_rows", "rhs_rows"),
     **dict.fromkeys(("a", "b"), ("a", "b")),

@@ -23,6 +23,8 @@ from benchmarks import (
     bench_relational,
     bench_relational_attention,
     bench_spmm,
+    compat,
+    compat_models,
     epochs,
     problems,
     report,
@@ -761,12 +763,12 @@ def flushes(begin: int) -> list[tuple[int, int, int]]:
 
 
 def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
-    compute = [*flushes(0), (2, 50, 60), (2, 70, 75), *flushes(100), (2, 200, 203)]
+    compute = [*flushes(0), (2, 50, 60), (1, 61, 64), (2, 70, 75), *flushes(100), (2, 200, 203)]
     record = profile(events(*compute), events((3, 62, 90)), events((2, 0, 9000)))
     kernels = profiling.profiled_kernels(record)
     assert len(kernels) == len(compute) + 1
     assert [k.begin for k in kernels] == sorted(k.begin for k in kernels)
-    calls = profiling.call_kernels(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
+    calls = profiling.call_kernels(kernels, {"loop_xor_fusion": 4}, FLUSHES, calls=2)
     assert list(map(profiling.span, calls)) == pytest.approx([40e-9, 3e-9])
 
 
@@ -781,7 +783,7 @@ def test_span_of_a_call_is_from_its_first_kernel_to_its_last():
 def test_a_profile_that_does_not_fit_is_an_error(compute):
     kernels = profiling.profiled_kernels(profile(events(*compute)))
     with pytest.raises(RuntimeError, match="expected 2 calls"):
-        profiling.call_kernels(kernels, {"loop_xor_fusion"}, FLUSHES, calls=2)
+        profiling.call_kernels(kernels, {"loop_xor_fusion": 4}, FLUSHES, calls=2)
 
 
 def test_profiler_timer_reads_the_profile_that_jax_writes():
@@ -997,3 +999,36 @@ def test_report_of_epochs(tmp_path: Path) -> None:
     assert "| missing | absent: no module |" in text
     epochs.write(document, tmp_path / "report.json")
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
+
+
+# --- Others' models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_model_gives_the_same_with_this_library_in_it(is_traced: bool) -> None:
+    settings = Settings(platform="cpu", rounds=1)
+    make = compat_models.MODELS["MoE, two ragged_dot"]
+    row = compat._measured(make, settings, 0.01, is_traced)
+    assert row["status"] == "timed" and row["deviation"] <= 1e-5 and row["replaced"] >= 5
+    assert all(row[name][key] > 0 for name in ("forward", "step") for key in ("theirs", "ours"))
+
+
+def test_report_of_others_models(tmp_path: Path) -> None:
+    timed = {"theirs": 0.004, "ours": 0.002, "times": 2.0}
+    row = {"forward": timed, "step": {**timed, "times": 8.0}, "deviation": 2e-7, "replaced": 5}
+    rows = [
+        {"name": "first", **row, "status": "timed"},
+        {"name": "second", **row, "status": "wrong"},
+        {"name": "missing", "status": "absent: no module"},
+    ]
+    machine = {"device": "a device", "versions": {"jax": "1"}}
+    document = {"date": "2026-01-01", "machine": machine, "dtype": "float32", "scale": 1}
+    document |= {"traced": True, "rows": rows}
+    text = compat.markdown(document)
+    assert "| first | 4.00, 4.00 | 2.00, 8.00 | 2e-07 |" in text
+    assert "| second **wrong** |" in text and "| missing | absent: no module |" in text
+    assert "| geometric mean | | 2.00, 8.00 | |" in text
+    compat.write(document, tmp_path / "report.json")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
+    with pytest.raises(ValueError, match="no model is called 'none of'"):
+        compat.run(Settings(platform="cpu", patterns=("none of",)), 1.0, False)

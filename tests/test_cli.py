@@ -208,6 +208,8 @@ def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, caps
         told = capsys.readouterr().err.splitlines()[1:]
         found[source, options] = [config[name] for name in kept], told
     once = "jax-gnn: 1 repeated edges count once, with the sum of their weights"
+    taken = "id as names; income as numbers; label as classes; weight as edge weights"
+    columns = f"jax-gnn: columns: {taken}"
     assert [*found.values()] == [
         ([16, 0.5, "row", False], []),
         (
@@ -215,17 +217,18 @@ def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, caps
             [
                 once,
                 "jax-gnn: weights of edges are not used (--edge-weight uses them)",
+                columns,
                 "jax-gnn: --feature-normalization auto is standardize here",
             ],
         ),
-        ([64, 0.0, "none", True], [once]),
+        ([64, 0.0, "none", True], [once, columns]),
         ([64, 0.5, "standardize", False], []),
     ]
 
 
 def test_hypergraph_for_a_model_of_graphs(data, capsys):
     message = user_error(capsys, small(data, model="gcn"))
-    assert "lacks 'src', 'dst' of the keys of a graph dataset" in message
+    assert "holds a HypergraphDataset, which gcn does not take; jax-gnn data " in message
 
 
 def test_no_published_split(data, capsys):
@@ -692,6 +695,28 @@ def test_data(data: Path, featureless: Path, planetoid: Path, capsys) -> None:
     assert " models gcn, gin, " in out and "hgnn" not in out
     with pytest.raises(cli.UserError, match=r"nowhere does not exist; jax-gnn data --help"):
         told_of("nowhere", capsys)
+
+
+def test_data_of_tables(tmp_path: Path, capsys) -> None:
+    """What columns were taken for, which is left out, and what labels would be called."""
+    lines = "".join(f"n{i},{i},{'ab'[i % 2]},{i % 3}\n" for i in range(6))
+    (tmp_path / "nodes.csv").write_text("id,age,city,team\n" + lines)
+    (tmp_path / "edges.csv").write_text("src,dst,weight,since\nn0,n1,2,2010\n")
+    out = told_of(tmp_path, capsys)
+    taken = "id as names; age, team as numbers; city (2 values) as one-hot; weight as edge weights"
+    assert f" columns {taken}\n not used since of edges.csv\n" in out
+    assert "0 labelled nodes; splits need at least 4; labels are the column 'label' or" in out
+    (tmp_path / "nodes.csv").write_text("id,age,city,label\n" + lines)
+    assert "city (2 values) as one-hot; label as classes; weight as" in told_of(tmp_path, capsys)
+
+
+def test_data_names_the_nearest_kind(tmp_path: Path, capsys) -> None:
+    """Of a file of arrays that lacks nothing of a graph."""
+    np.savez(tmp_path / "a.npz", num_nodes=3, src=[0], dst=[1], y=[0, 1, 1], foo=[1])
+    with pytest.raises(cli.UserError) as caught:
+        told_of(tmp_path / "a.npz", capsys)
+    assert "has the key 'foo', which is none of a graph dataset" in str(caught.value)
+    assert "hypergraph" not in str(caught.value)
 
 
 def test_data_of_triples(tmp_path: Path, capsys) -> None:

@@ -15,6 +15,8 @@ from fuzz import regions
 from op_suite import KERNELS
 from region_cases import MODELS, Edges, Model
 
+import jax_gnn
+from jax_gnn import Edge, Graph, Node, program
 from jax_gnn._core.op import Operand
 from jax_gnn._ops.edge_region import cuda, cuda_compile, cuda_text
 from jax_gnn._ops.edge_region.region import Region
@@ -138,6 +140,18 @@ def test_a_walk_reads_what_the_one_before_kept(rng: np.random.Generator) -> None
     assert [each.name for each in second.program.instructions] == ["mul"]
 
 
+def test_a_walk_keeps_what_attains_maxima(rng: np.random.Generator) -> None:
+    """The other walk then reads one truth value in place of all that is compared."""
+    model = Model(lambda x, y: [jax.nn.relu(x - y)], pairwise(4).rows, [("row", "max")])
+    rows = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
+    region = Region.of(model.function, rows, model.reads, model.outputs).cotangent((0, 1), (0,))
+    assert isinstance(region.program, RowProgram)
+    first, second = cuda._walks(region.program, Edges.random(rng, "random").matrix)
+    assert (first.places, second.places, second.stored) == ((0, 2), (1,), (2,))
+    assert [each.dtype for each in second.program.inputs] == [np.float32, bool]
+    assert [each.name for each in second.program.instructions] == ["constant", "select_n", "neg"]
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and a compiler that takes all texts."""
@@ -179,6 +193,28 @@ def test_walks_make_the_region(name: str, rng: np.random.Generator) -> None:
     found = function(list(map(jnp.asarray, arrays)), edges.matrix)
     for x, y in zip(found, edges.plain(model, arrays), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("here")
+def test_gradients_of_programs_have_maps_outside(rng: np.random.Generator) -> None:
+    """Of what is differentiated only, whatever else is done with it."""
+
+    @program
+    def convolution(g: Any, x: Node, e: Edge, w: Any) -> Any:
+        return g.sum(g.src(x) * (jnp.tanh(e) @ w))
+
+    graph = Graph.from_edges(*rng.integers(0, 40, size=(2, 3000)), num_nodes=40)
+    arrays = [jnp.ones(shape) for shape in ((40, 20), (3000, 12), (12, 20))]
+
+    def products(function: Any) -> int:
+        with jax_gnn.implementation("cuda"):
+            return str(jax.make_jaxpr(function)(*arrays)).count("dot_general")
+
+    def total(x: Any, e: Any, w: Any) -> Any:
+        return jnp.sum(convolution(graph, x, e, w) ** 2)
+
+    assert products(total) == products(jax.jit(total)) == 0
+    assert products(jax.grad(total)) > 0 and products(jax.jit(jax.grad(total, (0, 1, 2)))) > 0
 
 
 @pytest.mark.usefixtures("here")
@@ -266,3 +302,69 @@ def cuda_region(model: Model, edges: Edges) -> Any:
     return lambda *x: regions.edge_region(
         model.function, x, model.reads, model.outputs, edges.matrix, implementation="cuda"
     )
+
+
+def maps(inner: int, width: int) -> Model:
+    """Two linear maps one after the other of what edges make, and one of what they read."""
+
+    def function(x: Any, e: Any, w: Any, v: Any, u: Any) -> list[Any]:
+        y = jnp.tanh(x + e) @ w
+        z = jnp.tanh(y * v) @ u
+        return [z * x, jnp.sin(y) + v, jnp.tanh(e @ w)]
+
+    row, out = (inner,), (width,)
+    rows: Any = [("row", row), ("edge", row), ("shared", (inner, width))]
+    rows += [("col", out), ("shared", (width, inner))]
+    return Model(function, rows, [("row", "sum"), ("edge", "none"), ("col", "sum")])
+
+
+SIZES = (12, 20), (33, 5), (8, 66)  # few, as texts are compiled for each
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU")
+@pytest.mark.parametrize("dtype", ["float32", "highest", "bfloat16"])
+def test_linear_maps(dtype: str, rng: np.random.Generator) -> None:
+    """And their gradients, of which those of matrices are products of all edges."""
+    model, edges = maps(*SIZES[int(rng.integers(len(SIZES)))]), Edges.random(rng, "random")
+    arrays = [np.asarray(x, np.float64) for x in edges.arrays(rng, model, "float32")]
+    arrays = [
+        x / np.sqrt(len(x)) if read == "shared" else x
+        for x, read in zip(arrays, model.reads, strict=True)
+    ]
+    stored = "float32" if dtype == "highest" else dtype
+    given = [jnp.asarray(x, stored) for x in arrays]
+
+    def both(run: Any, arrays: Any) -> Any:
+        def total(*x: Any) -> Any:
+            return sum(
+                jnp.sum(jnp.sin(y.astype(jnp.promote_types(y.dtype, "float32")))) for y in run(*x)
+            )
+
+        return run(*arrays), jax.grad(total, tuple(range(len(arrays))))(*arrays)
+
+    with jax.enable_x64(True):
+        exact = [np.asarray(x, np.float64) for x in given]
+        want = jax.tree.map(np.asarray, both(lambda *x: edges.plain(model, x), exact))
+    with jax.default_matmul_precision("highest" if dtype == "highest" else None):
+        found = both(cuda_region(model, edges), given)
+    bound = {"float32": 5e-3, "highest": 1e-5, "bfloat16": 0.1}[dtype]
+    for got, expected in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64) / scale, expected / scale, rtol=0, atol=bound
+        )
+
+
+@pytest.mark.skipif("cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU")
+def test_softplus(rng: np.random.Generator) -> None:
+    """Of float32 its logarithm has a polynomial of its own."""
+    model = Model(lambda x: [jax.nn.softplus(x)], [("edge", (64,))], [("edge", "none")])
+    assert "log1p_of_fraction" in cuda_text.message_text(program_of(model)).source
+    edges = Edges.random(rng, "random")
+    x = np.float32(rng.normal(size=(edges.count, 64)) * np.exp(rng.normal(size=64) * 2))
+    x[0, :4] = 0, -100, 100, np.inf
+    (found,) = cuda_region(model, edges)(x)
+    want = np.logaddexp(x.astype(np.float64), 0)
+    there = np.asarray(found).any(1)  # of no padding
+    assert there.sum() >= len(edges.rows) - 1
+    np.testing.assert_allclose(np.asarray(found)[there], want[there], rtol=5e-7, atol=1e-37)

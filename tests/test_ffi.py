@@ -41,6 +41,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "edge_region": {"region": REGION},
     "segment_order": {"num_segments": 4},
     "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
+    "sample_weighted": {"fanout": 2, "stream": 1, "replace": False},
     "sample_block": {"num_nodes": 4, "num_edges": 4, "num_src": 5, "is_tree": False},
     "relational_aggregate": {
         "transposed": False,
@@ -75,7 +76,7 @@ INNER = {"edge_walk", "gather_rows", "segment_scatter"}
 """What other ops are made of when they are lowered: it meets no transformation."""
 
 
-INTEGERS = {"sample_block", "sample_uniform", "segment_order"}
+INTEGERS = {"sample_block", "sample_uniform", "sample_weighted", "segment_order"}
 """Ops without derivatives, and without arithmetic that counts."""
 
 

@@ -221,6 +221,37 @@ def test_values_of_edges_by_block(name, request, rng):
         model(blocks, x, **given | {case.edges: of_each[:1]})
 
 
+@pytest.mark.parametrize("hosted", [False, True])
+@pytest.mark.parametrize("name", ["RGCN", "RGAT", "HGT-types"])
+def test_models_of_any_features(name, hosted, typed, rng):
+    """Maps by type, and types of nodes, which blocks know; venues have no features."""
+    case = CASES[name]
+    widths = {"author": 3, "paper": WIDTH, "venue": TYPES["venue"]}
+    stack = make(case._replace(options={k: v for k, v in case.options.items() if "edge" not in k}))
+    options: Any = {"bias_init": random, "param_dtype": jnp.float64}
+    model = layers.HeteroModel(widths, stack, rngs=nnx.Rngs(1), **options)
+    features = {kind: rng.normal(size=(TYPES[kind], widths[kind])) for kind in TYPES}
+    x = jax.tree.map(jnp.asarray, features) | {"venue": None}
+    expected = model(typed, x)
+    seeds = np.append(rng.choice(NUM_NODES, 5), [-1, NUM_NODES])
+    most = int(typed.nodes.in_degrees().max())
+    blocks = sample_neighbors(typed, seeds, (most, most), jax.random.key(0))
+    of_host = jax.tree.map(np.asarray, blocks)
+    rows = of_host.node_values(features | {"venue": None}) if hosted else blocks.node_values(x)
+    y = nnx.jit(model)(blocks, rows)
+    assert_close(y[:5], expected[seeds[:5]])
+    with pytest.raises(ValueError, match=r"x_dict\['author'\] must have a row for each of \d+ sou"):
+        model(blocks, x)
+    graphs = tuple(replace(of, node_type_names=("a", "b", "c")) for of in blocks.graphs)
+    with pytest.raises(
+        ValueError, match=r"graph must have the node types .* got \('a', 'b', 'c'\)"
+    ):
+        model(replace(blocks, graphs=graphs), rows)
+    with pytest.raises(ValueError, match=r"graph must have the node types .* got 1 types"):
+        graphs = tuple(replace(of, node_type_names=None) for of in blocks.graphs)
+        model(replace(blocks, graphs=graphs, node_type_sizes=None), rows)
+
+
 # --- Formulas, edge by edge ----------------------------------------------------------------------
 
 

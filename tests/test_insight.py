@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from test_transforms import ends, need
@@ -18,16 +19,44 @@ from flax_layers import (
     GAT,
     GCN,
     GIN,
+    HGNN,
+    HGT,
+    RGAT,
+    RGCN,
     SAGE,
+    AllDeepSets,
+    AllSetTransformer,
+    CompGCNConv,
     GATConv,
     GATv2Conv,
     GraphTransformer,
+    HypergraphAttention,
     RGATConv,
     TransformerConv,
+    UniGAT,
+    UniGCNII,
+    UniGIN,
 )
-from jax_gnn import Batch, Graph, Hypergraph, RelationalGraph, batch, segment_sum, spmm
+from jax_gnn import (
+    Batch,
+    Graph,
+    HeteroGraph,
+    HGTWeights,
+    Hypergraph,
+    RelationalGraph,
+    batch,
+    hgt_attention,
+    hyperedge_to_node,
+    hypergraph_aggregate,
+    hypergraph_norm,
+    node_to_hyperedge,
+    relational_aggregate,
+    relational_lookup,
+    segment_sum,
+    spmm,
+)
 from jax_gnn.insight import attribute, fidelity, plot_neighborhood
-from jax_gnn.insight._gates import GatedGraph, without_edges
+from jax_gnn.insight._gates import GatedGraph, edges_of, gated, without_edges
 from jax_gnn.transforms import k_hop_subgraph
 
 N, F = 9, 3
@@ -55,6 +84,49 @@ def random_graph(rng: Rng, padding: int = 2) -> tuple[Graph, jax.Array]:
     graph = Graph.from_edges(src, dst, num_nodes=N)
     x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
     return graph.pad(num_edges=16 + padding), x
+
+
+def random_relations(rng: Rng) -> tuple[RelationalGraph, jax.Array]:
+    """Three relations, repeated edges, a node without, and padding."""
+    src, rel, dst = rng.integers(0, [[N - 1], [3], [N - 1]], (3, 20))
+    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
+    x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
+    return graph.pad(num_edges=22), x
+
+
+def random_hypergraph(rng: Rng) -> tuple[Hypergraph, jax.Array]:
+    """A node twice in a hyperedge, nodes and hyperedges without, and padding."""
+    node, hyperedge = rng.integers(0, [[N - 1], [5]], (2, 20))
+    graph = Hypergraph.from_incidence(node, hyperedge, num_nodes=N, num_hyperedges=6)
+    return graph.pad(num_incidences=22), jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
+
+
+RELATIONAL: dict[str, Any] = {
+    "RGCN": RGCN,
+    "RGCN-bases": functools.partial(RGCN, num_bases=2),
+    "RGAT": functools.partial(RGAT, heads=2),
+    "RGAT-within": functools.partial(RGAT, heads=2, softmax="within"),
+    "HGT": functools.partial(HGT, heads=1, node_types=1),
+}
+HYPER: dict[str, Any] = {
+    "HGNN": HGNN,
+    "UniGCNII": UniGCNII,
+    "UniGIN-max": functools.partial(UniGIN, hyperedge_reduce="max"),
+    "UniGAT": functools.partial(UniGAT, heads=2),
+    "attention": functools.partial(HypergraphAttention, heads=2),
+    "AllDeepSets": AllDeepSets,
+    "AllSetTransformer": functools.partial(AllSetTransformer, heads=2),
+}
+
+
+def other_model(name: str, rng: Rng) -> tuple[Any, Any, jax.Array]:
+    """A model of relations or hyperedges, a graph and features."""
+    of_relations = name in RELATIONAL
+    graph, x = random_relations(rng) if of_relations else random_hypergraph(rng)
+    more = {"num_relations": 3} if of_relations else {}
+    made = (RELATIONAL if of_relations else HYPER)[name](F, 4, 3, **more, rngs=nnx.Rngs(0))
+    made.eval()
+    return made, graph, x
 
 
 def own_messages(graph: Graph, x: Any) -> Any:
@@ -105,6 +177,82 @@ def test_gates(rng: Rng, name: str) -> None:
     keep = rng.integers(0, 2, graph.num_edges).astype(bool)
     one = spmm(GatedGraph.of(graph, jnp.asarray(keep, jnp.float32)).transpose(), x)
     np.testing.assert_allclose(one, spmm(without_edges(graph, keep)[0].transpose(), x), atol=1e-6)
+
+
+def test_relational_graphs_without_some_edges(rng: Rng) -> None:
+    removed = jax.jit(without_edges)
+    layer = RGCN(F, 4, 2, num_relations=3, rngs=nnx.Rngs(0))
+    layer.eval()
+    for _ in range(3):
+        graph, x = random_relations(rng)
+        keep = rng.integers(0, 2, graph.num_edges).astype(bool)
+        made, source = removed(graph, keep)
+        rows, cols = (np.asarray(ids)[:20] for ids in (graph.nodes.rows, graph.nodes.cols))
+        kept = np.flatnonzero(keep[:20])
+        triples = cols[kept], np.asarray(graph.edge_types)[kept], rows[kept]
+        want = RelationalGraph.from_triples(*triples, num_nodes=N, num_relations=3)
+        np.testing.assert_allclose(layer(made, x), layer(want, x), atol=1e-5)
+        np.testing.assert_array_equal(source, np.r_[kept, np.full(22 - len(kept), -1)])
+        ids = np.asarray(graph.nodes.edge_ids)[kept]
+        np.testing.assert_array_equal(made.nodes.edge_ids[: len(kept)], ids)
+
+
+@pytest.mark.parametrize("name", [*RELATIONAL, *HYPER])
+def test_gates_of_relations_and_incidences(rng: Rng, name: str) -> None:
+    """Of ones nothing changes; integrated from none they are complete, to 1e-4.
+
+    Norms of AllDeepSets make all of its change where sums are smaller than 1e-4.
+    """
+    model, graph, x = other_model(name, rng)
+    edges = edges_of(graph)
+    call = jax.jit(lambda gate: model(gated(graph, gate), x))
+    want = model(graph, x)
+    np.testing.assert_allclose(call(jnp.ones(edges.num_edges)), want, atol=1e-5)
+    found = attribute(model, graph, x, 0, index=3, method="integrated_gradients")
+    assert found.features is not None and found.edges is not None
+    if name == "AllDeepSets":
+        return
+    last = float(want[3, 0])
+    change = last - float(call(jnp.zeros(edges.num_edges))[3, 0])
+    assert abs(found.edges.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(last)
+    assert not found.edges[20:].any()
+    change = last - float(model(graph, jnp.zeros_like(x))[3, 0])
+    assert abs(found.features.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(last)
+
+
+def test_gates_are_weights_of_messages(rng: Rng) -> None:
+    """Of relations and incidences; what is divided by stays as it is."""
+    graph, x = random_relations(rng)
+    gate = jnp.asarray(rng.uniform(0, 2, 22), jnp.float32)
+    rhs, table = (jnp.asarray(rng.normal(size=(3, n, 4)), jnp.float32) for n in (F, N))
+    for method in ("edges", "source_pairs", "destination_pairs"):
+        options: Any = {"method": method}
+        found = relational_aggregate(gated(graph, gate), x, rhs, gate, **options)
+        want = relational_aggregate(graph, x, rhs, gate**2, **options)
+        np.testing.assert_allclose(found, want, atol=1e-4)
+    found, want = (
+        relational_lookup(*each) for each in ((gated(graph, gate), table), (graph, table, gate))
+    )
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    triples = graph.triples()
+    both = RelationalGraph.from_triples(*triples, num_nodes=N, num_relations=3, inverse=True)
+    layer = CompGCNConv(F, 4, num_relations=6, norm="sum", rngs=nnx.Rngs(0))
+    weight = jnp.asarray(rng.uniform(0, 2, 40), jnp.float32)
+    rest = x, jnp.ones((6, F))
+    found, want = layer(gated(both, weight), *rest)[0], layer(both, *rest, weight)[0]
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    hypergraph, x = random_hypergraph(rng)
+    for kind in ("symmetric", "row"):
+        scales = hypergraph_norm(hypergraph, normalization=kind).scales
+        found = hypergraph_aggregate(gated(hypergraph, gate), x, normalization=kind)
+        want = hypergraph_aggregate(hypergraph, x, incidence_weight=gate, **scales)
+        np.testing.assert_allclose(found, want, atol=1e-5)
+    for reduce in ("sum", "mean", "max"):
+        for function in (node_to_hyperedge, hyperedge_to_node):
+            rows = x if function is node_to_hyperedge else x[:6]
+            found = function(gated(hypergraph, gate), rows, reduce=reduce)
+            want = function(hypergraph, rows, gate, reduce=reduce)
+            np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 # --- Methods -------------------------------------------------------------------------------------
@@ -249,21 +397,41 @@ def test_attention(rng: Rng, layer: Any) -> None:
     np.testing.assert_allclose(found.edges, weights.mean(1), atol=1e-6)
 
 
-def test_attention_of_relations(rng: Rng) -> None:
-    """Values under the weights of the edges sum up to what the layer makes, for either method."""
-    src, rel, dst = rng.integers(0, [[N], [2], [N]], (3, 20))
-    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=2)
-    graph = graph.pad(num_edges=22)
-    x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
-    made: Any = {"heads": 2, "num_relations": 2, "use_bias": False}
-    layer = RGATConv(F, 4, **made, rngs=nnx.Rngs(int(rng.integers(100))))
-    (weights,) = attribute(layer, graph, x, method="attention").layers
-    edges = graph.nodes
-    values = jnp.einsum("ek,ekn->en", x[edges.cols], layer.kernel[...][graph.edge_types])
-    messages = values.reshape(-1, 2, 2) * weights[..., None]
-    want = segment_sum(messages, edges.rows, N).reshape(N, 4)
-    np.testing.assert_allclose(layer(graph, x), want, atol=1e-5)
+@pytest.mark.parametrize("method", ["source_pairs", "destination_pairs"])
+@pytest.mark.parametrize("name", ["RGAT", "HGT"])
+def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
+    """Values under the weights of the edges sum up to the result, gates or not."""
+    graph, _ = random_relations(rng)
+    x, maps = (jnp.asarray(rng.normal(size=size)) for size in ((N, 4), (2, 3, 2, 2, 2)))
+    x, maps = x.astype(jnp.float32), maps.astype(jnp.float32)
+    edges, types = graph.nodes, graph.edge_types
+    heads = x[edges.cols].reshape(-1, 2, 2)
+    if name == "RGAT":
+        model: Any = RGATConv(
+            *(4, 4),
+            heads=2,
+            num_relations=3,
+            use_bias=False,
+            method=method,
+            rngs=nnx.Rngs(int(rng.integers(100))),
+        )
+        values = jnp.einsum("ek,ekn->en", x[edges.cols], model.kernel[...][types])
+        values = values.reshape(-1, 2, 2)
+    else:
+
+        def model(graph: Any, x: Any) -> Any:
+            weights = HGTWeights.of(*maps)
+            y = hgt_attention(graph, x, x, x, weights, heads=2, method=method)
+            return y.reshape(N, 4)
+
+        values = jnp.einsum("ehk,ehkn->ehn", heads, maps[1][types])
+    (weights,) = attribute(model, graph, x, method="attention").layers
     assert not weights[20:].any()
+    gate = jnp.asarray(rng.uniform(0, 2, graph.num_edges), jnp.float32)
+    for each, factors in ((graph, jnp.ones_like(gate)), (gated(graph, gate), gate)):
+        messages = values * weights[..., None] * factors[:, None, None]
+        want = segment_sum(messages, edges.rows, N).reshape(N, 4)
+        np.testing.assert_allclose(model(each, x), want, atol=2e-5)
 
 
 def test_attention_of_models(rng: Rng) -> None:
@@ -457,9 +625,100 @@ def test_errors(number: int) -> None:
         call()
 
 
-def test_edges_of_other_containers(rng: Rng) -> None:
-    graph = Hypergraph.from_incidence([0, 1, 1], [0, 0, 1])
-    x = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)
+# --- Relations and hyperedges --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["RGCN", "UniGIN-max"])
+def test_occlusion_of_relations_and_incidences(rng: Rng, name: str) -> None:
+    """What is found for an edge is what its removal changes, as a container built without it."""
+    model, graph, x = other_model(name, rng)
+    found = attribute(model, graph, x, 1, index=2, method="occlusion")
+    assert found.edges is not None and not found.edges[20:].any()
+    edges, edge = edges_of(graph), int(rng.integers(20))
+    src, dst = (np.delete(np.asarray(ids)[:20], edge) for ids in (edges.cols, edges.rows))
+    if name == "RGCN":
+        rel = np.delete(np.asarray(graph.edge_types)[:20], edge)
+        rest: Any = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
+    else:
+        rest = Hypergraph.from_incidence(src, dst, num_nodes=N, num_hyperedges=6)
+    change = model(graph, x)[2, 1] - model(rest, x)[2, 1]
+    np.testing.assert_allclose(found.edges[edge], change, atol=1e-5)
+
+
+def test_a_motif_of_relations_is_found(rng: Rng) -> None:
+    """A node's class is whether relation 1 leads to it; edges of 0 and 2 are noise."""
+    size, count = 100, 400
+    src, dst = rng.integers(0, size, (2, count))
+    rel = np.where(rng.random(count) < 0.15, 1, 2 * rng.integers(0, 2, count))
+    graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=size, num_relations=3)
+    labels = jnp.asarray(np.isin(np.arange(size), dst[rel == 1]).astype(int))
+    x = jnp.ones((size, 2))
+    model = RGCN(2, 8, 2, num_relations=3, num_layers=1, norm="sum", rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> Any:
+        def loss_fn(model: Any) -> Any:
+            logits = model(graph, x)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        optimizer.update(model, nnx.grad(loss_fn)(model))
+
+    for _ in range(100):
+        step(model, optimizer)
+    index = np.flatnonzero(labels)
+    into = np.isin(np.asarray(graph.nodes.rows), index)
+    motif = np.asarray(graph.edge_types)[into] == 1
+    for method in ("saliency", "integrated_gradients"):
+        found = attribute(model, graph, x, 1, index=index, method=method)
+        assert found.edges is not None
+        scores = found.edges[into]
+        higher = (scores[motif][:, None] > scores[~motif]).mean()
+        assert higher >= 0.9, method
+
+
+def test_gnn_explainer_of_relations() -> None:
+    """The mask keeps the one edge that makes the class, and drops those against it."""
+    graph = RelationalGraph.from_triples([0, 1, 2], [0, 1, 2], [3, 3, 3], num_nodes=40)
+    rhs = jnp.array([-1.0, 5.0, -1.0])[:, None, None]
+
+    def model(graph: Any, x: Any) -> Any:
+        y = relational_aggregate(graph, x, rhs)
+        return jnp.concatenate([jnp.ones_like(y), y], 1)
+
+    options: Any = {"index": 3, "method": "gnn_explainer", "learning_rate": 0.05}
+    found = attribute(model, graph, jnp.ones((40, 1)), **options)
+    assert found.top_edges(1)[0][:3] == (1, 1, 3) and found.top_edges(2)[1][3] < 0.3
+    assert fidelity(model, graph, jnp.ones((40, 1)), found, num_edges=1, index=3)[:2] == (1, 0)
+
+
+def test_hyperedges_that_count(rng: Rng) -> None:
+    """Sums over the incidences of each; a batch has those of all."""
+    graphs = [random_hypergraph(rng)[0] for _ in range(2)]
+    x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
+    made = batch(graphs, num_graphs=2)
+
+    def model(batch: Any, x: Any) -> Any:
+        return segment_sum(hypergraph_aggregate(batch.graph, x), batch.graph_ids, 2)
+
+    found = attribute(model, made, x, index=0, method="input_x_gradient")
+    sums = found.hyperedges()
+    assert sums.shape == (12,) and not sums[6:].any()
+    node, hyperedge, most = found.top_edges(1)[0]
+    assert found.edges is not None and most == found.edges.max()
+    assert node in np.asarray(graphs[0].hyperedge_nodes)[graphs[0].graph.rows == hyperedge]
+    np.testing.assert_allclose(sums.sum(), found.edges.sum(), rtol=1e-5)
+    with pytest.raises(TypeError, match="incidences of a Hypergraph have no other way"):
+        found.undirected()
+    with pytest.raises(TypeError, match="the graph must be a Hypergraph, got Graph"):
+        attribute(spmm, GRAPH, X).hyperedges()
+
+
+def test_edges_of_other_containers() -> None:
+    edges = np.array([[0, 1], [1, 0]])
+    graph = HeteroGraph.from_edges({("a", "to", "a"): edges}, {"a": 2})
+    x = jnp.ones((2, 3))
     assert attribute(lambda graph, x: x, graph, x).edges is None
-    with pytest.raises(TypeError, match=r"edges=True needs a jax_gnn.Graph, .* got Hypergraph"):
+    message = r"edges=True needs a jax_gnn.Graph, RelationalGraph or Hypergraph, got HeteroGraph"
+    with pytest.raises(TypeError, match=message):
         attribute(lambda graph, x: x, graph, x, edges=True)

@@ -27,11 +27,13 @@ from program_cases import (
 
 import jax_gnn
 from jax_gnn import Edge, Graph, Node, NodeType, Relation, RelationalGraph, program
+from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.segment_matmul import api as products
 from jax_gnn._program import explain, passes
 from jax_gnn._program.api import Program
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.plan import Plan
+from jax_gnn._program.regions import makers
 
 TOLERANCE = 1e-10
 
@@ -516,9 +518,8 @@ def test_what_a_region_is(rng: np.random.Generator) -> None:
     )
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="ops make the maps there")
-def test_linear_maps_are_in_regions_on_a_cpu(rng: np.random.Generator) -> None:
-    """And on no GPU: the plan is that of the implementation that was chosen."""
+def test_linear_maps_are_in_regions(rng: np.random.Generator) -> None:
+    """Where kernels have them: the plan is that of the implementation that was chosen."""
 
     @program
     def convolution(g: Any, x: Node, e: Edge, w: Any) -> Any:
@@ -528,8 +529,11 @@ def test_linear_maps_are_in_regions_on_a_cpu(rng: np.random.Generator) -> None:
     shapes = (graph.num_nodes, 20), (graph.num_edges, 12), (12, 20)
     arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     text = convolution.explain(graph, *arrays)
-    assert "w by all" in text and "on a GPU ops make its linear maps" in text
+    assert ("w by all" in text) == (makers() != "xla")
     with jax_gnn.implementation("cuda"):
+        text = convolution.explain(graph, *arrays)
+        assert ("w by all" in text) == (cuda_compile.missing() is None)
+    with jax_gnn.implementation("xla"):
         assert "w by all" not in convolution.explain(graph, *arrays)
 
     def gradients(run: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 
 from jax_gnn import Graph, RelationalGraph, spmm
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.triples import stable_order
 
 Rng = np.random.Generator
 
@@ -104,7 +105,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
     graph = (jax.jit(build) if traced else build)(src, rel, dst)
     check_relational(graph, src, rel, dst, np.arange(300))
     if traced:
-        assert graph.num_src_pairs == graph.num_dst_pairs == graph.num_edges == 300
+        assert (graph.num_src_pairs, graph.num_dst_pairs) == (300, 23 * 9)
     values = rng.random((300, 2))
     order = np.lexsort((src, rel, dst))
     np.testing.assert_allclose(graph.edge_values(values), values[order], rtol=1e-6)
@@ -387,3 +388,11 @@ def test_triples_in_the_order_of_the_input(rng: np.random.Generator) -> None:
     for (a, r, b), wanted in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
         relations = inverse.num_relations // 2
         assert wanted in ((a, r, b), (b, r - relations, a))
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 7, 8, 9, 65, 1000])
+def test_stable_order(num_keys: int, rng: np.random.Generator) -> None:
+    for count in (0, 1, int(rng.integers(2, 500))):
+        keys = rng.integers(0, num_keys, count).astype(np.int32)
+        found = jax.jit(stable_order, static_argnums=1)(keys, num_keys)
+        np.testing.assert_array_equal(found, np.argsort(keys, kind="stable"))

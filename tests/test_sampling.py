@@ -14,7 +14,7 @@ from jax.extend.random import threefry_2x32
 from sampling_checks import check_distribution, check_one_program, key_of, lumpy_graph
 
 from jax_gnn import Graph
-from jax_gnn.sampling import Blocks, sample_neighbors
+from jax_gnn.sampling import Blocks, block_capacity, sample_neighbors
 from jax_gnn.sampling._random import below, key_words, threefry
 
 KEY = jax.random.key(0)
@@ -288,3 +288,37 @@ def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message:
     }
     with pytest.raises(error, match=re.escape(message)):
         sample_neighbors(**{**arguments, **changes})
+
+
+# --- Room that suffices --------------------------------------------------------------------------
+
+
+def test_block_capacity(rng: np.random.Generator) -> None:
+    """Of batches that were looked at none needs more; blocks are the same but for padding."""
+    graph = Graph.from_edges(*rng.integers(0, 3000, (2, 9000)), num_nodes=3000)
+    batches, key = rng.integers(-1, 3001, (3, 20)), jax.random.key(int(rng.integers(99)))
+    room = block_capacity(graph, batches, (15, 10), key, slack=0)
+    assert all(20 < a < b for a, b in itertools.pairwise(room))
+    for number, seeds in enumerate(batches):
+        own = jax.random.fold_in(key, number)
+        blocks = sample_neighbors(graph, seeds, (15, 10), own, capacity=room)
+        assert not blocks.overflow
+        assert (blocks.graphs[1].num_src, blocks.graphs[0].num_src) == room
+        want = sample_neighbors(graph, seeds, (15, 10), own)
+        for values in (lambda of: of.node_ids, lambda of: of.edge_ids[0]):
+            found, known = (np.sort(np.asarray(values(of))) for of in (blocks, want))
+            np.testing.assert_array_equal(found[found >= 0], known[known >= 0])
+    more = block_capacity(graph, batches, (15, 10), key, slack=1)
+    assert more[0] - 20 >= 2 * (room[0] - 20 - 64)
+    with pytest.raises(ValueError, match=r"slack must be at least 0, got -0\.5"):
+        block_capacity(graph, batches, (2,), key, slack=-0.5)
+    with pytest.raises(TypeError, match="slack must be a real number, got str"):
+        block_capacity(graph, batches, (2,), key, slack="x")
+    with pytest.raises(ValueError, match=r"seeds must be batches of one length, got \[\]"):
+        block_capacity(graph, [], (2,), key)
+    with pytest.raises(ValueError, match=r"seeds must be batches of one length, got \[1, 2\]"):
+        block_capacity(graph, [[1], [1, 2]], (2,), key)
+    with pytest.raises(TypeError, match="seeds must be a sequence of batches, got"):
+        block_capacity(graph, 3, (2,), key)
+    with pytest.raises(TypeError, match="seeds must be known"):
+        jax.jit(lambda seeds: block_capacity(graph, seeds, (2,), key))(batches)

@@ -274,6 +274,71 @@ def test_link_blocks_are_those_of_a_graph_without_the_edges(
     np.testing.assert_array_equal(known, np.unique([heads[there], tails[there]]))
 
 
+@pytest.mark.parametrize("exclude", ["edges", "both", None])
+@pytest.mark.parametrize("fanouts", [(3, 2), ({0: 2, 2: 1, 4: 9}, {3: 1, 1: 2})], ids=str)
+def test_link_blocks_of_relations(rng: np.random.Generator, exclude: Any, fanouts: Any) -> None:
+    """The same of a graph without the given triples, and their inverses."""
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    sizes: Any = {"num_nodes": NODES, "num_relations": 2, "inverse": True, "self_relation": True}
+    rel = rng.integers(0, 2, EDGES)
+
+    def built(keep: Any) -> RelationalGraph:
+        graph = RelationalGraph.from_triples(src[keep], rel[keep], dst[keep], parts=(), **sizes)
+        return graph.pad(num_nodes=NODES + 3, num_edges=2 * EDGES + NODES + 5)
+
+    chosen = rng.integers(0, EDGES, 4)
+    facts = np.stack([src, rel, dst])[:, chosen].T.tolist()
+    facts += [[int(rng.integers(NODES)), 1, 3], [-1, 0, 2], [2, -1, 3]]
+    # Some are told by the inverse edge.
+    edges = [(t, r + 2 * (r >= 0), h) if rng.integers(2) else (h, r, t) for h, r, t in facts]
+    heads, kinds, tails = np.array(edges).T
+    key = key_of(rng)
+    blocks, *places = link_blocks(
+        built(slice(None)), heads, tails, fanouts, key, rel=kinds, exclude=exclude
+    )
+    ids = np.asarray(blocks.node_ids)
+    gone = {edge for edge in edges if min(edge) >= 0} if exclude else set()
+    if exclude == "both":
+        gone |= {(t, (r + 2) % 4, h) for h, r, t in gone}
+    for block in blocks.graphs:
+        size = int(block.nodes.indptr[-1])
+        one, kind, other = (
+            np.asarray(each)[:size]
+            for each in (block.nodes.cols, block.edge_types, block.nodes.rows)
+        )
+        assert not gone & {*zip(ids[one].tolist(), kind.tolist(), ids[other].tolist(), strict=True)}
+    if exclude == "both":  # both edges of a fact are gone: a graph can be built without it
+        triples = zip(src.tolist(), rel.tolist(), dst.tolist(), strict=True)
+        keep = np.array([triple not in gone for triple in triples])
+        want = sample_neighbors(built(keep), ids[: blocks.num_seeds], fanouts, key)
+        np.testing.assert_array_equal(ids, want.node_ids)
+        for block, same in zip(blocks.graphs, want.graphs, strict=True):
+            np.testing.assert_array_equal(block.edge_types, same.edge_types)
+            for name in ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order"):
+                own, of_same = (getattr(each.nodes, name) for each in (block, same))
+                np.testing.assert_array_equal(own, of_same)
+    there = (heads >= 0) & (tails >= 0) & (kinds >= 0)
+    for ends, place in zip((heads, tails), places, strict=True):
+        np.testing.assert_array_equal(np.asarray(place)[~there], -1)
+        np.testing.assert_array_equal(ids[np.asarray(place)[there]], ends[there])
+
+
+def test_edges_of_a_reversed_graph_are_found(rng: np.random.Generator) -> None:
+    """Of one whose columns do not ascend, as relations come first."""
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    relational = RelationalGraph.from_triples(src, rng.integers(0, 3, EDGES), dst, num_nodes=NODES)
+    graph = relational.nodes.pad(num_edges=EDGES + 3).transpose()
+    heads, tails = (jnp.asarray(ids.ravel(), jnp.int32) for ids in np.indices((NODES, NODES)))
+    want = np.zeros((NODES, NODES), bool)
+    want[dst, src] = True
+    np.testing.assert_array_equal(has_edge(graph, None, heads, tails, None), want.ravel())
+    order = np.asarray(graph.t_order)[:EDGES]
+    for half, other in (("t_rows", "cols"), ("t_cols", "rows")):
+        ids = np.asarray(getattr(graph, half))[:EDGES]
+        np.testing.assert_array_equal(ids, np.asarray(getattr(graph, other))[order])
+    assert (np.asarray(graph.t_order)[EDGES:] == -1).all()
+
+
 def test_link_blocks_without_edges() -> None:
     graph = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
     blocks, src, dst = link_blocks(graph, [], [], (2, 2), KEY)
@@ -422,6 +487,20 @@ WRONG = {
     "links exclude what": (
         lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, exclude="reverse"),  # type: ignore[arg-type]
         "^exclude must be one of",
+    ),
+    "links without relations": (
+        lambda: link_blocks(RELATIONAL, [0], [1], (2,), KEY),
+        "^rel must be given for",
+    ),
+    "links of relations that are not wanted": (
+        lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, rel=[0]),
+        "^rel is for a jax_gnn.RelationalGraph alone",
+    ),
+    "links without inverses": (
+        lambda: link_blocks(
+            *(RELATIONAL.pad(num_nodes=9), [0], [1], (2,), KEY), rel=[0], exclude="both"
+        ),
+        "^exclude must not be 'both' for a graph without inverse relations",
     ),
     "links of two kinds of nodes": (
         lambda: link_blocks(BIPARTITE, [0], [1], (2,), KEY),

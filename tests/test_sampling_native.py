@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import emulation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_checks import key_of, lumpy_graph
+from sampling_checks import key_of, lumpy_edges, lumpy_graph
 
 import jax_gnn
-from jax_gnn import Graph
+from jax_gnn import Graph, RelationalGraph
 from jax_gnn._core.ffi import host_function
 from jax_gnn.sampling import sample_neighbors
-from jax_gnn.sampling._native import sample_uniform
+from jax_gnn.sampling._native import sample_uniform, sample_weighted
 
 INT32 = np.iinfo(np.int32)
-FANOUTS = (2, 3, 4)
+FANOUTS, KEY = (2, 3, 4), jax.random.key(0)
 
 
-def options_of(rng: np.random.Generator, kind: str) -> dict[str, Any]:
+KINDS = ("tree", "distinct", "capacity", "replace", "disjoint", "disjoint capacity")
+RULES = ("weighted", "weighted replace", "weighted tree", "times", "times capacity")
+
+
+def options_of(rng: np.random.Generator, kind: str, num_edges: int) -> dict[str, Any]:
     """Of nine seeds, and FANOUTS."""
-    return {
-        "tree": {"tree": True, "replace": bool(rng.integers(2))},
-        "distinct": {},
-        "capacity": {"capacity": (11, 20, int(rng.integers(20, 60)))},
-        "replace": {"replace": True},
-    }[kind]
+    options: dict[str, Any] = {
+        "replace": "replace" in kind or (kind == "tree" and bool(rng.integers(2))),
+        "tree": "tree" in kind,
+        "disjoint": "disjoint" in kind,
+    }
+    if "capacity" in kind:
+        options["capacity"] = (11, 20, int(rng.integers(20, 60)))
+    if "weighted" in kind:
+        options["edge_probability"] = rng.choice([0, 1e-30, 0.5, 1, 3, 1e20], num_edges)
+    if "times" in kind:
+        options["edge_time"] = rng.integers(0, 20, num_edges)
+        options["seed_time"] = rng.integers(-1, 22, 9)
+    return options
 
 
 def garbage(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Graph:
@@ -54,10 +67,11 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def in_both(function: Any, *arguments: Any) -> Any:
-    """What the kernel gives, having compared it with what plain XLA does."""
+    """What the kernels give, having compared it with what plain XLA does."""
     found = jax.jit(function)(*arguments)
-    with jax_gnn.implementation("xla"):
-        assert_same(found, jax.jit(function)(*arguments))
+    for implementation in ("xla", *(["cuda"] if emulation.WANTED else [])):
+        with jax_gnn.implementation(implementation):
+            assert_same(found, jax.jit(function)(*arguments))
     return found
 
 
@@ -89,13 +103,36 @@ def test_draws(rng: np.random.Generator, dtype: str, fanout: int, replace: bool)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("kind", ["tree", "distinct", "capacity", "replace"])
+@pytest.mark.parametrize("fanout", [1, 7, 40])
+@pytest.mark.parametrize("replace", [False, True])
+def test_weighted_draws(rng: np.random.Generator, dtype: str, fanout: int, replace: bool) -> None:
+    """Rows anywhere, with weights of 0 and large ones, and rows of nothing else."""
+    for rows, num_edges in ((0, 0), (5, 1), (100, 300)):
+        sums = np.append(0, rng.choice([0, 1, 2, 2**22], num_edges)).cumsum().astype(np.uint32)
+        starts = rng.integers(0, num_edges + 1, rows)
+        degrees = np.minimum(rng.choice([0, 1, fanout, fanout + 1, 50], rows), num_edges - starts)
+        words = rng.integers(0, 2**32, 2, dtype=np.uint32)
+        with jax.enable_x64(dtype == "int64"):
+            offsets, counts = in_both(
+                functools.partial(sample_weighted, fanout=fanout, stream=3, replace=replace),
+                jnp.asarray(sums),
+                *(jnp.asarray(ids, dtype) for ids in (starts, degrees)),
+                jnp.asarray(words),
+            )
+        assert offsets.dtype == counts.dtype == dtype
+        sizes = np.diff(sums, append=0)[starts[:, None] + np.asarray(offsets)]
+        there = np.arange(fanout) < np.asarray(counts)[:, None]
+        assert (np.asarray(offsets) < degrees[:, None])[there].all() and (sizes[there] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_blocks(rng: np.random.Generator, dtype: str, kind: str) -> None:
     """Three layers of a padded graph, with seeds that come twice and seeds that are none."""
     with jax.enable_x64(dtype == "int64"):
         graph = jax.tree.map(lambda ids: ids.astype(dtype), lumpy_graph(rng, 40, 200))
         seeds = jnp.asarray(some_seeds(rng, 9, 40), dtype)
-        options = options_of(rng, kind)
+        options = options_of(rng, kind, graph.num_edges)
         blocks = in_both(
             lambda graph, seeds, key: sample_neighbors(graph, seeds, FANOUTS, key, **options),
             *(graph, seeds, key_of(rng)),
@@ -103,10 +140,19 @@ def test_blocks(rng: np.random.Generator, dtype: str, kind: str) -> None:
     assert blocks.node_ids.dtype == dtype
 
 
-@pytest.mark.parametrize("kind", ["tree", "distinct", "capacity"])
+GARBAGE: dict[str, dict[str, Any]] = {
+    "tree": {"tree": True},
+    "distinct": {},
+    "capacity": {"capacity": (10, 12)},
+    "disjoint": {"disjoint": True},
+    "weighted": {"edge_probability": np.linspace(0, 2, 50)},
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage(rng: np.random.Generator, kind: str) -> None:
     """Whatever a graph holds, the bits are the same, and nothing out of range is read."""
-    options = {"tree": {"tree": True}, "distinct": {}, "capacity": {"capacity": (10, 12)}}[kind]
+    options = GARBAGE[kind]
     in_both(
         lambda graph, seeds, key: sample_neighbors(graph, seeds, (4, 3), key, **options),
         *(garbage(rng, 12, 50), jnp.asarray(some_seeds(rng, 8, 12), jnp.int32), key_of(rng)),
@@ -118,14 +164,17 @@ def on_host(graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.parametrize("kind", ["tree", "distinct", "capacity", "replace"])
+@pytest.mark.parametrize("kind", KINDS + RULES)
 def test_host(rng: np.random.Generator, tmp_path: Path, dtype: str, kind: str) -> None:
-    """A graph of the host gives arrays of the host, of the same bits, as do memory maps."""
-    options = options_of(rng, kind)
+    """A graph of the host gives arrays of the host, of the same bits, as do memory maps.
+
+    On every kind of device; weights and times are prepared on the host, too.
+    """
     with jax.enable_x64(dtype == "int64"):
         graph = jax.tree.map(lambda ids: ids.astype(dtype), lumpy_graph(rng, 40, 200))
         seeds, key = some_seeds(rng, 9, 40), key_of(rng)
-        want = sample_neighbors(graph, jnp.asarray(seeds), FANOUTS, key, **options)
+        options = options_of(rng, kind, graph.num_edges)
+        want = on_devices(graph, jnp.asarray(seeds), FANOUTS, key, **options)
     host = on_host(graph)
     words = np.asarray(jax.random.key_data(key))
     found = sample_neighbors(host, seeds, FANOUTS, words, **options)
@@ -136,16 +185,52 @@ def test_host(rng: np.random.Generator, tmp_path: Path, dtype: str, kind: str) -
     assert_same(sample_neighbors(replace(host, **maps), seeds, FANOUTS, words, **options), want)
 
 
+def on_devices(graph: Any, *arguments: Any, **options: Any) -> Any:
+    """What the default device draws, which is what a CPU draws."""
+    found = sample_neighbors(graph, *arguments, **options)
+    if jax.default_backend() != "cpu":
+        with jax.default_device(jax.devices("cpu")[0]):
+            there = jax.device_put((graph, *arguments), jax.devices("cpu")[0])
+            assert_same(sample_neighbors(*there, **options), found)
+    return found
+
+
+RELATIONAL: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "all": ((3, 4), (), {}),
+    "by relation": (({0: 2, 1: 1, 3: 4}, {2: 3, 1: 3}), (), {}),
+    "parts": ((3, {1: 2, 2: 2}), ("from_pairs", "to_pairs"), {}),
+    "tree": (({0: 2, 1: 2}, 3), ("from_pairs",), {"tree": True}),
+    "disjoint": ((3, 2), ("to_pairs",), {"disjoint": True, "capacity": (20, 60)}),
+    "weighted": (({0: 3, 1: 3}, 2), (), {"edge_probability": np.linspace(0, 2, 95)}),
+}
+
+
+@pytest.mark.parametrize("kind", RELATIONAL)
+def test_host_relational(rng: np.random.Generator, kind: str) -> None:
+    """The same with relations, and the graphs of their pairs."""
+    fanouts, parts, options = RELATIONAL[kind]
+    src, dst = lumpy_edges(rng, 12, 90)
+    graph = RelationalGraph.from_triples(
+        *(src, rng.integers(0, 4, 90), dst), num_nodes=12, num_relations=4, parts=parts
+    )
+    if rng.integers(2) or "weighted" in kind:
+        graph = graph.pad(num_nodes=15, num_edges=95)
+    seeds, key = some_seeds(rng, 9, 12), key_of(rng)
+    want = on_devices(graph, jnp.asarray(seeds), fanouts, key, **options)
+    found = sample_neighbors(on_host(graph), seeds, fanouts, key, **options)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
+    assert_same(found, want)
+
+
 def mapped(path: Path, array: np.ndarray) -> np.ndarray:
     np.save(path.with_suffix(".npy"), array)
     return np.load(path.with_suffix(".npy"), mmap_mode="r")
 
 
 def test_host_garbage(rng: np.random.Generator) -> None:
-    for kind in ("tree", "distinct", "capacity"):
+    for options in GARBAGE.values():
         graph = on_host(garbage(rng, 12, 50))
         seeds, key = some_seeds(rng, 8, 12), key_of(rng)
-        options = {"capacity": (10, 12)} if kind == "capacity" else {"tree": kind == "tree"}
         want = sample_neighbors(graph, jnp.asarray(seeds), (4, 3), key, **options)
         assert_same(sample_neighbors(graph, seeds, (4, 3), key, **options), want)
 
@@ -162,10 +247,27 @@ def test_many_threads(rng: np.random.Generator) -> None:
     graph = lumpy_graph(rng, 5000, 60_000)
     seeds, key = rng.integers(0, 5000, 3000), key_of(rng)
     host = on_host(graph)
+    weights = rng.random(graph.num_edges)
     with jax_gnn.implementation("xla"):
-        for tree in (False, True):
-            want = sample_neighbors(graph, jnp.asarray(seeds), (9, 8), key, tree=tree)
-            assert_same(sample_neighbors(host, seeds, (9, 8), key, tree=tree), want)
+        for options in ({}, {"tree": True}, {"disjoint": True}, {"edge_probability": weights}):
+            want = sample_neighbors(graph, jnp.asarray(seeds), (9, 8), key, **options)
+            assert_same(sample_neighbors(host, seeds, (9, 8), key, **options), want)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_many_rows(rng: np.random.Generator, tree: bool) -> None:
+    """More than a GPU's block sums up at once."""
+    graph = lumpy_graph(rng, 500, 3000)
+    seeds = jnp.asarray(rng.integers(-1, 500, 8200), jnp.int32)
+    in_both(lambda seeds, key: sample_neighbors(graph, seeds, (2,), key, tree=tree), seeds, KEY)
+
+
+def test_many_nodes(rng: np.random.Generator) -> None:
+    """Far more than a block has, some of which come twice."""
+    src, dst = rng.integers(0, 9000, (2, 60)) // 300 * 300
+    graph = Graph.from_edges(src, dst, num_nodes=9000)
+    seeds = jnp.asarray(np.append(rng.choice(dst, 6), -1), jnp.int32)
+    in_both(lambda seeds, key: sample_neighbors(graph, seeds, (3, 2), key), seeds, key_of(rng))
 
 
 FORKED = """
@@ -180,10 +282,16 @@ def stop(*_, **__):
 
 with jax_gnn.host_arrays():
     graph = jax_gnn.Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+    edges = {("a", "r", "a"): [[0, 1, 2, 3], [1, 2, 3, 0]]}
+    relations = jax_gnn.HeteroGraph.from_edges(edges, {"a": 4})
 jax.devices = jax.local_devices = jax.default_backend = stop
 jax._src.xla_bridge.backends = stop
 child = os.fork()
-blocks = sample_neighbors(graph, np.array([2, -1]), (2, 2), np.array([1, 2], np.uint32))
+for options in ({}, {"edge_probability": [1, 2, 3, 4]}, {"edge_time": [1, 2, 3, 4]}):
+    limits = {"seed_time": [9, 9]} if "edge_time" in options else {}
+    key = np.array([1, 2], np.uint32)
+    blocks = sample_neighbors(graph, np.array([2, -1]), (2, 2), key, **options, **limits)
+typed = sample_neighbors(relations, {"a": [2, -1]}, ({("a", "r", "a"): 1}, 2), key)
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 assert blocks.node_ids.tolist()[:3] == [2, -1, 1], blocks.node_ids

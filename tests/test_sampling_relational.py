@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,6 +120,92 @@ def test_each_relation_is_drawn_by_itself(rng: np.random.Generator, weighted: bo
     share = np.ones(7) if weights is None else weights
     want = np.outer(share * (rel == 0), share * (rel == 1))
     check_distribution(found, want)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_of_nodes_to_themselves_are_there_beside(
+    rng: np.random.Generator, replace: bool
+) -> None:
+    """Others are those that are drawn of the graph without them, to the bit."""
+    src, dst = lumpy_edges(rng, NODES, EDGES)
+    rel, key = rng.integers(0, RELATIONS - 1, EDGES), key_of(rng)
+    plain, own = (
+        RelationalGraph.from_triples(
+            *(src, rel, dst, NODES, RELATIONS - 1), self_relation=wanted, parts=()
+        ).pad(num_nodes=NODES + 3, num_edges=EDGES + NODES + 5)
+        for wanted in (False, True)
+    )
+    seeds = rng.integers(-2, NODES + 5, 9)
+    blocks = sample_neighbors(own, seeds, (3, 4), key, replace=replace)
+    check_relational_blocks(blocks, own, seeds)
+    last = blocks.graphs[-1]
+    assert last.self_relation
+    dst, src, kind = (np.asarray(x) for x in (last.nodes.rows, last.nodes.cols, last.edge_types))
+    loops = kind == RELATIONS - 1
+    np.testing.assert_array_equal(
+        np.sort(dst[loops]), np.flatnonzero((seeds >= 0) & (seeds < NODES))
+    )
+    ids = np.asarray(blocks.node_ids)
+    np.testing.assert_array_equal(ids[src[loops]], ids[dst[loops]])
+    want = sample_neighbors(plain, seeds, (3, 4), key, replace=replace)
+    other, there = want.graphs[-1], np.asarray(want.graphs[-1].nodes.rows) >= 0
+    drawn = ~loops & (dst >= 0)
+    for name in ("rows", "edge_ids"):
+        found = np.asarray(getattr(last.nodes, name))[drawn]
+        expected = np.asarray(getattr(other.nodes, name))[there]
+        if name == "edge_ids":  # places in either graph, as those of the input
+            found, expected = (
+                np.asarray(own.nodes.edge_ids)[found],
+                np.asarray(plain.nodes.edge_ids)[expected],
+            )
+        np.testing.assert_array_equal(found, expected)
+    some = sample_neighbors(own, seeds, ({0: 2},), key)
+    assert not (np.asarray(some.graphs[0].edge_types) == RELATIONS - 1).any()
+    with pytest.raises(
+        ValueError, match="graph must have no self_relation where edge_time is given"
+    ):
+        sample_neighbors(
+            own, seeds, (2,), key, edge_time=np.zeros(own.num_edges), seed_time=np.zeros(9)
+        )
+
+
+def test_blocks_know_types_of_nodes(rng: np.random.Generator) -> None:
+    """Blocks of numpy and of JAX tell types, and gather features of each."""
+    sizes = {"a": 5, "b": 0, "c": 8}
+    edges = {
+        (src, "to", dst): [rng.integers(0, sizes[of], 20) for of in (src, dst)]
+        for src, dst in (("a", "c"), ("c", "a"))
+    }
+    graph = HeteroGraph.from_edges(edges, sizes)
+    seeds = {"c": rng.integers(-1, 9, 4), "a": rng.integers(0, 5, 2)}
+    blocks = sample_neighbors(graph, seeds, (3, 2), key_of(rng))
+    assert blocks.node_type_sizes == (5, 0, 8)
+    assert blocks.node_type_names == ("a", "b", "c")
+    ids = np.asarray(blocks.node_ids)
+    want = np.where(ids < 0, -1, np.where(ids < 5, 0, 2))
+    np.testing.assert_array_equal(blocks.node_types, want)
+    starts, places = (0, 5, 5), blocks.places_of_types()
+    for kind, (start, own) in enumerate(zip(starts, places, strict=True)):
+        np.testing.assert_array_equal(own, np.where(want == kind, ids - start, -1))
+    features = {name: rng.normal(size=(size, 2)) for name, size in sizes.items()} | {"c": None}
+    hosted = jax.tree.map(np.asarray, blocks)
+    for each in (blocks, hosted):
+        rows = each.node_values(features)
+        assert rows["c"] is None
+        np.testing.assert_allclose(
+            rows["a"], np.where(want[:, None] == 0, features["a"][np.clip(ids, 0, 4)], 0), rtol=1e-6
+        )
+        assert not np.asarray(rows["b"])[want != 1].any()
+    for wrong in ({"a": features["a"]}, {"c": None, "b": None, "a": None}):
+        with pytest.raises(ValueError, match=r"values must be by the types .* in that order, got"):
+            blocks.node_values(wrong)
+    whole = sample_neighbors(lumpy_relational(rng), [1], (2,), KEY)
+    assert whole.node_types is None
+    (own,) = whole.places_of_types()
+    np.testing.assert_array_equal(own, whole.node_ids)
+    serialized = jax.export.export(jax.jit(lambda b: b.node_types))(blocks).serialize()
+    again = jax.export.deserialize(serialized).call(blocks)
+    np.testing.assert_array_equal(again, want)
 
 
 def test_one_program(rng: np.random.Generator) -> None:

@@ -77,7 +77,7 @@ def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
         whole = feed.start(given, split, 0)
         model = make_model(given, feed.graph, feed.inputs[0], 2, int(rng.integers(100)))
         seeds = jnp.array([3, -1, *rng.integers(0, 40, 5)], jnp.int32)
-        batch = feed.sample(whole, seeds, jax.random.key(int(rng.integers(100))))
+        batch = feed.batch(whole, seeds, jax.random.key(int(rng.integers(100))))
         found = feed.logits(model, batch.graph, batch.inputs, None)
         want = feed.logits(model, feed.graph, feed.inputs, None)
         there = np.asarray(seeds) >= 0
@@ -98,7 +98,7 @@ def test_sums_are_those_of_all_edges_on_average(rng):
 
     @jax.jit
     def sums(key):
-        batch = feed.sample(whole, jnp.arange(40, dtype=jnp.int32), key)
+        batch = feed.batch(whole, jnp.arange(40, dtype=jnp.int32), key)
         (block,) = batch.graph.graphs
         (values,) = batch.inputs[1]["edge_weight"]
         return jax.ops.segment_sum(values, block.rows, 40)
@@ -115,13 +115,13 @@ def test_sums_are_those_of_all_edges_on_average(rng):
 def test_one_trace_of_a_step_and_the_same_bits_again(config, make, monkeypatch):
     """Of a run with several splits, short last batches and evaluations; and of a longer run."""
     dataset, traces = make(), []
-    sample, compiled = SampledNodes.sample, []
+    batch, compiled = SampledNodes.batch, []
 
     def counted(self, *arguments):
         traces.append(1)
-        return sample(self, *arguments)
+        return batch(self, *arguments)
 
-    monkeypatch.setattr(SampledNodes, "sample", counted)
+    monkeypatch.setattr(SampledNodes, "batch", counted)
     advance = Runner.advance
 
     def watched(self, *arguments):
@@ -240,3 +240,128 @@ def test_bad_settings():
     assert {name for name, each in RECIPES.items() if hasattr(each.config, "fanouts")} == {
         *("gcn", "gin", "sage", "gat", "gatv2", "transformer", "rgcn", "rgat", "hgt")
     }
+
+
+# --- Interrupted runs ----------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """In place of what ends a process."""
+
+
+@pytest.mark.parametrize("config", [SAGEConfig, RGCNConfig])
+def test_resumed_runs_have_the_same_bits(config, tmp_path, rng):
+    """Wherever they were interrupted, twice, and with splits that had ended before."""
+    dataset = make_graph_dataset() if config is SAGEConfig else make_typed_dataset()
+    given = settings(config, batch_size=7, fanouts=(3, 2), splits=2, dropout_rate=0.5)
+    want, file = train(dataset, given), tmp_path / "state.npz"
+    stops = np.sort(rng.choice(6, 2, replace=False))
+    for stop in stops:
+
+        def halt(report, stop=stop):
+            if 3 * report.split + report.epoch == stop:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            train(dataset, given, on_epoch=halt, state=file, resume=True)
+    reports = []
+    found = train(dataset, given, on_epoch=reports.append, state=file, resume=True)
+    assert len(reports) == 5 - stops[-1]
+    assert not file.exists()
+    for name in ("train_loss", "train_accuracy", "valid_accuracy", "test_accuracy"):
+        np.testing.assert_array_equal(getattr(found.run, name), getattr(want.run, name))
+    assert found.trained.seed == want.trained.seed
+    np.testing.assert_array_equal(found.trained.predict(dataset), want.trained.predict(dataset))
+
+
+def test_resumed_runs_on_the_whole_graph(tmp_path):
+    """Of ten epochs a call, beside the twin in plain JAX."""
+    dataset, file = make_graph_dataset(), tmp_path / "state.npz"
+    given = GCNConfig(**SMALL | {"epochs": 12})
+    want = train(dataset, given, baseline=True)
+
+    def halt(report):
+        if report.epoch == 9:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(dataset, given, baseline=True, on_epoch=halt, state=file)
+    found = train(dataset, given, baseline=True, state=file, resume=True)
+    for run, other in ((found.run, want.run), (found.baseline, want.baseline)):
+        np.testing.assert_array_equal(run.train_loss, other.train_loss)
+        np.testing.assert_array_equal(run.test_accuracy, other.test_accuracy)
+
+
+def test_what_cannot_be_resumed(tmp_path):
+    dataset, given = make_graph_dataset(), settings(SAGEConfig, batch_size=7, fanouts=(3, 2))
+    file = tmp_path / "state.npz"
+
+    def halt(_):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        train(dataset, given, on_epoch=halt, state=file)
+    for other in (dataclasses.replace(given, epochs=4), dataclasses.replace(given, seed=1)):
+        with pytest.raises(ValueError, match="is of a training with other settings or other data"):
+            train(dataset, other, state=file, resume=True)
+    reports = []
+    train(dataset, given, on_epoch=reports.append, state=file)
+    assert len(reports) == 3  # anew
+    file.write_bytes(b"PK")
+    with pytest.raises(ValueError, match="holds no training to go on with"):
+        train(dataset, given, state=file, resume=True)
+
+
+def test_resumed_command(tmp_path, capsys, monkeypatch):
+    data = save(tmp_path / "easy.npz", make_graph_dataset())
+    batches = ["--batch-size", "7", "--fanouts", "3,2", "--splits", "1", "--epochs", "3"]
+
+    def run(name, *more):
+        folder = tmp_path / name
+        code = cli.main(["train", "sage", "--data", data, *batches, "--output", str(folder), *more])
+        capsys.readouterr()
+        return code, folder
+
+    _, whole = run("whole")
+    advance, calls = Runner.advance, []
+
+    def stops(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Runner, "advance", stops)
+    assert run("other")[0] == 130
+    assert run("other", "--resume")[0] == 0
+    assert len(calls) == 4
+    first, again = (
+        json.loads((folder / "results.json").read_text())["jax_gnn"]["test_accuracy"]
+        for folder in (whole, tmp_path / "other")
+    )
+    assert first == again
+
+
+# --- Room for sources ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_step_does_not_depend_on_the_room(fits, monkeypatch, rng):
+    """Of a batch that needs more than others, all is drawn again."""
+    dataset = easy(rng, 200)
+    given = settings(SAGEConfig, batch_size=16, fanouts=(3, 2))
+    want = train(dataset, given).run
+    rooms = []
+
+    def room(graph, batches, fanouts, key):
+        seeds = batches.shape[1]
+        most = jax.eval_shape(lambda: minibatch.sample_neighbors(graph, batches[0], fanouts, key))
+        last = most.graphs[0].num_src
+        rooms.append((seeds + 40, last * 3 // 4) if fits else (seeds + 2, seeds + 4))
+        return rooms[-1]
+
+    monkeypatch.setattr(minibatch, "_SMALL", 0)
+    monkeypatch.setattr(minibatch, "block_capacity", room)
+    found = train(dataset, given).run
+    assert len(rooms) == 1
+    np.testing.assert_allclose(found.train_loss, want.train_loss, rtol=1e-4)

@@ -91,4 +91,26 @@ inline float approximate_tanh(float x) { return std::tanh(x); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 inline float min_or_nan(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
 
+inline unsigned to_tf32(unsigned bits) {
+  return std::isfinite(__uint_as_float(bits)) ? (bits + 0x1000) & ~0x1fffu : bits;
+}
+
+inline void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const auto lanes = [](unsigned first, unsigned second) {
+    return emulator::exchange(emulator::Instruction::kShuffle, ~0u,
+                              static_cast<uint64_t>(second) << 32 | first);
+  };
+  const emulator::Lanes left[] = {lanes(a[0], a[1]), lanes(a[2], a[3])}, right = lanes(b[0], b[1]);
+  const auto number = [](uint64_t pair, int second) {
+    const auto bits = static_cast<unsigned>(pair >> 32 * second);
+    if (to_tf32(bits) != bits) emulator::fail("a number that is not rounded to tf32");
+    return __uint_as_float(bits);
+  };
+  const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, column = lane % 4 * 2;
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 8; ++k)
+      sum[e] += number(left[k / 4][row * 4 + k % 4], e / 2) *
+                number(right[(column + e % 2) * 4 + k % 4], k / 4);
+}
+
 }  // namespace jax_gnn::cuda

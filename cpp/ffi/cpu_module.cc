@@ -135,8 +135,16 @@ struct Cpu {
   }
 
   template <typename Index>
-  static ffi::Error sample_block(Context& pool, bool tree, const cpu::Drawn<Index>& drawn,
-                                 const cpu::Block<Index>& block, bool* overflow) {
+  using Weighted = cpu::Weighted<Index>;
+  template <typename... Args>
+  static ffi::Error sample_weighted(Context& pool, const Args&... args) {
+    cpu::sample_weighted(parallel_for(pool), args...);
+    return ffi::Error::Success();
+  }
+
+  template <typename Index>
+  static ffi::Error sample_block(Context& pool, bool tree, const Drawn<Index>& drawn,
+                                 const Block<Index>& block, bool* overflow) {
     *overflow = cpu::sample_block(parallel_for(pool), tree, drawn, block);
     return ffi::Error::Success();
   }
@@ -395,22 +403,40 @@ void draw_uniform(Vector<const Index> degrees, uint32_t key, uint32_t other_key,
                   bool replace, Rows<Index> offsets, Vector<Index> counts) {
   check_sizes({offsets.shape(0), counts.size()}, degrees.size(),
               "there must be offsets and a count for each row");
+  const uint32_t words[] = {key, other_key};
   const nb::gil_scoped_release released;
   cpu::sample_uniform<Index>(cpu::host_threads(static_cast<int64_t>(offsets.size())),
-                             {{key, other_key}, static_cast<uint32_t>(stream)}, degrees.data(),
-                             degrees.size(), offsets.shape(1), replace, offsets.data(),
-                             counts.data());
+                             {words, static_cast<uint32_t>(stream)}, degrees.data(), degrees.size(),
+                             offsets.shape(1), replace, offsets.data(), counts.data());
+}
+
+template <typename Index>
+void draw_weighted(Vector<const uint32_t> sums, Vector<const Index> starts,
+                   Vector<const Index> degrees, uint32_t key, uint32_t other_key, int64_t stream,
+                   bool replace, Rows<Index> offsets, Vector<Index> counts) {
+  check_sizes({starts.size(), offsets.shape(0), counts.size()}, degrees.size(),
+              "there must be a start, offsets and a count for each row");
+  if (sums.size() == 0) throw nb::value_error("there must be a sum before the first edge");
+  const uint32_t words[] = {key, other_key};
+  const nb::gil_scoped_release released;
+  cpu::sample_weighted<Index>(
+      cpu::host_threads(static_cast<int64_t>(offsets.size())),
+      {words, static_cast<uint32_t>(stream)},
+      {sums.data(), starts.data(), degrees.data(), static_cast<int64_t>(degrees.size()),
+       static_cast<int64_t>(sums.size()) - 1},
+      offsets.shape(1), replace, offsets.data(), counts.data());
 }
 
 template <typename Index>
 bool build_block(Vector<const Index> nodes, Vector<const Index> starts, Rows<const Index> offsets,
-                 Vector<const Index> counts, Vector<const Index> whole_cols, int64_t num_nodes,
-                 bool tree, Vector<Index> indptr, Vector<Index> rows, Vector<Index> cols,
+                 Vector<const Index> counts, Vector<const Index> whole_cols,
+                 Vector<const Index> seeds, int64_t num_nodes, bool disjoint, bool tree,
+                 Vector<Index> indptr, Vector<Index> rows, Vector<Index> cols,
                  Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
                  Vector<Index> t_order, Vector<Index> edge_ids, Vector<Index> sources) {
   const size_t num_dst = nodes.size(), num_edges = rows.size(), num_src = sources.size();
-  check_sizes({starts.size(), offsets.shape(0), counts.size(), indptr.size() - 1}, num_dst,
-              "there must be a start, offsets and a count for each node");
+  check_sizes({starts.size(), offsets.shape(0), counts.size(), seeds.size(), indptr.size() - 1},
+              num_dst, "there must be a start, offsets, a count and a seed for each node");
   check_sizes({cols.size(), t_rows.size(), t_cols.size(), t_order.size(), edge_ids.size()},
               num_edges, "there must be a result for each edge");
   check_sizes({t_indptr.size() - 1, tree ? num_dst + num_edges : num_src}, num_src,
@@ -421,8 +447,8 @@ bool build_block(Vector<const Index> nodes, Vector<const Index> starts, Rows<con
   return cpu::sample_block<Index>(
       cpu::host_threads(static_cast<int64_t>(num_edges)), tree,
       {nodes.data(), starts.data(), offsets.data(), counts.data(), whole_cols.data(),
-       static_cast<int64_t>(num_dst), static_cast<int64_t>(offsets.shape(1)),
-       static_cast<int64_t>(whole_cols.size()), num_nodes},
+       disjoint ? seeds.data() : nullptr, static_cast<int64_t>(num_dst),
+       static_cast<int64_t>(offsets.shape(1)), static_cast<int64_t>(whole_cols.size()), num_nodes},
       {indptr.data(), rows.data(), cols.data(), t_indptr.data(), t_rows.data(), t_cols.data(),
        t_order.data(), edge_ids.data(), sources.data(), static_cast<int64_t>(num_edges),
        static_cast<int64_t>(num_src)});
@@ -432,11 +458,14 @@ template <typename Index>
 void define_sampling(nb::module_& m) {
   m.def("sample_uniform", &draw_uniform<Index>, nb::arg().noconvert(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg().noconvert(), nb::arg().noconvert());
-  m.def("sample_block", &build_block<Index>, nb::arg().noconvert(), nb::arg().noconvert(),
-        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg(), nb::arg(),
-        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
-        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+  m.def("sample_weighted", &draw_weighted<Index>, nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert(),
         nb::arg().noconvert());
+  m.def("sample_block", &build_block<Index>, nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert());
 }
 
 // Rows as bytes; see gather_rows.h.
@@ -480,6 +509,7 @@ void limit_instruction_set(const std::string& name) {
   X(leaky_sum) \
   X(sample_block) \
   X(sample_uniform) \
+  X(sample_weighted) \
   X(sddmm) \
   X(sddmm_select) \
   X(segment_matmul) \

@@ -12,6 +12,7 @@
 #include "../kernels/cuda/attention_gradients.h"
 #include "../kernels/cuda/edge_region.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
+#include "../kernels/cuda/sample_block.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
 #include "../kernels/cuda/segment_reduce.h"
@@ -20,6 +21,7 @@
 #include "edge_region_text.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "sample_block.h"
 #include "sddmm.h"
 #include "segment_matmul.h"
 #include "segment_reduce.h"
@@ -131,6 +133,7 @@ struct Cuda {
   }
 
   static constexpr size_t kMostRegionArrays = cuda::kMostRegionArrays;
+  static constexpr int kThreadsOfRegions = cuda::kThreadsOfRegions;
   static ffi::Error load_region(const RegionAttributes& attributes) {
     return status(cuda::load_region(text_of(attributes)));
   }
@@ -138,7 +141,7 @@ struct Cuda {
                                 Workspace workspace, const Csr<int32_t>& csr, void* const* in,
                                 void* const* out) {
     const cuda::Schedule schedule = {cuda::Kernel::kWalk, static_cast<int>(attributes.lanes),
-                                     static_cast<int>(attributes.threads), workspace.blocks};
+                                     cuda::kThreadsOfRegions, workspace.blocks};
     return status(
         cuda::edge_region(stream, schedule, csr, text_of(attributes), in, out, workspace.bytes));
   }
@@ -174,6 +177,18 @@ struct Cuda {
     if (!cuda::serves(schedule, csr, features, /*sums=*/false)) return refusal(attributes);
     return status(
         cuda::segment_select(stream, schedule, csr, select, features, out, workspace.bytes));
+  }
+
+  template <typename... Args>
+  static ffi::Error sample_uniform(Context stream, const Args&... args) {
+    return status(cuda::sample_uniform(stream, args...));
+  }
+
+  template <typename Index>
+  static ffi::Error sample_block(Context stream, bool tree, const Drawn<Index>& drawn,
+                                 const Block<Index>& block, bool* overflow) {
+    if (!tree) return invalid("there is no kernel for nodes that are one source");
+    return status(cuda::sample_tree(stream, drawn, block, overflow));
   }
 
   template <typename... Args>
@@ -229,8 +244,9 @@ struct Cuda {
   }
 
   static cuda::RegionText text_of(const RegionAttributes& attributes) {
-    return {attributes.code, attributes.digest, attributes.name,  attributes.slots,
-            attributes.vec,  attributes.unroll, attributes.parts, attributes.acc_bytes};
+    return {attributes.code,  attributes.digest,    attributes.name,
+            attributes.slots, attributes.vec,       attributes.unroll,
+            attributes.parts, attributes.acc_bytes, attributes.shared};
   }
 
   template <typename Attributes>
@@ -298,6 +314,8 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
   X(hypergraph_aggregate) \
   X(leaky_scores) \
   X(leaky_sum) \
+  X(sample_block) \
+  X(sample_uniform) \
   X(sddmm) \
   X(sddmm_select) \
   X(segment_matmul) \

@@ -13,15 +13,15 @@ namespace jax_gnn {
 
 struct RegionAttributes {
   std::string_view code, digest, name;
-  int64_t slots, vec, unroll, parts, acc_bytes;  // of the text, see RegionText
+  int64_t slots, vec, unroll, parts, acc_bytes, shared;  // of the text, see RegionText
   // How each input is read: by entry, row, column, or one row for all; and where each result goes:
-  // to an entry or a row.
+  // to an entry or a row, or of each block one to a row.
   ffi::Span<const int64_t> reads, into;
   // Of inputs, then results: bytes of a row, and to how many it must be aligned.
   ffi::Span<const int64_t> row_bytes, words;
   bool gather, ordered;
   int64_t num_rows, num_cols;
-  int64_t lanes, threads;
+  int64_t lanes;
 };
 
 }  // namespace jax_gnn
@@ -31,13 +31,12 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<std::string_view>("digest"), StructMember<std::string_view>("name"),
     StructMember<int64_t>("slots"), StructMember<int64_t>("vec"), StructMember<int64_t>("unroll"),
     StructMember<int64_t>("parts"), StructMember<int64_t>("acc_bytes"),
-    StructMember<xla::ffi::Span<const int64_t>>("reads"),
+    StructMember<int64_t>("shared"), StructMember<xla::ffi::Span<const int64_t>>("reads"),
     StructMember<xla::ffi::Span<const int64_t>>("into"),
     StructMember<xla::ffi::Span<const int64_t>>("row_bytes"),
     StructMember<xla::ffi::Span<const int64_t>>("words"), StructMember<bool>("gather"),
     StructMember<bool>("ordered"), StructMember<int64_t>("num_rows"),
-    StructMember<int64_t>("num_cols"), StructMember<int64_t>("lanes"),
-    StructMember<int64_t>("threads"));
+    StructMember<int64_t>("num_cols"), StructMember<int64_t>("lanes"));
 
 namespace jax_gnn {
 
@@ -63,8 +62,8 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
   if (attributes.slots < 1 || attributes.slots > 1 << 20 || attributes.vec < 1 ||
       attributes.vec > 8 || attributes.parts < 1 || attributes.parts > 1 << 10 ||
       (attributes.unroll != 2 && attributes.unroll != 4 && attributes.unroll != 8) ||
-      (attributes.acc_bytes != 4 && attributes.acc_bytes != 8) ||
-      !is_schedule(attributes.lanes, attributes.threads))
+      (attributes.acc_bytes != 4 && attributes.acc_bytes != 8) || attributes.shared < 0 ||
+      attributes.shared > 1 << 18 || !is_schedule(attributes.lanes, Backend::kThreadsOfRegions))
     return invalid("the schedule of an edge region is wrong");
   const auto ids = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const CsrOperands csr = {ids(0),
@@ -92,20 +91,20 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
       return invalid("input " + std::to_string(i) + " of an edge region has the wrong size");
     in[i] = buffer.untyped_data();
   }
-  for (size_t i = 0; i < outputs; ++i) {
-    ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(i);
-    if (into[i] < 0 || into[i] > 1 ||
-        !is_array(buffer, into[i] == 0 ? csr.count() : csr.num_rows, inputs + i))
-      return invalid("result " + std::to_string(i) + " of an edge region has the wrong size");
-    out[i] = buffer.untyped_data();
-  }
-  ffi::AnyBuffer workspace = **results.get<ffi::AnyBuffer>(outputs);
+  ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(outputs);
   const int64_t room = (attributes.parts + attributes.vec - 1) / attributes.vec;
-  error = check_workspace(workspace, attributes.slots * room,
+  error = check_workspace(buffer, attributes.slots * room,
                           attributes.acc_bytes == 8 ? ffi::F64 : ffi::F32);
   if (error.failure()) return error;
-  return Backend::edge_region(context, attributes, make_workspace(workspace), csr.csr(), in.data(),
-                              out.data());
+  const auto workspace = make_workspace(buffer);
+  for (size_t i = 0; i < outputs; ++i) {
+    const int64_t sizes[] = {csr.count(), csr.num_rows, workspace.blocks};
+    ffi::AnyBuffer result = **results.get<ffi::AnyBuffer>(i);
+    if (into[i] < 0 || into[i] > 2 || !is_array(result, sizes[into[i]], inputs + i))
+      return invalid("result " + std::to_string(i) + " of an edge region has the wrong size");
+    out[i] = result.untyped_data();
+  }
+  return Backend::edge_region(context, attributes, workspace, csr.csr(), in.data(), out.data());
 }
 
 }  // namespace jax_gnn

@@ -1,7 +1,7 @@
-// Handlers of sampled neighbourhoods: see ../kernels/cpu/sample_block.h.
+// Handlers of sampled neighbourhoods: see ../kernels/sample_block.h.
 #pragma once
 
-#include "../kernels/cpu/sample_block.h"
+#include "../kernels/sample_block.h"
 #include "checks.h"
 #include "segments.h"
 
@@ -14,7 +14,7 @@ struct UniformAttributes {
 
 struct BlockAttributes {
   int64_t num_nodes;
-  bool tree;
+  bool disjoint, tree;
 };
 
 }  // namespace jax_gnn
@@ -22,7 +22,7 @@ struct BlockAttributes {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::UniformAttributes, StructMember<int64_t>("stream"),
                                       StructMember<bool>("replace"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::BlockAttributes, StructMember<int64_t>("num_nodes"),
-                                      StructMember<bool>("tree"));
+                                      StructMember<bool>("disjoint"), StructMember<bool>("tree"));
 
 namespace jax_gnn {
 
@@ -39,8 +39,7 @@ ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degr
       !is_matrix(*offsets, num_rows, fanout, dtype) || !is_index(key, 2, ffi::U32)) {
     return invalid("degrees, offsets, counts or key have the wrong shape or dtype");
   }
-  const uint32_t* const words = data<const uint32_t>(key);
-  const cpu::Random random{{words[0], words[1]}, static_cast<uint32_t>(attributes.stream)};
+  const Random random{data<const uint32_t>(key), static_cast<uint32_t>(attributes.stream)};
   return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
     return Backend::sample_uniform(context, random, data<const Index>(degrees), num_rows, fanout,
@@ -48,12 +47,40 @@ ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degr
   });
 }
 
+// The same in proportion to integers of the edges, of which there are running sums.
+template <typename Backend>
+ffi::Error sample_weighted(typename Backend::Context context, ffi::AnyBuffer sums,
+                           ffi::AnyBuffer starts, ffi::AnyBuffer degrees, ffi::AnyBuffer key,
+                           ffi::Result<ffi::AnyBuffer> offsets, ffi::Result<ffi::AnyBuffer> counts,
+                           UniformAttributes attributes) {
+  const int64_t num_sums = static_cast<int64_t>(sums.element_count());
+  const int64_t num_rows = static_cast<int64_t>(degrees.element_count());
+  const ffi::DataType dtype = degrees.element_type();
+  const auto dims = offsets->dimensions();
+  const int64_t fanout = dims.size() == 2 ? dims[1] : -1;
+  if (num_sums < 1 || !is_index(sums, num_sums, ffi::U32) || !is_index(starts, num_rows, dtype) ||
+      !is_index(degrees, num_rows, dtype) || !is_index(*counts, num_rows, dtype) ||
+      !is_matrix(*offsets, num_rows, fanout, dtype) || !is_index(key, 2, ffi::U32)) {
+    return invalid("sums, starts, degrees, offsets, counts or key have the wrong shape or dtype");
+  }
+  const Random random{data<const uint32_t>(key), static_cast<uint32_t>(attributes.stream)};
+  return dispatch_index(dtype, [&](auto index) {
+    using Index = typename decltype(index)::type;
+    const typename Backend::template Weighted<Index> rows{
+        data<const uint32_t>(sums), data<const Index>(starts), data<const Index>(degrees), num_rows,
+        num_sums - 1};
+    return Backend::sample_weighted(context, random, rows, fanout, attributes.replace,
+                                    data<Index>(*offsets), data<Index>(*counts));
+  });
+}
+
 // A bipartite graph of edges that were drawn into nodes.
 template <typename Backend>
 ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
                         ffi::AnyBuffer starts, ffi::AnyBuffer offsets, ffi::AnyBuffer counts,
-                        ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> indptr,
-                        ffi::Result<ffi::AnyBuffer> rows, ffi::Result<ffi::AnyBuffer> block_cols,
+                        ffi::AnyBuffer cols, ffi::AnyBuffer seeds,
+                        ffi::Result<ffi::AnyBuffer> indptr, ffi::Result<ffi::AnyBuffer> rows,
+                        ffi::Result<ffi::AnyBuffer> block_cols,
                         ffi::Result<ffi::AnyBuffer> t_indptr, ffi::Result<ffi::AnyBuffer> t_rows,
                         ffi::Result<ffi::AnyBuffer> t_cols, ffi::Result<ffi::AnyBuffer> t_order,
                         ffi::Result<ffi::AnyBuffer> edge_ids, ffi::Result<ffi::AnyBuffer> sources,
@@ -68,8 +95,8 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
   const int64_t fanout = dims.size() == 2 ? dims[1] : -1;
   if (!is_index(nodes, num_dst, dtype) || !is_index(starts, num_dst, dtype) ||
       !is_index(counts, num_dst, dtype) || !is_matrix(offsets, num_dst, fanout, dtype) ||
-      !is_index(cols, num_whole, dtype)) {
-    return invalid("nodes, starts, offsets, counts or cols have the wrong shape or dtype");
+      !is_index(cols, num_whole, dtype) || !is_index(seeds, num_dst, dtype)) {
+    return invalid("nodes, starts, offsets, counts, cols or seeds have the wrong shape or dtype");
   }
   bool good = is_index(*indptr, num_dst + 1, dtype) && is_index(*t_indptr, num_src + 1, dtype) &&
               is_index(*sources, num_src, dtype) && overflow->element_count() == 1;
@@ -81,26 +108,27 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
   }
   return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
-    const cpu::Drawn<Index> drawn{data<const Index>(nodes),
-                                  data<const Index>(starts),
-                                  data<const Index>(offsets),
-                                  data<const Index>(counts),
-                                  data<const Index>(cols),
-                                  num_dst,
-                                  fanout,
-                                  num_whole,
-                                  attributes.num_nodes};
-    const cpu::Block<Index> block{data<Index>(*indptr),
-                                  data<Index>(*rows),
-                                  data<Index>(*block_cols),
-                                  data<Index>(*t_indptr),
-                                  data<Index>(*t_rows),
-                                  data<Index>(*t_cols),
-                                  data<Index>(*t_order),
-                                  data<Index>(*edge_ids),
-                                  data<Index>(*sources),
-                                  num_edges,
-                                  num_src};
+    const Drawn<Index> drawn{data<const Index>(nodes),
+                             data<const Index>(starts),
+                             data<const Index>(offsets),
+                             data<const Index>(counts),
+                             data<const Index>(cols),
+                             attributes.disjoint ? data<const Index>(seeds) : nullptr,
+                             num_dst,
+                             fanout,
+                             num_whole,
+                             attributes.num_nodes};
+    const Block<Index> block{data<Index>(*indptr),
+                             data<Index>(*rows),
+                             data<Index>(*block_cols),
+                             data<Index>(*t_indptr),
+                             data<Index>(*t_rows),
+                             data<Index>(*t_cols),
+                             data<Index>(*t_order),
+                             data<Index>(*edge_ids),
+                             data<Index>(*sources),
+                             num_edges,
+                             num_src};
     return Backend::sample_block(context, attributes.tree, drawn, block, overflow->typed_data());
   });
 }

@@ -143,6 +143,11 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
             help="leave out the same training in plain JAX",
         )
     add_settings(recipe.config, groups, "checkpoint, plot and results")
+    groups["execution"].add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted run in the output folder, to the same results",
+    )
 
 
 def _add_model(models: Commands, recipe: Recipe) -> None:

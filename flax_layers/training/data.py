@@ -64,9 +64,10 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     labelled = np.count_nonzero(dataset.has_label())
     least = max(_MIN_LABELLED, folds)
     if published is None and labelled < least:
+        where = "the column 'label' or 'target' of nodes.csv" if dataset.columns else "y"
         raise ValueError(
             f"dataset {dataset.name!r} has {labelled} labelled {dataset.example}s; splits need at "
-            f"least {least}"
+            f"least {least}; labels are {where}"
         )
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
         raise ValueError(f"dataset {dataset.name!r} has no edge_weight to weigh edges by")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -41,8 +41,8 @@ class Data(NamedTuple):
     masks: tuple[Array, ...]  # of the training, validation and test nodes; of a step's graphs one
 
 
-# What the model is evaluated on, seeds, key -> what a step is trained on
-Sample = Callable[[Data, Array, Array], Data]
+# What the model is evaluated on, seeds, key, step -> what the step makes of what it is trained on
+Sample = Callable[[Data, Array, Array, Callable[[Data], Any]], Any]
 
 
 class _State(NamedTuple):
@@ -142,10 +142,12 @@ def _train_epochs(
 
     def step(state: _State, given: tuple[Array, Data]) -> tuple[_State, Array]:
         key, batch = given
-        if sample is not None:
-            key, own = jax.random.split(key)
-            batch = sample(data, batch.y, own)
+        if sample is None:
+            return on_batch(state, key, batch)
+        key, own = jax.random.split(key)
+        return sample(data, batch.y, own, functools.partial(on_batch, state, key))
 
+    def on_batch(state: _State, key: Array, batch: Data) -> tuple[_State, Array]:
         def loss_fn(params: Any) -> tuple[Array, Any]:
             logits, stats = apply((params, state.stats), batch.graph, batch.inputs, key)
             return masked_mean(losses(logits, batch.y), batch.masks[0]), stats
@@ -203,7 +205,7 @@ class Runner:
         self._implementation = config.implementation
         self._graph = graph
         self._compiled: dict[int, Any] = {}
-        self._state: _State | None = None
+        self.state: _State | None = None
         self._metrics: list[list[Metrics]] = []
         self._epoch_seconds: list[float] = []
         self._compile_seconds = 0.0
@@ -212,13 +214,23 @@ class Runner:
     def start(self, params: Any, stats: Any) -> None:
         """Begins a split."""
         moments, lowest = self._optimizer.init(params), jnp.array(-jnp.inf, jnp.float32)
-        self._state = _State(params, stats, moments, (params, stats), lowest)
+        self.state = _State(params, stats, moments, (params, stats), lowest)
         self._metrics.append([])
+
+    def restore(self, state: _State, curves: Sequence[np.ndarray]) -> None:
+        """Goes on from a state, and from the `curves` of all splits up to this one."""
+        self.state, self._metrics = state, [[Metrics(*each)] for each in curves]
+
+    def curves(self) -> list[np.ndarray]:
+        """For each split ``(4, epochs)``, the metrics so far."""
+        return [
+            np.stack([np.concatenate(each) for each in zip(*m, strict=True)]) for m in self._metrics
+        ]
 
     def advance(self, keys: Array, data: Data, steps: Data | None) -> Metrics:
         """Runs and times one epoch per key."""
-        assert self._state is not None
-        arguments = (self._state, keys, data._replace(graph=self._graph), steps)
+        assert self.state is not None
+        arguments = (self.state, keys, data._replace(graph=self._graph), steps)
         if len(keys) not in self._compiled:
             start = time.perf_counter()
             chosen = self._implementation
@@ -227,7 +239,7 @@ class Runner:
             self._compile_seconds += time.perf_counter() - start
             self._custom_calls = _custom_calls(self._compiled[len(keys)])
         start = time.perf_counter()
-        self._state, metrics = jax.block_until_ready(self._compiled[len(keys)](*arguments))
+        self.state, metrics = jax.block_until_ready(self._compiled[len(keys)](*arguments))
         self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
         metrics = Metrics(*(np.asarray(each) for each in metrics))
         self._metrics[-1].append(metrics)
@@ -240,17 +252,12 @@ class Runner:
 
     def best(self) -> tuple[float, Any]:
         """Returns validation accuracy and variables of the current split's best epoch."""
-        assert self._state is not None
-        return float(self._state.best_valid_accuracy), self._state.best
+        assert self.state is not None
+        return float(self.state.best_valid_accuracy), self.state.best
 
     def result(self, over: Any) -> Run:
         """Collects the records of all splits."""
-        curves = {
-            name: np.stack(
-                [np.concatenate([getattr(m, name) for m in calls]) for calls in self._metrics]
-            )
-            for name in Metrics._fields
-        }
+        curves = dict(zip(Metrics._fields, np.stack(self.curves(), axis=1), strict=True))
         return Run(
             **curves,
             epoch_seconds=np.array(self._epoch_seconds),

@@ -36,7 +36,7 @@ class Feed(Protocol):
 
     @property
     def sample(self) -> Sample | None:
-        """What a step is trained on, of the whole data, its seeds and its key.
+        """Calls a step on what it is trained on, of the whole data, its seeds and its key.
 
         None where the steps' data are that.
         """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +27,7 @@ from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import Feed, feed_of
 from flax_layers.training.models import Recipe, recipe_of
 from flax_layers.training.records import EpochReport, TrainResult
+from flax_layers.training.resume import Best, Kept
 from flax_layers.training.trained import (
     TrainedModel,
     make_model,
@@ -40,6 +43,8 @@ def train(
     *,
     baseline: bool = False,
     on_epoch: Callable[[EpochReport], None] | None = None,
+    state: str | os.PathLike[str] | None = None,
+    resume: bool = False,
 ) -> TrainResult:
     """Trains one model per split and reports test accuracy at the best validation epoch.
 
@@ -55,6 +60,10 @@ def train(
             The two alternate every few epochs, so that a change in the machine's speed meets both.
             Models of many graphs, and batches of nodes, have none.
         on_epoch: Called after each epoch of the library's run, several at a time.
+        state: A file to keep the state of the training in, written after each epoch of batches, or
+            ten of the whole graph; removed at the end. None keeps nothing.
+        resume: Whether to go on from that file, if it is there: to the bits of a training that was
+            not interrupted. Times are those since then.
 
     Returns:
         Learning curves, times and the best model.
@@ -62,7 +71,7 @@ def train(
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset has too few labelled nodes, no features or no published split, if it
-            is asked for.
+            is asked for; or the state is of other settings or data.
     """
     recipe = recipe_of(config, dataset)
     check_dataset(dataset, config)
@@ -88,9 +97,11 @@ def train(
     if baseline and recipe.plain_model is not None and feed.sample is None:
         runners.append(_plain_runner(recipe, config, feed, size))
 
-    best_valid, best = -np.inf, None
-    errors: list[dict[str, float]] = []
+    kept = Kept(None if state is None else Path(state), config, fingerprint(dataset), resume=resume)
+    best, errors = Best(), kept.errors()
     for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
+        if number < kept.split:
+            continue
         own = target_scaled(dataset, config, split.train)
         data = feed.start(own, split, seed)
         made = make(seed)
@@ -99,9 +110,15 @@ def train(
         for runner, start in zip(runners, starts, strict=False):
             runner.start(*start)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
+        done = kept.epoch if number == kept.split else 0
+        if done:
+            best = kept.restored(runners, (params, stats))
         for epoch in range(0, config.epochs, feed.epochs_per_call):
             call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
+            if epoch < done:
+                continue
             metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
+            kept.write(number, epoch + len(call_keys), runners, best, errors)
             rate = None
             if feed.sample is not None:
                 rate = len(split.train) / runners[0].last_epoch_seconds
@@ -114,13 +131,15 @@ def train(
         if dataset.regresses:
             trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)
             errors.append(regression_errors(dataset, trained.predict(dataset), split.test))
-        if valid > best_valid:
-            best_valid, best = valid, (variables, split, seed, own)
+        if valid > best.valid:
+            best = Best(valid, variables, number)
 
-    if best is None:
+    if best.variables is None:
         raise FloatingPointError("no epoch had a validation result that is a number")
-    variables, split, seed, own = best
-    model = nnx.merge(graphdef, *variables, rest)
+    kept.remove()
+    split, seed = splits[best.number], seeds[best.number]
+    own = target_scaled(dataset, config, split.train)
+    model = nnx.merge(graphdef, *best.variables, rest)
     model.eval()
     fixed = config.split != "random" and dataset.published_split is not None
     over = "folds" if folds else "seeds" if fixed else "splits"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from flax_layers import HeteroLinear, HeteroModel, gcn_norm
-from flax_layers.layerwise import Relations, by_layer, chunks_of, type_of_each
+from flax_layers import HeteroModel, gcn_norm
+from flax_layers.layerwise import by_layer
 from flax_layers.training.config import SampledConfig, TrainConfig
 from flax_layers.training.data import node_mask, scaled_labels
 from flax_layers.training.epochs import Data
 from flax_layers.training.trained import model_inputs, stack_of
-from jax_gnn import RelationalGraph
 from jax_gnn.datasets import NodeDataset, Split
 from jax_gnn.extend import take
-from jax_gnn.sampling import Blocks, sample_neighbors
+from jax_gnn.sampling import Blocks, block_capacity, node_chunks, sample_neighbors
 
 CHUNK_EDGES = 2**20  # of an evaluation: a graph of fewer is evaluated at once
+_SMALL = 2**13  # sources of a batch: of fewer, compiling a step twice takes longer than it saves
+_BATCHES = 4  # that are looked at to find what room they need
 
 
 def seeds_of_epoch(ids: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
@@ -67,19 +69,26 @@ class SampledNodes:
                 f"features='native', 'noisy-label' or 'random', got features={config.features!r}"
             )
         of_edges = {"edge_weight": weights[0]} if weights else {}
-        drawn_from = self.graph
-        if getattr(self.graph, "self_relation", False):  # whose edges each block has anyway
-            drawn_from = dataset.graph(self_relation=False)  # type: ignore[attr-defined]
         of_nodes: dict[str, Any] = {}
         if config.model == "gcn":
             of_nodes["node_scale"] = gcn_norm(self.graph, *weights)
-        if config.model == "hgt":
-            of_nodes["node_types"] = type_of_each(self.graph)
-        self.inputs = x, of_edges, of_nodes, drawn_from
-        self._chunks = chunks_of(self.graph, CHUNK_EDGES)
+        self.inputs = x, of_edges, of_nodes
+        self._chunks = node_chunks(self.graph, CHUNK_EDGES)
         longest = max(len(split.train) for split in splits)
         self._batch_size = min(config.batch_size or longest, longest)
         self.steps_per_epoch = -(-longest // self._batch_size)
+        self._capacity = self._room(splits[0])
+
+    def _room(self, split: Split) -> tuple[int, ...] | None:
+        """What blocks of a few batches need, where that is much less than they might need."""
+        batches = seeds_of_epoch(split.train, self._batch_size, self._config.seed, 0)[:_BATCHES]
+        given = batches, self._config.drawn, jax.random.key(self._config.seed)
+        draw = functools.partial(sample_neighbors, self.graph, given[0][0], *given[1:])
+        most = jax.eval_shape(draw).graphs[0].num_src
+        if most < _SMALL:
+            return None
+        found = block_capacity(self.graph, *given)
+        return found if 5 * found[-1] < 4 * most else None
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
@@ -97,18 +106,35 @@ class SampledNodes:
         self._epoch += 1
         return Data(None, (), jnp.asarray(seeds)[None], ())
 
-    def sample(self, whole: Data, seeds: Array, key: Array) -> Data:
-        """What a step is trained on.
+    def sample(self, whole: Data, seeds: Array, key: Array, step: Callable[[Data], Any]) -> Any:
+        """What a step makes of a batch; of one that needs more room than others, with all of it.
 
         Args:
             whole: Of all nodes.
             seeds: ``(batch_size,)``, -1 is padding.
             key: Of the step.
+            step: What to call.
         """
-        x, of_edges, of_nodes, graph = whole.inputs
-        blocks = sampled_blocks(graph, seeds, self._config.drawn, key, Relations.of(whole.graph))
+        batch = self.batch(whole, seeds, key, self._capacity)
+        if self._capacity is None:
+            return step(batch)
+        over = batch.graph.overflow
+        return jax.lax.cond(over, lambda: step(self.batch(whole, seeds, key)), lambda: step(batch))
+
+    def batch(
+        self, whole: Data, seeds: Array, key: Array, capacity: tuple[int, ...] | None = None
+    ) -> Data:
+        """What is drawn for seeds.
+
+        Args:
+            whole: See `sample`.
+            seeds: Likewise.
+            key: Likewise.
+            capacity: See `jax_gnn.sampling.sample_neighbors`.
+        """
+        graph, (x, of_edges, of_nodes) = whole.graph, whole.inputs
+        blocks = sample_neighbors(graph, seeds, self._config.drawn, key, capacity=capacity)
         ids = blocks.node_ids
-        rows = rows_by_type(graph, x, ids) if isinstance(x, Mapping) else take(x, ids)
         edges = {
             name: tuple(block.edge_values(each) for block in blocks.graphs)
             for name, each in of_edges.items()
@@ -118,7 +144,7 @@ class SampledNodes:
             given: Any = edges.get("edge_weight", (1,) * len(shares))
             edges["edge_weight"] = tuple(a * b for a, b in zip(given, shares, strict=True))
         nodes = {name: each[jnp.maximum(ids, 0)] for name, each in of_nodes.items()}
-        inputs = rows, edges, nodes
+        inputs = blocks.node_values(x), edges, nodes
         return Data(blocks, inputs, whole.y[jnp.maximum(seeds, 0)], (seeds >= 0,))
 
     @property
@@ -128,54 +154,15 @@ class SampledNodes:
 
     def logits(self, model: Any, graph: Any, inputs: Any, key: Array | None) -> Array:
         """See `Feed`."""
-        x, of_edges, of_nodes, *_ = inputs
+        x, of_edges, of_nodes = inputs
         dropout = {"deterministic": key is None, "rngs": key}
-        stack = stack_of(model)
         if isinstance(graph, Blocks):
-            x = mapped_by_type(model.input, x) if isinstance(model, HeteroModel) else x
-            return stack(graph, x, **of_edges, **of_nodes, **dropout)
+            return model(graph, x, **of_edges, **of_nodes, **dropout)
         if len(self._chunks) == 1:
             return model(graph, x, **of_edges, **dropout)
         x = model.joined(graph, x) if isinstance(model, HeteroModel) else x
-        whole = graph.nodes if isinstance(graph, RelationalGraph) else graph
-        chunks = dataclasses.replace(self._chunks, graph=whole)
-        return by_layer(stack, graph, chunks, x, of_edges)
-
-
-def sampled_blocks(
-    graph: Any, seeds: Array, fanouts: tuple[int, ...], key: Array, relations: Relations | None
-) -> Blocks:
-    """Sampled blocks, of relations where the graph has these, each with all edges to oneself."""
-    if relations is None:
-        return sample_neighbors(graph, seeds, fanouts, key)
-    blocks = sample_neighbors(graph.nodes, seeds, fanouts, key)
-    of_relations: Any = tuple(
-        relations.block(
-            block, take(graph.edge_types, block.edge_ids), loops=relations.self_relation
-        )
-        for block in blocks.graphs
-    )
-    return dataclasses.replace(blocks, graphs=of_relations)
-
-
-def rows_by_type(graph: RelationalGraph, x: Mapping[str, Any], ids: Array) -> dict[str, Any]:
-    """Of each type the features of these nodes, and their places in it; -1 of others."""
-    sizes = graph.node_type_sizes or (graph.num_nodes,)
-    found, start = {}, 0
-    for (name, rows), size in zip(x.items(), sizes, strict=True):
-        places = jnp.where((ids >= start) & (ids < start + size), ids - start, -1)
-        found[name] = (None if rows is None else take(rows, places), places)
-        start += size
-    return found
-
-
-def mapped_by_type(maps: HeteroLinear, x: Mapping[str, Any]) -> Array:
-    """What a `HeteroModel` gives to its model, of `rows_by_type`; zeros of padding."""
-    total: Any = 0
-    for name, (rows, places) in x.items():
-        y = maps.of_rows(name, rows, places)
-        total = total + jnp.where(places[:, None] >= 0, jax.nn.relu(y), 0)
-    return total
+        chunks = dataclasses.replace(self._chunks, graph=graph)
+        return by_layer(stack_of(model), chunks, x, of_edges)
 
 
 def share_drawn(graph: Any, block: Any, ids: Array) -> Array:

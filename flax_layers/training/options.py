@@ -133,8 +133,12 @@ def told(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in settings(type(config))}
 
 
-def tell_normalization(config: Any, settled: Any) -> None:
-    """Says on stderr what "auto" has become by the data."""
+def tell_data(dataset: Any, config: Any, settled: Any) -> None:
+    """Says on stderr what columns were taken for, what is not used, what "auto" has become."""
+    if dataset.columns:
+        print(f"jax-gnn: columns: {'; '.join(dataset.columns)}", file=sys.stderr)
+    if dataset.unused:
+        print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if getattr(config, "feature_normalization", "none") == "auto":
         kind = settled.feature_normalization
         print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)

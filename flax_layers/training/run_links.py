@@ -21,8 +21,9 @@ from flax_layers.training import (
     train_links,
 )
 from flax_layers.training.link_tasks import has_edge_split, link_task
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
 from flax_layers.training.report import LinkProgress, blame_data, make_folder, metric_names, percent
+from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
 
@@ -89,10 +90,10 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     require("training", TRAIN_EXTRA)
     config = settings_of(recipe.config, args)
     with blame_data():
-        dataset = recipe.load(args.data)
+        dataset = load_for(recipe, args.data)
         task = link_task(dataset, config)
     _tell_split(recipe, config, dataset, task)
-    tell_normalization(config, task.config)
+    tell_data(dataset, config, task.config)
     folder = make_folder(args, f"{config.model}-{dataset.name}")
     with LinkProgress(config, task.best_by) as progress:
         result = train_links(dataset, config, on_epoch=progress)

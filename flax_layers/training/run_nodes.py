@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 
 from flax_layers.training import (
-    RECIPES,
     Recipe,
     Run,
     TrainedModel,
@@ -27,12 +25,12 @@ from flax_layers.training import (
 )
 from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_normalization, told
+from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
+from flax_layers.training.records import mean_and_std
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
+from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
-    GraphDataset,
-    GraphsDataset,
     NodeDataset,
 )
 
@@ -80,12 +78,13 @@ def _num_features(x: Any) -> int | str:
 
 def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]]:
     """Errors of a regression, else accuracies; each with its deviation."""
+    count = len(result.run.test_accuracy)
     if result.errors is None:
-        over = f"accuracy of {len(result.run.test_accuracy)} folds"
+        over = f"accuracy of {count} folds"
         yield [
             over if result.run.over == "folds" else "test accuracy",
             *(
-                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                f"{mean_and_std(100 * run.accuracy_mean, 100 * run.accuracy_std, count, '.2f')} %"
                 for run in runs.values()
             ),
         ]
@@ -94,8 +93,10 @@ def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]
         return
     for name, label in ERRORS.items():
         values = result.errors[name]
-        std = values.std(ddof=1) if len(values) > 1 else 0.0
-        yield [f"test {label}", f"{values.mean():.4g} ± {std:.2g}", *[""] * (len(runs) - 1)]
+        told = f"{values.mean():.4g}"
+        if len(values) > 1:
+            told += f" ± {values.std(ddof=1):.2g}"
+        yield [f"test {label}", told, *[""] * (len(runs) - 1)]
 
 
 def _rate_rows(result: TrainResult) -> Iterator[list[str]]:
@@ -133,30 +134,10 @@ def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     if dataset.repeated:
         weights = ", with the sum of their weights" if weighted else ""
         print(f"jax-gnn: {dataset.repeated} repeated edges count once{weights}", file=sys.stderr)
-    if dataset.unused:
-        print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if weighted and not getattr(config, "edge_weight", False):
         takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
-    tell_normalization(config, settled)
-
-
-def _fits(task: str, source: str) -> bool:
-    """Whether data are of a task that the same models have."""
-    load = {"node": RECIPES["gcn"].load, "graph": RECIPES["gcn-graph"].load}[task]
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        return bool(load(source))
-    return False
-
-
-def _load(recipe: Recipe, source: str) -> NodeDataset:
-    try:
-        return recipe.load(source)
-    except ValueError as error:
-        other = {GraphDataset: "graph", GraphsDataset: "node"}.get(recipe.dataset)
-        if other is None or not _fits(other, source):
-            raise
-        raise ValueError(f"{source} is for --task {other}") from error
+    tell_data(dataset, config, settled)
 
 
 def _same_predictions(checkpoint: Path, trained: TrainedModel, dataset: NodeDataset) -> bool:
@@ -202,7 +183,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Trains on the data that the command names, and writes and prints what came of it."""
     require("training", TRAIN_EXTRA)
     with blame_data():
-        dataset = _load(recipe, args.data)
+        dataset = load_for(recipe, args.data)
     config = settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)
@@ -212,7 +193,13 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     what = "fold" if folds else "split"
     with Progress(folds or config.splits, config.epochs, measure, what) as progress:
         baseline = not getattr(args, "no_baseline", True)
-        result = train(dataset, config, baseline=baseline, on_epoch=progress)
+        result = train(
+            *(dataset, config),
+            baseline=baseline,
+            on_epoch=progress,
+            state=folder / "state.npz",
+            resume=args.resume,
+        )
     _tell_notes(dataset, config, result.trained.config)
 
     described = _dataset_summary(recipe, dataset, result)

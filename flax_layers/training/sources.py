@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from flax_layers.training.data import check_dataset, num_outputs
-from flax_layers.training.links import LINK_RECIPES, PARTS, check_links
-from flax_layers.training.models import RECIPES, spelled
+from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, check_links
+from flax_layers.training.models import RECIPES, Recipe, spelled
 from jax_gnn.cli import Commands, UserError, add_command, table
-from jax_gnn.datasets import NodeDataset, RelationalDataset
+from jax_gnn.datasets import GraphDataset, GraphsDataset, NodeDataset, RelationalDataset
 
 KNOWN = "; known are "  # before the list of formats in an error of a loader
 
@@ -34,8 +34,30 @@ def read_all(source: str) -> list[NodeDataset]:
             errors.append(str(error))
     if not found:
         told = [text for text in errors if KNOWN not in text]
+        told = [text for text in told if ": lacks " not in text] or told  # all that is needed
         raise UserError("; ".join(dict.fromkeys(told)) or _unknown(source, errors))
     return found
+
+
+def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
+    """The dataset that a model is trained on; of another kind of data says what takes it."""
+    try:
+        return recipe.load(source)
+    except ValueError as error:
+        try:
+            kind = type(read_all(source)[0])
+        except UserError:
+            raise error from None
+        if kind is recipe.dataset:
+            raise
+        model, _, task = recipe.config.model.partition("-")
+        tasks = {GraphDataset: "node", GraphsDataset: "graph"}
+        if recipe.dataset in tasks and kind in tasks and task != "link":
+            raise ValueError(f"{source} is for --task {tasks[kind]}") from error
+        raise ValueError(
+            f"{source} holds a {kind.__name__}, which {model} does not take; jax-gnn data {source} "
+            "lists the models that do"
+        ) from error
 
 
 def formats() -> dict[str, str]:
@@ -79,6 +101,8 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
     yield ["labels", f"{count:,} {what}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
+    if dataset.columns:
+        yield ["columns", "; ".join(dataset.columns)]
     if dataset.repeated:
         yield ["repeated", f"{dataset.repeated:,}, which count once"]
     if dataset.unused:

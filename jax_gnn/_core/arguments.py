@@ -372,6 +372,8 @@ def to_array(name: str, values: Any) -> Any:
 
 def to_numpy(name: str, values: Any) -> np.ndarray:
     """An array of numbers, of whatever type."""
+    if type(values) is np.ndarray:
+        return values
     with blame(name, "an array of numbers", values):
         return np.asarray(values)
 

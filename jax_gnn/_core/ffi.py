@@ -83,6 +83,7 @@ def _load_cuda() -> PlatformStatus:
 STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 
 
+@functools.cache
 def host_function(name: str) -> Callable[..., Any]:
     """A compiled function on numpy arrays."""
     return getattr(_load("_cpu"), name)

@@ -19,7 +19,7 @@ from jax_gnn._program.explain import explained, kernels
 from jax_gnn._program.maps import Maps, Structure, parts_of
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan, planned, tuned
-from jax_gnn._program.regions import interpreted
+from jax_gnn._program.regions import makers
 from jax_gnn._program.rows import Given, Row, in_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
@@ -170,7 +170,7 @@ class Program:
             return self._function(*bound.args, **bound.kwargs)
 
         key: Any = (
-            interpreted(),
+            makers(),
             jax.tree.structure(graph),
             _varying((graph, arrays)),
             *(_sort(each) for each in jax.tree.leaves(graph)),

@@ -25,7 +25,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
-from jax_gnn._program.regions import EdgeRegion, interpreted
+from jax_gnn._program.regions import EdgeRegion, makers, maps_of
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -40,6 +40,7 @@ from jax_gnn._program.rows import (
 from jax_gnn._program.spaces import Parts, Space
 
 _ID = 4  # bytes
+_BLOCKS = 396  # that make sums of their own
 _PLAIN = 8  # flops of matrix units in the time of one of another unit
 _SLOWER = 12  # times longer than a sum takes a function that is a series
 _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
@@ -292,10 +293,14 @@ class Costs:
             )
             walk = self._walk(region, by) + cotangents + self._all(into)
             launches.append(walk + work + work + work)
-        shared = [of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS]
-        if shared and not interpreted():  # sums by row, which are added up
-            size = sum(map(self._bytes, shared))
-            launches += [between(self.parts.num_dst, size), between(self.parts.num_dst, size)]
+        shared = {of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS}
+        for given, parts in (
+            (shared - region.maps, self.parts.num_dst),
+            (shared & region.maps, _BLOCKS),
+        ):
+            if given and makers() != "cpu":  # sums by row or by block, which are added up
+                size = sum(map(self._bytes, given))
+                launches += [between(parts, size), between(parts, size)]
         if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
             launches.append(self._walk(region, "row") + self._all(region.results) + work)
         return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
@@ -319,7 +324,8 @@ class Costs:
         found = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                found += (1 if interpreted() else _PLAIN) * self._flops(row).flops
+                on_matrix_units = makers() == "cpu" or maps_of(row)
+                found += (1 if on_matrix_units else _PLAIN) * self._flops(row).flops
             else:
                 slow = row.op.name.removeprefix("custom_jvp ") in _SLOW  # type: ignore[union-attr]
                 found += self._numbers(row) * _PLAIN * (_SLOWER if slow else 1)

@@ -20,7 +20,7 @@ from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.passes import PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
 from jax_gnn._program.plan import Plan, planned, with_regions
-from jax_gnn._program.regions import EdgeRegion, missing
+from jax_gnn._program.regions import EdgeRegion, makers, missing
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -183,10 +183,15 @@ def _regions(plan: Plan, graph: Structure) -> list[str]:
         found += [
             f"  {made}: of {functions} for each edge; gradients make again what no result keeps",
             f"    reads {_reads(region, names)}",
-            f"    counted {forward.time:.1f} µs, {_size(forward.bytes)}; with gradients "
-            f"{forward.time + gradient.time:.1f} µs, {_size(forward.bytes + gradient.bytes)}, "
-            f"where ops take {plan.spared(region):.1f} µs more",
-            *_elsewhere(region, graph),
+            f"    counted {forward.time:.1f} µs, {_size(forward.bytes)}; "
+            + (
+                "where it is differentiated, ops make its linear maps"
+                if region.maps and plan.differentiated is not plan
+                else f"with gradients {forward.time + gradient.time:.1f} µs, "
+                f"{_size(forward.bytes + gradient.bytes)}, where ops take "
+                f"{plan.spared(region):.1f} µs more"
+            ),
+            *(f"    by plain XLA on a {where}: {why}" for where, why in _unmade(region, graph)),
         ]
     found += [
         f"  {names[push]}: no region, which is counted to take {more:.1f} µs more than ops, "
@@ -209,18 +214,13 @@ def _reads(region: EdgeRegion, names: Mapping[Row, str]) -> str:
     return "; ".join(found)
 
 
-def _elsewhere(region: EdgeRegion, graph: Structure) -> list[str]:
-    """What becomes of it where kernels do not make it."""
-    if region.has_maps:
-        return ["    on a GPU ops make its linear maps"]
-    return [f"    by plain XLA on a {where}: {why}" for where, why in _unmade(region, graph)]
-
-
 def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:
     """Where kernels have not what a region needs, and what that is."""
     code = code_of(region.region)
     if isinstance(code, Unsupported):
         yield "CPU", code.reason
+    if region.maps and makers() == "cpu":
+        return  # on a GPU it may be another region
     try:
         texts(region.region, region.matrix(Maps(graph)))
     except Unsupported as error:
@@ -229,6 +229,13 @@ def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:
 
 def kernels(plan: Plan, graph: Structure) -> str:
     """The instructions of edge regions, and the text of their kernels for GPUs."""
+    if plan.differentiated is not plan:
+        return "\n\n".join([*_kernels(plan, graph, False), kernels(plan.differentiated, graph)])
+    return "\n\n".join(_kernels(plan, graph, True))
+
+
+def _kernels(plan: Plan, graph: Structure, gradients: bool) -> list[str]:
+    """Those of a plan's regions, of their gradients only if they are wanted."""
     names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
     found = []
     for region in plan.regions:
@@ -238,13 +245,13 @@ def kernels(plan: Plan, graph: Structure) -> str:
         gradient, _ = forward.cheapest_cotangent(
             tuple(i + offset for i in moving), tuple(range(len(forward.outputs)))
         )
-        for name, each in (("", forward), (", gradients", gradient)):
+        for name, each in [("", forward), *[(", gradients", gradient)] * gradients]:
             found += [
                 f"{', '.join(names[row] for row in region.results)}{name}",
                 _instructions(each.program),
                 *_texts(each, region.matrix(Maps(graph))),
             ]
-    return "\n\n".join(found)
+    return found
 
 
 def _instructions(program: RowProgram | Unsupported) -> str:

@@ -6,17 +6,19 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 
+from jax_gnn._core.op import replaced
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.lower import Lowering
 from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.passes import PASSES, run
-from jax_gnn._program.regions import Candidates, EdgeRegion, chosen
+from jax_gnn._program.regions import Candidates, EdgeRegion, chosen, makers
 from jax_gnn._program.rows import Row, uses_of
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts
@@ -31,11 +33,13 @@ class Plan:
         traced: As it was written.
         parts: What the graph has.
         passes: Those that it went through.
+        maps: Whether edge regions may have linear maps.
     """
 
     traced: Traced
     parts: Parts
     passes: tuple[str, ...]
+    maps: bool = True
 
     @functools.cached_property
     def results(self) -> list[Row]:
@@ -45,7 +49,7 @@ class Plan:
     @functools.cached_property
     def matcher(self) -> Matcher:
         """Finds the op of each row."""
-        return with_regions(self.results, self.parts, self.passes)
+        return with_regions(self.results, self.parts, self.passes, self.maps)
 
     @functools.cached_property
     def sides(self) -> Sides:
@@ -80,7 +84,7 @@ class Plan:
     @functools.cached_property
     def left_to_ops(self) -> dict[Row, float]:
         """Reductions in no region, and how many microseconds more they would take in one."""
-        candidates = Candidates(self.results, self.matcher)
+        candidates = Candidates(self.results, self.matcher, self.maps)
         given = [push for region in self.regions for push in region.pushes]
         others = {push: candidates.found([*given, push]) for push in candidates.pushes}
         return {
@@ -100,8 +104,40 @@ class Plan:
         """The rows that are made, each after what it takes."""
         return needed(self.results, self.matcher)
 
+    @functools.cached_property
+    def differentiated(self) -> Plan:
+        """What runs in its place where it is differentiated.
+
+        On a GPU XLA makes gradients of linear maps sooner than edge regions do.
+        """
+        if makers() != "cuda" or not any(region.maps for region in self.regions):
+            return self
+        return planned(self.traced, self.parts, self.passes, maps=False)
+
     def run(self, graph: Structure, given: Sequence[Any]) -> Any:
         """What the program gives."""
+        if self.differentiated is self:
+            return self._run(graph, given)
+        leaves, tree = jax.tree.flatten((graph, list(given)))
+
+        @jax.custom_jvp
+        def values(*leaves: Any) -> Any:
+            return self._run(*jax.tree.unflatten(tree, leaves))
+
+        def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+            moving = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
+
+            def function(*some: Any) -> Any:
+                every = replaced(list(primals), moving, some)
+                return self.differentiated._run(*jax.tree.unflatten(tree, every))
+
+            at, along = ([each[i] for i in moving] for each in (primals, tangents))
+            return jax.jvp(function, at, along)
+
+        values.defjvp(derivative, symbolic_zeros=True)
+        return values(*leaves)
+
+    def _run(self, graph: Structure, given: Sequence[Any]) -> Any:
         with jax.named_scope(self.traced.name):
             lowering = Lowering(Maps(graph), self.matcher, self.sides, given)
             return jax.tree.unflatten(self.traced.tree, lowering.results(self.results))
@@ -112,7 +148,9 @@ class Plan:
         return jax.jit(self.run)
 
 
-def with_regions(results: Sequence[Row], parts: Parts, passes: Sequence[str]) -> Matcher:
+def with_regions(
+    results: Sequence[Row], parts: Parts, passes: Sequence[str], maps: bool = True
+) -> Matcher:
     """What finds the op of each row of a program, and the regions that pay."""
     matcher = Matcher(uses_of(results), parts, "compact" in passes)
     costs = Costs(parts, matcher)
@@ -121,18 +159,18 @@ def with_regions(results: Sequence[Row], parts: Parts, passes: Sequence[str]) ->
         matcher.regions = regions
         return costs.training(results)
 
-    matcher.regions = chosen(Candidates(results, matcher), count)
+    matcher.regions = chosen(Candidates(results, matcher, maps), count)
     return matcher
 
 
-def planned(traced: Traced, parts: Parts, passes: tuple[str, ...]) -> Plan:
+def planned(traced: Traced, parts: Parts, passes: tuple[str, ...], maps: bool = True) -> Plan:
     """The program after these passes; without those that regions gain more without.
 
     Passes count what ops take. Where edges make more in one pass before a linear map is moved or a
     product is made elsewhere, fewer passes are better.
     """
-    plan = Plan(traced, parts, passes)
-    if not Plan(traced, parts, ()).matcher.regions:
+    plan = Plan(traced, parts, passes, maps)
+    if not Plan(traced, parts, (), maps).matcher.regions:
         return plan
     return min([plan, *_fewer(plan)], key=lambda each: each.training)
 
@@ -144,7 +182,7 @@ def _fewer(plan: Plan) -> list[Plan]:
         for count in range(1, len(PASSES))
         for left_out in itertools.combinations(PASSES[1:], count)
     ]
-    return [Plan(plan.traced, plan.parts, passes) for passes in dict.fromkeys(choices)]
+    return [replace(plan, passes=passes) for passes in dict.fromkeys(choices)]
 
 
 def tuned(plan: Plan, graph: Structure, given: Sequence[Any]) -> Plan:

@@ -19,6 +19,7 @@ from jax import Array
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import chosen_implementation
+from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import MAX_PRODUCT, Into, Read, Unsupported
@@ -48,12 +49,16 @@ _OF_SOURCES = {
 """What edges read of their source, or of their (source, relation) pair, and how that reads it."""
 
 _MOST_WEIGHTS = 64
-"""Of a shared matrix inside a kernel's region: each edge makes as many numbers of its gradient."""
+"""Of a shared matrix of which each edge makes the gradient."""
+_MOST_ON_TENSOR_CORES = 1 << 12
+"""Of one that blocks of edges are multiplied with on a GPU; others are left to XLA."""
 
 
-def interpreted() -> bool:
-    """Whether regions are the CPU's, which multiplies blocks of edges as fast as ops do."""
-    return jax.default_backend() == "cpu" and chosen_implementation.value in (None, "cpu")
+def makers() -> str:
+    """Whose kernels have linear maps: ``"cpu"``, ``"cuda"``, or ``"xla"`` where none do."""
+    there = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
+    chosen: str = chosen_implementation.value or there
+    return "xla" if chosen == "cuda" and not cuda_compile.takes_maps() else chosen
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})
@@ -105,16 +110,10 @@ class EdgeRegion:
         """The rows whose arrays it takes."""
         return [row for row, _ in self.inputs]
 
-    @property
-    def has_maps(self) -> bool:
-        """Whether there are linear maps in it that only the interpreter has."""
-        return any(
-            width(labels, sizes_of(row.operands, row.op.terms)) > _MOST_WEIGHTS
-            for row in self.members
-            if isinstance(row.op, Contract)
-            for each, labels in zip(row.operands, row.op.terms, strict=True)
-            if each.space is Space.SHARED and set(labels) - set(row.op.out)
-        )
+    @functools.cached_property
+    def maps(self) -> frozenset[Row]:
+        """The shared matrices that blocks of edges are multiplied with."""
+        return frozenset(each for row in self.members for each in maps_of(row))
 
     @property
     def reads_pairs(self) -> bool:
@@ -225,7 +224,7 @@ class Candidates:
         has_pairs: Whether the graph has (source, relation) pairs.
     """
 
-    def __init__(self, results: Sequence[Row], matcher: Matcher) -> None:
+    def __init__(self, results: Sequence[Row], matcher: Matcher, maps: bool = True) -> None:
         self.has_pairs = Space.SOURCE_PAIR in matcher.parts.rows
         self._wanted = set(results)
         self._matcher = matcher
@@ -238,7 +237,7 @@ class Candidates:
             row
             for row in self._rows
             if (row.dtype in FLOATS or row not in self._wanted)  # results are no truth values
-            and _is_of_edges(row, matcher)
+            and _is_of_edges(row, matcher, maps)
         }
         self._edges -= self._drawn()
         self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
@@ -362,8 +361,8 @@ def _is_served(push: Row, matcher: Matcher) -> bool:
     return pattern.weight is None or pattern.weight.size * 4 <= push.size
 
 
-def _is_of_edges(row: Row, matcher: Matcher) -> bool:
-    """Whether it is a function of edges that a region can hold."""
+def _is_of_edges(row: Row, matcher: Matcher, maps: bool) -> bool:
+    """Whether it is a function of edges that a region can hold, linear maps only if they may be."""
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
@@ -381,16 +380,32 @@ def _is_of_edges(row: Row, matcher: Matcher) -> bool:
     reads = all(each.way or each.row.space is Space.SHARED for each in pattern.factors)
     if not weights:
         return True
-    most = MAX_PRODUCT if interpreted() and _is_map(pattern) else _MOST_WEIGHTS
-    return max(weights) <= most and not reads  # those are multiplied where they are read
+    few = max(weights) <= (_most_weights(row, pattern) if maps else _MOST_WEIGHTS)
+    return few and not reads  # what edges read is multiplied where it is read
 
 
-def _is_map(product: Einsum) -> bool:
-    """Whether it is one row times a shared matrix."""
-    if len(product.factors) != 2:
-        return False
-    matrix, x = sorted(product.factors, key=lambda each: each.row.space is not Space.SHARED)
-    return x.row.space is not Space.SHARED and set(x.labels) < set(matrix.labels)
+def _most_weights(row: Row, product: Einsum) -> int:
+    """Of a shared matrix inside a region: more where blocks of edges are multiplied with it."""
+    if len(product.factors) == 2:
+        matrix, x = sorted(product.factors, key=lambda each: each.row.space is not Space.SHARED)
+        if x.row.space is not Space.SHARED and set(x.labels) < set(matrix.labels):
+            sides = x.row.size, matrix.row.size // max(x.row.size, 1)
+            if makers() == "cpu":
+                return MAX_PRODUCT
+            if makers() == "cuda" and row.dtype != np.float64 and _lanes_share(sides):
+                return _MOST_ON_TENSOR_CORES
+    return _MOST_WEIGHTS
+
+
+def _lanes_share(sides: Sequence[int]) -> bool:
+    """Whether a warp's lanes have rows of these sizes in full, and evenly."""
+    return all(side <= 32 or (side <= 128 and side % 4 == 0) for side in sides)
+
+
+def maps_of(row: Row) -> list[Row]:
+    """The shared matrices of a region's product that blocks of edges are multiplied with."""
+    shared = row.operands if isinstance(row.op, Contract) else ()
+    return [each for each in shared if each.space is Space.SHARED and each.size > _MOST_WEIGHTS]
 
 
 def missing(row: Row) -> str | None:

@@ -97,7 +97,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             if (rows := rows[without[rows]]).size:
                 where = f"line {_line(nodes_path, rows[0])} (node {names[rows[0]]!r})"
                 raise ValueError(f"column 'split': {where} has {kind!r}, but no label")
-        return GraphDataset(
+        made = GraphDataset(
             name=nodes_path.name.removesuffix("nodes.csv").rstrip("-_.")
             or nodes_path.absolute().parent.name,
             num_nodes=num_nodes,
@@ -120,6 +120,20 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             node_names=tuple(map(str, names)),
             **parts,
         )
+    numbers = [key for key in features if key not in one_hot]
+    taken = {
+        "names": [key for key in ("id",) if key in nodes],
+        "numbers": numbers,
+        "one-hot": [f"{key} ({len(data.categories[key])} values)" for key in one_hot],
+        "classes": labels,
+        "numbers to regress on": [] if targets is None else ["target"],
+        "split": [] if split is None else ["split"],
+        "edge weights": [key for key in ("weight",) if key in edges],
+    }
+    told = (f"{', '.join(keys)} as {what}" for what, keys in taken.items() if keys)
+    made._set("columns", tuple(told))
+    made._set("unused", tuple(f"{key} of {edges_path.name}" for key in table if key not in edges))
+    return made
 
 
 def _check_finite(path: Path, table: dict[str, Any], key: str) -> None:

@@ -58,6 +58,7 @@ class NodeDataset:
             own for it: ``"planetoid"``.
         repeated: how many edges, incidences or facts were given again, and therefore left out.
         unused: names of what the files have besides, and a dataset has no place for.
+        columns: what columns of a table were taken for, of data that come from tables.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
@@ -79,6 +80,7 @@ class NodeDataset:
     example: ClassVar[str] = "node"  # what has labels
     repeated: ClassVar[int] = 0  # of each dataset its own
     unused: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -13,8 +13,10 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
 from jax_gnn._core.arrays import outline_fields
 from jax_gnn.graph import Graph
+from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.insight import _methods
 from jax_gnn.insight._call import Call, Target, prepared, switched_off
+from jax_gnn.insight._gates import Edged, edges_of
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.transforms import Derived, k_hop_subgraph
 
@@ -36,7 +38,8 @@ class Attribution:
         graph: the graph that was attributed to; of a batch, that of all.
         features: of the shape of x, or None of a method that does not look at features.
         nodes: ``(num_nodes,)``, the sums over the features of each; or None.
-        edges: ``(num_edges,)`` in the graph's order, 0 for padding; or None.
+        edges: ``(num_edges,)`` in the graph's order, 0 for padding; or None. Of a hypergraph they
+            are its incidences, of a directed one those of the tails.
         layers: of attention, ``(num_edges, heads)`` of each layer.
         index: the rows of the output that were looked at, or None for all.
         target: the column of each, or None of a function of the output.
@@ -55,9 +58,10 @@ class Attribution:
 
     def undirected(self) -> np.ndarray:
         """``(num_edges,)``, means of what edges between the same two nodes count, either way."""
-        if self.edges is None:
-            raise ValueError("there are no attributions to edges")
         count, ends = self._ends()
+        if isinstance(self.graph, Hypergraph):
+            raise TypeError("incidences of a Hypergraph have no other way")
+        assert self.edges is not None
         _, pair = np.unique(np.sort(ends, 1), axis=0, return_inverse=True)
         pair = pair.ravel()
         sums, sizes = np.bincount(pair, self.edges[:count]), np.bincount(pair)
@@ -65,17 +69,34 @@ class Attribution:
         found[:count] = (sums / sizes)[pair]
         return found
 
-    def top_edges(self, k: int = 10) -> list[tuple[int, int, float]]:
-        """The k edges that count most: source, destination, and how much, in descending order."""
-        if self.edges is None:
-            raise ValueError("there are no attributions to edges")
+    def hyperedges(self) -> np.ndarray:
+        """``(num_hyperedges,)``, sums over the incidences of each hyperedge."""
         count, ends = self._ends()
+        if not isinstance(self.graph, Hypergraph):
+            raise TypeError(f"the graph must be a Hypergraph, got {type(self.graph).__name__}")
+        assert self.edges is not None
+        return np.bincount(ends[:, 1], self.edges[:count], self.graph.num_hyperedges)
+
+    def top_edges(self, k: int = 10) -> list[tuple[Any, ...]]:
+        """The k edges that count most, in descending order: source, destination, and how much.
+
+        Of a relational graph they are source, relation, destination, and how much; of a hypergraph
+        node, hyperedge, and how much.
+        """
+        count, ends = self._ends()
+        assert self.edges is not None
         order = np.argsort(-self.edges[:count], kind="stable")[: arguments.check_size("k", k)]
-        return [(int(ends[e, 0]), int(ends[e, 1]), float(self.edges[e])) for e in order]
+        columns = [ends[order, 0], ends[order, 1]]
+        if isinstance(self.graph, RelationalGraph):
+            columns.insert(1, np.asarray(self.graph.edge_types)[order])
+        rows = zip(*(column.tolist() for column in (*columns, self.edges[order])), strict=True)
+        return list(rows)
 
     def _ends(self) -> tuple[int, np.ndarray]:
         """The number of edges, and sources and destinations of each, without padding."""
-        graph = self.graph.nodes if isinstance(self.graph, RelationalGraph) else self.graph
+        if self.edges is None:
+            raise ValueError("there are no attributions to edges")
+        graph = edges_of(self.graph)
         count = int(graph.indptr[-1])
         return count, np.stack([graph.cols, graph.rows], 1)[:count]
 
@@ -122,9 +143,9 @@ def attribute(
         model: called as ``model(graph, x, **named)``: any function, or a module, whose dropout is
             to be off (``model.eval()``). One that is a pytree, as modules of Flax NNX are, is
             compiled once for many calls.
-        graph: a :class:`jax_gnn.Graph`, or a :class:`jax_gnn.Batch` of such. Of any other container
-            only features are attributed to, and attention is that of ``RGATConv`` over a relational
-            graph.
+        graph: a :class:`jax_gnn.Graph`, :class:`jax_gnn.RelationalGraph` or
+            :class:`jax_gnn.Hypergraph`, or a :class:`jax_gnn.Batch` of such. Of any other container
+            only features are attributed to.
         x: ``(num_nodes, *features)``, floating-point.
         target: the column of the output, or a function that makes a number of it. None: the
             largest one of each row.
@@ -132,7 +153,7 @@ def attribute(
         method: one of the above.
         num_hops: look at the subgraph of so many hops around ``index`` alone, which spares time in
             large graphs: as many as the model has layers, and one more if degrees count (GCN).
-        edges: whether edges are attributed to; None: if the graph is a :class:`jax_gnn.Graph`.
+        edges: whether edges are attributed to; None: if the graph is one of these three.
         baseline: where integrated gradients begin, of the shape of x or one that broadcasts to it;
             None means zeros.
         num_steps: of GNNExplainer's optimisation.
@@ -143,7 +164,7 @@ def attribute(
 
     Raises:
         TypeError: an argument has the wrong type, an op of the model takes no factors, edges are
-            asked for that are not a ``Graph``'s, or called inside ``jax.jit``.
+            asked for of another container, or called inside ``jax.jit``.
         ValueError: an argument has the wrong shape, or is out of range; or no message of the model
             has factors.
 
@@ -156,12 +177,12 @@ def attribute(
     """
     check_choice("method", method, get_args(Method))
     call, columns = prepared(model, graph, x, index, target, named)
-    takes_edges = isinstance(call.graph, Graph)
+    takes_edges = isinstance(call.graph, Edged)
     edges = takes_edges if edges is None else arguments.check_flag("edges", edges)
     if edges and not takes_edges:
         raise TypeError(
-            "edges=True needs a jax_gnn.Graph, as messages over other containers take no factors, "
-            f"got {type(call.graph).__name__}"
+            "edges=True needs a jax_gnn.Graph, RelationalGraph or Hypergraph, got "
+            f"{type(call.graph).__name__}"
         )
     part = None
     if num_hops is not None:

@@ -15,8 +15,7 @@ from jax import Array
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
 from jax_gnn.batches import Batch
-from jax_gnn.graph import Graph
-from jax_gnn.insight._gates import GatedGraph, values_at, without_edges
+from jax_gnn.insight._gates import Edged, edges_of, gated, values_at, without_edges
 
 Target = int | Callable[[Any], Any] | None
 
@@ -77,7 +76,7 @@ class Call(NamedTuple):
         """
         graph, named = self.graph, self.named
         if gate is not None:
-            graph = GatedGraph.of(graph, gate)
+            graph = gated(graph, gate)
         if keep is not None:
             graph, source = without_edges(graph, keep)
             named = {
@@ -157,16 +156,17 @@ def prepared(
     x = arguments.as_array("x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"x must be floating-point numbers, got {x.dtype}")
-    if isinstance(graph, Graph):
+    if isinstance(graph, Edged):
+        edges = edges_of(graph)
         for name, value in named.items():
             rows = getattr(value, "shape", ("",))[:1]
-            if _is_of_edges(name, value) and rows != (graph.num_edges,):
+            if _is_of_edges(name, value) and rows != (edges.num_edges,):
                 raise ValueError(
-                    f"{name} must be (num_edges={graph.num_edges}, *features), in the graph's "
+                    f"{name} must be (num_edges={edges.num_edges}, *features), in the graph's "
                     f"order, got {arguments.described(value)}"
                 )
-        if graph.num_src != x.shape[0]:
-            raise ValueError(f"x must be (num_nodes={graph.num_src}, *features), got {x.shape}")
+        if edges.num_src != x.shape[0]:
+            raise ValueError(f"x must be (num_nodes={edges.num_src}, *features), got {x.shape}")
     if jax.tree_util.all_leaves([model]):
         model = Function(model)
     select = None if target is None or not callable(target) else Function(target)

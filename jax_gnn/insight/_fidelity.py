@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import arguments
-from jax_gnn.graph import Graph
 from jax_gnn.insight._attribute import Attribution
 from jax_gnn.insight._call import outputs_of, prepared
+from jax_gnn.insight._gates import Edged, edges_of
 
 
 class Fidelity(NamedTuple):
@@ -66,8 +66,12 @@ def fidelity(
         (1.0, 0.0)
     """
     call, _ = prepared(model, graph, x, index, None, named)
-    graph = call.graph
-    arguments.check_instance("graph", graph, Graph)
+    if not isinstance(call.graph, Edged):
+        raise TypeError(
+            "graph must be a jax_gnn.Graph, RelationalGraph or Hypergraph, got "
+            f"{type(call.graph).__name__}"
+        )
+    graph = edges_of(call.graph)
     scores = attribution.edges if isinstance(attribution, Attribution) else attribution
     if scores is None:
         raise ValueError("attribution must have edges, got one without")

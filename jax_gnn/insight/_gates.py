@@ -1,4 +1,4 @@
-"""Graphs whose messages have factors, that tell what attention is, or that lack some edges."""
+"""Containers whose messages have factors, that tell what attention is, or that lack some edges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn.graph import Graph
+from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 
@@ -46,13 +47,13 @@ class GatedGraph(Graph):
 
     def check(self, name: str = "graph") -> GatedGraph:
         """See :meth:`Graph.check`."""
-        return replace(self, **_parts(Graph(**_parts(self)).check(name)))
+        return replace(self, **_parts(self._plain.check(name)))
 
     def transpose(self) -> GatedGraph:
         """See :meth:`Graph.transpose`."""
         valid = in_range(self.t_order, self.num_edges)
         gate = jnp.where(valid, jnp.asarray(self.gate)[jnp.where(valid, self.t_order, 0)], 0)
-        return GatedGraph.of(Graph(**_parts(self)).transpose(), gate, self.log)
+        return GatedGraph.of(self._plain.transpose(), gate, self.log)
 
     def matrix(self, *, weighted: bool = False, slots: bool = False) -> SparseMatrix:
         """Refused, as whoever asks would leave out the factors."""
@@ -72,7 +73,14 @@ class GatedGraph(Graph):
             factors = jnp.broadcast_to(gate.astype(dtype), (len(gate), heads))
         else:
             factors = weight * gate.astype(weight.dtype)
-        return Graph(**_parts(self)), factors
+        return self._plain, factors
+
+    @property
+    def _plain(self) -> Graph:
+        return Graph(**_parts(self))
+
+    def _same_edges(self, graph: Graph) -> Graph:
+        return GatedGraph.of(graph, jnp.asarray(self.gate), self.log)
 
     def _note(self, name: str, value: Any) -> None:
         if self.log is None:
@@ -86,26 +94,29 @@ class GatedGraph(Graph):
             self.log.layers[-1] = self.log.layers[-1] * rest
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False, repr=False)
-class WatchedRelationalGraph(RelationalGraph):
-    """A relational graph that attention tells its weights.
+Edged = Graph | RelationalGraph | Hypergraph
+"""Containers whose edges, or incidences, are attributed to."""
 
-    Attributes:
-        log: what it has told.
-    """
 
-    log: Log = field(default_factory=Log, kw_only=True, metadata=STATIC)
+def edges_of(graph: Edged) -> Graph:
+    """The graph that has them: of nodes; of a hypergraph's nodes and hyperedges, those of tails."""
+    if isinstance(graph, Graph):
+        return graph
+    return graph.nodes if isinstance(graph, RelationalGraph) else graph.graph
 
-    @classmethod
-    def of(cls, graph: RelationalGraph, log: Log) -> WatchedRelationalGraph:
-        """A graph that is watched."""
-        parts = {part.name: getattr(graph, part.name) for part in fields(RelationalGraph)}
-        return cls(**parts, log=log)
 
-    def _note(self, name: str, value: Any) -> None:
-        del name
-        self.log.layers.append(value())
+def with_edges(graph: Edged, edges: Graph) -> Edged:
+    """The container with another graph that has its edges."""
+    if isinstance(graph, Graph):
+        return edges
+    if isinstance(graph, RelationalGraph):
+        return replace(graph, nodes=edges)
+    return replace(graph, graph=edges)
+
+
+def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
+    """The container with factors of messages."""
+    return with_edges(graph, GatedGraph.of(edges_of(graph), gate, log))
 
 
 def _parts(graph: Graph) -> dict[str, Any]:
@@ -120,16 +131,21 @@ def kept_places(keep: Array) -> tuple[Array, Array]:
     return source, jnp.where(keep, place, PADDING)
 
 
-def without_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
-    """The graph of some edges, the rest padding; works inside ``jax.jit``.
+def without_edges(graph: Edged, keep: Array) -> tuple[Any, Array]:
+    """The container of some edges, the rest padding; works inside ``jax.jit``.
 
     Args:
-        graph: the graph.
+        graph: the container.
         keep: ``(num_edges,)`` booleans, in the graph's order.
 
     Returns:
         The graph, and which of the old edges is at each of its places, -1 at the end.
     """
+    if isinstance(graph, RelationalGraph):
+        return _without_relations(graph, keep)
+    if isinstance(graph, Hypergraph):
+        made, source = without_edges(graph.graph, keep)
+        return replace(graph, graph=made), source
     keep = keep & (graph.rows >= 0)
     source, place = kept_places(keep)
     t_keep = jnp.append(keep, False)[jnp.where(graph.t_order < 0, -1, graph.t_order)]
@@ -153,6 +169,32 @@ def without_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
         num_input_edges=graph.num_input_edges,
     )
     return (made if graph.split is None else made.with_edge_split()), source
+
+
+def _without_relations(graph: RelationalGraph, keep: Array) -> tuple[RelationalGraph, Array]:
+    """The same of edges with relations, whose order is that in which they are built."""
+    nodes = graph.nodes
+    keep = keep & (nodes.rows >= 0)
+    source, _ = kept_places(keep)
+    src, rel, dst = (
+        jnp.where(keep, ids, PADDING) for ids in (nodes.cols, graph.edge_types, nodes.rows)
+    )
+    made = RelationalGraph.from_triples(
+        *(src, rel, dst),
+        num_src=nodes.num_src,
+        num_dst=nodes.num_dst,
+        num_relations=graph.num_relations,
+        parts=(),
+        validate=False,
+    )
+    edge_ids = ids_at(nodes.edge_ids, source).astype(nodes.edge_ids.dtype)
+    rest = replace(made.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges)
+    types = made.edge_types.astype(graph.edge_types.dtype)
+    there = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
+    parts: Any = [part for part, pairs in there.items() if pairs is not None]
+    gone: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
+    bare = replace(graph, nodes=rest, edge_types=types, **gone)
+    return (bare.with_parts(*parts) if parts else bare), source
 
 
 def values_at(values: Array, source: Array) -> Array:

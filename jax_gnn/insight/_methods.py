@@ -11,10 +11,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype
-from jax_gnn.graph import Graph
 from jax_gnn.insight._call import Call
-from jax_gnn.insight._gates import GatedGraph, Log, WatchedRelationalGraph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.insight._gates import Edged, Log, edges_of, gated
 
 Tree = Any
 
@@ -29,13 +27,13 @@ RULE = np.stack(np.polynomial.legendre.leggauss(2), 1)
 
 
 def _ones(call: Call) -> Array:
-    return jnp.where(call.graph.rows >= 0, 1, 0).astype(accumulator_dtype(call.x.dtype))
+    return jnp.where(edges_of(call.graph).rows >= 0, 1, 0).astype(accumulator_dtype(call.x.dtype))
 
 
 @jax.jit
 def _with_gates(call: Call) -> tuple[Array, Array, Array]:
     """The output without messages: by gates, and by removal; and with all."""
-    none = jnp.zeros(call.graph.num_edges, bool)
+    none = jnp.zeros(edges_of(call.graph).num_edges, bool)
     gates = none.astype(call.x.dtype)
     return call.output(gate=gates), call.output(keep=none), call.output()
 
@@ -144,13 +142,14 @@ def _pieces(
 @jax.jit
 def occluded_edges(call: Call) -> Array:
     """By how much the number falls without each edge."""
-    places = jnp.arange(call.graph.num_edges)
+    edges = edges_of(call.graph)
+    places = jnp.arange(edges.num_edges)
     whole = call.value()
 
     def fall(edge: Array) -> Array:
         return whole - call.value(keep=places != edge)
 
-    return jnp.where(call.graph.rows >= 0, jax.lax.map(fall, places), 0)
+    return jnp.where(edges.rows >= 0, jax.lax.map(fall, places), 0)
 
 
 @jax.jit
@@ -178,7 +177,7 @@ def masks(
     x, dtype = call.x, accumulator_dtype(call.x.dtype)
     keys = jax.random.split(key, 3)
     size = x.shape[0]
-    count = call.graph.num_edges if edges else 0
+    count = edges_of(call.graph).num_edges if edges else 0
     deviation = jnp.sqrt(jnp.asarray(2.0 / max(size, 1), dtype))  # Glorot's, for a ReLU
     first = {
         "edges": deviation * jax.random.normal(keys[0], (count,), dtype),
@@ -242,23 +241,18 @@ def masks(
 
 def attention(call: Call) -> list[Array]:
     """``(num_edges, heads)`` of each op with attention, in the order that the model calls them."""
-    graph, log = call.graph, Log()
-    watched: Any
-    if isinstance(graph, Graph):
-        watched = GatedGraph.of(graph, _ones(call), log)
-    elif isinstance(graph, RelationalGraph):
-        watched, graph = WatchedRelationalGraph.of(graph, log), graph.nodes
-    else:
+    if not isinstance(call.graph, Edged):
         raise TypeError(
-            "attention needs a jax_gnn.Graph or a jax_gnn.RelationalGraph, got "
-            f"{type(graph).__name__}"
+            "attention needs a jax_gnn.Graph, RelationalGraph or Hypergraph, got "
+            f"{type(call.graph).__name__}"
         )
+    graph, log = edges_of(call.graph), Log()
     with jax.disable_jit():  # so that values are known where they are noted
-        call.calls(watched)
+        call.calls(gated(call.graph, _ones(call), log))
     if not log.layers:
         raise ValueError(
-            "no op of the model tells attention by edge, as those of GAT, GATv2, TransformerConv "
-            "and RGAT do, and HGT's does not"
+            "no op of the model tells attention by edge, as those of GAT, GATv2, TransformerConv, "
+            "RGAT and HGT do"
         )
     if any(isinstance(layer, jax.core.Tracer) for layer in log.layers):
         raise TypeError("attention inside of a transformation of JAX, such as scan, is not seen")

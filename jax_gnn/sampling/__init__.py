@@ -6,7 +6,7 @@ from jax_gnn.sampling._chunks import NodeChunks, node_chunks
 from jax_gnn.sampling._links import link_blocks
 from jax_gnn.sampling._loader import FeatureCache, SeedBatch, neighbor_batches
 from jax_gnn.sampling._negatives import corrupted_edges, negative_edges
-from jax_gnn.sampling._neighbors import sample_neighbors
+from jax_gnn.sampling._neighbors import block_capacity, sample_neighbors
 from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sampling._subgraphs import (
     Subgraph,
@@ -27,6 +27,7 @@ __all__ = [
     "NodeChunks",
     "SeedBatch",
     "Subgraph",
+    "block_capacity",
     "cluster_batch",
     "corrupted_edges",
     "fetch_rows",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import (
     PADDING,
     ids_at,
@@ -46,6 +50,7 @@ class Blocks:
         seed_ids: ``(graphs[0].num_src,)``, which seed each source was reached from, -1 for padding,
             where each belongs to one: of trees and of disjoint neighbourhoods; else None. These
             are ids of graphs, as readouts take them.
+        node_type_sizes: how many nodes of each type the whole graph has, where nodes have types.
 
     Example:
         >>> whole = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -60,11 +65,17 @@ class Blocks:
     node_ids: Array
     overflow: Array
     seed_ids: Array | None = None
+    node_type_sizes: tuple[int, ...] | None = field(default=None, kw_only=True, metadata=STATIC)
 
     @property
     def num_seeds(self) -> int:
         """Number of seeds, padding included."""
         return self.graphs[-1].num_dst
+
+    @property
+    def node_type_names(self) -> tuple[str, ...] | None:
+        """What the types of nodes are called; None where they have no names, or there are none."""
+        return getattr(self.graphs[0], "node_type_names", None)
 
     @property
     def edge_ids(self) -> tuple[Array, ...]:
@@ -76,22 +87,47 @@ class Blocks:
         graphs = (g.nodes if isinstance(g, RelationalGraph) else g for g in self.graphs)
         return tuple(graph.edge_ids for graph in graphs)
 
+    @property
+    def node_types(self) -> Any:
+        """The type of each source of the first block, -1 for padding; None without types."""
+        if self.node_type_sizes is None:
+            return None
+        ids, stops = self.node_ids, np.cumsum(self.node_type_sizes).tolist()
+        before: Any = sum((ids >= stop).astype(ids.dtype) for stop in stops)
+        return namespace(ids).where((ids >= 0) & (before < len(stops)), before, PADDING)
+
+    def places_of_types(self) -> list[Any]:
+        """For each type the place that each source has among its nodes; -1 for other sources."""
+        sizes = self.node_type_sizes or (np.iinfo(self.node_ids.dtype).max,)
+        starts, xp = np.cumsum([0, *sizes[:-1]]).tolist(), namespace(self.node_ids)
+        own = ((self.node_ids - start, size) for start, size in zip(starts, sizes, strict=True))
+        return [xp.where(in_range(ids, size), ids, PADDING) for ids, size in own]
+
     def node_values(self, values: Any) -> Any:
         """Rows of the whole graph's nodes, such as features, of the first block's sources.
 
         Args:
-            values: ``(num_nodes, *features)``, one row for each node of the whole graph.
+            values: ``(num_nodes, *features)``, one row for each node of the whole graph; or by type
+                a row for each node of the type, in the order of types, and None where they have no
+                features.
 
         Returns:
             ``(graphs[0].num_src, *features)`` in the dtype of ``values``, zeros for padding. Where
             ``values`` has too few rows, the rest are NaN (of integers, the extreme value). Of
-            arrays of numpy it is one.
+            arrays of numpy it is one. By type a row for each source, zeros where it is of another.
 
         Raises:
             TypeError: ``values`` are not numbers.
-            ValueError: ``values`` is a scalar.
+            ValueError: ``values`` is a scalar, or has other types than the graph.
         """
-        return values_of(self.node_ids, values)
+        if not isinstance(values, Mapping):
+            return values_of(self.node_ids, values)
+        places, names = self.places_of_types(), self.node_type_names
+        if len(values) != len(places) or (names is not None and tuple(values) != names):
+            wanted = f"the types {names}" if names else f"{len(places)} types"
+            raise ValueError(f"values must be by {wanted} in that order, got {', '.join(values)}")
+        rows = zip(values.items(), places, strict=True)
+        return {name: None if own is None else values_of(ids, own) for (name, own), ids in rows}
 
     def __repr__(self) -> str:
         try:
@@ -205,24 +241,30 @@ def distinct_block(
     num_dst, num_edges = nodes.shape[0], drawn.rows.shape[0]
     dtype = drawn.rows.dtype
     ids = jnp.concatenate([nodes, drawn.nodes])
-    keys = jnp.where(ids < 0, num_nodes, ids).astype(dtype)  # padding comes last
+    # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
+    keys = jnp.where(ids < 0, num_nodes, ids).astype(f"u{dtype}")
     count = num_dst + num_edges
     steps = jnp.arange(count, dtype=dtype)
-    own_keys = [keys]
-    if seeds is not None:
-        own_keys.append(jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype))
     # Stable: of one node, destinations come first, then edges, in their order.
-    *own_keys, at = jax.lax.sort((*own_keys, steps), num_keys=len(own_keys), is_stable=True)
-    keys = own_keys[0]
-    is_other = jnp.stack([key[1:] != key[:-1] for key in own_keys]).any(axis=0)
+    if seeds is None:
+        keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
+        is_other = keys[1:] != keys[:-1]
+    else:
+        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype)
+        _, at = jax.lax.sort((own.astype(keys.dtype), steps), num_keys=1, is_stable=True)
+        keys, at = jax.lax.sort((keys[at], at), num_keys=1, is_stable=True)
+        own = own[at]
+        is_other = (keys[1:] != keys[:-1]) | (own[1:] != own[:-1])
     is_first = jnp.concatenate([jnp.ones(1, bool), is_other])[:count]
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
     is_edge = at >= num_dst
     is_new = is_first & is_edge & (keys < num_nodes)
+    sums = jnp.cumsum(jnp.stack([is_new, is_edge]), axis=1, dtype=dtype)  # both at once
+    new, earlier = sums[0], sums[1] - is_edge.astype(dtype)
     # A node that is a destination has its place; new ones come behind these, by id.
-    own = jnp.where(is_new, num_dst - 1 + jnp.cumsum(is_new, dtype=dtype), at)
+    own = jnp.where(is_new, num_dst - 1 + new, at)
     source = jnp.where(keys < num_nodes, own[head], PADDING)
-    overflow = num_dst + is_new.sum(dtype=dtype) > num_src
+    overflow = num_dst + jnp.concatenate([jnp.zeros(1, dtype), new])[-1] > num_src
     source = jnp.where(source < num_src, source, PADDING)
 
     place = jnp.where(is_new, own, num_src)
@@ -243,7 +285,6 @@ def distinct_block(
     source = jnp.where(is_edge & (source >= 0), source, num_src)
     counts = jnp.zeros(num_src + 1, dtype).at[source + 1].add(1, mode="drop")
     t_indptr = jnp.cumsum(counts, dtype=dtype)
-    earlier = jnp.cumsum(is_edge, dtype=dtype) - is_edge.astype(dtype)
     t_place = t_indptr[source] + earlier - earlier[head]
     t_place = jnp.where(source < num_src, t_place, num_edges)
     t_order = jnp.full(num_edges, PADDING, dtype)
@@ -277,9 +318,14 @@ def seeds_of_sources(graph: Graph, seeds: Any) -> Any:
     return xp.concatenate([seeds, new[seeds.shape[0] :]])
 
 
+def _deserialized(data: bytes) -> tuple[Any, ...]:
+    (sizes,) = json.loads(bytes(data))
+    return (None if sizes is None else tuple(sizes),)
+
+
 jax.export.register_pytree_node_serialization(
     Blocks,
     serialized_name="jax_gnn.Blocks",
-    serialize_auxdata=lambda _: b"",
-    deserialize_auxdata=lambda _: (),
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=_deserialized,
 )

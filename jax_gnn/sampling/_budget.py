@@ -15,11 +15,12 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn.hetero import HeteroGraph
+from jax_gnn.sampling._native import weighted
 from jax_gnn.sampling._random import key_words
-from jax_gnn.sampling._relational import Relations, first_of, joined_seeds
+from jax_gnn.sampling._relational import Relations, first_of, is_sequence, joined_seeds
 from jax_gnn.sampling._rows import as_nodes, row_bounds
 from jax_gnn.sampling._subgraphs import CHUNK, Subgraph, _induced_plain, _room, edges_into
-from jax_gnn.sampling._weights import running_sums, weighted
+from jax_gnn.sampling._weights import running_sums
 
 _SHARE_BITS = 28  # of 1 / degree, as an integer
 _WORD = 16  # bits of a sum's lower word: it has room for a chunk's edges
@@ -91,7 +92,7 @@ def hgt_subgraph(
 def _layers(name: str, given: Any, types: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """For each layer how many nodes of each type."""
     wanted = f"{name} must be a sequence with a number for each layer, or a mapping by node type"
-    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+    if not is_sequence(given):
         raise TypeError(f"{wanted}, got {arguments.described(given)}")
     layers = []
     for i, layer in enumerate(given):
@@ -153,7 +154,7 @@ def _sampled_plain(
         new = jnp.concatenate([part.astype(dtype) for part in parts])
     by_type = [jnp.concatenate(column) for column in columns]
     own = _induced_plain(nodes, jnp.concatenate(by_type), room)
-    found = Relations.of(relational).block(own.graph, types)
+    found = Relations.of(relational).block(own.graph, ids_at(types, own.graph.edge_ids))
     inner = replace(
         found.nodes,
         edge_ids=ids_at(nodes.edge_ids, own.graph.edge_ids),

@@ -14,7 +14,9 @@ from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at, in_range, is_traced, namespace, placed, row_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._blocks import Blocks, Drawn, distinct_block
+from jax_gnn.sampling._relational import Relations
 from jax_gnn.sampling._rows import one_kind
 
 
@@ -39,7 +41,7 @@ class NodeChunks:
         >>> sources = [chunks.block(i).node_ids for i in range(len(chunks))]
     """
 
-    graph: Graph
+    graph: Graph | RelationalGraph
     starts: Array
     num_rows: int = dataclasses.field(metadata={"static": True})
     num_edges: int = dataclasses.field(metadata={"static": True})
@@ -56,10 +58,13 @@ class NodeChunks:
             number: from 0, below the number of chunks; it may be traced.
 
         Returns:
-            Blocks of one graph, of ``num_rows`` destinations and ``num_edges`` edges. Its
-            ``edge_ids`` are in the whole graph's order.
+            Blocks of one graph, of ``num_rows`` destinations and ``num_edges`` edges, with
+            relations if the whole graph has these. Its ``edge_ids`` are in the whole graph's order.
         """
+        types = relations = None
         graph, starts = self.graph, self.starts
+        if isinstance(graph, RelationalGraph):
+            types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
         if is_traced(number):
             starts = jnp.asarray(starts)
         xp = namespace(graph.indptr, starts)
@@ -74,8 +79,9 @@ class NodeChunks:
         indptr = xp.clip(ascends(bounds) - bounds[0], 0, self.num_edges).astype(dtype)
         edges = xp.arange(self.num_edges, dtype=dtype)
         places = xp.where(edges < indptr[-1], bounds[0] + edges, PADDING).astype(dtype)
-        found = placed((nodes, indptr, places, ids_at(graph.cols, places)))
-        return _block(*found, num_nodes, num_whole)
+        types = None if types is None else ids_at(types, places)
+        found = placed((nodes, indptr, places, ids_at(graph.cols, places), types))
+        return _block(*found, num_nodes, num_whole, relations)
 
     def joined(self, rows: Array) -> Array:
         """Rows of chunks as rows of nodes.
@@ -86,7 +92,7 @@ class NodeChunks:
         Returns:
             ``(num_nodes, …)``.
         """
-        nodes = jnp.arange(self.graph.num_dst, dtype=self.starts.dtype)
+        nodes = jnp.arange(self.graph.num_nodes, dtype=self.starts.dtype)
         starts = jnp.asarray(self.starts)
         chunk = row_ids(starts, nodes.shape[0])
         flat = rows.reshape(len(self) * self.num_rows, *rows.shape[2:])
@@ -94,15 +100,15 @@ class NodeChunks:
 
 
 @public
-def node_chunks(graph: Graph, num_edges: int = 2**20) -> NodeChunks:
+def node_chunks(graph: Graph | RelationalGraph, num_edges: int = 2**20) -> NodeChunks:
     """Divides the nodes of a graph into chunks, for a layer after another over all nodes.
 
     A model's layer needs of a chunk all edges into its nodes, and the features of their sources.
     Nodes of a chunk are consecutive. All chunks have one shape, so that a layer is compiled once.
 
     Args:
-        graph: of one kind of nodes; outside ``jax.jit``, as chunks follow from the degrees. Of
-            the host (:func:`jax_gnn.host_arrays`) it stays there.
+        graph: of one kind of nodes, perhaps with relations; outside ``jax.jit``, as chunks follow
+            from the degrees. Of the host (:func:`jax_gnn.host_arrays`) it stays there.
         num_edges: about how many edges a chunk has: at most so many, but for a node that has more.
 
     Returns:
@@ -118,8 +124,10 @@ def node_chunks(graph: Graph, num_edges: int = 2**20) -> NodeChunks:
         >>> len(chunks), chunks.block(1)
         (2, Blocks(num_seeds=2, graphs=[4 -> 2], num_edges=[2]))
     """
-    arguments.check_instance("graph", graph, Graph)
-    graph = graph.check()
+    if not isinstance(graph, RelationalGraph):
+        arguments.check_instance("graph", graph, Graph)
+    whole = graph.check()
+    graph = whole.nodes if isinstance(whole, RelationalGraph) else whole
     num_edges = arguments.check_integer("num_edges", num_edges)
     if num_edges < 1:
         raise ValueError(f"num_edges must be positive, got {num_edges}")
@@ -139,12 +147,19 @@ def node_chunks(graph: Graph, num_edges: int = 2**20) -> NodeChunks:
         starts.append(max(first + 1, min(first + rows, fits, num_nodes)))
     found: Any = np.array(starts, ends.dtype)
     on_host = isinstance(graph.indptr, np.ndarray)
-    return NodeChunks(graph, found if on_host else placed(found), rows, room)
+    return NodeChunks(whole, found if on_host else placed(found), rows, room)
 
 
-@jax.jit(static_argnums=(4, 5))
+@jax.jit(static_argnums=(5, 6, 7))
 def _block(
-    nodes: Array, indptr: Array, places: Array, cols: Array, num_nodes: int, num_whole: int
+    nodes: Array,
+    indptr: Array,
+    places: Array,
+    cols: Array,
+    types: Array | None,
+    num_nodes: int,
+    num_whole: int,
+    relations: Relations | None,
 ) -> Blocks:
     num_rows, num_edges = nodes.shape[0], places.shape[0]
     there = in_range(cols, num_nodes) & (places >= 0)
@@ -152,4 +167,7 @@ def _block(
     drawn = Drawn(indptr, rows, places, jnp.where(there, cols, PADDING))
     room = num_rows + min(num_edges, num_nodes)
     graph, sources, overflow = distinct_block(nodes, drawn, num_whole, num_nodes, room)
-    return Blocks((graph,), sources, overflow)
+    if relations is None or types is None:
+        return Blocks((graph,), sources, overflow)
+    typed = relations.block(graph, jnp.where(graph.rows < 0, PADDING, types))
+    return Blocks((typed,), sources, overflow, node_type_sizes=relations.type_sizes)

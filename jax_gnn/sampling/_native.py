@@ -1,12 +1,13 @@
 """The two steps of a layer as ops: which edges are drawn, and the block that is built of these.
 
-On a CPU both have kernels (``cpp/kernels/cpu/sample_block.cc``), which give the bits that
-:mod:`jax_gnn.sampling._draw` and :mod:`jax_gnn.sampling._blocks` do. Whatever draws edges, by
-weight or by time, comes to the second one.
+They have kernels (``cpp/kernels/*/sample_block.*``), on a GPU for uniform draws and trees alone,
+which give the bits that :mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and
+:mod:`jax_gnn.sampling._blocks` do. Arrays of numpy go to the CPU's kernels, without JAX.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.ffi import host_function
+from jax_gnn._core.ids import count_of, namespace
 from jax_gnn._core.op import Bind, Call, Op, define, replaced
+from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
-from jax_gnn.sampling import _draw
+from jax_gnn.sampling import _draw, _weights
+from jax_gnn.sampling._blocks import Drawn as DrawnEdges
 from jax_gnn.sampling._blocks import distinct_block, lined_up, tree_block
 
 ARRAYS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
@@ -30,6 +35,22 @@ class Rows(NamedTuple):
     key: Any
 
 
+class WeightedRows(NamedTuple):
+    """Operands of ``sample_weighted``.
+
+    Attributes:
+        sums: ``(num_whole + 1,)`` uint32, of :class:`jax_gnn.sampling.EdgeProbability`.
+        starts: ``(rows,)``, where rows start.
+        degrees: ``(rows,)``, how many edges they have.
+        key: two words.
+    """
+
+    sums: Any
+    starts: Any
+    degrees: Any
+    key: Any
+
+
 class Drawn(NamedTuple):
     """Operands of ``sample_block``.
 
@@ -39,6 +60,8 @@ class Drawn(NamedTuple):
         offsets: ``(num_dst, fanout)``, which of these were drawn.
         counts: ``(num_dst,)``, how many of them count, the first ones.
         cols: ``(num_whole,)``, the sources of the whole graph's edges.
+        seeds: ``(num_dst,)``, the seed of each destination, if a node is one source for each of
+            these; else None.
     """
 
     nodes: Any
@@ -46,6 +69,7 @@ class Drawn(NamedTuple):
     offsets: Any
     counts: Any
     cols: Any
+    seeds: Any = None
 
 
 def _batch(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
@@ -63,7 +87,7 @@ def _batch(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
 # --- Draws ---------------------------------------------------------------------------------------
 
 
-def _uniform_result(operands: Rows, *, fanout: int, **others: Any) -> Any:
+def _drawn_result(operands: Any, *, fanout: int, **others: Any) -> Any:
     del others
     rows, dtype = operands.degrees.shape[0], operands.degrees.dtype
     return [jax.ShapeDtypeStruct((rows, fanout), dtype), jax.ShapeDtypeStruct((rows,), dtype)]
@@ -73,7 +97,7 @@ def _uniform_xla(degrees: Array, key: Array, *, fanout: int, stream: int, replac
     return list(_draw.uniform(degrees, fanout, (key[0], key[1]), stream, replace=replace))
 
 
-def _uniform_call(platform: str, operands: Rows, *, stream: int, replace: bool, **_: Any) -> Call:
+def _drawn_call(platform: str, operands: Any, *, stream: int, replace: bool, **_: Any) -> Call:
     del platform
     return Call([*operands], {"stream": np.int64(stream), "replace": np.bool_(replace)})
 
@@ -82,10 +106,31 @@ sample_uniform = define(
     Op(
         name="sample_uniform",
         operands=Rows,
-        result=_uniform_result,
+        result=_drawn_result,
         xla=_uniform_xla,
+        platforms=("cpu", "cuda"),
+        call=_drawn_call,
+        transpose={},
+        batch=_batch,
+        several=True,
+    )
+)
+
+
+def _weighted_xla(
+    sums: Array, starts: Array, degrees: Array, key: Array, *, fanout: int, **options: Any
+) -> Any:
+    return list(_weights.weighted(sums, starts, degrees, fanout, (key[0], key[1]), **options))
+
+
+sample_weighted = define(
+    Op(
+        name="sample_weighted",
+        operands=WeightedRows,
+        result=_drawn_result,
+        xla=_weighted_xla,
         platforms=("cpu",),
-        call=_uniform_call,
+        call=_drawn_call,
         transpose={},
         batch=_batch,
         several=True,
@@ -94,11 +139,43 @@ sample_uniform = define(
 
 
 def uniform(
-    degrees: Array, fanout: int, key: tuple[Any, Any], stream: int, *, replace: bool
-) -> tuple[Array, Array]:
+    degrees: Any, fanout: int, key: tuple[Any, Any], stream: int, *, replace: bool
+) -> tuple[Any, Any]:
     """:func:`jax_gnn.sampling._draw.uniform`, by the kernel where there is one."""
+    if namespace(degrees) is np:
+        return _on_host("sample_uniform", (degrees,), fanout, key, stream, replace)
     words = jnp.stack(key)
     offsets, counts = sample_uniform(degrees, words, fanout=fanout, stream=stream, replace=replace)
+    return offsets, counts
+
+
+def weighted(
+    sums: Any,
+    starts: Any,
+    degrees: Any,
+    fanout: int,
+    key: tuple[Any, Any],
+    stream: int,
+    *,
+    replace: bool,
+) -> tuple[Any, Any]:
+    """:func:`jax_gnn.sampling._weights.weighted`, by the kernel where there is one."""
+    rows = sums, starts, degrees
+    if namespace(*rows) is np:
+        return _on_host("sample_weighted", rows, fanout, key, stream, replace)
+    options: Any = {"fanout": fanout, "stream": stream, "replace": replace}
+    offsets, counts = sample_weighted(*rows, jnp.stack(key), **options)
+    return offsets, counts
+
+
+def _on_host(
+    name: str, rows: Any, fanout: int, key: tuple[Any, Any], stream: int, replace: bool
+) -> tuple[Any, Any]:
+    degrees = rows[-1]
+    offsets = np.empty((len(degrees), fanout), degrees.dtype)
+    counts = np.empty(len(degrees), degrees.dtype)
+    rows = (np.ascontiguousarray(ids).view(np.ndarray) for ids in rows)
+    host_function(name)(*rows, *map(int, key), stream, replace, offsets, counts)
     return offsets, counts
 
 
@@ -120,6 +197,7 @@ def _block_xla(
     offsets: Array,
     counts: Array,
     cols: Array,
+    seeds: Array | None,
     *,
     num_nodes: int,
     num_edges: int,
@@ -127,21 +205,60 @@ def _block_xla(
     is_tree: bool,
 ) -> list[Array]:
     drawn, num_whole = lined_up(starts, offsets, counts, cols, num_nodes, num_edges), cols.shape[0]
-    overflow = jnp.zeros((), bool)
-    if is_tree:
-        graph, sources = tree_block(nodes, drawn, num_whole)
-    else:
-        graph, sources, overflow = distinct_block(nodes, drawn, num_whole, num_nodes, num_src)
-    return [*(getattr(graph, name).astype(nodes.dtype) for name in ARRAYS), sources, overflow]
+    if not is_tree:
+        return _distinct(nodes, drawn, num_whole, num_nodes, num_src, seeds)
+    graph, sources = tree_block(nodes, drawn, num_whole)
+    return [*_arrays(graph, nodes.dtype), sources, jnp.zeros((), bool)]
+
+
+def _distinct(nodes: Array, *arguments: Any) -> list[Array]:
+    graph, sources, overflow = distinct_block(nodes, *arguments)
+    return [*_arrays(graph, nodes.dtype), sources, overflow]
+
+
+def _arrays(graph: Graph, dtype: Any) -> list[Array]:
+    return [getattr(graph, name).astype(dtype) for name in ARRAYS]
 
 
 def _block_call(
     platform: str, operands: Drawn, *, num_nodes: int, is_tree: bool, **others: Any
 ) -> Call | None:
     del platform, others
-    if any(ids.dtype != operands.nodes.dtype for ids in operands):
+    *arrays, seeds = operands
+    read = [*arrays, operands.nodes if seeds is None else seeds]
+    if any(ids.dtype != operands.nodes.dtype for ids in read):
         return None
-    return Call([*operands], {"num_nodes": np.int64(num_nodes), "tree": np.bool_(is_tree)})
+    flags = {"disjoint": np.bool_(seeds is not None), "tree": np.bool_(is_tree)}
+    return Call(read, {"num_nodes": np.int64(num_nodes), **flags})
+
+
+def _block_composition(
+    platform: str,
+    implementation: str | None,
+    operands: Drawn,
+    *,
+    num_nodes: int,
+    num_edges: int,
+    num_src: int,
+    is_tree: bool,
+) -> Callable[..., list[Array]] | None:
+    """On a GPU XLA's sort finds distinct nodes, of edges that the kernel of trees lines up."""
+    del operands
+    if platform != "cuda" or is_tree:
+        return None
+
+    def composed(**operands: Any) -> list[Array]:
+        drawn = Drawn(**operands)
+        nodes, seeds, num_whole = drawn.nodes, drawn.seeds, drawn.cols.shape[0]
+        num_dst = nodes.shape[0]
+        of_tree: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "is_tree": True}
+        of_tree |= {"num_src": num_dst + num_edges, "implementation": implementation}
+        *ids, sources, _ = sample_block(*drawn._replace(seeds=None), **of_tree)
+        found = dict(zip(ARRAYS, ids, strict=True))
+        edges = DrawnEdges(found["indptr"], found["rows"], found["edge_ids"], sources[num_dst:])
+        return _distinct(nodes, edges, num_whole, num_nodes, num_src, seeds)
+
+    return composed
 
 
 sample_block = define(
@@ -150,7 +267,8 @@ sample_block = define(
         operands=Drawn,
         result=_block_result,
         xla=_block_xla,
-        platforms=("cpu",),
+        platforms=("cpu", "cuda"),
+        composition=_block_composition,
         call=_block_call,
         transpose={},
         batch=_batch,
@@ -160,15 +278,9 @@ sample_block = define(
 
 
 def block(
-    drawn: Drawn,
-    num_nodes: int,
-    num_edges: int,
-    num_src: int,
-    *,
-    tree: bool,
-    seeds: Array | None = None,
-) -> tuple[Graph, Array, Array]:
-    """The block of what was drawn.
+    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool
+) -> tuple[Graph, Any, Any]:
+    """The block of what was drawn; of arrays of numpy, in numpy.
 
     Args:
         drawn: the edges.
@@ -177,17 +289,25 @@ def block(
         num_src: room for sources: of a tree, one for each destination and edge. Edges from nodes
             beyond it, those of the largest ids, are left out.
         tree: whether each edge has a source of its own; by default each node is one source.
-        seeds: ``(num_dst,)``, if a node is one source for each seed of those that reach it; there
-            is no kernel.
 
     Returns:
         The block, its sources' ids, and whether an edge was left out.
     """
-    if seeds is not None:
-        edges = lined_up(*drawn[1:], num_nodes, num_edges)
-        return distinct_block(drawn.nodes, edges, drawn.cols.shape[0], num_nodes, num_src, seeds)
     sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
-    *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
-    num_whole = jnp.asarray(drawn.cols.shape[0], drawn.nodes.dtype)
+    if namespace(drawn.nodes, drawn.cols) is np:
+        *ids, sources, overflow = _host_block(drawn, **sizes, is_tree=tree)
+    else:
+        *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
+    num_whole = count_of(drawn.cols, drawn.nodes.dtype)
     graph = Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole)
     return graph, sources, overflow
+
+
+def _host_block(drawn: Drawn, *, num_nodes: int, is_tree: bool, **sizes: int) -> list[Any]:
+    *arrays, seeds = drawn
+    arrays = [np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays]
+    *results, _ = _block_result(drawn, **sizes)
+    found = [empty_vector(result.shape[0], result.dtype) for result in results]
+    flags = num_nodes, seeds is not None, is_tree
+    seeds = drawn.nodes if seeds is None else seeds
+    return [*found, host_function("sample_block")(*arrays, seeds, *flags, *found)]

@@ -18,7 +18,7 @@ from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._random import below, bits, key_words
 from jax_gnn.sampling._rows import as_nodes, row_bounds
-from jax_gnn.sampling._search import fraction, has_edge, redrawn
+from jax_gnn.sampling._search import fraction, has_edge, link_ids, redrawn
 
 Side = Literal["src", "dst", "both"]
 ROUNDS = 128  # draws for each edge; they end when all are found
@@ -143,28 +143,13 @@ def corrupted_edges(
         Bordes et al., "Translating embeddings for modeling multi-relational data", NeurIPS 2013.
     """
     edges, types, ranges = _parts(graph, num_nodes)
-    columns = {"src": src, "dst": dst}
-    if (rel is None) != (types is None):
-        wanted = "must be given for" if rel is None else "is for"
-        raise TypeError(
-            f"rel {wanted} a jax_gnn.RelationalGraph alone, got {arguments.described(rel)} for a "
-            f"{type(graph).__name__}"
-        )
-    if rel is not None:
-        columns["rel"] = rel
-    ids = [arguments.as_ids(name, each) for name, each in columns.items()]
-    for name, each in zip(columns, ids, strict=True):
-        if each.shape != ids[0].shape:
-            raise ValueError(
-                f"src and {name} must have the same length, got {ids[0].shape[0]} and "
-                f"{each.shape[0]}"
-            )
+    ids = link_ids(graph, src, dst, rel)
     num = arguments.check_size("num", num)
     arguments.check_choice("side", side, get_args(Side))
     power = _check_power(degree_power)
     exclude_edges = arguments.check_flag("exclude_edges", exclude_edges)
     src, dst = _corrupted(
-        edges, types, ranges, tuple(ids), key_words("key", key), num, side, power, exclude_edges
+        edges, types, ranges, ids, key_words("key", key), num, side, power, exclude_edges
     )
     return src, dst
 

@@ -8,23 +8,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, index_dtype, is_traced, signed
+from jax_gnn._core.ids import PADDING, ids_at, index_dtype, is_traced, namespace, signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling import _host, _time, _weights
+from jax_gnn.sampling import _time, _weights
 from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
-from jax_gnn.sampling._native import Drawn, block, uniform
-from jax_gnn.sampling._random import key_words
+from jax_gnn.sampling._left_out import LeftOut
+from jax_gnn.sampling._native import Drawn, block, uniform, weighted
+from jax_gnn.sampling._random import host_words, key_words
 from jax_gnn.sampling._relational import (
     Fanout,
     Relations,
     by_relation,
     check_relation_fanouts,
+    is_sequence,
     joined_seeds,
     total,
 )
@@ -32,11 +33,12 @@ from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
 
 
 class Rule(NamedTuple):
-    """What draws need to know of edges: ``sums`` of weights, or ``order`` and ``times``."""
+    """What draws need to know of edges: ``sums`` of weights, ``order`` and ``times``, or others."""
 
-    sums: Array | None
-    order: Array | None
-    times: Array | None
+    sums: Any = None
+    order: Any = None
+    times: Any = None
+    gone: LeftOut | None = None
 
 
 @public
@@ -72,8 +74,9 @@ def sample_neighbors(
             range, is padding: it has no neighbours. A seed may be given twice. Of a
             :class:`jax_gnn.HeteroGraph` a mapping of such by node type, one after the other.
         fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
-            With relations a number is for all of them together; a mapping says how many of each,
-            by name or number, and none of others.
+            With relations a number is for all of them together, and the edges of a
+            ``self_relation`` are there beside; a mapping says how many of each, by name or number,
+            and none of others.
         key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
         replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
         edge_probability: how likely edges are to be drawn, in proportion within those of a node;
@@ -100,8 +103,8 @@ def sample_neighbors(
         ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
             that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
             times are NaN, lengths do not fit, or there are times of edges without those of seeds,
-            the other way round, or together with weights or fanouts by relation; a relation or
-            a node type is none of the graph's.
+            the other way round, or together with weights, fanouts by relation or a
+            ``self_relation``; a relation or a node type is none of the graph's.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -115,22 +118,20 @@ def sample_neighbors(
     """
     if isinstance(graph, HeteroGraph):
         seeds, graph = joined_seeds(graph, seeds), graph.relational
-    types = relations = None
-    if isinstance(graph, RelationalGraph):
-        graph = graph.check()
-        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
-        types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
-    else:
-        by_layer = check_fanouts("fanouts", fanouts)
-    check_whole(graph)
+    graph, types, relations, by_layer = of_edges(graph, fanouts)
     arrays = graph.indptr, graph.cols
     disjoint = arguments.check_flag("disjoint", disjoint)
     rule = _rule(graph, edge_probability, edge_time)
-    on_host = rule is None and relations is None and not disjoint
-    on_host &= all(isinstance(ids, np.ndarray) for ids in arrays)
-    on_host &= not isinstance(seeds, jax.Array) and not is_traced(key)
+    known = *arrays, *jax.tree.leaves((types, rule))
+    on_host = namespace(*known) is np and not is_traced(key)
+    on_host &= not any(isinstance(each, jax.Array) for each in (seeds, seed_time))
     seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
     limits = _limits(rule, seed_time, seeds.shape[0])
+    if limits is not None and relations is not None and relations.self_relation:
+        raise ValueError(
+            "graph must have no self_relation where edge_time is given, as these edges have no "
+            "time, got self_relation=True"
+        )
     if limits is not None and any(not isinstance(fanout, int) for fanout in by_layer):
         raise ValueError(
             f"fanouts must be numbers over all relations where edge_time is given, got {fanouts!r}"
@@ -138,20 +139,100 @@ def sample_neighbors(
     replace = arguments.check_flag("replace", replace)
     tree = arguments.check_flag("tree", tree)
     disjoint = disjoint or limits is not None
-    totals = tuple(map(total, by_layer))
+    totals = tuple(total(fanout, relations) for fanout in by_layer)
     sizes = layer_sizes(
         *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
     )
-    if on_host:
-        host_words = _host.host_words("key", key)
-        return _host.sample(*arrays, seeds, host_words, totals, replace, tree, sizes)
+    static = relations, by_layer, replace, tree, disjoint, sizes
+    if on_host:  # a subclass of arrays, a memory map, would be one after every step
+        start, col = (np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays)
+        types, rule, limits = jax.tree.map(np.asarray, (types, rule, limits))
+        return sample(start, col, types, seeds, host_words("key", key), rule, limits, *static)
     words = key_words("key", key)
     traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
-    sample = _sample if traced else _compiled
+    draw = sample if traced else _compiled
     # Only what is read: a graph's other half is not moved to where it is sampled.
+    types = None if types is None else signed(types)
+    seeds, rule, limits = jax.tree.map(jnp.asarray, (seeds, rule, limits))
     indptr, cols = map(signed, arrays)
-    static = relations, by_layer, replace, tree, disjoint, sizes
-    return sample(indptr, cols, types, seeds, words, rule, limits, *static)
+    return draw(indptr, cols, types, seeds, words, rule, limits, *static)
+
+
+def of_edges(graph: Any, fanouts: Any) -> tuple[Graph, Any, Relations | None, tuple[Fanout, ...]]:
+    """A graph's edges, their relations, what blocks have of these, and fanouts; all checked."""
+    types = relations = None
+    by_layer: tuple[Fanout, ...]
+    if isinstance(graph, RelationalGraph):
+        graph.check_arrays()
+        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
+        types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
+    else:
+        arguments.check_instance("graph", graph, Graph)
+        by_layer = check_fanouts("fanouts", fanouts)
+    check_whole(graph)
+    return graph, types, relations, by_layer
+
+
+@public
+def block_capacity(
+    graph: Graph | RelationalGraph | HeteroGraph,
+    seeds: Any,
+    fanouts: Sequence[Any],
+    key: Any,
+    *,
+    slack: float = 0.1,
+    **options: Any,
+) -> tuple[int, ...]:
+    """How many sources blocks have in some batches, and a little more: a ``capacity``.
+
+    Room for whatever may be drawn is often several times what is drawn, as neighbourhoods overlap
+    and nodes have fewer edges than ``fanouts``; and a model computes all of it.
+    :attr:`Blocks.overflow` says whether a batch needed more: sample it again without a capacity,
+    by the same key. Not inside ``jax.jit``, as it counts.
+
+    Args:
+        graph: as for :func:`sample_neighbors`.
+        seeds: a few batches of equally many seeds, each as for :func:`sample_neighbors`.
+        fanouts: likewise.
+        key: likewise; each batch has another one, made of it.
+        slack: the share of new sources that is added to the most that a batch had.
+        **options: likewise.
+
+    Returns:
+        For each of ``fanouts`` a number of sources, a multiple of 64 above its destinations.
+
+    Raises:
+        TypeError: ``seeds`` are traced, ``slack`` is no number, or as :func:`sample_neighbors`.
+        ValueError: there are no batches, they are not equally long, ``slack`` is negative, or as
+            :func:`sample_neighbors`.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+        >>> block_capacity(graph, [[2], [3]], (2, 2), jax.random.key(0))
+        (65, 129)
+    """
+    slack = arguments.check_finite("slack", slack)
+    if not slack >= 0:
+        raise ValueError(f"slack must be at least 0, got {slack}")
+    if not hasattr(seeds, "__iter__"):
+        raise TypeError(f"seeds must be a sequence of batches, got {arguments.described(seeds)}")
+    most: Any = 0
+    num_seeds: set[int] = set()
+    for number, batch in enumerate(seeds):
+        own = jax.random.fold_in(key, number)
+        blocks = sample_neighbors(graph, batch, fanouts, own, **options)
+        if is_traced(blocks.node_ids):
+            raise TypeError("seeds must be known, as sources are counted, got traced ones")
+        ids, parts = np.asarray(blocks.node_ids), blocks.graphs[::-1]
+        new = [int((ids[each.num_dst : each.num_src] >= 0).sum()) for each in parts]
+        most, num_seeds = np.maximum(most, new), num_seeds | {blocks.num_seeds}
+    if len(num_seeds) != 1:
+        raise ValueError(f"seeds must be batches of one length, got {sorted(num_seeds)}")
+    room = np.maximum(np.ceil(np.asarray(most) * (1 + slack) / _UNIT), 1).astype(int) * _UNIT
+    return tuple((num_seeds.pop() + np.cumsum(room)).tolist())
+
+
+_UNIT = 64
 
 
 def check_whole(graph: Any) -> None:
@@ -169,13 +250,14 @@ def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:
             f"as likely, got {arguments.described(edge_probability)}"
         )
     if edge_probability is not None:
-        return Rule(_weights.prepared("edge_probability", edge_probability, graph), None, None)
+        return Rule(_weights.prepared("edge_probability", edge_probability, graph))
     if edge_time is not None:
-        return Rule(None, *_time.prepared("edge_time", edge_time, graph))
+        order, times = _time.prepared("edge_time", edge_time, graph)
+        return Rule(order=order, times=times)
     return None
 
 
-def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Array | None:
+def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Any:
     """The times of seeds, which there must be just where edges have times."""
     times = None if rule is None else rule.times
     if (times is None) != (seed_time is None):
@@ -199,7 +281,7 @@ def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Array | None:
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
     """Positive integers, one for each layer."""
     wanted = f"{name} must be a sequence of positive integers, one for each layer"
-    if isinstance(fanouts, str) or not hasattr(fanouts, "__iter__"):
+    if not is_sequence(fanouts):
         raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
     checked = tuple(arguments.check_integer(f"{name}[{i}]", f) for i, f in enumerate(fanouts))
     if not checked or min(checked) < 1:
@@ -218,7 +300,7 @@ def layer_sizes(
     disjoint: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """How much room each block has, of edges and of sources, the seeds' block first."""
-    if capacity is None or not hasattr(capacity, "__iter__"):
+    if not is_sequence(capacity):
         capacity = (capacity,) * len(fanouts)
     capacity = tuple(capacity)
     if len(capacity) != len(fanouts):
@@ -251,14 +333,14 @@ def layer_sizes(
     return tuple(sizes)
 
 
-def _sample(
-    indptr: Array,
-    cols: Array,
-    types: Array | None,
-    seeds: Array,
-    key: tuple[Array, Array],
+def sample(
+    indptr: Any,
+    cols: Any,
+    types: Any,
+    seeds: Any,
+    key: tuple[Any, Any],
     rule: Rule | None,
-    limits: Array | None,
+    limits: Any,
     relations: Relations | None,
     fanouts: tuple[Fanout, ...],
     replace: bool,
@@ -266,59 +348,63 @@ def _sample(
     disjoint: bool,
     sizes: tuple[tuple[int, int], ...],
 ) -> Blocks:
-    num_nodes, num_whole = indptr.shape[0] - 1, cols.shape[0]
+    """Blocks of what was checked; of arrays of numpy in numpy."""
+    xp, num_nodes, num_whole = namespace(indptr, seeds), indptr.shape[0] - 1, cols.shape[0]
     nodes = as_nodes(seeds, num_nodes, indptr.dtype)
     owners = None
     if tree or disjoint:
-        owners = jnp.where(nodes < 0, PADDING, jnp.arange(nodes.shape[0], dtype=nodes.dtype))
-    overflow = jnp.zeros((), bool)
+        owners = xp.where(nodes < 0, PADDING, xp.arange(nodes.shape[0], dtype=nodes.dtype))
+    overflow = xp.zeros((), bool)
     graphs: list[Any] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
         until = None if limits is None or owners is None else _at(limits, owners)
 
         def draw(
-            starts: Array,
-            degrees: Array,
+            starts: Any,
+            degrees: Any,
             fanout: int,
-            key: tuple[Array, Array],
-            until: Array | None = until,
+            key: tuple[Any, Any],
+            until: Any = until,
             layer: int = layer,
-        ) -> tuple[Array, Array]:
+        ) -> tuple[Any, Any]:
             return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
 
-        if types is None:
+        if types is None or relations is None:
             offsets, counts = draw(starts, degrees, total(fanout), key)
         else:
-            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key)
-        drawn = Drawn(nodes, starts, offsets, counts, cols)
-        own = owners if disjoint and not tree else None
-        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree, seeds=own)
+            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key, relations.own)
+        apart = owners if disjoint and not tree else None
+        drawn = Drawn(nodes, starts, offsets, counts, cols, apart)
+        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
         owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
         if relations is None or types is None:
             graphs.insert(0, graph)
         else:
-            graphs.insert(0, relations.block(graph, types))
-    return Blocks(tuple(graphs), nodes, overflow, owners)
+            graphs.insert(0, relations.block(graph, ids_at(types, graph.edge_ids)))
+    sizes_by_type = None if relations is None else relations.type_sizes
+    return Blocks(tuple(graphs), nodes, overflow, owners, node_type_sizes=sizes_by_type)
 
 
-_compiled = jax.jit(_sample, static_argnums=(7, 8, 9, 10, 11, 12))
+_compiled = jax.jit(sample, static_argnums=(7, 8, 9, 10, 11, 12))
 
 
 def _draw(
     rule: Rule | None,
-    starts: Array,
-    degrees: Array,
-    limits: Array | None,
+    starts: Any,
+    degrees: Any,
+    limits: Any,
     fanout: int,
-    key: tuple[Array, Array],
+    key: tuple[Any, Any],
     layer: int,
     replace: bool,
-) -> tuple[Array, Array]:
+) -> tuple[Any, Any]:
     """Places of edges in rows, ``(rows, fanout)``, and how many of them count."""
     if rule is not None and rule.sums is not None:
-        return _weights.weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
+        return weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
+    if rule is not None and rule.gone is not None:
+        return rule.gone.draw(starts, degrees, fanout, key, layer, replace=replace)
     if rule is None or rule.order is None or rule.times is None or limits is None:
         return uniform(degrees, fanout, key, layer, replace=replace)
     known = _time.earlier(rule.times, starts, degrees, limits)
@@ -326,6 +412,8 @@ def _draw(
     return _time.in_rows(rule.order, places, starts, degrees), counts
 
 
-def _at(values: Array, places: Array) -> Array:
+def _at(values: Any, places: Any) -> Any:
     """Values at places; where these are padding, any."""
+    if namespace(values, places) is np:
+        return values[np.maximum(places, 0)]
     return values.at[jnp.maximum(places, 0)].get(mode="clip")

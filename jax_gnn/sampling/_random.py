@@ -45,6 +45,22 @@ def key_words(name: str, key: Any) -> tuple[Array, Array]:
     return first
 
 
+def host_words(name: str, key: Any) -> tuple[Any, Any]:
+    """The two words of a key: of ``jax.random``, or uint32 of numpy, which no device is asked for.
+
+    Raises:
+        TypeError: it is no key.
+        ValueError: it is several keys of ``jax.random``.
+    """
+    if isinstance(key, jax.Array):
+        first, second = (np.uint32(word) for word in key_words(name, key))
+        return first, second
+    if not (isinstance(key, np.ndarray) and key.dtype == np.uint32 and key.shape == (2,)):
+        given = f"{key.dtype} of shape {key.shape}" if hasattr(key, "dtype") else type(key).__name__
+        raise TypeError(f"{name} must be a key of jax.random or (2,) uint32, got {given}")
+    return key[0], key[1]
+
+
 def threefry(key: tuple[Any, Any], first: Any, second: Any) -> tuple[Array, Array]:
     """Threefry-2x32, 20 rounds, of two words for each element, all uint32."""
     words = *key, key[0] ^ key[1] ^ _PARITY

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.ids import PADDING, ids_at, in_range, namespace
+from jax_gnn._core.triples import most_pairs
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
@@ -26,35 +27,55 @@ class Relations(NamedTuple):
 
     num_relations: int
     names: tuple[Any, ...] | None
+    node_types: tuple[str, ...] | None
+    type_sizes: tuple[int, ...] | None
     self_relation: bool
     parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, graph: RelationalGraph) -> Relations:
+        """Those of a graph."""
         parts: list[Part] = []
         if graph.pair_src is not None:
             parts.append("from_pairs")
         if graph.pair_dst is not None:
             parts.append("to_pairs")
         names = None if graph.relation_names is None else tuple(graph.relation_names)
-        return cls(graph.num_relations, names, graph.self_relation, tuple(parts))
+        types = graph.node_type_names, graph.node_type_sizes
+        return cls(graph.num_relations, names, *types, graph.self_relation, tuple(parts))
+
+    @property
+    def own(self) -> int | None:
+        """The relation of nodes to themselves, if there is one: the last."""
+        return self.num_relations - 1 if self.self_relation else None
 
     def block(self, graph: Graph, types: Array) -> RelationalGraph:
         """A block as a relational graph.
 
         Args:
             graph: the block; edges into a node ascend by relation.
-            types: ``(num_whole,)``, the relations of the whole graph's edges.
+            types: ``(num_edges,)``, their relations.
         """
-        own = ids_at(types, graph.edge_ids).astype(graph.rows.dtype)
+        xp = namespace(types, graph.rows)
         found = RelationalGraph(
             graph,
-            jnp.where(in_range(own, self.num_relations), own, PADDING),
+            xp.where(in_range(types, self.num_relations), types, PADDING).astype(graph.rows.dtype),
             num_relations=self.num_relations,
+            node_type_names=self.node_types,
             relation_names=self.names,
             self_relation=self.self_relation,
         )
-        return found.with_parts(*self.parts) if self.parts else found
+        if not self.parts:
+            return found
+        found = found.with_parts(*self.parts)
+        if xp is np:  # as many pairs as where they are not known
+            sides = {"from_pairs": ("src", graph.num_src), "to_pairs": ("dst", graph.num_dst)}
+            rooms = {}
+            for end, size in (sides[part] for part in self.parts):
+                room = most_pairs(found.num_edges, size, self.num_relations)
+                rooms[f"num_{end}_pairs"] = room
+            found = found.pad(**rooms)
+        return found
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -80,10 +101,17 @@ def joined_seeds(graph: HeteroGraph, seeds: Any) -> Any:
                 f"seeds has the node type {name!r}, which is none of the graph's: {known}, got "
                 f"{', '.join(map(repr, seeds))}"
             )
-        ids, rows = arguments.as_ids(f"seeds[{name!r}]", ids), graph.slices[name]
+        rows, label = graph.slices[name], f"seeds[{name!r}]"
+        ids = arguments.to_array(label, ids)
+        ids = arguments.check_ids(label, ids, traced=isinstance(ids, jax.Array))
         there = (ids >= 0) & (ids < rows.stop - rows.start)
-        joined.append(jnp.where(there, ids + rows.start, PADDING))
-    return jnp.concatenate(joined) if joined else jnp.zeros(0, jnp.int32)
+        joined.append(namespace(ids).where(there, ids + rows.start, PADDING))
+    return namespace(*joined).concatenate(joined) if joined else np.zeros(0, np.int32)
+
+
+def is_sequence(given: Any) -> bool:
+    """Whether there is one thing for each layer, in an order."""
+    return hasattr(given, "__iter__") and not isinstance(given, str | Mapping | Set)
 
 
 def check_relation_fanouts(name: str, fanouts: Any, graph: RelationalGraph) -> tuple[Fanout, ...]:
@@ -92,7 +120,7 @@ def check_relation_fanouts(name: str, fanouts: Any, graph: RelationalGraph) -> t
         f"{name} must be a sequence with a positive integer for each layer, or a mapping by "
         "relation"
     )
-    if isinstance(fanouts, str | Mapping) or not hasattr(fanouts, "__iter__"):
+    if not is_sequence(fanouts):
         raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
     checked = [_fanout(f"{name}[{i}]", fanout, graph) for i, fanout in enumerate(fanouts)]
     if not checked or any(total(fanout) < 1 for fanout in checked):
@@ -122,9 +150,10 @@ def _fanout(name: str, fanout: Any, graph: RelationalGraph) -> Fanout:
     return tuple(own)
 
 
-def total(fanout: Fanout) -> int:
+def total(fanout: Fanout, relations: Relations | None = None) -> int:
     """How many edges are drawn into a node at most."""
-    return fanout if isinstance(fanout, int) else sum(fanout)
+    own = int(relations is not None and relations.self_relation)  # beside a number of others
+    return fanout + own if isinstance(fanout, int) else sum(fanout)
 
 
 # --- Draws ---------------------------------------------------------------------------------------
@@ -137,6 +166,7 @@ def by_relation(
     degrees: Array,
     fanout: Fanout,
     key: tuple[Any, Any],
+    own: int | None,
 ) -> tuple[Array, Array]:
     """Draws of each row, by relation or of all; edges are in the whole graph's order then.
 
@@ -148,25 +178,34 @@ def by_relation(
         degrees: ``(rows,)``, how many edges they have.
         fanout: how many are wanted, of each relation, or of all.
         key: two words.
+        own: the last relation, if it is that of nodes to themselves, whose edge is the row's last
+            one: there beside a number of others.
 
     Returns:
         ``(rows, total)`` places in the row, and how many of them count.
     """
-    if isinstance(fanout, int):
+    if isinstance(fanout, int) and own is None:
         places, found = draw(starts, degrees, fanout, key)
         return _ascending([places], [found], degrees)
+    xp = namespace(types, starts)
+    if isinstance(fanout, int):
+        last = xp.where(degrees > 0, starts + degrees - 1, PADDING)
+        there = (ids_at(types, last) == own).astype(degrees.dtype)
+        places, found = draw(starts, degrees - there, fanout, key)
+        return _ascending([places, degrees[:, None] - 1], [found, there], degrees)
     offsets: list[Array] = []
     counts: list[Array] = []
     for size in sorted({*fanout} - {0}):
-        relations = jnp.asarray([r for r, f in enumerate(fanout) if f == size], types.dtype)
+        relations = xp.asarray([r for r, f in enumerate(fanout) if f == size], types.dtype)
         shape = starts.shape[0], relations.shape[0]
-        first, last = (jnp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
+        first, last = (xp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
         last = first + last
-        wanted = jnp.broadcast_to(relations, shape).ravel()
+        wanted = xp.broadcast_to(relations, shape).ravel()
         begin = first_of(types, first, last, wanted)
         end = first_of(types, begin, last, wanted + 1)
         # Other numbers for each: no draw of a layer has a counter whose second word is all ones.
-        words = threefry(key, jnp.uint32(size), jnp.uint32(2**32 - 1))
+        with np.errstate(over="ignore"):  # numpy would warn of sums of scalars modulo 2³²
+            words = threefry(key, np.uint32(size), np.uint32(2**32 - 1))
         places, found = draw(begin, end - begin, size, words)
         offsets.append((places + (begin - first)[:, None]).reshape(*shape, size))
         counts.append(found.reshape(shape))
@@ -186,12 +225,13 @@ def _ascending(offsets: list[Array], counts: list[Array], degrees: Array) -> tup
         counts: ``(rows, *parts)``, how many.
         degrees: ``(rows,)``, places are below.
     """
-    rows, most = degrees.shape[0], jnp.iinfo(degrees.dtype).max
+    rows, most = degrees.shape[0], np.iinfo(degrees.dtype).max
+    xp = namespace(degrees)
     columns = []
     for places, count in zip(offsets, counts, strict=True):
-        steps = jnp.arange(places.shape[-1], dtype=count.dtype)
-        steps = jnp.broadcast_to(steps, places.shape)
-        columns.append(jnp.where(steps < count[..., None], places, most).reshape(rows, -1))
-    found = jnp.sort(jnp.concatenate(columns, axis=1), axis=1)
+        steps = xp.arange(places.shape[-1], dtype=count.dtype)
+        steps = xp.broadcast_to(steps, places.shape)
+        columns.append(xp.where(steps < count[..., None], places, most).reshape(rows, -1))
+    found = xp.sort(xp.concatenate(columns, axis=1), axis=1)
     total = sum(count.reshape(rows, -1).sum(axis=1, dtype=count.dtype) for count in counts)
-    return jnp.where(found == most, 0, found), jnp.asarray(total, degrees.dtype)
+    return xp.where(found == most, 0, found), xp.asarray(total, degrees.dtype)

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ffi import host_function
@@ -17,6 +16,8 @@ from jax_gnn._core.ids import MAX_SIZE, PADDING, bounded, in_range, namespace
 from jax_gnn._core.public import public
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
+
+_STEPS = 8  # of a search, until it is asked whether all have ended: a GPU tells the host each time
 
 # --- Nodes ---------------------------------------------------------------------------------------
 
@@ -31,10 +32,12 @@ def one_kind(graph: Graph, whose: str = "") -> int:
     return graph.num_dst
 
 
-def as_nodes(ids: Array, size: int, dtype: Any) -> Array:
-    """Ids in the type of a graph; those out of range are padding."""
-    ids = bounded(ids, size).astype(dtype)
-    return jnp.where(in_range(ids, size), ids, PADDING)
+def as_nodes(ids: Any, size: int, dtype: Any) -> Any:
+    """Ids in the type of a graph, those out of range as padding; of an array of numpy it is one."""
+    xp = namespace(ids)
+    ids = np.clip(ids, -1, size) if xp is np else bounded(ids, size)
+    ids = ids.astype(dtype)
+    return xp.where(in_range(ids, size), ids, PADDING)
 
 
 # --- Rows of edges -------------------------------------------------------------------------------
@@ -56,25 +59,40 @@ def row_bounds(indptr: Any, nodes: Any, num_edges: int) -> tuple[Any, Any]:
     return starts, xp.where(there, ends - starts, 0)
 
 
-def first_place(starts: Array, ends: Array, holds: Callable[[Array], Array]) -> Array:
+def first_place(starts: Any, ends: Any, holds: Callable[[Any], Any]) -> Any:
     """The first place from which on something holds, by binary search; ``ends`` if nowhere.
+
+    Of arrays of numpy it is one.
 
     Args:
         starts: ``(rows,)``, where to begin.
         ends: ``(rows,)``, where to end: the place before is the last one to look at.
         holds: tells of places, ``(rows,)``, whether it does.
     """
+    xp = namespace(starts, ends)
 
-    def once(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def once(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = bounds
-        middle = low + (high - low) // 2
-        found, goes_on = holds(middle), low < high
+        goes_on = low < high
+        middle = xp.where(goes_on, low + (high - low) // 2, 0)  # a place to look at
+        found = holds(middle)
         return (
-            jnp.where(goes_on & ~found, middle + 1, low),
-            jnp.where(goes_on & found, middle, high),
+            xp.where(goes_on & ~found, middle + 1, low),
+            xp.where(goes_on & found, middle, high),
         )
 
-    return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), once, (starts, ends))[0]
+    if xp is np:
+        bounds = starts, ends
+        while (bounds[0] < bounds[1]).any():
+            bounds = once(bounds)
+        return bounds[0]
+
+    def some(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        for _ in range(_STEPS):
+            bounds = once(bounds)
+        return bounds
+
+    return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), some, (starts, ends))[0]
 
 
 # --- Rows of values ------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, ids_at
 from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._rows import first_place, row_bounds
 
 # --- Ids -----------------------------------------------------------------------------------------
@@ -25,17 +27,44 @@ def distinct(ids: Array, room: int) -> tuple[Array, Array]:
     """
     count = ids.shape[0]
     steps = jnp.arange(count, dtype=ids.dtype)
-    keys, at = jax.lax.sort((jnp.where(ids < 0, jnp.iinfo(ids.dtype).max, ids), steps), num_keys=1)
+    # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
+    keys, at = jax.lax.sort((ids.astype(f"u{ids.dtype}"), steps), num_keys=1)
     there = ids_at(ids, at) >= 0
     is_new = there & jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[:count]
     number = jnp.cumsum(is_new, dtype=ids.dtype) - 1
     found = jnp.full(room, PADDING, ids.dtype)
-    found = found.at[jnp.where(is_new, number, room)].set(keys, mode="drop")
+    found = found.at[jnp.where(is_new, number, room)].set(keys.astype(ids.dtype), mode="drop")
     places = jnp.full(count, PADDING, ids.dtype)
     return found, places.at[at].set(jnp.where(there, number, PADDING))
 
 
 # --- Edges by their ends -------------------------------------------------------------------------
+
+
+def link_ids(graph: Any, src: Any, dst: Any, rel: Any) -> tuple[Array, ...]:
+    """The ends of edges, and their relations just where the graph has these, of one length."""
+    if not isinstance(graph, Graph | RelationalGraph):
+        raise TypeError(
+            "graph must be a jax_gnn.Graph or a jax_gnn.RelationalGraph, got "
+            f"{type(graph).__name__}"
+        )
+    columns = {"src": src, "dst": dst}
+    if (rel is None) == isinstance(graph, RelationalGraph):
+        wanted = "must be given for" if rel is None else "is for"
+        raise TypeError(
+            f"rel {wanted} a jax_gnn.RelationalGraph alone, got {arguments.described(rel)} for a "
+            f"{type(graph).__name__}"
+        )
+    if rel is not None:
+        columns["rel"] = rel
+    ids = tuple(arguments.as_ids(name, each) for name, each in columns.items())
+    for name, each in zip(columns, ids, strict=True):
+        if each.shape != ids[0].shape:
+            raise ValueError(
+                f"src and {name} must have the same length, got {ids[0].shape[0]} and "
+                f"{each.shape[0]}"
+            )
+    return ids
 
 
 def edge_runs(

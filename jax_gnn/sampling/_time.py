@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import ids_at, is_traced
+from jax_gnn._core.ids import ids_at, is_traced, namespace, signed
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -41,7 +41,9 @@ class EdgeTime:
 
     @classmethod
     def from_times(cls, graph: Graph | RelationalGraph, times: Any) -> EdgeTime:
-        """Sorts edges by time within the edges of a node; inside ``jax.jit`` as well.
+        """Sorts edges by time within the edges of a node.
+
+        Inside ``jax.jit`` as well, and in numpy for a graph of the host.
 
         Args:
             graph: whose edges have the times.
@@ -54,12 +56,13 @@ class EdgeTime:
                 bits where JAX has no others.
         """
         nodes = graph.nodes if isinstance(graph, RelationalGraph) else graph
-        nodes = arguments.check_container("graph", nodes, Graph)
-        return cls(*_sorted(nodes.rows, check_times("times", times, "num_edges", nodes.num_edges)))
+        arguments.check_instance("graph", nodes, Graph)
+        nodes.check_arrays()
+        return cls(*prepared("times", times, nodes))
 
 
-def check_times(name: str, times: Any, size_name: str, size: int) -> Array:
-    """Real numbers that can be compared exactly."""
+def check_times(name: str, times: Any, size_name: str, size: int) -> Any:
+    """Real numbers that can be compared exactly; in numpy if they are known."""
     given = arguments.to_array(name, times)
     if not arguments.is_real(given.dtype):
         raise TypeError(f"{name} must be real numbers, got {given.dtype}")
@@ -77,41 +80,52 @@ def check_times(name: str, times: Any, size_name: str, size: int) -> Array:
                 f"{name} must be exact in {dtype}: enable jax_enable_x64, or round them, got "
                 f"{known[is_other][0]}"
             )
-        given = jnp.asarray(known.astype(dtype))
+        given = known.astype(dtype, copy=False)
     return given
 
 
-def prepared(name: str, times: Any, graph: Graph) -> tuple[Array, Array]:
-    """The order and the times of what is given as times or sorted."""
+def prepared(name: str, times: Any, graph: Graph) -> tuple[Any, Any]:
+    """The order and the times of what is given as times or sorted; in numpy where the graph is."""
     count = graph.num_edges
     if not isinstance(times, EdgeTime):
-        return _sorted(graph.rows, check_times(name, times, "num_edges", count))
+        checked = check_times(name, times, "num_edges", count)
+        if namespace(graph.rows) is np and not isinstance(times, jax.Array):
+            return _sorted(np.asarray(graph.rows), checked)
+        return _compiled_sort(signed(graph.rows), checked)
     shapes = [getattr(array, "shape", None) for array in (times.order, times.times)]
     if shapes != [(count,), (count,)] or not jnp.issubdtype(times.order.dtype, np.integer):
         raise ValueError(
             f"{name} must have an order and times, ({count},) each, got shapes {shapes}: sort the "
             "times of this graph"
         )
-    return jnp.asarray(times.order), jnp.asarray(times.times)
+    return times.order, times.times
 
 
-@jax.jit
-def _sorted(rows: Array, times: Array) -> tuple[Array, Array]:
+def _sorted(rows: Any, times: Any) -> tuple[Any, Any]:
+    xp = namespace(rows, times)
+    last = xp.where(rows < 0, np.iinfo(rows.dtype).max, rows)
+    if xp is np:
+        found = np.lexsort((times, last))
+        return found.astype(rows.dtype), times[found]
     places = jnp.arange(rows.shape[0], dtype=rows.dtype)
-    last = jnp.where(rows < 0, jnp.iinfo(rows.dtype).max, rows)
     _, times, order = jax.lax.sort((last, times, places), num_keys=2, is_stable=True)
     return order, times
 
 
-def earlier(times: Array, starts: Array, degrees: Array, limits: Array) -> Array:
-    """How many edges of each row are no later than a limit, ``(rows,)``."""
-    times, starts, degrees, limits = align_varying([times, starts, degrees, limits])
+_compiled_sort = jax.jit(_sorted)
+
+
+def earlier(times: Any, starts: Any, degrees: Any, limits: Any) -> Any:
+    """How many edges of each row are no later than a limit, ``(rows,)``; in numpy where all are."""
+    if namespace(times, starts, limits) is not np:
+        times, starts, degrees, limits = align_varying([times, starts, degrees, limits])
     found = first_place(starts, starts + degrees, lambda place: ~(times[place] <= limits))
     return found - starts
 
 
-def in_rows(order: Array, places: Array, starts: Array, degrees: Array) -> Array:
+def in_rows(order: Any, places: Any, starts: Any, degrees: Any) -> Any:
     """Where edges, ``(rows, fanout)`` places in the order of times, are in their rows."""
-    starts, last = starts[:, None], jnp.maximum(degrees - 1, 0)[:, None]
+    xp = namespace(order, places)
+    starts, last = starts[:, None], xp.maximum(degrees - 1, 0)[:, None]
     found = ids_at(order, starts + places).astype(starts.dtype) - starts
-    return jnp.clip(found, 0, last)
+    return xp.clip(found, 0, last)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import is_traced
+from jax_gnn._core.ids import is_traced, namespace, signed
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -46,7 +46,7 @@ class EdgeProbability:
 
     @classmethod
     def from_weights(cls, graph: Graph | RelationalGraph, weights: Any) -> EdgeProbability:
-        """Prepares weights; inside ``jax.jit`` as well.
+        """Prepares weights; inside ``jax.jit`` as well, and in numpy for a graph of the host.
 
         Args:
             graph: whose edges have the weights.
@@ -59,8 +59,9 @@ class EdgeProbability:
             ValueError: there is not one weight for each edge, or one is negative, NaN or infinite.
         """
         nodes = graph.nodes if isinstance(graph, RelationalGraph) else graph
-        nodes = arguments.check_container("graph", nodes, Graph)
-        return cls(running_sums(nodes.indptr, nodes.rows, check_weights("weights", weights, nodes)))
+        arguments.check_instance("graph", nodes, Graph)
+        nodes.check_arrays()
+        return cls(prepared("weights", weights, nodes))
 
     @property
     def num_edges(self) -> int:
@@ -73,8 +74,8 @@ class EdgeProbability:
         return f"EdgeProbability(num_edges={self.num_edges})"
 
 
-def check_weights(name: str, weights: Any, graph: Graph) -> Array:
-    """Weights of edges, those that are known from 0 and finite, as float32."""
+def check_weights(name: str, weights: Any, graph: Graph) -> Any:
+    """Weights of edges, those that are known from 0 and finite, as float32; in numpy if known."""
     given = arguments.to_array(name, weights)
     if not arguments.is_real(given.dtype):
         raise TypeError(f"{name} must be real numbers, got {given.dtype}")
@@ -91,63 +92,86 @@ def check_weights(name: str, weights: Any, graph: Graph) -> Array:
             f"{name} must be finite numbers from 0 in float32, got {name}[{bad[0]}] = "
             f"{given[bad[0]]}"
         )
-    return jnp.asarray(known)
+    return known
 
 
-def prepared(name: str, weights: Any, graph: Graph) -> Array:
-    """The running sums of what is given as weights or prepared."""
+def prepared(name: str, weights: Any, graph: Graph) -> Any:
+    """The running sums of what is given as weights or prepared; of a graph of the host in numpy."""
     if not isinstance(weights, EdgeProbability):
-        return running_sums(graph.indptr, graph.rows, check_weights(name, weights, graph))
+        checked = check_weights(name, weights, graph)
+        if namespace(graph.indptr, graph.rows) is np and not isinstance(weights, jax.Array):
+            return running_sums(np.asarray(graph.indptr), np.asarray(graph.rows), checked)
+        return _compiled_sums(signed(graph.indptr), signed(graph.rows), checked)
     sums = weights.sums
     if getattr(sums, "dtype", None) != np.uint32 or sums.shape != (graph.num_edges + 1,):
         raise ValueError(
             f"{name}.sums must be (num_edges + 1 = {graph.num_edges + 1},) uint32, got "
             f"{arguments.described(sums)}: prepare it for this graph"
         )
-    return jnp.asarray(sums)
+    return sums
 
 
-@jax.jit
-def running_sums(indptr: Array, rows: Array, weights: Array) -> Array:
+def running_sums(indptr: Any, rows: Any, weights: Any) -> Any:
     """Running sums of integers in proportion to the weights of each row.
 
     By integers alone, of the weights' bits, so that no rounding depends on an order of sums. First
     all are brought below a bound that the number of edges allows; then the sums say how much room
-    is left, more exactly each time.
+    is left, more exactly each time. Of arrays of numpy it is one.
     """
+    xp = namespace(indptr, rows, weights)
     num_rows = indptr.shape[0] - 1
-    one = jnp.uint32(1)
-    words = jax.lax.bitcast_convert_type(weights, jnp.uint32)
-    counts = (words >> 31 == 0) & (words > 0) & (words < jnp.uint32(0x7F800000))
+    one, zero = np.uint32(1), np.uint32(0)
+    words = weights.view(np.uint32)
+    counts = (words >> np.uint32(31) == 0) & (words > 0) & (words < np.uint32(0x7F800000))
     counts &= (rows >= 0) & (rows < num_rows)
-    words = jnp.where(counts, words, 0)
-    field = (words >> 23).astype(jnp.int32)
-    exponents = jnp.maximum(field, 1)  # a weight is a mantissa times 2^(exponent - 150)
-    mantissas = (words & jnp.uint32(0x7FFFFF)) | jnp.where(field > 0, one << 23, jnp.uint32(0))
+    words = xp.where(counts, words, zero)
+    field = (words >> np.uint32(23)).astype(np.int32)
+    exponents = xp.maximum(field, 1)  # a weight is a mantissa times 2^(exponent - 150)
+    mantissas = (words & np.uint32(0x7FFFFF)) | xp.where(field > 0, one << np.uint32(23), zero)
 
-    degrees = jnp.maximum(indptr[1:] - indptr[:-1], 0).astype(jnp.uint32)
-    place = jnp.where(counts, rows, num_rows)
-    top = jnp.zeros(num_rows, jnp.int32).at[place].max(exponents, mode="drop")
-    length = 32 - jax.lax.clz(degrees).astype(jnp.int32)
-    scales = 7 - length - top  # the largest is below 2^(31 - length), and the sum below 2^31
+    degrees = xp.maximum(indptr[1:] - indptr[:-1], 0).astype(np.uint32)
+    place = xp.where(counts, rows, num_rows)
+    top = _largest(exponents, place, num_rows)
+    # The largest is below 2^(31 - length), and the sum below 2^31.
+    scales = 7 - _length(degrees) - top
 
-    def integers(scales: Array) -> tuple[Array, Array]:
-        shifts = exponents + scales.at[place].get(mode="fill", fill_value=0)
-        left, right = jnp.clip(shifts, 0, 31), jnp.clip(-shifts, 0, 31)
-        values = mantissas << left.astype(jnp.uint32) >> right.astype(jnp.uint32)
-        return values, running(jnp.where(counts, values, 0))
+    def integers(scales: Any) -> tuple[Any, Any]:
+        shifts = exponents + xp.append(scales, np.int32(0))[place]
+        left, right = (xp.clip(each, 0, 31).astype(np.uint32) for each in (shifts, -shifts))
+        values = mantissas << left >> right
+        return values, running(xp.where(counts, values, zero))
 
-    def running(values: Array) -> Array:
-        return jnp.concatenate([jnp.zeros(1, jnp.uint32), jnp.cumsum(values, dtype=jnp.uint32)])
+    def running(values: Any) -> Any:
+        sums = xp.cumsum(values, dtype=np.uint32)
+        return xp.concatenate([xp.zeros(1, np.uint32), sums])
 
-    bounds = jnp.clip(indptr, 0, rows.shape[0])
+    bounds = xp.clip(indptr, 0, rows.shape[0])
     for _ in range(_REFINEMENTS):
         sums = integers(scales)[1]
         most = sums[bounds[1:]] - sums[bounds[:-1]] + degrees  # what was rounded off is below
-        room = jax.lax.clz(most).astype(jnp.int32) - 1
-        scales += jnp.where(degrees > 0, jnp.maximum(room, 0), 0)
-    values = jnp.maximum(integers(scales)[0], one)
-    return running(jnp.where(counts, values, 0))
+        room = 31 - _length(most)
+        scales = scales + xp.where(degrees > 0, xp.maximum(room, 0), 0)
+    values = xp.maximum(integers(scales)[0], one)
+    return running(xp.where(counts, values, zero))
+
+
+_compiled_sums = jax.jit(running_sums)
+
+
+def _largest(values: Any, place: Any, num_rows: int) -> Any:
+    """The largest value at each place, 0 if none."""
+    if namespace(values, place) is np:
+        found = np.zeros(num_rows + 1, np.int32)
+        np.maximum.at(found, place, values)
+        return found[:num_rows]
+    return jnp.zeros(num_rows, jnp.int32).at[place].max(values, mode="drop")
+
+
+def _length(values: Any) -> Any:
+    """How many bits integers of uint32 have."""
+    if isinstance(values, np.ndarray):
+        return np.frexp(values.astype(np.float64))[1].astype(np.int32)
+    return 32 - jax.lax.clz(values).astype(jnp.int32)
 
 
 def weighted(

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "vector.h"
@@ -29,7 +30,7 @@ JAX_GNN_INLINE void mix(Words& a, Words& b) {
 }
 
 // Threefry-2x32, 20 rounds.
-JAX_GNN_INLINE Bits threefry(const uint32_t (&key)[2], Words a, Words b) {
+JAX_GNN_INLINE Bits threefry(const uint32_t* key, Words a, Words b) {
   const uint32_t words[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
   a += words[0];
   b += words[1];
@@ -113,6 +114,63 @@ JAX_GNN_INLINE void draw_rows(const Random& random, const Index* degrees, int64_
     }
   }
   if (lanes.count > 0) draw(random, lanes, fanout, replace, columns, offsets);
+}
+
+// Integers of edges that were drawn of a row, modulo 2^32, in the order of draws: where each
+// begins, the same without those drawn before, and its size.
+struct Taken {
+  explicit Taken(int64_t fanout) : begins(fanout), reduced(fanout), sizes(fanout) {}
+  std::vector<uint32_t> begins, reduced, sizes;
+};
+
+// Draws of one row. A draw without replacement is among what is left: it goes past the edges that
+// were drawn and start up to it.
+template <typename Index>
+JAX_GNN_INLINE Index draw_weighted(const Random& random, const uint32_t* sums, int64_t row,
+                                   Index degree, int64_t fanout, bool replace, Taken& taken,
+                                   Index* offsets) {
+  uint32_t left = sums[degree] - sums[0];
+  int64_t count = 0;
+  Bits bits = {};
+  Words lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<uint32_t>(lane);
+  for (int64_t step = 0; step < fanout; ++step) {
+    if (step % kLanes == 0) {
+      const uint32_t number = (random.stream << 24) | static_cast<uint32_t>(step);
+      bits = threefry(random.key, broadcast<Words>(static_cast<uint32_t>(row)), lanes + number);
+    }
+    const uint64_t low = uint64_t{bits.low[step % kLanes]} * left >> 32;
+    auto value = static_cast<uint32_t>((uint64_t{bits.high[step % kLanes]} * left + low) >> 32);
+    if (!replace) {
+      uint32_t passed = 0;
+      for (int64_t j = 0; j < step; ++j) passed += taken.reduced[j] <= value ? taken.sizes[j] : 0;
+      value += passed;
+    }
+    Index first = 0, last = degree - 1;
+    while (first < last) {
+      const Index middle = first + (last - first) / 2;
+      if (sums[middle + 1] - sums[0] > value) {
+        last = middle;
+      } else {
+        first = middle + 1;
+      }
+    }
+    offsets[step] = first;
+    count += left > 0;
+    if (replace) continue;
+    const uint32_t begin = sums[first] - sums[0];
+    const uint32_t size = left > 0 ? sums[first + 1] - sums[first] : 0;
+    uint32_t earlier = 0;
+    for (int64_t j = 0; j < step; ++j) {
+      earlier += taken.begins[j] < begin ? taken.sizes[j] : 0;
+      taken.reduced[j] -= taken.begins[j] > begin ? size : 0;
+    }
+    taken.begins[step] = begin;
+    taken.reduced[step] = begin - earlier;
+    taken.sizes[step] = size;
+    left -= size;
+  }
+  return static_cast<Index>(count);
 }
 
 // --- Edges by destination ------------------------------------------------------------------------
@@ -267,25 +325,23 @@ void tree_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
   }
 }
 
+// Numbers sources: each node is one, the first destination that it is, or behind these, by id.
+// Writes the ids of new sources, as many as there is room for, and the source of each of `total`
+// edges that start at `nodes`, -1 for none. Gives how many sources there are.
 template <typename Index>
-bool distinct_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
-                    const Block<Index>& block) {
+int64_t number_nodes(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
+                     const Block<Index>& block, const Index* nodes, int64_t total) {
   const int64_t num_dst = drawn.num_dst, num_src = block.num_src;
-  Index* const nodes = block.t_rows;  // for now
-  const int64_t total = line_up(parallel_for, drawn, block, nodes);
-
   NodeSet set(drawn.num_nodes);
   for (int64_t i = 0; i < num_dst; ++i)
     if (in_range(drawn.nodes[i], drawn.num_nodes)) set.add(drawn.nodes[i]);
   for (int64_t e = 0; e < total; ++e)
     if (nodes[e] >= 0) set.add(nodes[e]);
 
-  // Which source each node is: the first destination that it is, or behind these, by id.
   std::vector<Index> sources(set.count(), Index(-1));
   for (int64_t i = num_dst - 1; i >= 0; --i)
     if (in_range(drawn.nodes[i], drawn.num_nodes))
       sources[set.number(drawn.nodes[i])] = static_cast<Index>(i);
-  std::copy_n(drawn.nodes, num_dst, block.sources);
   int64_t count = num_dst;
   auto source = sources.begin();
   set.each([&](int64_t node) {
@@ -298,16 +354,89 @@ bool distinct_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
     }
     ++source;
   });
-  if (count < num_src) std::fill(block.sources + count, block.sources + num_src, Index(-1));
-
   const int64_t tasks = task_count(16 * static_cast<double>(total), 1024);
   parallel_for(tasks, [&](int64_t task) {
     const int64_t end = even_share(total, task + 1, tasks);
     for (int64_t e = even_share(total, task, tasks); e < end; ++e)
       block.cols[e] = nodes[e] < 0 ? Index(-1) : sources[set.number(nodes[e])];
   });
+  return count;
+}
+
+// Sorts entries by keys of theirs, unsigned integers; those of one key stay in order.
+template <typename Index, typename Key>
+void sort_by(std::vector<Index>& entries, const Key& key) {
+  using Word = decltype(key(Index()));
+  constexpr int kBits = 11;
+  constexpr size_t kDigits = size_t{1} << kBits;
+  Word most = 0;
+  for (const Index entry : entries) most = std::max(most, key(entry));
+  std::vector<Index> sorted(entries.size());
+  for (int shift = 0; shift < 8 * static_cast<int>(sizeof(Word)) && most >> shift != 0;
+       shift += kBits) {
+    const auto digit = [&](Index entry) { return key(entry) >> shift & (kDigits - 1); };
+    size_t starts[kDigits + 1] = {};
+    for (const Index entry : entries) ++starts[digit(entry) + 1];
+    for (size_t d = 0; d < kDigits; ++d) starts[d + 1] += starts[d];
+    for (const Index entry : entries) sorted[starts[digit(entry)]++] = entry;
+    entries.swap(sorted);
+  }
+}
+
+// The same by a sort, for graphs of more nodes than bits are worth; and where nodes of different
+// seeds are different sources, by id, then seed.
+template <typename Index>
+int64_t number_sorted(const Drawn<Index>& drawn, const Block<Index>& block, const Index* nodes,
+                      int64_t total) {
+  using Word = std::make_unsigned_t<Index>;
+  const auto num_dst = static_cast<Index>(drawn.num_dst);
+  std::vector<Word> ids(num_dst + total), seeds(num_dst + total);
+  std::vector<Index> entries;
+  entries.reserve(ids.size());
+  for (Index i = 0; i < num_dst + static_cast<Index>(total); ++i) {
+    const Index node = i < num_dst ? drawn.nodes[i] : nodes[i - num_dst];
+    if (!in_range(node, drawn.num_nodes)) continue;
+    ids[i] = static_cast<Word>(node);
+    if (drawn.seeds != nullptr)
+      seeds[i] = static_cast<Word>(drawn.seeds[i < num_dst ? i : block.rows[i - num_dst]]);
+    entries.push_back(i);
+  }
+  sort_by(entries, [&](Index i) { return seeds[i]; });
+  sort_by(entries, [&](Index i) { return ids[i]; });
+
+  std::fill_n(block.cols, total, Index(-1));
+  int64_t count = num_dst;
+  Index source = -1;
+  for (size_t k = 0; k < entries.size(); ++k) {
+    const Index entry = entries[k], before = entries[k > 0 ? k - 1 : 0];
+    if (k == 0 || ids[entry] != ids[before] || seeds[entry] != seeds[before]) {
+      source = entry;  // a destination, as these come first
+      if (entry >= num_dst) {
+        source = count < block.num_src ? static_cast<Index>(count) : Index(-1);
+        if (source >= 0) block.sources[source] = static_cast<Index>(ids[entry]);
+        ++count;
+      }
+    }
+    if (entry >= num_dst) block.cols[entry - num_dst] = source;
+  }
+  return count;
+}
+
+template <typename Index>
+bool distinct_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
+                    const Block<Index>& block) {
+  const int64_t num_dst = drawn.num_dst, num_src = block.num_src;
+  Index* const nodes = block.t_rows;  // for now
+  const int64_t total = line_up(parallel_for, drawn, block, nodes);
+  std::copy_n(drawn.nodes, num_dst, block.sources);
+  constexpr int64_t kNodes = 32;  // bits of so many nodes take as long as to sort an edge
+  const bool sorted = drawn.seeds != nullptr || drawn.num_nodes / kNodes > num_dst + total;
+  const int64_t count = sorted ? number_sorted(drawn, block, nodes, total)
+                               : number_nodes(parallel_for, drawn, block, nodes, total);
+  if (count < num_src) std::fill(block.sources + count, block.sources + num_src, Index(-1));
   std::fill(block.cols + total, block.cols + block.num_edges, Index(-1));
-  if (num_src < num_dst + std::min(block.num_edges, drawn.num_nodes)) keep_sourced(drawn, block);
+  const int64_t most = drawn.seeds ? block.num_edges : std::min(block.num_edges, drawn.num_nodes);
+  if (num_src < num_dst + most) keep_sourced(drawn, block);  // it may be that some are left out
   by_source(block);
   return count > num_src;
 }
@@ -331,6 +460,30 @@ void sample_uniform(const ParallelFor& parallel_for, const Random& random, const
 }
 
 template <typename Index>
+void sample_weighted(const ParallelFor& parallel_for, const Random& random,
+                     const Weighted<Index>& rows, int64_t fanout, bool replace, Index* offsets,
+                     Index* counts) {
+  const double steps = static_cast<double>(fanout);
+  const double operations = static_cast<double>(rows.num_rows) * steps * (64 + steps);
+  const int64_t tasks = task_count(operations, std::max<int64_t>(rows.num_rows, 1));
+  parallel_for(tasks, [&](int64_t task) {
+    Taken taken(fanout);
+    const int64_t end = even_share(rows.num_rows, task + 1, tasks);
+    with_instruction_set<InstructionSet::kAvx512>([&](auto) JAX_GNN_LAMBDA {
+      for (int64_t row = even_share(rows.num_rows, task, tasks); row < end; ++row) {
+        const auto start = std::clamp<int64_t>(rows.starts[row], 0, rows.num_whole);
+        const auto degree = std::clamp<int64_t>(rows.degrees[row], 0, rows.num_whole - start);
+        counts[row] = 0;
+        std::fill_n(offsets + row * fanout, fanout, Index(0));
+        if (degree == 0) continue;
+        counts[row] = draw_weighted(random, rows.sums + start, row, static_cast<Index>(degree),
+                                    fanout, replace, taken, offsets + row * fanout);
+      }
+    });
+  });
+}
+
+template <typename Index>
 bool sample_block(const ParallelFor& parallel_for, bool tree, const Drawn<Index>& drawn,
                   const Block<Index>& block) {
   if (!tree) return distinct_block(parallel_for, drawn, block);
@@ -341,6 +494,8 @@ bool sample_block(const ParallelFor& parallel_for, bool tree, const Drawn<Index>
 #define JAX_GNN_INSTANTIATE(Index)                                                                \
   template void sample_uniform(const ParallelFor&, const Random&, const Index*, int64_t, int64_t, \
                                bool, Index*, Index*);                                             \
+  template void sample_weighted(const ParallelFor&, const Random&, const Weighted<Index>&,        \
+                                int64_t, bool, Index*, Index*);                                   \
   template bool sample_block(const ParallelFor&, bool, const Drawn<Index>&, const Block<Index>&);
 
 JAX_GNN_INSTANTIATE(int32_t)

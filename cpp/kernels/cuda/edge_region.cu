@@ -14,11 +14,12 @@
 namespace jax_gnn::cuda {
 namespace {
 
-static_assert(kMostRegionArrays == kMostArrays);
+static_assert(kMostRegionArrays == kMostArrays && kThreadsOfRegions == kRegionThreads);
 
 // What parameters look like whose types depend on the text: RegionMessage, Output and Tails.
 struct MessageParameter {
   Arrays in, out;
+  unsigned blocks;
 };
 struct OutputParameter {
   void* out;
@@ -85,8 +86,8 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   MessageParameter message;
   std::copy_n(in, kMostArrays, message.in.at);
   std::copy_n(out, kMostArrays, message.out.at);
-  const int lanes = schedule.lanes,
-            threads = std::clamp(schedule.threads / 32 * 32, 32, kMaxThreads);
+  message.blocks = static_cast<unsigned>(schedule.blocks);
+  const int lanes = schedule.lanes, threads = kRegionThreads;
   const int64_t tiles = ceil_div(text.slots, lanes * text.vec);
   const int64_t step = 32 / lanes * text.unroll, warps = schedule.blocks * (threads / 32);
   Cut cut = {};
@@ -105,7 +106,8 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   TailsParameter tails = {workspace, next_tag()};
   Csr<int32_t> entries = csr;
   void* parameters[] = {&entries, &message, &cut, &output, &heads, &fills, &start, &tails};
-  const size_t shared = (threads / 32 * 2 * lanes * text.parts * text.acc_bytes + 15) / 16 * 16;
+  const size_t runs = (threads / 32 * 2 * lanes * text.parts * text.acc_bytes + 15) / 16 * 16;
+  const size_t shared = runs + static_cast<size_t>(text.shared);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch_by_address(stream, {grid, threads, shared}, reinterpret_cast<const void*>(kernel),
                            parameters);

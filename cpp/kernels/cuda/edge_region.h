@@ -13,12 +13,14 @@ namespace jax_gnn::cuda {
 struct RegionText {
   std::string_view code, digest, name;  // see loaded_kernel
   int64_t slots, vec, unroll, parts, acc_bytes;
+  int64_t shared;  // bytes of matrices and tiles, see Together
 
   // Numbers of a workspace for each slot, as RegionOp has them.
   int64_t room() const { return (parts + vec - 1) / vec; }
 };
 
 constexpr size_t kMostRegionArrays = 32;
+constexpr int kThreadsOfRegions = 128;  // of a block
 
 // Loads the text ahead of its first launch, which may be recorded.
 cudaError_t load_region(const RegionText& text);

@@ -260,6 +260,27 @@ __device__ __forceinline__ float min_or_nan(float a, float b) {
   return result;
 }
 
+// To the nearest number of 10 bits of fraction, of two the larger one; of sm_80 and later.
+__device__ __forceinline__ unsigned to_tf32(unsigned bits) {
+  unsigned rounded = bits;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+#endif
+  return rounded;
+}
+
+// sum (16, 8) += a (16, 8) b (8, 8) of such numbers, by a warp; of sm_80 and later.
+__device__ __forceinline__ void multiply_tf32(float (&sum)[4], const unsigned (&a)[4],
+                                              const unsigned (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
 }  // namespace jax_gnn::cuda
 
 #endif  // JAX_GNN_EMULATED

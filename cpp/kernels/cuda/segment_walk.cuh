@@ -40,6 +40,21 @@ __host__ __device__ constexpr int runs_bytes(int warps, int lanes) {
 template <class Message>
 constexpr bool makes_parts = false;
 
+// Of a block, as registers are shared out.
+template <class Message>
+constexpr int max_threads = kMaxThreads;
+
+// What a message's values are made of that entries of a warp, or of a block where it `kMeets`, make
+// together: for each step, after what its entries bring has been asked for.
+template <class Message>
+struct Together {
+  static constexpr bool kMeets = false;
+  __device__ __forceinline__ Together(const Message&, void*, int, int) {}
+  template <class Loaded>
+  __device__ __forceinline__ void make(Loaded&) {}
+  __device__ __forceinline__ void finish() const {}
+};
+
 // How entries and features are dealt out.
 struct Cut {
   int lane_bits;     // log2 of the lanes of a team
@@ -136,7 +151,7 @@ struct Walk {
 };
 
 template <class Message, class Op, class Last = NoEpilogue>
-__global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
+__global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
     reduce_kernel(Csr<Index> csr, Message message, Cut cut,
                   Output<typename Message::T, Op, typename Message::Acc, Last> result,
                   int64_t heads, bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
@@ -190,6 +205,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   bool seen = false, left_open = false;
   const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
                               marks,     shared_heads,   shared_tails};
+  Together<Message> together(message, left_words, warp, team);
   Steps walk{csr, message, cut, teams, team, column, rows, end, sizes, left_words, beside, whole};
   Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
                               column, shared, sizes, lane_out, carry, seen, left_open};
@@ -198,14 +214,17 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
   if constexpr (Message::kGathers) walk.load_step(begin, coming);
   const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
   if (start == Start::kReadsAhead) wait_for_previous_launch();
-  for (int64_t base = begin; base < end; base += teams * kUnroll) {
+  // Warps that meet go through as many steps, without entries after their last.
+  const int64_t last = Together<Message>::kMeets ? begin + cut.per_warp : end;
+  for (int64_t base = begin; base < last; base += teams * kUnroll) {
     if constexpr (!Message::kGathers) walk.load_step(base, coming);
     typename Steps::Step ids = coming;
     typename Message::Loaded loaded;
     walk.load_features(ids, loaded);
     // The next step's ids arrive while this step's features do.
     if constexpr (Message::kGathers)
-      if (base + teams * kUnroll < end) walk.load_step(base + teams * kUnroll, coming);
+      if (base + teams * kUnroll < last) walk.load_step(base + teams * kUnroll, coming);
+    together.make(loaded);
     if constexpr (Message::kDots)
       message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, left_words);
     if (base == begin)
@@ -296,6 +315,7 @@ __global__ void __launch_bounds__(kMaxThreads, Message::kMinBlocks)
       }
   }
 
+  together.finish();
   runs.complete(per_block, cut.width, fills, tails);
 }
 

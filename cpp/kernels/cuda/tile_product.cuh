@@ -72,11 +72,7 @@ __device__ __forceinline__ void multiply_fragments(float (&sum)[4], const unsign
                                                    const unsigned (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (std::is_same_v<T, float>)
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    multiply_tf32(sum, a, b);
   else if constexpr (std::is_same_v<T, __half>)
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -90,14 +86,6 @@ __device__ __forceinline__ void multiply_fragments(float (&sum)[4], const unsign
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
-}
-
-__device__ __forceinline__ unsigned to_tf32(unsigned bits) {
-  unsigned rounded = bits;
-#if __CUDA_ARCH__ >= 800
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
-#endif
-  return rounded;
 }
 
 // The same on the tensor cores: four by two warps, kRows / 4 by 32 results each. Both sides lie

@@ -25,7 +25,8 @@ from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda_text import Text, message_text
+from jax_gnn._ops.edge_region.cuda_text import HALVES, MOST_WEIGHTS, THREADS, Text, message_text
+from jax_gnn._ops.edge_region.moves import factors, with_fewer_selects
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -38,12 +39,11 @@ from jax_gnn._ops.edge_region.row_program import (
 )
 from jax_gnn._ops.edge_region.xla import Edges
 
-# Threads of a block, and blocks that share the entries, as of sums (segment_reduce/schedule.py).
-_THREADS, _BLOCKS = 128, 528
+_MULTIPROCESSORS = 132  # that blocks are dealt out to, as of sums (segment_reduce/schedule.py)
 _MOST_STORED = 4  # results that a walk may read of the one before: all choices are tried
 
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
-_INTO = {"edge": 0, "row": 1}
+_INTO = {"edge": 0, "row": 1, "all": 2}
 
 
 # --- A walk --------------------------------------------------------------------------------------
@@ -56,9 +56,19 @@ class WalkOperands(NamedTuple):
     csr: Csr
 
 
+def _blocks(text: Text, csr: Any) -> Any:
+    """Blocks that share the entries; what they make over all has as many rows."""
+    blocks = 4 if not text.shared else text.blocks
+    return jax.core.min_dim(
+        blocks * _MULTIPROCESSORS, jax.core.max_dim(1, -(-csr.count // (THREADS // text.lanes)))
+    )
+
+
 def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> list[Any]:
     del num_cols
     sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
+    if any(each.into == "all" for each in program.outputs):
+        sizes["all"] = _blocks(_text_of(program), operands.csr)
     values = [program.values[each.value] for each in program.outputs]
     return [
         jax.ShapeDtypeStruct((sizes[each.into], value.width), value.dtype)
@@ -73,9 +83,14 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         x[0] if by == "shared" else edges.read(x, by) for x, by in zip(arrays, reads, strict=True)
     ]
     made = edges.applied(lambda *rows: evaluate(program, rows), reads, read)
-    return [
+    found = [
         edges.reduced(x, each.into, each.reduce)
         for x, each in zip(made, program.outputs, strict=True)
+    ]
+    shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
+    return [
+        jnp.zeros(of.shape, of.dtype).at[0].set(x) if each.into == "all" else x
+        for x, of, each in zip(found, shapes, program.outputs, strict=True)
     ]
 
 
@@ -89,9 +104,6 @@ def _call(
         return None
     text, binary = _text_of(program), _binary_of(program)
     values = [*program.inputs, *(program.values[each.value] for each in program.outputs)]
-    blocks = jax.core.min_dim(
-        _BLOCKS, jax.core.max_dim(1, -(-csr.count // (_THREADS // text.lanes)))
-    )
     acc = np.dtype(text.acc)
     attributes = {
         "code": binary.code,
@@ -101,6 +113,7 @@ def _call(
         "vec": np.int64(text.vec),
         "unroll": np.int64(text.unroll),
         "parts": np.int64(text.parts),
+        "shared": np.int64(text.shared),
         "acc_bytes": np.int64(acc.itemsize),
         "reads": np.array([_READS[each.read] for each in program.inputs], np.int64),
         "into": np.array([_INTO[each.into] for each in program.outputs], np.int64),
@@ -109,10 +122,9 @@ def _call(
         "num_rows": np.int64(csr.num_rows),
         "num_cols": np.int64(num_cols),
         "lanes": np.int64(text.lanes),
-        "threads": np.int64(_THREADS),
         **ids[1],
     }
-    workspace = workspace_of(blocks, text.slots * text.room, acc)
+    workspace = workspace_of(_blocks(text, csr), text.slots * text.room, acc)
     return Call([*ids[0], *operands.arrays], attributes, [workspace])
 
 
@@ -186,19 +198,19 @@ def composition(
         return None
 
     def function(arrays: Sequence[Array], matrix: SparseMatrix) -> list[Array]:
-        found: list[Any] = [None] * len(region.outputs)
+        found: list[Any] = [None] * (1 + max(place for walk in walks for place in walk.places))
         flat = [
             x.reshape(1 if read == "shared" else x.shape[0], -1)
             for x, read in zip(arrays, region.reads, strict=True)
         ]
         for walk in walks:
             read = [*(flat[i] for i in walk.used), *(found[i] for i in walk.stored)]
-            made = walk(read, matrix, implementation)
+            made = walk(read, matrix, implementation, len(region.outputs))
             for place, x in zip(walk.places, made, strict=True):
                 found[place] = x
         return [
             x.reshape(*(() if into == "all" else x.shape[:1]), *row.shape).astype(row.dtype)
-            for x, row, (into, _) in zip(found, region.results, region.outputs, strict=True)
+            for x, row, (into, _) in zip(found, region.results, region.outputs, strict=False)
         ]
 
     return function
@@ -238,8 +250,8 @@ class _Walk(NamedTuple):
     Attributes:
         program: with results by row or entry.
         used: the region's arrays that it reads.
-        stored: the region's results that it reads after them, made by a walk before.
-        places: of the region's results.
+        stored: the results that it reads after them, made by a walk before.
+        places: of the region's results; those beyond are masks for another walk.
         by_col: whether it goes through the transpose.
         over_all: for each result, how rows of it are reduced, if they are.
     """
@@ -252,8 +264,13 @@ class _Walk(NamedTuple):
     over_all: tuple[str | None, ...]
 
     def __call__(
-        self, read: Sequence[Array], matrix: SparseMatrix, implementation: str | None
+        self,
+        read: Sequence[Array],
+        matrix: SparseMatrix,
+        implementation: str | None,
+        results: int,
     ) -> list[Array]:
+        """What is at its places: the first ones are ``results``, which padding has zeros of."""
         matrix = matrix.T if self.by_col else matrix
         csr, num_cols = matrix.by_row, matrix.by_col.num_rows
         found = edge_walk(
@@ -268,8 +285,8 @@ class _Walk(NamedTuple):
             placed = jnp.where(in_range(csr.order, csr.count), csr.order, csr.count)
             there = jnp.zeros(csr.count, bool).at[placed].set(True, mode="drop")
             found = [
-                jnp.where(there[:, None], x, 0) if each.into == "edge" else x
-                for x, each in zip(found, self.program.outputs, strict=True)
+                jnp.where(there[:, None], x, 0) if each.into == "edge" and place < results else x
+                for x, each, place in zip(found, self.program.outputs, self.places, strict=True)
             ]
         return [
             x if how is None else getattr(jnp, how)(x, 0)
@@ -280,8 +297,10 @@ class _Walk(NamedTuple):
 def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     """What goes to rows, and to all, by row; what goes to columns by column.
 
-    What entries keep is made first; the other walk reads it where that takes fewer bytes.
+    What entries keep is made first, masks among it; the other walk reads it where that takes fewer
+    bytes.
     """
+    program = with_fewer_selects(program)
     edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
     of_rows: list[int] = []
     of_cols: list[int] = []
@@ -291,25 +310,62 @@ def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     walks: list[_Walk] = []
     kept: list[int] = []
     ways = [(of_rows, False), (of_cols, True)]
-    for places, by_col in reversed(ways) if edges_by_col else ways:
+    if edges_by_col:
+        ways.reverse()
+    (first, by_col), (second, _) = ways
+    if first and second:
+        count = len(program.outputs)
+        program = _with_masks(program, first, second, by_col)
+        first += range(count, len(program.outputs))
+    for places, by_col in ways:
         if places:
             walks += _feasible(program, places, by_col, kept)
-        kept += [i for i in places if program.outputs[i].into == "edge"]
+        kept += [i for i in reversed(places) if program.outputs[i].into == "edge"]
     return walks
+
+
+def _with_masks(
+    program: RowProgram, first: Sequence[int], second: Sequence[int], by_col: bool
+) -> RowProgram:
+    """Truth values of entries as further results of the first walk, where that moves less."""
+    masks = _masks(program, second)
+    new = range(len(program.outputs), len(program.outputs) + len(masks))
+    outputs = (*program.outputs, *(Output(value, "edge", "none") for value in masks))
+    more = replace(program, outputs=outputs)
+
+    def moved(program: RowProgram, added: Sequence[int]) -> int:
+        places = [*first, *added]
+        kept = [*added, *(i for i in first if program.outputs[i].into == "edge")]
+        walks = _walk(program, places, by_col, ()), _cheapest(program, second, not by_col, kept)
+        return sum(walk.program.moved for walk in walks)
+
+    written = sum(program.values[value].width for value in masks)
+    gains = 0 < len(masks) <= _MOST_STORED and moved(more, new) + written < moved(program, ())
+    return more if gains else program
+
+
+def _masks(program: RowProgram, places: Sequence[int]) -> list[int]:
+    """The truth values of entries that numbers of some results are made of."""
+    count, found = len(program.inputs), set[int]()
+    left = [program.outputs[i].value for i in places]
+    needed: set[int] = set()
+    while left:
+        number = left.pop()
+        if number < count or number in needed:
+            continue
+        needed.add(number)
+        of = program.instructions[number - count]
+        left += of.operands
+        if of.dtype != bool:
+            found |= {i for i in of.operands if i >= count and program.varies[i]}
+    return sorted(i for i in found if program.values[i].dtype == bool)
 
 
 def _feasible(
     program: RowProgram, places: Sequence[int], by_col: bool, kept: Sequence[int]
 ) -> list[_Walk]:
     """One walk for results, or several where they are too many numbers for one."""
-    walk = min(
-        (
-            _walk(program, places, by_col, stored)
-            for count in range(len(kept) + 1)
-            for stored in itertools.combinations(kept[:_MOST_STORED], count)
-        ),
-        key=lambda walk: (walk.program.moved, len(walk.program.instructions)),
-    )
+    walk = _cheapest(program, places, by_col, kept)
     try:
         _text_of(walk.program)
     except Unsupported:
@@ -321,6 +377,20 @@ def _feasible(
     return [walk]
 
 
+def _cheapest(
+    program: RowProgram, places: Sequence[int], by_col: bool, kept: Sequence[int]
+) -> _Walk:
+    """One walk that reads of what is kept what saves bytes."""
+    return min(
+        (
+            _walk(program, places, by_col, stored)
+            for count in range(len(kept) + 1)
+            for stored in itertools.combinations(kept[:_MOST_STORED], count)
+        ),
+        key=lambda walk: (walk.program.moved, len(walk.program.instructions)),
+    )
+
+
 def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequence[int]) -> _Walk:
     program = _with_inputs(program, [program.outputs[i].value for i in stored])
     program = program.transposed() if by_col else program
@@ -330,6 +400,18 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         output = program.outputs[place]
         value = output.value
         over_all.append(output.reduce if output.into == "all" else None)
+        width = program.values[value].width
+        if output.into == "all" and output.reduce == "sum" and width > MOST_WEIGHTS:
+            pairs = factors(program.values.__getitem__, value)
+            if not all(program.values[i].dtype.name in ("float32", *HALVES) for i in pairs):
+                pairs = []
+        else:
+            pairs = []
+        if pairs:  # as of the gradient of a matrix
+            instructions.append(Instruction("outer", tuple(pairs), width, np.dtype(np.float32)))
+            value = len(inputs) + len(instructions) - 1
+            outputs.append(Output(value, "all", "sum"))
+            continue
         if output.into == "all":  # sums of rows are not rounded before they are added up
             of = program.values[value]
             acc = np.dtype(accumulator_dtype(of.dtype))

@@ -6,6 +6,11 @@ is found backwards, from the outputs: each says which of a value's numbers every
 wants of an input is an index that is computed, or looked up. How many slots there are, and how
 outputs are dealt out to them, is what makes the shortest text of a few that are tried.
 
+A warp multiplies rows of all its entries together with a large shared matrix, on tensor cores
+(``cpp/kernels/cuda/edge_products.cuh``). The text has stages then: rows go to shared memory, to
+*tiles*, and products come from there. Sums over all entries of products of two rows are made of
+tiles, too.
+
 What a derivative of a maximum compares has the same bits in all texts: products are not contracted
 with sums there, and sums of a row's numbers are made in an order that does not depend on slots.
 
@@ -32,13 +37,19 @@ from jax_gnn._ops.edge_region.row_program import (
 
 MOST_ARRAYS = 32
 """As in ``edge_region.cuh``: inputs of a text, and outputs."""
+MOST_WEIGHTS = 64
+"""Of a matrix: rows are multiplied with larger ones on tensor cores."""
 
 _WARP = 32
+THREADS = 128
+"""Of a block, as in ``edge_region.cuh``."""
 _MOST_SLOTS = 8192
 _MOST_COMPONENTS = 16  # of an output, that a slot has
 _MOST_TERMS = 64  # of a sum that a slot adds up by itself
-_MOST_WEIGHTS = 1 << 10  # of a product: no more lines than a compiler takes
+_MOST_WRITTEN_OUT = 1 << 10  # weights of another product: no more lines than a compiler takes
 _MOST_KEPT = 24  # registers for what all entries share
+_SHARED_BYTES = 227 << 10  # of a multiprocessor
+_OWN_BYTES = 4 << 10  # of a block, for what the walk has there
 _WORD_BYTES = 16
 
 # What a number is in memory, and in a register.
@@ -63,7 +74,7 @@ _BYTES = {
     "uint32": 4,
     "bool": 1,
 }
-_HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 
 # A line for each primitive. {f}: "f" of floats of 32 bits.
@@ -136,6 +147,8 @@ class Text:
         lanes: of a team, a power of two up to 32.
         unroll: entries of a team's step.
         parts: numbers that a lane has of a row.
+        blocks: of a multiprocessor.
+        shared: bytes of matrices and tiles in shared memory.
         acc: dtype of sums.
         words: bytes that the rows of each input, then of each output, must be aligned to.
         exact: whether another text must make the same bits.
@@ -148,6 +161,8 @@ class Text:
     lanes: int
     unroll: int
     parts: int
+    blocks: int
+    shared: int
     acc: str
     words: tuple[int, ...]
     exact: bool
@@ -160,7 +175,10 @@ class Text:
 
 
 def message_text(program: RowProgram) -> Text:
-    """Writes the text of a program whose outputs are by edge or by row.
+    """Writes the text of a program.
+
+    Its outputs are by edge or by row, or sums over all of products, ``"outer"``, a row of which
+    each block makes.
 
     Raises:
         Unsupported: a value, or the whole, that no text can have.
@@ -168,8 +186,9 @@ def message_text(program: RowProgram) -> Text:
     if max(len(program.inputs), len(program.outputs)) > MOST_ARRAYS:
         raise Unsupported(None, f"more than {MOST_ARRAYS} arrays")
     for each in program.instructions:
-        weights = _width_of(program, each.operands[1]) if each.name == "dot" else 0
-        if weights > _MOST_WEIGHTS:
+        written_out = each.name == "dot" and not _on_tensor_cores(program, each)
+        weights = _width_of(program, each.operands[1]) if written_out else 0
+        if weights > _MOST_WRITTEN_OUT:
             raise Unsupported(None, f"a product with {weights} weights")
     reasons: list[str] = []
     for limits in _LIMITS:
@@ -186,7 +205,7 @@ def message_text(program: RowProgram) -> Text:
 def _shortest(program: RowProgram, slots: int, limits: _Limits, reasons: list[str]) -> Text | None:
     """The best text for so many slots, of the first schedule for which there are registers."""
     written: dict[int, list[_Writer]] = {}
-    for schedule in _schedules(slots):
+    for schedule in _schedules(slots, _has_tiles(program)):
         if schedule.vec not in written:
             written[schedule.vec] = list(_written(program, slots, schedule.vec, limits, reasons))
         texts = []
@@ -218,7 +237,7 @@ class _Schedule(NamedTuple):
     Attributes:
         vec: slots of a lane.
         unroll: entries of a team's step.
-        blocks: of a multiprocessor, of the most threads.
+        blocks: of a multiprocessor.
         registers: of a lane, as they are counted here: compilers need fewer.
     """
 
@@ -228,19 +247,28 @@ class _Schedule(NamedTuple):
     registers: int
 
 
-def _schedules(slots: int) -> Iterator[_Schedule]:
-    """The fastest ones first, as measured: wide words, then many entries on their way."""
+def _schedules(slots: int, has_tiles: bool) -> Iterator[_Schedule]:
+    """The fastest ones first, as measured: wide words, then many entries on their way.
+
+    Tiles take whole warps, and 16 entries at a time.
+    """
+    if has_tiles:
+        for blocks, registers in ((3, 230), (2, 300), (1, 300)):
+            for vec, unroll in itertools.product((4, 2, 1, 8, 7, 6, 5, 3), (8, 4)):
+                if slots % vec == 0 and slots <= _WARP * vec:
+                    yield _Schedule(vec, unroll, blocks, registers)
+        return
     pairs = [(4, 8), (4, 4), (2, 8), (2, 4), (4, 2), (2, 2), (1, 8), (1, 4)]
     if slots > 2 * _WARP:  # one team for a row rather than two
         pairs.sort(key=lambda pair: -pair[0])
     for vec, unroll in pairs:
         if slots % vec == 0:
             registers = 128 if unroll == 8 else 160 if (vec, unroll) == (2, 2) else 144
-            yield _Schedule(vec, unroll, 2, registers)
-    yield _Schedule(1, 4, 1, 250)
+            yield _Schedule(vec, unroll, 4, registers)
+    yield _Schedule(1, 4, 2, 250)
     for vec in (8, 7, 6, 5, 3):  # of what a warp must hold whole
         if slots % vec == 0 and slots <= _WARP * vec:
-            for unroll, blocks, registers in ((8, 2, 128), (4, 2, 144), (4, 1, 250)):
+            for unroll, blocks, registers in ((8, 4, 128), (4, 4, 144), (4, 2, 250)):
                 yield _Schedule(vec, unroll, blocks, registers)
 
 
@@ -250,7 +278,7 @@ def _candidates(program: RowProgram) -> list[int]:
     for each in program.instructions:
         if each.name == "reduce":
             widths.add(_reduced(each)[1])
-    outputs = {_width_of(program, each.value) for each in program.outputs}
+    outputs = {_width_of(program, each.value) for each in program.outputs if each.into != "all"}
     fits = [
         n
         for n in widths | outputs | {1, math.lcm(*outputs)}
@@ -277,7 +305,7 @@ class _Layout(NamedTuple):
 
 
 def _layouts(program: RowProgram, slots: int) -> Iterator[_Layout]:
-    widths = [_width_of(program, each.value) for each in program.outputs]
+    widths = [_width_of(program, each.value) for each in program.outputs if each.into != "all"]
     wide = any(w > slots for w in widths)
     narrow = any(1 < w < slots and slots % w == 0 for w in widths)
     for interleaved, grouped in itertools.product((False, True), (True, False)):
@@ -334,6 +362,22 @@ class _Place(NamedTuple):
     interleaved: bool
 
 
+class _Tile(NamedTuple):
+    """Rows in shared memory of a warp's entries.
+
+    Attributes:
+        value: That they are of.
+        stage: In which they are put there, or made.
+        width: Of a row, of which an entry has one or several.
+        summed: Whether sums of products are made of it.
+    """
+
+    value: int
+    stage: int
+    width: int
+    summed: bool
+
+
 class _Writer:
     def __init__(
         self, program: RowProgram, slots: int, vec: int, layout: _Layout, limits: _Limits
@@ -348,6 +392,7 @@ class _Writer:
         self.all_slots = np.arange(slots)
         self.values: dict[tuple[int, bytes], _Value] = {}
         self.fields: dict[tuple[Any, ...], str] = {}
+        self.num_fields = 0
         self.entry: list[str] = []
         self.once: list[str] = []
         self.loads: list[str] = []
@@ -362,6 +407,16 @@ class _Writer:
         self.registers_once = 0.0
         self.work = 0.0
         self.statements = 0.0
+        self.tile_of: dict[tuple[int, int], int] = {}  # a value, and the width of rows
+        self.stage = 0  # that is written
+        self.tiles_: list[_Tile] = []
+        self.stages: list[tuple[list[str], list[str]]] = []  # bodies: what is put there, products
+        self.matrices: list[str] = []
+        self.matrix_at: dict[tuple[int, ...], int] = {}
+        self.matrix_numbers = 0
+        self.sums: list[str] = []
+        self.adds: list[str] = []
+        self.store_sums: list[str] = []
 
         self._write()
 
@@ -369,16 +424,19 @@ class _Writer:
 
     def _write(self) -> None:
         program = self.program
-        row_outputs = [each for each in program.outputs if each.into != "edge"]
-        dtypes = {_dtype_of(program, each.value) for each in row_outputs}
-        if any(each.into not in ("edge", "row") for each in program.outputs):
-            raise ValueError("the outputs of a text are by edge or by row")
+        dtypes = {_dtype_of(program, each.value) for each in program.outputs if each.into == "row"}
+        if any(each.into not in ("edge", "row", "all") for each in program.outputs):
+            raise ValueError("the outputs of a text are by edge, by row or over all")
         if not dtypes <= {"float32", "float64", "float16", "bfloat16"}:
             raise _Infeasible(f"sums of {', '.join(sorted(dtypes))}")
         self.acc = "float64" if "float64" in dtypes else "float32"
         held = _HELD[self.acc]
         parts = self.parts
+        self.write_stages()
         for number, output in enumerate(program.outputs):
+            if output.into == "all":
+                self.sum_over_all(number, output)
+                continue
             place = self.place(number, output)
             values = [self.value(output.value, slots) for slots in place.components]
             if output.into == "edge":
@@ -398,6 +456,161 @@ class _Writer:
             parts += [_JOINS["sum"]]
             self.body.append("parts[0] = 0;")
 
+    # ---- Tiles ----------------------------------------------------------------------------------
+
+    def write_stages(self) -> None:
+        """Tiles of what is multiplied and of products, and what fills them."""
+        program, first = self.program, len(self.program.inputs)
+        self.precise = any(_is_precise(each) for each in program.instructions)
+        levels = [0] * len(program.values)  # stages after which a value can be made
+        products: list[list[int]] = []
+        outer: list[tuple[int, int]] = []  # a value and its width
+        for number, each in enumerate(program.instructions, first):
+            levels[number] = max((levels[i] for i in each.operands), default=0)
+            if each.name == "outer":
+                outer += [(i, _width_of(program, i)) for i in each.operands]
+            elif _on_tensor_cores(program, each):
+                stage = levels[number]
+                products += [[] for _ in range(stage + 1 - len(products))]
+                products[stage].append(number)
+                levels[number] = stage + 1
+        wanted: dict[tuple[int, int], None] = dict.fromkeys(outer)
+        for number in itertools.chain(*products):
+            operand = program.instructions[number - first].operands[0]
+            wanted[operand, _dot_sizes(program, program.instructions[number - first])[0]] = None
+        for value, width in wanted:
+            self.add_tile(value, width, levels[value], (value, width) in outer)
+        for stage in range(max((tile.stage + 1 for tile in self.tiles_), default=0)):
+            for i, tile in enumerate(self.tiles_):
+                if tile.stage == stage:
+                    self.put(i, tile)
+            made = products[stage] if stage < len(products) else ()
+            self.stages.append((self.body, [self.product(number, stage) for number in made]))
+            # What is made in a stage is no more there in the next one, but for tiles.
+            self.stage, self.body, self.values = stage + 1, [], {}
+            self.fields = {key: x for key, x in self.fields.items() if "." in x}
+
+    def add_tile(self, value: int, width: int, stage: int, summed: bool) -> None:
+        self.tile_of[value, width] = len(self.tiles_)
+        self.tiles_.append(_Tile(value, stage, width, summed))
+
+    def put(self, number: int, tile: _Tile) -> None:
+        """Writes what a lane has of a value to its tile."""
+        width, slots = _width_of(self.program, tile.value), self.slots
+        for start in range(0, width, slots):
+            at = np.minimum(start + self.all_slots, width - 1)
+            value = self.value(tile.value, at)
+            count = min(slots, width - start)
+            place = f"{start} + first" if start else "first"
+            rows = _width_of(self.program, tile.value) // tile.width
+            to = f"Tile{number}::row(memory, {rows} * in_warp)"
+            whole = count % self.vec == 0 and tile.width % self.vec == 0 and start % self.vec == 0
+            condition = f"active && first < {count}"
+            text = f"valid ? {value.at('i')} : 0"
+            if whole:
+                word = math.gcd(self.vec, 4)
+                self.body += [
+                    "{",
+                    "float words[kVec];",
+                    self.each(f"words[i] = {text};"),
+                    f"if ({condition}) put_numbers<{word}>({to} + Tile{number}::place({place}), "
+                    "words);",
+                    "}",
+                ]
+            else:
+                line = f"{to}[Tile{number}::place({place} + i)] = {text};"
+                self.body.append(self.each(f"if (active && first + i < {count}) {line}"))
+            self.work += 2 * count
+
+    def product(self, number: int, stage: int) -> str:
+        """A product of tiles; its matrix goes to shared memory once for a block."""
+        instruction = self.program.instructions[number - len(self.program.inputs)]
+        inner, columns = _dot_sizes(self.program, instruction)
+        given, start, down, across, group, apart = _matrix(self.program, instruction)
+        precise = _bool(self.precise)
+        turned = given, start, across, down, inner, 0, columns, inner
+        transposed = group == columns and turned in self.matrix_at
+        key = given, start, down, across, group, apart, inner, columns
+        key = turned if transposed else key
+        if key not in self.matrix_at:
+            kind = _stored(self.program.inputs[given].dtype.name)
+            self.matrix_at[key] = place = self.matrix_numbers
+            self.matrix_numbers += -(-inner // 8) * -(-columns // 8) * 64
+            self.matrices.append(
+                f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
+                f"(in.at[{given}]), {start}, {down}, {across}, {group}, {apart}, "
+                f"matrices + {place});"
+            )
+        place = self.matrix_at[key]
+        self.add_tile(number, columns, stage, False)
+        of, to = self.tile_of[instruction.operands[0], inner], len(self.tiles_) - 1
+        self.work += instruction.width * inner / 16
+        kinds = f"Tile{of}, Tile{to}, {_bool(transposed)}, {precise}"
+        return f"multiply_rows<{kinds}>(memory, matrices + {place});"
+
+    def tile_with(self, number: int) -> int | None:
+        """Where a value is that a stage before has made."""
+        tiles = enumerate(self.tiles_)
+        there = (i for i, each in tiles if each.value == number and each.stage < self.stage)
+        return next(there, None)
+
+    def read_tile(self, tile: int, slots: np.ndarray) -> _Value:
+        """What slots want of a tile."""
+        number, _, columns, _ = self.tiles_[tile]
+        rows = _width_of(self.program, number) // columns
+        row = f"Tile{tile}::row(memory, {rows} * in_warp)"
+        dtype = _dtype_of(self.program, number)
+        start = int(slots[0])
+        together = (slots == start + self.all_slots).all() and self.vec > 1
+        if together and columns % self.vec == 0 and start % self.vec == 0:
+            name = f"y{len(self.values)}_{len(self.body)}"
+            word = math.gcd(self.vec, 4)
+            place = f"{start} + first" if start else "first"
+            inside = f"active ? Tile{tile}::place({place}) : 0"
+            self.body += [
+                f"float {name}[kVec];",
+                f"take_numbers<{word}>({row} + ({inside}), {name});",
+            ]
+            self.work += self.slots
+            return _Value(f"{name}[{{i}}]", True)
+        by_lane = self.by_lane(slots)
+
+        def text(i: str) -> str:
+            slot = "first" if by_lane else f"(first + {i})"
+            inside = f"active ? Tile{tile}::place({self.index(slots, slot, by_lane)}) : 0"
+            return f"{row}[{inside}]"
+
+        return self.define(dtype, text, not by_lane, 1)
+
+    def sum_over_all(self, number: int, output: Output) -> None:
+        """The sum of products of two rows, made of tiles by the whole block."""
+        instruction = self.program.instructions[output.value - len(self.program.inputs)]
+        pairs = list(zip(instruction.operands[::2], instruction.operands[1::2], strict=True))
+        down, across = (_width_of(self.program, i) for i in pairs[0])
+        sums, precise = f"sum{len(self.sums)}", _bool(self.precise)
+        warps = THREADS // _WARP
+        self.sums.append(f"OuterSum<{down}, {across}, {warps}, {precise}> {sums};")
+        for x, y in pairs:
+            tiles = f"Tile{self.tile_of[x, down]}, Tile{self.tile_of[y, across]}"
+            self.adds.append(f"sums.{sums}.add<{tiles}>(tiles, kTiles);")
+            self.work += down * across / 16
+        to = f"row_of<float, {down * across}>(out.at[{number}], static_cast<Index>(block))"
+        self.store_sums.append(f"sums.{sums}.store({to});")
+
+    def tile_lines(self, entries: int) -> tuple[list[str], int]:
+        """Where tiles lie that have so many entries, and how many numbers they are together."""
+        lines, place = [], 0
+        for i, tile in enumerate(self.tiles_):
+            rows = entries * _width_of(self.program, tile.value) // tile.width
+            rows = -(-rows // 16) * 16
+            # Free of bank conflicts: of a number of eight rows, or of eight numbers of some rows.
+            stride = -(-tile.width // 8) * 8 + (8 if tile.summed else 4)
+            lines.append(f"using Tile{i} = EntryTile<{place}, {rows}, {tile.width}, {stride}>;")
+            place += rows * stride
+        return lines, place
+
+    # ---- The text -------------------------------------------------------------------------------
+
     def text(self, schedule: _Schedule) -> Text:
         """The text by a schedule.
 
@@ -409,11 +622,16 @@ class _Writer:
         ids, sums = 6 * unroll + 40, 4 * len(parts) * _BYTES[self.acc] / 4
         if ids + entry + sums > schedule.registers:
             raise _Infeasible("an entry has too many numbers for the registers of a GPU")
+        tiles, numbers = self.tile_lines(_WARP // self.lanes * unroll)
+        shared = 4 * (self.matrix_numbers + THREADS // _WARP * numbers)
+        if schedule.blocks * (shared + _OWN_BYTES) > _SHARED_BYTES:
+            raise _Infeasible("linear maps have too many numbers for the shared memory of a GPU")
         kinds = " : ".join(f"part < {end} ? {join}" for join, end in _runs(parts)[:-1])
         kind = f"{kinds} : {parts[-1]}" if kinds else parts[-1]
         lines = [
             *self.tables,
             "struct Text {",
+            *tiles,
             f"using Acc = {_HELD[self.acc]};",
             f"static constexpr int kVec = {self.vec}, kParts = {len(parts)};",
             f"static constexpr int kUnroll = {unroll}, kMinBlocks = {schedule.blocks};",
@@ -434,9 +652,14 @@ class _Writer:
             *_function(
                 "value(const Entry& entry, const Once& once, const Arrays& in, const Arrays& out, "
                 "bool active, bool there, bool valid, Index row, Index col, Index place, "
-                "unsigned first, Acc (&parts)[kParts])",
+                "unsigned first, float* memory, unsigned in_warp, Acc (&parts)[kParts])",
                 self.body,
             ),
+            f"static constexpr int kStages = {len(self.stages)};",
+            f"static constexpr int kMatrices = {self.matrix_numbers}, kTiles = {numbers};",
+            f"static constexpr bool kMeets = {_bool(bool(self.sums))};",
+            *_struct("Sums", self.sums),
+            *self.stage_functions(),
             *_function(
                 "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",
                 self.stores,
@@ -454,11 +677,34 @@ class _Writer:
             self.lanes,
             unroll,
             len(parts),
+            schedule.blocks,
+            shared,
             self.acc,
             tuple(self.words),
             self.exact,
             work,
         )
+
+    def stage_functions(self) -> list[str]:
+        """What a text with tiles has beside others."""
+        found: list[str] = []
+        for i, (puts, multiplies) in enumerate(self.stages):
+            found += _function(
+                f"stage(Stage<{i}>, const Entry& entry, const Once& once, const Arrays& in, "
+                "bool active, bool valid, Index row, Index col, Index place, unsigned first, "
+                "float* memory, unsigned in_warp)",
+                puts,
+            )
+            signature = f"multiply(Stage<{i}>, float* memory, const float* matrices)"
+            found += _function(signature, multiplies)
+        if self.stages:
+            found += _function("load_matrices(const Arrays& in, float* matrices)", self.matrices)
+        if self.sums:
+            found += _function("add(Sums& sums, float* tiles)", self.adds)
+            found += _function(
+                "store_sums(const Sums& sums, const Arrays& out, unsigned block)", self.store_sums
+            )
+        return found
 
     # ---- Outputs --------------------------------------------------------------------------------
 
@@ -528,7 +774,10 @@ class _Writer:
         key = number, slots.tobytes()
         if key not in self.values:
             inputs = len(self.program.inputs)
-            if number < inputs:
+            tile = self.tile_with(number)
+            if tile is not None:
+                found = self.read_tile(tile, slots)
+            elif number < inputs:
                 found = self.load(number, slots)
             else:
                 found = self.compute(self.program.instructions[number - inputs], slots)
@@ -554,6 +803,8 @@ class _Writer:
         ]
         dtypes = [_dtype_of(program, each) for each in operands]
         line = _line_of(instruction, dtypes)
+        if name == "log1p" and dtypes[0] == "float32" and self.is_fraction(operands[0]):
+            line = "log1p_of_fraction({0})".format
         if name in _COMPARISONS:  # of what is in memory with what is not
             values = [
                 value._replace(text=_rounded(value.text, dtype))
@@ -565,6 +816,15 @@ class _Writer:
             return line(*(value.at(i) for value in values))
 
         return self.define(instruction.dtype.name, text, vector, 4 if name in SLOW else 1)
+
+    def is_fraction(self, number: int) -> bool:
+        """Whether it is exp(-abs(x)), as in a softplus."""
+        names: list[str] = []
+        while number >= len(self.program.inputs) and len(names) < 3:
+            of = self.program.instructions[number - len(self.program.inputs)]
+            names.append(of.name)
+            number = of.operands[0] if of.operands else 0
+        return names == ["exp", "neg", "abs"]
 
     def define(self, dtype: str, text: Any, vector: bool, work: float) -> _Value:
         """A variable."""
@@ -746,7 +1006,8 @@ class _Writer:
         given = self.program.inputs[number]
         dtype = given.dtype.name
         kind, shared = _stored(dtype), given.read == "shared"
-        name = f"x{len(self.fields)}"
+        self.num_fields += 1
+        name = f"x{self.num_fields}"
         registers = max(1.0, count * _BYTES[dtype] / 4)
         lines, condition, declared = self.loads, "valid", f"{kind} {name}[{count}];"
         if shared and self.registers_once + registers <= _MOST_KEPT:
@@ -829,7 +1090,58 @@ def _dot_sizes(program: RowProgram, instruction: Instruction) -> tuple[int, int]
     return inner, _width_of(program, instruction.operands[1]) // inner
 
 
+def _on_tensor_cores(program: RowProgram, each: Instruction) -> bool:
+    """Whether a warp makes it for all its entries together."""
+    return (
+        each.name == "dot"
+        and each.dtype.name in ("float32", *HALVES)
+        and _width_of(program, each.operands[1]) > MOST_WEIGHTS
+    )
+
+
+def _has_tiles(program: RowProgram) -> bool:
+    return any(
+        each.name == "outer" or _on_tensor_cores(program, each) for each in program.instructions
+    )
+
+
+def _is_precise(each: Instruction) -> bool:
+    """Whether it must not be rounded to tf32."""
+    return each.name == "dot" and len(each.params) > 1
+
+
+def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int, int, int]:
+    """The input that a matrix is of, and what ``load_matrix`` is told of its numbers' places."""
+    inner, columns = _dot_sizes(program, dot)
+    number, places = dot.operands[1], np.arange(inner * columns)
+    while number >= len(program.inputs):
+        of = program.instructions[number - len(program.inputs)]
+        if of.name == "take":
+            places = np.asarray(of.params, np.int64)[places]
+        elif of.name != "convert_element_type" or of.dtype.name != "float32":
+            raise _Infeasible("a matrix that is computed")
+        number = of.operands[0]
+    given = program.inputs[number]
+    start = int(places[0])
+    down = int(places[columns]) - start if inner > 1 else 0
+    across = int(places[1]) - start if columns > 1 else 0
+    at = np.arange(columns)
+    breaks = np.flatnonzero(places[:columns] != start + across * at)
+    group = int(breaks[0]) if len(breaks) else columns
+    apart = int(places[group]) - start if len(breaks) else 0
+    even = start + down * np.arange(inner)[:, None] + at % group * across + at // group * apart
+    if given.read != "shared" or given.dtype.name not in ("float32", *HALVES):
+        raise _Infeasible(f"a matrix of {given.dtype}, by {given.read}")
+    if (places != even.ravel()).any():
+        raise _Infeasible("a matrix whose numbers lie in no order")
+    return number, start, down, across, group, apart
+
+
 # --- Pieces of C++ -------------------------------------------------------------------------------
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _held(dtype: str) -> str:
@@ -845,7 +1157,7 @@ def _stored(dtype: str) -> str:
 
 def _rounded(text: str, dtype: str) -> str:
     """A number of a half type, which is more precise in a register, as it is in memory."""
-    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in _HALVES else text
+    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in HALVES else text
 
 
 def _read(text: str, dtype: str) -> str:

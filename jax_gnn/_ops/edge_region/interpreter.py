@@ -186,7 +186,7 @@ def _encoded(walk: _Walk, numbers: list[float], *, by_col: bool) -> list[int]:
     for step in program.instructions:
         if step.name not in CODES:
             raise Unsupported(None, f"{step.name} has no instruction on a CPU")
-        params = list(step.params)
+        params = list(step.params[:1] if step.name == "dot" else step.params)
         if step.name == "constant":
             params = [len(numbers)]
             numbers += map(float, step.params)

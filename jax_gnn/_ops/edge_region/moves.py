@@ -7,7 +7,8 @@ other moves, and often nothing is left of both. All numbers stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,82 @@ def with_fewer_moves(program: RowProgram) -> RowProgram:
         for each in program.outputs
     ]
     return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+def with_fewer_selects(program: RowProgram) -> RowProgram:
+    """The same program, where a number that one of two masks makes zero has one mask for both."""
+    build, count = Builder(program.inputs), len(program.inputs)
+    values = list(range(count))
+
+    def masked(each: Instruction, operands: Sequence[int]) -> tuple[int, int, int] | None:
+        if each.name != "select_n" or len(operands) != 3 or build.value(operands[0]).dtype != bool:
+            return None
+        zeros = build.constant_of(operands[1])
+        return (operands[0], operands[1], operands[2]) if _all_zero(zeros) else None
+
+    for each in program.instructions:
+        operands = [values[i] for i in each.operands]
+        outer = masked(each, operands)
+        of = build.value(outer[2]) if outer else None
+        inner = masked(of, of.operands) if isinstance(of, Instruction) else None
+        if outer and inner and build.value(outer[0]).width == build.value(inner[0]).width:
+            width, dtype = build.value(outer[0]).width, np.dtype(bool)
+            both = build.emit("and", (outer[0], inner[0]), width, dtype)
+            operands = [both, outer[1], inner[2]]
+        values.append(build.emit(each.name, operands, each.width, each.dtype, each.params))
+    outputs = [replace(each, value=values[each.value]) for each in program.outputs]
+    return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+def _all_zero(numbers: np.ndarray | None) -> bool:
+    return numbers is not None and not numbers.any() and not np.signbit(numbers).any()
+
+
+def factors(values: Callable[[int], Input | Instruction], value: int) -> list[int]:
+    """Pairs of rows of which a value has the sum of all products of their numbers.
+
+    So has what a matrix's gradient sums over all entries. None where it is no such sum.
+
+    Args:
+        values: The value of a number.
+        value: The number of a value.
+    """
+    at = np.arange(values(value).width)
+    found: list[int] = []
+    left = [_taken(values, value, at)]
+    while left:
+        number, places = left.pop()
+        of = values(number)
+        name = of.name if isinstance(of, Instruction) else "input"
+        if name not in ("add", "mul"):
+            return []
+        sides = [_taken(values, i, places) for i in of.operands]  # type: ignore[union-attr]
+        if name == "add":
+            left += sides
+            continue
+        for (x, of_x), (y, of_y) in (sides, sides[::-1]):
+            rows, columns = values(x).width, values(y).width
+            if rows * columns == len(at) and not (
+                (of_x != at // columns).any() or (of_y != at % columns).any()
+            ):
+                found += x, y
+                break
+        else:
+            return []
+    pairs = zip(found[::2], found[1::2], strict=True)
+    shapes = {(values(x).width, values(y).width) for x, y in pairs}
+    return found if len(shapes) == 1 else []
+
+
+def _taken(
+    values: Callable[[int], Input | Instruction], number: int, places: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """The value whose numbers are taken, and which they are."""
+    of = values(number)
+    while isinstance(of, Instruction) and of.name == "take":
+        number, places = of.operands[0], np.asarray(of.params)[places]
+        of = values(number)
+    return number, places
 
 
 class _Moves(Builder):
@@ -124,20 +201,10 @@ class _Moves(Builder):
 
         That is the gradient of a matrix: the interpreter makes it a product of blocks of entries.
         """
-        of = self.value(value)
-        if output.into != "all" or output.reduce != "sum" or not isinstance(of, Instruction):
+        if output.into != "all" or output.reduce != "sum":
             return value
-        takes: list[Any] = [self.value(i) for i in of.operands]
-        if of.name != "mul" or any(getattr(each, "name", "") != "take" for each in takes):
-            return value
-        for x, y in (takes, takes[::-1]):
-            rows, columns = (self.value(each.operands[0]).width for each in (x, y))
-            at = np.arange(of.width)
-            ways = zip((x, y), (at // columns, at % columns), strict=True)
-            if of.width == rows * columns and all(np.array_equal(z.params, way) for z, way in ways):
-                operands = (*x.operands, *y.operands)
-                return self.emit("outer", operands, of.width, of.dtype)
-        return value
+        pairs, of = factors(self.value, value), self.value(value)
+        return self.emit("outer", pairs, of.width, of.dtype) if len(pairs) == 2 else value
 
     def _joined(self, each: Instruction, value: int) -> int:
         """A reduction of few numbers, one after the other."""

@@ -51,8 +51,9 @@ class Instruction:
             its numbers; ``"take"``, whose params say which number of the operand each one is;
             ``"concatenate"``; ``"reduce"``, with params ``(kind, n)``, over the n last numbers of
             an operand ``(width, n)``; ``"dot"``, with params ``(k,)``, of operands ``(outer, k)``
-            and ``(k, n)``, where the second one is shared; of the interpreter's alone ``"outer"``,
-            all products of numbers of two operands.
+            and ``(k, n)``, where the second one is shared, with a second one, ``"highest"``, where
+            it must not be rounded to less than its dtype; ``"outer"``, the sum of all products of
+            numbers of pairs of operands.
         operands: Numbers of values: inputs first, then instructions in their order.
         width: Of the result.
         dtype: Of the result.
@@ -276,6 +277,7 @@ _CALLS = (
     *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
 )
 _INNER = ("call_jaxpr", "fun_jaxpr", "jaxpr")
+_DEFAULT = None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT)
 
 
 # --- From JAX ------------------------------------------------------------------------------------
@@ -542,7 +544,8 @@ class Builder:
             weights = _places(shapes[fixed]).transpose(*batch[fixed], *summed[fixed], *free[fixed])
             both = self.take(operands[moving], rows), self.take(operands[fixed], weights)
             width = sizes[moving] * sizes[fixed]
-            found = self.emit("dot", both, width, aval.dtype, (count,))
+            precise = () if eqn.params["precision"] in _DEFAULT else ("highest",)
+            found = self.emit("dot", both, width, aval.dtype, (count, *precise))
             if moving == 0:
                 return found
             return self.take(found, np.arange(width).reshape(sizes[moving], sizes[fixed]).T)
@@ -646,10 +649,13 @@ def _evaluated(each: Instruction, operands: Sequence[Array]) -> Array:
             kind, count = each.params
             return REDUCTIONS[kind](operands[0].reshape(each.width, count), 1).astype(each.dtype)
         case "dot":
-            (count,) = each.params
-            return (operands[0].reshape(-1, count) @ operands[1].reshape(count, -1)).ravel()
+            count, *precision = each.params
+            x, w = operands[0].reshape(-1, count), operands[1].reshape(count, -1)
+            return jnp.matmul(x, w, precision=precision[0] if precision else None).ravel()
         case "outer":
-            return jnp.outer(operands[0], operands[1]).ravel()
+            pairs = zip(operands[::2], operands[1::2], strict=True)
+            found = jnp.stack([jnp.outer(x, y).ravel() for x, y in pairs])
+            return jnp.sum(found, 0, dtype=each.dtype)
         case "convert_element_type":
             return lax.convert_element_type(operands[0], each.dtype)
     return FUNCTIONS[each.name].lax(*operands, *each.params)

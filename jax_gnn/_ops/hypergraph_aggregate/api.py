@@ -167,7 +167,8 @@ def hypergraph_aggregate(
     residual = None if residual is None else flat(residual)
     bias = None if bias is None else bias.ravel()
     relu = activation == "relu"
-    if reduces == ["sum", "sum"] and into.weight is None and back.weight is None:
+    is_weighted = any(end.messages(acc).weight is not None for end in (into, back))
+    if reduces == ["sum", "sum"] and not is_weighted:
         is_linear = residual is None and bias is None and not relu
         y = aggregate(
             flat(x),
@@ -183,7 +184,7 @@ def hypergraph_aggregate(
         return activated(y, activation).reshape(x.shape)
     h = flat(x)
     goes_on = own is not None or residual is not None or bias is not None
-    rounds = goes_on or into.weight is not None or reduces[0] == "sum"
+    rounds = goes_on or is_weighted or reduces[0] == "sum"
     if rounds or any(s is not None for s in scales):
         h = h.astype(acc)  # else rounded between the stages; a bare maximum is exact in any type
     h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
@@ -435,7 +436,7 @@ class _Incidences(NamedTuple):
 
     @property
     def matrix(self) -> SparseMatrix:
-        matrix = self.graph.matrix(weighted=self.weight is not None)
+        matrix = self.graph._plain.matrix(weighted=self.weight is not None)
         return matrix.T if self.to_nodes else matrix
 
     @property
@@ -443,8 +444,14 @@ class _Incidences(NamedTuple):
         """How many incidences each of those who receive has."""
         return self.graph.out_degrees() if self.to_nodes else self.graph.in_degrees()
 
+    def messages(self, acc: Any) -> _Incidences:
+        """With the factors that messages have, which degrees do not have."""
+        graph, weight = self.graph._gated(self.weight, acc)
+        return self._replace(graph=graph, weight=weight)
+
     def reduce(self, x: Array, reduce: str, implementation: str | None) -> Array:
-        y = reduce_messages(x, self.weight, self.matrix, reduce, implementation)
+        gated = self.messages(accumulator_dtype(x.dtype))
+        y = reduce_messages(x, gated.weight, gated.matrix, reduce, implementation)
         if reduce in ("max", "min"):
             y = jnp.where(_unused(self).reshape(-1, *[1] * (y.ndim - 1)), 0, y)
         return y

@@ -102,8 +102,9 @@ def relational_aggregate(
             f"graph.with_parts({part!r}), got {graph}"
         )
     dtype = promoted(x.dtype, rhs.dtype)
+    graph, weight = _messages(graph, weight, dtype)
     return primitive.relational_aggregate(
-        *(x.astype(dtype), rhs.astype(dtype), _edge_weight(graph, weight, dtype)),
+        *(x.astype(dtype), rhs.astype(dtype), weight),
         graph.matrix(weighted=True),
         transposed=transpose_rhs,
         method=method,
@@ -152,21 +153,28 @@ def relational_lookup(
             f"table must be (num_relations={graph.num_relations}, num_src={graph.num_src}, n), got "
             f"shape {table.shape}"
         )
+    graph, weight = _messages(graph, weight, table.dtype)
     matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
     rows = table.reshape(graph.num_relations * graph.num_src, table.shape[2])
-    weight = _edge_weight(graph, weight, table.dtype)
     column = None if weight is None else weight[:, None]
     return reduce_messages(rows, column, matrix, "sum", implementation)
 
 
-def _edge_weight(graph: RelationalGraph, weight: ArrayLike | None, dtype: object) -> Array | None:
-    """In the type that sums are taken in."""
-    if weight is None:
-        return None
-    weight = check_real("weight", weight)
-    if weight.shape != (graph.num_edges,):
-        raise ValueError(f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}")
-    return weight.astype(accumulator_dtype(dtype))
+def _messages(
+    graph: RelationalGraph, weight: ArrayLike | None, dtype: object
+) -> tuple[RelationalGraph, Array | None]:
+    """What has the edges, and their weights in the type that sums are taken in."""
+    acc = accumulator_dtype(dtype)
+    column = None
+    if weight is not None:
+        weight = check_real("weight", weight)
+        if weight.shape != (graph.num_edges,):
+            raise ValueError(
+                f"weight must be (num_edges={graph.num_edges},), got shape {weight.shape}"
+            )
+        column = weight.astype(acc)[:, None]
+    graph, column = graph._gated(column, acc)
+    return graph, None if column is None else column[:, 0]
 
 
 def of_relations(
@@ -176,10 +184,10 @@ def of_relations(
 
     The gradient is a segment sum.
     """
-    matrix = types_matrix(graph.matrix(weighted=True), graph.num_relations)
+    matrix = types_matrix(graph._plain.matrix(weighted=True), graph.num_relations)
     return gather(values, matrix, implementation)
 
 
 def counts_of(graph: RelationalGraph, rhs: Any) -> Counts:
     """What the choice of a method looks at."""
-    return counts(rhs, rhs, graph.matrix(weighted=True), transposed=False)
+    return counts(rhs, rhs, graph._plain.matrix(weighted=True), transposed=False)

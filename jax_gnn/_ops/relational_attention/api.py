@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -31,7 +32,7 @@ from jax_gnn._ops.relational_attention.methods import (
     attend_rgat,
     choose_method,
 )
-from jax_gnn._ops.relational_attention.weights import HGTWeights, RGATWeights
+from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
 from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method
@@ -124,12 +125,14 @@ def rgat_attention(
             )
         return found.astype(accumulator_dtype(x.dtype))
 
+    nodes, acc = graph.nodes, accumulator_dtype(x.dtype)
+    graph, scale = graph._gated(of_edges("edge_scale", edge_scale), acc, heads)
     scores = RGATScores(
         check_flag("multiplicative", multiplicative),
         slope,
         of_edges("edge_bias", edge_bias),
         check_flag("within_relations", within_relations),
-        of_edges("edge_scale", edge_scale),
+        scale,
     )
     check_choice("method", method, METHODS)
     ffi.check_implementation(implementation)
@@ -140,17 +143,26 @@ def rgat_attention(
             method=chosen,
             precision=precision_level(precision),
         )
-    graph._note("attention", lambda: _shares(graph, x, x_dst, weights, scores))
+    nodes._note("attention", lambda: _rgat_shares(graph, x, x_dst, weights, scores))
     return y.reshape(len(y), heads, width)
 
 
-def _shares(
+def _shares(total: Callable[[Array], Array], scale: Array | None, like: Array) -> Array:
+    """``(num_edges, heads)``, what edges are weighed by: the gradient to factors of a sum of ones.
+
+    Args:
+        total: that sum, by the factors.
+        scale: factors that there are, or None.
+        like: of the shape of the factors.
+    """
+    found = jax.grad(total)(jnp.ones_like(like))
+    return found if scale is None else found * scale
+
+
+def _rgat_shares(
     graph: RelationalGraph, x: Array, x_dst: Array, weights: RGATWeights, scores: RGATScores
 ) -> Array:
-    """``(num_edges, heads)``, what RGAT weighs edges by: the gradient to factors of a sum of ones.
-
-    A feature more makes values 1, and no difference to scores.
-    """
+    """A feature more makes values 1, and no difference to scores."""
     relations, k, _ = weights.kernel.shape
     heads, scale = weights.src.shape[1], scores.edge_scale
     kernel = jnp.zeros((relations, k + 1, heads), x.dtype).at[:, k].set(1)
@@ -169,8 +181,7 @@ def _shares(
             precision=precision_level(None),
         ).sum()
 
-    found = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(x.dtype)))
-    return found if scale is None else found * scale
+    return _shares(total, scale, jnp.zeros((graph.num_edges, heads), accumulator_dtype(x.dtype)))
 
 
 @public
@@ -252,17 +263,31 @@ def hgt_attention(
             )
     check_choice("method", method, METHODS)
     ffi.check_implementation(implementation)
+    nodes, acc = graph.nodes, accumulator_dtype(value.dtype)
+    graph, scale = graph._gated(None, acc, heads)
     chosen = choose_method(graph, method, kernel, heads, dots=True)
     made = query if made_query is None else _check_nodes("made_query", made_query, *dst)
+    options: Any = {
+        "heads": heads,
+        "method": chosen,
+        "precision": precision_level(precision),
+        "made": not check_flag("keys_take_queries", keys_take_queries),
+    }
+    asking = made.astype(value.dtype) if chosen == "source_pairs" else query
     with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
-        y = attend_hgt(
-            *(graph, key, value, made.astype(value.dtype) if chosen == "source_pairs" else query),
-            weights,
-            heads=heads,
-            method=chosen,
-            precision=precision_level(precision),
-            made=not check_flag("keys_take_queries", keys_take_queries),
-        )
+        y = attend_hgt(graph, key, value, asking, weights, scale=scale, **options)
+
+    def weights_of_edges() -> Array:
+        ones = jnp.ones((graph.num_src, 1), value.dtype)
+        maps = RelationMaps(jnp.ones((graph.num_relations, 1, heads), value.dtype))
+
+        def total(scale: Array) -> Array:
+            of_ones = weights._replace(value=maps)
+            return attend_hgt(graph, key, ones, asking, of_ones, scale=scale, **options).sum()
+
+        return _shares(total, scale, jnp.zeros((graph.num_edges, heads), acc))
+
+    nodes._note("attention", weights_of_edges)
     return y.reshape(len(y), heads, width // heads)
 
 

@@ -60,7 +60,7 @@ def choose_method(
     Raises:
         ValueError: The graph lacks a part that it goes through.
     """
-    found = counts(kernel, kernel, graph.matrix(), transposed=False)
+    found = counts(kernel, kernel, graph._plain.matrix(), transposed=False)
     if method == "auto":
         there = {each for each, needs in _NEEDS.items() if not _missing(graph, needs[dots])}
         found = found._replace(
@@ -287,6 +287,7 @@ def attend_hgt(
     method: Method,
     precision: Any,
     made: bool = True,
+    scale: Array | None = None,
 ) -> Array:
     """Attention of HGT, ``(destinations, heads · d)``.
 
@@ -302,6 +303,7 @@ def attend_hgt(
         precision: Of the products.
         made: Whether by source pair the queries are made; else keys are multiplied with their maps,
             too, which there are of one head that has no biases.
+        scale: ``(edges, heads)``, factors after the softmax, or None.
     """
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
     if method == "source_pairs":
@@ -310,7 +312,7 @@ def attend_hgt(
         keys = edges.of_pairs(pairs, key, maps, transposed=not made)
         values = edges.of_pairs(pairs, value, weights.value)
         from_pairs = part(edges.matrix.from_pairs)
-        return attend(values, Dots(query, keys, one), None, from_pairs, heads=heads)[0]
+        return attend(values, Dots(query, keys, one), scale, from_pairs, heads=heads)[0]
     queries = edges.of_pairs(edges.pair_dst, query, weights.query)
     shift = None
     if weights.shift is not None:
@@ -322,4 +324,5 @@ def attend_hgt(
         *(values, None if same else keys, queries, *weights.value, shift, edges.matrix),
         heads=heads,
         precision=precision,
+        scale=scale,
     )

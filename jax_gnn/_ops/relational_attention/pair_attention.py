@@ -82,11 +82,13 @@ class Known(NamedTuple):
     share: Any
 
 
-def _steps(operands: Operands, *, heads: int, precision: Any) -> tuple[Array, Array, Array, Array]:
+def _steps(
+    operands: Operands, *, heads: int, precision: Any, scale: Array | None = None
+) -> tuple[Array, Array, Array, Array]:
     """The result, the sums, their statistics, and what each counts."""
     value, key, query, kernel, bias, shift, matrix = operands
     pairs, into = part(matrix.pair_dst), part(matrix.to_pairs)
-    sums, stats = attend(value, _dots(value, key, query), None, into, heads=heads)
+    sums, stats = attend(value, _dots(value, key, query), scale, into, heads=heads)
     share = shares(stats, pairs.node_segments, shift)
     z = product_of_heads(sums, kernel, bias, pairs, heads=heads, precision=precision)
     y = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=heads)
@@ -159,11 +161,21 @@ pair_attention_jvp = Linear(
 
 
 def pair_attention(
-    *operands: Any, heads: int, precision: Any, implementation: str | None = None
+    *operands: Any,
+    heads: int,
+    precision: Any,
+    scale: Array | None = None,
+    implementation: str | None = None,
 ) -> Array:
-    """The sums of ``Operands`` operands, in their order."""
+    """The sums of ``Operands`` operands, in their order.
+
+    With factors of edges after the softmax, ``(edges, heads)``, derivatives are those of the steps.
+    """
     chosen = implementation or ffi.chosen_implementation.value
     attributes: Any = {"heads": heads, "precision": precision}
+    if scale is not None:
+        with ffi.chosen_implementation(chosen):
+            return _steps(Operands(*operands), **attributes, scale=scale)[0]
 
     @jax.custom_jvp
     def attend(*operands: Any) -> Array:

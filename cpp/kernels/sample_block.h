@@ -1,0 +1,34 @@
+// Sampled neighbourhoods: which edges of each row are drawn, and the block that is built of these.
+// All kernels give what jax_gnn/sampling/_draw.py, _weights.py and _blocks.py compute, bit for bit.
+#pragma once
+
+#include <cstdint>
+
+namespace jax_gnn {
+
+// Which random numbers a draw takes: two words of a key, and a stream below 256.
+struct Random {
+  const uint32_t* key;
+  uint32_t stream;
+};
+
+// What was drawn of the edges into nodes.
+template <typename Index>
+struct Drawn {
+  const Index* nodes;    // (num_dst,), ids of the destinations; out of range: padding
+  const Index* starts;   // (num_dst,), where their edges start
+  const Index* offsets;  // (num_dst, fanout), which of these were drawn
+  const Index* counts;   // (num_dst,), how many of them count
+  const Index* cols;     // (num_whole,), where each edge of the whole graph comes from
+  const Index* seeds;    // (num_dst,), if nodes of different seeds are different sources; or null
+  int64_t num_dst, fanout, num_whole, num_nodes;
+};
+
+// The arrays of a jax_gnn.Graph with num_edges edges from num_src sources, and the sources' ids.
+template <typename Index>
+struct Block {
+  Index *indptr, *rows, *cols, *t_indptr, *t_rows, *t_cols, *t_order, *edge_ids, *sources;
+  int64_t num_edges, num_src;
+};
+
+}  // namespace jax_gnn
