@@ -138,6 +138,18 @@ def test_a_walk_reads_what_the_one_before_kept(rng: np.random.Generator) -> None
     assert [each.name for each in second.program.instructions] == ["mul"]
 
 
+def test_a_walk_keeps_what_attains_maxima(rng: np.random.Generator) -> None:
+    """The other walk then reads one truth value in place of all that is compared."""
+    model = Model(lambda x, y: [jax.nn.relu(x - y)], pairwise(4).rows, [("row", "max")])
+    rows = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
+    region = Region.of(model.function, rows, model.reads, model.outputs).cotangent((0, 1), (0,))
+    assert isinstance(region.program, RowProgram)
+    first, second = cuda._walks(region.program, Edges.random(rng, "random").matrix)
+    assert (first.places, second.places, second.stored) == ((0, 2), (1,), (2,))
+    assert [each.dtype for each in second.program.inputs] == [np.float32, bool]
+    assert [each.name for each in second.program.instructions] == ["constant", "select_n", "neg"]
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and a compiler that takes all texts."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from flax_layers.training.links import LinkResult
 from flax_layers.training.loop import TrainResult
+from flax_layers.training.records import mean_and_std
 
 METRICS = {"auc": "AUC", "ap": "AP", "mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3"}
 METRICS |= {"hits@10": "Hits@10"}
@@ -53,7 +54,8 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
             lowest = min(lowest, float(low[settled:].min()))
         axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
     mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
-    told = f"{mean:.3f} ± {std:.3f}" if regresses else f"{mean:.1f} ± {std:.1f}"
+    rows = len(run.train_loss)
+    told = mean_and_std(mean, std, rows, ".3f" if regresses else ".1f")
     what = "at the best epoch" if run.over == "folds" else "test (best epoch)"
     accuracy_axes.axhline(
         *(mean,), color=_GREEN, linestyle="--", linewidth=1.4, label=f"{what}: {told}"
@@ -65,7 +67,6 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
     top = min(accuracy_axes.get_ylim()[1], unit)
     accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, top))
     _style((loss_axes, accuracy_axes), epochs)
-    rows = len(run.train_loss)
     figure.suptitle(title + (f" (mean ± std of {rows} {run.over})" if rows > 1 else ""))
     _save(figure, path)
 
@@ -99,6 +100,7 @@ def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title:
             label=label,
             marker="o",
             markersize=3,
+            clip_on=False,
         )
     tested = 100 * result.test[result.best_by]
     metric_axes.axhline(

@@ -132,3 +132,8 @@ class TrainResult:
         if self.baseline is None:
             return None
         return self.baseline.median_epoch_seconds / self.run.median_epoch_seconds
+
+
+def mean_and_std(mean: float, std: float, count: int, form: str) -> str:
+    """A mean as text, with the deviation where there are several numbers."""
+    return f"{mean:{form}} ± {std:{form}}" if count > 1 else f"{mean:{form}}"

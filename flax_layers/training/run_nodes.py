@@ -28,6 +28,7 @@ from flax_layers.training import (
 from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
 from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
+from flax_layers.training.records import mean_and_std
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
@@ -80,12 +81,13 @@ def _num_features(x: Any) -> int | str:
 
 def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]]:
     """Errors of a regression, else accuracies; each with its deviation."""
+    count = len(result.run.test_accuracy)
     if result.errors is None:
-        over = f"accuracy of {len(result.run.test_accuracy)} folds"
+        over = f"accuracy of {count} folds"
         yield [
             over if result.run.over == "folds" else "test accuracy",
             *(
-                f"{100 * run.accuracy_mean:.2f} ± {100 * run.accuracy_std:.2f} %"
+                f"{mean_and_std(100 * run.accuracy_mean, 100 * run.accuracy_std, count, '.2f')} %"
                 for run in runs.values()
             ),
         ]
@@ -94,8 +96,10 @@ def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]
         return
     for name, label in ERRORS.items():
         values = result.errors[name]
-        std = values.std(ddof=1) if len(values) > 1 else 0.0
-        yield [f"test {label}", f"{values.mean():.4g} ± {std:.2g}", *[""] * (len(runs) - 1)]
+        told = f"{values.mean():.4g}"
+        if len(values) > 1:
+            told += f" ± {values.std(ddof=1):.2g}"
+        yield [f"test {label}", told, *[""] * (len(runs) - 1)]
 
 
 def _rate_rows(result: TrainResult) -> Iterator[list[str]]:

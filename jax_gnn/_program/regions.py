@@ -55,10 +55,10 @@ _MOST_ON_TENSOR_CORES = 1 << 12
 
 
 def makers() -> str:
-    """Whose kernels make regions: ``"cpu"``, ``"cuda"``, or ``"xla"`` where there are none."""
+    """Whose kernels have linear maps: ``"cpu"``, ``"cuda"``, or ``"xla"`` where none do."""
     there = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
     chosen: str = chosen_implementation.value or there
-    return "xla" if chosen == "cuda" and cuda_compile.missing() else chosen
+    return "xla" if chosen == "cuda" and not cuda_compile.takes_maps() else chosen
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})

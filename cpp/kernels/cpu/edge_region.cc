@@ -154,7 +154,7 @@ void find_summed(RegionProgram& program) {
 
 // --- Where values lie ----------------------------------------------------------------------------
 
-constexpr int64_t kBlockBytes = 32 << 10;     // of all values of a block
+constexpr int64_t kBlockBytes = 64 << 10;     // of all values of a block
 constexpr int64_t kProductBytes = 128 << 10;  // where matrices are read for each block
 constexpr int64_t kLeastEntries = 8, kMostEntries = 512;
 constexpr int64_t kPadding = 16;  // numbers: steps go past the end to whole vectors
@@ -998,25 +998,37 @@ struct Walk {
     }
   }
 
-  // What the next block reads is on its way meanwhile: a block is too short for the processor to
-  // find out by itself, even where rows lie one after the other.
-  JAX_GNN_INLINE void load_inputs(const Block& block, const Block& next, Acc* const* at) const {
+  // Calls body(input, T*) with the arrays that entries read rows of.
+  template <typename Body>
+  JAX_GNN_INLINE void for_each_input(const Body& body) const {
     for (size_t i = 0; i < program.inputs.size(); ++i) {
       const RegionInput& input = program.inputs[i];
       if (input.read == Access::kAll || !plan.used[i]) continue;
-      const int64_t* const ids = block.ids(input.read);
-      const int64_t* const next_ids = next.ids(input.read);
-      const int64_t width = input.width;
       with_type<Acc>(input.storage, [&](auto* type) JAX_GNN_LAMBDA {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const T* const from = static_cast<const T*>(inputs[i]);
-        for (int64_t e = 0; e < block.count; ++e) {
-          if (e < next.count)
-            prefetch(from + next_ids[e] * width, width * static_cast<int64_t>(sizeof(T)));
-          read_row(from + ids[e] * width, at[i] + e * width, width);
-        }
+        body(i, static_cast<const std::remove_pointer_t<decltype(type)>*>(inputs[i]));
       });
     }
+  }
+
+  // Brings what a block reads to the second-level cache while another one is computed: more loads
+  // are on their way at a time than to the first. A block is too short for the processor to find
+  // out that rows lie one after the other.
+  JAX_GNN_INLINE void fetch(const Block& block) const {
+    for_each_input([&](size_t i, const auto* from) JAX_GNN_LAMBDA {
+      const int64_t* const ids = block.ids(program.inputs[i].read);
+      const int64_t width = program.inputs[i].width;
+      for (int64_t e = 0; e < block.count; ++e)
+        prefetch<2>(from + ids[e] * width, width * static_cast<int64_t>(sizeof *from));
+    });
+  }
+
+  JAX_GNN_INLINE void load_inputs(const Block& block, Acc* const* at) const {
+    for_each_input([&](size_t i, const auto* from) JAX_GNN_LAMBDA {
+      const int64_t* const ids = block.ids(program.inputs[i].read);
+      const int64_t width = program.inputs[i].width;
+      for (int64_t e = 0; e < block.count; ++e)
+        read_row(from + ids[e] * width, at[i] + e * width, width);
+    });
   }
 
   JAX_GNN_INLINE void load_shared(Acc* const* at) const {
@@ -1091,7 +1103,8 @@ struct Walk {
           const int64_t after = std::min(first + plan.entries, end);
           find(coming, after, std::min(after + plan.entries, end));
           if (block.count == 0) continue;
-          load_inputs(block, coming, at.data());
+          load_inputs(block, at.data());
+          fetch(coming);
         }
         for (size_t i = 0; i < program.steps.size(); ++i)
           if (program.steps[i].varies != ahead && !program.steps[i].summed)

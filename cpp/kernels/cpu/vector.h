@@ -110,9 +110,11 @@ JAX_GNN_INLINE bool in_range(Index id, int64_t size) {
   return static_cast<uint64_t>(static_cast<int64_t>(id)) < static_cast<uint64_t>(size);
 }
 
-// Brings `bytes` bytes from `address` on into the cache.
+// Brings `bytes` bytes from `address` on into the caches: 3 to all levels, 2 from the second on.
+template <int kLocality = 3>
 JAX_GNN_INLINE void prefetch(const void* address, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(address) + b);
+  for (int64_t b = 0; b < bytes; b += 64)
+    __builtin_prefetch(static_cast<const char*>(address) + b, 0, kLocality);
 }
 
 template <int kTile, typename Body>

@@ -106,6 +106,9 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
   constexpr int kSteps = in_steps(From::kWidth, 8), kTiles = in_steps(To::kWidth, 8);
   constexpr int kTogether = least(kTiles, 8);
   static_assert(From::kRows == To::kRows);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  static_assert(kSteps == 0, "the GPU's tensor cores take no float");
+#endif
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
 #pragma unroll 1
   for (int row = 0; row < From::kRows; row += 16) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
     for (int tile = 0; tile < kTiles; tile += kTogether) {
       float sum[kTogether][4] = {};
       const float* at = matrix + tile * 64 + 2 * lane;
-#pragma unroll
+#pragma unroll 2
       for (int step = 0; step < kSteps; ++step) {
         LeftFragment<kPrecise> a;
         a.load(

@@ -39,7 +39,7 @@ enum class Join { kSum, kMax, kMin };
 // else reads them.
 template <int kWord, bool kOnce, int kCount, typename T>
 __device__ __forceinline__ void load_numbers(bool valid, const T* from, T (&to)[kCount]) {
-  if constexpr (sizeof(T) == 1) {
+  if constexpr (sizeof(T) * kWord == 1) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) to[i] = valid ? from[i] : T(0);
   } else {
@@ -69,7 +69,7 @@ template <int kWord, int kCount, typename T>
 __device__ __forceinline__ void store_numbers(T* to, const T (&from)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; i += kWord) {
-    if constexpr (sizeof(T) == 1) {
+    if constexpr (sizeof(T) * kWord == 1) {
       to[i] = from[i];
     } else {
       Word<T, kWord> word;

@@ -26,7 +26,7 @@ from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda_text import HALVES, MOST_WEIGHTS, THREADS, Text, message_text
-from jax_gnn._ops.edge_region.moves import factors
+from jax_gnn._ops.edge_region.moves import factors, with_fewer_selects
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -198,19 +198,19 @@ def composition(
         return None
 
     def function(arrays: Sequence[Array], matrix: SparseMatrix) -> list[Array]:
-        found: list[Any] = [None] * len(region.outputs)
+        found: list[Any] = [None] * (1 + max(place for walk in walks for place in walk.places))
         flat = [
             x.reshape(1 if read == "shared" else x.shape[0], -1)
             for x, read in zip(arrays, region.reads, strict=True)
         ]
         for walk in walks:
             read = [*(flat[i] for i in walk.used), *(found[i] for i in walk.stored)]
-            made = walk(read, matrix, implementation)
+            made = walk(read, matrix, implementation, len(region.outputs))
             for place, x in zip(walk.places, made, strict=True):
                 found[place] = x
         return [
             x.reshape(*(() if into == "all" else x.shape[:1]), *row.shape).astype(row.dtype)
-            for x, row, (into, _) in zip(found, region.results, region.outputs, strict=True)
+            for x, row, (into, _) in zip(found, region.results, region.outputs, strict=False)
         ]
 
     return function
@@ -250,8 +250,8 @@ class _Walk(NamedTuple):
     Attributes:
         program: with results by row or entry.
         used: the region's arrays that it reads.
-        stored: the region's results that it reads after them, made by a walk before.
-        places: of the region's results.
+        stored: the results that it reads after them, made by a walk before.
+        places: of the region's results; those beyond are masks for another walk.
         by_col: whether it goes through the transpose.
         over_all: for each result, how rows of it are reduced, if they are.
     """
@@ -264,8 +264,13 @@ class _Walk(NamedTuple):
     over_all: tuple[str | None, ...]
 
     def __call__(
-        self, read: Sequence[Array], matrix: SparseMatrix, implementation: str | None
+        self,
+        read: Sequence[Array],
+        matrix: SparseMatrix,
+        implementation: str | None,
+        results: int,
     ) -> list[Array]:
+        """What is at its places: the first ones are ``results``, which padding has zeros of."""
         matrix = matrix.T if self.by_col else matrix
         csr, num_cols = matrix.by_row, matrix.by_col.num_rows
         found = edge_walk(
@@ -280,8 +285,8 @@ class _Walk(NamedTuple):
             placed = jnp.where(in_range(csr.order, csr.count), csr.order, csr.count)
             there = jnp.zeros(csr.count, bool).at[placed].set(True, mode="drop")
             found = [
-                jnp.where(there[:, None], x, 0) if each.into == "edge" else x
-                for x, each in zip(found, self.program.outputs, strict=True)
+                jnp.where(there[:, None], x, 0) if each.into == "edge" and place < results else x
+                for x, each, place in zip(found, self.program.outputs, self.places, strict=True)
             ]
         return [
             x if how is None else getattr(jnp, how)(x, 0)
@@ -292,8 +297,10 @@ class _Walk(NamedTuple):
 def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     """What goes to rows, and to all, by row; what goes to columns by column.
 
-    What entries keep is made first; the other walk reads it where that takes fewer bytes.
+    What entries keep is made first, masks among it; the other walk reads it where that takes fewer
+    bytes.
     """
+    program = with_fewer_selects(program)
     edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
     of_rows: list[int] = []
     of_cols: list[int] = []
@@ -303,25 +310,62 @@ def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     walks: list[_Walk] = []
     kept: list[int] = []
     ways = [(of_rows, False), (of_cols, True)]
-    for places, by_col in reversed(ways) if edges_by_col else ways:
+    if edges_by_col:
+        ways.reverse()
+    (first, by_col), (second, _) = ways
+    if first and second:
+        count = len(program.outputs)
+        program = _with_masks(program, first, second, by_col)
+        first += range(count, len(program.outputs))
+    for places, by_col in ways:
         if places:
             walks += _feasible(program, places, by_col, kept)
-        kept += [i for i in places if program.outputs[i].into == "edge"]
+        kept += [i for i in reversed(places) if program.outputs[i].into == "edge"]
     return walks
+
+
+def _with_masks(
+    program: RowProgram, first: Sequence[int], second: Sequence[int], by_col: bool
+) -> RowProgram:
+    """Truth values of entries as further results of the first walk, where that moves less."""
+    masks = _masks(program, second)
+    new = range(len(program.outputs), len(program.outputs) + len(masks))
+    outputs = (*program.outputs, *(Output(value, "edge", "none") for value in masks))
+    more = replace(program, outputs=outputs)
+
+    def moved(program: RowProgram, added: Sequence[int]) -> int:
+        places = [*first, *added]
+        kept = [*added, *(i for i in first if program.outputs[i].into == "edge")]
+        walks = _walk(program, places, by_col, ()), _cheapest(program, second, not by_col, kept)
+        return sum(walk.program.moved for walk in walks)
+
+    written = sum(program.values[value].width for value in masks)
+    gains = 0 < len(masks) <= _MOST_STORED and moved(more, new) + written < moved(program, ())
+    return more if gains else program
+
+
+def _masks(program: RowProgram, places: Sequence[int]) -> list[int]:
+    """The truth values of entries that numbers of some results are made of."""
+    count, found = len(program.inputs), set[int]()
+    left = [program.outputs[i].value for i in places]
+    needed: set[int] = set()
+    while left:
+        number = left.pop()
+        if number < count or number in needed:
+            continue
+        needed.add(number)
+        of = program.instructions[number - count]
+        left += of.operands
+        if of.dtype != bool:
+            found |= {i for i in of.operands if i >= count and program.varies[i]}
+    return sorted(i for i in found if program.values[i].dtype == bool)
 
 
 def _feasible(
     program: RowProgram, places: Sequence[int], by_col: bool, kept: Sequence[int]
 ) -> list[_Walk]:
     """One walk for results, or several where they are too many numbers for one."""
-    walk = min(
-        (
-            _walk(program, places, by_col, stored)
-            for count in range(len(kept) + 1)
-            for stored in itertools.combinations(kept[:_MOST_STORED], count)
-        ),
-        key=lambda walk: (walk.program.moved, len(walk.program.instructions)),
-    )
+    walk = _cheapest(program, places, by_col, kept)
     try:
         _text_of(walk.program)
     except Unsupported:
@@ -331,6 +375,20 @@ def _feasible(
         halves = places[:middle], places[middle:]
         return [walk for half in halves for walk in _feasible(program, half, by_col, kept)]
     return [walk]
+
+
+def _cheapest(
+    program: RowProgram, places: Sequence[int], by_col: bool, kept: Sequence[int]
+) -> _Walk:
+    """One walk that reads of what is kept what saves bytes."""
+    return min(
+        (
+            _walk(program, places, by_col, stored)
+            for count in range(len(kept) + 1)
+            for stored in itertools.combinations(kept[:_MOST_STORED], count)
+        ),
+        key=lambda walk: (walk.program.moved, len(walk.program.instructions)),
+    )
 
 
 def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequence[int]) -> _Walk:

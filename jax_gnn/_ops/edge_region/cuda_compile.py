@@ -68,6 +68,12 @@ def architecture() -> str | None:
     return str(device.compute_capability).replace(".", "")
 
 
+def takes_maps() -> bool:
+    """Whether kernels have linear maps: there is a compiler, and tensor cores take float32."""
+    arch = architecture() or "90"  # without a GPU, what one would do
+    return missing() is None and (not arch.isdigit() or int(arch) >= 80)
+
+
 def source_of(text: str) -> str:
     """All that is compiled."""
     includes = '#include "edge_region.cuh"'

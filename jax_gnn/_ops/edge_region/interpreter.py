@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax_gnn._ops.edge_region.row_program import (
     Read,
     RowProgram,
     Unsupported,
+    without_dead_code,
 )
 
 _STORAGES = {
@@ -94,57 +96,71 @@ class _Walk(NamedTuple):
 def _walks(program: RowProgram) -> tuple[_Walk, _Walk, tuple[tuple[int, np.dtype[Any]], ...]]:
     """The walks by row and by column, and the workspaces between them.
 
-    Results by column are made in a second walk. There edges make all that they make again, or they
-    read what they have made in the first one: whatever moves fewer bytes.
+    Results by column are made in a second walk. There edges make again what that needs, or read
+    what the first walk has made of them, as a result or for this: whatever takes less time.
     """
     outputs, values = program.outputs, program.values
     by_col = [i for i, each in enumerate(outputs) if each.into == "col"]
     rest = [i for i in range(len(outputs)) if i not in by_col]
     if not any(each.into == "row" for each in outputs):
         by_col, rest = ([*by_col, *rest], []) if by_col else ([], rest)
-    again = program.only(by_col)
-    stored = {each.value: i for i, each in enumerate(outputs) if each.into == "edge"}
-    new = [
-        value for value in dict.fromkeys(outputs[i].value for i in by_col) if value not in stored
-    ]
-    passed = sum(values[outputs[i].value].width for i in by_col)
-    passed += 2 * sum(values[value].width for value in new)
-    if not rest or not by_col or _moved(again) <= passed:
-        return _Walk(program.only(rest), rest), _Walk(again, by_col), ()
-    stored |= {value: len(outputs) + i for i, value in enumerate(new)}
-    more = tuple(Output(value, "edge", "none") for value in new)
-    first = RowProgram(program.inputs, program.instructions, outputs + more)
-    kept = [*rest, *range(len(outputs), len(first.outputs))]
-    made = tuple(
-        Input(_READ[each.into], values[each.value].width, values[each.value].dtype)
-        for each in first.outputs
-    )
-    read = [len(program.inputs) + stored[outputs[i].value] for i in by_col]
-    sums = (Output(v, "col", outputs[i].reduce) for v, i in zip(read, by_col, strict=True))
-    second = RowProgram(program.inputs + made, (), tuple(sums))
-    workspaces = tuple((values[value].width, values[value].dtype) for value in new)
+    if not rest or not by_col:
+        return _Walk(program.only(rest), rest), _Walk(program.only(by_col), by_col), ()
+    known = {each.value: i for i, each in enumerate(outputs) if each.into == "edge"}
+    stored: dict[int, int] = {}  # values that are read, by their places among the first's results
+    made = outputs
+    second, least = _after(program, made, by_col, stored), np.inf
+    for value in dict.fromkeys([-1, *known, *(outputs[i].value for i in by_col)]):
+        is_new = value >= 0 and value not in known
+        more = (*made, Output(value, "edge", "none")) if is_new else made
+        read = stored | ({value: known.get(value, len(made))} if value >= 0 else {})
+        other = _after(program, more, by_col, read)
+        time = _time(other) + _WRITTEN * sum(values[x.value].width for x in more[len(outputs) :])
+        if time < least:
+            second, least, made, stored = other, time, more, read
+    kept = [*rest, *range(len(outputs), len(made))]
+    first = RowProgram(program.inputs, program.instructions, made)
+    workspaces = tuple((values[x.value].width, values[x.value].dtype) for x in made[len(outputs) :])
     return _Walk(first.only(kept), kept), _Walk(second, by_col), workspaces
 
 
 _READ: dict[Into, Read] = {"edge": "edge", "row": "row", "col": "col", "all": "shared"}
 
 
-def _moved(program: RowProgram) -> float:
-    """Numbers that an edge reads, and, as some, those that it makes."""
-    used = {i for each in program.instructions for i in each.operands}
-    used |= {each.value for each in program.outputs}
-    read = sum(
-        each.width for i, each in enumerate(program.inputs) if i in used and each.read != "shared"
-    )
+def _after(
+    program: RowProgram, made: Sequence[Output], by_col: Sequence[int], stored: Mapping[int, int]
+) -> RowProgram:
+    """The walk by column after one that has made some results, of which it reads stored values."""
+    values, count = program.values, len(program.inputs)
+    arrays = (Input(_READ[x.into], values[x.value].width, values[x.value].dtype) for x in made)
+    numbers = [i if i < count else i + len(made) for i in range(len(values))]
+    for value, place in stored.items():
+        numbers[value] = count + place
+    instructions = [
+        replace(each, operands=tuple(numbers[i] for i in each.operands))
+        for each in program.instructions
+    ]
+    sums = [replace(x, value=numbers[x.value]) for x in (program.outputs[i] for i in by_col)]
+    return without_dead_code((*program.inputs, *arrays), instructions, sums)
+
+
+# Times of a number of an edge, in that of one that is read from memory in no order.
+_READING = {"edge": 1.0, "row": 0.5, "col": 0.25, "shared": 0.0}  # by column
+_WRITTEN = 3.0  # to memory that is mapped afresh
+
+
+def _time(program: RowProgram) -> float:
+    """What a walk by column takes."""
+    read = sum(x.width * _READING[x.read] for x in map(program.inputs.__getitem__, program.used))
     return read + sum(map(_made, program.instructions))
 
 
 def _made(each: Instruction) -> float:
-    """What it takes to make a value, in numbers that are read in no order."""
+    """What it takes to make a value."""
     if each.name in ("dot", "outer"):
         terms = each.params[0] if each.name == "dot" else 1
-        return each.width * max(terms / _TERMS, 0.25)
-    return each.width * (0 if each.name == "constant" else 1 if each.name in SLOW else 0.25)
+        return each.width * max(terms / _TERMS, 0.125)
+    return each.width * (0 if each.name == "constant" else 1 if each.name in SLOW else 0.125)
 
 
 def _encoded(walk: _Walk, numbers: list[float], *, by_col: bool) -> list[int]:

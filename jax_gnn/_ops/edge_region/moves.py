@@ -8,6 +8,7 @@ other moves, and often nothing is left of both. All numbers stay the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,35 @@ def with_fewer_moves(program: RowProgram) -> RowProgram:
         for each in program.outputs
     ]
     return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+def with_fewer_selects(program: RowProgram) -> RowProgram:
+    """The same program, where a number that one of two masks makes zero has one mask for both."""
+    build, count = Builder(program.inputs), len(program.inputs)
+    values = list(range(count))
+
+    def masked(each: Instruction, operands: Sequence[int]) -> tuple[int, int, int] | None:
+        if each.name != "select_n" or len(operands) != 3 or build.value(operands[0]).dtype != bool:
+            return None
+        zeros = build.constant_of(operands[1])
+        return (operands[0], operands[1], operands[2]) if _all_zero(zeros) else None
+
+    for each in program.instructions:
+        operands = [values[i] for i in each.operands]
+        outer = masked(each, operands)
+        of = build.value(outer[2]) if outer else None
+        inner = masked(of, of.operands) if isinstance(of, Instruction) else None
+        if outer and inner and build.value(outer[0]).width == build.value(inner[0]).width:
+            width, dtype = build.value(outer[0]).width, np.dtype(bool)
+            both = build.emit("and", (outer[0], inner[0]), width, dtype)
+            operands = [both, outer[1], inner[2]]
+        values.append(build.emit(each.name, operands, each.width, each.dtype, each.params))
+    outputs = [replace(each, value=values[each.value]) for each in program.outputs]
+    return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+def _all_zero(numbers: np.ndarray | None) -> bool:
+    return numbers is not None and not numbers.any() and not np.signbit(numbers).any()
 
 
 def factors(values: Callable[[int], Input | Instruction], value: int) -> list[int]:
