@@ -282,6 +282,7 @@ _add("sampling.sample_neighbors of relations", "graph", "fanouts",
      **_SAMPLED | {"graph": TYPED, "fanouts": (2, {0: 1})})
 _add("sampling.sample_neighbors of types", "seeds", "fanouts",
      **_SAMPLED | {"graph": TYPES, "seeds": {"a": SRC}, "fanouts": ({("a", "r", "b"): 1}, 2)})
+_add("sampling.block_capacity", **_SAMPLED | {"seeds": [SRC, DST]}, slack=0.1)
 _add("sampling.link_blocks", **_LINKS, fanouts=(2,), key=KEY, exclude="both", replace=False,
      capacity=9)
 _add("sampling.link_blocks of relations", "graph", "rel", "fanouts",
@@ -508,7 +509,7 @@ _SAMPLING: dict[str, list[Bad]] = {
     "out": [*SHAPES, ("integers", lambda x: x.astype(np.int32)), ("a list", lambda x: [1.0])],
 }
 _KINDS_OF |= {
-    (name, argument): _SAMPLING[argument]
+    (name, argument): _SAMPLING.get(argument, [])
     for name, call in CALLS.items()
     if name.startswith("sampling.")
     for argument in call.arguments
@@ -522,6 +523,13 @@ _KINDS_OF |= {
     ("sampling.sample_neighbors of relations", "fanouts"): _RELATION_FANOUTS,
     ("sampling.link_blocks of relations", "fanouts"): _RELATION_FANOUTS,
     ("sampling.sample_neighbors of types", "fanouts"): _RELATION_FANOUTS,
+    ("sampling.block_capacity", "seeds"): [
+        ("ids", lambda x: SRC),
+        ("a number", lambda x: 3),
+        ("two lengths", lambda x: [SRC, SRC[1:]]),
+        ("none", lambda x: []),
+    ],
+    ("sampling.block_capacity", "slack"): [("-1", lambda x: -1), ("nan", lambda x: float("nan"))],
     ("sampling.sample_neighbors of types", "seeds"): [
         ("ids", lambda x: SRC),
         ("another type", lambda x: {"c": SRC}),

@@ -214,7 +214,8 @@ def block_capacity(
     slack = arguments.check_finite("slack", slack)
     if not slack >= 0:
         raise ValueError(f"slack must be at least 0, got {slack}")
-    if not hasattr(seeds, "__iter__"):
+    key_words("key", key)
+    if not is_sequence(seeds):
         raise TypeError(f"seeds must be a sequence of batches, got {arguments.described(seeds)}")
     most: Any = 0
     num_seeds: set[int] = set()
