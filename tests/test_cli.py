@@ -751,7 +751,9 @@ def test_arguments_that_only_print(arguments, capsys):
         "--help": "example: jax-gnn train hgnn\n",
         "predict": "edge\n",
     }
-    assert out.endswith(expected.get(arguments[0], "replace the results of an earlier run there\n"))
+    of_nodes = arguments[1:2] and arguments[1] in RECIPES
+    last = "the same results\n" if of_nodes else "replace the results of an earlier run there\n"
+    assert out.endswith(expected.get(arguments[0], last))
 
 
 def test_typed_nodes_of_several_classes(tmp_path, capsys):
