@@ -156,7 +156,7 @@ def test_csv_of_text(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [
-        ("a\n1\n", "src,dst\n", "nodes.csv: node must be a column of nodes, 'a', got 'id'"),
+        ("a\n1\n", "src,dst\n", "nodes.csv: expected the column id, got a"),
         ("id\n1\n1\n", "src,dst\n", "nodes.csv: nodes must name each node once, got 1 2 times"),
         (
             "id\nann\n",

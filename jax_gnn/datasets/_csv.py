@@ -50,6 +50,8 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             _check_finite(edges_path, edges, "weight")
     with blame(nodes_path):
         nodes = read_columns("nodes", nodes_path, ("id", "label", "split"))
+        if "id" not in nodes:
+            raise ValueError(f"expected the column id, got {', '.join(nodes)}")
         split = nodes.pop("split", None)
         one_hot = []
         for key, values in nodes.items():
