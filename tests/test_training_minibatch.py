@@ -301,15 +301,17 @@ def test_what_cannot_be_resumed(tmp_path):
 
     with pytest.raises(Stopped):
         train(dataset, given, on_epoch=halt, state=file)
+    whole = file.read_bytes()
     for other in (dataclasses.replace(given, epochs=4), dataclasses.replace(given, seed=1)):
         with pytest.raises(ValueError, match="is of a training with other settings or other data"):
             train(dataset, other, state=file, resume=True)
     reports = []
     train(dataset, given, on_epoch=reports.append, state=file)
     assert len(reports) == 3  # anew
-    file.write_bytes(b"PK")
-    with pytest.raises(ValueError, match="holds no training to go on with"):
-        train(dataset, given, state=file, resume=True)
+    for damaged in (b"PK", b"", whole[: len(whole) // 2]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="holds no training to go on with"):
+            train(dataset, given, state=file, resume=True)
 
 
 def test_resumed_command(tmp_path, capsys, monkeypatch):

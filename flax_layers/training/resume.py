@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,10 +56,10 @@ class Kept:
         self._of = json.dumps([repr(config), repr(data)])
         if path is not None and resume and path.exists():
             try:
-                with np.load(path, allow_pickle=False) as file:
+                with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                     self._found = dict(file)
                 of = str(self._found["of"])
-            except (KeyError, OSError, ValueError) as error:
+            except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
                 raise ValueError(f"{path} holds no training to go on with") from error
             if of != self._of:
                 raise ValueError(f"{path} is of a training with other settings or other data")
