@@ -222,8 +222,8 @@ def test_softplus_is_one_instruction(implementation: str, dtype: str, rng: Any) 
     x = x.astype(np.float64)[: len(edges.rows)]
     with np.errstate(all="ignore"):
         want = np.logaddexp(x, 0), 1 / (1 + np.exp(-x))
-    for y, exact in zip(got, want, strict=True):
-        tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": np.finfo(dtype).tiny}
+    for y, exact in zip(got, want, strict=True):  # what is nearly subnormal may be 0
+        tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": 4 * np.finfo(dtype).tiny}
         close(np.asarray(y, np.float64)[: len(x)], exact, **tolerance)
     region = Region.of(model.function, [jax.ShapeDtypeStruct((9,), dtype)], ["edge"], model.outputs)
     gradient = region.cotangent((0,), (0,))
