@@ -456,10 +456,11 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         f"{machine['device']}, {document['date']}; "
         + ", ".join(f"{k} {v}" for k, v in versions.items())
-        + f". Batches of {document['batch']} graphs; GIN of {LAYERS} layers, {HIDDEN} wide.",
+        + f". Batches of {document['batch']} graphs; GIN of {LAYERS} layers, {HIDDEN} wide. An "
+        "epoch waits for batches, for calls of steps to return, and in the end for the device.",
         "",
-        "| | an epoch, s | the first, s | × our best | right in the last |",
-        "|---|--:|--:|--:|--:|",
+        "| | an epoch, s | for batches | for calls | the first, s | × our best | right |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         if "median" in row:
