@@ -186,13 +186,15 @@ class Batch(Generic[G]):
         count = int(self.count)
         if len(values) != count:
             raise ValueError(f"{name} must be those of {count} graphs, got {len(values)}")
-        arrays = [arguments.to_numpy(f"{name}[{i}]", each) for i, each in enumerate(values)]
-        for i, (array, size) in enumerate(zip(arrays, sizes.tolist(), strict=False)):
-            if array.shape[:1] != (size,) or array.shape[1:] != arrays[0].shape[1:]:
-                features = "".join(f", {n}" for n in arrays[0].shape[1:])
-                raise ValueError(
-                    f"{name}[{i}] must be ({size}{features or ','}), got shape {array.shape}"
-                )
+        arrays = [
+            each if type(each) is np.ndarray else arguments.to_numpy(f"{name}[{i}]", each)
+            for i, each in enumerate(values)
+        ]
+        features = arrays[0].shape[1:] if arrays else ()
+        shapes = [(size, *features) for size in sizes[:count].tolist()]
+        for i in [] if [each.shape for each in arrays] == shapes else range(count):
+            if arrays[i].shape != shapes[i]:
+                raise ValueError(f"{name}[{i}] must be {shapes[i]}, got shape {arrays[i].shape}")
         more = 0 if room is None else room - int(sizes[:count].sum())
         like: Any = arrays[0] if arrays else np.zeros(0, np.float32)
         arrays.append(np.zeros((more, *like.shape[1:]), like.dtype))
