@@ -240,9 +240,7 @@ def test_models_of_any_features(name, hosted, typed, rng):
     rows = of_host.node_values(features | {"venue": None}) if hosted else blocks.node_values(x)
     y = nnx.jit(model)(blocks, rows)
     assert_close(y[:5], expected[seeds[:5]])
-    message = (
-        rf"values\['author'\] must have .* \d+ sources, or of 6 nodes, .* got 1"
-    )
+    message = r"values\['author'\] must have .* \d+ sources, or of 6 nodes, .* got 1"
     with pytest.raises(ValueError, match=message):
         model(blocks, x | {"author": x["author"][:1]})
     graphs = tuple(replace(of, node_type_names=("a", "b", "c")) for of in blocks.graphs)
