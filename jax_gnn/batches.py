@@ -190,7 +190,7 @@ class Batch(Generic[G]):
             each if type(each) is np.ndarray else arguments.to_numpy(f"{name}[{i}]", each)
             for i, each in enumerate(values)
         ]
-        features = arrays[0].shape[1:] if arrays else ()
+        features: tuple[int, ...] = arrays[0].shape[1:] if arrays else ()
         shapes = [(size, *features) for size in sizes[:count].tolist()]
         for i in [] if [each.shape for each in arrays] == shapes else range(count):
             if arrays[i].shape != shapes[i]:
