@@ -15,6 +15,7 @@ import jax
 from jax_gnn._core.public import public
 
 Implementation = Literal["cuda", "cpu", "xla"]
+"""Whose code runs: a platform's kernel, or plain JAX."""
 Platform = Literal["cuda", "cpu"]
 
 TARGET_PREFIX = "jax_gnn_"
