@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse
@@ -58,6 +59,10 @@ def run_shell(example: Example) -> None:
 BLOCKS = Sybil([PythonCodeBlockParser(), CodeBlockParser("bash", run_shell), SkipParser()])
 
 
+# Pages beside another package run with their tables, below.
+WITH_CODE = [page for page in PAGES if "```" in page.read_text() and page.parent.name != "from"]
+
+
 def is_mark(example: Example) -> bool:
     return isinstance(example.region.evaluator, Skipper)
 
@@ -94,7 +99,7 @@ def test_every_block_is_found() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")  # PyG's, as it is imported
-@pytest.mark.parametrize("page", [page for page in PAGES if "```" in page.read_text()], ids=name)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -> None:
     missing = []
     document = BLOCKS.parse(page)
@@ -110,6 +115,48 @@ def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     if missing:
         pytest.skip(f"all other code ran: {'; '.join(missing)}")
+
+
+# Pages for who comes from another package: tables of code, its lines between backticks.
+COLUMNS = [page for page in DOCS if page.parent.name == "from"]
+OTHERS = {"pyg": "torch_geometric", "pyg-table": "torch_geometric"}
+
+
+def rows_of_code(page: Path) -> list[tuple[str, list[str], list[str]]]:
+    """What a row is about, and the lines of both columns."""
+    rows = []
+    for line in page.read_text().splitlines():
+        cells = [re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 3 and cells[1] and cells[2]:
+            rows.append((line.split("|")[1].strip(), cells[1], cells[2]))
+    return rows
+
+
+def last_value(lines: list[str], names: dict[str, Any]) -> list[np.ndarray]:
+    """Runs lines; the arrays of what the last one is."""
+    *before, last = lines
+    for line in before:
+        exec(line, names)
+    value = eval(last, names)
+    detached = jax.tree.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, value)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(detached)]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("page", COLUMNS, ids=name)
+def test_both_columns(page: Path, data: None) -> None:
+    """Both make the same numbers."""
+    rows = rows_of_code(page)
+    assert len(rows) >= 12
+    pytest.importorskip(OTHERS.get(page.stem, page.stem))
+    document = BLOCKS.parse(page)
+    for example in document.examples():
+        example.evaluate()
+    for what, theirs, ours in rows:
+        expected, got = (last_value(lines, document.namespace) for lines in (theirs, ours))
+        assert len(expected) == len(got) > 0, what
+        for left, right in zip(expected, got, strict=True):
+            np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5, err_msg=what)
 
 
 @each_page
