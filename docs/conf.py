@@ -10,10 +10,9 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # a checkout that has its compiled modules; else what is installed
+import jax_gnn
 
-import jax_gnn  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 project = "jax-gnn-kernels"
 version = release = jax_gnn.__version__
@@ -36,6 +35,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "cache"  # notebooks run where they have changed
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
+nb_execution_show_tb = True
 nb_merge_streams = True
 
 autosummary_ignore_module_all = False
