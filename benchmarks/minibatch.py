@@ -4,8 +4,9 @@
 tenth of their nodes and edges on a CPU (``--scale``), hidden 128, batches of 1,024, fanouts 15, 10,
 with the room for sources that `block_capacity` finds. The peer in plain JAX is the same model by
 ``jax.ops.segment_sum``, on the same blocks, sampled by this library; its first loss must be the
-same. Epochs take turns. With a GPU there are batches, too, whose graph and features stay on the
-host, beside what its link carries. PyG's ``NeighborLoader`` runs where it has what it samples with.
+same. Epochs take turns. With a GPU there are batches, too, whose features, or graph and features,
+stay on the host, sent ahead by ``fetch_ahead``, beside what its link carries. PyG's
+``NeighborLoader`` runs where it has what it samples with.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ import functools
 import json
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -188,11 +187,14 @@ def _megabytes(memory: Any, drawn: Any, data: Any) -> dict[str, float]:
 
 
 def _hosted(scale: float, rounds: int) -> dict[str, Any]:
-    """Batches of GraphSAGE whose graph and features are on the host, sampled and sent ahead."""
+    """Batches of GraphSAGE whose features are on the host, beside what its link carries."""
     import jax
+    import jax.numpy as jnp
+    from flax import nnx
 
+    import flax_layers
     from jax_gnn import Graph, host_arrays
-    from jax_gnn.sampling import block_capacity, fetch_rows, sample_neighbors
+    from jax_gnn.sampling import block_capacity, fetch_ahead, sample_neighbors
 
     name, device = "sage, features on the host", jax.devices()[0]
     if device.platform == "cpu":
@@ -204,30 +206,46 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
     features = rng.normal(size=(edges.num_nodes, FEATURES)).astype(np.float32)
     batches = rng.integers(0, edges.num_nodes, (64, BATCH)).astype(np.int32)
     capacity = block_capacity(graph, batches[:2], FANOUTS, jax.random.key(1))
+    model = flax_layers.SAGE(FEATURES, HIDDEN, CLASSES, num_layers=LAYERS, rngs=nnx.Rngs(0))
 
-    def batch(number: int) -> Any:
+    def sampled(number: int, graph: Any) -> Any:
         key = np.array([0, number], np.uint32)
-        blocks = sample_neighbors(graph, batches[number], FANOUTS, key, capacity=capacity)
-        return jax.device_put((blocks, fetch_rows(features, blocks.node_ids)), device)
+        return sample_neighbors(graph, batches[number], FANOUTS, key, capacity=capacity)
 
-    def fed() -> float:
-        """Seconds of a batch, of which four threads make the next ones."""
-        with ThreadPoolExecutor(4) as pool:
-            ahead = deque(pool.submit(batch, number) for number in range(8))
-            begun = time.perf_counter()
-            for number in range(8, len(batches)):
-                jax.block_until_ready(ahead.popleft().result())
-                ahead.append(pool.submit(batch, number))
-            taken = (time.perf_counter() - begun) / (len(batches) - 8)
-        return taken
+    @jax.jit
+    def of_device(seeds: Any, key: Any, graph: Any) -> Any:
+        return sample_neighbors(graph, seeds, FANOUTS, key, capacity=capacity)
 
-    _, x = batch(0)
-    kinds = {"link": np.zeros(x.shape, x.dtype)}
+    @nnx.jit
+    def step(model: Any, blocks: Any, x: Any) -> Any:
+        def loss(model: Any) -> Any:
+            return jnp.square(model(blocks, x, deterministic=True)).mean()
+
+        return nnx.value_and_grad(loss)(model)
+
+    placed = jax.device_put(graph, device)
+    seeds, keys = jnp.asarray(batches), jax.random.split(jax.random.key(0), len(batches))
+    drawn = {
+        "graph on the device": lambda: map(lambda *own: of_device(*own, placed), seeds, keys),
+        "graph on the host": lambda: (sampled(number, graph) for number in range(len(batches))),
+    }
+
+    def fed(drawn: Any, use: Any) -> float:
+        """Seconds of a batch, the first eight left out."""
+        for number, (blocks, x) in enumerate(fetch_ahead(drawn, features, device=device)):
+            if number == 8:
+                begun = time.perf_counter()
+            found = use(blocks, x)
+        jax.block_until_ready(found)
+        return (time.perf_counter() - begun) / (len(batches) - 8)
+
+    x = jnp.zeros((of_device(seeds[0], keys[0], placed).graphs[0].num_src, FEATURES))
+    links: dict[str, Any] = {"link": np.zeros(x.shape, x.dtype)}
     shardings = {
         kind: jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
         for kind in ("device", "pinned_host")
     }
-    kinds["link, pinned memory"] = jax.device_put(kinds["link"], shardings["pinned_host"])
+    links["link, page-locked"] = jax.device_put(links["link"], shardings["pinned_host"])
 
     def sent(rows: Any) -> float:
         """Seconds of a batch's features over the link alone."""
@@ -236,10 +254,23 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
         jax.block_until_ready([jax.device_put(rows, shardings["device"]) for _ in range(8)])
         return (time.perf_counter() - begun) / 8
 
+    blocks = of_device(seeds[0], keys[0], placed)
+
+    def stepped() -> float:
+        jax.block_until_ready(step(model, blocks, x))
+        begun = time.perf_counter()
+        jax.block_until_ready([step(model, blocks, x) for _ in range(8)])
+        return (time.perf_counter() - begun) / 8
+
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        found.setdefault("batch", []).append(fed())
-        for what, rows in kinds.items():
+        found.setdefault("step alone", []).append(stepped())
+        for where, make in drawn.items():
+            found.setdefault(where, []).append(fed(make(), lambda _, x: x))
+            found.setdefault(f"{where}, with steps", []).append(
+                fed(make(), lambda blocks, x: step(model, blocks, x))
+            )
+        for what, rows in links.items():
             found.setdefault(what, []).append(sent(rows))
     medians = {what: statistics.median(all_) for what, all_ in found.items()}
     return {
@@ -345,7 +376,8 @@ def markdown(document: dict[str, Any]) -> str:
         elif "link" in medians:
             rates = {what: 1e3 * row["gigabytes"] / taken for what, taken in medians.items()}
             told = ", ".join(f"{what} {rate:.1f}" for what, rate in rates.items())
-            cells = [row["name"], f"{medians['batch']:.1f}, sampled and sent alone", *[""] * 5]
+            batch = medians["graph on the device"]
+            cells = [row["name"], f"{batch:.1f}, sampled and sent alone", *[""] * 5]
             notes.append(f"{row['name']}: gigabytes of features per second: {told}.")
         elif medians:
             cells = [row["name"], f"{medians['step']:.1f}", *[""] * 5]

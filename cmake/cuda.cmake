@@ -41,7 +41,7 @@ endif()
 string(TOUPPER "${JAX_GNN_CUDA}" JAX_GNN_CUDA)
 set(JAX_GNN_CUDA_SKIPPED "")
 set(_install_hint
-    "install a CUDA toolkit and put nvcc on the PATH, or install the compiler from PyPI with: pip install 'jax-gnn[cuda-compiler]'")
+    "install a CUDA toolkit and put nvcc on the PATH, or install the compiler from PyPI with: pip install 'jax-gnn-kernels[cuda-compiler]'")
 if(JAX_GNN_CUDA STREQUAL "OFF")
   set(JAX_GNN_CUDA_SKIPPED "switched off at build time (JAX_GNN_CUDA=OFF)")
 elseif(NOT _nvcc)

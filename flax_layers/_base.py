@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
@@ -154,12 +155,16 @@ class Convolution(nnx.Module):
         kernel: Array,
         bias: Array | None = None,
         activation: Activation | None = None,
+        *,
+        graph: Graph | None = None,
     ) -> Array:
         """``aggregate(x) @ kernel``, bias and activation, of a linear aggregation.
 
-        It gets the fewer features, and where it comes last what comes after.
+        It gets the fewer features, but for a block's graph, and where it comes last what comes
+        after.
         """
-        if kernel.shape[0] < kernel.shape[1]:
+        narrow = kernel.shape[0] < kernel.shape[1]
+        if narrow if graph is None else sums_first(graph, *kernel.shape):
             return self._product(aggregate(x), kernel, bias=bias, activation=activation)
         y = self._product(x, kernel)
         return aggregate(y, **epilogue(y, bias, activation))
@@ -398,6 +403,20 @@ def epilogue(x: Array, bias: Array | None, activation: Activation | None) -> dic
     """What an aggregation of x does last, as its arguments: a bias for each feature of a row."""
     last: dict[str, Any] = {} if activation is None else {"activation": activation}
     return last if bias is None else last | {"bias": jnp.broadcast_to(bias, x.shape[1:])}
+
+
+def sums_first(graph: Graph, in_features: int, out_features: int) -> bool:
+    """Whether rows are summed over edges before their map, which then has a row a destination.
+
+    That moves fewer numbers: of each edge and destination `in_features` in the place of
+    `out_features`, and no sources through the map. Of as many destinations as sources it is the
+    narrower side of the map, of a sampled block, which has many more sources, mostly its input.
+    """
+    sizes = edges, sources, destinations = graph.num_edges, graph.num_src, graph.num_dst
+    if sources == destinations or any(map(jax.export.is_symbolic_dim, sizes)):
+        return in_features < out_features
+    more = (edges + destinations) * (in_features - out_features)
+    return more < (sources - destinations) * (in_features + out_features)
 
 
 def product(

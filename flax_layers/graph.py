@@ -30,6 +30,7 @@ from flax_layers._base import (
     linear,
     of_destinations,
     scaled,
+    sums_first,
     unit_rows,
 )
 from jax_gnn import Graph, segment_sum, spmm
@@ -103,6 +104,7 @@ class GCNConv(Convolution):
     graph has counts beside. The aggregation runs on the narrower side of Theta.
 
     Of a bipartite graph, such as a sampled block, the destinations are the first of the sources.
+    Where these are many more, the aggregation comes first.
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
@@ -192,7 +194,7 @@ class GCNConv(Convolution):
 
         # Scales of nodes, unlike such of edges, need no weights to be read.
         first, last = None if is_scaled else src_scale, dst_scale if scales_result else None
-        if self.in_features < self.out_features:
+        if sums_first(graph, *kernel.shape):
             sums = aggregate(scaled(x, first))
             return scaled(self._product(sums, kernel, bias=bias, activation=activation), last)
         y = self._product(x, kernel, scale=first)
@@ -291,7 +293,7 @@ class GINConv(Convolution):
         def aggregate(features: Array, **last: Any) -> Array:
             return _sum_with_own(graph, features, weight, own, **last)
 
-        hidden = self._aggregate_narrow(aggregate, x, kernel, bias, "relu")
+        hidden = self._aggregate_narrow(aggregate, x, kernel, bias, "relu", graph=graph)
         return linear(self.output, hidden, activation)
 
 
@@ -413,7 +415,7 @@ class SAGEConv(Convolution):
         if self.aggregation == "max":
             y = aggregate(messages)
             y = jnp.where(row_wise(graph.in_degrees() == 0, y), 0, y)  # -inf there
-        elif len(kernel) <= self.out_features:
+        elif len(kernel) == self.out_features or sums_first(graph, *kernel.shape):
             y = aggregate(messages)
         else:
             # Without the barrier XLA joins both maps of x on a GPU, and copies what comes of either

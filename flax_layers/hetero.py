@@ -527,16 +527,11 @@ class HeteroModel(nnx.Module):
             raise ValueError(
                 f"graph must have the node types {(*self.in_features,)}, got {len(places)} types"
             )
-        rows = self.input.of_places(x_dict, places)
-        for name, y in rows.items():
-            if len(y) != blocks.graphs[0].num_src:
-                raise ValueError(
-                    f"x_dict[{name!r}] must have a row for each of {blocks.graphs[0].num_src} "
-                    f"sources, as blocks.node_values gives, got {len(y)}"
-                )
+        few = zip(places, blocks.few_nodes(), strict=True)
+        rows = self.input.of_places(x_dict, [None if whole else own for own, whole in few])
         found = (
             jnp.where(row_wise(own >= 0, y), jax.nn.relu(y), 0)
-            for y, own in zip(rows.values(), places, strict=True)
+            for y, own in zip(blocks.source_rows(rows).values(), places, strict=True)
         )
         return functools.reduce(jnp.add, found)
 

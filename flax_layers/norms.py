@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -125,21 +127,67 @@ class NodeBatchNorm(_Norm):
         """
         x, scale, bias = self._operands(batch, x)
         running = self.use_running_average if use_running_average is None else use_running_average
-        dtype = accumulator_dtype(x.dtype)
         if running:
-            mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
-        else:
-            there, axes = row_wise(batch.node_mask, x), tuple(range(x.ndim - 1))
-            count = jnp.broadcast_to(there, (*x.shape[:-1], 1)).sum(axes, dtype=dtype)
-            count = jnp.maximum(count, jnp.ones((), dtype))
-            mean = x.astype(dtype).sum(axes) / count
-            apart = jnp.where(there, x.astype(dtype) - feature_wise(mean, x), 0)
-            var = (apart * apart).sum(axes) / count
-            for stat, value in ((self.mean, mean), (self.var, var)):
-                old = self.momentum * stat[...]
-                stat[...] = old + (1 - self.momentum) * value.astype(old.dtype)
-        factor = (jax.lax.rsqrt(var + self.epsilon) * scale.astype(dtype)).astype(x.dtype)
-        return finished((x - feature_wise(mean.astype(x.dtype), x)) * feature_wise(factor, x), bias)
+            mean, var = self.mean[...], self.var[...]
+            return _standardized(x, mean, var + self.epsilon, scale, bias)
+        y, mean, var = _batch_norm(x, batch.node_mask, scale, bias, self.epsilon)
+        for stat, value in ((self.mean, mean), (self.var, var)):
+            old = self.momentum * stat[...]
+            stat[...] = old + (1 - self.momentum) * value.astype(old.dtype)
+        return y
+
+
+def _standardized(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
+    """``scale (x - mean) / sqrt(var) + bias``, in the dtype of x."""
+    dtype = accumulator_dtype(x.dtype)
+    factor = jax.lax.rsqrt(var.astype(dtype)) * scale.astype(dtype)
+    mean, factor = mean.astype(x.dtype), factor.astype(x.dtype)
+    return finished((x - feature_wise(mean, x)) * feature_wise(factor, x), bias)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _batch_norm(
+    x: Array, there: Array, scale: Array, bias: Array, epsilon: float
+) -> tuple[Array, Array, Array]:
+    """The norm, mean and variance, of x that is 0 where there is no node.
+
+    Its derivative is written so that its transpose, the gradient, reduces rows twice, which a GPU
+    does in one kernel, where JAX's own reduces them five times.
+    """
+    dtype, mask = accumulator_dtype(x.dtype), row_wise(there, x)
+    wide = x.astype(dtype)
+    count = _count(x, there, dtype)
+    mean = _row_sums(wide) / count
+    apart = jnp.where(mask, wide - feature_wise(mean, x), jnp.zeros((), dtype))
+    var = _row_sums(apart * apart) / count
+    return _standardized(x, mean, var + epsilon, scale, bias), mean, var
+
+
+@_batch_norm.defjvp
+def _batch_norm_jvp(epsilon: float, primals: Any, tangents: Any) -> Any:
+    x, there, scale, _ = primals
+    dx, _, dscale, dbias = tangents
+    y, mean, var = _batch_norm(*primals, epsilon)
+    dtype = mean.dtype
+    apart, dx = x.astype(dtype) - feature_wise(mean, x), dx.astype(dtype)
+    count, inverse = _count(x, there, dtype), jax.lax.rsqrt(var + epsilon)
+    factor = scale.astype(dtype) * inverse
+    dmean, dvar = _row_sums(dx) / count, 2 * _row_sums(apart * dx) / count
+    shift = dbias.astype(dtype) - factor * dmean
+    stretch = dscale.astype(dtype) * inverse - factor * inverse * inverse * dvar / 2
+    dy = feature_wise(factor, x) * dx + apart * feature_wise(stretch, x) + feature_wise(shift, x)
+    return (y, mean, var), (dy.astype(y.dtype), dmean, dvar)
+
+
+def _row_sums(x: Array) -> Array:
+    """``(features,)``, over all other axes."""
+    return x.sum(tuple(range(x.ndim - 1)))
+
+
+def _count(x: Array, there: Array, dtype: Any) -> Array:
+    """How many numbers a feature has."""
+    count = there.sum(dtype=dtype) * math.prod(x.shape[1:-1])
+    return jnp.maximum(count, jnp.ones((), dtype))
 
 
 class _GraphNorm(_Norm):

@@ -394,10 +394,14 @@ class GINBlock(nnx.Module):
             ValueError: A shape does not fit.
         """
         x = check_nodes(batch, x, self.in_features)
+        return self._of_nodes(batch, x, use_running_average)
+
+    def _of_nodes(self, batch: Batch[Graph], x: Array, use_running_average: bool | None) -> Array:
+        """The same of x that is 0, or any finite constant, for padding."""
         eps: Any = self.eps if self.learned_eps is None else self.learned_eps[...]
         if self.learned_eps is not None:
             x, eps = dtypes.promote_dtype((x, eps))
-        y: Array = spmm(batch.graph, x) + (1 + eps) * x
+        y: Array = spmm(batch.graph, x, own_scale=1 + eps)
         for layer, norm in zip((self.first, self.second), self.norms, strict=True):
             y = jax.nn.relu(norm(batch, linear(layer, y), use_running_average=use_running_average))
         return y
@@ -501,7 +505,7 @@ class GINClassifier(nnx.Module):
         x = check_nodes(batch, x, self.in_features)
         layers = [x]
         for block in self.blocks:
-            layers.append(block(batch, layers[-1], use_running_average=deterministic))
+            layers.append(block._of_nodes(batch, layers[-1], deterministic))
         dropout = dropout_arguments(deterministic, rngs)
         scores = (
             self.dropout(linear(head, readout(batch, y, self.readout)), **dropout)

@@ -1005,7 +1005,8 @@ class HGT(TwoLayerStack):
 
         Args:
             graph: The graph, as `HGTConv` takes it, or blocks of one.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type.
+            x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type. Of
+                blocks, ``blocks.node_values`` of these.
             node_types: Of blocks, see `HGTConv`: of the sources of the first; None: the blocks'.
             **dropout: `deterministic` and `rngs`, see `Stack`.
 
@@ -1018,6 +1019,9 @@ class HGT(TwoLayerStack):
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         if isinstance(graph, Blocks) and node_types is None:
             node_types = graph.node_types
+            names = self.convolutions[0].type_names
+            if node_types is not None and isinstance(x, Mapping) and {*x} == {*names}:
+                x = graph.source_rows({name: x[name] for name in names})
         if node_types is not None:
             dropout["node_types"] = node_types
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type

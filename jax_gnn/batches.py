@@ -186,13 +186,15 @@ class Batch(Generic[G]):
         count = int(self.count)
         if len(values) != count:
             raise ValueError(f"{name} must be those of {count} graphs, got {len(values)}")
-        arrays = [arguments.to_numpy(f"{name}[{i}]", each) for i, each in enumerate(values)]
-        for i, (array, size) in enumerate(zip(arrays, sizes.tolist(), strict=False)):
-            if array.shape[:1] != (size,) or array.shape[1:] != arrays[0].shape[1:]:
-                features = "".join(f", {n}" for n in arrays[0].shape[1:])
-                raise ValueError(
-                    f"{name}[{i}] must be ({size}{features or ','}), got shape {array.shape}"
-                )
+        arrays = [
+            each if type(each) is np.ndarray else arguments.to_numpy(f"{name}[{i}]", each)
+            for i, each in enumerate(values)
+        ]
+        features: tuple[int, ...] = arrays[0].shape[1:] if arrays else ()
+        shapes = [(size, *features) for size in sizes[:count].tolist()]
+        for i in [] if [each.shape for each in arrays] == shapes else range(count):
+            if arrays[i].shape != shapes[i]:
+                raise ValueError(f"{name}[{i}] must be {shapes[i]}, got shape {arrays[i].shape}")
         more = 0 if room is None else room - int(sizes[:count].sum())
         like: Any = arrays[0] if arrays else np.zeros(0, np.float32)
         arrays.append(np.zeros((more, *like.shape[1:]), like.dtype))
@@ -509,6 +511,9 @@ def _sizes(graphs: Any) -> dict[str, np.ndarray]:
         sizes = {name: arguments.check_ids(f"sizes[{name!r}]", ids) for name, ids in graphs.items()}
         if len({each.shape for each in sizes.values()}) != 1:
             raise ValueError(f"sizes must have one length, got {[*map(len, sizes.values())]}")
+        for name, each in sizes.items():
+            if each.min(initial=0) < 0:
+                raise ValueError(f"sizes[{name!r}] must not be negative, got {each.min()}")
         return sizes
     graphs = _check_graphs(graphs)
     found = {name: [_size(graph, name) for graph in graphs] for name in SIZES[type(graphs[0])]}
@@ -594,20 +599,21 @@ def pack(sizes: Any, budget: Mapping[str, int]) -> Iterator[list[int]]:
             f"budget holds {name}={most[column]}, which is too small for graph {i} of "
             f"{needed[i, column]}"
         )
-    return _packed(needed.tolist(), most.tolist())
+    if needed.sum(axis=0, dtype=float).max(initial=0) > 2**61:  # running sums stay exact
+        raise ValueError(f"sizes must add up to 2**61 at most, got {needed.sum(0, dtype=float)}")
+    ends = np.cumsum(needed, axis=0)
+    return _packed(ends, np.minimum(most, 2**61))
 
 
-def _packed(needed: list[list[int]], most: list[int]) -> Iterator[list[int]]:
-    members: list[int] = []
-    total = [0] * len(most)
-    for number, sizes in enumerate(needed):
-        total = [a + b for a, b in zip(total, sizes, strict=True)]
-        if any(a > b for a, b in zip(total, most, strict=True)):
-            yield members
-            members, total = [], sizes
-        members.append(number)
-    if members:
-        yield members
+def _packed(ends: np.ndarray, most: np.ndarray) -> Iterator[list[int]]:
+    """Runs of graphs, of whose running sums each column grows by no more than that."""
+    start = 0
+    while start < len(ends):
+        limits = most + (ends[start - 1] if start else 0)
+        columns = zip(ends.T, limits, strict=True)
+        stop = min(int(np.searchsorted(column, limit, "right")) for column, limit in columns)
+        yield [*range(start, stop)]
+        start = stop
 
 
 jax.export.register_pytree_node_serialization(

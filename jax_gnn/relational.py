@@ -20,6 +20,7 @@ from jax_gnn._core.ids import (
     count_of,
     device_of,
     hosted,
+    ids_at,
     in_range,
     is_traced,
     namespace,
@@ -594,7 +595,7 @@ class RelationalGraph:
         rel = np.asarray(self.edge_types)[order].astype(np.int64)
         return src[order], rel, dst[order]
 
-    @hosted("nodes", "edge_types")
+    @hosted("nodes", "edge_types", "into_pairs")
     def norm(self, kind: Literal["mean"] = "mean", dtype: Any = float) -> Array:
         """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).
 
@@ -613,14 +614,18 @@ class RelationalGraph:
         """
         arguments.check_choice("kind", kind, ("mean",))
         dtype = arguments.check_float_dtype("dtype", dtype)
-        rows, types = self.nodes.rows, self.edge_types
+        rows, types, into = self.nodes.rows, self.edge_types, self.into_pairs
         xp = namespace(rows, types)
-        first = xp.arange(self.num_edges) == 0
-        new = first | (rows != xp.roll(rows, 1)) | (types != xp.roll(types, 1))
-        number = xp.cumsum(new, dtype=rows.dtype) - 1
-        counts = _counts(number, self.num_edges)[number]
+        if into is not None:  # a pair's edges are those of a destination and a relation
+            counts = ids_at(into.indptr, into.rows + 1) - ids_at(into.indptr, into.rows)
+        else:
+            first = xp.arange(self.num_edges) == 0
+            new = first | (rows != xp.roll(rows, 1)) | (types != xp.roll(types, 1))
+            number = xp.cumsum(new, dtype=rows.dtype) - 1
+            counts = _counts(number, self.num_edges)[number]
         valid = in_range(rows, self.num_dst)
-        return xp.where(valid, 1 / counts.astype(dtype), xp.zeros((), dtype))
+        share = 1 / xp.maximum(counts, 1).astype(dtype)
+        return xp.where(valid, share, xp.zeros((), dtype))
 
     def in_degrees(self) -> Array:
         """Number of edges into each (destination, relation) pair: ``(num_dst_pairs,)`` integers.

@@ -457,7 +457,7 @@ def test_all_functions_are_here() -> None:
     called = {re.split(r"[ .]", name)[0] for name in CALLS}
     # Those are in test_sampling_subgraphs.py and test_sampling_loader.py.
     of_sampling = set(sampling.__all__) - {"Blocks", "NodeChunks", "SeedBatch", "Subgraph"}
-    of_sampling -= {"FeatureCache", "neighbor_batches", "saint_norms"}
+    of_sampling -= {"FeatureCache", "fetch_ahead", "neighbor_batches", "saint_norms"}
     assert of_sampling <= {name.split(".")[1] for name in CALLS if name.startswith("sampling.")}
     assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called
 

@@ -230,6 +230,16 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "budget holds num_nodes=1, which is too small for graph 0 of 2",
     ),
     (lambda: pack([PAIR], {"nodes": 1}), ValueError, r"budget must be of num_nodes.*\['nodes'\]"),
+    (
+        lambda: pack({"num_nodes": [2, -1]}, {"num_nodes": 2}),
+        ValueError,
+        r"sizes\['num_nodes'\] must not be negative, got -1",
+    ),
+    (
+        lambda: pack({"num_nodes": [2**62, 2**62]}, {"num_nodes": 2**62}),
+        ValueError,
+        r"sizes must add up to 2\*\*61 at most",
+    ),
     (lambda: batch_budget([PAIR], 0), ValueError, "num_graphs must be positive, got 0"),
     (lambda: Batch.from_edges([[0, 1]], [2]), ValueError, r"edges\[0\] must be \(2, num_edges\)"),
     (lambda: Batch.from_edges([], [2]), ValueError, "edges and sizes must have the same length"),

@@ -978,15 +978,21 @@ def test_molecules_with_rings_have_more_edges() -> None:
         assert set(edges.ravel()) == set(range(len(x)))
 
 
-def test_an_epoch_takes_every_graph_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_epoch_takes_every_graph_once(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    if ahead:
+        pytest.importorskip("grain")
     monkeypatch.setattr(epochs, "LAYERS", 1)  # so that it compiles soon
+    monkeypatch.setattr(epochs, "STEPS", 2)
     made = epochs.molecules(40)
-    seconds, right = epochs._ours(made, 16, at_once=True)(np.arange(40))
-    assert seconds > 0 and 0 <= right <= 1 and round(right * 40, 6).is_integer()
+    took = epochs._ours(made, 16, ahead=ahead)(np.arange(40))
+    assert 0 < took.batches + took.calls <= took.seconds
+    assert 0 <= took.right <= 1 and round(took.right * 40, 6).is_integer()
 
 
 def test_report_of_epochs(tmp_path: Path) -> None:
     timed = {"status": "timed", "first": 9.0, "accuracy": 0.95, "versions": {"jax": "1"}}
+    timed |= {"batches": 1.0, "calls": 0.5}
     rows = [
         {"name": "jax_gnn batch", "median": 2.0, **timed},
         {"name": "other", "median": 5.0, **timed, "status": "wrong"},
@@ -995,8 +1001,8 @@ def test_report_of_epochs(tmp_path: Path) -> None:
     machine = {"device": "a device"}
     document = {"date": "2026-01-01", "machine": machine, "graphs": 9, "batch": 3, "rows": rows}
     text = epochs.markdown(document)
-    assert "| other **wrong** | 5.00 | 9.00 | 2.50 | 95.0% |" in text
-    assert "| missing | absent: no module |" in text
+    assert "| other **wrong** | 5.00 | 1.00 | 0.50 | 9.00 | 2.50 | 95.0% |" in text
+    assert "| missing | absent: no module | | | | | |" in text
     epochs.write(document, tmp_path / "report.json")
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
 

@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 from op_spec import OpSpec, assert_close, random_like, same_bits, setting, typed
 from op_suite import TOLERANCE
+from program_cases import MODELS, Sizes, random_arguments, random_graph
+from sampling_checks import key_of, lumpy_graph
+
+from jax_gnn import program
+from jax_gnn.sampling import sample_neighbors
 
 GPUS = jax.devices() if jax.default_backend() == "gpu" else []
 DEVICES = GPUS if len(GPUS) > 1 else jax.devices("cpu")[:2]
@@ -25,6 +31,7 @@ PLATFORM = "cuda" if len(GPUS) > 1 else "cpu"
 
 # A suite for each kernel, and each way to it.
 SUITES = {
+    "test_attention_functions": ("TestAdditive", "TestGatv2", "TestDot"),
     "test_hypergraph_aggregate": (
         "TestHypergraphAggregate",
         "TestDirected",
@@ -37,29 +44,13 @@ SUITES = {
     "test_spmm": ("TestSpmm", "TestSpmmMax", "TestIndexSegmentReduce", "TestSddmm"),
 }
 
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("suite", [f"{file}.{name}" for file in SUITES for name in SUITES[file]])
-class TestDevices:
-    @pytest.fixture
-    def call(
-        self, suite: str, dtype: str, rng: np.random.Generator
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Value and gradients of an op, and their arguments."""
-        module, name = suite.split(".")
-        spec: OpSpec = getattr(importlib.import_module(module), name).spec
-        case = spec.make_case(rng, "large", (32,))
-        operands = typed(case.operands, dtype)
-        with setting(PLATFORM):
-            result = jax.eval_shape(spec.function, case.index, *operands)
-        (cotangent,) = random_like(rng, [result], dtype)
 
-        def function(index: Any, cotangent: Any, *operands: Any) -> Any:
-            return spec.function(index, *operands), spec.vjp(index, cotangent, *operands)
+class OnAllDevices:
+    """Subclasses have a fixture ``call``: a function, and its arguments."""
 
-        return jax.jit(function), (case.index, cotangent, *operands)
-
-    def test_each_and_side_by_side(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> None:
+    def test_each_and_side_by_side(self, call: Call) -> None:
         function, arguments = call
         placed = [jax.device_put(arguments, device) for device in DEVICES]
         with setting(PLATFORM):
@@ -87,7 +78,7 @@ class TestDevices:
             thread.join()
         assert not different
 
-    def test_sharded(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> None:
+    def test_sharded(self, call: Call) -> None:
         """All devices do the same, in one program."""
         function, arguments = call
         everywhere, each = PartitionSpec(), PartitionSpec("devices")
@@ -105,7 +96,64 @@ class TestDevices:
             assert len(shards) == len(DEVICES)
             assert {shard.tobytes() for shard in shards} == {shards[0].tobytes()}
             # XLA may fuse otherwise what stands between kernels.
-            assert_close(shards[0], one, TOLERANCE[str(one.dtype)], "a device's share")
+            tolerance = TOLERANCE.get(str(one.dtype), 0)
+            assert_close(shards[0], one, tolerance, "a device's share")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("suite", [f"{file}.{name}" for file in SUITES for name in SUITES[file]])
+class TestOps(OnAllDevices):
+    @pytest.fixture
+    def call(self, suite: str, dtype: str, rng: np.random.Generator) -> Call:
+        """Value and gradients."""
+        module, name = suite.split(".")
+        spec: OpSpec = getattr(importlib.import_module(module), name).spec
+        case = spec.make_case(rng, "large", (32,))
+        operands = typed(case.operands, dtype)
+        with setting(PLATFORM):
+            result = jax.eval_shape(spec.function, case.index, *operands)
+        (cotangent,) = random_like(rng, [result], dtype)
+
+        def function(index: Any, cotangent: Any, *operands: Any) -> Any:
+            return spec.function(index, *operands), spec.vjp(index, cotangent, *operands)
+
+        return jax.jit(function), (case.index, cotangent, *operands)
+
+
+@pytest.mark.parametrize("model", ["rgat", "gatv2", "gated", "cf_conv", "painn", "pna"])
+class TestPrograms(OnAllDevices):
+    @pytest.fixture
+    def call(self, model: str, rng: np.random.Generator) -> Call:
+        """Value and gradients, of which edge regions are a part."""
+        graph = random_graph(rng, Sizes(300, 3000, padding=5))
+        arguments = random_arguments(rng, MODELS[model], graph)
+        arguments = jax.tree.map(lambda x: np.asarray(x, np.float32), arguments)
+        run = program(MODELS[model])
+
+        def function(graph: Any, arguments: Any) -> Any:
+            def loss(arguments: Any) -> Any:
+                found = jax.tree.leaves(run(graph, **arguments))
+                return sum(jnp.sum(jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for y in found)
+
+            return run(graph, **arguments), jax.grad(loss)(arguments)
+
+        return jax.jit(function), (graph, arguments)
+
+
+@pytest.mark.parametrize("kind", ["tree", "distinct", "weighted"])
+class TestDraws(OnAllDevices):
+    @pytest.fixture
+    def call(self, kind: str, rng: np.random.Generator) -> Call:
+        """Blocks of neighbours."""
+        graph = lumpy_graph(rng, 200, 4000)
+        weight = rng.random(graph.num_edges) if kind == "weighted" else None
+        seeds = rng.integers(-1, 201, 64).astype(np.int32)
+
+        def function(graph: Any, seeds: Any, key: Any, weight: Any) -> Any:
+            options = {"tree": kind == "tree", "edge_probability": weight}
+            return sample_neighbors(graph, seeds, (5, 3), key, **options)
+
+        return jax.jit(function), (graph, seeds, key_of(rng), weight)
 
 
 def test_no_state_of_a_device_is_kept_for_the_process() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -272,35 +271,6 @@ def test_status_says_what_there_is() -> None:
             assert status.targets == ()
             assert status.reason
             assert status.hint
-
-
-def test_missing_cpu_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str) -> Any:
-        raise ModuleNotFoundError(f"no module {name}")
-
-    monkeypatch.setattr(ffi, "_load", load)
-    with pytest.raises(ImportError, match=r"jax_gnn\._cpu is missing.*pip install"):
-        ffi._load_cpu()
-
-
-def test_broken_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str) -> Any:
-        if name == "_cuda":
-            raise ImportError("libsomething.so: cannot open shared object file")
-        return types.SimpleNamespace(cuda_build="")
-
-    monkeypatch.setattr(ffi, "_load", load)
-    status = ffi._load_cuda()
-    assert (status.available, status.targets) == (False, ())
-    assert status.reason == "libsomething.so: cannot open shared object file"
-    assert status.hint == "reinstall jax-gnn-kernels"
-
-
-def test_cuda_module_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ffi, "_load", lambda _: types.SimpleNamespace(cuda_build="no compiler"))
-    status = ffi._load_cuda()
-    assert (status.available, status.reason) == (False, "no compiler")
-    assert "nvcc" in (status.hint or "")
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:

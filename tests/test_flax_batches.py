@@ -203,6 +203,46 @@ def test_running_statistics_equal_those_of_flax(made: Batch[Graph], x: np.ndarra
     np.testing.assert_allclose(ours(made, x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("axes", [(), (2,)])
+def test_batch_norm_has_the_derivatives_of_its_formula(
+    rng: np.random.Generator, made: Batch[Graph], x: np.ndarray, axes: tuple[int, ...]
+) -> None:
+    """Those of first and second order, forward and in reverse, statistics among the results."""
+    with jax.enable_x64(True):
+        larger = padded(made)
+        there = np.asarray(larger.node_mask)
+        shape = (len(there), *axes, WIDTH)
+        given: Any = {"x": rng.normal(size=shape), "scale": rng.normal(size=WIDTH)}
+        given["bias"] = rng.normal(size=WIDTH)
+        moved = {name: rng.normal(size=value.shape) for name, value in given.items()}
+        probes = [rng.normal(size=shape) * there.reshape(-1, *[1] * (len(axes) + 1))]
+        probes += [rng.normal(size=WIDTH) for _ in range(2)]
+
+        def ours(given: Any) -> tuple[Any, ...]:
+            norm = flax_layers.NodeBatchNorm(
+                WIDTH, momentum=0.0, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+            )
+            norm.scale[...], norm.bias[...] = given["scale"], given["bias"]
+            y = norm(larger, given["x"])
+            return y, norm.mean[...], norm.var[...]
+
+        def formula(given: Any) -> tuple[Any, ...]:
+            x = given["x"][there].reshape(-1, WIDTH)
+            mean, var = x.mean(0), x.var(0)
+            y = (given["x"] - mean) / jnp.sqrt(var + 1e-5) * given["scale"] + given["bias"]
+            return y, mean, var
+
+        def results(function: Any) -> Any:
+            def loss(given: Any) -> Any:
+                results = zip(function(given), probes, strict=True)
+                return sum(jnp.vdot(jnp.sin(y), probe) for y, probe in results)
+
+            return jax.jvp(jax.value_and_grad(loss), (given,), (moved,))
+
+        for got, want in zip(*map(jax.tree.leaves, map(results, (ours, formula))), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-8)
+
+
 # --- The classifier ------------------------------------------------------------------------------
 
 

@@ -240,8 +240,9 @@ def test_models_of_any_features(name, hosted, typed, rng):
     rows = of_host.node_values(features | {"venue": None}) if hosted else blocks.node_values(x)
     y = nnx.jit(model)(blocks, rows)
     assert_close(y[:5], expected[seeds[:5]])
-    with pytest.raises(ValueError, match=r"x_dict\['author'\] must have a row for each of \d+ sou"):
-        model(blocks, x)
+    message = r"values\['author'\] must have .* \d+ sources, or of 6 nodes, .* got 1"
+    with pytest.raises(ValueError, match=message):
+        model(blocks, x | {"author": x["author"][:1]})
     graphs = tuple(replace(of, node_type_names=("a", "b", "c")) for of in blocks.graphs)
     with pytest.raises(
         ValueError, match=r"graph must have the node types .* got \('a', 'b', 'c'\)"
@@ -250,6 +251,32 @@ def test_models_of_any_features(name, hosted, typed, rng):
     with pytest.raises(ValueError, match=r"graph must have the node types .* got 1 types"):
         graphs = tuple(replace(of, node_type_names=None) for of in blocks.graphs)
         model(replace(blocks, graphs=graphs, node_type_sizes=None), rows)
+
+
+@pytest.mark.parametrize("fanouts", [(1, 1), (2, 1), (9, 9)])
+@pytest.mark.parametrize("name", ["RGCN", "HGT-types", "HGT-widths"])
+def test_features_of_types_with_few_nodes(name, fanouts, typed, rng):
+    """A type with fewer nodes than sources is mapped whole: the same as a row for each source."""
+    case = CASES[name]
+    model = make(case._replace(options={k: v for k, v in case.options.items() if "edge" not in k}))
+    widths = WIDTHS if name == "HGT-widths" else {kind: i + 2 for i, kind in enumerate(TYPES)}
+    if name != "HGT-widths":
+        model = layers.HeteroModel(widths, model, rngs=nnx.Rngs(1), param_dtype=jnp.float64)
+    x = {kind: jnp.asarray(rng.normal(size=(TYPES[kind], widths[kind]))) for kind in TYPES}
+    blocks = sample_neighbors(typed, rng.choice(NUM_NODES, 2), fanouts, jax.random.key(0))
+    sources, given = blocks.graphs[0].num_src, blocks.node_values(x)
+    for kind, rows in given.items():
+        assert len(rows) == min(sources, TYPES[kind])
+    by_source = gathered(x, blocks.node_ids)
+    each = zip(blocks.source_rows(given).items(), blocks.places_of_types(), strict=True)
+    for (kind, rows), own in each:
+        np.testing.assert_array_equal(rows, jnp.where(own[:, None] < 0, 0, by_source[kind]))
+
+    def loss(model: Any, x: Any) -> Any:
+        return (model(blocks, x) ** 2).sum()
+
+    actual, expected = (nnx.value_and_grad(loss)(model, rows) for rows in (given, by_source))
+    assert_close(actual, expected)
 
 
 # --- Formulas, edge by edge ----------------------------------------------------------------------

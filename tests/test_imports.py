@@ -15,6 +15,7 @@ import jax_gnn
 # From the ground up; the benchmarks belong to the checkout, not to the installed packages.
 FLOORS = (
     *(
+        "jax_gnn._version",
         "jax_gnn._core",
         "jax_gnn.graph",
         "jax_gnn.hypergraph",

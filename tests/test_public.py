@@ -21,7 +21,6 @@ from op_spec import strict
 
 import flax_layers
 import jax_gnn
-from jax_gnn._core import stranger
 from jax_gnn._core.public import one_call
 
 FUNCTIONS = sorted(
@@ -176,21 +175,6 @@ def test_defaults_are_the_published_ones() -> None:
     for name, wanted in DEFAULTS.items():
         parameters = inspect.signature(getattr(flax_layers, name).__init__).parameters
         assert {option: parameters[option].default for option in wanted} == wanted, name
-
-
-@pytest.mark.parametrize("file", [*map(str, stranger.ITS_FILES), "graph.py"])
-def test_files_of_another_package_are_refused(tmp_path: Path, file: str) -> None:
-    """PyPI's jax-gnn, whose import package is called like this one."""
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).touch()
-    if file == "graph.py":  # of this package alone
-        return stranger.refuse(tmp_path)
-    line = re.escape(f"{tmp_path} has files of another package, jax-gnn on PyPI") + ".*pip install"
-    with pytest.raises(ImportError, match=line):
-        stranger.refuse(tmp_path, "python")
-    with pytest.raises(SystemExit, match=f"^jax-gnn: error: {line}"):
-        stranger.refuse(tmp_path, "/usr/bin/jax-gnn")
-    assert not any((Path(jax_gnn.__file__).parent / each).exists() for each in stranger.ITS_FILES)
 
 
 def test_signatures_of_layers() -> None:

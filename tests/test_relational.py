@@ -206,6 +206,9 @@ def test_norm(rng: Rng) -> None:
     norm = graph.norm(dtype=jnp.float32)
     np.testing.assert_allclose(norm, graph.edge_values(wanted, 1.0), rtol=1e-6)
     np.testing.assert_array_equal(jax.jit(RelationalGraph.norm)(graph), norm)
+    options: Any = {"self_relation": True, "parts": ("from_pairs",)}
+    without = RelationalGraph.from_triples(src, rel, dst, 15, 5, **options)
+    np.testing.assert_array_equal(without.norm(dtype=jnp.float32), norm)
     means = np.zeros(graph.num_dst_pairs or 0)
     assert graph.to_pairs is not None
     np.add.at(means, np.asarray(graph.to_pairs.rows), np.asarray(norm))

@@ -11,7 +11,14 @@ import pytest
 from sampling_checks import lumpy_graph
 
 from jax_gnn import Graph
-from jax_gnn.sampling import FeatureCache, fetch_rows, neighbor_batches
+from jax_gnn.sampling import (
+    FeatureCache,
+    SeedBatch,
+    fetch_ahead,
+    fetch_rows,
+    neighbor_batches,
+    sample_neighbors,
+)
 
 GRAPH = jax.tree.map(np.asarray, Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3))
 
@@ -47,6 +54,55 @@ def test_fetched_rows_are_many(rng: np.random.Generator) -> None:
     rows, ids = rng.normal(size=(3000, 64)), rng.integers(-1, 3000, 20_000)
     want = np.where(ids[:, None] < 0, 0, rows[ids])
     np.testing.assert_array_equal(fetch_rows(rows, ids), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
+def test_rows_fetched_ahead(rng: np.random.Generator, dtype: str) -> None:
+    """Buffers are used again, and what was fetched before stays as it is; sizes change."""
+    rows = rng.integers(-99, 99, (50, 3)).astype(dtype)
+    for ahead in (1, 2, 5):
+        ids = [rng.integers(-2, 53, count) for count in (90, 90, 0, 7, *[90] * 9)]
+        given = [each if i % 2 else jax.numpy.asarray(each) for i, each in enumerate(ids)]
+        found = [*fetch_ahead(iter(given), rows, ahead=ahead)]
+        for own, (batch, x) in zip(ids, found, strict=True):
+            np.testing.assert_array_equal(batch, own)
+            want = rows_at(rows, own) if len(own) else rows[:0]
+            assert isinstance(x, jax.Array) and x.dtype == jax.numpy.asarray(rows).dtype
+            np.testing.assert_array_equal(x, want)
+    assert [*fetch_ahead([], rows)] == []
+    scalars = [x for _, x in fetch_ahead([np.array([2, -1])], rows[:, 0])]
+    np.testing.assert_array_equal(scalars[0], [rows[2, 0], 0])
+
+
+def test_blocks_fetched_ahead(rng: np.random.Generator) -> None:
+    """Blocks of the device and of the host, alone and in batches, are sent with their rows."""
+    rows = rng.normal(size=(3, 2)).astype(np.float32)
+    blocks = sample_neighbors(GRAPH, np.array([2, -1]), (2,), np.array([0, 1], np.uint32))
+    batches = blocks, jax.device_put(blocks), SeedBatch(blocks, np.array([2, -1]), None, None)
+    for batch, x in fetch_ahead(batches, rows):
+        leaves = jax.tree.leaves(batch)
+        assert leaves and all(isinstance(leaf, jax.Array) for leaf in leaves)
+        np.testing.assert_array_equal(x, rows_at(rows, np.asarray(blocks.node_ids)))
+
+
+def test_errors_of_what_is_fetched_ahead() -> None:
+    """They come where the batch does, and threads end where a loop is left."""
+    rows, taken = np.ones((3, 2), np.float32), []
+
+    def batches() -> Any:
+        for i in range(9):
+            taken.append(i)
+            yield np.array([i]) if i < 4 else np.array([0.5])
+
+    found = fetch_ahead(batches(), rows, ahead=1)
+    assert not taken  # nothing until it is asked for
+    assert [float(next(found)[1][0, 0]) for _ in range(4)] == [1, 1, 1, 0]
+    with pytest.raises(TypeError, match=r"^ids must be an array of integers"):
+        next(found)
+    assert len(taken) == 6
+    for _, x in fetch_ahead(batches(), rows):
+        assert x.shape == (1, 2)
+        break
 
 
 def test_cached_rows(rng: np.random.Generator) -> None:
@@ -130,6 +186,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fetch_rows(np.ones(3), [0], out=np.ones(2)),
         r"^out must be contiguous, writable and of shape \(1,\), got \(2,\)",
     ),
+    "ahead of a list": (lambda: fetch_ahead([], [[1.0]]), "^rows must be an array of numpy"),  # type: ignore[arg-type]
+    "none ahead": (lambda: fetch_ahead([], np.ones(3), ahead=0), "^ahead must be positive, got 0"),
+    "ahead by a half": (lambda: fetch_ahead([], np.ones(3), ahead=0.5), "^ahead must be an int"),  # type: ignore[arg-type]
     "kept out of range": (lambda: FeatureCache(np.ones(3), [3]), "^kept must be below num_rows=3"),
     "a graph of the device": (
         lambda: neighbor_batches(Graph.from_edges([0], [0], num_nodes=1), [0], 1, (1,)),

@@ -191,7 +191,11 @@ def test_blocks_know_types_of_nodes(rng: np.random.Generator) -> None:
     hosted = jax.tree.map(np.asarray, blocks)
     for each in (blocks, hosted):
         rows = each.node_values(features)
-        assert rows["c"] is None
+        assert rows["c"] is None and rows["a"].shape == (5, 2)  # fewer nodes than sources: whole
+        with pytest.raises(ValueError, match=r"values\['b'\] must have .* or of 0 nodes, .* got 1"):
+            each.source_rows({"a": rows["a"], "b": rows["a"][:1], "c": rows["a"]})
+        rows = each.source_rows(rows | {"c": ids})
+        np.testing.assert_array_equal(rows["c"], ids)
         np.testing.assert_allclose(
             rows["a"], np.where(want[:, None] == 0, features["a"][np.clip(ids, 0, 4)], 0), rtol=1e-6
         )

@@ -22,6 +22,7 @@ from flax_layers.training import (
     SAGEConfig,
     load_checkpoint,
     minibatch,
+    resume,
     save_checkpoint,
     train,
 )
@@ -272,6 +273,17 @@ def test_resumed_runs_have_the_same_bits(config, tmp_path, rng):
         np.testing.assert_array_equal(getattr(found.run, name), getattr(want.run, name))
     assert found.trained.seed == want.trained.seed
     np.testing.assert_array_equal(found.trained.predict(dataset), want.trained.predict(dataset))
+
+
+def test_the_state_is_written_now_and_then(tmp_path, monkeypatch):
+    """For a process that ends without an exception; and no more often than is told."""
+    dataset, file = make_graph_dataset(), tmp_path / "state.npz"
+    given = settings(SAGEConfig, batch_size=7, fanouts=(3, 2))
+    for every, wanted in ((0.0, [True] * 3), (1e9, [False] * 3)):
+        monkeypatch.setattr(resume, "EVERY", every)
+        there = []
+        train(dataset, given, on_epoch=lambda _: there.append(file.exists()), state=file)  # noqa: B023
+        assert there == wanted and not file.exists()
 
 
 def test_resumed_runs_on_the_whole_graph(tmp_path):

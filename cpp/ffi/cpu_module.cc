@@ -543,6 +543,7 @@ NB_MODULE(_cpu, m) {
                                   {"execute", jax_gnn_edge_region_execute}});
     return all;
   });
+  m.attr("ffi_version") = ffi_version();
   m.attr("compiler") = JAX_GNN_COMPILER;
   m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not
 }

@@ -339,6 +339,7 @@ NB_MODULE(_cuda, m) {
   m.attr("compiler") = JAX_GNN_CUDA_COMPILER;
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;
 #endif
+  m.attr("ffi_version") = ffi_version();
   // Bytes of shared memory that a block may have on every GPU there is; 0: there is none.
   m.def("shared_memory", [] {
     int count = 0, least = 0;

@@ -15,7 +15,7 @@ struct RegionAttributes {
   std::string_view code, digest, name;
   int64_t slots, vec, unroll, parts, acc_bytes, shared;  // of the text, see RegionText
   // How each input is read: by entry, row, column, or one row for all; and where each result goes:
-  // to an entry or a row, or of each block one to a row.
+  // to an entry or a row.
   ffi::Span<const int64_t> reads, into;
   // Of inputs, then results: bytes of a row, and to how many it must be aligned.
   ffi::Span<const int64_t> row_bytes, words;
@@ -98,9 +98,9 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
   if (error.failure()) return error;
   const auto workspace = make_workspace(buffer);
   for (size_t i = 0; i < outputs; ++i) {
-    const int64_t sizes[] = {csr.count(), csr.num_rows, workspace.blocks};
+    const int64_t sizes[] = {csr.count(), csr.num_rows};
     ffi::AnyBuffer result = **results.get<ffi::AnyBuffer>(i);
-    if (into[i] < 0 || into[i] > 2 || !is_array(result, sizes[into[i]], inputs + i))
+    if (into[i] < 0 || into[i] > 1 || !is_array(result, sizes[into[i]], inputs + i))
       return invalid("result " + std::to_string(i) + " of an edge region has the wrong size");
     out[i] = result.untyped_data();
   }

@@ -28,6 +28,11 @@ inline nanobind::dict targets(
   return result;
 }
 
+// What handlers were compiled with: a jaxlib whose FFI is older refuses them.
+inline nanobind::tuple ffi_version() {
+  return nanobind::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+}
+
 }  // namespace jax_gnn
 
 // Makes a handler the C symbol jax_gnn_NAME, for whoever loads the library without importing it

@@ -60,8 +60,8 @@ def train(
             The two alternate every few epochs, so that a change in the machine's speed meets both.
             Models of many graphs, and batches of nodes, have none.
         on_epoch: Called after each epoch of the library's run, several at a time.
-        state: A file to keep the state of the training in, written after each epoch of batches, or
-            ten of the whole graph; removed at the end. None keeps nothing.
+        state: A file to keep the state of the training in, written every few seconds and where an
+            exception ends the training; removed at the end. None keeps nothing.
         resume: Whether to go on from that file, if it is there: to the bits of a training that was
             not interrupted. Times are those since then.
 
@@ -99,44 +99,46 @@ def train(
 
     kept = Kept(None if state is None else Path(state), config, fingerprint(dataset), resume=resume)
     best, errors = Best(), kept.errors()
-    for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
-        if number < kept.split:
-            continue
-        own = target_scaled(dataset, config, split.train)
-        data = feed.start(own, split, seed)
-        made = make(seed)
-        params, stats = divided(nnx.state(made, nnx.Param), size), nnx.state(made, nnx.BatchStat)
-        starts: Any = ((params, stats), (nnx.to_pure_dict(params), {}))
-        for runner, start in zip(runners, starts, strict=False):
-            runner.start(*start)
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
-        done = kept.epoch if number == kept.split else 0
-        if done:
-            best = kept.restored(runners, (params, stats))
-        for epoch in range(0, config.epochs, feed.epochs_per_call):
-            call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
-            if epoch < done:
+    with kept:
+        for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
+            if number < kept.split:
                 continue
-            metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
-            kept.write(number, epoch + len(call_keys), runners, best, errors)
-            rate = None
-            if feed.sample is not None:
-                rate = len(split.train) / runners[0].last_epoch_seconds
-            if on_epoch is not None:
-                for i in range(len(call_keys)):
-                    figures = (float(m[i]) for m in metrics[:3])
-                    report = EpochReport(number, epoch + i, *figures)
-                    on_epoch(report._replace(seeds_per_second=rate))
-        valid, variables = runners[0].best()
-        if dataset.regresses:
-            trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)
-            errors.append(regression_errors(dataset, trained.predict(dataset), split.test))
-        if valid > best.valid:
-            best = Best(valid, variables, number)
-
-    if best.variables is None:
-        raise FloatingPointError("no epoch had a validation result that is a number")
-    kept.remove()
+            own = target_scaled(dataset, config, split.train)
+            data = feed.start(own, split, seed)
+            made = make(seed)
+            params, stats = (
+                divided(nnx.state(made, nnx.Param), size),
+                nnx.state(made, nnx.BatchStat),
+            )
+            starts: Any = ((params, stats), (nnx.to_pure_dict(params), {}))
+            for runner, start in zip(runners, starts, strict=False):
+                runner.start(*start)
+            keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
+            done = kept.epoch if number == kept.split else 0
+            if done:
+                best = kept.restored(runners, (params, stats))
+            for epoch in range(0, config.epochs, feed.epochs_per_call):
+                call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
+                if epoch < done:
+                    continue
+                metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
+                kept.keep(number, epoch + len(call_keys), runners, best, errors)
+                rate = None
+                if feed.sample is not None:
+                    rate = len(split.train) / runners[0].last_epoch_seconds
+                if on_epoch is not None:
+                    for i in range(len(call_keys)):
+                        figures = (float(m[i]) for m in metrics[:3])
+                        report = EpochReport(number, epoch + i, *figures)
+                        on_epoch(report._replace(seeds_per_second=rate))
+            valid, variables = runners[0].best()
+            if dataset.regresses:
+                trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)
+                errors.append(regression_errors(dataset, trained.predict(dataset), split.test))
+            if valid > best.valid:
+                best = Best(valid, variables, number)
+        if best.variables is None:
+            raise FloatingPointError("no epoch had a validation result that is a number")
     split, seed = splits[best.number], seeds[best.number]
     own = target_scaled(dataset, config, split.train)
     model = nnx.merge(graphdef, *best.variables, rest)

@@ -1,11 +1,12 @@
-"""What a training that was interrupted goes on from: one file, written after each call."""
+"""What a training that was interrupted goes on from: one file, written every few seconds."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import numpy as np
 from flax_layers.training.config import TrainConfig
 from flax_layers.training.data import Fingerprint
 from flax_layers.training.epochs import Runner
+
+EVERY = 5.0  # seconds between two writes
 
 
 class Best(NamedTuple):
@@ -30,7 +33,8 @@ class Kept:
 
     Order and samples of batches follow from seed and epoch. So what is to be kept is the number of
     the split, that of its next epoch, each runner's parameters, moments, best and curves, and the
-    best split before.
+    best split before. Inside a ``with`` block that ends by an exception, as an interruption is one,
+    the last state is written; at any other end the file is removed.
 
     Attributes:
         split: The split to go on with; 0 of a new training.
@@ -52,6 +56,8 @@ class Kept:
             ValueError: The file is of a training with other settings or data, or is none.
         """
         self._path = path
+        self._unwritten: Callable[[], dict[str, Any]] | None = None
+        self._written = time.monotonic()
         self._found: dict[str, np.ndarray] = {}
         self._of = json.dumps([repr(config), repr(data)])
         if path is not None and resume and path.exists():
@@ -89,7 +95,7 @@ class Kept:
     def _curves(self, runner: int) -> list[np.ndarray]:
         return [self._found[f"{runner}/curves/{split}"] for split in range(self.split + 1)]
 
-    def write(
+    def keep(
         self,
         split: int,
         epoch: int,
@@ -97,25 +103,44 @@ class Kept:
         best: Best,
         errors: list[dict[str, float]],
     ) -> None:
-        """Keeps the state before an epoch; the file is there as a whole or as it was."""
+        """Keeps the state before an epoch, to be written now or later."""
         if self._path is None:
             return
-        arrays: dict[str, Any] = {
-            **{"of": self._of, "split": split, "epoch": epoch, "errors": json.dumps(errors)},
-            **{"best": best.number, "best/valid": best.valid},
-            **_leaves(best.variables, "best/variables"),
-        }
-        for i, runner in enumerate(runners):
-            arrays |= _leaves(runner.state, f"{i}/state")
-            arrays |= {f"{i}/curves/{n}": each for n, each in enumerate(runner.curves())}
+        of_splits = json.dumps(errors)
+        states, curves = zip(*[(runner.state, runner.curves()) for runner in runners], strict=True)
+
+        def arrays() -> dict[str, Any]:
+            found: dict[str, Any] = {
+                **{"of": self._of, "split": split, "epoch": epoch, "errors": of_splits},
+                **{"best": best.number, "best/valid": best.valid},
+                **_leaves(best.variables, "best/variables"),
+            }
+            for i, (state, own) in enumerate(zip(states, curves, strict=True)):
+                found |= _leaves(state, f"{i}/state")
+                found |= {f"{i}/curves/{n}": each for n, each in enumerate(own)}
+            return found
+
+        self._unwritten = arrays
+        if time.monotonic() >= self._written + EVERY:
+            self._write()
+
+    def _write(self) -> None:
+        """The file is there as a whole or as it was."""
+        if self._path is None or self._unwritten is None:
+            return
         written = self._path.with_name(self._path.name + ".new")
         with written.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **self._unwritten())
         os.replace(written, self._path)
+        self._unwritten, self._written = None, time.monotonic()
 
-    def remove(self) -> None:
-        """Removes the file of a training that has ended."""
-        if self._path is not None:
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._write()
+        elif self._path is not None:
             self._path.unlink(missing_ok=True)
 
 

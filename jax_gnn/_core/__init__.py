@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
-from jax_gnn._core.stranger import refuse
+import jax
 
-refuse(Path(__file__).parents[1])
+from jax_gnn._core.refusal import refuse_old_jax, refuse_stranger
+
+refuse_stranger(Path(__file__).parents[1])
+refuse_old_jax(jax.__version__)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import importlib
+import importlib.util
+import re
+import sys
+import sysconfig
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jax
+import jaxlib
 
 from jax_gnn._core.public import public
+from jax_gnn._core.refusal import refuse
+from jax_gnn._version import __version__
 
 Implementation = Literal["cuda", "cpu", "xla"]
 """Whose code runs: a platform's kernel, or plain JAX."""
@@ -37,48 +46,125 @@ class PlatformStatus:
     build: str | None = None
 
 
+CUDA_PACKAGE = "jax-gnn-kernels-cuda13"
+"""Another distribution, whose entry point of the group ``jax_gnn.cuda`` is the CUDA module."""
+
+_FOLDER = Path(__file__).parents[1]
+
+
+def copies() -> list[Path]:
+    """Folders of this package on the path, the one in use first."""
+    found = (Path(root, "jax_gnn").resolve() for root in sys.path)
+    return list(dict.fromkeys([_FOLDER, *(f for f in found if (f / "__init__.py").is_file())]))
+
+
+def _why_not(name: str, error: ImportError) -> str:
+    """Why a compiled module of this package is none here, and what to do."""
+    mend = "python -m pip install --force-reinstall --no-deps jax-gnn-kernels"
+    if files := sorted(_FOLDER.glob(f"{name}.*")):
+        here = f"{sys.implementation.cache_tag} on {sysconfig.get_platform()}"
+        of = "another Python or processor than"
+        if isinstance(error, ModuleNotFoundError):
+            return f"{files[0]} is of {of} {here}: {mend}"
+        return f"{files[0]} is damaged, or of {of} {here} ({error}): {mend}"
+    if built := [folder for folder in copies() if any(folder.glob(f"{name}.*"))]:
+        before = f"goes before {built[0]} on the path"
+        return f"{_FOLDER} is not built, and {before}: start Python elsewhere"
+    if (_FOLDER.parent / "CMakeLists.txt").exists():
+        mend = f"pip install {_FOLDER.parent}, and start Python elsewhere"
+        return f"{_FOLDER} is a source folder: {mend}"
+    return f"{_FOLDER} has no compiled module {name}: {mend}"
+
+
 def _load(name: str) -> types.ModuleType:
     return importlib.import_module(f"jax_gnn.{name}")
 
 
-def _register(module: types.ModuleType, platform: Platform) -> tuple[str, ...]:
+@functools.cache
+def _module(platform: Platform) -> types.ModuleType:
+    """The compiled module of a platform; that of CUDA may be in a distribution of its own."""
+    if platform == "cpu":
+        return _load("_cpu")
+    if not _module("cpu").cuda_build:
+        return _load("_cuda")
+    found = metadata.distribution(CUDA_PACKAGE)
+    if found.version != __version__:
+        raise ImportError(f"{CUDA_PACKAGE} is {found.version}, jax-gnn-kernels {__version__}")
+    (entry_point,) = found.entry_points.select(group="jax_gnn.cuda")
+    return entry_point.load()
+
+
+def _ffi_version() -> tuple[int, ...]:
+    """Of the FFI of jaxlib, which takes handlers of older ones; () where that is not known."""
+    header = Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        found = re.findall(r"define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
+    except OSError:
+        found = []
+    return tuple(int(number) for _, number in sorted(found))
+
+
+def _register(module: types.ModuleType, platform: Platform, build: str) -> PlatformStatus:
+    """Registers all handlers, or none: of one that JAX refuses, a backend would not start."""
+    ours, theirs = module.ffi_version, _ffi_version()
+    if theirs and ours > theirs:
+        return PlatformStatus(
+            platform,
+            False,
+            (),
+            reason=f"its handlers are of XLA's FFI {ours[0]}.{ours[1]}, and jaxlib "
+            f"{jaxlib.__version__} has {theirs[0]}.{theirs[1]}",
+            hint="pip install --upgrade jax jaxlib",
+            build=build,
+        )
     targets = module.targets()
     for name, handler in targets.items():
         jax.ffi.register_ffi_target(TARGET_PREFIX + name, handler, platform=_XLA_PLATFORM[platform])
-    return tuple(sorted(targets))
+    return PlatformStatus(platform, True, tuple(sorted(targets)), build=build)
 
 
 def _load_cpu() -> PlatformStatus:
     try:
-        module = _load("_cpu")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "jax_gnn is not built: its compiled module jax_gnn._cpu is missing. Install the "
-            "package with 'pip install .' in its source folder, and do not import it from there."
-        ) from error
-    return PlatformStatus("cpu", True, _register(module, "cpu"), build=module.compiler)
+        module = _module("cpu")
+    except ImportError as error:
+        reason = _why_not("_cpu", error)
+    else:
+        return _register(module, "cpu", module.compiler)
+    refuse(f"jax_gnn cannot be used: {reason}")
 
 
 def _load_cuda() -> PlatformStatus:
-    reason = _load("_cpu").cuda_build
-    if reason:
-        return PlatformStatus(
-            "cuda",
-            False,
-            (),
-            reason=reason,
-            hint="put nvcc on the PATH, or get a compiler from PyPI with pip install "
-            "'jax-gnn-kernels[cuda-compiler]'; then reinstall jax-gnn-kernels from source on the "
-            "machine with the GPU, or give -C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (docs/"
-            "install.md)",
-        )
     try:
-        module = _load("_cuda")
+        module = _module("cuda")
+    except metadata.PackageNotFoundError:
+        hint = (
+            "pip install 'jax-gnn-kernels[cuda13]'; or build from source: put nvcc on the PATH, or "
+            "get a compiler from PyPI with pip install 'jax-gnn-kernels[cuda-compiler]', and "
+            "reinstall on the machine with the GPU, or with "
+            "-C cmake.define.JAX_GNN_CUDA_ARCHITECTURES=90a (docs/install.md)"
+        )
+        return PlatformStatus("cuda", False, (), reason=_module("cpu").cuda_build, hint=hint)
     except ImportError as error:
-        hint = "reinstall jax-gnn-kernels"
+        hint = f"pip install --force-reinstall --no-deps jax-gnn-kernels=={__version__}"
+        if _module("cpu").cuda_build:
+            hint += f" {CUDA_PACKAGE}=={__version__}"
         return PlatformStatus("cuda", False, (), reason=str(error), hint=hint)
-    build = f"{module.compiler}, architectures {module.architectures}"
-    return PlatformStatus("cuda", True, _register(module, "cuda"), build=build)
+    return _register(module, "cuda", f"{module.compiler}, architectures {module.architectures}")
+
+
+def no_gpu() -> str | None:
+    """Why CUDA kernels that are there are not used: JAX has no GPU; None where it has one."""
+    if any(device.platform == "gpu" for device in jax.devices()):
+        return None
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        return "JAX is a build for CPUs: pip install 'jax[cuda13]'"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver (libcuda.so.1): install one, or run where there is one"
+    if not _module("cuda").shared_memory():
+        return "the driver finds no GPU: see what nvidia-smi lists, and CUDA_VISIBLE_DEVICES"
+    return "JAX does not use the GPU: see what it warned of, and JAX_PLATFORMS"
 
 
 STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
@@ -87,7 +173,7 @@ STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 @functools.cache
 def host_function(name: str) -> Callable[..., Any]:
     """A compiled function on numpy arrays."""
-    return getattr(_load("_cpu"), name)
+    return getattr(_module("cpu"), name)
 
 
 @functools.cache
@@ -96,7 +182,7 @@ def shared_memory() -> int:
 
     Where there are none, as for an export, those of any that kernels are built for.
     """
-    found = _load("_cuda").shared_memory() if STATUS["cuda"].available else 0
+    found = _module("cuda").shared_memory() if STATUS["cuda"].available else 0
     return found or 99 << 10
 
 
@@ -127,7 +213,7 @@ def shared_library(platform: Platform = "cpu") -> str:
         raise ValueError(f"platform must be one of {get_args(Platform)}, got {platform!r}")
     if not STATUS[platform].available:
         raise ValueError(f"platform {platform!r} has no kernels here: {STATUS[platform].reason}")
-    return str(_load(f"_{platform}").__file__)
+    return str(_module(platform).__file__)
 
 
 # --- Choice of the implementation ----------------------------------------------------------------

@@ -25,9 +25,9 @@ from jax_gnn.compat._segments import (
 
 
 def _taken(data: Any, ids: Any, size: Any, is_sorted: Any) -> Segments | None:
-    """Segments of floating-point numbers, of which sums are for us."""
+    """Segments of floating-point numbers, of which several reductions are for us."""
     segments = segments_of(data, ids, size, is_sorted, dtypes=FLOATS)
-    return segments if segments is not None and segments.pays("sum", data) else None
+    return segments if segments is not None and segments.pays("sum", data, True) else None
 
 
 def _moments(segments: Segments, data: Array) -> tuple[Array, Array]:

@@ -33,11 +33,13 @@ class Known:
     Attributes:
         is_sorted: whether they ascend.
         in_range: whether all of them name a segment.
+        counts: how many elements each segment has.
         index: the sorted ids, where that is of use: not on a CPU.
     """
 
     is_sorted: bool
     in_range: bool
+    counts: np.ndarray
     index: SegmentIndex | None
 
 
@@ -46,6 +48,9 @@ class Known:
 # both are a little larger than these.
 _MANY, _WIDE_BYTES = 32, 128
 _SOME, _NARROW_BYTES = 8, 32
+# On a GPU, bytes of an element from which a sum by ids in any order is not slower than XLA's
+# atomics, which run in one kernel with what reads or makes the elements.
+_WIDE_BYTES_GPU = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +69,16 @@ class Segments:
     is_sorted: bool
     known: Known | None
 
-    def pays(self, name: str, x: Any) -> bool:
-        """Whether this library's reduction, with its derivatives, is not slower.
+    def pays(self, name: str, x: Any, several: bool = False) -> bool:
+        """Whether this library's reduction, with its derivatives, or several, is not slower.
 
-        Of ids in any order, sums on a CPU alone are not: a derivative of the others wants them
-        sorted, and GPUs add up by atomics. Beyond a CPU, ids in a program are sorted once.
+        Of ids in any order, maxima and products on a CPU are not: a derivative wants them sorted.
+        Beyond a CPU, ids in a program are sorted once; sums of narrow elements do not gain by it.
         """
         if jax.default_backend() != "cpu":
-            return self.is_sorted or self.known is not None
+            wide = row_width(x) * x.dtype.itemsize >= _WIDE_BYTES_GPU
+            gains = wide or several or name != "sum"
+            return self.is_sorted or (self.known is not None and gains)
         return name == "sum" or self._by_sorted(name, x)
 
     def _by_sorted(self, name: str, x: Any) -> bool:
@@ -95,6 +102,8 @@ class Segments:
 
     def counts(self, x: Array) -> Array:
         """Number of elements of each segment, with the axes and the dtype of ``x``."""
+        if self.known is not None:
+            return row_wise(jnp.asarray(self.known.counts, x.dtype), x)
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         counts = self.sum(jnp.ones(self.ids.shape, dtype))
         return row_wise(counts, x).astype(x.dtype)
@@ -200,10 +209,11 @@ def _look(ids: Any, size: int) -> Known:
 def _known(ids: np.ndarray, size: int) -> Known:
     with jax.ensure_compile_time_eval():
         ids = np.asarray(jnp.asarray(ids))  # as narrow as JAX has it
-        in_range = bool(((ids >= 0) & (ids < size)).all())
+        inside = (ids >= 0) & (ids < size)
+        counts = np.bincount(ids[inside], minlength=size)
         sorts = jax.default_backend() != "cpu"
         index = SegmentIndex.from_ids(ids, size) if sorts else None
-        return Known(not (ids[1:] < ids[:-1]).any(), in_range, index)
+        return Known(not (ids[1:] < ids[:-1]).any(), bool(inside.all()), counts, index)
 
 
 def by_name(

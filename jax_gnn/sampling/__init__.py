@@ -1,5 +1,6 @@
 """Mini-batches at static shapes: sampled neighbourhoods, links, walks and subgraphs."""
 
+from jax_gnn.sampling._ahead import fetch_ahead
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._budget import hgt_subgraph
 from jax_gnn.sampling._chunks import NodeChunks, node_chunks
@@ -30,6 +31,7 @@ __all__ = [
     "block_capacity",
     "cluster_batch",
     "corrupted_edges",
+    "fetch_ahead",
     "fetch_rows",
     "hgt_subgraph",
     "induced_subgraph",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import (
     PADDING,
@@ -114,7 +115,9 @@ class Blocks:
         Returns:
             ``(graphs[0].num_src, *features)`` in the dtype of ``values``, zeros for padding. Where
             ``values`` has too few rows, the rest are NaN (of integers, the extreme value). Of
-            arrays of numpy it is one. By type a row for each source, zeros where it is of another.
+            arrays of numpy it is one. By type a row for each source, zeros where it is of another;
+            of a type with fewer nodes than there are sources its values as they are, so that a map
+            has fewer rows: :meth:`source_rows` takes the rows then.
 
         Raises:
             TypeError: ``values`` are not numbers.
@@ -122,12 +125,50 @@ class Blocks:
         """
         if not isinstance(values, Mapping):
             return values_of(self.node_ids, values)
-        places, names = self.places_of_types(), self.node_type_names
-        if len(values) != len(places) or (names is not None and tuple(values) != names):
-            wanted = f"the types {names}" if names else f"{len(places)} types"
-            raise ValueError(f"values must be by {wanted} in that order, got {', '.join(values)}")
-        rows = zip(values.items(), places, strict=True)
-        return {name: None if own is None else values_of(ids, own) for (name, own), ids in rows}
+        names, wanted = self.node_type_names, len(self.few_nodes())
+        if len(values) != wanted or (names is not None and tuple(values) != names):
+            told = f"the types {names}" if names else f"{wanted} types"
+            raise ValueError(f"values must be by {told} in that order, got {', '.join(values)}")
+        found = {}
+        kinds = zip(values.items(), self.places_of_types(), self.few_nodes(), strict=True)
+        for (name, own), places, few in kinds:
+            if few and own is not None:
+                found[name] = arguments.as_numbers("values", own, namespace(places, own))
+            else:
+                found[name] = None if own is None else values_of(places, own)
+        return found
+
+    def few_nodes(self) -> list[bool]:
+        """For each type whether it has fewer nodes than the first block has sources."""
+        sources = self.node_ids.shape[0]
+        return [size < sources for size in self.node_type_sizes or (sources,)]
+
+    def source_rows(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A row for each source of what :meth:`node_values` gave by type, or was made of it.
+
+        Args:
+            values: by type, in the order of types, a row for each source, or for each node of a
+                type that has fewer.
+
+        Returns:
+            By type ``(graphs[0].num_src, *features)``.
+
+        Raises:
+            ValueError: there are more or fewer types than the graph has, or another number of rows.
+        """
+        sources, sizes = self.node_ids.shape[0], self.node_type_sizes or (self.node_ids.shape[0],)
+        found = {}
+        for (name, own), places, size in zip(
+            values.items(), self.places_of_types(), sizes, strict=True
+        ):
+            if len(own) not in (sources, min(size, sources)):
+                nodes = f", or of {size} nodes" if size < sources else ""
+                raise ValueError(
+                    f"values[{name!r}] must have a row for each of {sources} sources{nodes}, as "
+                    f"node_values gives, got {len(own)}"
+                )
+            found[name] = own if len(own) == sources else values_of(places, own)
+        return found
 
     def __repr__(self) -> str:
         try:

@@ -442,7 +442,7 @@ JAX_GNN_INLINE V reciprocal_power(V x, int64_t power) {
 
 template <typename V>
 JAX_GNN_INLINE V smaller(V a, V b) {  // NaN wins
-  return (b < a) | (b != b) ? b : a;
+  return ((b < a) | (b != b)) ? b : a;
 }
 
 template <Code code, int kLanes, typename V>

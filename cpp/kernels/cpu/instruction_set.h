@@ -5,9 +5,20 @@
 #define JAX_GNN_INLINE inline __attribute__((always_inline))
 #define JAX_GNN_LAMBDA __attribute__((always_inline))
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(JAX_GNN_BASELINE_ONLY)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(JAX_GNN_BASELINE_ONLY)
 #define JAX_GNN_VARIANTS
+#endif
+
+// Loops that the compiler turns into vectors are to have the widest, too. Clang gets each feature
+// by its name: zig, which is clang, takes away what a processor's name brings.
+#ifdef __clang__
+#define JAX_GNN_AVX2 target("avx2,bmi,bmi2,f16c,fma,lzcnt,movbe")
+#define JAX_GNN_AVX512                                                                      \
+  target("avx2,bmi,bmi2,f16c,fma,lzcnt,movbe,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"), \
+      min_vector_width(512)
+#else
+#define JAX_GNN_AVX2 target("arch=x86-64-v3")
+#define JAX_GNN_AVX512 target("arch=x86-64-v4,prefer-vector-width=512")
 #endif
 
 namespace jax_gnn::cpu {
@@ -41,13 +52,12 @@ void run_baseline(const Body& body) {
 
 #ifdef JAX_GNN_VARIANTS
 template <typename Body>
-__attribute__((target("arch=x86-64-v3"))) void run_avx2(const Body& body) {
+__attribute__((JAX_GNN_AVX2)) void run_avx2(const Body& body) {
   body(Variant<InstructionSet::kAvx2>{});
 }
 
 template <typename Body>
-__attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))) void run_avx512(
-    const Body& body) {
+__attribute__((JAX_GNN_AVX512)) void run_avx512(const Body& body) {
   body(Variant<InstructionSet::kAvx512>{});
 }
 #endif

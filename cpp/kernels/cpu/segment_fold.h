@@ -93,7 +93,7 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
                                         int64_t end) const {
     using V = typename Tile<Acc, kTile>::V;
     Run<Acc, 1, kTile> run;
-    V(&state)[Tile<Acc, kTile>::kVectors] = run.state[0];
+    auto& state = run.state[0];
     unrolled<Tile<Acc, kTile>::kVectors>(
         [&](int v) JAX_GNN_LAMBDA { state[v] = broadcast<V>(Op::kIdentity); });
     int64_t entries = 0;
@@ -255,7 +255,8 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
                                         int64_t end) const {
     using V = typename Tile<Acc, kTile>::V;
     Run<Acc, 2, kTile> run;
-    auto& [maximum, sum] = run.state;
+    auto& maximum = run.state[0];
+    auto& sum = run.state[1];
     JAX_GNN_UNROLL
     for (V& vector : maximum) vector = broadcast<V>(kLeast<Acc>);
     JAX_GNN_UNROLL

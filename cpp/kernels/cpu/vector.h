@@ -91,7 +91,7 @@ struct Shape {
 
 template <typename V>
 JAX_GNN_INLINE V larger(V a, V b) {  // NaN wins
-  return (b > a) | (b != b) ? b : a;
+  return ((b > a) | (b != b)) ? b : a;
 }
 
 // As many columns as stay in registers, and more of them would not be faster.

@@ -1,6 +1,5 @@
-// What edge regions have of linear maps: rows of entries times a matrix that all share, and sums
-// over entries of all products of two rows, which are the gradients of such matrices. Tensor cores
-// make them, of sm_80 and later.
+// What edge regions have of linear maps: rows of entries times a matrix that all share. Tensor
+// cores make them, of sm_80 and later.
 //
 // A warp puts rows of its entries into shared memory, into a tile. Matrices are there too, once for
 // a block, in the order in which lanes hold them. Numbers are rounded to tf32, as XLA does by
@@ -102,8 +101,8 @@ __device__ __forceinline__ void load_matrix(const T* from, int start, int down, 
   }
 }
 
-// Rows of a warp times a matrix that load_matrix has loaded; times its transpose where kTransposed.
-template <class From, class To, bool kTransposed, bool kPrecise>
+// Rows of a warp times a matrix that load_matrix has loaded.
+template <class From, class To, bool kPrecise>
 __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix) {
   constexpr int kSteps = in_steps(From::kWidth, 8), kTiles = in_steps(To::kWidth, 8);
   constexpr int kTogether = least(kTiles, 8);
@@ -127,16 +126,10 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
           if (kTiles % kTogether == 0 || tile + i < kTiles) {
+            const float* const at = matrix + (step * kTiles + tile + i) * 64;
+            const auto pair = reinterpret_cast<const Word<float, 2>*>(at)[lane];
             float b[2];
-            if constexpr (kTransposed) {
-              const float* const at = matrix + ((tile + i) * kSteps + step) * 64 + t * 8;
-              b[0] = at[g % 4 * 2 + g / 4];
-              b[1] = at[g % 4 * 2 + g / 4 + 32];
-            } else {
-              const float* const at = matrix + (step * kTiles + tile + i) * 64;
-              const auto pair = reinterpret_cast<const Word<float, 2>*>(at)[lane];
-              memcpy(b, &pair, sizeof(b));
-            }
+            memcpy(b, &pair, sizeof(b));
             multiply_add(sum[i], a, Split<kPrecise>::of_kept(b[0]), Split<kPrecise>::of_kept(b[1]));
           }
       }
@@ -152,64 +145,6 @@ __device__ __forceinline__ void multiply_rows(float* memory, const float* matrix
     }
   }
 }
-
-// The sum over rows of a block of all products of a number of one and a number of another:
-// (kDown, kAcross), dealt out to the warps.
-template <int kDown, int kAcross, int kWarps, bool kPrecise>
-class OuterSum {
- public:
-  __device__ __forceinline__ OuterSum() {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sum_[i][e] = 0;
-  }
-  // Adds what all warps have in two tiles; a warp has `numbers` numbers of memory. Called by the
-  // whole block, between barriers.
-  template <class X, class Y>
-  __device__ __forceinline__ void add(float* memory, int numbers) {
-    static_assert(X::kRows == Y::kRows && X::kWidth == kDown && Y::kWidth == kAcross);
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-#pragma unroll 1
-    for (int warp = 0; warp < kWarps; ++warp, memory += numbers)
-#pragma unroll 1
-      for (int row = 0; row < X::kRows; row += 8) {
-        const float *const x = X::row(memory, row + t) + g, *const y = Y::row(memory, row + t) + g;
-        LeftFragment<kPrecise> a;
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-          const int tile = first() + i, from = tile / kTilesAcross * 16;
-          if (tile >= kTiles) break;
-          if (i == 0 || !kSharesRows)
-            a.load([&](int down, int across) { return x[from + down + across * X::kStride]; });
-          const float* const b = y + tile % kTilesAcross * 8;
-          multiply_add(sum_[i], a, Split<kPrecise>(b[0]), Split<kPrecise>(b[4 * Y::kStride]));
-        }
-      }
-  }
-  __device__ __forceinline__ void store(float* to) const {
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int tile = first() + i;
-        const int row = tile / kTilesAcross * 16 + g + e / 2 * 8;
-        const int column = tile % kTilesAcross * 8 + 2 * t + e % 2;
-        if (row < kDown && column < kAcross) to[row * kAcross + column] = sum_[i][e];
-      }
-  }
-
- private:
-  static constexpr int kTilesAcross = in_steps(kAcross, 8);
-  static constexpr int kTiles = in_steps(kDown, 16) * kTilesAcross;
-  static constexpr int kMine = in_steps(kTiles, kWarps);  // neighbouring ones
-  static constexpr bool kSharesRows = kTilesAcross % kMine == 0;
-  static __device__ __forceinline__ int first() {
-    return static_cast<int>(threadIdx.x / 32) * kMine;
-  }
-  float sum_[kMine][4];
-};
 
 }  // namespace
 }  // namespace jax_gnn::cuda

@@ -19,7 +19,6 @@ static_assert(kMostRegionArrays == kMostArrays && kThreadsOfRegions == kRegionTh
 // What parameters look like whose types depend on the text: RegionMessage, Output and Tails.
 struct MessageParameter {
   Arrays in, out;
-  unsigned blocks;
 };
 struct OutputParameter {
   void* out;
@@ -86,7 +85,6 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   MessageParameter message;
   std::copy_n(in, kMostArrays, message.in.at);
   std::copy_n(out, kMostArrays, message.out.at);
-  message.blocks = static_cast<unsigned>(schedule.blocks);
   const int lanes = schedule.lanes, threads = kRegionThreads;
   const int64_t tiles = ceil_div(text.slots, lanes * text.vec);
   const int64_t step = 32 / lanes * text.unroll, warps = schedule.blocks * (threads / 32);

@@ -11,7 +11,6 @@
 //   load_matrices        brings what rows of entries are multiplied with to shared memory
 //   stage, multiply      put rows of entries into tiles, and multiply these, kStages times in turn;
 //                        values read the products (edge_products.cuh)
-//   Sums                 of a block: add adds what tiles have, store_sums writes them
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
@@ -192,7 +191,6 @@ struct RegionMessage {
   static constexpr int kVec = Text::kVec, kUnroll = Text::kUnroll, kMinBlocks = Text::kMinBlocks;
   static constexpr bool kGathers = true, kDots = false;
   Arrays in, out;
-  unsigned blocks;  // as many rows results have that blocks make
 
   // What can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return nullptr; }
@@ -246,40 +244,25 @@ constexpr int max_threads<RegionMessage<Text>> = kRegionThreads;
 template <int kStage>
 struct Stage {};
 
-// Products with matrices, and sums of products of entries' rows. Shared memory has the matrices,
-// then the tiles of each warp.
+// Products with matrices. Shared memory has these, then the tiles of each warp.
 template <class Text>
 struct Together<RegionMessage<Text>> {
   using Message = RegionMessage<Text>;
-  static constexpr bool kMeets = Text::kMeets;
-
   __device__ __forceinline__ Together(const Message& message, void* shared, int warp, int team)
       : message_(message),
         matrices_(static_cast<float*>(shared)),
-        tiles_(matrices_ + Text::kMatrices),
-        memory_(tiles_ + warp * Text::kTiles),
+        memory_(matrices_ + Text::kMatrices + warp * Text::kTiles),
         in_warp_(team * Text::kUnroll) {
     if constexpr (Text::kStages > 0) {
       Text::load_matrices(message.in, matrices_);
-      for (int i = threadIdx.x; i < kRegionThreads / 32 * Text::kTiles; i += kRegionThreads)
-        tiles_[i] = 0;
+      for (int i = threadIdx.x % 32; i < Text::kTiles; i += 32) memory_[i] = 0;
       __syncthreads();
     }
   }
-  __device__ __forceinline__ void make(typename Message::Loaded& loaded) {
+  __device__ __forceinline__ void make(typename Message::Loaded& loaded) const {
     loaded.memory = memory_;
     loaded.in_warp = in_warp_;
     make_stages<0>(loaded);
-    if constexpr (kMeets) {
-      __syncthreads();
-      Text::add(sums_, tiles_);
-      __syncthreads();
-    }
-  }
-  __device__ __forceinline__ void finish() const {
-    if constexpr (kMeets)
-      for (unsigned block = blockIdx.x; block < message_.blocks; block += gridDim.x)
-        Text::store_sums(block == blockIdx.x ? sums_ : typename Text::Sums(), message_.out, block);
   }
 
  private:
@@ -299,9 +282,8 @@ struct Together<RegionMessage<Text>> {
   }
 
   const Message& message_;
-  float *matrices_, *tiles_, *memory_;  // the warp's tiles
+  float *matrices_, *memory_;  // the warp's tiles
   int in_warp_;
-  typename Text::Sums sums_;
 };
 
 template <class Text>

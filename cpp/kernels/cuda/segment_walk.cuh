@@ -44,15 +44,13 @@ constexpr bool makes_parts = false;
 template <class Message>
 constexpr int max_threads = kMaxThreads;
 
-// What a message's values are made of that entries of a warp, or of a block where it `kMeets`, make
-// together: for each step, after what its entries bring has been asked for.
+// What a message's values are made of that entries of a warp make together: for each step, after
+// what its entries bring has been asked for.
 template <class Message>
 struct Together {
-  static constexpr bool kMeets = false;
   __device__ __forceinline__ Together(const Message&, void*, int, int) {}
   template <class Loaded>
   __device__ __forceinline__ void make(Loaded&) {}
-  __device__ __forceinline__ void finish() const {}
 };
 
 // How entries and features are dealt out.
@@ -214,16 +212,14 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   if constexpr (Message::kGathers) walk.load_step(begin, coming);
   const Index row_before = load_or(begin > 0, rows + begin - 1, Index(0));
   if (start == Start::kReadsAhead) wait_for_previous_launch();
-  // Warps that meet go through as many steps, without entries after their last.
-  const int64_t last = Together<Message>::kMeets ? begin + cut.per_warp : end;
-  for (int64_t base = begin; base < last; base += teams * kUnroll) {
+  for (int64_t base = begin; base < end; base += teams * kUnroll) {
     if constexpr (!Message::kGathers) walk.load_step(base, coming);
     typename Steps::Step ids = coming;
     typename Message::Loaded loaded;
     walk.load_features(ids, loaded);
     // The next step's ids arrive while this step's features do.
     if constexpr (Message::kGathers)
-      if (base + teams * kUnroll < last) walk.load_step(base + teams * kUnroll, coming);
+      if (base + teams * kUnroll < end) walk.load_step(base + teams * kUnroll, coming);
     together.make(loaded);
     if constexpr (Message::kDots)
       message.dot(ids, csr.order, cut_size(csr.num_weights), column, loaded, left_words);
@@ -315,7 +311,6 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
       }
   }
 
-  together.finish();
   runs.complete(per_block, cut.width, fills, tails);
 }
 

@@ -25,8 +25,8 @@ from jax_gnn._core.ids import in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda_text import HALVES, MOST_WEIGHTS, THREADS, Text, message_text
-from jax_gnn._ops.edge_region.moves import factors, with_fewer_selects
+from jax_gnn._ops.edge_region.cuda_text import THREADS, Text, message_text
+from jax_gnn._ops.edge_region.moves import with_fewer_selects
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Input,
@@ -43,7 +43,7 @@ _MULTIPROCESSORS = 132  # that blocks are dealt out to, as of sums (segment_redu
 _MOST_STORED = 4  # results that a walk may read of the one before: all choices are tried
 
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
-_INTO = {"edge": 0, "row": 1, "all": 2}
+_INTO = {"edge": 0, "row": 1}
 
 
 # --- A walk --------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class WalkOperands(NamedTuple):
 
 
 def _blocks(text: Text, csr: Any) -> Any:
-    """Blocks that share the entries; what they make over all has as many rows."""
+    """Blocks that share the entries."""
     blocks = 4 if not text.shared else text.blocks
     return jax.core.min_dim(
         blocks * _MULTIPROCESSORS, jax.core.max_dim(1, -(-csr.count // (THREADS // text.lanes)))
@@ -67,8 +67,6 @@ def _blocks(text: Text, csr: Any) -> Any:
 def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> list[Any]:
     del num_cols
     sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
-    if any(each.into == "all" for each in program.outputs):
-        sizes["all"] = _blocks(_text_of(program), operands.csr)
     values = [program.values[each.value] for each in program.outputs]
     return [
         jax.ShapeDtypeStruct((sizes[each.into], value.width), value.dtype)
@@ -83,14 +81,9 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         x[0] if by == "shared" else edges.read(x, by) for x, by in zip(arrays, reads, strict=True)
     ]
     made = edges.applied(lambda *rows: evaluate(program, rows), reads, read)
-    found = [
+    return [
         edges.reduced(x, each.into, each.reduce)
         for x, each in zip(made, program.outputs, strict=True)
-    ]
-    shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
-    return [
-        jnp.zeros(of.shape, of.dtype).at[0].set(x) if each.into == "all" else x
-        for x, of, each in zip(found, shapes, program.outputs, strict=True)
     ]
 
 
@@ -400,18 +393,6 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         output = program.outputs[place]
         value = output.value
         over_all.append(output.reduce if output.into == "all" else None)
-        width = program.values[value].width
-        if output.into == "all" and output.reduce == "sum" and width > MOST_WEIGHTS:
-            pairs = factors(program.values.__getitem__, value)
-            if not all(program.values[i].dtype.name in ("float32", *HALVES) for i in pairs):
-                pairs = []
-        else:
-            pairs = []
-        if pairs:  # as of the gradient of a matrix
-            instructions.append(Instruction("outer", tuple(pairs), width, np.dtype(np.float32)))
-            value = len(inputs) + len(instructions) - 1
-            outputs.append(Output(value, "all", "sum"))
-            continue
         if output.into == "all":  # sums of rows are not rounded before they are added up
             of = program.values[value]
             acc = np.dtype(accumulator_dtype(of.dtype))

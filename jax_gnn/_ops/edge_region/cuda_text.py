@@ -8,8 +8,7 @@ outputs are dealt out to them, is what makes the shortest text of a few that are
 
 A warp multiplies rows of all its entries together with a large shared matrix, on tensor cores
 (``cpp/kernels/cuda/edge_products.cuh``). The text has stages then: rows go to shared memory, to
-*tiles*, and products come from there. Sums over all entries of products of two rows are made of
-tiles, too.
+*tiles*, and products come from there.
 
 What a derivative of a maximum compares has the same bits in all texts: products are not contracted
 with sums there, and sums of a row's numbers are made in an order that does not depend on slots.
@@ -177,8 +176,7 @@ class Text:
 def message_text(program: RowProgram) -> Text:
     """Writes the text of a program.
 
-    Its outputs are by edge or by row, or sums over all of products, ``"outer"``, a row of which
-    each block makes.
+    Its outputs are by edge or by row.
 
     Raises:
         Unsupported: a value, or the whole, that no text can have.
@@ -369,13 +367,11 @@ class _Tile(NamedTuple):
         value: That they are of.
         stage: In which they are put there, or made.
         width: Of a row, of which an entry has one or several.
-        summed: Whether sums of products are made of it.
     """
 
     value: int
     stage: int
     width: int
-    summed: bool
 
 
 class _Writer:
@@ -414,10 +410,6 @@ class _Writer:
         self.matrices: list[str] = []
         self.matrix_at: dict[tuple[int, ...], int] = {}
         self.matrix_numbers = 0
-        self.sums: list[str] = []
-        self.adds: list[str] = []
-        self.store_sums: list[str] = []
-
         self._write()
 
     # ---- The whole ------------------------------------------------------------------------------
@@ -425,8 +417,8 @@ class _Writer:
     def _write(self) -> None:
         program = self.program
         dtypes = {_dtype_of(program, each.value) for each in program.outputs if each.into == "row"}
-        if any(each.into not in ("edge", "row", "all") for each in program.outputs):
-            raise ValueError("the outputs of a text are by edge, by row or over all")
+        if any(each.into not in ("edge", "row") for each in program.outputs):
+            raise ValueError("the outputs of a text are by edge or by row")
         if not dtypes <= {"float32", "float64", "float16", "bfloat16"}:
             raise _Infeasible(f"sums of {', '.join(sorted(dtypes))}")
         self.acc = "float64" if "float64" in dtypes else "float32"
@@ -434,9 +426,6 @@ class _Writer:
         parts = self.parts
         self.write_stages()
         for number, output in enumerate(program.outputs):
-            if output.into == "all":
-                self.sum_over_all(number, output)
-                continue
             place = self.place(number, output)
             values = [self.value(output.value, slots) for slots in place.components]
             if output.into == "edge":
@@ -464,22 +453,19 @@ class _Writer:
         self.precise = any(_is_precise(each) for each in program.instructions)
         levels = [0] * len(program.values)  # stages after which a value can be made
         products: list[list[int]] = []
-        outer: list[tuple[int, int]] = []  # a value and its width
         for number, each in enumerate(program.instructions, first):
             levels[number] = max((levels[i] for i in each.operands), default=0)
-            if each.name == "outer":
-                outer += [(i, _width_of(program, i)) for i in each.operands]
-            elif _on_tensor_cores(program, each):
+            if _on_tensor_cores(program, each):
                 stage = levels[number]
                 products += [[] for _ in range(stage + 1 - len(products))]
                 products[stage].append(number)
                 levels[number] = stage + 1
-        wanted: dict[tuple[int, int], None] = dict.fromkeys(outer)
+        wanted: dict[tuple[int, int], None] = {}  # a value and its width
         for number in itertools.chain(*products):
             operand = program.instructions[number - first].operands[0]
             wanted[operand, _dot_sizes(program, program.instructions[number - first])[0]] = None
         for value, width in wanted:
-            self.add_tile(value, width, levels[value], (value, width) in outer)
+            self.add_tile(value, width, levels[value])
         for stage in range(max((tile.stage + 1 for tile in self.tiles_), default=0)):
             for i, tile in enumerate(self.tiles_):
                 if tile.stage == stage:
@@ -490,9 +476,9 @@ class _Writer:
             self.stage, self.body, self.values = stage + 1, [], {}
             self.fields = {key: x for key, x in self.fields.items() if "." in x}
 
-    def add_tile(self, value: int, width: int, stage: int, summed: bool) -> None:
+    def add_tile(self, value: int, width: int, stage: int) -> None:
         self.tile_of[value, width] = len(self.tiles_)
-        self.tiles_.append(_Tile(value, stage, width, summed))
+        self.tiles_.append(_Tile(value, stage, width))
 
     def put(self, number: int, tile: _Tile) -> None:
         """Writes what a lane has of a value to its tile."""
@@ -528,10 +514,7 @@ class _Writer:
         inner, columns = _dot_sizes(self.program, instruction)
         given, start, down, across, group, apart = _matrix(self.program, instruction)
         precise = _bool(self.precise)
-        turned = given, start, across, down, inner, 0, columns, inner
-        transposed = group == columns and turned in self.matrix_at
         key = given, start, down, across, group, apart, inner, columns
-        key = turned if transposed else key
         if key not in self.matrix_at:
             kind = _stored(self.program.inputs[given].dtype.name)
             self.matrix_at[key] = place = self.matrix_numbers
@@ -542,11 +525,10 @@ class _Writer:
                 f"matrices + {place});"
             )
         place = self.matrix_at[key]
-        self.add_tile(number, columns, stage, False)
+        self.add_tile(number, columns, stage)
         of, to = self.tile_of[instruction.operands[0], inner], len(self.tiles_) - 1
         self.work += instruction.width * inner / 16
-        kinds = f"Tile{of}, Tile{to}, {_bool(transposed)}, {precise}"
-        return f"multiply_rows<{kinds}>(memory, matrices + {place});"
+        return f"multiply_rows<Tile{of}, Tile{to}, {precise}>(memory, matrices + {place});"
 
     def tile_with(self, number: int) -> int | None:
         """Where a value is that a stage before has made."""
@@ -556,7 +538,7 @@ class _Writer:
 
     def read_tile(self, tile: int, slots: np.ndarray) -> _Value:
         """What slots want of a tile."""
-        number, _, columns, _ = self.tiles_[tile]
+        number, _, columns = self.tiles_[tile]
         rows = _width_of(self.program, number) // columns
         row = f"Tile{tile}::row(memory, {rows} * in_warp)"
         dtype = _dtype_of(self.program, number)
@@ -582,29 +564,13 @@ class _Writer:
 
         return self.define(dtype, text, not by_lane, 1)
 
-    def sum_over_all(self, number: int, output: Output) -> None:
-        """The sum of products of two rows, made of tiles by the whole block."""
-        instruction = self.program.instructions[output.value - len(self.program.inputs)]
-        pairs = list(zip(instruction.operands[::2], instruction.operands[1::2], strict=True))
-        down, across = (_width_of(self.program, i) for i in pairs[0])
-        sums, precise = f"sum{len(self.sums)}", _bool(self.precise)
-        warps = THREADS // _WARP
-        self.sums.append(f"OuterSum<{down}, {across}, {warps}, {precise}> {sums};")
-        for x, y in pairs:
-            tiles = f"Tile{self.tile_of[x, down]}, Tile{self.tile_of[y, across]}"
-            self.adds.append(f"sums.{sums}.add<{tiles}>(tiles, kTiles);")
-            self.work += down * across / 16
-        to = f"row_of<float, {down * across}>(out.at[{number}], static_cast<Index>(block))"
-        self.store_sums.append(f"sums.{sums}.store({to});")
-
     def tile_lines(self, entries: int) -> tuple[list[str], int]:
         """Where tiles lie that have so many entries, and how many numbers they are together."""
         lines, place = [], 0
         for i, tile in enumerate(self.tiles_):
             rows = entries * _width_of(self.program, tile.value) // tile.width
             rows = -(-rows // 16) * 16
-            # Free of bank conflicts: of a number of eight rows, or of eight numbers of some rows.
-            stride = -(-tile.width // 8) * 8 + (8 if tile.summed else 4)
+            stride = -(-tile.width // 8) * 8 + 4  # eight rows are in different banks
             lines.append(f"using Tile{i} = EntryTile<{place}, {rows}, {tile.width}, {stride}>;")
             place += rows * stride
         return lines, place
@@ -657,8 +623,6 @@ class _Writer:
             ),
             f"static constexpr int kStages = {len(self.stages)};",
             f"static constexpr int kMatrices = {self.matrix_numbers}, kTiles = {numbers};",
-            f"static constexpr bool kMeets = {_bool(bool(self.sums))};",
-            *_struct("Sums", self.sums),
             *self.stage_functions(),
             *_function(
                 "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",
@@ -699,11 +663,6 @@ class _Writer:
             found += _function(signature, multiplies)
         if self.stages:
             found += _function("load_matrices(const Arrays& in, float* matrices)", self.matrices)
-        if self.sums:
-            found += _function("add(Sums& sums, float* tiles)", self.adds)
-            found += _function(
-                "store_sums(const Sums& sums, const Arrays& out, unsigned block)", self.store_sums
-            )
         return found
 
     # ---- Outputs --------------------------------------------------------------------------------
@@ -1100,9 +1059,7 @@ def _on_tensor_cores(program: RowProgram, each: Instruction) -> bool:
 
 
 def _has_tiles(program: RowProgram) -> bool:
-    return any(
-        each.name == "outer" or _on_tensor_cores(program, each) for each in program.instructions
-    )
+    return any(_on_tensor_cores(program, each) for each in program.instructions)
 
 
 def _is_precise(each: Instruction) -> bool:

@@ -269,8 +269,8 @@ _NEUTRAL = {"sub": 0, "mul": 1, "div": 1}
 
 _ALIASES = {"add_any": "add"}
 _SAME = (
-    *("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary", "reshape", "squeeze"),
-    "stop_gradient",
+    *("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary", "reshape", "reshard"),
+    *("squeeze", "stop_gradient"),
 )
 _CALLS = (
     *("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),

@@ -1,0 +1,1 @@
+"""Has the CUDA module of jax-gnn-kernels."""

@@ -1,0 +1,326 @@
+"""What is installed: its modules and versions, and what is said where they do not fit together."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+import types
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jax_gnn
+from jax_gnn import _cpu, cli
+from jax_gnn._core import ffi, refusal
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OF_CUDA = tomllib.loads((ROOT / "packaging" / "cuda13" / "pyproject.toml").read_text())
+OLDEST_FFI = (0, 3)  # jaxlib 0.10's
+
+
+# --- Versions ------------------------------------------------------------------------------------
+
+
+def test_built_with_the_oldest_headers() -> None:
+    """A handler of newer ones is refused by jaxlibs that pip installs beside this package."""
+    oldest = ".".join(map(str, refusal.OLDEST_JAX))
+    assert f"jax>={oldest}" in PROJECT["project"]["dependencies"]
+    for build in (PROJECT, OF_CUDA):
+        assert f"jaxlib=={oldest}.0" in build["build-system"]["requires"]
+    assert _cpu.ffi_version == OLDEST_FFI
+
+
+def test_one_version_for_all() -> None:
+    version = jax_gnn.__version__
+    extra = PROJECT["project"]["optional-dependencies"]["cuda13"]
+    assert extra == [f"{ffi.CUDA_PACKAGE}=={version}", "jax[cuda13]>=0.10"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert PROJECT["tool"]["scikit-build"]["wheel"] == {
+        "packages": ["jax_gnn", "flax_layers"],
+        **{"py-api": OF_CUDA["tool"]["scikit-build"]["wheel"]["py-api"]},
+    }
+
+
+@pytest.mark.parametrize("version", ["0.9.2", "0.10.0", "1.0.0.dev3"])
+def test_jax_that_is_too_old(version: str) -> None:
+    if version != "0.9.2":
+        return refusal.refuse_old_jax(version)
+    with pytest.raises(ImportError, match=r"^jax_gnn needs jax 0\.10 or later, not 0\.9\.2; run: "):
+        refusal.refuse_old_jax(version)
+
+
+NEWER_FFI = "its handlers are of XLA's FFI 99.1, and jaxlib [0-9.]+ has 0.[0-9]+"
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_handlers_newer_than_jaxlib(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: Any
+) -> None:
+    """JAX takes them until a backend starts, which then fails with everything else on it."""
+    module = types.SimpleNamespace(ffi_version=(99, 1))  # whose targets nobody may ask for
+    status = ffi._register(module, platform, "by a compiler")  # type: ignore[arg-type]
+    assert (status.available, status.targets) == (False, ())
+    assert re.fullmatch(NEWER_FFI, status.reason or "")
+    monkeypatch.setitem(ffi.STATUS, platform, status)
+    assert cli.main(["info"]) == 0
+    assert re.search(f"{platform} is missing: {NEWER_FFI}", capsys.readouterr().out)
+    if platform == jax.default_backend():
+        with pytest.warns(RuntimeWarning, match=NEWER_FFI):
+            jax.jit(lambda x: jax_gnn.segment_sum(x, jax.numpy.zeros(5, int), 1))(jax.numpy.ones(5))
+
+
+def test_ffi_version_of_jaxlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert OLDEST_FFI <= ffi._ffi_version() < (99, 0)
+    monkeypatch.setattr(ffi.jaxlib, "__file__", str(tmp_path / "__init__.py"))
+    assert ffi._ffi_version() == ()  # without headers all handlers are registered
+
+
+# --- Modules of another Python, processor or folder ----------------------------------------------
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """In the place of the package's, and first on the path."""
+    found = tmp_path / "jax_gnn"
+    found.mkdir()
+    (found / "__init__.py").touch()
+    monkeypatch.setattr(ffi, "_FOLDER", found.resolve())
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    ffi._module.cache_clear()
+    yield found.resolve()
+    ffi._module.cache_clear()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
+    def load(name: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(ffi, "_load", load)
+    with pytest.raises(ImportError) as raised:
+        ffi._load_cpu()
+    message = str(raised.value)
+    assert message.startswith("jax_gnn cannot be used: ") and "\n" not in message
+    return message.removeprefix("jax_gnn cannot be used: ")
+
+
+def test_module_that_is_missing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    assert message.startswith(f"{folder} has no compiled module _cpu: python -m pip install ")
+
+
+def test_source_folder(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").touch()
+    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    assert message == (
+        f"{folder} is a source folder: pip install {folder.parent}, and start Python elsewhere"
+    )
+
+
+def test_source_folder_before_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "CMakeLists.txt").touch()
+    installed = tmp_path / "site-packages" / "jax_gnn"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    (installed / "_cpu.abi3.so").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed.parent)])
+    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    assert message == (
+        f"{folder} is not built, and goes before {installed.resolve()} on the path: "
+        "start Python elsewhere"
+    )
+
+
+def test_module_of_another_python(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
+    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    of = f"of another Python or processor than {sys.implementation.cache_tag} on "
+    assert message.startswith(f"{folder}/_cpu.cpython-39-x86_64-linux-gnu.so is {of}")
+    assert "pip install --force-reinstall" in message
+
+
+def test_module_that_does_not_load(folder: Path) -> None:
+    """A file that is no module for this processor, loaded for real."""
+    file = folder / "_cpu.abi3.so"
+    file.write_bytes(b"\x7fELF of another processor")
+    sys.modules.pop("_cpu", None)
+    finder = importlib.machinery.PathFinder.find_spec("_cpu", [str(folder)])
+    assert finder is not None
+    with pytest.raises(ImportError) as raised:
+        importlib.util.module_from_spec(finder)
+    message = ffi._why_not("_cpu", raised.value)
+    assert message.startswith(f"{file} is damaged, or of another Python or processor than ")
+    assert "pip install --force-reinstall" in message and "\n" not in message
+
+
+def test_another_copy_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path.resolve() / "jax_gnn"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert ffi.copies()[0] == Path(jax_gnn.__file__).resolve().parent
+    assert ffi.copies()[-1] == other
+    assert cli.main(["info"]) == 0
+    assert f"{other} is another copy, unused: remove one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", [*map(str, refusal.STRANGERS_FILES), "graph.py"])
+def test_files_of_another_package_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    """PyPI's jax-gnn, whose import package is called like this one."""
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+    if file == "graph.py":  # of this package alone
+        return refusal.refuse_stranger(tmp_path)
+    line = re.escape(f"{tmp_path} has files of another package, jax-gnn on PyPI") + ".*pip install"
+    monkeypatch.setattr(sys, "argv", ["python"])
+    with pytest.raises(ImportError, match=line):
+        refusal.refuse_stranger(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/jax-gnn"])
+    with pytest.raises(SystemExit, match=f"^jax-gnn: error: {line}"):
+        refusal.refuse_stranger(tmp_path)
+    own = Path(jax_gnn.__file__).parent
+    assert not any((own / each).exists() for each in refusal.STRANGERS_FILES)
+
+
+# --- The CUDA module, built here or in a distribution of its own ---------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """What `_load_cuda` finds: why none was built, an error, another distribution's version."""
+    given = types.SimpleNamespace(build="", error=None, version=None)
+    own = types.SimpleNamespace(
+        ffi_version=(0, 1), compiler="nvcc", architectures="90", targets=dict
+    )
+
+    def load(name: str) -> Any:
+        if name == "_cpu":
+            return types.SimpleNamespace(cuda_build=given.build)
+        return loaded()
+
+    def loaded() -> Any:
+        if given.error:
+            raise given.error
+        return own
+
+    class Points(list):  # type: ignore[type-arg]
+        def select(self, group: str) -> Any:
+            return self if group == "jax_gnn.cuda" else []
+
+    def distribution(name: str) -> Any:
+        if name != ffi.CUDA_PACKAGE or given.version is None:
+            raise metadata.PackageNotFoundError(name)
+        points = Points([types.SimpleNamespace(load=loaded)])
+        return types.SimpleNamespace(version=given.version, entry_points=points)
+
+    monkeypatch.setattr(ffi, "_load", load)
+    monkeypatch.setattr(ffi.metadata, "distribution", distribution)
+    ffi._module.cache_clear()
+    yield given
+    ffi._module.cache_clear()
+
+
+def test_cuda_module_of_this_build(cuda: types.SimpleNamespace) -> None:
+    status = ffi._load_cuda()
+    assert (status.available, status.build) == (True, "nvcc, architectures 90")
+
+
+def test_cuda_module_not_built(cuda: types.SimpleNamespace) -> None:
+    cuda.build = "no compiler"
+    status = ffi._load_cuda()
+    assert (status.available, status.reason) == (False, "no compiler")
+    assert "pip install 'jax-gnn-kernels[cuda13]'; or build from source: put nvcc" in str(
+        status.hint
+    )
+
+
+def test_cuda_module_of_its_own_distribution(cuda: types.SimpleNamespace) -> None:
+    cuda.build, cuda.version = "no compiler", jax_gnn.__version__
+    status = ffi._load_cuda()
+    assert (status.available, status.build) == (True, "nvcc, architectures 90")
+
+
+def test_cuda_module_of_another_version(cuda: types.SimpleNamespace) -> None:
+    cuda.build, cuda.version = "no compiler", "99.0"
+    status = ffi._load_cuda()
+    assert (status.available, status.targets) == (False, ())
+    version = jax_gnn.__version__
+    assert status.reason == f"jax-gnn-kernels-cuda13 is 99.0, jax-gnn-kernels {version}"
+    both = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
+    assert status.hint == f"pip install --force-reinstall --no-deps {both}"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_broken_cuda_module(cuda: types.SimpleNamespace, apart: bool) -> None:
+    cuda.error = ImportError("libsomething.so: cannot open shared object file")
+    if apart:
+        cuda.build, cuda.version = "no compiler", jax_gnn.__version__
+    status = ffi._load_cuda()
+    assert (status.available, status.targets) == (False, ())
+    assert status.reason == "libsomething.so: cannot open shared object file"
+    assert ("jax-gnn-kernels-cuda13==" in str(status.hint)) is apart
+
+
+@pytest.mark.parametrize(
+    ("plugin", "driver", "gpu", "reason"),
+    [
+        (False, False, False, r"JAX is a build for CPUs: pip install 'jax\[cuda13\]'"),
+        (True, False, False, r"there is no NVIDIA driver \(libcuda\.so\.1\): install one"),
+        (True, True, False, "the driver finds no GPU: see what nvidia-smi lists"),
+        (True, True, True, "JAX does not use the GPU: see what it warned of"),
+    ],
+)
+def test_cuda_kernels_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plugin: bool,
+    driver: bool,
+    gpu: bool,
+    reason: str,
+) -> None:
+    if jax.default_backend() == "gpu":
+        return None if ffi.no_gpu() is None else pytest.fail(str(ffi.no_gpu()))
+
+    def library(name: str) -> None:
+        assert name == "libcuda.so.1"
+        if not driver:
+            raise OSError(name)
+
+    module = types.SimpleNamespace(shared_memory=lambda: 1 << 17 if gpu else 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ffi.importlib.util, "find_spec", lambda name: name if plugin else None)
+        patch.setattr(ffi.ctypes, "CDLL", library)
+        patch.setattr(ffi, "_module", lambda platform: module)
+        patch.setitem(ffi.STATUS, "cuda", ffi.PlatformStatus("cuda", True, (), build="nvcc 13"))
+        assert re.match(reason, ffi.no_gpu() or "")
+        assert cli.main(["info"]) == 0
+    assert re.search(rf"cuda: nvcc 13\n    not used: {reason}", capsys.readouterr().out)
+
+
+# --- Import --------------------------------------------------------------------------------------
+
+
+def test_what_the_import_brings() -> None:
+    """Modules, which do not depend on the machine as time does."""
+    code = (
+        "import sys, jax, jax.export, jax.extend.core; before = set(sys.modules); import jax_gnn; "
+        "print(*sorted({m for m in sys.modules if m not in before}))"
+    )
+    run = [sys.executable, "-P", "-c", code]
+    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+    others = {name.partition(".")[0] for name in found} - {"jax", "jaxlib", "jax_gnn"}
+    third_party = others - sys.stdlib_module_names
+    assert third_party <= set(), third_party
+    assert len([name for name in found if name.startswith("jax_gnn")]) < 150
