@@ -27,6 +27,7 @@ def nothing_installed() -> Iterator[None]:
     yield
     compat.uninstall()
 
+
 OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 """GPUs round what they multiply, unless told not to."""
 
