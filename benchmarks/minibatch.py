@@ -310,23 +310,16 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
     """Batches of GraphSAGE whose features are on the host, beside what its link carries."""
     import jax
     import jax.numpy as jnp
-    from flax import nnx
 
-    import flax_layers
-    from jax_gnn import Graph, host_arrays
-    from jax_gnn.sampling import block_capacity, fetch_ahead, sample_neighbors
+    from jax_gnn.sampling import fetch_ahead, sample_neighbors
 
     name, device = "sage, features on the host", jax.devices()[0]
     if device.platform == "cpu":
         return {"name": name, "status": "absent: a CPU has no link to its memory"}
-    edges = _graph("sage", scale)
-    with host_arrays():
-        graph = Graph.from_edges(edges.cols, edges.rows, num_nodes=edges.num_nodes)
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(edges.num_nodes, FEATURES)).astype(np.float32)
-    batches = rng.integers(0, edges.num_nodes, (64, BATCH)).astype(np.int32)
-    capacity = block_capacity(graph, batches[:2], FANOUTS, jax.random.key(1))
-    model = flax_layers.SAGE(FEATURES, HIDDEN, CLASSES, num_layers=LAYERS, rngs=nnx.Rngs(0))
+    task = _task("sage", scale)
+    graph, features = jax.tree.map(np.asarray, (task.graph, task.features))
+    batches = np.resize(task.ids, (64, BATCH)).astype(np.int32)
+    capacity = task.capacity(BATCH)
 
     def sampled(number: int, graph: Any) -> Any:
         key = np.array([0, number], np.uint32)
@@ -336,12 +329,9 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
     def of_device(seeds: Any, key: Any, graph: Any) -> Any:
         return sample_neighbors(graph, seeds, FANOUTS, key, capacity=capacity)
 
-    @nnx.jit
-    def step(model: Any, blocks: Any, x: Any) -> Any:
-        def loss(model: Any) -> Any:
-            return jnp.square(model(blocks, x, deterministic=True)).mean()
-
-        return nnx.value_and_grad(loss)(model)
+    @jax.jit
+    def step(state: Any, blocks: Any, x: Any, y: Any) -> Any:
+        return task.step("here", state, blocks.node_ids[:BATCH], (blocks, x), y)
 
     placed = jax.device_put(graph, device)
     seeds, keys = jnp.asarray(batches), jax.random.split(jax.random.key(0), len(batches))
@@ -377,9 +367,9 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
     blocks = of_device(seeds[0], keys[0], placed)
 
     def stepped() -> float:
-        jax.block_until_ready(step(model, blocks, x))
+        jax.block_until_ready(step(task.start, blocks, x, task.y))
         begun = time.perf_counter()
-        jax.block_until_ready([step(model, blocks, x) for _ in range(8)])
+        jax.block_until_ready([step(task.start, blocks, x, task.y) for _ in range(8)])
         return (time.perf_counter() - begun) / 8
 
     found: dict[str, list[float]] = {}
@@ -388,7 +378,7 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
         for where, make in drawn.items():
             found.setdefault(where, []).append(fed(make(), lambda _, x: x))
             found.setdefault(f"{where}, with steps", []).append(
-                fed(make(), lambda blocks, x: step(model, blocks, x))
+                fed(make(), lambda blocks, x: step(task.start, blocks, x, task.y))
             )
         for what, rows in links.items():
             found.setdefault(what, []).append(sent(rows))
