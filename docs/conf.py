@@ -29,6 +29,8 @@ templates_path = ["_templates"]
 default_role = "code"
 html_theme = "furo"
 html_title = f"jax-gnn-kernels {release}"
+html_theme_options = {"dark_css_variables": {"mystnb-source-border-color": "#3c3c3c"}}
+pygments_dark_style = "github-dark"
 linkcheck_timeout = 10
 
 myst_heading_anchors = 4
