@@ -112,6 +112,8 @@ def test_variants_are_used(instruction_set: str) -> None:
     """From AVX2 on a product and a sum are rounded once, together; in the baseline they are not."""
     if len(HERE) == 1:
         pytest.skip("this machine or this build has one variant")
+    if "Clang" in _cpu.compiler:
+        pytest.skip("clang rounds some of these products and sums apart in every variant")
     small = np.float32(2**-13)  # (1 + small) (1 - small) rounds to 1
     rest = 0 if instruction_set == "baseline" else -small * small
     left, right = np.array([-1, 1 + small], np.float32), np.array([1, 1 - small], np.float32)
