@@ -35,6 +35,7 @@ linkcheck_timeout = 10
 
 myst_heading_anchors = 4
 nb_execution_mode = "cache"  # notebooks run where they have changed
+nb_execution_in_temp = True  # what they write is not kept
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_show_tb = True
