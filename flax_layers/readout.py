@@ -324,7 +324,7 @@ class GINBlock(nnx.Module):
     """GIN's layer as published: ``MLP((1 + eps) X + A X)`` with batch norms, and ReLU last.
 
     Xu et al., "How powerful are graph neural networks?", ICLR 2019, section 7. `GINConv` is the
-    same without norms, for single graphs.
+    same without norms, for single graphs; with norms one is ``batch([graph])``.
 
     Attributes:
         first: The MLP's first map.

@@ -42,6 +42,7 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
+"""What `jax.export` must be told to let pass: `disabled_checks=EXPORT_CHECKS`."""
 del export_checks
 
 __all__ = [

@@ -28,6 +28,10 @@ def nothing_installed() -> Iterator[None]:
     compat.uninstall()
 
 
+OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
+"""GPUs round what they multiply, unless told not to."""
+
+
 def both(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
     """What a function that calls others' gives, as it is and with these replaced."""
     want = function(*arguments)
@@ -184,7 +188,7 @@ def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.
 
 def test_sharded_arrays_are_the_compilers_work(rng: np.random.Generator) -> None:
     mesh = jax.make_mesh((len(jax.devices()),), ("i",))
-    x, ids = rng.normal(size=(40, 3)).astype(np.float32), random_ids(rng, "any")
+    x, ids = rng.normal(size=(40, 130)).astype(np.float32), random_ids(rng, "any")
     compat.install()
     program = jax.make_jaxpr(lambda x: jax.ops.segment_sum(x, ids, 7))
     assert "segment_reduce" in str(program(x))
@@ -214,7 +218,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
 
         return jax.value_and_grad(loss, (0, 1))(lhs, rhs)
 
-    assert_same(*both(lambda: jax.jit(product)(lhs, rhs, sizes)))
+    assert_same(*both(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
     half, bits = jnp.asarray(lhs, jnp.bfloat16), jnp.asarray(rhs, jnp.bfloat16)
     corners: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((lhs, rhs, sizes), {"precision": jax.lax.Precision.HIGHEST}),
@@ -226,7 +230,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
     ]
     for args, kwargs in corners:
         got, want = both(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
-        assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else 1e-5)
+        assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else OF_PRODUCTS)
 
 
 def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
@@ -261,7 +265,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights: Any) -> None:
     got, want = both(trained)
     losses = want[1]
     assert losses[-1] < losses[0]
-    assert_same(got, want, 1e-5)
+    assert_same(got, want, OF_PRODUCTS)
 
 
 # --- jraph ---------------------------------------------------------------------------------------

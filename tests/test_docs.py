@@ -7,26 +7,64 @@ import importlib.util
 import pickle
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse
+from sybil import Example, Sybil
+from sybil.evaluators.skip import Skipper
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 import jax_gnn
 from jax_gnn import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
-NEEDS_A_GPU = "jax-gnn tune"
+DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_" not in page.parts[-2])
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 FOLDERS = (".ci", "benchmarks", "cpp", "docs", "flax_layers", "jax_gnn", "tests")
 SOURCES = {".cc", ".cu", ".cuh", ".h", ".py"}
-MOST_WORDS = {"README": 1000, "architecture": 2000}
+MOST_WORDS = {"README": 1000, "architecture": 2000, "index": 300, "start": 1200}
 MOST_WORDS_OF_A_SENTENCE = 35
+NO_CODE = ("text", "{toctree}", "{eval-rst}", "{include}")
 NOBODY_READS = "tried"  # a list of measurements, for whoever looks one up
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT).with_suffix("")).removeprefix("docs/")
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=name)
+
+
+def run_shell(example: Example) -> None:
+    """Runs the lines of the command in this process, and looks at what is to be installed."""
+    for line in example.parsed.replace("\\\n", "").splitlines():
+        for command in line.split(" && "):
+            words = shlex.split(command, comments=True)
+            if words[:2] == ["pip", "install"]:
+                for extras in re.findall(r"\[([\w,-]+)\]", command):
+                    assert EXTRAS.keys() >= set(extras.split(",")), command
+            elif words:
+                assert words[0] == "jax-gnn", f"mark the block to be skipped, or run {words[0]}"
+                assert cli.main(words[1:]) == 0, line
+
+
+# A block that no test can run has `<!-- skip: next "the reason" -->` before it.
+BLOCKS = Sybil([PythonCodeBlockParser(), CodeBlockParser("bash", run_shell), SkipParser()])
+
+
+# Pages beside another package run with their tables, below.
+WITH_CODE = [page for page in PAGES if "```" in page.read_text() and page.parent.name != "from"]
+
+
+def is_mark(example: Example) -> bool:
+    return isinstance(example.region.evaluator, Skipper)
 
 
 @pytest.fixture
@@ -41,39 +79,98 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = {i: [int(j) for j in rng.integers(700, size=3)] for i in range(700)}
     parts = {"x": x[:40], "y": labels[:40], "allx": x[:600], "ally": labels[:600]}
     parts |= {"tx": x[600:], "ty": labels[600:], "graph": graph}
-    for name, value in parts.items():
-        (folder / f"ind.cora.{name}").write_bytes(pickle.dumps(value, 4))
+    for part, value in parts.items():
+        (folder / f"ind.cora.{part}").write_bytes(pickle.dumps(value, 4))
     (folder / "ind.cora.test.index").write_text("\n".join(map(str, range(600, 700))))
 
 
+def test_every_block_is_found() -> None:
+    """Blocks of no other languages, each of them run or marked, with a reason; -s prints counts."""
+    found = marked = 0
+    for page in PAGES:
+        examples = list(BLOCKS.parse(page).examples())
+        marks = [example for example in examples if is_mark(example)]
+        assert all(mark.parsed[0] == "next" and mark.parsed[1] for mark in marks), page
+        fences = re.findall(r"^ *```(.*)\n(?:.*\n)*?^ *```$", page.read_text(), re.MULTILINE)
+        code = [info for info in fences if not info.startswith(NO_CODE)]
+        assert len(code) == len(examples) - len(marks), (page, fences)
+        found, marked = found + len(code), marked + len(marks)
+    print(f"{found} blocks: {found - marked} run, {marked} marked as not to be run")
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")  # PyG's, as it is imported
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """All Python, and the command's lines; none that install something first."""
-    names: dict[str, Any] = {}
     missing = []
-    for language, text in BLOCK.findall(page.read_text()):
-        if language == "python":
-            try:
-                exec(compile(text, f"{page.name}: {text[:40]}", "exec"), names)
-            except ImportError as error:  # of a package that jax_gnn.convert can do without
-                if "is not installed: pip install" not in str(error):
-                    raise
-                missing.append(str(error))
-            continue
-        for line in text.splitlines():
-            if line.startswith("jax-gnn ") and not line.startswith(NEEDS_A_GPU):
-                assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+    document = BLOCKS.parse(page)
+    for example in document.examples():
+        try:
+            example.evaluate()
+        except SkipTest:  # marked
+            pass
+        except ImportError as error:  # of a package that jax_gnn.convert can do without
+            if "is not installed: pip install" not in str(error):
+                raise
+            missing.append(str(error))
     capsys.readouterr()
-    if page.stem == "flax":  # whose two Linen networks hold the same layers
-        assert names["logits"].shape == names["linen_logits"].shape
-        assert np.isfinite(names["linen_logits"]).all()
-        np.testing.assert_allclose(names["linen_logits"], names["nnx_logits"], rtol=1e-6)
     if missing:
         pytest.skip(f"all other code ran: {'; '.join(missing)}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# Pages for who comes from another package: tables of code, its lines between backticks.
+COLUMNS = [page for page in DOCS if page.parent.name == "from"]
+OTHERS = {"pyg": "torch_geometric", "pyg-table": "torch_geometric"}
+
+
+def rows_of_code(page: Path) -> list[tuple[str, list[str], list[str]]]:
+    """What a row is about, and the lines of both columns."""
+    rows = []
+    for line in page.read_text().splitlines():
+        cells = [re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 3 and cells[1] and cells[2]:
+            rows.append((line.split("|")[1].strip(), cells[1], cells[2]))
+    return rows
+
+
+def last_value(lines: list[str], names: dict[str, Any]) -> list[np.ndarray]:
+    """Runs lines; the arrays of what the last one is."""
+    *before, last = lines
+    for line in before:
+        exec(line, names)
+    value = eval(last, names)
+    detached = jax.tree.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, value)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(detached)]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("page", COLUMNS, ids=name)
+def test_both_columns(page: Path, data: None) -> None:
+    """Both make the same numbers."""
+    rows = rows_of_code(page)
+    assert len(rows) >= 12
+    pytest.importorskip(OTHERS.get(page.stem, page.stem))
+    document = BLOCKS.parse(page)
+    for example in document.examples():
+        example.evaluate()
+    for what, theirs, ours in rows:
+        expected, got = (last_value(lines, document.namespace) for lines in (theirs, ours))
+        assert len(expected) == len(got) > 0, what
+        for left, right in zip(expected, got, strict=True):
+            np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5, err_msg=what)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_all_of_pyg_is_named() -> None:
+    pytest.importorskip("torch_geometric")
+    text = (ROOT / "docs" / "from" / "pyg-table.md").read_text()
+    rows = [what for what, *_ in rows_of_code(ROOT / "docs" / "from" / "pyg-table.md")]
+    named = set(re.findall(r"`(\w+)`", text)) | {what.split(",")[0] for what in rows}
+    for module in ("nn.conv", "nn.aggr", "nn.pool", "transforms", "loader"):
+        names = importlib.import_module(f"torch_geometric.{module}").__all__
+        assert not set(names) - named, module
+
+
+@each_page
 def test_links_lead_somewhere(page: Path) -> None:
     """To files and to headings of pages."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -88,13 +185,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
-    return re.sub(r"^```.*?^```", "\n", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    """A page without its blocks of code, comments and front matter."""
+    without = r"\A---\n.*?^---$|^ *```.*?^ *```|<!--.*?-->"
+    return re.sub(without, "\n", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def in_code(page: Path) -> list[str]:
-    """What stands between backticks in a page's text."""
-    return re.findall(r"`([^`\n]+)`", prose(page))
+    """What stands between backticks in a page's text, but for rows of code, which are run."""
+    text = re.sub(r"^\|[^`|]*\| `.*` \| `.*` \|$", "", prose(page), flags=re.MULTILINE)
+    return re.findall(r"`([^`\n]+)`", text if page in COLUMNS else prose(page))
 
 
 def matches(path: str) -> bool:
@@ -102,7 +201,7 @@ def matches(path: str) -> bool:
     return any(ROOT.glob(re.sub(r"<\w+>", "*", path)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each_page
 def test_files_exist(page: Path) -> None:
     """Those of the checkout that are named in full, and sources that are named without a folder."""
     names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")}
@@ -127,7 +226,7 @@ def found(name: str) -> bool:
     return hasattr(owner, last) or importlib.util.find_spec(name) is not None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each_page
 def test_names_exist(page: Path) -> None:
     """``jax_gnn.name`` and ``flax_layers.Name``, and ``Graph.name`` of what jax_gnn exports."""
     for code in in_code(page):
@@ -138,10 +237,11 @@ def test_names_exist(page: Path) -> None:
                 assert hasattr(getattr(jax_gnn, owner), name), f"{owner}.{name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each_page
 def test_pages_are_short(page: Path) -> None:
     """Pages and their sentences; what stands between backticks is a word, tables are left out."""
-    assert len(page.read_text().split()) <= MOST_WORDS.get(page.stem, 10**5)
+    words = re.sub(r"<!--.*?-->", "", page.read_text()).split()
+    assert len(words) <= MOST_WORDS.get(name(page), 10**5)
     text = re.sub(r"^[|#].*$", "\n", prose(page), flags=re.MULTILINE)
     text = re.sub(r"`[^`\n]*`", "code", text)
     text = re.sub(r"\]\([^)]*\)", "]", text)

@@ -279,6 +279,18 @@ def test_features_of_types_with_few_nodes(name, fanouts, typed, rng):
     assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("name", ["GCN", "GIN", "SAGE"])
+def test_sums_come_first_where_destinations_are_few(name, whole, rng):
+    """Through a map to fewer features only destinations of a block go, but all of a graph."""
+    conv = getattr(layers, f"{name}Conv")(7, 2, rngs=nnx.Rngs(0))
+    block = sampled(whole, [1, 2], (3,), tree=True).graphs[0]
+    for graph, rows in ((block, block.num_dst), (whole, whole.num_src)):
+        x = jnp.asarray(rng.normal(size=(graph.num_src, 7)), jnp.float32)
+        jaxpr = str(jax.make_jaxpr(conv)(graph, x))
+        assert f"f32[{rows},2] = dot_general" in jaxpr
+        assert rows == graph.num_src or f"f32[{graph.num_src},2]" not in jaxpr
+
+
 # --- Formulas, edge by edge ----------------------------------------------------------------------
 
 

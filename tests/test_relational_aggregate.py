@@ -234,3 +234,13 @@ def test_training_computes_shared_sums_once(rng: np.random.Generator, implementa
         program = jax.jit(jax.grad(loss, (0, 1))).lower(x, rhs).compile().as_text()
     calls = collections.Counter(re.findall(r'custom_call_target="jax_gnn_(\w+)"', program))
     assert calls == {"segment_matmul": 2, "segment_outer": 1, "segment_reduce": 3}
+
+
+def test_method_of_a_block() -> None:
+    """Few destinations are summed into first, as the weights' gradient does; of as many not."""
+    sizes = {"edges": 80_000, "relations": 4, "k": 128, "n": 128, "itemsize": 4}
+    block = Counts(36_000, 8_000, source_pairs=80_000, destination_pairs=32_000, **sizes)
+    assert chosen(block) == "destination_pairs"
+    assert chosen_for_gradients(block) == ("source_pairs", "destination_pairs")
+    whole = Counts(20_000, 20_000, source_pairs=60_000, destination_pairs=60_000, **sizes)
+    assert chosen(whole) == "source_pairs"

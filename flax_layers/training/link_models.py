@@ -131,6 +131,7 @@ _RECIPES = (
     ),
 )
 LINK_RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
+"""How the models that predict edges are made, by name of the model."""
 DECODERS: dict[str, Callable[[Any, nnx.Rngs], Any]] = {
     "distmult": lambda config, rngs: DistMult(),
     "complex": lambda config, rngs: ComplEx(),

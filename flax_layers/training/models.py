@@ -361,6 +361,7 @@ _RECIPES = (
     ),
 )
 RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
+"""How the models of nodes and of graphs are made, by name of the model."""
 TASKS = "graph", "link"  # beside that of nodes; names of their recipes end so
 
 

@@ -23,6 +23,7 @@ JAX_OPS = {name: getattr(jax.ops, f"segment_{name}") for name in ("sum", "prod",
 
 # Metadata of fields of pytrees that are not arrays.
 STATIC = {"static": True}
+"""The metadata of a dataclass's field that is no array."""
 
 
 def take(x: Array, ids: Array | None) -> Array:

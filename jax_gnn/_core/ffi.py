@@ -24,6 +24,7 @@ from jax_gnn._core.refusal import refuse
 from jax_gnn._version import __version__
 
 Implementation = Literal["cuda", "cpu", "xla"]
+"""Whose code runs: a platform's kernel, or plain JAX."""
 Platform = Literal["cuda", "cpu"]
 
 TARGET_PREFIX = "jax_gnn_"

@@ -14,11 +14,13 @@ namespace {
 
 // Memory is slow where writes go all over it. Hence ids of nodes are cut into ranges, edges are
 // dealt out to these, and then sorted range by range, within caches.
-constexpr int kRangeBits = 9;       // so many ranges at most
-constexpr int kDigitBits = 11;      // as many places are written to in turn by a pass of a sort
-constexpr int64_t kFew = 256;       // so few are sorted faster by comparing
-constexpr int64_t kRange = 4096;    // fewer in a range gain nothing
-constexpr int64_t kPart = 1 << 17;  // fewer are not worth a thread
+constexpr int kRangeBits = 9;         // so many ranges at most
+constexpr int kDigitBits = 11;        // as many places are written to in turn by a pass of a sort
+constexpr int64_t kCached = 1 << 14;  // so few stay in a cache, and a pass may write to
+constexpr int kCachedBits = 13;       // as many places as there are triples
+constexpr int64_t kFew = 256;         // so few are sorted faster by comparing
+constexpr int64_t kRange = 4096;      // fewer in a range gain nothing
+constexpr int64_t kPart = 1 << 17;    // fewer are not worth a thread
 constexpr int64_t kMostParts = 64;
 
 int bit_width(int64_t number) {
@@ -116,7 +118,8 @@ template <typename Index>
 void sort_by_digit(const Triple<Index>* from, Triple<Index>* to, int64_t size,
                    Index Triple<Index>::* key, int shift, int bits) {
   const Index mask = (Index(1) << bits) - 1;
-  int64_t next[(1 << kDigitBits) + 1] = {};
+  int64_t next[(1 << kCachedBits) + 1];
+  std::fill(next, next + mask + 2, 0);
   for (int64_t i = 0; i < size; ++i) ++next[((from[i].*key >> shift) & mask) + 1];
   add_up(next, mask);
   for (int64_t i = 0; i < size; ++i) to[next[(from[i].*key >> shift) & mask]++] = from[i];
@@ -133,8 +136,10 @@ Triple<Index>* sort_range(Triple<Index>* triples, Triple<Index>* other, int64_t 
                        [key = key](const auto& a, const auto& b) { return a.*key < b.*key; });
     return triples;
   }
+  const int most =
+      size <= kCached ? std::clamp(bit_width(size), kDigitBits, kCachedBits) : kDigitBits;
   for (const auto& [key, bits] : keys) {
-    const int passes = (bits + kDigitBits - 1) / kDigitBits;
+    const int passes = (bits + most - 1) / most;
     for (int pass = 0, shift = 0; pass < passes; ++pass) {
       const int digit = (bits - shift) / (passes - pass);
       sort_by_digit(triples, other, size, key, shift, digit);

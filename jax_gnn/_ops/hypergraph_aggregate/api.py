@@ -41,8 +41,11 @@ from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
 Normalization = Literal["symmetric", "row"]
+"""The degrees that `hypergraph_norm` divides by: of both sides, or of the result's."""
 Reduce = Literal["sum", "mean", "max", "min"]
+"""What the nodes of a hyperedge, or the hyperedges of a node, are reduced by."""
 Side = Literal["node", "hyperedge"]
+"""Which end of an incidence."""
 
 
 @public

@@ -36,7 +36,9 @@ from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, 
 from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method
+"""How attention over relations is computed; "auto" counts which is cheaper."""
 METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
+"""All methods of attention over relations."""
 
 
 @public
