@@ -174,11 +174,16 @@ def count_of(ids: Any, dtype: Any) -> Any:
 
 def row_starts(rows: Array, num_rows: int) -> Array:
     """``(num_rows + 1,)``, where each row starts among sorted ids, and where the last one ends."""
-    if not jax.export.is_symbolic_dim(rows.shape[0]):
-        return jnp.searchsorted(rows, jnp.arange(num_rows + 1, dtype=rows.dtype))
-    # A search must know among how many.
-    counts = jnp.zeros(num_rows + 1, rows.dtype).at[rows + 1].add(1, mode="drop")
-    return jnp.cumsum(counts, dtype=rows.dtype)
+    if jax.export.is_symbolic_dim(rows.shape[0]):  # a search must know among how many
+        counts = jnp.zeros(num_rows + 1, rows.dtype).at[rows + 1].add(1, mode="drop")
+        return jnp.cumsum(counts, dtype=rows.dtype)
+
+    def search(method: str) -> Callable[[Array], Array]:
+        ids = jnp.arange(num_rows + 1, dtype=rows.dtype)
+        return lambda rows: jnp.searchsorted(rows, ids, method=method)
+
+    # A GPU starts kernels for each step of a loop; a CPU computes again what steps share.
+    return jax.lax.platform_dependent(rows, cpu=search("scan"), default=search("scan_unrolled"))
 
 
 def row_ids(indptr: Array, num_entries: int) -> Array:
