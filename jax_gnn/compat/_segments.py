@@ -50,7 +50,7 @@ _MANY, _WIDE_BYTES = 32, 128
 _SOME, _NARROW_BYTES = 8, 32
 # On a GPU, bytes of an element from which a sum by ids in any order is not slower than XLA's
 # atomics, which run in one kernel with what reads or makes the elements.
-_WIDE_BYTES_GPU = 512
+_WIDE_BYTES_GPU = 768
 
 
 @dataclass(frozen=True, eq=False)
