@@ -83,6 +83,7 @@ class _Sender:
             raise ValueError(f"device must be one device, got {device}")
         self._rows, (self._device,) = rows, devices
         self._own = threading.local()
+        self._gathering = threading.Lock()  # by one, which has all cores, while others send
 
     def __call__(self, batch: B) -> tuple[B, Array]:
         blocks = getattr(batch, "blocks", batch)
@@ -92,9 +93,12 @@ class _Sender:
         if getattr(self._own, "shape", None) != shape:
             self._own.shape, self._own.buffer = shape, _page_locked(self._device, self._rows, shape)
         if self._own.buffer is None:
-            return sent, jax.device_put(fetch_rows(self._rows, ids), self._device)
+            with self._gathering:
+                found = fetch_rows(self._rows, ids)
+            return sent, jax.device_put(found, self._device)
         buffer, view = self._own.buffer
-        fetch_rows(self._rows, ids, out=view)
+        with self._gathering:
+            fetch_rows(self._rows, ids, out=view)
         memory = jax.sharding.SingleDeviceSharding(self._device)
         x = jax.device_put(buffer, memory, may_alias=False)
         return sent, jax.block_until_ready(x)  # until these rows have left it, no others may come
