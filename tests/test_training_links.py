@@ -357,6 +357,7 @@ def test_autoencoders_learn(config: Any, tmp_path: Any) -> None:
     config = dataclasses.replace(config, valid_share=0.1)
     result = train_links(dataset, config)
     assert result.losses[-1] < result.losses[0] and result.best_by == "auc"
+    assert f"test: auc={result.test['auc']:.4f}, " in repr(result)
     assert result.test["auc"] > 0.75  # of 8 edges and 8 pairs; by chance, 0.5
     save_checkpoint(tmp_path / "model", result.trained)
     loaded = load_checkpoint(tmp_path / "model")
