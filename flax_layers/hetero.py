@@ -558,6 +558,11 @@ def check_sizes(name: str, sizes: Any) -> None:
     for kind, size in sizes.items():
         if not isinstance(kind, str):
             raise TypeError(f"{name} must be by names of types, got {kind!r}")
+        if size is None:
+            raise TypeError(
+                f"{name}[{kind!r}] must be a number, of a type without features that of its nodes, "
+                "got None"
+            )
         if check_integer(f"{name}[{kind!r}]", size) < 0:
             raise ValueError(f"{name}[{kind!r}] must be a number from 0, got {size!r}")
 

@@ -184,7 +184,8 @@ class Hypergraph:
         """
         if isinstance(hyperedges, Mapping | str) or not isinstance(hyperedges, Iterable):
             raise TypeError(
-                f"hyperedges must be sequences of node ids, got {type(hyperedges).__name__}"
+                f"hyperedges must be sequences of node ids, got {type(hyperedges).__name__}; "
+                "jax_gnn.convert.from_table takes names"
             )
         members = []
         for i, hyperedge in enumerate(hyperedges):

@@ -593,7 +593,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: convert.from_table(EDGES, labels="kind"),
         ValueError,
-        "labels must be among the columns , got 'kind'",
+        "labels must be among the columns of nodes, got 'kind'",
     ),
     (
         lambda: convert.from_table({"src": [1, 2], "dst": [1]}),

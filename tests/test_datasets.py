@@ -10,7 +10,8 @@ import pytest
 import scipy.sparse
 
 from jax_gnn import datasets
-from jax_gnn.datasets import HypergraphDataset, load_hypergraph
+from jax_gnn.convert import from_table
+from jax_gnn.datasets import GraphDataset, HypergraphDataset, load_hypergraph
 
 # Node 4 is in no hyperedge, hyperedge 1 is a single node; sorted by hyperedge, then node.
 NODES = [0, 1, 3, 2, 0, 2, 3]
@@ -192,6 +193,13 @@ def test_hypergraph_keeps_sizes():
         toy().hypergraph(self_loops="some")
 
 
+def test_names_of_a_table():
+    data = from_table({"src": ["b", "a"], "dst": ["a", "c"]})
+    names = {"node_names": data.node_names, "label_names": np.array(["t", "u"], object)}
+    made = GraphDataset(name="g", num_nodes=3, src=[0], dst=[1], y=[0, 1, 0], **names)
+    assert made.node_names == ("a", "b", "c") and made.label_names == ("t", "u")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -225,6 +233,7 @@ def test_hypergraph_keeps_sizes():
         ({"val_idx": [2], "test_idx": [2, 3]}, "test_idx: node 2 is in val_idx too"),
         ({"label_names": ("a", "b")}, "label_names: 2 names, but y holds class 2"),
         ({"label_names": (1, 2, 3)}, "label_names: expected strings"),
+        ({"label_names": np.array(["a", 2, "c"], object)}, "label_names: expected strings"),
         ({"label_names": ("a", "b", "\ud800")}, r"label_names: '\\ud800' is not Unicode"),
         ({"node_names": ("a", "b")}, "node_names: expected 5 names"),
     ],

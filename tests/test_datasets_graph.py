@@ -172,7 +172,11 @@ def test_csv_of_text(tmp_path):
         ("id,target,split\n7,,val\n", "src,dst\n", r"line 2 \(node 7\) has 'val', but no label"),
         ("id\n1\n", "src,dst,weight\n1,1,\n", "edges.csv: column 'weight': line 2 has no finite"),
         ("id\n1\n", "src,to\n1,1\n", "edges.csv: expected the columns src and dst, got src, to"),
-        ("id,x\n1,\n2,3\n", "src,dst\n", r"nodes.csv: column 'x': line 2 \(node 1\) has no finite"),
+        (
+            "id,x\n1,\n2,3\n",
+            "src,dst\n",
+            r"nodes.csv: column 'x': line 2 \(node 1\) has no finite number; 1 of 2 .* such; fill",
+        ),
         ("id,target\n1,a\n", "src,dst\n", "column 'target': expected .* regress on, of numbers"),
         ("id,target,label\n1,2,a\n", "src,dst\n", "regress on, and not 'label' beside it"),
         ("id,label\n1,0.5\n", "src,dst\n", "'label' has numbers that are no classes; call it"),
@@ -181,7 +185,12 @@ def test_csv_of_text(tmp_path):
         (
             "id,t\n" + "".join(f"{i},t{i}\n" for i in range(300)),
             "src,dst\n",
-            "nodes.csv: column 't': expected numbers, or text of at most 256 values, got 300",
+            "nodes.csv: column 't': expected numbers, or text of at most 256 values, got 300$",
+        ),
+        (
+            "id,t\n" + "".join(f"{i},{i if i - 5 else 'n/a'}\n" for i in range(300)),
+            "src,dst\n",
+            "text of at most 256 values, got 300; line 7 has 'n/a', which is no number",
         ),
     ],
 )

@@ -249,6 +249,8 @@ def test_heterolinear():
         layer([x])
     with pytest.raises(ValueError, match=r"in_features\['a'\] must be a number from 0, got -1"):
         HeteroLinear({"a": -1}, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"\['a'\] must be a number, of a type .*, got None"):
+        HeteroLinear({"a": None}, 4, rngs=nnx.Rngs(0))  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="in_features must be a mapping by type, got int"):
         HeteroLinear(3, 4, rngs=nnx.Rngs(0))
 

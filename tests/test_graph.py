@@ -181,7 +181,7 @@ def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: i
         (np.arange(2), ValueError, r"got an array of int64 of shape \(2,\)"),
         (None, TypeError, "where dst is not given, .* got None"),
         ("01", TypeError, "got '01'"),
-        ([("a", "b")], TypeError, "src must be an array of integers, got <U1"),
+        ([("a", "b")], TypeError, "got <U1; jax_gnn.convert.from_table takes"),
         ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
     ],
 )

@@ -51,6 +51,7 @@ def shapes() -> tuple[GraphsDataset, Any]:
 def test_rings_against_trees(shapes, tmp_path):
     dataset, result = shapes
     assert result.run.accuracy_mean >= 0.99
+    assert f"(gin-graph, accuracy_mean={result.run.accuracy_mean:.4f}, " in repr(result)
     save_checkpoint(tmp_path / "model", result.trained)
     loaded = load_checkpoint(tmp_path / "model")
     logits = result.trained.predict(dataset)
@@ -167,6 +168,7 @@ def test_regression_of_nodes(tmp_path):
     np.testing.assert_allclose(result.run.train_loss, result.baseline.train_loss, atol=1e-2)
     assert result.errors is not None
     assert result.errors["r2"].min() > 0.5
+    assert f", r2={result.errors['r2'].mean():.4g})" in repr(result)
     assert (result.errors["mae"] <= result.errors["rmse"]).all()
     save_checkpoint(tmp_path / "model", result.trained)
     loaded = load_checkpoint(tmp_path / "model")

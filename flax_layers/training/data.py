@@ -86,7 +86,8 @@ def _check_features(dataset: NodeDataset, config: TrainConfig) -> None:
         if not typed and not config.embeds:
             raise ValueError(
                 f"dataset {dataset.name!r} has no node features; generate them with features "
-                "'noisy-label' (one-hot label plus noise, as AllSet does) or 'random'"
+                "'noisy-label' (--features noisy-label: one-hot label plus noise, as AllSet does) "
+                "or 'random'"
             )
         if typed and relational is not None and relational.node_type_sizes is None:
             raise ValueError(

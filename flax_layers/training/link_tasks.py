@@ -311,7 +311,7 @@ class EdgeTask:
         if config.features == "native" and not dataset.num_features:
             raise ValueError(
                 f"dataset {dataset.name!r} has no node features; generate them with features "
-                "'random'"
+                "'random' (--features random)"
             )
         self.config = config = settled(dataset, config)
         self.x = np.asarray(node_features(dataset, config))

@@ -392,6 +392,11 @@ class LinkResult:
     evaluation_seconds: float
     best_by: str
 
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={value:.4f}" for name, value in self.test.items())
+        model, epoch = self.trained.config.model, self.epochs[self.best]
+        return f"LinkResult({model}, best epoch {epoch}, test: {told})"
+
     @property
     def best(self) -> int:
         """Which validation had the highest MRR, or AUC: the first of equal ones."""

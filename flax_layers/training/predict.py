@@ -206,12 +206,12 @@ def _run_predict(args: argparse.Namespace) -> int:
     with blame_data(), _tell_warnings():
         dataset = trained.recipe.load(path)
         logits = trained.predict(dataset)
-    source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
-    rows = [
-        ["model", trained.config.model, source],
-        ["data", dataset.name, f"({_origin(trained, dataset)})"],
-        *_accuracy_rows(trained, dataset, logits),
-    ]
+        source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
+        rows = [
+            ["model", trained.config.model, source],
+            ["data", dataset.name, f"({_origin(trained, dataset)})"],
+            *_accuracy_rows(trained, dataset, logits),
+        ]
     if args.output:
         write_predictions(args.output, trained, dataset, logits)
         rows.append(["predictions", str(args.output), ""])
@@ -251,11 +251,12 @@ def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
         dataset = LINK_RECIPES[trained.config.model].load(path)
         found = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
         columns = trained.table(dataset) if output else {}
+        origin = _origin(trained, dataset)
     print(
         table(
             [
                 ["model", trained.config.model, f"(trained on {trained.data.name})"],
-                ["data", dataset.name, f"({_origin(trained, dataset)})"],
+                ["data", dataset.name, f"({origin})"],
             ]
         )
     )
@@ -264,9 +265,19 @@ def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
         rows.append([{"val": "validation"}.get(part, part), *percent(metrics)])
     print(table(rows))
     if output is not None:
-        _write_table(output, columns)
+        _write_table(output, _named(dataset, columns))
         print(table([["test edges", str(output), ""]]))
     return 0
+
+
+def _named(dataset: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns with names of nodes and relations where there are any."""
+    nodes, relations = dataset.node_names, getattr(dataset, "relation_names", None)
+    names = {"src": nodes, "dst": nodes, "rel": relations}
+    return {
+        key: column if names.get(key) is None else np.array(names[key])[column]
+        for key, column in columns.items()
+    }
 
 
 def add_predict(commands: Commands) -> None:

@@ -121,6 +121,14 @@ class TrainResult:
     baseline: Run | None
     errors: dict[str, np.ndarray] | None = None
 
+    def __repr__(self) -> str:
+        found = {name: f"{values.mean():.4g}" for name, values in (self.errors or {}).items()}
+        if self.errors is None:
+            names = "accuracy_mean", "accuracy_std"
+            found = {name: f"{getattr(self.run, name):.4f}" for name in names}
+        told = ", ".join(f"{name}={value}" for name, value in found.items())
+        return f"TrainResult({self.trained.config.model}, {told})"
+
     @property
     def model(self) -> Any:
         """The model alone, in evaluation mode: `graph` and `x` are what it takes."""

@@ -207,7 +207,8 @@ def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     if not jnp.issubdtype(ids.dtype, np.integer) and isinstance(given, list | tuple):
         ids = _exact(given, ids)
     if not jnp.issubdtype(ids.dtype, np.integer):
-        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}")
+        hint = "; jax_gnn.convert.from_table takes names" if ids.dtype.kind in "UO" else ""
+        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}{hint}")
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if traced:

@@ -273,7 +273,7 @@ def _categories(tables: Sequence[_Table], one_hot: Any, labels: Any) -> dict[str
         for name in names:
             own = [table for table in tables if name in table.rest]
             if not own:
-                known = ", ".join(repr(key) for table in tables for key in table.rest)
+                known = ", ".join(repr(key) for table in tables for key in table.rest) or "of nodes"
                 raise ValueError(f"{option} must be among the columns {known}, got {name!r}")
             if name in found:
                 raise ValueError(f"one_hot and labels must share no column, got {name!r} in both")

@@ -168,8 +168,10 @@ def check_features(
 
 def check_names(field: str, value: Any, *, repeated: bool = False) -> tuple[str, ...]:
     """A sequence of strings, as a tuple; perhaps the same again."""
-    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        names = tuple(value)  # an array would give each the length of the longest
+    is_object = isinstance(value, np.ndarray) and value.dtype == object  # as names of a table
+    given = value.tolist() if is_object else value
+    if isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
+        names = tuple(given)  # an array would give each the length of the longest
     else:
         array = check_array(field, value, "U", "strings", 1)
         try:

@@ -64,7 +64,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             if len(found) > MOST_VALUES:
                 raise ValueError(
                     f"column {key!r}: expected numbers, or text of at most {MOST_VALUES} values, "
-                    f"got {len(found)}"
+                    f"got {len(found)}{_first_text(nodes_path, values)}"
                 )
             memory.claim(f"column {key!r}", 8 * len(values) * len(found))
             one_hot.append(key)
@@ -145,7 +145,27 @@ def _check_finite(path: Path, table: dict[str, Any], key: str) -> None:
     rows = np.flatnonzero(~np.isfinite(values))
     if rows.size:
         node = f" (node {table['id'].item(rows[0])!r})" if "id" in table else ""
-        raise ValueError(f"column {key!r}: line {_line(path, rows[0])}{node} has no finite number")
+        count = f"{len(rows)} of {len(values)} rows are such" + ("; fill them" if node else "")
+        raise ValueError(
+            f"column {key!r}: line {_line(path, rows[0])}{node} has no finite number; {count}"
+        )
+
+
+def _first_text(path: Path, values: Any) -> str:
+    """Where numbers end: the first cell that is text, of a column in which others are numbers."""
+    text = [isinstance(value, str) and not _is_number(value) for value in values.tolist()]
+    if all(text) or not any(text):
+        return ""
+    row = text.index(True)
+    return f"; line {_line(path, row)} has {values.item(row)!r:.80}, which is no number"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _stranger(path: Path, edges: dict[str, Any], ids: Any) -> str:
