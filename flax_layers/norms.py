@@ -128,7 +128,8 @@ class NodeBatchNorm(_Norm):
         x, scale, bias = self._operands(batch, x)
         running = self.use_running_average if use_running_average is None else use_running_average
         if running:
-            mean, var = self.mean[...], self.var[...]
+            dtype = accumulator_dtype(x.dtype)
+            mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
             return _standardized(x, mean, var + self.epsilon, scale, bias)
         y, mean, var = _batch_norm(x, batch.node_mask, scale, bias, self.epsilon)
         for stat, value in ((self.mean, mean), (self.var, var)):
@@ -140,7 +141,7 @@ class NodeBatchNorm(_Norm):
 def _standardized(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
     """``scale (x - mean) / sqrt(var) + bias``, in the dtype of x."""
     dtype = accumulator_dtype(x.dtype)
-    factor = jax.lax.rsqrt(var.astype(dtype)) * scale.astype(dtype)
+    factor = jax.lax.rsqrt(var) * scale.astype(dtype)
     mean, factor = mean.astype(x.dtype), factor.astype(x.dtype)
     return finished((x - feature_wise(mean, x)) * feature_wise(factor, x), bias)
 
