@@ -92,30 +92,28 @@ class _Sender:
         shape = (len(ids), *self._rows.shape[1:])
         if getattr(self._own, "shape", None) != shape:
             self._own.shape, self._own.buffer = shape, _page_locked(self._device, self._rows, shape)
-        if self._own.buffer is None:
-            with self._gathering:
-                found = fetch_rows(self._rows, ids)
-            return sent, jax.device_put(found, self._device)
         buffer, view = self._own.buffer
         with self._gathering:
-            fetch_rows(self._rows, ids, out=view)
+            found = fetch_rows(self._rows, ids, out=view)
+        if buffer is None:
+            return sent, jax.device_put(found, self._device)
         memory = jax.sharding.SingleDeviceSharding(self._device)
         x = jax.device_put(buffer, memory, may_alias=False)
         return sent, jax.block_until_ready(x)  # until these rows have left it, no others may come
 
 
-def _page_locked(device: Any, rows: np.ndarray, shape: tuple[int, ...]) -> Any:
+def _page_locked(device: Any, rows: np.ndarray, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """An array of JAX in memory of the host that the device reads by itself, and numpy's view.
 
-    None where there is no such memory, or JAX has no such dtype.
+    Both None where there is no such memory, or JAX has no such dtype.
     """
     kinds = [memory.kind for memory in device.addressable_memories()]
     if "pinned_host" not in kinds or jax.dtypes.canonicalize_dtype(rows.dtype) != rows.dtype:
-        return None
+        return None, None
     memory = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
     buffer = jax.block_until_ready(jax.device_put(np.zeros(shape, rows.dtype), memory))
     place = buffer.unsafe_buffer_pointer()
     if not buffer.nbytes or np.asarray(buffer).ctypes.data != place:  # a copy: no place to write to
-        return None
+        return None, None
     view = np.ctypeslib.as_array((ctypes.c_byte * buffer.nbytes).from_address(place))
     return buffer, view.view(rows.dtype).reshape(shape)

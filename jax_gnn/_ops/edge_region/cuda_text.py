@@ -36,7 +36,7 @@ from jax_gnn._ops.edge_region.row_program import (
 
 MOST_ARRAYS = 32
 """As in ``edge_region.cuh``: inputs of a text, and outputs."""
-MOST_WEIGHTS = 64
+_MOST_WEIGHTS = 64
 """Of a matrix: rows are multiplied with larger ones on tensor cores."""
 
 _WARP = 32
@@ -73,7 +73,7 @@ _BYTES = {
     "uint32": 4,
     "bool": 1,
 }
-HALVES = ("float16", "bfloat16")
+_HALVES = ("float16", "bfloat16")
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 
 # A line for each primitive. {f}: "f" of floats of 32 bits.
@@ -1053,8 +1053,8 @@ def _on_tensor_cores(program: RowProgram, each: Instruction) -> bool:
     """Whether a warp makes it for all its entries together."""
     return (
         each.name == "dot"
-        and each.dtype.name in ("float32", *HALVES)
-        and _width_of(program, each.operands[1]) > MOST_WEIGHTS
+        and each.dtype.name in ("float32", *_HALVES)
+        and _width_of(program, each.operands[1]) > _MOST_WEIGHTS
     )
 
 
@@ -1087,7 +1087,7 @@ def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int, 
     group = int(breaks[0]) if len(breaks) else columns
     apart = int(places[group]) - start if len(breaks) else 0
     even = start + down * np.arange(inner)[:, None] + at % group * across + at // group * apart
-    if given.read != "shared" or given.dtype.name not in ("float32", *HALVES):
+    if given.read != "shared" or given.dtype.name not in ("float32", *_HALVES):
         raise _Infeasible(f"a matrix of {given.dtype}, by {given.read}")
     if (places != even.ravel()).any():
         raise _Infeasible("a matrix whose numbers lie in no order")
@@ -1114,7 +1114,7 @@ def _stored(dtype: str) -> str:
 
 def _rounded(text: str, dtype: str) -> str:
     """A number of a half type, which is more precise in a register, as it is in memory."""
-    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in HALVES else text
+    return f"number(cast<{_STORED[dtype]}>({text}))" if dtype in _HALVES else text
 
 
 def _read(text: str, dtype: str) -> str:
