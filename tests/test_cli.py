@@ -687,9 +687,13 @@ def test_info_without_a_working_device(monkeypatch, capsys):
     def fail() -> None:
         raise RuntimeError("Unable to initialize backend")
 
+    cuda = ffi.PlatformStatus("cuda", True, ("sddmm",), build="a compiler")
+    monkeypatch.setattr(ffi, "status", lambda: [cuda])  # kernels that may be used or not
     monkeypatch.setattr("jax.devices", fail)
     assert cli.main(["info"]) == 0
-    assert "none: Unable to initialize backend" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "none: Unable to initialize backend" in out
+    assert "not used: " in out
 
 
 def told_of(source: object, capsys: pytest.CaptureFixture[str]) -> str:

@@ -154,8 +154,11 @@ def _load_cuda() -> PlatformStatus:
 
 def no_gpu() -> str | None:
     """Why CUDA kernels that are there are not used: JAX has no GPU; None where it has one."""
-    if any(device.platform == "gpu" for device in jax.devices()):
-        return None
+    try:
+        if any(device.platform == "gpu" for device in jax.devices()):
+            return None
+    except RuntimeError:  # JAX_PLATFORMS names a platform that cannot start
+        pass
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return "JAX is a build for CPUs: pip install 'jax[cuda13]'"
     try:
