@@ -22,6 +22,7 @@
 #include "../kernels/cpu/host_threads.h"
 #include "../kernels/cpu/hypergraph_aggregate.h"
 #include "../kernels/cpu/instruction_set.h"
+#include "../kernels/cpu/partition.h"
 #include "../kernels/cpu/sample_block.h"
 #include "../kernels/cpu/sddmm.h"
 #include "../kernels/cpu/segment_matmul.h"
@@ -394,6 +395,40 @@ void define_edge_split(nb::module_& m) {  // a converted copy of a result would 
         nb::arg("cols").noconvert(), nb::arg("ids").noconvert(), nb::arg("places").noconvert());
 }
 
+// See partition.h: both halves of a graph, of which the second may be missing; gives the parts.
+template <typename Index>
+void partition(Vector<const Index> indptr, Vector<const Index> cols,
+               std::optional<Vector<const Index>> t_indptr,
+               std::optional<Vector<const Index>> t_cols, int64_t num_parts, double most_nodes,
+               double most_edges, int64_t rounds, bool refine, Vector<int32_t> parts) {
+  const size_t num_nodes = parts.size();
+  check_sizes({indptr.size(), t_indptr ? t_indptr->size() : indptr.size()}, num_nodes + 1,
+              "indptr must have an element more than parts");
+  if (num_parts < 1 || t_indptr.has_value() != t_cols.has_value())
+    throw nb::value_error("there must be parts, and both arrays of the second half or none");
+  const auto count = static_cast<int64_t>(num_nodes);
+  const auto half = [](const Index* starts, const Vector<const Index>& nodes) {
+    return cpu::Neighbors<Index>{starts, nodes.data(), static_cast<int64_t>(nodes.size())};
+  };
+  const auto into = half(indptr.data(), cols);
+  const auto out = t_indptr ? half(t_indptr->data(), *t_cols) : half(nullptr, cols);
+  const nb::gil_scoped_release released;
+  check_sound(into.sound(count) && out.sound(count));
+  if (refine)
+    for (size_t i = 0; i < num_nodes; ++i)
+      check_sound(parts.data()[i] >= 0 && parts.data()[i] < num_parts);
+  cpu::partition<Index>(into, out, count, num_parts, {most_nodes, most_edges}, rounds, refine,
+                        parts.data());
+}
+
+template <typename Index>
+void define_partition(nb::module_& m) {  // a converted copy of the result would be lost
+  m.def("partition", &partition<Index>, nb::arg("indptr").noconvert(), nb::arg("cols").noconvert(),
+        nb::arg("t_indptr").none(), nb::arg("t_cols").none(), nb::arg("num_parts"),
+        nb::arg("most_nodes"), nb::arg("most_edges"), nb::arg("rounds"), nb::arg("refine"),
+        nb::arg("parts").noconvert());
+}
+
 template <typename Index>
 using Rows = nb::ndarray<Index, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -531,6 +566,8 @@ NB_MODULE(_cpu, m) {
   m.def("limit_instruction_set", &limit_instruction_set);  // for tests
   define_edge_split<int32_t>(m);
   define_edge_split<int64_t>(m);
+  define_partition<int32_t>(m);
+  define_partition<int64_t>(m);
   define_triples<int32_t>(m);
   define_triples<int64_t>(m);
   define_sampling<int32_t>(m);

@@ -1,0 +1,153 @@
+"""Rows of nodes that go to other devices: when each is sent, and the sending itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.arrays import STATIC
+from jax_gnn._ops.spmm.api import spmm
+from jax_gnn.graph import Graph
+
+MOST_ROWS = 1.12
+"""How many times the rows that are wanted may be sent, padding included."""
+
+CANDIDATES = 32
+"""How many sizes of a round are tried."""
+
+
+class Round(NamedTuple):
+    """One collective.
+
+    Attributes:
+        size: rows that each device sends, or sends to each.
+        pairs: (from, to), each device at most once on either side; None where all send to all.
+    """
+
+    size: int
+    pairs: tuple[tuple[int, int], ...] | None
+
+    def slots(self, num_parts: int) -> int:
+        """Rows that a device has room for."""
+        return self.size if self.pairs is not None else self.size * num_parts
+
+    def rows(self, num_parts: int) -> int:
+        """Rows that travel, of all devices together; what a device sends to itself does not."""
+        pairs = num_parts * (num_parts - 1) if self.pairs is None else len(self.pairs)
+        return self.size * pairs
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """How the devices of a mesh's axis fetch rows from each other; called in `jax.shard_map`.
+
+    Its transpose sends back and adds up at the owner in a fixed order.
+
+    Attributes:
+        send: from own rows to slots, an edge for each row that is sent, so that gathering is a
+            sparse product, and so is its transpose.
+        rounds: what is sent when; they share the slots out, in order.
+        axis: the mesh's axis.
+    """
+
+    send: Graph
+    rounds: tuple[Round, ...] = field(metadata=STATIC)
+    axis: str = field(metadata=STATIC)
+
+    def __call__(self, x: Array) -> Array:
+        """The rows that other devices send, zeros where they send none.
+
+        Args:
+            x: ``(own, *features)``, this device's rows.
+
+        Returns:
+            ``(slots, *features)`` in the dtype of x.
+        """
+        rows, found, start = spmm(self.send, x), [], 0
+        size = jax.lax.axis_size(self.axis)
+        for each in self.rounds:
+            stop = start + each.slots(size)
+            if each.pairs is None:
+                found.append(jax.lax.all_to_all(rows[start:stop], self.axis, 0, 0, tiled=True))
+            else:
+                found.append(jax.lax.ppermute(rows[start:stop], self.axis, each.pairs))
+            start = stop
+        return jnp.concatenate(found) if found else rows
+
+
+def rounds_of(counts: np.ndarray) -> tuple[Round, ...]:
+    """The fewest rounds found that send no more than `MOST_ROWS` times what is wanted.
+
+    All send to all at once where pairs are much alike. Else each round is a matching of senders and
+    receivers of which most rows can be sent, where those with more rows send the rest later.
+
+    Args:
+        counts: ``(num_parts, num_parts)``, how many rows of the first the second wants.
+    """
+    num_parts, wanted = len(counts), int(counts.sum())
+    everything = Round(int(counts.max()), None)
+    if num_parts > 2 and everything.rows(num_parts) <= MOST_ROWS * wanted:
+        return (everything,)
+    rounds, left = [], counts.copy()
+    while left.any():
+        best = _best_round(left)
+        rounds.append(best)
+        for pair in best.pairs or ():
+            left[pair] = max(left[pair] - best.size, 0)
+    return tuple(rounds)
+
+
+def _best_round(left: np.ndarray) -> Round:
+    """Of several sizes the round that gets most rows through without too much padding."""
+    from scipy.optimize import linear_sum_assignment
+
+    sizes = np.unique(left[left > 0])
+    if len(sizes) > CANDIDATES:
+        sizes = sizes[np.linspace(0, len(sizes) - 1, CANDIDATES).astype(int)]
+    best, most = Round(1, ()), 0
+    for size in sizes.tolist():
+        sent = np.minimum(left, size)
+        gain = sent - (MOST_ROWS - 1) * 4 * (size - sent)  # padding must pay
+        pairs = zip(*linear_sum_assignment(np.maximum(gain, 0), maximize=True), strict=True)
+        kept = [(int(a), int(b)) for a, b in pairs if gain[a, b] > 0]
+        kept.sort(key=lambda pair: sent[pair])
+        while sum(size - sent[pair] for pair in kept) > (MOST_ROWS - 1) * sum(
+            sent[pair] for pair in kept
+        ):
+            kept.pop(0)
+        useful = sum(int(sent[pair]) for pair in kept)
+        if useful >= most:
+            best, most = Round(size, tuple(sorted(kept))), useful
+    return best
+
+
+class Share(NamedTuple):
+    """Rows of a pair's list, ``start`` to ``stop``, and their first slots at both ends."""
+
+    start: int
+    stop: int
+    sender: int
+    receiver: int
+
+
+def shares_of(
+    rounds: tuple[Round, ...], num_parts: int, owner: int, reader: int, count: int
+) -> Iterator[Share]:
+    """Where the rows that an owner sends to a reader stand."""
+    start = first = 0
+    for each in rounds:
+        stop = min(start + each.size, count)
+        if each.pairs is None:
+            yield Share(start, stop, first + reader * each.size, first + owner * each.size)
+            start = stop
+        elif (owner, reader) in each.pairs:
+            yield Share(start, stop, first, first)
+            start = stop
+        first += each.slots(num_parts)

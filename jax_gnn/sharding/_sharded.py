@@ -1,0 +1,337 @@
+"""A graph whose nodes are split over the devices of a mesh, each with the edges into its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_gnn._core import arguments
+from jax_gnn._core.arrays import STATIC, take
+from jax_gnn._core.ids import PADDING, in_range, is_traced
+from jax_gnn._core.public import public
+from jax_gnn.graph import Graph, host_arrays
+from jax_gnn.sharding._exchange import Exchange, rounds_of, shares_of
+from jax_gnn.sharding._partition import Method, partition
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Part(Graph):
+    """What one device has of a sharded graph: a bipartite graph into its own nodes.
+
+    The sources are its own nodes, and behind them the halo: nodes of other devices with an edge to
+    one of its own. The layers and models of `flax_layers` take features of own nodes, ``(num_dst,
+    …)``, and fetch the halo's where they need them. Ops take rows of all: :meth:`with_halo`.
+
+    Its ``edge_ids`` are places in the whole graph's order.
+
+    Attributes:
+        exchange: what fetches rows from other devices.
+    """
+
+    exchange: Exchange | None = None
+
+    def with_halo(self, x: Array) -> Array:
+        """Rows of own nodes, and those of the halo, from the devices that own them.
+
+        Inside `jax.shard_map` alone, as within :meth:`ShardedGraph.apply`. The gradient of a row is
+        the sum of those of all devices, in a fixed order.
+
+        Args:
+            x: ``(num_dst, *features)`` of floating-point numbers.
+
+        Returns:
+            ``(num_src, *features)`` in the dtype of x.
+
+        Raises:
+            TypeError: x is not of floating-point numbers.
+            ValueError: x has another number of rows.
+        """
+        if x.ndim == 0 or x.shape[0] != self.num_dst:
+            raise ValueError(f"x must have num_dst = {self.num_dst} rows, got shape {x.shape}")
+        assert self.exchange is not None
+        return jnp.concatenate([x, self.exchange(x)])
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class ShardedGraph:
+    """A graph split over the devices of a mesh: each has some nodes, and all edges into them.
+
+    All arrays have a leading axis of devices, and so has what :meth:`shard` and :meth:`apply` give.
+    Parts are padded to equal sizes.
+
+    Attributes:
+        part: what each device has; :meth:`apply` gives a device its own :class:`Part`.
+        node_ids: ``(devices, capacity)``, which node of the whole graph each row is; -1 is padding.
+        places: ``(num_nodes,)``, where each node of the whole graph is in the rows of all devices.
+        mesh: the devices.
+        axis: the axis of the mesh that nodes are split over.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> y = sharded.apply(lambda part, x: spmm(part, part.with_halo(x)), sharded.shard(x))
+        >>> sharded.unshard(y).shape
+        (3,)
+    """
+
+    part: Part
+    node_ids: Array
+    places: Array
+    mesh: Mesh = field(metadata=STATIC)
+    axis: str = field(metadata=STATIC)
+
+    @property
+    def num_parts(self) -> int:
+        """Number of devices that nodes are split over."""
+        return self.node_ids.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the whole graph."""
+        return self.places.shape[0]
+
+    @property
+    def rows_moved(self) -> int:
+        """Rows that travel in one exchange between all devices, padding included."""
+        exchange = self.part.exchange
+        assert exchange is not None
+        return sum(each.rows(self.num_parts) for each in exchange.rounds)
+
+    def __repr__(self) -> str:
+        if not getattr(self.node_ids, "shape", None):  # a pytree of something else than arrays
+            return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
+        return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
+
+    def shard(self, values: Any) -> Array:
+        """Rows of nodes, such as features, labels or masks, on the devices that own these.
+
+        Args:
+            values: ``(num_nodes, *features)``, in the order of the whole graph.
+
+        Returns:
+            ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding.
+
+        Raises:
+            ValueError: ``values`` has another number of rows.
+        """
+        return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
+
+    def shard_edges(self, values: Any) -> Array:
+        """Values of edges, such as weights, on the devices that own these.
+
+        Args:
+            values: ``(num_edges, *features)``, in the whole graph's order
+                (:meth:`jax_gnn.Graph.edge_values`).
+
+        Returns:
+            ``(devices, edges, *features)`` in the dtype of ``values``, zeros for padding.
+
+        Raises:
+            ValueError: ``values`` has another number of rows.
+        """
+        count: Any = self.part.num_input_edges
+        count = None if is_traced(count) else int(np.asarray(count)[0])
+        return self._shard(values, "num_edges", count, self.part.edge_ids)
+
+    def _shard(self, values: Any, size_name: str, size: int | None, ids: Array) -> Array:
+        shape = np.shape(values)
+        if not shape or shape[0] != (shape[0] if size is None else size):
+            size_name += "" if size is None else f" = {size}"
+            raise ValueError(f"values must be ({size_name}, ...), got shape {shape}")
+        if is_traced(values, ids):
+            values = jnp.asarray(values)
+            spec = PartitionSpec(self.axis)
+            own = jax.shard_map(
+                lambda values, ids: take(values, ids),
+                mesh=self.mesh,
+                in_specs=(PartitionSpec(), spec),
+                out_specs=spec,
+            )
+            return own(values, ids)
+        host, places = np.asarray(values), np.asarray(ids)
+        found = np.zeros((*places.shape, *shape[1:]), host.dtype)
+        found[places >= 0] = host[places[places >= 0]]
+        return jax.device_put(found, self._sharding)
+
+    def unshard(self, rows: Any) -> Array:
+        """Rows of nodes in the order of the whole graph: the way back from :meth:`shard`.
+
+        Args:
+            rows: ``(devices, capacity, *features)``.
+
+        Returns:
+            ``(num_nodes, *features)`` in the dtype of ``rows``.
+
+        Raises:
+            ValueError: ``rows`` has other leading axes.
+        """
+        rows = jnp.asarray(rows)
+        self._check_rows("rows", rows, self.node_ids.shape)
+        rows = jax.sharding.reshard(rows, NamedSharding(self.mesh, PartitionSpec()))
+        return rows.reshape(-1, *rows.shape[2:])[self.places]
+
+    def apply(self, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        """Calls a function, such as a model, on each device with its part.
+
+        Args:
+            function: called with a :class:`Part`, then ``values`` and ``named``. A model of
+                `flax_layers`, or one made of its convolutions, as it is.
+            *values: pytrees of arrays with a leading axis of devices, of which each gets its own,
+                without that axis: what :meth:`shard` and :meth:`shard_edges` give.
+            **named: further arguments, which all devices get alike.
+
+        Returns:
+            What the function returns, each array with a leading axis of devices.
+
+        Raises:
+            ValueError: an array of ``values`` has no axis of the devices.
+        """
+        arguments.check_callable("function", function)
+        for array in jax.tree.leaves(values):
+            self._check_rows("values", array, (self.num_parts,))
+
+        def local(part: Part, values: Any) -> Any:
+            part, values = jax.tree.map(lambda leaf: leaf[0], (part, values))
+            return jax.tree.map(lambda leaf: leaf[None], function(part, *values, **named))
+
+        spec = PartitionSpec(self.axis)
+        run = jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec)
+        return run(self.part, values)
+
+    def _check_rows(self, name: str, array: Any, lead: tuple[int, ...]) -> None:
+        if np.shape(array)[: len(lead)] != lead:
+            axes = ", ".join(map(str, lead))
+            raise ValueError(
+                f"{name} must have the shape ({axes}, ...), as shard gives, got {np.shape(array)}"
+            )
+
+    @property
+    def _sharding(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+
+@public
+def shard_graph(
+    graph: Graph, mesh: Mesh, axis: str, method: Method | Any = "stream"
+) -> ShardedGraph:
+    """Splits a graph over the devices of a mesh. Host only.
+
+    Args:
+        graph: the graph, which is not bipartite.
+        mesh: the devices.
+        axis: the axis of the mesh that nodes are split over.
+        method: how, see :func:`partition`; or ``(num_nodes,)`` integers, the place in the axis of
+            the device that each node goes to.
+
+    Raises:
+        TypeError: called inside ``jax.jit``, or an argument is of another type.
+        ValueError: the graph is bipartite or has fewer nodes than the axis has devices, the mesh
+            has no such axis, the method is another, or an array of parts does not fit.
+        ImportError: the method is "metis", and `pymetis` is not installed.
+    """
+    arguments.check_instance("graph", graph, Graph)
+    graph.check_arrays()
+    if is_traced(graph.indptr):
+        raise TypeError("graph must be sharded before jax.jit")
+    arguments.check_instance("mesh", mesh, Mesh)
+    arguments.check_choice("axis", axis, mesh.axis_names)
+    num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
+    if num_nodes < num_parts:
+        raise ValueError(
+            f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
+            f"num_nodes = {num_nodes}"
+        )
+    parts: Any
+    if isinstance(method, str):
+        parts = partition(graph, num_parts, cast(Method, method))
+    else:
+        parts = arguments.check_ids("method", method)
+        if parts.shape != (num_nodes,):
+            raise ValueError(
+                f"method must be one of {get_args(Method)}, or parts of shape ({num_nodes},), got "
+                f"shape {parts.shape}"
+            )
+        arguments.check_range("method", parts, "devices", num_parts)
+    with host_arrays():
+        part, node_ids, places = _split(jax.device_get(graph), parts, num_parts, axis)
+    sharding = NamedSharding(mesh, PartitionSpec(axis))
+    part, node_ids = jax.device_put((part, node_ids), sharding)
+    places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
+    return ShardedGraph(part, node_ids, places, mesh, axis)
+
+
+def _split(graph: Graph, parts: Any, num_parts: int, axis: str) -> tuple[Part, Any, Any]:
+    """The parts, stacked, the nodes of each and the places of nodes, in numpy."""
+    num_nodes, dtype = graph.num_nodes, graph.indptr.dtype
+    sizes = np.bincount(parts, minlength=num_parts)
+    capacity = int(sizes.max(initial=0))
+    own = np.split(np.argsort(parts, kind="stable"), np.cumsum(sizes)[:-1])
+    node_ids = np.full((num_parts, capacity), PADDING, dtype)
+    local = np.empty(num_nodes, dtype)  # the row of each node, at its owner
+    for ids, row in zip(own, node_ids, strict=True):
+        row[: len(ids)] = ids
+        local[ids] = np.arange(len(ids))
+    halos = [_halo(graph, ids, parts, part) for part, ids in enumerate(own)]
+    wanted = np.stack([np.bincount(parts[halo], minlength=num_parts) for halo in halos], 1)
+    rounds = rounds_of(wanted)
+    slots = sum(each.slots(num_parts) for each in rounds)
+    send = np.full((num_parts, slots), PADDING, dtype)
+    place = local.copy()
+    graphs = []
+    num_edges = int(max((graph.in_degrees()[ids].sum() for ids in own), default=0))
+    for reader, halo in enumerate(halos):
+        starts = np.concatenate([[0], np.cumsum(wanted[:, reader])])
+        for owner in np.flatnonzero(wanted[:, reader]).tolist():
+            ids = halo[starts[owner] : starts[owner + 1]]
+            for share in shares_of(rounds, num_parts, owner, reader, len(ids)):
+                sent, count = ids[share.start : share.stop], share.stop - share.start
+                send[owner, share.sender : share.sender + count] = local[sent]
+                place[sent] = capacity + share.receiver + np.arange(count)
+        edges = _edges_into(graph, own[reader])
+        made = Graph.from_sorted(
+            *(place[graph.cols[edges]], local[graph.rows[edges]]),
+            num_src=capacity + slots,
+            num_dst=capacity,
+            validate=False,
+        )
+        made = replace(made, edge_ids=edges.astype(dtype))
+        graphs.append(made.pad(num_edges=num_edges))
+        place[halo] = local[halo]
+    sends = [
+        Graph.from_edges(row, np.arange(slots), num_src=capacity, num_dst=slots, validate=False)
+        for row in send
+    ]
+    stacked: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *graphs)
+    exchange = Exchange(jax.tree.map(lambda *leaves: np.stack(leaves), *sends), rounds, axis)
+    arrays = {part.name: getattr(stacked, part.name) for part in fields(Graph)}
+    arrays["num_input_edges"] = np.full(num_parts, graph.num_edges, dtype)
+    places = parts.astype(np.int64) * capacity + local
+    return Part(**arrays, exchange=exchange), node_ids, places.astype(dtype)
+
+
+def _edges_into(graph: Any, nodes: Any) -> Any:
+    """The places of the edges into some nodes, in the graph's order."""
+    starts, degrees = graph.indptr[nodes], graph.in_degrees()[nodes]
+    before = np.cumsum(degrees) - degrees
+    places = np.repeat(starts - before, degrees) + np.arange(degrees.sum())
+    return places[in_range(graph.cols[places], graph.num_nodes)]
+
+
+def _halo(graph: Any, own: Any, parts: Any, part: int) -> Any:
+    """The nodes of other parts with an edge to some nodes, by part."""
+    is_source = np.zeros(graph.num_nodes, bool)
+    is_source[graph.cols[_edges_into(graph, own)]] = True
+    is_source[own] = False
+    halo = np.flatnonzero(is_source)
+    return halo[np.argsort(parts[halo], kind="stable")]
