@@ -32,6 +32,7 @@ from jax_gnn.extend import (
     row_wise,
 )
 from jax_gnn.sampling import Blocks
+from jax_gnn.sharding import Part
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
 
@@ -412,7 +413,7 @@ def sums_first(graph: Graph, in_features: int, out_features: int) -> bool:
     `out_features`, and no sources through the map. Of as many destinations as sources it is the
     narrower side of the map, of a sampled block, which has many more sources, mostly its input.
     """
-    sizes = edges, sources, destinations = graph.num_edges, graph.num_src, graph.num_dst
+    sizes = edges, sources, destinations = graph.num_edges, num_rows(graph), graph.num_dst
     if sources == destinations or any(map(jax.export.is_symbolic_dim, sizes)):
         return in_features < out_features
     more = (edges + destinations) * (in_features - out_features)
@@ -557,6 +558,25 @@ def end_sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:
     return sizes
 
 
+def num_rows(graph: Graph | RelationalGraph) -> int:
+    """Rows of the features that layers get: of sources; of a device's part those of own nodes."""
+    return graph.num_dst if isinstance(graph, Part) else graph.num_src
+
+
+def of_sources(graph: Graph | RelationalGraph, x: Array) -> Array:
+    """The sources' rows of what layers have: of a device's part with those of other devices."""
+    if isinstance(graph, Part) and x.shape[0] == graph.num_dst:
+        return graph.with_halo(x)
+    return x
+
+
+def mapped_sources(graph: Graph, x: Array, width: int, function: Callable[[Array], Any]) -> Any:
+    """``function(x)`` of the sources; rows of other devices come on its narrower side."""
+    if x.shape[-1] <= width:
+        return function(of_sources(graph, x))
+    return jax.tree.map(lambda y: of_sources(graph, y), function(x))
+
+
 def of_destinations(graph: Graph | RelationalGraph, x: Array) -> Array:
     """The destinations' rows of what sources have: the first, where one array is for both."""
     return x if graph.num_dst == x.shape[0] else x[: graph.num_dst]
@@ -573,17 +593,17 @@ def end_values(name: str, values: Any, graph: Graph | RelationalGraph) -> dict[s
             of: check_vector(of, each, *end)
             for of, each, end in zip(names, values, ends, strict=True)
         }
-    square = graph.num_src == graph.num_dst
+    square = num_rows(graph) == graph.num_dst
     if not square:
         check_among_sources(graph)
-    src = check_vector(name, values, "num_nodes" if square else "num_src", graph.num_src)
+    src = check_vector(name, values, "num_nodes" if square else "num_src", num_rows(graph))
     return {name: src, f"{name} of destinations": of_destinations(graph, src)}
 
 
 def check_sources(graph: Graph | RelationalGraph, x: ArrayLike, in_features: int) -> Array:
     """Checks features of the sources, of which the first are those of the destinations."""
-    if graph.num_src == graph.num_dst:
-        return check_features(x, graph.num_src, in_features)
+    if num_rows(graph) == graph.num_dst:
+        return check_features(x, graph.num_dst, in_features)
     check_among_sources(graph)
     return check_features(x, graph.num_src, in_features, rows_name="num_src")
 

@@ -28,7 +28,9 @@ from flax_layers._base import (
     finished,
     inverse_root,
     linear,
+    num_rows,
     of_destinations,
+    of_sources,
     scaled,
     sums_first,
     unit_rows,
@@ -86,7 +88,7 @@ def gcn_norm(
         weight = weight.astype(float)
         degree = segment_sum(weight, graph.rows, graph.num_dst, True)
     scale = inverse_root(degree + own)
-    if graph.num_src == graph.num_dst:
+    if num_rows(graph) == graph.num_dst:
         return scale
     check_among_sources(graph)
     if weight is None:
@@ -405,6 +407,7 @@ class SAGEConv(Convolution):
         root = None if self.root is None else linear(self.root, dst)
 
         def aggregate(features: Array, **last: Any) -> Array:
+            features = of_sources(graph, features)
             # A sum over a known degree, while the gradient of a mean counts edges. Sums of half
             # types may overflow.
             if self.aggregation == "mean" and features.dtype.itemsize >= 4:
@@ -516,11 +519,11 @@ def _sum_with_own(
 ) -> Array:
     """Sums rows over edges, and adds that of the destination itself times a number, or None."""
     if own_scale is None or graph.num_src == graph.num_dst:
-        return spmm(graph, x, weight, own_scale=own_scale, **options)
+        return spmm(graph, of_sources(graph, x), weight, own_scale=own_scale, **options)
     acc = accumulator_dtype(x.dtype)
     own = of_destinations(graph, x).astype(acc) * jnp.asarray(own_scale, acc)
     own = scaled(own, options.get("out_scale")).astype(x.dtype)
-    return spmm(graph, x, weight, residual=own, **options)
+    return spmm(graph, of_sources(graph, x), weight, residual=own, **options)
 
 
 def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:

@@ -32,6 +32,7 @@ from flax_layers._base import (
     finished,
     linear,
     linear_options,
+    mapped_sources,
     of_destinations,
     product,
 )
@@ -83,6 +84,15 @@ class _GraphAttentionConv(AttentionConvolution):
 
     def _param(self, param: nnx.Param[Array] | None, x: Array) -> Any:
         return None if param is None else param[...].astype(x.dtype)
+
+    def _mapped(self, x: Array, kernel: Any, bias: Any) -> Array:
+        y = self._product(x, self._param(kernel, x), bias=self._param(bias, x))
+        return self._split(y)
+
+    def _of_sources(self, graph: Graph, x: Array, bias: Any) -> Array:
+        """What `kernel` makes of the sources."""
+        width = self.kernel.shape[1]
+        return mapped_sources(graph, x, width, lambda x: self._mapped(x, self.kernel, bias))
 
     def _finish(
         self,
@@ -210,7 +220,7 @@ class GATConv(_GraphAttentionConv):
         src, dst = self._ends(graph, x)
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
-        value = self._split(self._product(src, self._param(self.kernel, src)))
+        value = self._of_sources(graph, src, None)
         src_score = dots(value, self._param(self.src_attention, src))
         if self.dst_kernel is None and not isinstance(x, tuple):
             value_of_dst = of_destinations(graph, value)
@@ -356,7 +366,7 @@ class GATv2Conv(_GraphAttentionConv):
         src, dst = self._ends(graph, x)
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
-        right = self._mapped(src, self.kernel, self.src_bias)
+        right = self._of_sources(graph, src, self.src_bias)
         if not self.share_weights:
             left = self._mapped(dst, self.dst_kernel, self.dst_bias)
         elif isinstance(x, tuple):
@@ -386,10 +396,6 @@ class GATv2Conv(_GraphAttentionConv):
             z = z if of_edges is None else z + _mean_of_edges(graph, of_edges.astype(acc))
             own_score = dots(jax.nn.leaky_relu(z, self.negative_slope), vector.astype(acc))
         return self._finish(graph, attended, own_score, right, shape, dropout)
-
-    def _mapped(self, x: Array, kernel: Any, bias: Any) -> Array:
-        y = self._product(x, self._param(kernel, x), bias=self._param(bias, x))
-        return self._split(y)
 
 
 class TransformerConv(nnx.Module):
@@ -514,9 +520,10 @@ class TransformerConv(nnx.Module):
         src, dst = check_ends(graph, x, *end_sizes(self.in_features))
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
-        query, key, value = (
-            self._split(linear(layer, each))
-            for layer, each in ((self.query, dst), (self.key, src), (self.value, src))
+        query = self._split(linear(self.query, dst))
+        key, value = mapped_sources(
+            *(graph, src, 2 * self.query.out_features),
+            lambda x: [self._split(linear(layer, x)) for layer in (self.key, self.value)],
         )
         of_edges = None
         if attr is not None and self.edge is not None:

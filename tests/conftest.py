@@ -31,7 +31,7 @@ MOST_MEMORY = 1 << 30
 
 # All before any backend starts. Processes that tests start inherit the environment.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
-jax.config.update("jax_num_cpu_devices", 4)  # for shard_map
+jax.config.update("jax_num_cpu_devices", 8)  # for shard_map
 # Most of the tests' time is XLA's, compiling for CPUs what runs for microseconds. It takes half of
 # it without MLIR; what an environment says of the flag goes first. XLA ends the process on a flag
 # that it does not know, as jaxlib 0.11 this one.
