@@ -9,7 +9,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks import compat, epochs, minibatch, report, sampling, schedule_times, schedules
+from benchmarks import (
+    compat,
+    epochs,
+    minibatch,
+    report,
+    sampling,
+    schedule_times,
+    schedules,
+    sharding,
+)
 from benchmarks.definition import Settings, available_ops, load_op
 from benchmarks.harness import run, select_workloads
 
@@ -42,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _minibatch(options)
         if options.command == "sampling":
             return _sampling(options)
+        if options.command == "sharding":
+            return _sharding(options)
         if options.command == "measure-schedules":
             return _measure_schedules(options)
         if options.command == "fit-schedules":
@@ -91,6 +102,11 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     sampled.add_argument("--rounds", type=_positive, default=3, help="epochs that are timed")
     _add_platform(sampled)
     sampled.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
+    parts = commands.add_parser("sharding", help="count what travels between parts of graphs")
+    parts.add_argument("--data", type=Path, help="folder with real graphs")
+    parts.add_argument("--graphs", default=",".join(sharding.GRAPHS), help="names of plain graphs")
+    parts.add_argument("--parts", type=_positive, default=8)
+    parts.add_argument("--out", type=Path, help="report to write; the table goes beside it")
     draws = commands.add_parser("sampling", help="time sampled neighbourhoods beside simpler ways")
     draws.add_argument("--graphs", default=",".join(sampling.GRAPHS), help="names of plain graphs")
     draws.add_argument("--rounds", type=_positive, default=10, help="batches that are timed")
@@ -176,6 +192,14 @@ def _sampling(options: argparse.Namespace) -> int:
     path = options.out or RESULTS / f"sampling-{_slug(document['machine']['device'])}.json"
     sampling.write(document, path)
     print(f"{sampling.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
+    return 0
+
+
+def _sharding(options: argparse.Namespace) -> int:
+    document = sharding.run(options.data, options.graphs.split(","), options.parts)
+    path = options.out or RESULTS / "sharding.json"
+    sharding.write(document, path)
+    print(f"{sharding.markdown(document)}\nwritten: {path} and {path.with_suffix('.md').name}")
     return 0
 
 

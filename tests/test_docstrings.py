@@ -13,11 +13,11 @@ from flax import nnx
 
 import flax_layers
 import jax_gnn
-from jax_gnn import sampling
+from jax_gnn import sampling, sharding
 
 PUBLIC = {
     name: getattr(module, name)
-    for module in (jax_gnn, flax_layers, sampling)
+    for module in (jax_gnn, flax_layers, sampling, sharding)
     for name in module.__all__
 }
 # What has no example of its own: constants, results and options of other functions, a base class.

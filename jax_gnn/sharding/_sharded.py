@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, take
-from jax_gnn._core.ids import PADDING, in_range, is_traced
+from jax_gnn._core.ids import PADDING, count_of, ids_at, in_range, is_traced, pad_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
-from jax_gnn.sharding._exchange import Exchange, rounds_of, shares_of
+from jax_gnn.sharding._exchange import Exchange, Round, rounds_of, shares_of
 from jax_gnn.sharding._partition import Method, partition
 
 
@@ -35,6 +35,13 @@ class Part(Graph):
 
     Attributes:
         exchange: what fetches rows from other devices.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> x = sharded.shard(jnp.array([1.0, 2.0, 3.0]))
+        >>> sharded.apply(lambda part, x: spmm(part, part.with_halo(x)), x)
+        Array([[5., 1., 0.]], dtype=float32)
     """
 
     exchange: Exchange | None = None
@@ -80,9 +87,12 @@ class ShardedGraph:
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
         >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
-        >>> y = sharded.apply(lambda part, x: spmm(part, part.with_halo(x)), sharded.shard(x))
-        >>> sharded.unshard(y).shape
-        (3,)
+        >>> sharded
+        ShardedGraph(num_nodes=3, num_parts=1)
+        >>> model = GCN(4, 8, 2, rngs=nnx.Rngs(0))
+        >>> y = sharded.apply(model, sharded.shard(jnp.ones((3, 4))), deterministic=True)
+        >>> y.shape, sharded.unshard(y).shape
+        ((1, 3, 2), (3, 2))
     """
 
     part: Part
@@ -239,6 +249,11 @@ def shard_graph(
         ValueError: the graph is bipartite or has fewer nodes than the axis has devices, the mesh
             has no such axis, the method is another, or an array of parts does not fit.
         ImportError: the method is "metis", and `pymetis` is not installed.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes", "contiguous").node_ids
+        Array([[0, 1, 2]], dtype=int32)
     """
     arguments.check_instance("graph", graph, Graph)
     graph.check_arrays()
@@ -263,33 +278,45 @@ def shard_graph(
                 f"shape {parts.shape}"
             )
         arguments.check_range("method", parts, "devices", num_parts)
-    with host_arrays():
-        part, node_ids, places = _split(jax.device_get(graph), parts, num_parts, axis)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
-    part, node_ids = jax.device_put((part, node_ids), sharding)
+    with host_arrays():
+        made, rounds, places = split_arrays(jax.device_get(graph), parts, num_parts)
+
+    def stacked(*of_parts: Any) -> Array:  # each goes to its device from where it is
+        def part(index: Any) -> Any:
+            return of_parts[index[0].start or 0][None]
+
+        return jax.make_array_from_callback((num_parts, *of_parts[0].shape), sharding, part)
+
+    graphs, sends, node_ids = jax.tree.map(stacked, *made)
+    arrays = {part.name: getattr(graphs, part.name) for part in fields(Graph)}
+    whole = Part(**arrays, exchange=Exchange(sends, rounds, axis))
     places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
-    return ShardedGraph(part, node_ids, places, mesh, axis)
+    return ShardedGraph(whole, node_ids, places, mesh, axis)
 
 
-def _split(graph: Graph, parts: Any, num_parts: int, axis: str) -> tuple[Part, Any, Any]:
-    """The parts, stacked, the nodes of each and the places of nodes, in numpy."""
+def split_arrays(
+    graph: Graph, parts: Any, num_parts: int
+) -> tuple[list[Any], tuple[Round, ...], Any]:
+    """For each part its graph, what it sends, and its nodes; the rounds; the places of all nodes.
+
+    All in numpy.
+    """
     num_nodes, dtype = graph.num_nodes, graph.indptr.dtype
     sizes = np.bincount(parts, minlength=num_parts)
     capacity = int(sizes.max(initial=0))
     own = np.split(np.argsort(parts, kind="stable"), np.cumsum(sizes)[:-1])
-    node_ids = np.full((num_parts, capacity), PADDING, dtype)
     local = np.empty(num_nodes, dtype)  # the row of each node, at its owner
-    for ids, row in zip(own, node_ids, strict=True):
-        row[: len(ids)] = ids
+    for ids in own:
         local[ids] = np.arange(len(ids))
-    halos = [_halo(graph, ids, parts, part) for part, ids in enumerate(own)]
+    halos = [_halo(graph, ids, parts) for ids in own]
     wanted = np.stack([np.bincount(parts[halo], minlength=num_parts) for halo in halos], 1)
     rounds = rounds_of(wanted)
     slots = sum(each.slots(num_parts) for each in rounds)
     send = np.full((num_parts, slots), PADDING, dtype)
-    place = local.copy()
-    graphs = []
-    num_edges = int(max((graph.in_degrees()[ids].sum() for ids in own), default=0))
+    degrees = graph.in_degrees()
+    most_edges = int(max(degrees[ids].sum() for ids in own))
+    place, graphs = local.copy(), []  # of each node, where it is a source
     for reader, halo in enumerate(halos):
         starts = np.concatenate([[0], np.cumsum(wanted[:, reader])])
         for owner in np.flatnonzero(wanted[:, reader]).tolist():
@@ -299,36 +326,33 @@ def _split(graph: Graph, parts: Any, num_parts: int, axis: str) -> tuple[Part, A
                 send[owner, share.sender : share.sender + count] = local[sent]
                 place[sent] = capacity + share.receiver + np.arange(count)
         edges = _edges_into(graph, own[reader])
-        made = Graph.from_sorted(
-            *(place[graph.cols[edges]], local[graph.rows[edges]]),
-            num_src=capacity + slots,
-            num_dst=capacity,
-            validate=False,
-        )
-        made = replace(made, edge_ids=edges.astype(dtype))
-        graphs.append(made.pad(num_edges=num_edges))
+        src, dst = place[graph.cols[edges]], local[graph.rows[edges]]
         place[halo] = local[halo]
+        src, dst, edges = (pad_ids(ids, most_edges - len(edges)) for ids in (src, dst, edges))
+        made = Graph.from_edges(
+            src, dst, num_src=capacity + slots, num_dst=capacity, validate=False
+        )
+        count = count_of(graph.rows, dtype)
+        graphs.append(replace(made, edge_ids=ids_at(edges, made.edge_ids), num_input_edges=count))
     sends = [
         Graph.from_edges(row, np.arange(slots), num_src=capacity, num_dst=slots, validate=False)
         for row in send
     ]
-    stacked: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *graphs)
-    exchange = Exchange(jax.tree.map(lambda *leaves: np.stack(leaves), *sends), rounds, axis)
-    arrays = {part.name: getattr(stacked, part.name) for part in fields(Graph)}
-    arrays["num_input_edges"] = np.full(num_parts, graph.num_edges, dtype)
-    places = parts.astype(np.int64) * capacity + local
-    return Part(**arrays, exchange=exchange), node_ids, places.astype(dtype)
+    node_ids = [pad_ids(ids.astype(dtype), capacity - len(ids)) for ids in own]
+    places = (parts * capacity + local).astype(dtype)
+    return list(zip(graphs, sends, node_ids, strict=True)), rounds, places
 
 
 def _edges_into(graph: Any, nodes: Any) -> Any:
     """The places of the edges into some nodes, in the graph's order."""
-    starts, degrees = graph.indptr[nodes], graph.in_degrees()[nodes]
-    before = np.cumsum(degrees) - degrees
-    places = np.repeat(starts - before, degrees) + np.arange(degrees.sum())
-    return places[in_range(graph.cols[places], graph.num_nodes)]
+    starts, degrees = graph.indptr[nodes], np.diff(graph.indptr)[nodes]
+    places = np.repeat(starts - (np.cumsum(degrees, dtype=degrees.dtype) - degrees), degrees)
+    places += np.arange(len(places), dtype=places.dtype)
+    is_edge = in_range(graph.cols[places], graph.num_nodes)
+    return places if is_edge.all() else places[is_edge]
 
 
-def _halo(graph: Any, own: Any, parts: Any, part: int) -> Any:
+def _halo(graph: Any, own: Any, parts: Any) -> Any:
     """The nodes of other parts with an edge to some nodes, by part."""
     is_source = np.zeros(graph.num_nodes, bool)
     is_source[graph.cols[_edges_into(graph, own)]] = True

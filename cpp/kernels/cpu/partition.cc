@@ -94,14 +94,22 @@ void partition(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_
   } else {
     std::fill(parts, parts + num_nodes, kNone);
   }
-  std::vector<int64_t> near(num_parts);  // how many neighbours are in each part
-  std::vector<int32_t> met;              // parts with any
+  std::vector<int64_t> near(num_parts);   // how many neighbours are in each part
+  std::vector<int32_t> met;               // parts with any
+  std::vector<char> again(num_nodes, 1);  // whether a neighbour has moved since the last look
   for (int64_t round = refine ? 1 : 0; round <= rounds; ++round) {
     int64_t moves = 0;
-    for (const int64_t node : order) {
+    for (int64_t place = 0; place < num_nodes; ++place) {
+      const int64_t node = round == 0 || refine ? order[place] : place;
       const int64_t degree = degree_of(node);
       const int32_t old = parts[node];
       if (old != kNone) loads.add(old, degree, -1);
+      const bool stays = old != kNone && loads.has_room(old, degree);
+      if (stays && (refine || !again[node])) {
+        loads.add(old, degree, 1);
+        continue;
+      }
+      again[node] = round == 0;
       const auto count = [&](int64_t neighbor) {
         const int32_t part = parts[neighbor];
         if (part != kNone && near[part]++ == 0) met.push_back(part);
@@ -109,17 +117,14 @@ void partition(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_
       for_neighbors(into, node, num_nodes, count);
       for_neighbors(out, node, num_nodes, count);
       // The first time full parts are worth less (linear deterministic greedy), later only room
-      // counts. Given parts are left alone but where they are too full: first by nodes that lose
-      // little.
-      const bool stays = old != kNone && loads.has_room(old, degree);
+      // counts. Of given parts only those that are too full lose nodes: first such as lose little.
       const auto worth = [&](int32_t part) {
         return static_cast<double>(near[part]) * (round == 0 ? 1 - loads.share(part) : 1);
       };
       int32_t best = stays ? old : kNone;
-      if (!(stays && refine))
-        for (const int32_t part : met)
-          if (loads.has_room(part, degree) && (best == kNone || worth(part) > worth(best)))
-            best = part;
+      for (const int32_t part : met)
+        if (loads.has_room(part, degree) && (best == kNone || worth(part) > worth(best)))
+          best = part;
       const bool last = round == rounds || !refine;
       if (!stays && old != kNone && !last && (best == kNone || worth(best) * round < worth(old)))
         best = old;
@@ -128,9 +133,13 @@ void partition(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_
       met.clear();
       parts[node] = best;
       loads.add(best, degree, 1);
-      moves += best != old;
+      if (best == old || round == 0) continue;
+      ++moves;
+      const auto wake = [&](int64_t neighbor) { again[neighbor] = 1; };
+      for_neighbors(into, node, num_nodes, wake);
+      for_neighbors(out, node, num_nodes, wake);
     }
-    if (!refine && moves * 1000 < num_nodes) break;
+    if (round > 0 && !refine && moves * 1000 < num_nodes) break;
   }
 }
 
