@@ -1,319 +1,367 @@
-"""Graphs split over devices: parts, the rows that travel, and models on them as on one device."""
+"""Ops under a mesh: what they move between devices, and how much of the work each device does.
+
+That values and gradients are those of one device is shown for each op by ``op_suite``.
+"""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
-import sys
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from jax.sharding import AxisType, Mesh
-from op_spec import assert_close, same_bits
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from op_spec import assert_close, setting
+from op_suite import KERNELS
 
-import flax_layers
-from jax_gnn import Graph
-from jax_gnn.sharding import ShardedGraph, partition, shard_graph
-from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
+import jax_gnn
+from jax_gnn import Graph, Hypergraph
+from jax_gnn._core.sharding import Piece, Sharding, reshape
 
-DEVICES = jax.devices() if jax.device_count() >= 8 else jax.devices("cpu")
-METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
+COUNT = 4
+NODES, ROWS, EDGES, HEADS, WIDTH, GROUPS = 64, 48, 512, 4, 8, 4
+KINDS = [AxisType.Auto, AxisType.Explicit]
+COLLECTIVES = "all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"
 
-
-def mesh_of(count: int, kind: AxisType = AxisType.Auto) -> Mesh:
-    return Mesh(np.array(DEVICES[:count]), ("nodes",), axis_types=(kind,))
-
-
-def random_graph(rng: np.random.Generator, num_nodes: int = 60, num_edges: int = 300) -> Graph:
-    """With a hub at both ends, repeated edges, loops, isolated nodes and padding."""
-    last = rng.integers(num_nodes // 2, num_nodes)
-    src, dst = rng.integers(0, last, (2, num_edges))
-    src[: num_edges // 8], dst[num_edges // 8 : num_edges // 4] = rng.integers(0, last, 2)
-    src[-5:], dst[-5:] = src[:5], dst[:5]
-    graph = Graph.from_edges(src, dst, num_nodes=num_nodes)
-    return graph.pad(num_edges=num_edges + 7)
+pytestmark = pytest.mark.skipif("cpu" not in KERNELS, reason="CPU devices count what is moved")
 
 
-def sharded(rng: np.random.Generator, graph: Graph, mesh: Mesh, method: str) -> ShardedGraph:
-    parts: Any = method
-    if method == "random":
-        parts = rng.integers(0, mesh.size, graph.num_nodes)
-    elif method == "one part":  # the others are empty
-        parts = np.full(graph.num_nodes, rng.integers(mesh.size))
-    elif method == "metis":
-        pytest.importorskip("pymetis")
-    return shard_graph(graph, mesh, "nodes", parts)
+def mesh(kind: AxisType) -> Mesh:
+    return Mesh(np.array(jax.devices("cpu")[:COUNT]), ("d",), axis_types=(kind,))
 
 
-# --- Parts ---------------------------------------------------------------------------------------
+class Moved(NamedTuple):
+    """Of a compiled program: kinds of collectives, bytes of their results, and kernels' results."""
+
+    kinds: set[str]
+    num_bytes: int
+    kernels: list[tuple[str, tuple[int, ...]]]
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 8])
-@pytest.mark.parametrize("method", ["stream", "metis"])
-def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generator) -> None:
-    """By edges, whatever the graph, if no node has a twentieth of a part's."""
-    if method == "metis":
-        pytest.importorskip("pymetis")
-    size = rng.integers(1000, 2000)
-    src, dst = rng.integers(0, size, (2, 10 * size))
-    graph = Graph.from_edges(src, (dst if rng.random() < 0.5 else src // 2), num_nodes=size)
-    parts = partition(graph, num_parts, method)  # type: ignore[arg-type]
-    assert parts.shape == (size,) and (parts >= 0).all() and (parts < num_parts).all()
-    edges = np.bincount(parts, graph.in_degrees(), num_parts)
-    assert edges.max() <= 1.05 * edges.mean()
-    np.testing.assert_array_equal(parts, partition(graph, num_parts, method))  # type: ignore[arg-type]
+def moved(text: str) -> Moved:
+    counted: Counter[str] = Counter()
+    kernels = []
+    for line in text.splitlines():
+        found = re.search(r" = (.*?) ([\w-]+)\(", line)
+        if found is None:
+            continue
+        shapes = re.findall(r"([a-z]+)(\d+)\[([\d,]*)\]", found[1])
+        sizes = [tuple(int(n) for n in dims.split(",") if n) for _, _, dims in shapes]
+        name = found[2].removesuffix("-start")
+        if name in COLLECTIVES:
+            each = zip(shapes, sizes, strict=True)
+            counted[name] += sum(int(bits) // 8 * int(np.prod(size)) for (_, bits, _), size in each)
+        if target := re.search(r'custom_call_target="jax_gnn\.?/?(\w+)"', line):
+            kernels.append((target[1].removeprefix("_"), sizes[0]))
+    return Moved(set(counted), sum(counted.values()), kernels)
 
 
-def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
-    """Of groups without edges between them few are cut, however their nodes are numbered."""
-    group = rng.permutation(800) % 16
-    members = [np.flatnonzero(group == each) for each in range(16)]
-    src, dst = np.concatenate([rng.choice(each, (2, 500)) for each in members], 1)
-    graph = Graph.from_edges(src, dst, num_nodes=800)
-    for method in ("stream", "contiguous", "hash"):
-        parts = partition(graph, 4, method)  # type: ignore[arg-type]
-        cut = (parts[src] != parts[dst]).mean()
-        assert cut < 0.3 if method == "stream" else cut > 0.6
+class Case(NamedTuple):
+    """A call, and how it is split.
+
+    Attributes:
+        function: of the arrays.
+        arrays: its arguments.
+        specs: of each, or of all.
+        kinds: of collectives that it may use.
+        floats: that these may bring each device, at most.
+    """
+
+    function: Callable[..., Any]
+    arrays: tuple[Any, ...]
+    specs: tuple[P, ...]
+    kinds: frozenset[str] = frozenset()
+    floats: int = 0
 
 
-def test_parts_of_garbage() -> None:
-    """Ids that a graph cannot have are no neighbours, and offsets beyond the edges an error."""
-    graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
-    far = np.array([7, -3, 1 << 30, -(1 << 31)], np.int32)
-    parts = partition(Graph(**{**vars(graph), "cols": far, "t_cols": far}), 2)
-    assert set(parts) <= {0, 1}
-    with pytest.raises(ValueError, match="out of range"):
-        partition(Graph(**{**vars(graph), "indptr": np.asarray(graph.indptr) + 9}), 2)
+def graph_of(rng: np.random.Generator) -> Graph:
+    return Graph.from_edges(
+        rng.integers(0, NODES, EDGES), rng.integers(0, ROWS, EDGES), num_src=NODES, num_dst=ROWS
+    )
 
 
-# --- Rows that travel ----------------------------------------------------------------------------
+def cases(rng: np.random.Generator) -> dict[str, Case]:
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    reduced = frozenset({"all-reduce"})
+    ids = np.sort(rng.integers(0, ROWS, EDGES)).astype(np.int32)
+    data, x, y = normal(EDGES, WIDTH), normal(NODES, WIDTH), normal(ROWS, WIDTH)
+    weight = normal(EDGES)
+    graph = graph_of(rng)
+    heads_x, heads_y = normal(NODES, HEADS, WIDTH), normal(ROWS, HEADS, WIDTH)
+    scores_x, scores_y = normal(NODES, HEADS), normal(ROWS, HEADS)
+    graphs = jax.tree.map(lambda *each: np.stack(each), *(graph_of(rng) for _ in range(COUNT)))
+    hypergraph = Hypergraph.from_incidence(
+        rng.integers(0, NODES, EDGES), rng.integers(0, ROWS, EDGES), num_nodes=NODES
+    )
+    sizes = np.full(GROUPS, EDGES // GROUPS - 3, np.int32)
+    kernel = normal(GROUPS, WIDTH, 2 * WIDTH)
+    entries = P("d")
+    whole, last, middle = P(), P(None, "d"), P(None, "d", None)
+
+    def of_edges(leaf: Any) -> P:
+        return entries if np.shape(leaf)[:1] == (EDGES,) else whole
+
+    by_entry = jax.tree.map(of_edges, graph)
+    by_head = jax.tree.map(lambda _: whole, graph)
+    of_hypergraph = jax.tree.map(lambda _: whole, hypergraph)
+    by_graph = jax.tree.map(lambda _: entries, graphs)
+
+    def total(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_sum(data, ids, ROWS, indices_are_sorted=True)
+
+    def unsorted(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_sum(data, ids, ROWS)
+
+    def mean(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_mean(data, ids, ROWS, indices_are_sorted=True)
+
+    def softmax(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_softmax(data, ids, ROWS, indices_are_sorted=True)
+
+    def maximum(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_max(data, ids, ROWS, indices_are_sorted=True)
+
+    def dots(graph: Any, y: Any, x: Any) -> Any:
+        return jax_gnn.sddmm(graph, y, x)
+
+    rows = ROWS * WIDTH
+    found = {
+        "segment_sum, features": Case(total, (data, ids), (last, whole)),
+        "segment_sum, entries": Case(total, (data, ids), (entries, entries), reduced, rows),
+        "segment_sum, unsorted entries": Case(
+            unsorted, (data, rng.permutation(ids)), (entries, entries), reduced, rows
+        ),
+        "segment_mean, entries": Case(mean, (data, ids), (entries, entries), reduced, rows + ROWS),
+        "segment_max, entries": Case(maximum, (data, ids), (entries, entries), reduced, rows),
+        "segment_softmax, features": Case(softmax, (data, ids), (last, whole)),
+        "segment_softmax, entries": Case(
+            softmax, (data, ids), (entries, entries), reduced, 2 * rows
+        ),
+        "spmm, features": Case(jax_gnn.spmm, (graph, x, weight), (by_head, last, whole)),
+        "spmm, entries": Case(
+            jax_gnn.spmm, (graph, x, weight), (by_entry, whole, entries), reduced, rows
+        ),
+        "spmm, graphs": Case(
+            jax.vmap(jax_gnn.spmm), (graphs, normal(COUNT, NODES, WIDTH)), (by_graph, entries)
+        ),
+        "spmm, features by vmap": Case(
+            jax.vmap(jax_gnn.spmm, (None, 0)),
+            (graph, normal(COUNT, NODES, WIDTH)),
+            (by_head, entries),
+        ),
+        "sddmm, features": Case(dots, (graph, y, x), (by_head, last, last), reduced, EDGES),
+        "sddmm, entries": Case(dots, (graph, y, x), (by_entry, whole, whole)),
+        "additive_attention, heads": Case(
+            jax_gnn.additive_attention,
+            (graph, scores_y, scores_x, heads_x),
+            (by_head, last, last, middle),
+        ),
+        "additive_attention, entries": Case(
+            jax_gnn.additive_attention,
+            (graph, scores_y, scores_x, heads_x),
+            (by_entry, whole, whole, whole),
+            reduced,
+            HEADS * rows + 2 * HEADS * ROWS,
+        ),
+        "dot_attention, heads": Case(
+            jax_gnn.dot_attention,
+            (graph, heads_y, heads_x, heads_x),
+            (by_head, middle, middle, middle),
+        ),
+        "dot_attention, graphs": Case(
+            jax.vmap(jax_gnn.dot_attention),
+            (graphs, normal(COUNT, ROWS, WIDTH), *[normal(COUNT, NODES, WIDTH)] * 2),
+            (by_graph, entries, entries, entries),
+        ),
+        "hypergraph_aggregate, features": Case(
+            jax_gnn.hypergraph_aggregate, (hypergraph, x), (of_hypergraph, last)
+        ),
+        "segment_matmul, rows": Case(
+            jax_gnn.segment_matmul, (data, kernel, sizes), (entries, whole, whole)
+        ),
+        "segment_matmul, output features": Case(
+            jax_gnn.segment_matmul, (data, kernel, sizes), (whole, P(None, None, "d"), whole)
+        ),
+        "segment_matmul, groups": Case(
+            jax_gnn.segment_matmul,
+            (data, kernel, sizes),
+            (whole, entries, whole),
+            reduced,
+            EDGES * 2 * WIDTH,
+        ),
+    }
+    for name in ("segment_sum, features", "spmm, features", "spmm, graphs", "segment_matmul, rows"):
+        case = found[name]
+        found[f"{name}, gradients"] = case._replace(function=gradient_of(case.function))
+    product = found["segment_matmul, rows, gradients"]
+    found["segment_matmul, rows, gradients"] = product._replace(
+        kinds=reduced, floats=GROUPS * WIDTH * 2 * WIDTH
+    )
+    weighted = found["spmm, features, gradients"]
+    found["spmm, features, gradients"] = weighted._replace(kinds=reduced, floats=EDGES)
+    return found
 
 
-@pytest.mark.parametrize("spread", [0, 0.1, 2.0])
-def test_rounds(spread: float, rng: np.random.Generator) -> None:
-    """Each row of each pair is sent once, and not much beside."""
-    num_parts = int(rng.integers(1, 10))
-    counts = (50 * np.exp(spread * rng.normal(size=(num_parts, num_parts)))).astype(int)
-    counts[np.diag_indices(num_parts)] = 0
-    rounds = rounds_of(counts)
-    rows = sum(each.rows(num_parts) for each in rounds)
-    assert counts.sum() <= rows <= MOST_ROWS * counts.sum()
-    for each in rounds:
-        senders, receivers = np.array(each.pairs or [(0, 0)]).T
-        assert len(set(senders)) == len(senders) and len(set(receivers)) == len(receivers)
-    sent: dict[int, list[int]] = {part: [] for part in range(num_parts)}
-    got: dict[int, list[int]] = {part: [] for part in range(num_parts)}
-    for owner, reader in np.ndindex(*counts.shape):
-        count, stop = int(counts[owner, reader]), 0
-        for share in shares_of(rounds, num_parts, owner, reader, count):
-            assert share.start == stop
-            stop = share.stop
-            sent[owner] += range(share.sender, share.sender + share.stop - share.start)
-            got[reader] += range(share.receiver, share.receiver + share.stop - share.start)
-        assert stop == count
-    slots = sum(each.slots(num_parts) for each in rounds)
-    for places in (*sent.values(), *got.values()):
-        assert len(set(places)) == len(places) and max(places, default=0) <= slots
+def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """All gradients of a sum that has none of its own sums: the cotangent is like the result."""
+
+    def gradients(*arrays: Any) -> Any:
+        moving = [i for i, x in enumerate(arrays) if jnp.result_type(*jax.tree.leaves(x)) == "f4"]
+
+        def of(*values: Any) -> Any:
+            given = list(arrays)
+            for i, value in zip(moving, values, strict=True):
+                given[i] = value
+            return function(*given)
+
+        value, pull = jax.vjp(of, *(arrays[i] for i in moving))
+        return pull(value)
+
+    return gradients
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("num_parts", [1, 2, 8])
-@pytest.mark.parametrize("method", METHODS)
-def test_each_edge_is_somewhere(
-    method: str, num_parts: int, kind: AxisType, rng: np.random.Generator
-) -> None:
-    """In the part of its destination, once, and its source's row is there."""
-    graph = random_graph(rng)
-    split = sharded(rng, graph, mesh_of(num_parts, kind), method)
-    ids = np.arange(1, graph.num_nodes + 1, dtype=np.float32)
-    rows = split.shard(ids)
-    np.testing.assert_array_equal(rows, split.node_ids + 1)
-    np.testing.assert_array_equal(split.unshard(rows), ids)
-    halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), rows))
-    assert halo.dtype == ids.dtype
-    values = rng.normal(size=(graph.num_edges, 2))
-    of_edges = np.asarray(split.shard_edges(values))
-    found = []
-    for part in range(num_parts):
-        own = jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], split.part)
-        count = int(own.indptr[-1])
-        places = own.edge_ids[:count]
-        found += places.tolist()
-        rows_of, cols_of = own.rows[:count], own.cols[:count]
-        np.testing.assert_array_equal(halo[part][rows_of] - 1, np.asarray(graph.rows)[places])
-        np.testing.assert_array_equal(halo[part][cols_of] - 1, np.asarray(graph.cols)[places])
-        np.testing.assert_array_equal(of_edges[part, :count], values[places].astype(of_edges.dtype))
-        same = own.t_order[:count]
-        np.testing.assert_array_equal(own.t_rows[:count], cols_of[same])
-        np.testing.assert_array_equal(own.t_cols[:count], rows_of[same])
-        assert (np.diff(own.t_rows[:count]) >= 0).all() and (own.edge_ids[count:] == -1).all()
-    assert sorted(found) == [*range(int(graph.indptr[-1]))]
+NAMES = list(cases(np.random.default_rng(0)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> None:
-    """They are what `rows_moved` says, in the dtype of the rows."""
-    split = sharded(rng, random_graph(rng), mesh_of(8), "random")
-    x = split.shard(rng.normal(size=(60, 16)).astype(dtype))
-    text = jax.jit(lambda x: split.apply(lambda part, x: part.with_halo(x), x)).lower(x).as_text()
-    moved = 0
-    for pairs, rows, width, kind in re.findall(
-        r"collective_permute.*source_target_pairs = dense<.*?> : tensor<(\d+)x2xi64>.*"
-        r"-> tensor<(\d+)x(\d+)x(\w+)>",
-        text,
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_moved(name: str, kind: AxisType, rng: np.random.Generator) -> None:
+    case = cases(rng)[name]
+    over = mesh(kind)
+    specs = jax.tree.leaves(case.specs, is_leaf=lambda x: isinstance(x, P))
+    leaves, tree = jax.tree.flatten(case.arrays)
+    placed = tree.unflatten(
+        [jax.device_put(x, NamedSharding(over, s)) for x, s in zip(leaves, specs, strict=True)]
+    )
+    with (
+        setting("cpu"),
+        jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext(),
     ):
-        assert (width, kind) == ("16", {"float32": "f32", "bfloat16": "bf16"}[dtype])
-        moved += int(pairs) * int(rows)
-    assert moved == split.rows_moved > 0
+        want = jax.jit(case.function)(*case.arrays) if kind is AxisType.Auto else None
+        compiled = jax.jit(case.function).lower(*placed).compile()
+        got = compiled(*placed)
+    if want is not None:
+        for each, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert_close(each, other, 2e-5, name)
+    found = moved(compiled.as_text())
+    assert found.kinds <= case.kinds, found
+    assert found.num_bytes <= 4 * case.floats, found
+    alone = moved(jax.jit(case.function).lower(*case.arrays).compile().as_text())
+    assert found.kernels or not alone.kernels
 
 
-# --- Models --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_model(kind: AxisType, rng: np.random.Generator) -> None:
+    """Two layers, split by features and then by entries, and their second derivative."""
+    graph = graph_of(rng)
+    over = mesh(kind)
+    x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
+    ct = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
 
-MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "gcn": (flax_layers.GCN, {}),
-    "gcn of sums": (flax_layers.GCN, {"normalize": False, "add_self_loops": False}),
-    "gin": (flax_layers.GIN, {}),
-    "sage": (flax_layers.SAGE, {}),
-    "sage of maxima": (flax_layers.SAGE, {"aggregation": "max", "project": True}),
-    "gat": (flax_layers.GAT, {"heads": 2}),
-    "gatv2": (flax_layers.GATv2, {"heads": 2, "share_weights": True}),
-    "transformer": (flax_layers.GraphTransformer, {"heads": 2, "gated": True}),
-}
+    def loss(x: Any, graph: Any) -> Any:
+        return jnp.sum(jnp.tanh(jax_gnn.spmm(graph, x, reduce="mean")) * ct)
 
+    def both(x: Any, graph: Any) -> Any:
+        return jax.jvp(jax.grad(loss), (x, graph), (x, jax.tree.map(tangent, graph)))
 
-class OwnModel(nnx.Module):
-    """As a user writes one: convolutions and what else."""
+    def tangent(leaf: Any) -> Any:
+        return np.zeros(np.shape(leaf), jax.dtypes.float0)
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = flax_layers.GATv2Conv(5, 24, heads=2, param_dtype=float, rngs=rngs)
-        self.second = flax_layers.SAGEConv(24, 3, param_dtype=float, rngs=rngs)
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        return self.second(graph, jnp.tanh(self.first(graph, x)))
-
-
-@pytest.mark.parametrize("num_parts", [1, 2, 8])
-@pytest.mark.parametrize("name", [*MODELS, "own", "weighted"])
-class TestModels:
-    @pytest.fixture
-    def losses(self, name: str, num_parts: int, rng: np.random.Generator) -> Any:
-        """Logits and a loss: on one device, on all, and what they are functions of."""
-        with jax.enable_x64(True):
-            rngs = nnx.Rngs(int(rng.integers(1 << 30)))
-            kind, options = MODELS.get(name, MODELS["gcn"])
-            model: Any = OwnModel(rngs)
-            if name != "own":
-                model = kind(5, 8, 3, num_layers=2, param_dtype=float, rngs=rngs, **options)
-                model.eval()
-            graph = random_graph(rng)
-            split = sharded(rng, graph, mesh_of(num_parts), str(rng.choice(METHODS[2:])))
-            x, target = rng.normal(size=(60, 5)), rng.normal(size=(60, 3))
-            definition, params, rest = nnx.split(model, nnx.Param, ...)
-            weights = [rng.random(graph.num_edges)] if name == "weighted" else []
-            split_weights = [split.shard_edges(each) for each in weights]
-
-            def alone(params: Any, x: Any, graph: Any) -> Any:
-                y = nnx.merge(definition, params, rest)(graph, x, *weights)
-                return jnp.sum(jnp.sin(y) * target), y
-
-            def together(params: Any, x: Any, split: Any) -> Any:
-                model = nnx.merge(definition, params, rest)
-                y = split.apply(model, split.shard(x), *split_weights)
-                return jnp.sum(jnp.sin(y) * split.shard(target)), split.unshard(y)
-
-            yield (alone, graph), (together, split), (params, jnp.asarray(x))
-
-    def test_as_on_one_device(self, losses: Any) -> None:
-        """Logits and all gradients; and the same bits each time."""
-        *both, arguments = losses
-
-        def run(loss: Any, graph: Any) -> Any:
-            return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*arguments, graph)
-
-        want, got = (run(*each) for each in both)
-        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-            assert_close(a, b, 1e-10, "on several devices")
-        assert same_bits(got, run(*both[1]))
+    want = jax.jit(both)(x, graph)
+    spread = jax.tree.map(
+        lambda leaf: jax.device_put(
+            leaf, NamedSharding(over, P("d") if np.shape(leaf)[:1] == (EDGES,) else P())
+        ),
+        graph,
+    )
+    context = jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext()
+    with context:
+        got = jax.jit(both)(jax.device_put(x, NamedSharding(over, P())), spread)
+    for each, other in zip(got, want, strict=True):
+        assert_close(each, other, 2e-5, "second derivative")
 
 
-def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
-    """50 steps of gradient descent."""
-    with jax.enable_x64(True):
-        graph = random_graph(rng)
-        split = sharded(rng, graph, mesh_of(8), "hash")
-        x, labels = rng.normal(size=(60, 5)), rng.integers(0, 3, 60)
-        model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
-        model.eval()
-        definition, params, rest = nnx.split(model, nnx.Param, ...)
-        rows, classes, real = split.shard(x), split.shard(labels), split.shard(np.ones(60))
+def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There equations carry no program, with which JAX lowers none for a mesh without devices."""
 
-        def loss(params: Any, is_split: bool) -> Any:
-            model = nnx.merge(definition, params, rest)
-            y = split.apply(model, rows) if is_split else model(graph, x)
-            logs, wanted = jax.nn.log_softmax(y), classes if is_split else labels
-            picked = jnp.take_along_axis(logs, wanted[..., None], -1)[..., 0]
-            return -jnp.sum(picked * real if is_split else picked) / 60
+    def traced(width: int) -> str:
+        x = np.ones((3, width), np.float32)
+        return str(jax.make_jaxpr(lambda x: jax_gnn.segment_sum(x, np.arange(3), 3))(x))
 
-        def train(is_split: bool) -> Any:
-            def step(params: Any, _: None) -> Any:
-                value, slope = jax.value_and_grad(loss)(params, is_split)
-                return jax.tree.map(lambda p, g: p - 0.1 * g, params, slope), value
-
-            return jax.jit(lambda params: jax.lax.scan(step, params, None, 50))(params)
-
-        assert_close(train(True)[1], train(False)[1], 1e-6, "the losses")
+    assert "custom_partitioning" in traced(2)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert "custom_partitioning" not in traced(3)
 
 
-# --- What is wrong is told -----------------------------------------------------------------------
+def test_export_of_a_split_program(rng: np.random.Generator) -> None:
+    """It has no partitioner of this process in it: XLA splits what it can."""
+    over = mesh(AxisType.Auto)
+    data = rng.normal(size=(EDGES, 32)).astype(np.float32)
+    ids = np.sort(rng.integers(0, ROWS, EDGES)).astype(np.int32)
+    call = jax.jit(
+        lambda x: jax_gnn.segment_sum(x, ids, ROWS, indices_are_sorted=True),
+        in_shardings=NamedSharding(over, P(None, "d")),
+    )
+    exported = jax.export.export(call, disabled_checks=jax_gnn.EXPORT_CHECKS)(data)
+    assert "CustomSPMDPartitioning" not in exported.mlir_module()
+    placed = jax.device_put(data, NamedSharding(over, P(None, "d")))
+    loaded = jax.export.deserialize(exported.serialize())
+    assert_close(jax.jit(loaded.call)(placed), call(placed), 2e-5, "exported")
 
 
-def test_errors_name_the_argument() -> None:
-    graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
-    two, eight = mesh_of(2), mesh_of(8)
-    bipartite = Graph.from_edges([0], [1], num_src=1, num_dst=2)
-    wrong: list[tuple[tuple[Any, ...], type[Exception], str]] = [
-        ((graph, eight, "nodes"), ValueError, r"graph must have a node for each of 8 devices.* 3"),
-        ((graph, two, "rows"), ValueError, r"axis must be one of .*nodes.*, got 'rows'"),
-        ((graph, None, "nodes"), TypeError, "mesh must be a .*Mesh, got NoneType"),
-        ((graph.rows, two, "nodes"), TypeError, "graph must be a jax_gnn.Graph"),
-        ((bipartite, two, "nodes"), ValueError, "bipartite"),
-        ((graph, two, "nodes", "ring"), ValueError, "method must be one of .*stream.*got 'ring'"),
-        ((graph, two, "nodes", [0, 1]), ValueError, r"method must .* shape \(3,\), got shape \(2,"),
-        ((graph, two, "nodes", [0, 1, 2]), ValueError, r"method\[2\] = 2 is outside"),
-        ((graph, two, "nodes", [0.5, 1, 2]), TypeError, "method must be an array of integers"),
-    ]
-    for arguments, kind, message in wrong:
-        with pytest.raises(kind, match=message):
-            shard_graph(*arguments)
-    with pytest.raises(ValueError, match="num_parts must be 1 to num_nodes = 3, got 4"):
-        partition(graph, 4)
-    with pytest.raises(TypeError, match=r"before jax\.jit"):
-        jax.jit(lambda graph: partition(graph, 2))(graph)
+# --- Rules ---------------------------------------------------------------------------------------
 
 
-def test_errors_of_rows() -> None:
-    graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
-    split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
-    rows = split.shard(np.ones((3, 2)))
-    for call, message in (
-        (lambda: split.shard(np.ones((4, 2))), r"values must be \(num_nodes = 3, .*\(4, 2\)"),
-        (lambda: split.shard(1.0), "values must be"),
-        (lambda: split.shard_edges(np.ones(2)), r"values must be \(num_edges = 3"),
-        (lambda: split.unshard(np.ones((3, 2))), r"rows must have the shape \(2, 2, \.\.\.\)"),
-        (lambda: split.apply(len, np.ones((3, 2))), r"values must have the shape \(2, \.\.\.\)"),
-        (lambda: split.apply(lambda part, x: part.with_halo(x[:1]), rows), "x must have num_dst"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-    assert math.isclose(float(split.unshard(rows).sum()), 6)
+def rule(*texts: str, **sizes: int) -> Sharding:
+    *operands, result = texts
+    return Sharding(operands, [result], lambda bind, operands, pieces: operands, sizes)
 
 
-def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
-    with pytest.raises(ImportError, match=r"pip install .*\[scale\]"):
-        partition(graph, 2, "metis")
+def pieces_of(split: Sharding, shapes: Any, specs: Any) -> dict[str, tuple[str, ...]]:
+    axes = {"a": 2, "b": 4}
+    over = type("Mesh", (), {"shape": axes})
+    return {name: piece.axes for name, piece in split.pieces(over, shapes, specs).items()}
+
+
+def test_pieces() -> None:
+    heads = rule("n (h k)", "n h", "n (h k)", h=4, k=6)
+    shapes = [(8, 24), (8, 4), (8, 24)]
+    assert pieces_of(heads, shapes, [(None, "b"), (), ()]) == {"h": ("b",)}
+    assert pieces_of(heads, shapes, [(None, ("a", "b")), (), ()]) == {"h": ("a",)}  # 6 of 4
+    assert pieces_of(heads, shapes, [(None, ("b", "a")), (), ()]) == {"h": ("b",), "k": ("a",)}
+    # An axis splits one factor: that of the larger array.
+    assert pieces_of(heads, shapes, [("b",), (None, "b"), ()]) == {"n": ("b",)}
+    # What has no pieces of one size stays whole, as does what is in capitals.
+    assert pieces_of(heads, [(6, 24), (6, 4), (6, 24)], [("b",), (), ()]) == {}
+    assert pieces_of(rule("n (h K)", "n (h K)", h=2, K=8), [(8, 16)] * 2, [(None, "b"), ()]) == {}
+    assert heads.specs({"h": Piece(("b",), 4), "k": Piece(("a",), 2)})[0] == P(None, ("b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "to", "spec"),
+    [
+        ((8, 3, 4), 0, (24, 4), ("d", None)),
+        ((8, 3, 4), 2, (8, 12), (None, None)),
+        ((8, 4, 3), 1, (8, 12), (None, "d")),
+        ((8, 12), 1, (8, 4, 3), (None, "d", None)),
+        ((8, 12), 1, (8, 3, 4), (None, None, None)),
+        ((1, 8, 12), 1, (8, 1, 12), ("d", None, None)),
+        ((8, 0), 0, (0, 8), (None, None)),
+    ],
+)
+def test_reshape(shape: Any, axis: int, to: Any, spec: Any) -> None:
+    over = mesh(AxisType.Explicit)
+    x = np.arange(np.prod(shape)).reshape(shape)
+    placed = jax.device_put(x, NamedSharding(over, P(*[None] * axis, "d")))
+    with jax.set_mesh(over):
+        found = jax.jit(lambda x: reshape(x, *to))(placed)
+    np.testing.assert_array_equal(found, x.reshape(to))
+    assert tuple(jax.typeof(found).sharding.spec) == spec

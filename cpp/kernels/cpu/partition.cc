@@ -51,6 +51,15 @@ struct Loads {
     return nodes[part] + 1 <= limits.nodes && edges[part] + degree <= limits.edges;
   }
 
+  // Whether a node without which a part is too full weighs more than its mean where edges are too
+  // many, less where nodes are.
+  bool relieves(int32_t part, int64_t degree) const {
+    const bool more = static_cast<double>(degree) * nodes[part] > static_cast<double>(edges[part]);
+    const bool few_nodes = nodes[part] + 1 <= limits.nodes;
+    const bool few_edges = edges[part] + degree <= limits.edges;
+    return few_nodes ? more : few_edges ? !more : true;
+  }
+
   // How full a part is; 1 at its limit.
   double share(int32_t part) const {
     return std::max(nodes[part] / limits.nodes, edges[part] / limits.edges);
@@ -126,7 +135,8 @@ void partition(const Neighbors<Index>& into, const Neighbors<Index>& out, int64_
         if (loads.has_room(part, degree) && (best == kNone || worth(part) > worth(best)))
           best = part;
       const bool last = round == rounds || !refine;
-      if (!stays && old != kNone && !last && (best == kNone || worth(best) * round < worth(old)))
+      if (!stays && old != kNone && !last &&
+          (best == kNone || worth(best) * round < worth(old) || !loads.relieves(old, degree)))
         best = old;
       if (best == kNone) best = loads.emptiest(degree);
       for (const int32_t part : met) near[part] = 0;

@@ -1,0 +1,319 @@
+"""Graphs split over devices: parts, the rows that travel, and models on them as on one device."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+from op_spec import assert_close, same_bits
+
+import flax_layers
+from jax_gnn import Graph
+from jax_gnn.sharding import ShardedGraph, partition, shard_graph
+from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
+
+DEVICES = jax.devices() if jax.device_count() >= 8 else jax.devices("cpu")
+METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
+
+
+def mesh_of(count: int, kind: AxisType = AxisType.Auto) -> Mesh:
+    return Mesh(np.array(DEVICES[:count]), ("nodes",), axis_types=(kind,))
+
+
+def random_graph(rng: np.random.Generator, num_nodes: int = 60, num_edges: int = 300) -> Graph:
+    """With a hub at both ends, repeated edges, loops, isolated nodes and padding."""
+    last = rng.integers(num_nodes // 2, num_nodes)
+    src, dst = rng.integers(0, last, (2, num_edges))
+    src[: num_edges // 8], dst[num_edges // 8 : num_edges // 4] = rng.integers(0, last, 2)
+    src[-5:], dst[-5:] = src[:5], dst[:5]
+    graph = Graph.from_edges(src, dst, num_nodes=num_nodes)
+    return graph.pad(num_edges=num_edges + 7)
+
+
+def sharded(rng: np.random.Generator, graph: Graph, mesh: Mesh, method: str) -> ShardedGraph:
+    parts: Any = method
+    if method == "random":
+        parts = rng.integers(0, mesh.size, graph.num_nodes)
+    elif method == "one part":  # the others are empty
+        parts = np.full(graph.num_nodes, rng.integers(mesh.size))
+    elif method == "metis":
+        pytest.importorskip("pymetis")
+    return shard_graph(graph, mesh, "nodes", parts)
+
+
+# --- Parts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+@pytest.mark.parametrize("method", ["stream", "metis"])
+def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generator) -> None:
+    """By edges, whatever the graph, if no node has a twentieth of a part's."""
+    if method == "metis":
+        pytest.importorskip("pymetis")
+    size = rng.integers(1000, 2000)
+    src, dst = rng.integers(0, size, (2, 10 * size))
+    graph = Graph.from_edges(src, (dst if rng.random() < 0.5 else src // 2), num_nodes=size)
+    parts = partition(graph, num_parts, method)  # type: ignore[arg-type]
+    assert parts.shape == (size,) and (parts >= 0).all() and (parts < num_parts).all()
+    edges = np.bincount(parts, graph.in_degrees(), num_parts)
+    assert edges.max() <= 1.05 * edges.mean()
+    np.testing.assert_array_equal(parts, partition(graph, num_parts, method))  # type: ignore[arg-type]
+
+
+def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
+    """Of groups without edges between them few are cut, however their nodes are numbered."""
+    group = rng.permutation(800) % 16
+    members = [np.flatnonzero(group == each) for each in range(16)]
+    src, dst = np.concatenate([rng.choice(each, (2, 500)) for each in members], 1)
+    graph = Graph.from_edges(src, dst, num_nodes=800)
+    for method in ("stream", "contiguous", "hash"):
+        parts = partition(graph, 4, method)  # type: ignore[arg-type]
+        cut = (parts[src] != parts[dst]).mean()
+        assert cut < 0.3 if method == "stream" else cut > 0.6
+
+
+def test_parts_of_garbage() -> None:
+    """Ids that a graph cannot have are no neighbours, and offsets beyond the edges an error."""
+    graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+    far = np.array([7, -3, 1 << 30, -(1 << 31)], np.int32)
+    parts = partition(Graph(**{**vars(graph), "cols": far, "t_cols": far}), 2)
+    assert set(parts) <= {0, 1}
+    with pytest.raises(ValueError, match="out of range"):
+        partition(Graph(**{**vars(graph), "indptr": np.asarray(graph.indptr) + 9}), 2)
+
+
+# --- Rows that travel ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0, 0.1, 2.0])
+def test_rounds(spread: float, rng: np.random.Generator) -> None:
+    """Each row of each pair is sent once, and not much beside."""
+    num_parts = int(rng.integers(1, 10))
+    counts = (50 * np.exp(spread * rng.normal(size=(num_parts, num_parts)))).astype(int)
+    counts[np.diag_indices(num_parts)] = 0
+    rounds = rounds_of(counts)
+    rows = sum(each.rows(num_parts) for each in rounds)
+    assert counts.sum() <= rows <= MOST_ROWS * counts.sum()
+    for each in rounds:
+        senders, receivers = np.array(each.pairs or [(0, 0)]).T
+        assert len(set(senders)) == len(senders) and len(set(receivers)) == len(receivers)
+    sent: dict[int, list[int]] = {part: [] for part in range(num_parts)}
+    got: dict[int, list[int]] = {part: [] for part in range(num_parts)}
+    for owner, reader in np.ndindex(*counts.shape):
+        count, stop = int(counts[owner, reader]), 0
+        for share in shares_of(rounds, num_parts, owner, reader, count):
+            assert share.start == stop
+            stop = share.stop
+            sent[owner] += range(share.sender, share.sender + share.stop - share.start)
+            got[reader] += range(share.receiver, share.receiver + share.stop - share.start)
+        assert stop == count
+    slots = sum(each.slots(num_parts) for each in rounds)
+    for places in (*sent.values(), *got.values()):
+        assert len(set(places)) == len(places) and max(places, default=0) <= slots
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_each_edge_is_somewhere(
+    method: str, num_parts: int, kind: AxisType, rng: np.random.Generator
+) -> None:
+    """In the part of its destination, once, and its source's row is there."""
+    graph = random_graph(rng)
+    split = sharded(rng, graph, mesh_of(num_parts, kind), method)
+    ids = np.arange(1, graph.num_nodes + 1, dtype=np.float32)
+    rows = split.shard(ids)
+    np.testing.assert_array_equal(rows, split.node_ids + 1)
+    np.testing.assert_array_equal(split.unshard(rows), ids)
+    halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), rows))
+    assert halo.dtype == ids.dtype
+    values = rng.normal(size=(graph.num_edges, 2))
+    of_edges = np.asarray(split.shard_edges(values))
+    found = []
+    for part in range(num_parts):
+        own = jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], split.part)
+        count = int(own.indptr[-1])
+        places = own.edge_ids[:count]
+        found += places.tolist()
+        rows_of, cols_of = own.rows[:count], own.cols[:count]
+        np.testing.assert_array_equal(halo[part][rows_of] - 1, np.asarray(graph.rows)[places])
+        np.testing.assert_array_equal(halo[part][cols_of] - 1, np.asarray(graph.cols)[places])
+        np.testing.assert_array_equal(of_edges[part, :count], values[places].astype(of_edges.dtype))
+        same = own.t_order[:count]
+        np.testing.assert_array_equal(own.t_rows[:count], cols_of[same])
+        np.testing.assert_array_equal(own.t_cols[:count], rows_of[same])
+        assert (np.diff(own.t_rows[:count]) >= 0).all() and (own.edge_ids[count:] == -1).all()
+    assert sorted(found) == [*range(int(graph.indptr[-1]))]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> None:
+    """They are what `rows_moved` says, in the dtype of the rows."""
+    split = sharded(rng, random_graph(rng), mesh_of(8), "random")
+    x = split.shard(rng.normal(size=(60, 16)).astype(dtype))
+    text = jax.jit(lambda x: split.apply(lambda part, x: part.with_halo(x), x)).lower(x).as_text()
+    moved = 0
+    for pairs, rows, width, kind in re.findall(
+        r"collective_permute.*source_target_pairs = dense<.*?> : tensor<(\d+)x2xi64>.*"
+        r"-> tensor<(\d+)x(\d+)x(\w+)>",
+        text,
+    ):
+        assert (width, kind) == ("16", {"float32": "f32", "bfloat16": "bf16"}[dtype])
+        moved += int(pairs) * int(rows)
+    assert moved == split.rows_moved > 0
+
+
+# --- Models --------------------------------------------------------------------------------------
+
+MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "gcn": (flax_layers.GCN, {}),
+    "gcn of sums": (flax_layers.GCN, {"normalize": False, "add_self_loops": False}),
+    "gin": (flax_layers.GIN, {}),
+    "sage": (flax_layers.SAGE, {}),
+    "sage of maxima": (flax_layers.SAGE, {"aggregation": "max", "project": True}),
+    "gat": (flax_layers.GAT, {"heads": 2}),
+    "gatv2": (flax_layers.GATv2, {"heads": 2, "share_weights": True}),
+    "transformer": (flax_layers.GraphTransformer, {"heads": 2, "gated": True}),
+}
+
+
+class OwnModel(nnx.Module):
+    """As a user writes one: convolutions and what else."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = flax_layers.GATv2Conv(5, 24, heads=2, param_dtype=float, rngs=rngs)
+        self.second = flax_layers.SAGEConv(24, 3, param_dtype=float, rngs=rngs)
+
+    def __call__(self, graph: Graph, x: Any) -> Any:
+        return self.second(graph, jnp.tanh(self.first(graph, x)))
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+@pytest.mark.parametrize("name", [*MODELS, "own", "weighted"])
+class TestModels:
+    @pytest.fixture
+    def losses(self, name: str, num_parts: int, rng: np.random.Generator) -> Any:
+        """Logits and a loss: on one device, on all, and what they are functions of."""
+        with jax.enable_x64(True):
+            rngs = nnx.Rngs(int(rng.integers(1 << 30)))
+            kind, options = MODELS.get(name, MODELS["gcn"])
+            model: Any = OwnModel(rngs)
+            if name != "own":
+                model = kind(5, 8, 3, num_layers=2, param_dtype=float, rngs=rngs, **options)
+                model.eval()
+            graph = random_graph(rng)
+            split = sharded(rng, graph, mesh_of(num_parts), str(rng.choice(METHODS[2:])))
+            x, target = rng.normal(size=(60, 5)), rng.normal(size=(60, 3))
+            definition, params, rest = nnx.split(model, nnx.Param, ...)
+            weights = [rng.random(graph.num_edges)] if name == "weighted" else []
+            split_weights = [split.shard_edges(each) for each in weights]
+
+            def alone(params: Any, x: Any, graph: Any) -> Any:
+                y = nnx.merge(definition, params, rest)(graph, x, *weights)
+                return jnp.sum(jnp.sin(y) * target), y
+
+            def together(params: Any, x: Any, split: Any) -> Any:
+                model = nnx.merge(definition, params, rest)
+                y = split.apply(model, split.shard(x), *split_weights)
+                return jnp.sum(jnp.sin(y) * split.shard(target)), split.unshard(y)
+
+            yield (alone, graph), (together, split), (params, jnp.asarray(x))
+
+    def test_as_on_one_device(self, losses: Any) -> None:
+        """Logits and all gradients; and the same bits each time."""
+        *both, arguments = losses
+
+        def run(loss: Any, graph: Any) -> Any:
+            return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*arguments, graph)
+
+        want, got = (run(*each) for each in both)
+        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+            assert_close(a, b, 1e-10, "on several devices")
+        assert same_bits(got, run(*both[1]))
+
+
+def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
+    """50 steps of gradient descent."""
+    with jax.enable_x64(True):
+        graph = random_graph(rng)
+        split = sharded(rng, graph, mesh_of(8), "hash")
+        x, labels = rng.normal(size=(60, 5)), rng.integers(0, 3, 60)
+        model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
+        model.eval()
+        definition, params, rest = nnx.split(model, nnx.Param, ...)
+        rows, classes, real = split.shard(x), split.shard(labels), split.shard(np.ones(60))
+
+        def loss(params: Any, is_split: bool) -> Any:
+            model = nnx.merge(definition, params, rest)
+            y = split.apply(model, rows) if is_split else model(graph, x)
+            logs, wanted = jax.nn.log_softmax(y), classes if is_split else labels
+            picked = jnp.take_along_axis(logs, wanted[..., None], -1)[..., 0]
+            return -jnp.sum(picked * real if is_split else picked) / 60
+
+        def train(is_split: bool) -> Any:
+            def step(params: Any, _: None) -> Any:
+                value, slope = jax.value_and_grad(loss)(params, is_split)
+                return jax.tree.map(lambda p, g: p - 0.1 * g, params, slope), value
+
+            return jax.jit(lambda params: jax.lax.scan(step, params, None, 50))(params)
+
+        assert_close(train(True)[1], train(False)[1], 1e-6, "the losses")
+
+
+# --- What is wrong is told -----------------------------------------------------------------------
+
+
+def test_errors_name_the_argument() -> None:
+    graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
+    two, eight = mesh_of(2), mesh_of(8)
+    bipartite = Graph.from_edges([0], [1], num_src=1, num_dst=2)
+    wrong: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+        ((graph, eight, "nodes"), ValueError, r"graph must have a node for each of 8 devices.* 3"),
+        ((graph, two, "rows"), ValueError, r"axis must be one of .*nodes.*, got 'rows'"),
+        ((graph, None, "nodes"), TypeError, "mesh must be a .*Mesh, got NoneType"),
+        ((graph.rows, two, "nodes"), TypeError, "graph must be a jax_gnn.Graph"),
+        ((bipartite, two, "nodes"), ValueError, "bipartite"),
+        ((graph, two, "nodes", "ring"), ValueError, "method must be one of .*stream.*got 'ring'"),
+        ((graph, two, "nodes", [0, 1]), ValueError, r"method must .* shape \(3,\), got shape \(2,"),
+        ((graph, two, "nodes", [0, 1, 2]), ValueError, r"method\[2\] = 2 is outside"),
+        ((graph, two, "nodes", [0.5, 1, 2]), TypeError, "method must be an array of integers"),
+    ]
+    for arguments, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            shard_graph(*arguments)
+    with pytest.raises(ValueError, match="num_parts must be 1 to num_nodes = 3, got 4"):
+        partition(graph, 4)
+    with pytest.raises(TypeError, match=r"before jax\.jit"):
+        jax.jit(lambda graph: partition(graph, 2))(graph)
+
+
+def test_errors_of_rows() -> None:
+    graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
+    split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
+    rows = split.shard(np.ones((3, 2)))
+    for call, message in (
+        (lambda: split.shard(np.ones((4, 2))), r"values must be \(num_nodes = 3, .*\(4, 2\)"),
+        (lambda: split.shard(1.0), "values must be"),
+        (lambda: split.shard_edges(np.ones(2)), r"values must be \(num_edges = 3"),
+        (lambda: split.unshard(np.ones((3, 2))), r"rows must have the shape \(2, 2, \.\.\.\)"),
+        (lambda: split.apply(len, np.ones((3, 2))), r"values must have the shape \(2, \.\.\.\)"),
+        (lambda: split.apply(lambda part, x: part.with_halo(x[:1]), rows), "x must have num_dst"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert math.isclose(float(split.unshard(rows).sum()), 6)
+
+
+def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
+    with pytest.raises(ImportError, match=r"pip install .*\[scale\]"):
+        partition(graph, 2, "metis")
