@@ -20,6 +20,7 @@ import scipy.sparse
 
 import jax_gnn
 import jax_gnn.sampling
+import jax_gnn.sharding
 from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
 
 
@@ -303,6 +304,7 @@ _add("sampling.node_chunks", graph=NODES, num_edges=4)
 _add("sampling.fetch_rows", rows=X, ids=SRC, out=X.copy())
 _add("sampling.EdgeProbability.from_weights", graph=NODES, weights=X[:, 0])
 _add("sampling.EdgeTime.from_times", graph=NODES, times=X[:, 0])
+_add("sharding.partition", graph=NODES, num_parts=2, method="hash")
 # fmt: on
 
 # --- What is wrong with which --------------------------------------------------------------------
@@ -520,6 +522,9 @@ _KINDS_OF |= {
         for name in ("sample_neighbors", "link_blocks")
     },
     ("sampling.corrupted_edges of relations", "graph"): ARRAYS,
+    ("sharding.partition", "graph"): ARRAYS,
+    ("sharding.partition", "num_parts"): _ROOM,
+    ("sharding.partition", "method"): CHOICE,
     ("sampling.sample_neighbors of relations", "fanouts"): _RELATION_FANOUTS,
     ("sampling.link_blocks of relations", "fanouts"): _RELATION_FANOUTS,
     ("sampling.sample_neighbors of types", "fanouts"): _RELATION_FANOUTS,

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh
 from op_spec import assert_close, same_bits
 
 import flax_layers
+import jax_gnn
 from jax_gnn import Graph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
@@ -244,7 +245,7 @@ def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
     """50 steps of gradient descent."""
     with jax.enable_x64(True):
         graph = random_graph(rng)
-        split = sharded(rng, graph, mesh_of(8), "hash")
+        split = sharded(rng, graph, mesh_of(8, AxisType.Explicit), "hash")
         x, labels = rng.normal(size=(60, 5)), rng.integers(0, 3, 60)
         model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
         model.eval()
@@ -310,6 +311,11 @@ def test_errors_of_rows() -> None:
         with pytest.raises(ValueError, match=message):
             call()
     assert math.isclose(float(split.unshard(rows).sum()), 6)
+    model = flax_layers.GCN(2, 4, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
+        model(split, rows)
+    with pytest.raises(ValueError, match=r"x must be .*num_src"):  # an op wants all sources' rows
+        split.apply(jax_gnn.spmm, rows)
 
 
 def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -495,6 +495,8 @@ def check_instance(name: str, value: Any, kind: type) -> None:
         # What has a graph, told by name, as these modules import this one.
         if given in ("Batch", "Data") and isinstance(value.graph, kind):
             given += f"; pass {given.lower()}.graph"
+        if given == "ShardedGraph":
+            given += "; its apply calls models with what each device has"
         raise TypeError(f"{name} must be a {wanted}, got {given}")
 
 

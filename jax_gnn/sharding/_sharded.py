@@ -81,7 +81,7 @@ class ShardedGraph:
         part: what each device has; :meth:`apply` gives a device its own :class:`Part`.
         node_ids: ``(devices, capacity)``, which node of the whole graph each row is; -1 is padding.
         places: ``(num_nodes,)``, where each node of the whole graph is in the rows of all devices.
-        mesh: the devices.
+        mesh: the devices, by automatic axes: `jax.shard_map` takes models of arrays on no others.
         axis: the axis of the mesh that nodes are split over.
 
     Example:
@@ -278,6 +278,7 @@ def shard_graph(
                 f"shape {parts.shape}"
             )
         arguments.check_range("method", parts, "devices", num_parts)
+    mesh = Mesh(mesh.devices, mesh.axis_names)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
     with host_arrays():
         made, rounds, places = split_arrays(jax.device_get(graph), parts, num_parts)
