@@ -18,6 +18,9 @@ from jax_gnn.graph import Graph
 MOST_ROWS = 1.12
 """How many times the rows that are wanted may be sent, padding included."""
 
+PADDING_COSTS = 0.5
+"""What a row of padding counts against a row that is wanted, where a round's pairs are chosen."""
+
 CANDIDATES = 32
 """How many sizes of a round are tried."""
 
@@ -92,6 +95,8 @@ def rounds_of(counts: np.ndarray) -> tuple[Round, ...]:
         counts: ``(num_parts, num_parts)``, how many rows of the first the second wants.
     """
     num_parts, wanted = len(counts), int(counts.sum())
+    if not wanted:
+        return ()
     everything = Round(int(counts.max()), None)
     if num_parts > 2 and everything.rows(num_parts) <= MOST_ROWS * wanted:
         return (everything,)
@@ -114,14 +119,12 @@ def _best_round(left: np.ndarray) -> Round:
     best, most = Round(1, ()), 0
     for size in sizes.tolist():
         sent = np.minimum(left, size)
-        gain = sent - (MOST_ROWS - 1) * 4 * (size - sent)  # padding must pay
-        pairs = zip(*linear_sum_assignment(np.maximum(gain, 0), maximize=True), strict=True)
-        kept = [(int(a), int(b)) for a, b in pairs if gain[a, b] > 0]
-        kept.sort(key=lambda pair: sent[pair])
-        while sum(size - sent[pair] for pair in kept) > (MOST_ROWS - 1) * sum(
-            sent[pair] for pair in kept
-        ):
-            kept.pop(0)
+        gain = np.maximum(sent - PADDING_COSTS * (size - sent), 0)
+        matching = zip(*linear_sum_assignment(gain, maximize=True), strict=True)
+        kept = [(int(a), int(b)) for a, b in matching if gain[a, b] > 0]
+        kept.sort(key=lambda pair: -sent[pair])
+        while size * len(kept) > MOST_ROWS * sum(int(sent[pair]) for pair in kept):
+            kept.pop()
         useful = sum(int(sent[pair]) for pair in kept)
         if useful >= most:
             best, most = Round(size, tuple(sorted(kept))), useful
