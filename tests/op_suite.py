@@ -679,7 +679,8 @@ class OpSuite(CoreChecks):
         want, wanted = both(index, cotangent, *operands)
         index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
         operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
-        with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+        context = jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext()
+        with context, setting(KERNELS[0]):
             value, gradients = both(index, place(cotangent, result_axis), *operands)
         assert_close(value, want, TOLERANCE["float32"], "value")
         for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
