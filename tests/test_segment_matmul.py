@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -463,6 +463,23 @@ class TestScaledOuter(CoreChecks):
     spec = listed_outer_spec("scale", lists=())
 
 
+def mapped_subsets(count: int) -> list[tuple[int | None, ...]]:
+    """The axes that `jax.vmap` may map of so many operands: at least one."""
+    return [axes for axes in itertools.product((None, 0), repeat=count) if 0 in axes]
+
+
+def check_vmap(function: Any, columns: Any, subsets: Iterable[tuple[int | None, ...]]) -> None:
+    """Of these axes, against a loop; where an operand is not mapped it is the first."""
+    jitted = jax.jit(function)
+    for in_axes in subsets:
+        pairs = [*zip(columns, in_axes, strict=True)]
+        mapped = jax.vmap(function, in_axes=in_axes)(*(c[0] if a is None else c for c, a in pairs))
+        for i in range(len(columns[0])):
+            one = jitted(*(column[0 if axis is None else i] for column, axis in pairs))
+            for got, want in zip(mapped, one, strict=True):
+                assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None:
     """Few subsets of the operands that show all pairs, against a loop."""
@@ -482,26 +499,8 @@ def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None
         outer = segment_outer(lhs, y, sizes, num_groups=groups, rhs_rows=out_rows, **options)
         return y, outer
 
-    subsets = [
-        axes
-        for axes in itertools.product((None, 0), repeat=len(columns))
-        if any(axis == 0 for axis in axes)
-    ]
     with setting(implementation):
-        jitted = jax.jit(function)
-        for in_axes in all_pairs(rng, subsets):
-            arguments = [
-                column[0] if axis is None else column
-                for column, axis in zip(columns, in_axes, strict=True)
-            ]
-            mapped = jax.vmap(function, in_axes=in_axes)(*arguments)
-            for i in range(size):
-                one = [
-                    column[0 if a is None else i]
-                    for column, a in zip(columns, in_axes, strict=True)
-                ]
-                for got, want in zip(mapped, jitted(*one), strict=True):
-                    assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+        check_vmap(function, columns, all_pairs(rng, mapped_subsets(len(columns))))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "float8_e4m3fn", "bfloat16"])
@@ -1031,22 +1030,7 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
         return transposed, segment_outer(lhs, y, sizes, num_groups=groups, **options)
 
     with setting(implementation):
-        jitted = jax.jit(function)
-        for in_axes in itertools.product((None, 0), repeat=len(columns)):
-            if not any(axis == 0 for axis in in_axes):
-                continue
-            arguments = [
-                column[0] if axis is None else column
-                for column, axis in zip(columns, in_axes, strict=True)
-            ]
-            mapped = jax.vmap(function, in_axes=in_axes)(*arguments)
-            for i in range(size):
-                one = [
-                    column[0 if a is None else i]
-                    for column, a in zip(columns, in_axes, strict=True)
-                ]
-                for got, want in zip(mapped, jitted(*one), strict=True):
-                    assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+        check_vmap(function, columns, mapped_subsets(len(columns)))
 
 
 def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
