@@ -160,7 +160,7 @@ def run(settings: Settings, scale: float, is_traced: bool) -> Document:
         process.send(name)
         try:
             cases += process.receive()
-        except RuntimeError as error:
+        except (RuntimeError, EOFError) as error:
             row = candidate(OURS, status="absent", reason=reason(error))
             cases.append(case(name, "step", [row]))
     process.stop()

@@ -412,7 +412,7 @@ def run(platform: str, count: int, size: int, rounds: int) -> Document:
                 processes[name] = Process(_trained, name, platform, count, size, daemon=False)
                 versions = processes[name].receive()
                 families[name] = {"status": "timed", "reason": "", "versions": versions}
-            except RuntimeError as error:
+            except (RuntimeError, EOFError) as error:
                 processes.pop(name).stop()
                 status = "failed" if turn else "absent"
                 families[name] = {"status": status, "reason": reason(error), "versions": {}}

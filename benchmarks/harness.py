@@ -78,7 +78,9 @@ class _Run:
     def _answer(self, name: str) -> Any:
         try:
             return self.workers[name].receive()
-        except RuntimeError as error:
+        except (RuntimeError, EOFError) as error:
+            if isinstance(error, EOFError):
+                self.workers.pop(name).stop()
             self.families[name] |= {"status": "failed", "reason": reason(error)}
             _say(f"{name}: {error}")
             return None

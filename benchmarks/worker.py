@@ -61,12 +61,13 @@ class Process:
         """The answer to the earliest message that has none yet; the first is what `make` says.
 
         Raises:
-            RuntimeError: It failed, with the process's traceback; or the process has died.
+            RuntimeError: It failed; the message is the process's traceback.
+            EOFError: The process has died.
         """
         try:
             error, answer = self._connection.recv()
         except (EOFError, OSError):
-            raise RuntimeError("the process died") from None
+            raise EOFError("the process died") from None
         if error:
             raise RuntimeError(error)
         return answer
@@ -95,7 +96,7 @@ def _serve(connection: Connection, make: Callable[..., Any], *arguments: Any) ->
             connection.send(attempt(made[1], connection.recv()))
 
 
-def reason(error: RuntimeError) -> str:
+def reason(error: Exception) -> str:
     """Why a process has failed: a traceback's last line."""
     return str(error).strip().splitlines()[-1][:300]
 
