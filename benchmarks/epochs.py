@@ -138,9 +138,9 @@ def _jax_epoch(
         sizes = {name: each[order] for name, each in graphs.sizes.items()}
         numbers = [order[places] for places in jax_gnn.pack(sizes, graphs.budget)]
         for batch, several in _built_ahead(build, numbers) if ahead else _built(build, numbers):
-            clock.has_batch()
+            clock.lap("batches")
             state = (many if several else one)(state, batch)
-            clock.has_called()
+            clock.lap("calls")
         return clock.took(int(state[3]) / len(order))
 
     return epoch
@@ -177,18 +177,16 @@ class _Clock:
 
     def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
-        self.batches = self.calls = 0.0
+        self.spent = {"batches": 0.0, "calls": 0.0}
 
-    def has_batch(self) -> None:
+    def lap(self, what: str) -> None:
+        """The time since the last one."""
         now = time.perf_counter()
-        self.batches, self.last = self.batches + now - self.last, now
-
-    def has_called(self) -> None:
-        now = time.perf_counter()
-        self.calls, self.last = self.calls + now - self.last, now
+        self.spent[what] += now - self.last
+        self.last = now
 
     def took(self, right: float) -> Took:
-        return Took(time.perf_counter() - self.start, self.batches, self.calls, right)
+        return Took(time.perf_counter() - self.start, **self.spent, right=right)
 
 
 # This library.
@@ -361,13 +359,13 @@ def _pyg(graphs: list[Molecule], size: int, workers: int) -> Epoch:
         right = torch.zeros((), dtype=torch.int64, device=device)
         for made in loader:  # which shuffles by itself
             made = made.to(device, non_blocking=True)
-            clock.has_batch()
+            clock.lap("batches")
             logits = model(made)
             optimizer.zero_grad()
             nn.functional.cross_entropy(logits, made.y).backward()
             optimizer.step()
             right += (logits.detach().argmax(1) == made.y).sum()
-            clock.has_called()
+            clock.lap("calls")
         return clock.took(int(right) / len(order))
 
     return epoch
