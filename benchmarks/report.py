@@ -227,7 +227,7 @@ def _comparison(document: Document, shown: Callable[..., str]) -> list[str]:
                 _times(speedup(case, plain)),
             ]
         )
-    return _table([*header, baseline, "speedup"], rows)
+    return table([*header, baseline, "speedup"], rows)
 
 
 def _means(document: Document) -> list[str]:
@@ -239,7 +239,7 @@ def _means(document: Document) -> list[str]:
     fractions = [_times(_floor_fraction(document, mode)) for mode in modes]
     if any(fraction != "-" for fraction in fractions):
         rows.append(["the floor (floor / time)", *fractions])
-    return _table([f"speedup of {OURS} (geometric mean) over", *modes], rows)
+    return table([f"speedup of {OURS} (geometric mean) over", *modes], rows)
 
 
 def _floor_fraction(document: Document, mode: str) -> float | None:
@@ -255,7 +255,7 @@ def _medians(document: Document, shown: Callable[..., str]) -> list[str]:
         [case["name"], *(shown(_median(timed(case).get(name))) for name in names)]
         for case in document["cases"]
     ]
-    return _table(["case", *names], rows)
+    return table(["case", *names], rows)
 
 
 def _details(document: Document) -> list[str]:
@@ -267,7 +267,7 @@ def _details(document: Document) -> list[str]:
         [case["name"], row["name"], *(_detail(details.get(name)) for name in names)]
         for case, row, details in found
     ]
-    return _table(["case", "candidate", *names], rows) if rows else []
+    return table(["case", "candidate", *names], rows) if rows else []
 
 
 def _detail(value: Any) -> str:
@@ -328,7 +328,7 @@ def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """A table without its empty columns."""
     there = [any(cell != "-" for cell in column) for column in zip(*rows, strict=True)]
     header, *rows = [list(itertools.compress(line, there)) for line in (header, *rows)]
