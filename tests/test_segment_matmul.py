@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from op_spec import (
     stack,
     wide,
 )
-from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite, check_vmap
 
 import jax_gnn
 from jax_gnn import segment_matmul, segment_outer
@@ -468,18 +468,6 @@ def mapped_subsets(count: int) -> list[tuple[int | None, ...]]:
     return [axes for axes in itertools.product((None, 0), repeat=count) if 0 in axes]
 
 
-def check_vmap(function: Any, columns: Any, subsets: Iterable[tuple[int | None, ...]]) -> None:
-    """Of these axes, against a loop; where an operand is not mapped it is the first."""
-    jitted = jax.jit(function)
-    for in_axes in subsets:
-        pairs = [*zip(columns, in_axes, strict=True)]
-        mapped = jax.vmap(function, in_axes=in_axes)(*(c[0] if a is None else c for c, a in pairs))
-        for i in range(len(columns[0])):
-            one = jitted(*(column[0 if axis is None else i] for column, axis in pairs))
-            for got, want in zip(mapped, one, strict=True):
-                assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None:
     """Few subsets of the operands that show all pairs, against a loop."""
@@ -500,7 +488,9 @@ def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None
         return y, outer
 
     with setting(implementation):
-        check_vmap(function, columns, all_pairs(rng, mapped_subsets(len(columns))))
+        jitted = jax.jit(function)
+        for in_axes in all_pairs(rng, mapped_subsets(len(columns))):
+            check_vmap(function, jitted, in_axes, columns, TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "float8_e4m3fn", "bfloat16"])
@@ -1030,7 +1020,9 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
         return transposed, segment_outer(lhs, y, sizes, num_groups=groups, **options)
 
     with setting(implementation):
-        check_vmap(function, columns, mapped_subsets(len(columns)))
+        jitted = jax.jit(function)
+        for in_axes in mapped_subsets(len(columns)):
+            check_vmap(function, jitted, in_axes, columns, TOLERANCE["float32"])
 
 
 def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
