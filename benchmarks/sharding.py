@@ -7,8 +7,8 @@ it counts holds on any device; times are of this machine's CPU.
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -22,7 +22,7 @@ from benchmarks.workloads import plain_graphs
 GRAPHS = ("pubmed", "coauthor_physics", "amazon_computers")
 
 
-def run(data: Path | None, graphs: list[str], num_parts: int) -> dict[str, Any]:
+def run(data: Path | None, graphs: Sequence[str], num_parts: int) -> dict[str, Any]:
     """Splits the graphs; a document for JSON."""
     from jax_gnn.sharding._partition import Method
 
@@ -65,12 +65,6 @@ def _split(edges: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]
         "seconds_partition": parted - start,
         "seconds_plan": stop - parted,
     }
-
-
-def write(document: dict[str, Any], path: Path) -> None:
-    """The document, and beside it its table."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(document))
 
 
 def markdown(document: dict[str, Any]) -> str:
