@@ -42,6 +42,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
     "sample_weighted": {"fanout": 2, "stream": 1, "replace": False},
     "sample_block": {"num_nodes": 4, "num_edges": 4, "num_src": 5, "is_tree": False},
+    "sample_distinct": {"num_nodes": 4, "num_src": 5},
     "relational_aggregate": {
         "transposed": False,
         "method": None,
@@ -75,7 +76,7 @@ INNER = {"edge_walk", "gather_rows", "segment_scatter"}
 """What other ops are made of when they are lowered: it meets no transformation."""
 
 
-INTEGERS = {"sample_block", "sample_uniform", "sample_weighted", "segment_order"}
+INTEGERS = {"sample_block", "sample_distinct", "sample_uniform", "sample_weighted", "segment_order"}
 """Ops without derivatives, and without arithmetic that counts."""
 
 

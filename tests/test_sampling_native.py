@@ -140,6 +140,22 @@ def test_blocks(rng: np.random.Generator, dtype: str, kind: str) -> None:
     assert blocks.node_ids.dtype == dtype
 
 
+@pytest.mark.parametrize("kind", ["distinct", "capacity", "disjoint", "disjoint capacity"])
+def test_long_blocks(rng: np.random.Generator, kind: str) -> None:
+    """More edges than a GPU's kernel has in one tile, from few nodes and from many."""
+    num_nodes = int(rng.choice([5, 1000]))
+    graph = lumpy_graph(rng, num_nodes, 4000)
+    seeds = jnp.asarray(some_seeds(rng, 1100, num_nodes), jnp.int32)
+    options = options_of(rng, kind, graph.num_edges) | {"replace": True}
+    if "capacity" in kind:
+        options["capacity"] = 1100 + int(rng.integers(2, 200))
+    blocks = in_both(
+        lambda graph, seeds, key: sample_neighbors(graph, seeds, (2,), key, **options),
+        *(graph, seeds, key_of(rng)),
+    )
+    assert blocks.graphs[0].num_edges == 2200
+
+
 GARBAGE: dict[str, dict[str, Any]] = {
     "tree": {"tree": True},
     "distinct": {},

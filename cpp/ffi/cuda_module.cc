@@ -191,6 +191,14 @@ struct Cuda {
     return status(cuda::sample_tree(stream, drawn, block, overflow));
   }
 
+  static int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src) {
+    return cuda::distinct_scratch(num_dst, num_edges, num_src);
+  }
+  template <typename... Args>
+  static ffi::Error sample_distinct(Context stream, const Args&... args) {
+    return status(cuda::sample_distinct(stream, args...));
+  }
+
   template <typename... Args>
   static ffi::Error sddmm(Context stream, const Args&... args) {
     return status(cuda::sddmm(stream, args...));
@@ -315,6 +323,7 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
   X(leaky_scores) \
   X(leaky_sum) \
   X(sample_block) \
+  X(sample_distinct) \
   X(sample_uniform) \
   X(sddmm) \
   X(sddmm_select) \
