@@ -140,6 +140,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
     "edge_region": ((floats(5, 2), floats(3, 2), floats(4, 2)), MATRIX),
     "segment_order": (ids(3, -1, 0, 3),),
+    "relation_pairs": (ids(0, 0, 2, -1), ids(1, 1, 0, -1)),
     "sample_uniform": (ids(3, 0, 2), jnp.array([1, 2], jnp.uint32)),
     "sample_weighted": (
         *(jnp.array([0, 1, 4, 4, 6], jnp.uint32), ids(0, 2), ids(2, 2)),

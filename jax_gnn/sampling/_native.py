@@ -1,6 +1,6 @@
 """The two steps of a layer as ops: which edges are drawn, and the block that is built of these.
 
-They have kernels (``cpp/kernels/*/sample_block.*``), of draws on a GPU for uniform ones alone, which
+They have kernels (``cpp/kernels/*/sample_block.*``), of draws on a GPU only for uniform ones, which
 give the bits that :mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and
 :mod:`jax_gnn.sampling._blocks` do. Arrays of numpy go to the CPU's kernels, without JAX.
 """

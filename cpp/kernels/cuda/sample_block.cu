@@ -63,7 +63,7 @@ cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
   parts.counts = parts.sums + 3 * parts.tiles;
   parts.sources = parts.counts + num_dst;
   parts.ranks = parts.sources + num_edges;
-  parts.kept = reinterpret_cast<unsigned*>(parts.ranks + num_edges);
+  parts.kept = parts.ranks + num_edges;
   // Sums of counts are in the ids' type.
   const int64_t blocks = parts.tiles + parts.dst_tiles, limit = std::numeric_limits<Index>::max();
   if (blocks > kMaxGridX || threads > limit) return cudaErrorInvalidConfiguration;

@@ -3,12 +3,11 @@
 #pragma once
 
 #include "../sample_block.h"
-#include "basics.cuh"
+#include "scan.cuh"
 
 namespace jax_gnn::cuda {
 
-constexpr int kDrawThreads = 256;                   // of a block; a warp has a row
-constexpr int kScanThreads = 1024, kScanItems = 4;  // rows of a thread
+constexpr int kDrawThreads = 256;  // of a block; a warp has a row
 
 // --- Random numbers ------------------------------------------------------------------------------
 
@@ -83,100 +82,6 @@ __global__ void draw_kernel(Random random, const Index* degrees, int64_t num_row
 }
 
 // --- Blocks of trees -----------------------------------------------------------------------------
-
-// How many edges of a row count.
-template <typename Index>
-__device__ __forceinline__ Index clamped(const Index* counts, int64_t row, Index fanout) {
-  const Index count = counts[row];
-  return count < 0 ? 0 : (count < fanout ? count : fanout);
-}
-
-// Sums of a block's warps, of each and all before it. A warp's last lane has its sum.
-template <typename Index>
-__device__ __forceinline__ void sum_warps(Index of_warp, Index* of_warps) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // what was there has been read
-  if (lane == 31) of_warps[warp] = of_warp;
-  __syncthreads();
-  if (warp == 0) {
-    Index until = of_warps[lane];
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const Index other = __shfl_up_sync(kWholeWarp, until, distance);
-      if (lane >= distance) until += other;
-    }
-    of_warps[lane] = until;
-  }
-  __syncthreads();
-}
-
-// The sum of `own` of a block's threads up to this one; of all of them in of_warps[31].
-template <typename Index>
-__device__ __forceinline__ Index sum_until(Index own, Index* of_warps) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const Index other = __shfl_up_sync(kWholeWarp, own, distance);
-    if (lane >= distance) own += other;
-  }
-  sum_warps(own, of_warps);
-  return own + (warp > 0 ? of_warps[warp - 1] : Index(0));
-}
-
-// The sum of `own` of all threads of a block.
-template <typename Index>
-__device__ __forceinline__ Index sum_all(Index own, Index* of_warps) {
-  for (int distance = 16; distance > 0; distance /= 2)
-    own += __shfl_xor_sync(kWholeWarp, own, distance);
-  sum_warps(own, of_warps);
-  return of_warps[31];
-}
-
-// Where the edges of each row of a tile start, at most at num_edges. A block adds up all rows
-// before by itself, so that none waits for another.
-template <typename Index>
-__device__ __forceinline__ void write_starts(int64_t tile_number, const Index* counts,
-                                             int64_t num_rows, Index fanout, Index num_edges,
-                                             Index* indptr, Index* of_warps) {
-  static_assert(kScanThreads == 32 * 32, "a lane for each warp");
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t tile = tile_number * kScanThreads * kScanItems;
-  Index sum = 0;
-  for (int64_t row = threadIdx.x; row < tile; row += kScanThreads)
-    sum += clamped(counts, row, fanout);
-  const Index before = sum_all(sum, of_warps);
-
-  // A warp's rows stand side by side, those of an item at neighbouring lanes.
-  const int64_t first = tile + warp * int64_t{32 * kScanItems} + lane;
-  Index until[kScanItems], carry = 0;
-#pragma unroll
-  for (int item = 0; item < kScanItems; ++item) {
-    const int64_t row = first + 32 * item;
-    until[item] = row < num_rows ? clamped(counts, row, fanout) : Index(0);
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const Index other = __shfl_up_sync(kWholeWarp, until[item], distance);
-      if (lane >= distance) until[item] += other;
-    }
-    until[item] += carry;
-    carry = __shfl_sync(kWholeWarp, until[item], 31);
-  }
-  sum_warps(carry, of_warps);
-  const Index ahead = before + (warp > 0 ? of_warps[warp - 1] : Index(0));
-#pragma unroll
-  for (int item = 0; item < kScanItems; ++item) {
-    const int64_t row = first + 32 * item;
-    const Index end = ahead + until[item];
-    if (row < num_rows) indptr[row + 1] = end < num_edges ? end : num_edges;
-  }
-  if (tile_number == 0 && threadIdx.x == 0) indptr[0] = 0;
-}
-
-template <typename Index>
-__global__ void starts_kernel(const Index* counts, int64_t num_dst, Index fanout, Index num_edges,
-                              Index* indptr) {
-  wait_for_previous_launch();
-  __shared__ Index of_warps[32];
-  write_starts(blockIdx.x, counts, num_dst, fanout, num_edges, indptr, of_warps);
-  allow_next_launch();
-}
 
 // The other arrays: a thread for each offset, edge and destination, by the same number.
 template <typename Index>
@@ -269,7 +174,7 @@ struct DistinctScratch {
   Index* counts;   // (num_dst,), edges from each destination
   Index* sources;  // (num_edges,), of each edge, -1 if it is left out
   Index* ranks;    // (num_edges,), edges of this source before it
-  unsigned* kept;  // (edge_tiles,), how many edges are not left out
+  Index* kept;     // (edge_tiles,), how many edges are not left out
   int64_t tiles, edge_tiles, dst_tiles;
 };
 
@@ -354,7 +259,7 @@ __global__ void distinct_sources_kernel(Runs<Index> runs, DistinctScratch<Index>
         source = runs.at[runs.last(first, -1, is_own)];
       }
       scratch.ranks[e] = static_cast<Index>(i - first);
-      if (source >= 0) atomicAdd(scratch.kept + e / kScanThreads, 1u);
+      if (source >= 0) count_one(scratch.kept + e / kScanThreads);
     }
     scratch.sources[e] = source;
   }
@@ -373,7 +278,7 @@ __global__ void distinct_edges_kernel(Runs<Index> runs, DistinctScratch<Index> s
   const Index source = is_edge ? scratch.sources[e] : Index(-1);
   Index before = 0, behind = 0;
   for (int64_t tile = threadIdx.x; tile < scratch.edge_tiles; tile += kScanThreads)
-    (tile < blockIdx.x ? before : behind) += static_cast<Index>(scratch.kept[tile]);
+    (tile < blockIdx.x ? before : behind) += scratch.kept[tile];
   before = sum_all(before, of_warps);
   const Index all = before + sum_all(behind, of_warps);
   const Index kept = before + sum_until(Index(source >= 0), of_warps) - (source >= 0);
