@@ -42,7 +42,10 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "relation_pairs": {"num_relations": 2, "num_pairs": 3},
     "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
     "sample_weighted": {"fanout": 2, "stream": 1, "replace": False},
-    "sample_block": {"num_nodes": 4, "num_edges": 4, "num_src": 5, "is_tree": False},
+    "sample_block": {
+        **{"num_nodes": 4, "num_edges": 4, "num_src": 5},
+        **{"is_tree": False, "ascending": False},
+    },
     "sample_distinct": {"num_nodes": 4, "num_src": 5},
     "relational_aggregate": {
         "transposed": False,

@@ -14,7 +14,7 @@ struct UniformAttributes {
 
 struct BlockAttributes {
   int64_t num_nodes;
-  bool disjoint, tree;
+  bool disjoint, tree, ascending;
 };
 
 struct DistinctAttributes {
@@ -27,7 +27,8 @@ struct DistinctAttributes {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::UniformAttributes, StructMember<int64_t>("stream"),
                                       StructMember<bool>("replace"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::BlockAttributes, StructMember<int64_t>("num_nodes"),
-                                      StructMember<bool>("disjoint"), StructMember<bool>("tree"));
+                                      StructMember<bool>("disjoint"), StructMember<bool>("tree"),
+                                      StructMember<bool>("ascending"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::DistinctAttributes,
                                       StructMember<int64_t>("num_nodes"),
                                       StructMember<bool>("disjoint"));
@@ -125,7 +126,8 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
                              num_dst,
                              fanout,
                              num_whole,
-                             attributes.num_nodes};
+                             attributes.num_nodes,
+                             attributes.ascending};
     const Block<Index> block{data<Index>(*indptr),
                              data<Index>(*rows),
                              data<Index>(*block_cols),

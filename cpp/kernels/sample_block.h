@@ -23,6 +23,7 @@ struct Drawn {
   const Index* cols;     // (num_whole,), where each edge of the whole graph comes from
   const Index* seeds;    // (num_dst,), if nodes of different seeds are different sources; or null
   int64_t num_dst, fanout, num_whole, num_nodes;
+  bool ascending;  // whether those of a node are put in the whole graph's order
 };
 
 // The same edges one behind the other, and the ids of destinations and, behind these, of the edges'

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.csr import inverse_of
-from jax_gnn._core.ids import PADDING, in_range, row_starts
+from jax_gnn._core.ids import PADDING, in_range, row_starts, sorted_ids
 from jax_gnn._core.op import Bind, Call, Op, define
 
 
@@ -103,7 +103,7 @@ def stable_order(keys: Array, num_keys: int) -> Array:
     steps = jnp.arange(keys.shape[0], dtype=keys.dtype)
 
     def by_sort(keys: Array) -> Array:
-        return jax.lax.sort((keys, steps), num_keys=1)[1]
+        return sorted_ids(keys, num_keys)[1]
 
     def by_digits(keys: Array) -> Array:
         order, unit = steps, 1

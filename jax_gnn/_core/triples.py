@@ -26,6 +26,7 @@ from jax_gnn._core.ids import (
     pad_ids,
     pad_indptr,
     row_starts,
+    sorted_ids,
 )
 from jax_gnn._core.pairs import numbered, relation_pairs, sizes_of, stable_order, written
 from jax_gnn._core.relations import Pairs
@@ -156,7 +157,7 @@ def sort_triples(
         num_keys=3,
         is_stable=True,
     )
-    t_src, t_order = jax.lax.sort((src, jnp.arange(count, dtype=dtype)), num_keys=1)
+    t_src, t_order = sorted_ids(src, num_src + 1)
     padding = dst == num_dst  # the same places in both orders
 
     def masked(ids: Array) -> Array:
@@ -187,11 +188,11 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
         results[1] = results[1][: size + 1]
         return Pairs(*found, num_nodes=num_src, by_node=False), OutOfPairs(*results)
 
-    t_types = jnp.where(edges.t_order == PADDING, num_relations, edges.types[edges.t_order])
-    by_rel = stable_order(t_types.astype(dtype), num_relations + 1)
-    rel, src, t_cols, t_order = (
-        ids[by_rel] for ids in (t_types.astype(dtype), edges.t_rows, edges.t_cols, edges.t_order)
-    )
+    t_types = ids_at(edges.types, edges.t_order)
+    t_types = jnp.where(in_range(t_types, num_relations), t_types, num_relations).astype(dtype)
+    by_rel = stable_order(t_types, num_relations + 1)
+    columns = t_types, edges.t_rows, edges.t_cols, edges.t_order
+    rel, src, t_cols, t_order = (ids[by_rel] for ids in columns)
     valid = rel < num_relations
     number, first = numbered(valid, rel, src)
     rows = jnp.where(valid, number, PADDING)
@@ -206,7 +207,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     nodes = nodes[:room]
     out = replace(out, t_indptr=out.t_indptr[: room + 1])
     by_node = jnp.where(nodes == PADDING, num_src, nodes).astype(dtype)
-    _, order = jax.lax.sort((by_node, jnp.arange(room, dtype=dtype)), num_keys=1)
+    _, order = sorted_ids(by_node, num_src + 1)
     pairs = (nodes, sizes, nodes[order], order, inverse_of(order))
     return Pairs(*pairs, num_nodes=num_src, by_node=False), out
 

@@ -23,6 +23,7 @@ from jax_gnn._core.ids import (
     moved,
     namespace,
     row_ids,
+    sorted_ids,
 )
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -200,7 +201,14 @@ class Drawn:
 
 
 def lined_up(
-    starts: Array, offsets: Array, counts: Array, cols: Array, num_nodes: int, num_edges: int
+    starts: Array,
+    offsets: Array,
+    counts: Array,
+    cols: Array,
+    num_nodes: int,
+    num_edges: int,
+    *,
+    ascending: bool,
 ) -> Drawn:
     """What was drawn of each row, one behind the other.
 
@@ -211,7 +219,12 @@ def lined_up(
         cols: the whole graph's.
         num_nodes: ids of nodes are below.
         num_edges: room; what is beyond it is left out.
+        ascending: whether those of a row are put in the whole graph's order.
     """
+    if ascending:
+        is_drawn = jnp.arange(offsets.shape[1], dtype=counts.dtype) < counts[:, None]
+        last = jnp.iinfo(offsets.dtype).max
+        offsets = jnp.sort(jnp.where(is_drawn, offsets, last), axis=1, stable=False)
     zero = jnp.zeros(1, counts.dtype)
     indptr = jnp.concatenate([zero, jnp.cumsum(counts, dtype=counts.dtype)])
     indptr = jnp.minimum(indptr, num_edges)  # where rows overlap there may be more
@@ -260,8 +273,8 @@ class Sorted(NamedTuple):
         keys: ``(num_dst + edges,)`` unsigned, the ids of destinations, then of the edges' sources,
             ascending; ``num_nodes`` is padding.
         at: ``(num_dst + edges,)``, where each was; of one node, and seed, they ascend.
-        seeds: ``(num_dst,)``, the seed of each destination, if nodes of several seeds are to be
-            several sources; else None.
+        seeds: ``(num_dst,)``, the seed of each destination, below ``num_dst``, if nodes of several
+            seeds are to be several sources; else None.
     """
 
     nodes: Any
@@ -282,17 +295,17 @@ def sorted_sources(nodes: Array, drawn: Drawn, num_nodes: int, seeds: Any = None
         num_nodes: ids are below.
         seeds: as of :class:`Sorted`.
     """
-    dtype, ids = drawn.rows.dtype, jnp.concatenate([nodes, drawn.nodes])
-    # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
-    keys = jnp.where(ids < 0, num_nodes, ids).astype(f"u{dtype}")
-    steps = jnp.arange(ids.shape[0], dtype=dtype)
-    # Stable: of one node, destinations come first, then edges, in their order.
+    ids = jnp.concatenate([nodes, drawn.nodes]).astype(drawn.rows.dtype)
+    keys = jnp.where(ids < 0, num_nodes, ids)  # padding comes last
+    # Of one node, destinations come first, then edges, in their order.
     if seeds is None:
-        keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
+        keys, at = sorted_ids(keys, num_nodes + 1)
     else:
-        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(keys.dtype)
-        _, at = jax.lax.sort((own, steps), num_keys=1, is_stable=True)
-        keys, at = jax.lax.sort((keys[at], at), num_keys=1, is_stable=True)
+        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)])
+        first = sorted_ids(own, nodes.shape[0])[1]
+        keys, at = sorted_ids(keys[first], num_nodes + 1)
+        at = first[at]
+    keys = keys.astype(f"u{keys.dtype}")
     return Sorted(nodes, drawn.indptr, drawn.rows, drawn.places, keys, at, seeds)
 
 

@@ -60,8 +60,8 @@ class Drawn(NamedTuple):
         offsets: ``(num_dst, fanout)``, which of these were drawn.
         counts: ``(num_dst,)``, how many of them count, the first ones.
         cols: ``(num_whole,)``, the sources of the whole graph's edges.
-        seeds: ``(num_dst,)``, the seed of each destination, if a node is one source for each of
-            these; else None.
+        seeds: ``(num_dst,)``, the seed of each destination, below ``num_dst``, if a node is one
+            source for each of these; else None.
     """
 
     nodes: Any
@@ -207,8 +207,10 @@ def _block_xla(
     num_edges: int,
     num_src: int,
     is_tree: bool,
+    ascending: bool,
 ) -> list[Array]:
-    drawn = lined_up(starts, offsets, counts, cols, num_nodes, num_edges)
+    columns = starts, offsets, counts, cols
+    drawn = lined_up(*columns, num_nodes, num_edges, ascending=ascending)
     if is_tree:
         return tree_block(nodes, drawn)
     edges = sorted_sources(nodes, drawn, num_nodes, seeds)
@@ -216,15 +218,22 @@ def _block_xla(
 
 
 def _block_call(
-    platform: str, operands: Drawn, *, num_nodes: int, is_tree: bool, **others: Any
+    platform: str,
+    operands: Drawn,
+    *,
+    num_nodes: int,
+    is_tree: bool,
+    ascending: bool,
+    **others: Any,
 ) -> Call | None:
     del platform, others
     *arrays, seeds = operands
     read = [*arrays, operands.nodes if seeds is None else seeds]
     if any(ids.dtype != operands.nodes.dtype for ids in read):
         return None
-    flags = {"disjoint": np.bool_(seeds is not None), "tree": np.bool_(is_tree)}
-    return Call(read, {"num_nodes": np.int64(num_nodes), **flags})
+    flags = {"disjoint": seeds is not None, "tree": is_tree, "ascending": ascending}
+    named = {name: np.bool_(flag) for name, flag in flags.items()}
+    return Call(read, {"num_nodes": np.int64(num_nodes), **named})
 
 
 def _block_composition(
@@ -236,6 +245,7 @@ def _block_composition(
     num_edges: int,
     num_src: int,
     is_tree: bool,
+    ascending: bool,
 ) -> Callable[..., list[Array]] | None:
     """On a GPU XLA's sort stands between two kernels; that of trees lines the edges up."""
     del operands
@@ -246,7 +256,8 @@ def _block_composition(
         drawn = Drawn(**operands)
         nodes, seeds, num_dst = drawn.nodes, drawn.seeds, drawn.nodes.shape[0]
         of_tree: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "is_tree": True}
-        of_tree |= {"num_src": num_dst + num_edges, "implementation": implementation}
+        of_tree |= {"num_src": num_dst + num_edges, "ascending": ascending}
+        of_tree["implementation"] = implementation
         *ids, sources, _ = sample_block(*drawn._replace(seeds=None), **of_tree)
         found = dict(zip(ARRAYS, ids, strict=True))
         edges = DrawnEdges(found["indptr"], found["rows"], found["edge_ids"], sources[num_dst:])
@@ -324,7 +335,7 @@ def distinct(nodes: Array, drawn: DrawnEdges, num_whole: int, num_nodes: int, nu
 
 
 def block(
-    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool
+    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool, ascending: bool
 ) -> tuple[Graph, Any, Any]:
     """The block of what was drawn; of arrays of numpy, in numpy.
 
@@ -335,15 +346,16 @@ def block(
         num_src: room for sources: of a tree, one for each destination and edge. Edges from nodes
             beyond it, those of the largest ids, are left out.
         tree: whether each edge has a source of its own; by default each node is one source.
+        ascending: whether edges of a destination are put in the whole graph's order.
 
     Returns:
         The block, its sources' ids, and whether an edge was left out.
     """
     sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
     if namespace(drawn.nodes, drawn.cols) is np:
-        found = _host_block(drawn, **sizes, is_tree=tree)
+        found = _host_block(drawn, **sizes, is_tree=tree, ascending=ascending)
     else:
-        found = sample_block(*drawn, **sizes, is_tree=tree)
+        found = sample_block(*drawn, **sizes, is_tree=tree, ascending=ascending)
     return _of_arrays(found, count_of(drawn.cols, drawn.nodes.dtype))
 
 
@@ -356,11 +368,13 @@ def _of_arrays(found: list[Any], num_whole: Any) -> tuple[Graph, Any, Any]:
     )
 
 
-def _host_block(drawn: Drawn, *, num_nodes: int, is_tree: bool, **sizes: int) -> list[Any]:
+def _host_block(
+    drawn: Drawn, *, num_nodes: int, is_tree: bool, ascending: bool, **sizes: int
+) -> list[Any]:
     *arrays, seeds = drawn
     arrays = [np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays]
     *results, _ = _block_result(drawn, **sizes)
     found = [empty_vector(result.shape[0], result.dtype) for result in results]
-    flags = num_nodes, seeds is not None, is_tree
+    flags = num_nodes, seeds is not None, is_tree, ascending
     seeds = drawn.nodes if seeds is None else seeds
     return [*found, host_function("sample_block")(*arrays, seeds, *flags, *found)]

@@ -105,7 +105,19 @@ __global__ void tree_kernel(Drawn<Index> drawn, Block<Index> block, int64_t thre
   if (drawn.fanout == 0) return;
   const int64_t row = divide(i, drawn.fanout);
   if (row >= num_dst) return;
-  const int64_t e = block.indptr[row] + (i - row * drawn.fanout);
+  int64_t slot = i - row * drawn.fanout;
+  if (drawn.ascending) {
+    // As many as are smaller; of equal ones, those before.
+    const Index count = clamped(drawn.counts, row, static_cast<Index>(drawn.fanout));
+    if (slot >= count) return;
+    const Index own = drawn.offsets[i];
+    const Index* const offsets = drawn.offsets + (i - slot);
+    int64_t smaller = 0;
+    for (Index other = 0; other < count; ++other)
+      smaller += offsets[other] < own || (offsets[other] == own && other < slot);
+    slot = smaller;
+  }
+  const int64_t e = block.indptr[row] + slot;
   if (e >= block.indptr[row + 1]) return;
   const Index place = drawn.starts[row] + drawn.offsets[i];
   const auto bound = static_cast<std::make_unsigned_t<Index>>(drawn.num_whole);
