@@ -196,16 +196,14 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     valid = rel < num_relations
     number, first = numbered(valid, rel, src)
     rows = jnp.where(valid, number, PADDING)
-    out = OutOfPairs(
-        written(t_order, rows, PADDING),
-        row_starts(jnp.where(valid, number, count), count).astype(dtype),
-        *(rows, t_cols, t_order),
-    )
-    nodes = written(first, src, PADDING)
-    sizes = sizes_of(written(first, rel, num_relations), num_relations)
-    room = most_pairs(count, num_src, num_relations)
-    nodes = nodes[:room]
-    out = replace(out, t_indptr=out.t_indptr[: room + 1])
+    # What pairs have of their first edges, at once; past the last pair the place where edges end.
+    room, last = most_pairs(count, num_src, num_relations), edges.t_indptr[-1].astype(dtype)
+    ends = jnp.stack([jnp.asarray(PADDING, dtype), jnp.asarray(num_relations, dtype), last])
+    own = jnp.stack([src, rel, jnp.arange(count, dtype=dtype)], axis=1)
+    table = jnp.broadcast_to(ends, (room + 1, 3))
+    table = table.at[jnp.where(first < 0, room + 1, first)].set(own, mode="drop")
+    nodes, sizes = table[:room, 0], sizes_of(table[:room, 1], num_relations)
+    out = OutOfPairs(written(t_order, rows, PADDING), table[:, 2], rows, t_cols, t_order)
     by_node = jnp.where(nodes == PADDING, num_src, nodes).astype(dtype)
     _, order = sorted_ids(by_node, num_src + 1)
     pairs = (nodes, sizes, nodes[order], order, inverse_of(order))
