@@ -199,11 +199,12 @@ int64_t line_up(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
       Index* const end = block.edge_ids + block.indptr[row + 1];
       std::fill(block.rows + block.indptr[row], block.rows + block.indptr[row + 1],
                 static_cast<Index>(row));
-      if (drawn.ascending) {
-        const auto count = std::clamp<int64_t>(drawn.counts[row], 0, drawn.fanout);
+      const auto count = std::clamp<int64_t>(drawn.counts[row], 0, drawn.fanout);
+      if (drawn.ascending && end - begin < count) {  // the smallest ones
         std::partial_sort_copy(offsets, offsets + count, begin, end);
       } else {
         std::copy_n(offsets, end - begin, begin);
+        if (drawn.ascending) std::sort(begin, end);
       }
       for (Index* place = begin; place != end; ++place) *place += drawn.starts[row];
     }
