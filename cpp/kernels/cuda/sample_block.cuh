@@ -205,7 +205,8 @@ __device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Ind
 }
 
 template <typename Index>
-__global__ void distinct_sums_kernel(Runs<Index> runs, DistinctScratch<Index> scratch) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    distinct_sums_kernel(Runs<Index> runs, DistinctScratch<Index> scratch) {
   wait_for_previous_launch();
   __shared__ Index of_warps[32];
   const int64_t i = blockIdx.x * int64_t{kScanThreads} + threadIdx.x;
@@ -223,8 +224,9 @@ __global__ void distinct_sums_kernel(Runs<Index> runs, DistinctScratch<Index> sc
 // Sources, where their edges start, and what source each edge has. The last blocks do it for
 // destinations, the others for all else.
 template <typename Index>
-__global__ void distinct_sources_kernel(Runs<Index> runs, DistinctScratch<Index> scratch,
-                                        Block<Index> block, bool* overflow) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    distinct_sources_kernel(Runs<Index> runs, DistinctScratch<Index> scratch, Block<Index> block,
+                            bool* overflow) {
   wait_for_previous_launch();
   __shared__ Index of_warps[32];
   const auto most = static_cast<Index>(block.num_edges);
@@ -281,8 +283,9 @@ __global__ void distinct_sources_kernel(Runs<Index> runs, DistinctScratch<Index>
 // The edges, by destination and by source: a thread for each, and for each destination. Those that
 // have no source are left out if `drops`.
 template <typename Index>
-__global__ void distinct_edges_kernel(Runs<Index> runs, DistinctScratch<Index> scratch,
-                                      Block<Index> block, bool drops) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    distinct_edges_kernel(Runs<Index> runs, DistinctScratch<Index> scratch, Block<Index> block,
+                          bool drops) {
   wait_for_previous_launch();
   __shared__ Index of_warps[32];
   const int64_t e = blockIdx.x * int64_t{kScanThreads} + threadIdx.x, num_dst = runs.num_dst;

@@ -101,8 +101,9 @@ __device__ __forceinline__ void write_starts(int64_t tile_number, const Index* c
 }
 
 template <typename Index>
-__global__ void starts_kernel(const Index* counts, int64_t num_dst, Index fanout, Index num_edges,
-                              Index* indptr) {
+__global__ void __launch_bounds__(kScanThreads, 1)
+    starts_kernel(const Index* counts, int64_t num_dst, Index fanout, Index num_edges,
+                  Index* indptr) {
   wait_for_previous_launch();
   __shared__ Index of_warps[32];
   write_starts(blockIdx.x, counts, num_dst, fanout, num_edges, indptr, of_warps);
