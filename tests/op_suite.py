@@ -421,29 +421,6 @@ class OpSuite(CoreChecks):
         rows = [(on_host(case.index), *typed(case.operands, "float32")) for case in cases]
         return list(zip(*rows, strict=True))
 
-    def check_vmap(
-        self,
-        function: Callable[..., Any],
-        jitted: Callable[..., Any],
-        in_axes: Sequence[int | None],
-        columns: Sequence[tuple[Any, ...]],
-    ) -> None:
-        mapped = jax.vmap(function, in_axes=tuple(in_axes))(
-            *(
-                column[0] if axis is None else stack(column, axis)
-                for column, axis in zip(columns, in_axes, strict=True)
-            )
-        )
-        for k in range(len(columns[0])):
-            loop = jitted(
-                *(
-                    column[0 if axis is None else k]
-                    for column, axis in zip(columns, in_axes, strict=True)
-                )
-            )
-            for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(loop), strict=True):
-                assert_close(got[k], want, 4 * TOLERANCE["float32"], f"in_axes={in_axes}, {k}")
-
     def test_vmap(self, rng: np.random.Generator, implementation: str) -> None:
         """Arguments mapped along their first or last axis, or not: all pairs of these."""
         columns = self.columns(rng, (2,))
@@ -453,7 +430,7 @@ class OpSuite(CoreChecks):
         with setting(implementation):
             for in_axes in sets:
                 if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
+                    check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
     @on_first
     def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
@@ -468,7 +445,7 @@ class OpSuite(CoreChecks):
                 *([rng.choice([None, 0, -1]) for _ in columns] for _ in range(4)),
             ]:
                 if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
+                    check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
 
     @on_first
     def test_vmap_of_nothing(self, rng: np.random.Generator, implementation: str) -> None:
@@ -679,7 +656,8 @@ class OpSuite(CoreChecks):
         want, wanted = both(index, cotangent, *operands)
         index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
         operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
-        with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+        context = jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext()
+        with context, setting(KERNELS[0]):
             value, gradients = both(index, place(cotangent, result_axis), *operands)
         assert_close(value, want, TOLERANCE["float32"], "value")
         for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
@@ -716,6 +694,24 @@ class OpSuite(CoreChecks):
         for i, name in enumerate(self.spec.operands):
             want = sum(np.asarray(part[i]) for part in parts)
             assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
+
+
+def check_vmap(
+    function: Callable[..., Any],
+    jitted: Callable[..., Any],
+    in_axes: Sequence[int | None],
+    columns: Sequence[Sequence[Any]],
+    tolerance: float = 4 * TOLERANCE["float32"],
+) -> None:
+    """`jax.vmap` against a loop over values of each argument, of which the first is one for all."""
+    pairs = [*zip(columns, in_axes, strict=True)]
+    mapped = jax.vmap(function, in_axes=tuple(in_axes))(
+        *(column[0] if axis is None else stack(column, axis) for column, axis in pairs)
+    )
+    for k in range(len(columns[0])):
+        loop = jitted(*(column[0 if axis is None else k] for column, axis in pairs))
+        for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(loop), strict=True):
+            assert_close(got[k], want, tolerance, f"in_axes={in_axes}, {k}")
 
 
 def print_digest(module: str, suite: str, seed: int) -> None:

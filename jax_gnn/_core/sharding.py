@@ -214,10 +214,9 @@ def repeated(x: Array, size: int, batched: Array) -> Array:
 
 def same_batch(operands: Any, batched: Any) -> Any:
     """Batches are split over explicit axes as the first of them that is, for ``jax.vmap``."""
-    entries = jax.tree.map(
-        lambda x, each: spec_of(jax.typeof(x))[0] if each else None, operands, batched
-    )
-    first = next(iter(jax.tree.leaves(entries, is_leaf=lambda e: isinstance(e, tuple))), None)
+    each = zip(jax.tree.leaves(operands), jax.tree.leaves(batched), strict=True)
+    entries = [spec_of(jax.typeof(x))[0] for x, is_batched in each if is_batched]
+    first = next((entry for entry in entries if entry is not None), None)
     if first is None:
         return operands
 
