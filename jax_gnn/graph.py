@@ -43,6 +43,7 @@ from jax_gnn._core.ids import (
     placed,
     row_starts,
     signed,
+    sorted_ids,
 )
 from jax_gnn._core.public import public
 from jax_gnn._core.triples import sort_triples
@@ -683,7 +684,7 @@ def _sorted_traced(
     rows, cols, edge_ids = (moved(ids.astype(dtype), target) for ids in (dst, src, places))
     if t_order is None:
         keys = jnp.where(cols < 0, num_src, cols)
-        _, t_order = jax.lax.sort((keys, places), num_keys=1, is_stable=True)
+        _, t_order = sorted_ids(keys, num_src + 1)
         t_order = jnp.where(ids_at(cols, t_order) < 0, PADDING, t_order)
     else:
         t_order = ids_at(jnp.where(keep, target, PADDING), t_order)

@@ -140,6 +140,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
     "edge_region": ((floats(5, 2), floats(3, 2), floats(4, 2)), MATRIX),
     "segment_order": (ids(3, -1, 0, 3),),
+    "relation_pairs": (ids(0, 0, 2, -1), ids(1, 1, 0, -1)),
     "sample_uniform": (ids(3, 0, 2), jnp.array([1, 2], jnp.uint32)),
     "sample_weighted": (
         *(jnp.array([0, 1, 4, 4, 6], jnp.uint32), ids(0, 2), ids(2, 2)),
@@ -148,6 +149,10 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "sample_block": (
         *(ids(2, 0), ids(0, 2), jnp.array([[0, 1], [1, 0]], jnp.int32)),
         *(ids(2, 1), ids(1, 3, 0, 2, 2), ids(0, 1)),
+    ),
+    "sample_distinct": (
+        *(ids(2, 0), ids(0, 2, 3), ids(0, 0, 1, -1), ids(0, 1, 4, -1)),
+        *(ids(0, 1, 2, 2, 3, 4).astype(np.uint32), ids(1, 2, 0, 4, 3, 5)),
     ),
     "segment_matmul": (
         *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5, 4), floats(5)),

@@ -39,9 +39,14 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "attention_vjp": {"heads": 1, "slope": 0.2, "whole": False},
     "edge_region": {"region": REGION},
     "segment_order": {"num_segments": 4},
+    "relation_pairs": {"num_relations": 2, "num_pairs": 3},
     "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
     "sample_weighted": {"fanout": 2, "stream": 1, "replace": False},
-    "sample_block": {"num_nodes": 4, "num_edges": 4, "num_src": 5, "is_tree": False},
+    "sample_block": {
+        **{"num_nodes": 4, "num_edges": 4, "num_src": 5},
+        **{"is_tree": False, "ascending": False},
+    },
+    "sample_distinct": {"num_nodes": 4, "num_src": 5},
     "relational_aggregate": {
         "transposed": False,
         "method": None,
@@ -75,7 +80,10 @@ INNER = {"edge_walk", "gather_rows", "segment_scatter"}
 """What other ops are made of when they are lowered: it meets no transformation."""
 
 
-INTEGERS = {"sample_block", "sample_uniform", "sample_weighted", "segment_order"}
+INTEGERS = {
+    *("relation_pairs", "segment_order"),
+    *("sample_block", "sample_distinct", "sample_uniform", "sample_weighted"),
+}
 """Ops without derivatives, and without arithmetic that counts."""
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import emulation
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_gnn
 from jax_gnn import Graph, RelationalGraph, spmm
+from jax_gnn._core.pairs import relation_pairs, stable_order
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.triples import stable_order
 
 Rng = np.random.Generator
 
@@ -391,6 +395,32 @@ def test_triples_in_the_order_of_the_input(rng: np.random.Generator) -> None:
     for (a, r, b), wanted in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
         relations = inverse.num_relations // 2
         assert wanted in ((a, r, b), (b, r - relations, a))
+
+
+@pytest.mark.parametrize("num_relations", [1, 9, 2000])
+def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
+    """More edges than a GPU's kernel has in one tile, some padding, of few nodes and of many."""
+    num_dst = int(rng.choice([1, 5, 900]))
+    src, rel, dst = triples(rng, int(rng.integers(1500)), 41, num_dst, num_relations)
+    dst = np.where(rng.random(len(dst)) < 0.1, -1, dst)
+    sizes: Any = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
+    there = dst >= 0
+    wanted = src[there], rel[there], dst[there], np.flatnonzero(there)
+
+    def build(*columns: Any) -> RelationalGraph:
+        return RelationalGraph.from_triples(*columns, **sizes, parts=("to_pairs",), validate=False)
+
+    for implementation in (None, "xla", *(["cuda"] if emulation.WANTED else [])):
+        with jax_gnn.implementation(implementation) if implementation else nullcontext():
+            graph = jax.jit(build)(src, rel, dst)
+            check_relational(graph, *wanted)
+            columns = (graph.nodes.rows, graph.edge_types)
+            batch = [jnp.stack([ids, jnp.full_like(ids, -1), ids]) for ids in columns]
+            room = {"num_relations": num_relations, "num_pairs": graph.num_dst_pairs}
+            nodes, sizes_of_batch, *_ = jax.vmap(partial(relation_pairs, **room))(*batch)
+            assert graph.pair_dst is not None
+            np.testing.assert_array_equal(nodes[2], graph.pair_dst.nodes)
+            assert not sizes_of_batch[1].any()
 
 
 @pytest.mark.parametrize("num_keys", [1, 2, 7, 8, 9, 65, 1000])

@@ -140,6 +140,43 @@ def test_blocks(rng: np.random.Generator, dtype: str, kind: str) -> None:
     assert blocks.node_ids.dtype == dtype
 
 
+@pytest.mark.parametrize("kind", ["distinct", "capacity", "disjoint", "disjoint capacity"])
+def test_long_blocks(rng: np.random.Generator, kind: str) -> None:
+    """More edges than a GPU's kernel has in one tile, from few nodes and from many."""
+    num_nodes = int(rng.choice([5, 1000]))
+    graph = lumpy_graph(rng, num_nodes, 4000)
+    seeds = jnp.asarray(some_seeds(rng, 1100, num_nodes), jnp.int32)
+    options = options_of(rng, kind, graph.num_edges) | {"replace": True}
+    if "capacity" in kind:
+        options["capacity"] = 1100 + int(rng.integers(2, 200))
+    blocks = in_both(
+        lambda graph, seeds, key: sample_neighbors(graph, seeds, (2,), key, **options),
+        *(graph, seeds, key_of(rng)),
+    )
+    assert blocks.graphs[0].num_edges == 2200
+
+
+@pytest.mark.parametrize("kind", ["tree", "replace", "capacity", "disjoint"])
+def test_relational_blocks(rng: np.random.Generator, kind: str) -> None:
+    """Edges of a node ascend, and are in pairs; some nodes have an edge to themselves."""
+    fanouts: Any = [(4, 3), ({0: 2, 2: 1}, 40)][rng.integers(2)]
+    src, dst = lumpy_edges(rng, 40, 200)
+    graph = RelationalGraph.from_triples(
+        *(src, rng.integers(0, 3, 200), dst),
+        **{"num_nodes": 40, "num_relations": 3, "self_relation": bool(rng.integers(2))},
+    )
+    options = options_of(rng, kind, graph.num_edges)
+    options |= {"capacity": (11, 30)} if kind == "capacity" else {}
+    blocks = in_both(
+        lambda graph, seeds, key: sample_neighbors(graph, seeds, fanouts, key, **options),
+        *(graph, jnp.asarray(some_seeds(rng, 9, 40), jnp.int32), key_of(rng)),
+    )
+    for block in blocks.graphs:
+        rows, places = block.nodes.rows, block.nodes.edge_ids
+        same = (rows[1:] == rows[:-1]) & (rows[1:] >= 0)
+        assert (places[1:] >= places[:-1])[same].all()
+
+
 GARBAGE: dict[str, dict[str, Any]] = {
     "tree": {"tree": True},
     "distinct": {},

@@ -466,7 +466,7 @@ template <typename Index>
 bool build_block(Vector<const Index> nodes, Vector<const Index> starts, Rows<const Index> offsets,
                  Vector<const Index> counts, Vector<const Index> whole_cols,
                  Vector<const Index> seeds, int64_t num_nodes, bool disjoint, bool tree,
-                 Vector<Index> indptr, Vector<Index> rows, Vector<Index> cols,
+                 bool ascending, Vector<Index> indptr, Vector<Index> rows, Vector<Index> cols,
                  Vector<Index> t_indptr, Vector<Index> t_rows, Vector<Index> t_cols,
                  Vector<Index> t_order, Vector<Index> edge_ids, Vector<Index> sources) {
   const size_t num_dst = nodes.size(), num_edges = rows.size(), num_src = sources.size();
@@ -483,7 +483,8 @@ bool build_block(Vector<const Index> nodes, Vector<const Index> starts, Rows<con
       cpu::host_threads(static_cast<int64_t>(num_edges)), tree,
       {nodes.data(), starts.data(), offsets.data(), counts.data(), whole_cols.data(),
        disjoint ? seeds.data() : nullptr, static_cast<int64_t>(num_dst),
-       static_cast<int64_t>(offsets.shape(1)), static_cast<int64_t>(whole_cols.size()), num_nodes},
+       static_cast<int64_t>(offsets.shape(1)), static_cast<int64_t>(whole_cols.size()), num_nodes,
+       ascending},
       {indptr.data(), rows.data(), cols.data(), t_indptr.data(), t_rows.data(), t_cols.data(),
        t_order.data(), edge_ids.data(), sources.data(), static_cast<int64_t>(num_edges),
        static_cast<int64_t>(num_src)});
@@ -498,7 +499,7 @@ void define_sampling(nb::module_& m) {
         nb::arg().noconvert());
   m.def("sample_block", &build_block<Index>, nb::arg().noconvert(), nb::arg().noconvert(),
         nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
-        nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(),
         nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
         nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert());
 }

@@ -12,6 +12,7 @@
 #include "../kernels/cuda/attention_gradients.h"
 #include "../kernels/cuda/edge_region.h"
 #include "../kernels/cuda/hypergraph_aggregate.h"
+#include "../kernels/cuda/relation_pairs.h"
 #include "../kernels/cuda/sample_block.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
@@ -21,6 +22,7 @@
 #include "edge_region_text.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
+#include "relation_pairs.h"
 #include "sample_block.h"
 #include "sddmm.h"
 #include "segment_matmul.h"
@@ -179,6 +181,15 @@ struct Cuda {
         cuda::segment_select(stream, schedule, csr, select, features, out, workspace.bytes));
   }
 
+  static int64_t relation_pairs_scratch(int64_t num_edges, int64_t num_relations,
+                                        int64_t num_pairs) {
+    return cuda::relation_pairs_scratch(num_edges, num_relations, num_pairs);
+  }
+  template <typename... Args>
+  static ffi::Error relation_pairs(Context stream, const Args&... args) {
+    return status(cuda::relation_pairs(stream, args...));
+  }
+
   template <typename... Args>
   static ffi::Error sample_uniform(Context stream, const Args&... args) {
     return status(cuda::sample_uniform(stream, args...));
@@ -189,6 +200,14 @@ struct Cuda {
                                  const Block<Index>& block, bool* overflow) {
     if (!tree) return invalid("there is no kernel for nodes that are one source");
     return status(cuda::sample_tree(stream, drawn, block, overflow));
+  }
+
+  static int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src) {
+    return cuda::distinct_scratch(num_dst, num_edges, num_src);
+  }
+  template <typename... Args>
+  static ffi::Error sample_distinct(Context stream, const Args&... args) {
+    return status(cuda::sample_distinct(stream, args...));
   }
 
   template <typename... Args>
@@ -314,7 +333,9 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
   X(hypergraph_aggregate) \
   X(leaky_scores) \
   X(leaky_sum) \
+  X(relation_pairs) \
   X(sample_block) \
+  X(sample_distinct) \
   X(sample_uniform) \
   X(sddmm) \
   X(sddmm_select) \

@@ -14,7 +14,12 @@ struct UniformAttributes {
 
 struct BlockAttributes {
   int64_t num_nodes;
-  bool disjoint, tree;
+  bool disjoint, tree, ascending;
+};
+
+struct DistinctAttributes {
+  int64_t num_nodes;
+  bool disjoint;
 };
 
 }  // namespace jax_gnn
@@ -22,7 +27,11 @@ struct BlockAttributes {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::UniformAttributes, StructMember<int64_t>("stream"),
                                       StructMember<bool>("replace"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::BlockAttributes, StructMember<int64_t>("num_nodes"),
-                                      StructMember<bool>("disjoint"), StructMember<bool>("tree"));
+                                      StructMember<bool>("disjoint"), StructMember<bool>("tree"),
+                                      StructMember<bool>("ascending"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::DistinctAttributes,
+                                      StructMember<int64_t>("num_nodes"),
+                                      StructMember<bool>("disjoint"));
 
 namespace jax_gnn {
 
@@ -117,7 +126,8 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
                              num_dst,
                              fanout,
                              num_whole,
-                             attributes.num_nodes};
+                             attributes.num_nodes,
+                             attributes.ascending};
     const Block<Index> block{data<Index>(*indptr),
                              data<Index>(*rows),
                              data<Index>(*block_cols),
@@ -130,6 +140,64 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
                              num_edges,
                              num_src};
     return Backend::sample_block(context, attributes.tree, drawn, block, overflow->typed_data());
+  });
+}
+
+// The same of edges that are lined up, and ids that are sorted, where each node is one source.
+template <typename Backend>
+ffi::Error sample_distinct(typename Backend::Context context, ffi::AnyBuffer nodes,
+                           ffi::AnyBuffer drawn_indptr, ffi::AnyBuffer drawn_rows,
+                           ffi::AnyBuffer places, ffi::AnyBuffer keys, ffi::AnyBuffer at,
+                           ffi::AnyBuffer seeds, ffi::Result<ffi::AnyBuffer> indptr,
+                           ffi::Result<ffi::AnyBuffer> rows, ffi::Result<ffi::AnyBuffer> cols,
+                           ffi::Result<ffi::AnyBuffer> t_indptr, ffi::Result<ffi::AnyBuffer> t_rows,
+                           ffi::Result<ffi::AnyBuffer> t_cols, ffi::Result<ffi::AnyBuffer> t_order,
+                           ffi::Result<ffi::AnyBuffer> edge_ids,
+                           ffi::Result<ffi::AnyBuffer> sources,
+                           ffi::Result<ffi::Buffer<ffi::PRED>> overflow,
+                           ffi::Result<ffi::AnyBuffer> scratch, DistinctAttributes attributes) {
+  const ffi::DataType dtype = nodes.element_type();
+  const auto size_of = [](const ffi::AnyBuffer& buffer) {
+    return static_cast<int64_t>(buffer.element_count());
+  };
+  const int64_t num_dst = size_of(nodes), num_edges = size_of(*rows), num_src = size_of(*sources);
+  const int64_t count = num_dst + num_edges;
+  const ffi::DataType unsigned_dtype = dtype == ffi::S64 ? ffi::U64 : ffi::U32;
+  bool good = is_index(nodes, num_dst, dtype) && is_index(drawn_indptr, num_dst + 1, dtype) &&
+              is_index(keys, count, unsigned_dtype) && is_index(at, count, dtype) &&
+              is_index(seeds, num_dst, dtype) && is_index(*indptr, num_dst + 1, dtype) &&
+              is_index(*t_indptr, num_src + 1, dtype) && is_index(*sources, num_src, dtype) &&
+              is_index(*scratch, Backend::distinct_scratch(num_dst, num_edges, num_src), dtype) &&
+              overflow->element_count() == 1;
+  for (auto ids : {drawn_rows, places}) good = good && is_index(ids, num_edges, dtype);
+  for (auto ids : {rows, cols, t_rows, t_cols, t_order, edge_ids})
+    good = good && is_index(*ids, num_edges, dtype);
+  if (!good || attributes.num_nodes < 0 || num_src < num_dst)
+    return invalid("the edges or the block have the wrong shapes or dtypes");
+  return dispatch_index(dtype, [&](auto index) {
+    using Index = typename decltype(index)::type;
+    const Sorted<Index> sorted{data<const Index>(nodes),
+                               data<const Index>(drawn_indptr),
+                               data<const Index>(drawn_rows),
+                               data<const Index>(places),
+                               data<const std::make_unsigned_t<Index>>(keys),
+                               data<const Index>(at),
+                               attributes.disjoint ? data<const Index>(seeds) : nullptr,
+                               num_dst,
+                               attributes.num_nodes};
+    const Block<Index> block{data<Index>(*indptr),
+                             data<Index>(*rows),
+                             data<Index>(*cols),
+                             data<Index>(*t_indptr),
+                             data<Index>(*t_rows),
+                             data<Index>(*t_cols),
+                             data<Index>(*t_order),
+                             data<Index>(*edge_ids),
+                             data<Index>(*sources),
+                             num_edges,
+                             num_src};
+    return Backend::sample_distinct(context, sorted, block, data<Index>(*scratch),
+                                    overflow->typed_data());
   });
 }
 

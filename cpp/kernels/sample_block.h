@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace jax_gnn {
 
@@ -22,6 +23,21 @@ struct Drawn {
   const Index* cols;     // (num_whole,), where each edge of the whole graph comes from
   const Index* seeds;    // (num_dst,), if nodes of different seeds are different sources; or null
   int64_t num_dst, fanout, num_whole, num_nodes;
+  bool ascending;  // whether those of a node are put in the whole graph's order
+};
+
+// The same edges one behind the other, and the ids of destinations and, behind these, of the edges'
+// sources, sorted: equal ones in their order.
+template <typename Index>
+struct Sorted {
+  const Index* nodes;                       // (num_dst,)
+  const Index* indptr;                      // (num_dst + 1,), where the edges of each start
+  const Index* rows;                        // (num_edges,), their destinations; padding: -1
+  const Index* places;                      // (num_edges,), where each is in the whole graph
+  const std::make_unsigned_t<Index>* keys;  // (num_dst + num_edges,), ids; out of range: padding
+  const Index* at;                          // (num_dst + num_edges,), where each was
+  const Index* seeds;                       // as of Drawn
+  int64_t num_dst, num_nodes;
 };
 
 // The arrays of a jax_gnn.Graph with num_edges edges from num_src sources, and the sources' ids.

@@ -19,13 +19,16 @@ from jax_gnn._core.csr import inverse_of
 from jax_gnn._core.ids import (
     PADDING,
     at_most,
+    ids_at,
     in_range,
     index_dtype,
     is_traced,
     pad_ids,
     pad_indptr,
     row_starts,
+    sorted_ids,
 )
+from jax_gnn._core.pairs import numbered, relation_pairs, sizes_of, stable_order, written
 from jax_gnn._core.relations import Pairs
 
 
@@ -154,7 +157,7 @@ def sort_triples(
         num_keys=3,
         is_stable=True,
     )
-    t_src, t_order = jax.lax.sort((src, jnp.arange(count, dtype=dtype)), num_keys=1)
+    t_src, t_order = sorted_ids(src, num_src + 1)
     padding = dst == num_dst  # the same places in both orders
 
     def masked(ids: Array) -> Array:
@@ -185,26 +188,24 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
         results[1] = results[1][: size + 1]
         return Pairs(*found, num_nodes=num_src, by_node=False), OutOfPairs(*results)
 
-    t_types = jnp.where(edges.t_order == PADDING, num_relations, edges.types[edges.t_order])
-    by_rel = stable_order(t_types.astype(dtype), num_relations + 1)
-    rel, src, t_cols, t_order = (
-        ids[by_rel] for ids in (t_types.astype(dtype), edges.t_rows, edges.t_cols, edges.t_order)
-    )
+    t_types = ids_at(edges.types, edges.t_order)
+    t_types = jnp.where(in_range(t_types, num_relations), t_types, num_relations).astype(dtype)
+    by_rel = stable_order(t_types, num_relations + 1)
+    columns = t_types, edges.t_rows, edges.t_cols, edges.t_order
+    rel, src, t_cols, t_order = (ids[by_rel] for ids in columns)
     valid = rel < num_relations
-    number, first = _numbered(valid, rel, src)
+    number, first = numbered(valid, rel, src)
     rows = jnp.where(valid, number, PADDING)
-    out = OutOfPairs(
-        _written(t_order, rows, PADDING),
-        row_starts(jnp.where(valid, number, count), count).astype(dtype),
-        *(rows, t_cols, t_order),
-    )
-    nodes = _written(first, src, PADDING)
-    sizes = _sizes(_written(first, rel, num_relations), num_relations)
-    room = most_pairs(count, num_src, num_relations)
-    nodes = nodes[:room]
-    out = replace(out, t_indptr=out.t_indptr[: room + 1])
+    # What pairs have of their first edges, at once; past the last pair the place where edges end.
+    room, last = most_pairs(count, num_src, num_relations), edges.t_indptr[-1].astype(dtype)
+    ends = jnp.stack([jnp.asarray(PADDING, dtype), jnp.asarray(num_relations, dtype), last])
+    own = jnp.stack([src, rel, jnp.arange(count, dtype=dtype)], axis=1)
+    table = jnp.broadcast_to(ends, (room + 1, 3))
+    table = table.at[jnp.where(first < 0, room + 1, first)].set(own, mode="drop")
+    nodes, sizes = table[:room, 0], sizes_of(table[:room, 1], num_relations)
+    out = OutOfPairs(written(t_order, rows, PADDING), table[:, 2], rows, t_cols, t_order)
     by_node = jnp.where(nodes == PADDING, num_src, nodes).astype(dtype)
-    _, order = jax.lax.sort((by_node, jnp.arange(room, dtype=dtype)), num_keys=1)
+    _, order = sorted_ids(by_node, num_src + 1)
     pairs = (nodes, sizes, nodes[order], order, inverse_of(order))
     return Pairs(*pairs, num_nodes=num_src, by_node=False), out
 
@@ -221,59 +222,11 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
         results[0] = results[0][: size + 1]
         return Pairs(*found, num_nodes=num_dst, by_node=True), IntoPairs(*results)
 
-    valid = edges.rows != PADDING
-    number, first = _numbered(valid, edges.rows, edges.types)
-    rows = jnp.where(valid, number, PADDING)
-    into = IntoPairs(
-        row_starts(jnp.where(valid, number, count), count).astype(dtype),
-        rows,
-        jnp.where(edges.t_order == PADDING, PADDING, rows[edges.t_order]),
-    )
     room = most_pairs(count, num_dst, num_relations)
-    into = replace(into, indptr=into.indptr[: room + 1])
-    sorted_nodes = _written(first, edges.rows, PADDING)[:room]
-    rel = _written(first, edges.types, num_relations)[:room]
-    places = stable_order(rel, num_relations + 1)
-    sizes = _sizes(rel, num_relations)
-    pairs = (sorted_nodes[places], sizes, sorted_nodes, inverse_of(places), places)
+    found = relation_pairs(edges.rows, edges.types, num_relations=num_relations, num_pairs=room)
+    *pairs, indptr, rows = (ids.astype(dtype) for ids in found)
+    into = IntoPairs(indptr, rows, ids_at(rows, edges.t_order))
     return Pairs(*pairs, num_nodes=num_dst, by_node=True), into
-
-
-def stable_order(keys: Array, num_keys: int) -> Array:
-    """Which places a few keys have in ascending order, equal ones in theirs.
-
-    On a CPU, whose sort in XLA takes a hundred times a sum's time, by digits, which running sums
-    count.
-
-    Args:
-        keys: ``(count,)`` integers from 0.
-        num_keys: they are below.
-    """
-    steps = jnp.arange(keys.shape[0], dtype=keys.dtype)
-
-    def by_sort(keys: Array) -> Array:
-        return jax.lax.sort((keys, steps), num_keys=1)[1]
-
-    def by_digits(keys: Array) -> Array:
-        order, unit = steps, 1
-        while unit < num_keys:
-            base = min(_DIGITS, -(-num_keys // unit))
-            digit = keys[order] // unit % base
-            place, start = jnp.zeros_like(steps), jnp.zeros((), keys.dtype)
-            for each in range(base):
-                upto = start + jnp.cumsum(digit == each, dtype=keys.dtype)
-                place = jnp.where(digit == each, upto - 1, place)
-                start = upto[-1]
-            order = jnp.zeros_like(order).at[place].set(order, unique_indices=True)
-            unit *= base
-        return order
-
-    if not keys.shape[0]:
-        return steps
-    return jax.lax.platform_dependent(keys, cpu=by_digits, default=by_sort)
-
-
-_DIGITS = 8
 
 
 def most_pairs(count: int, num_nodes: int, num_relations: int) -> int:
@@ -309,21 +262,3 @@ def _host_pairs(
         *results,
     )
     return [part if i == 1 else part[:size] for i, part in enumerate(pairs)], size
-
-
-def _numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:
-    """Numbers the runs of equal keys; and the same at the first of each run, elsewhere -1."""
-    change = [key != jnp.roll(key, 1) for key in keys]
-    new = valid & (change[0] | change[1] | (jnp.arange(valid.shape[0]) == 0))
-    number = jnp.cumsum(new, dtype=keys[0].dtype) - 1
-    return number, jnp.where(new, number, PADDING)
-
-
-def _written(places: Array, values: Array, fill: int) -> Array:
-    """Values at their places, which are all different but for -1: nowhere."""
-    places = jnp.where(places == PADDING, values.shape[0], places)
-    return jnp.full_like(values, fill).at[places].set(values, mode="drop")
-
-
-def _sizes(rel: Array, num_relations: int) -> Array:
-    return jnp.zeros(num_relations, rel.dtype).at[rel].add(1, mode="drop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
@@ -23,6 +23,7 @@ from jax_gnn._core.ids import (
     moved,
     namespace,
     row_ids,
+    sorted_ids,
 )
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -200,7 +201,14 @@ class Drawn:
 
 
 def lined_up(
-    starts: Array, offsets: Array, counts: Array, cols: Array, num_nodes: int, num_edges: int
+    starts: Array,
+    offsets: Array,
+    counts: Array,
+    cols: Array,
+    num_nodes: int,
+    num_edges: int,
+    *,
+    ascending: bool,
 ) -> Drawn:
     """What was drawn of each row, one behind the other.
 
@@ -211,7 +219,12 @@ def lined_up(
         cols: the whole graph's.
         num_nodes: ids of nodes are below.
         num_edges: room; what is beyond it is left out.
+        ascending: whether those of a row are put in the whole graph's order.
     """
+    if ascending:
+        is_drawn = jnp.arange(offsets.shape[1], dtype=counts.dtype) < counts[:, None]
+        last = jnp.iinfo(offsets.dtype).max
+        offsets = jnp.sort(jnp.where(is_drawn, offsets, last), axis=1, stable=False)
     zero = jnp.zeros(1, counts.dtype)
     indptr = jnp.concatenate([zero, jnp.cumsum(counts, dtype=counts.dtype)])
     indptr = jnp.minimum(indptr, num_edges)  # where rows overlap there may be more
@@ -225,16 +238,15 @@ def lined_up(
     return Drawn(indptr, rows, places, jnp.where(in_range(nodes, num_nodes), nodes, PADDING))
 
 
-def tree_block(nodes: Array, drawn: Drawn, num_whole: int) -> tuple[Graph, Array]:
+def tree_block(nodes: Array, drawn: Drawn) -> list[Array]:
     """Each edge has a source of its own: by source they are in the same order. No sort.
 
     Args:
         nodes: ``(num_dst,)``, the destinations' ids.
         drawn: the edges.
-        num_whole: how many edges the whole graph has.
 
     Returns:
-        The block, and its sources' ids.
+        As :func:`distinct_block`.
     """
     num_dst, num_edges = nodes.shape[0], drawn.rows.shape[0]
     dtype = drawn.rows.dtype
@@ -242,60 +254,82 @@ def tree_block(nodes: Array, drawn: Drawn, num_whole: int) -> tuple[Graph, Array
     there = drawn.rows >= 0
     sources = jnp.where(there, num_dst + edges, PADDING)
     before = jnp.zeros(num_dst + 1, dtype)
-    graph = Graph(
-        indptr=drawn.indptr,
-        rows=drawn.rows,
-        cols=sources,
-        t_indptr=jnp.concatenate([before, jnp.minimum(edges + 1, drawn.indptr[-1])]),
-        t_rows=sources,
-        t_cols=drawn.rows,
-        t_order=jnp.where(there, edges, PADDING),
-        edge_ids=drawn.places,
-        num_input_edges=jnp.asarray(num_whole, dtype),
-    )
-    return graph, jnp.concatenate([nodes, drawn.nodes])
+    t_indptr = jnp.concatenate([before, jnp.minimum(edges + 1, drawn.indptr[-1])])
+    t_order = jnp.where(there, edges, PADDING)
+    first = drawn.indptr, drawn.rows, sources
+    own = [*first, t_indptr, sources, drawn.rows, t_order, drawn.places]
+    own.append(jnp.concatenate([nodes, drawn.nodes]))
+    return [*(ids.astype(nodes.dtype) for ids in own), jnp.zeros((), bool)]
 
 
-def distinct_block(
-    nodes: Array,
-    drawn: Drawn,
-    num_whole: int,
-    num_nodes: int,
-    num_src: int,
-    seeds: Array | None = None,
-) -> tuple[Graph, Array, Array]:
-    """Each node is one source, found by one sort, which orders the edges by source, too.
+class Sorted(NamedTuple):
+    """Edges that are lined up, and the ids of all sources, sorted: what a block is made of.
+
+    Attributes:
+        nodes: ``(num_dst,)``, the destinations' ids.
+        indptr: ``(num_dst + 1,)``, as of :class:`Drawn`.
+        rows: ``(edges,)``, likewise.
+        places: ``(edges,)``, likewise.
+        keys: ``(num_dst + edges,)`` unsigned, the ids of destinations, then of the edges' sources,
+            ascending; ``num_nodes`` is padding.
+        at: ``(num_dst + edges,)``, where each was; of one node, and seed, they ascend.
+        seeds: ``(num_dst,)``, the seed of each destination, below ``num_dst``, if nodes of several
+            seeds are to be several sources; else None.
+    """
+
+    nodes: Any
+    indptr: Any
+    rows: Any
+    places: Any
+    keys: Any
+    at: Any
+    seeds: Any = None
+
+
+def sorted_sources(nodes: Array, drawn: Drawn, num_nodes: int, seeds: Any = None) -> Sorted:
+    """Sorts what may be sources.
 
     Args:
         nodes: ``(num_dst,)``, the destinations' ids.
         drawn: the edges.
-        num_whole: how many edges the whole graph has.
+        num_nodes: ids are below.
+        seeds: as of :class:`Sorted`.
+    """
+    ids = jnp.concatenate([nodes, drawn.nodes]).astype(drawn.rows.dtype)
+    keys = jnp.where(ids < 0, num_nodes, ids)  # padding comes last
+    # Of one node, destinations come first, then edges, in their order.
+    if seeds is None:
+        keys, at = sorted_ids(keys, num_nodes + 1)
+    else:
+        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)])
+        first = sorted_ids(own, nodes.shape[0])[1]
+        keys, at = sorted_ids(keys[first], num_nodes + 1)
+        at = first[at]
+    keys = keys.astype(f"u{keys.dtype}")
+    return Sorted(nodes, drawn.indptr, drawn.rows, drawn.places, keys, at, seeds)
+
+
+def distinct_block(edges: Sorted, num_nodes: int, num_src: int) -> list[Array]:
+    """Each node is one source, found by one sort, which orders the edges by source, too.
+
+    Args:
+        edges: what was drawn.
         num_nodes: how many nodes.
         num_src: room for sources; edges from nodes beyond it, those of the largest ids, are left
             out.
-        seeds: ``(num_dst,)``, the seed of each destination, if nodes of several seeds are to be
-            several sources.
 
     Returns:
-        The block, its sources' ids, and whether an edge was left out.
+        The arrays of the block's graph, from ``indptr`` to ``edge_ids`` in the order of
+        :class:`Graph`'s, its sources' ids, and whether an edge was left out.
     """
-    num_dst, num_edges = nodes.shape[0], drawn.rows.shape[0]
-    dtype = drawn.rows.dtype
-    ids = jnp.concatenate([nodes, drawn.nodes])
-    # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
-    keys = jnp.where(ids < 0, num_nodes, ids).astype(f"u{dtype}")
-    count = num_dst + num_edges
+    nodes, indptr, rows, places, keys, at, seeds = edges
+    num_dst, num_edges = nodes.shape[0], rows.shape[0]
+    dtype, count = rows.dtype, num_dst + num_edges
     steps = jnp.arange(count, dtype=dtype)
-    # Stable: of one node, destinations come first, then edges, in their order.
-    if seeds is None:
-        keys, at = jax.lax.sort((keys, steps), num_keys=1, is_stable=True)
-        is_other = keys[1:] != keys[:-1]
-    else:
-        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)]).astype(dtype)
-        _, at = jax.lax.sort((own.astype(keys.dtype), steps), num_keys=1, is_stable=True)
-        keys, at = jax.lax.sort((keys[at], at), num_keys=1, is_stable=True)
-        own = own[at]
-        is_other = (keys[1:] != keys[:-1]) | (own[1:] != own[:-1])
+    is_other = keys[1:] != keys[:-1]
+    if seeds is not None:
+        own = jnp.concatenate([seeds, ids_at(seeds, rows)])[at]
+        is_other |= own[1:] != own[:-1]
     is_first = jnp.concatenate([jnp.ones(1, bool), is_other])[:count]
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
     is_edge = at >= num_dst
@@ -314,7 +348,6 @@ def distinct_block(
     edge = jnp.where(is_edge, at - num_dst, num_edges)
     cols = jnp.full(num_edges, PADDING, dtype).at[edge].set(source, mode="drop")
 
-    rows, places, indptr = drawn.rows, drawn.places, drawn.indptr
     target = jnp.arange(num_edges, dtype=dtype)  # where an edge goes
     most = min(count, num_dst + num_nodes) if seeds is None else count
     if num_src < most:  # it may be that some are left out
@@ -330,18 +363,9 @@ def distinct_block(
     t_place = jnp.where(source < num_src, t_place, num_edges)
     t_order = jnp.full(num_edges, PADDING, dtype)
     t_order = t_order.at[t_place].set(ids_at(target, edge), mode="drop")
-    graph = Graph(
-        indptr=indptr,
-        rows=rows,
-        cols=cols,
-        t_indptr=t_indptr,
-        t_rows=ids_at(cols, t_order),
-        t_cols=ids_at(rows, t_order),
-        t_order=t_order,
-        edge_ids=places,
-        num_input_edges=jnp.asarray(num_whole, dtype),
-    )
-    return graph, sources, overflow
+    t_rows, t_cols = ids_at(cols, t_order), ids_at(rows, t_order)
+    found = [indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, places, sources]
+    return [*(ids.astype(nodes.dtype) for ids in found), overflow]
 
 
 def seeds_of_sources(graph: Graph, seeds: Any) -> Any:

@@ -15,7 +15,8 @@ from jax_gnn._core.ids import PADDING, ids_at, in_range, is_traced, namespace, p
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._blocks import Blocks, Drawn, distinct_block
+from jax_gnn.sampling._blocks import Blocks, Drawn
+from jax_gnn.sampling._native import distinct
 from jax_gnn.sampling._relational import Relations
 from jax_gnn.sampling._rows import one_kind
 
@@ -166,7 +167,7 @@ def _block(
     rows = jnp.where(places >= 0, row_ids(indptr, num_edges), PADDING)
     drawn = Drawn(indptr, rows, places, jnp.where(there, cols, PADDING))
     room = num_rows + min(num_edges, num_nodes)
-    graph, sources, overflow = distinct_block(nodes, drawn, num_whole, num_nodes, room)
+    graph, sources, overflow = distinct(nodes, drawn, num_whole, num_nodes, room)
     if relations is None or types is None:
         return Blocks((graph,), sources, overflow)
     typed = relations.block(graph, jnp.where(graph.rows < 0, PADDING, types))

@@ -1,7 +1,7 @@
 """The two steps of a layer as ops: which edges are drawn, and the block that is built of these.
 
-They have kernels (``cpp/kernels/*/sample_block.*``), on a GPU for uniform draws and trees alone,
-which give the bits that :mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and
+They have kernels (``cpp/kernels/*/sample_block.*``), of draws on a GPU only for uniform ones, which
+give the bits that :mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and
 :mod:`jax_gnn.sampling._blocks` do. Arrays of numpy go to the CPU's kernels, without JAX.
 """
 
@@ -22,7 +22,7 @@ from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 from jax_gnn.sampling import _draw, _weights
 from jax_gnn.sampling._blocks import Drawn as DrawnEdges
-from jax_gnn.sampling._blocks import distinct_block, lined_up, tree_block
+from jax_gnn.sampling._blocks import Sorted, distinct_block, lined_up, sorted_sources, tree_block
 
 ARRAYS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
 """Of a block's graph, in the order in which the kernel gives them."""
@@ -60,8 +60,8 @@ class Drawn(NamedTuple):
         offsets: ``(num_dst, fanout)``, which of these were drawn.
         counts: ``(num_dst,)``, how many of them count, the first ones.
         cols: ``(num_whole,)``, the sources of the whole graph's edges.
-        seeds: ``(num_dst,)``, the seed of each destination, if a node is one source for each of
-            these; else None.
+        seeds: ``(num_dst,)``, the seed of each destination, below ``num_dst``, if a node is one
+            source for each of these; else None.
     """
 
     nodes: Any
@@ -184,7 +184,11 @@ def _on_host(
 
 def _block_result(operands: Drawn, *, num_edges: int, num_src: int, **others: Any) -> Any:
     del others
-    num_dst, dtype = operands.nodes.shape[0], operands.nodes.dtype
+    return _block_shapes(operands.nodes, num_edges, num_src)
+
+
+def _block_shapes(nodes: Any, num_edges: int, num_src: int) -> list[Any]:
+    num_dst, dtype = nodes.shape[0], nodes.dtype
     sizes = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
     ids = [jax.ShapeDtypeStruct((sizes.get(name, num_edges),), dtype) for name in ARRAYS]
     sources = jax.ShapeDtypeStruct((num_src,), dtype)
@@ -203,33 +207,33 @@ def _block_xla(
     num_edges: int,
     num_src: int,
     is_tree: bool,
+    ascending: bool,
 ) -> list[Array]:
-    drawn, num_whole = lined_up(starts, offsets, counts, cols, num_nodes, num_edges), cols.shape[0]
-    if not is_tree:
-        return _distinct(nodes, drawn, num_whole, num_nodes, num_src, seeds)
-    graph, sources = tree_block(nodes, drawn, num_whole)
-    return [*_arrays(graph, nodes.dtype), sources, jnp.zeros((), bool)]
-
-
-def _distinct(nodes: Array, *arguments: Any) -> list[Array]:
-    graph, sources, overflow = distinct_block(nodes, *arguments)
-    return [*_arrays(graph, nodes.dtype), sources, overflow]
-
-
-def _arrays(graph: Graph, dtype: Any) -> list[Array]:
-    return [getattr(graph, name).astype(dtype) for name in ARRAYS]
+    columns = starts, offsets, counts, cols
+    drawn = lined_up(*columns, num_nodes, num_edges, ascending=ascending)
+    if is_tree:
+        return tree_block(nodes, drawn)
+    edges = sorted_sources(nodes, drawn, num_nodes, seeds)
+    return _distinct_xla(*edges, num_nodes=num_nodes, num_src=num_src)
 
 
 def _block_call(
-    platform: str, operands: Drawn, *, num_nodes: int, is_tree: bool, **others: Any
+    platform: str,
+    operands: Drawn,
+    *,
+    num_nodes: int,
+    is_tree: bool,
+    ascending: bool,
+    **others: Any,
 ) -> Call | None:
     del platform, others
     *arrays, seeds = operands
     read = [*arrays, operands.nodes if seeds is None else seeds]
     if any(ids.dtype != operands.nodes.dtype for ids in read):
         return None
-    flags = {"disjoint": np.bool_(seeds is not None), "tree": np.bool_(is_tree)}
-    return Call(read, {"num_nodes": np.int64(num_nodes), **flags})
+    flags = {"disjoint": seeds is not None, "tree": is_tree, "ascending": ascending}
+    named = {name: np.bool_(flag) for name, flag in flags.items()}
+    return Call(read, {"num_nodes": np.int64(num_nodes), **named})
 
 
 def _block_composition(
@@ -241,22 +245,25 @@ def _block_composition(
     num_edges: int,
     num_src: int,
     is_tree: bool,
+    ascending: bool,
 ) -> Callable[..., list[Array]] | None:
-    """On a GPU XLA's sort finds distinct nodes, of edges that the kernel of trees lines up."""
+    """On a GPU XLA's sort stands between two kernels; that of trees lines the edges up."""
     del operands
     if platform != "cuda" or is_tree:
         return None
 
     def composed(**operands: Any) -> list[Array]:
         drawn = Drawn(**operands)
-        nodes, seeds, num_whole = drawn.nodes, drawn.seeds, drawn.cols.shape[0]
-        num_dst = nodes.shape[0]
+        nodes, seeds, num_dst = drawn.nodes, drawn.seeds, drawn.nodes.shape[0]
         of_tree: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "is_tree": True}
-        of_tree |= {"num_src": num_dst + num_edges, "implementation": implementation}
+        of_tree |= {"num_src": num_dst + num_edges, "ascending": ascending}
+        of_tree["implementation"] = implementation
         *ids, sources, _ = sample_block(*drawn._replace(seeds=None), **of_tree)
         found = dict(zip(ARRAYS, ids, strict=True))
         edges = DrawnEdges(found["indptr"], found["rows"], found["edge_ids"], sources[num_dst:])
-        return _distinct(nodes, edges, num_whole, num_nodes, num_src, seeds)
+        in_order = sorted_sources(nodes, edges, num_nodes, seeds)
+        own: Any = {"num_nodes": num_nodes, "num_src": num_src, "implementation": implementation}
+        return sample_distinct(*in_order, **own)
 
     return composed
 
@@ -277,8 +284,58 @@ sample_block = define(
 )
 
 
+# The second half of it, of edges that are lined up and sorted.
+
+
+def _distinct_result(operands: Sorted, *, num_src: int, **others: Any) -> Any:
+    del others
+    return _block_shapes(operands.nodes, operands.rows.shape[0], num_src)
+
+
+def _distinct_xla(*operands: Any, num_nodes: int, num_src: int, **named: Any) -> list[Array]:
+    return distinct_block(Sorted(*operands, **named), num_nodes, num_src)
+
+
+def _distinct_call(platform: str, operands: Sorted, *, num_nodes: int, num_src: int) -> Call | None:
+    del platform
+    *arrays, seeds = operands
+    if seeds is not None and seeds.dtype != operands.nodes.dtype:
+        return None
+    read = [*arrays, operands.nodes if seeds is None else seeds]
+    num_dst, num_edges = operands.nodes.shape[0], operands.rows.shape[0]
+    tiles = [-(-size // _TILE) for size in (max(num_dst + num_edges, num_src + 1), num_edges)]
+    room = 3 * tiles[0] + num_dst + 2 * num_edges + max(tiles[1], 1)  # as of distinct_scratch
+    flags = {"num_nodes": np.int64(num_nodes), "disjoint": np.bool_(seeds is not None)}
+    return Call(read, flags, [jax.ShapeDtypeStruct((room,), operands.nodes.dtype)])
+
+
+_TILE = 1024  # ids that a block of the kernel has
+
+
+sample_distinct = define(
+    Op(
+        name="sample_distinct",
+        operands=Sorted,
+        result=_distinct_result,
+        xla=_distinct_xla,
+        platforms=("cuda",),
+        call=_distinct_call,
+        transpose={},
+        batch=_batch,
+        several=True,
+    )
+)
+
+
+def distinct(nodes: Array, drawn: DrawnEdges, num_whole: int, num_nodes: int, num_src: int) -> Any:
+    """:func:`block` of edges that are lined up, where each node is one source."""
+    in_order = sorted_sources(nodes, drawn, num_nodes)
+    found = sample_distinct(*in_order, num_nodes=num_nodes, num_src=num_src)
+    return _of_arrays(found, jnp.asarray(num_whole, nodes.dtype))
+
+
 def block(
-    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool
+    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool, ascending: bool
 ) -> tuple[Graph, Any, Any]:
     """The block of what was drawn; of arrays of numpy, in numpy.
 
@@ -289,25 +346,35 @@ def block(
         num_src: room for sources: of a tree, one for each destination and edge. Edges from nodes
             beyond it, those of the largest ids, are left out.
         tree: whether each edge has a source of its own; by default each node is one source.
+        ascending: whether edges of a destination are put in the whole graph's order.
 
     Returns:
         The block, its sources' ids, and whether an edge was left out.
     """
     sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
     if namespace(drawn.nodes, drawn.cols) is np:
-        *ids, sources, overflow = _host_block(drawn, **sizes, is_tree=tree)
+        found = _host_block(drawn, **sizes, is_tree=tree, ascending=ascending)
     else:
-        *ids, sources, overflow = sample_block(*drawn, **sizes, is_tree=tree)
-    num_whole = count_of(drawn.cols, drawn.nodes.dtype)
-    graph = Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole)
-    return graph, sources, overflow
+        found = sample_block(*drawn, **sizes, is_tree=tree, ascending=ascending)
+    return _of_arrays(found, count_of(drawn.cols, drawn.nodes.dtype))
 
 
-def _host_block(drawn: Drawn, *, num_nodes: int, is_tree: bool, **sizes: int) -> list[Any]:
+def _of_arrays(found: list[Any], num_whole: Any) -> tuple[Graph, Any, Any]:
+    *ids, sources, overflow = found
+    return (
+        Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole),
+        sources,
+        overflow,
+    )
+
+
+def _host_block(
+    drawn: Drawn, *, num_nodes: int, is_tree: bool, ascending: bool, **sizes: int
+) -> list[Any]:
     *arrays, seeds = drawn
     arrays = [np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays]
     *results, _ = _block_result(drawn, **sizes)
     found = [empty_vector(result.shape[0], result.dtype) for result in results]
-    flags = num_nodes, seeds is not None, is_tree
+    flags = num_nodes, seeds is not None, is_tree, ascending
     seeds = drawn.nodes if seeds is None else seeds
     return [*found, host_function("sample_block")(*arrays, seeds, *flags, *found)]

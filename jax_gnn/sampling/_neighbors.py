@@ -377,7 +377,9 @@ def sample(
             offsets, counts = by_relation(draw, types, starts, degrees, fanout, key, relations.own)
         apart = owners if disjoint and not tree else None
         drawn = Drawn(nodes, starts, offsets, counts, cols, apart)
-        graph, nodes, over = block(drawn, num_nodes, num_edges, num_src, tree=tree)
+        shape = num_nodes, num_edges, num_src
+        # Edges into a node are in the whole graph's order where that is by relation.
+        graph, nodes, over = block(drawn, *shape, tree=tree, ascending=relations is not None)
         owners = None if owners is None else seeds_of_sources(graph, owners)
         overflow |= over
         if relations is None or types is None:

@@ -168,7 +168,7 @@ def by_relation(
     key: tuple[Any, Any],
     own: int | None,
 ) -> tuple[Array, Array]:
-    """Draws of each row, by relation or of all; edges are in the whole graph's order then.
+    """Draws of each row, by relation or of all, in any order.
 
     Args:
         draw: of starts and degrees of rows, a fanout and a key gives places in these rows, and how
@@ -184,15 +184,17 @@ def by_relation(
     Returns:
         ``(rows, total)`` places in the row, and how many of them count.
     """
-    if isinstance(fanout, int) and own is None:
-        places, found = draw(starts, degrees, fanout, key)
-        return _ascending([places], [found], degrees)
     xp = namespace(types, starts)
+    if isinstance(fanout, int) and own is None:
+        return draw(starts, degrees, fanout, key)
     if isinstance(fanout, int):
         last = xp.where(degrees > 0, starts + degrees - 1, PADDING)
         there = (ids_at(types, last) == own).astype(degrees.dtype)
         places, found = draw(starts, degrees - there, fanout, key)
-        return _ascending([places, degrees[:, None] - 1], [found, there], degrees)
+        # Behind those that count, which may be all.
+        steps = xp.arange(fanout + 1, dtype=degrees.dtype)
+        places = xp.concatenate([places, places[:, -1:]], axis=1)
+        return xp.where(steps == found[:, None], degrees[:, None] - 1, places), found + there
     offsets: list[Array] = []
     counts: list[Array] = []
     for size in sorted({*fanout} - {0}):
@@ -209,7 +211,7 @@ def by_relation(
         places, found = draw(begin, end - begin, size, words)
         offsets.append((places + (begin - first)[:, None]).reshape(*shape, size))
         counts.append(found.reshape(shape))
-    return _ascending(offsets, counts, degrees)
+    return _counted_first(offsets, counts, degrees)
 
 
 def first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Array:
@@ -217,8 +219,10 @@ def first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Arra
     return first_place(starts, ends, lambda place: types[place] >= relations)
 
 
-def _ascending(offsets: list[Array], counts: list[Array], degrees: Array) -> tuple[Array, Array]:
-    """Rows in order, what counts first.
+def _counted_first(
+    offsets: list[Array], counts: list[Array], degrees: Array
+) -> tuple[Array, Array]:
+    """What counts comes first in each row, ascending.
 
     Args:
         offsets: ``(rows, *parts, fanout)``, of which in each part the first ones count.

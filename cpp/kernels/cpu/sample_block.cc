@@ -194,11 +194,19 @@ int64_t line_up(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
     const int64_t first = even_share(drawn.num_dst, task, tasks);
     const int64_t last = even_share(drawn.num_dst, task + 1, tasks);
     for (int64_t row = first; row < last; ++row) {
-      const Index* offset = drawn.offsets + row * drawn.fanout;
-      for (int64_t e = block.indptr[row]; e < block.indptr[row + 1]; ++e) {
-        block.rows[e] = static_cast<Index>(row);
-        block.edge_ids[e] = drawn.starts[row] + *offset++;
+      const Index* offsets = drawn.offsets + row * drawn.fanout;
+      Index* const begin = block.edge_ids + block.indptr[row];
+      Index* const end = block.edge_ids + block.indptr[row + 1];
+      std::fill(block.rows + block.indptr[row], block.rows + block.indptr[row + 1],
+                static_cast<Index>(row));
+      const auto count = std::clamp<int64_t>(drawn.counts[row], 0, drawn.fanout);
+      if (drawn.ascending && end - begin < count) {  // the smallest ones
+        std::partial_sort_copy(offsets, offsets + count, begin, end);
+      } else {
+        std::copy_n(offsets, end - begin, begin);
+        if (drawn.ascending) std::sort(begin, end);
       }
+      for (Index* place = begin; place != end; ++place) *place += drawn.starts[row];
     }
     constexpr int64_t kAhead = 16;
     const int64_t begin = block.indptr[first], end = block.indptr[last];

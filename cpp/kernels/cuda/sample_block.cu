@@ -39,10 +39,56 @@ cudaError_t sample_tree(cudaStream_t stream, const Drawn<Index>& drawn, const Bl
                 drawn, block, threads, overflow);
 }
 
+namespace {
+
+int64_t tiles_of(int64_t threads) { return std::max<int64_t>(ceil_div(threads, kScanThreads), 1); }
+
+}  // namespace
+
+int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src) {
+  const int64_t tiles = tiles_of(std::max(num_dst + num_edges, num_src + 1));
+  return 3 * tiles + num_dst + 2 * num_edges + tiles_of(num_edges);
+}
+
+template <typename Index>
+cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
+                            const Block<Index>& block, Index* scratch, bool* overflow) {
+  const int64_t num_dst = sorted.num_dst, num_edges = block.num_edges;
+  const int64_t count = num_dst + num_edges, threads = std::max(count, block.num_src + 1);
+  DistinctScratch<Index> parts{};
+  parts.tiles = tiles_of(threads);
+  parts.edge_tiles = tiles_of(num_edges);
+  parts.dst_tiles = std::max<int64_t>(ceil_div(num_dst, kScanThreads * kScanItems), 1);
+  parts.sums = scratch;
+  parts.counts = parts.sums + 3 * parts.tiles;
+  parts.sources = parts.counts + num_dst;
+  parts.ranks = parts.sources + num_edges;
+  parts.kept = parts.ranks + num_edges;
+  // Sums of counts are in the ids' type.
+  const int64_t blocks = parts.tiles + parts.dst_tiles, limit = std::numeric_limits<Index>::max();
+  if (blocks > kMaxGridX || threads > limit) return cudaErrorInvalidConfiguration;
+  const Runs<Index> runs{sorted, count};
+  const auto plan = [](int64_t blocks) {
+    return Plan{dim3(static_cast<unsigned>(blocks)), kScanThreads, 0};
+  };
+  cudaError_t error = launch(stream, plan(parts.tiles), distinct_sums_kernel<Index>, runs, parts);
+  if (error != cudaSuccess) return error;
+  error =
+      launch(stream, plan(blocks), distinct_sources_kernel<Index>, runs, parts, block, overflow);
+  if (error != cudaSuccess) return error;
+  // As many sources as there may be, if nodes of different seeds are not different ones.
+  const int64_t most =
+      sorted.seeds == nullptr ? std::min(count, num_dst + sorted.num_nodes) : count;
+  return launch(stream, plan(tiles_of(std::max(num_edges, num_dst + 1))),
+                distinct_edges_kernel<Index>, runs, parts, block, block.num_src < most);
+}
+
 #define JAX_GNN_INSTANTIATE(Index)                                                                 \
   template cudaError_t sample_uniform(cudaStream_t, const Random&, const Index*, int64_t, int64_t, \
                                       bool, Index*, Index*);                                       \
-  template cudaError_t sample_tree(cudaStream_t, const Drawn<Index>&, const Block<Index>&, bool*);
+  template cudaError_t sample_tree(cudaStream_t, const Drawn<Index>&, const Block<Index>&, bool*); \
+  template cudaError_t sample_distinct(cudaStream_t, const Sorted<Index>&, const Block<Index>&,    \
+                                       Index*, bool*);
 JAX_GNN_INSTANTIATE(int32_t)
 JAX_GNN_INSTANTIATE(int64_t)
 

@@ -1,13 +1,13 @@
-// Sampled neighbourhoods, device side: a draw in one launch, the block of a tree in two.
+// Sampled neighbourhoods, device side: a draw in one launch, the block of a tree in two, that of
+// distinct nodes, behind a sort, in three.
 #pragma once
 
 #include "../sample_block.h"
-#include "basics.cuh"
+#include "scan.cuh"
 
 namespace jax_gnn::cuda {
 
-constexpr int kDrawThreads = 256;                   // of a block; a warp has a row
-constexpr int kScanThreads = 1024, kScanItems = 4;  // rows of a thread
+constexpr int kDrawThreads = 256;  // of a block; a warp has a row
 
 // --- Random numbers ------------------------------------------------------------------------------
 
@@ -83,75 +83,6 @@ __global__ void draw_kernel(Random random, const Index* degrees, int64_t num_row
 
 // --- Blocks of trees -----------------------------------------------------------------------------
 
-// How many edges of a row count.
-template <typename Index>
-__device__ __forceinline__ Index clamped(const Index* counts, int64_t row, Index fanout) {
-  const Index count = counts[row];
-  return count < 0 ? 0 : (count < fanout ? count : fanout);
-}
-
-// Sums of a block's warps, of each and all before it. A warp's last lane has its sum.
-template <typename Index>
-__device__ __forceinline__ void sum_warps(Index of_warp, Index* of_warps) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // what was there has been read
-  if (lane == 31) of_warps[warp] = of_warp;
-  __syncthreads();
-  if (warp == 0) {
-    Index until = of_warps[lane];
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const Index other = __shfl_up_sync(kWholeWarp, until, distance);
-      if (lane >= distance) until += other;
-    }
-    of_warps[lane] = until;
-  }
-  __syncthreads();
-}
-
-// Where the edges of each destination start, at most at num_edges. A block has a tile of rows, and
-// adds up all rows before by itself, so that no block waits for another.
-template <typename Index>
-__global__ void starts_kernel(const Index* counts, int64_t num_dst, Index fanout, Index num_edges,
-                              Index* indptr) {
-  wait_for_previous_launch();
-  __shared__ Index of_warps[32];
-  static_assert(kScanThreads == 32 * 32, "a lane for each warp");
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t tile = blockIdx.x * int64_t{kScanThreads * kScanItems};
-  Index sum = 0;
-  for (int64_t row = threadIdx.x; row < tile; row += kScanThreads)
-    sum += clamped(counts, row, fanout);
-  for (int distance = 16; distance > 0; distance /= 2)
-    sum += __shfl_xor_sync(kWholeWarp, sum, distance);
-  sum_warps(sum, of_warps);
-  const Index before = of_warps[31];
-
-  // A warp's rows stand side by side, those of an item at neighbouring lanes.
-  const int64_t first = tile + warp * int64_t{32 * kScanItems} + lane;
-  Index until[kScanItems], carry = 0;
-#pragma unroll
-  for (int item = 0; item < kScanItems; ++item) {
-    const int64_t row = first + 32 * item;
-    until[item] = row < num_dst ? clamped(counts, row, fanout) : Index(0);
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const Index other = __shfl_up_sync(kWholeWarp, until[item], distance);
-      if (lane >= distance) until[item] += other;
-    }
-    until[item] += carry;
-    carry = __shfl_sync(kWholeWarp, until[item], 31);
-  }
-  sum_warps(carry, of_warps);
-  const Index ahead = before + (warp > 0 ? of_warps[warp - 1] : Index(0));
-#pragma unroll
-  for (int item = 0; item < kScanItems; ++item) {
-    const int64_t row = first + 32 * item;
-    const Index end = ahead + until[item];
-    if (row < num_dst) indptr[row + 1] = end < num_edges ? end : num_edges;
-  }
-  if (blockIdx.x == 0 && threadIdx.x == 0) indptr[0] = 0;
-  allow_next_launch();
-}
-
 // The other arrays: a thread for each offset, edge and destination, by the same number.
 template <typename Index>
 __global__ void tree_kernel(Drawn<Index> drawn, Block<Index> block, int64_t threads,
@@ -174,7 +105,19 @@ __global__ void tree_kernel(Drawn<Index> drawn, Block<Index> block, int64_t thre
   if (drawn.fanout == 0) return;
   const int64_t row = divide(i, drawn.fanout);
   if (row >= num_dst) return;
-  const int64_t e = block.indptr[row] + (i - row * drawn.fanout);
+  int64_t slot = i - row * drawn.fanout;
+  if (drawn.ascending) {
+    // As many as are smaller; of equal ones, those before.
+    const Index count = clamped(drawn.counts, row, static_cast<Index>(drawn.fanout));
+    if (slot >= count) return;
+    const Index own = drawn.offsets[i];
+    const Index* const offsets = drawn.offsets + (i - slot);
+    int64_t smaller = 0;
+    for (Index other = 0; other < count; ++other)
+      smaller += offsets[other] < own || (offsets[other] == own && other < slot);
+    slot = smaller;
+  }
+  const int64_t e = block.indptr[row] + slot;
   if (e >= block.indptr[row + 1]) return;
   const Index place = drawn.starts[row] + drawn.offsets[i];
   const auto bound = static_cast<std::make_unsigned_t<Index>>(drawn.num_whole);
@@ -186,6 +129,200 @@ __global__ void tree_kernel(Drawn<Index> drawn, Block<Index> block, int64_t thre
   block.t_order[e] = static_cast<Index>(e);
   block.edge_ids[e] = place;
   ends[e] = static_cast<Index>(e + 1);
+}
+
+// --- Blocks of distinct nodes --------------------------------------------------------------------
+
+// A run is what one node has of the sorted ids: the destinations that it is, then the edges from
+// it. Where there is no destination the source is new. Of the destinations that are one node, the
+// first has its edges.
+template <typename Index>
+struct Runs : Sorted<Index> {
+  int64_t count;  // of the sorted ids
+
+  __device__ bool is_node(int64_t i) const {
+    return this->keys[i] < static_cast<std::make_unsigned_t<Index>>(this->num_nodes);
+  }
+  __device__ bool is_edge(int64_t i) const { return this->at[i] >= this->num_dst; }
+  __device__ Index owner(int64_t i) const {
+    const int64_t at = this->at[i];
+    return this->seeds[at < this->num_dst ? at : this->rows[at - this->num_dst]];
+  }
+  // Both are nodes.
+  __device__ bool same(int64_t i, int64_t j) const {
+    return this->keys[i] == this->keys[j] && (this->seeds == nullptr || owner(i) == owner(j));
+  }
+  __device__ bool is_first(int64_t i) const { return i == 0 || !same(i - 1, i); }
+
+  // The last place from i on, in steps of 1 or -1, up to which `holds`. It is found in as many
+  // steps as its distance has bits, as most runs are short.
+  template <typename Holds>
+  __device__ int64_t last(int64_t i, int sign, const Holds& holds) const {
+    const int64_t most = sign > 0 ? count - 1 - i : i;
+    int64_t low = 0, high = 1;  // it holds at low; and not at high, once that is found
+    while (high <= most && holds(i + sign * high)) {
+      low = high;
+      high *= 2;
+    }
+    if (high > most) high = most + 1;
+    while (low + 1 < high) {
+      const int64_t middle = low + (high - low) / 2;
+      (holds(i + sign * middle) ? low : high) = middle;
+    }
+    return i + sign * low;
+  }
+  // How many edges the run has of which i is the first destination.
+  __device__ Index edges_of(int64_t i) const {
+    const auto is_own = [&](int64_t j) { return same(i, j); };
+    const auto is_destination = [&](int64_t j) { return same(i, j) && !is_edge(j); };
+    return static_cast<Index>(last(i, 1, is_own) - last(i, 1, is_destination));
+  }
+};
+
+// What kernels tell the next ones.
+template <typename Index>
+struct DistinctScratch {
+  Index* sums;     // (3, tiles): new sources, edges, and those from destinations
+  Index* counts;   // (num_dst,), edges from each destination
+  Index* sources;  // (num_edges,), of each edge, -1 if it is left out
+  Index* ranks;    // (num_edges,), edges of this source before it
+  Index* kept;     // (edge_tiles,), how many edges are not left out
+  int64_t tiles, edge_tiles, dst_tiles;
+};
+
+// What there is at a place of the sorted ids: see DistinctScratch::sums.
+template <typename Index>
+__device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Index* parts) {
+  parts[0] = parts[1] = parts[2] = 0;
+  if (i >= runs.count || !runs.is_node(i)) return;
+  const bool is_first = runs.is_first(i);
+  if (runs.is_edge(i)) {
+    parts[0] = is_first;
+    parts[1] = 1;
+  } else if (is_first) {
+    parts[2] = runs.edges_of(i);
+  }
+}
+
+template <typename Index>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    distinct_sums_kernel(Runs<Index> runs, DistinctScratch<Index> scratch) {
+  wait_for_previous_launch();
+  __shared__ Index of_warps[32];
+  const int64_t i = blockIdx.x * int64_t{kScanThreads} + threadIdx.x;
+  Index parts[3];
+  parts_at(runs, i, parts);
+  for (int part = 0; part < 3; ++part) {
+    const Index sum = sum_all(parts[part], of_warps);
+    if (threadIdx.x == 0) scratch.sums[part * scratch.tiles + blockIdx.x] = sum;
+  }
+  if (i < runs.count && !runs.is_edge(i)) scratch.counts[runs.at[i]] = parts[2];
+  if (i < scratch.edge_tiles) scratch.kept[i] = 0;
+  allow_next_launch();
+}
+
+// Sources, where their edges start, and what source each edge has. The last blocks do it for
+// destinations, the others for all else.
+template <typename Index>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    distinct_sources_kernel(Runs<Index> runs, DistinctScratch<Index> scratch, Block<Index> block,
+                            bool* overflow) {
+  wait_for_previous_launch();
+  __shared__ Index of_warps[32];
+  const auto most = static_cast<Index>(block.num_edges);
+  if (blockIdx.x >= scratch.tiles) {
+    write_starts(blockIdx.x - scratch.tiles, scratch.counts, runs.num_dst, most, most,
+                 block.t_indptr, of_warps);
+    allow_next_launch();
+    return;
+  }
+  const int64_t i = blockIdx.x * int64_t{kScanThreads} + threadIdx.x, num_dst = runs.num_dst;
+  Index own[3], until[3], all[3];
+  parts_at(runs, i, own);
+  for (int part = 0; part < 3; ++part) {
+    Index before = 0, behind = 0;
+    for (int64_t tile = threadIdx.x; tile < scratch.tiles; tile += kScanThreads) {
+      const Index sum = scratch.sums[part * scratch.tiles + tile];
+      (tile < blockIdx.x ? before : behind) += sum;
+    }
+    before = sum_all(before, of_warps);
+    all[part] = before + sum_all(behind, of_warps);
+    until[part] = before + sum_until(own[part], of_warps);
+  }
+
+  const int64_t used = num_dst + all[0];
+  if (i == 0) *overflow = used > block.num_src;
+  if (i < num_dst) block.sources[i] = runs.nodes[i];
+  if (i >= used && i < block.num_src) block.sources[i] = -1;
+  if (i >= used && i > num_dst && i <= block.num_src) block.t_indptr[i] = all[1];
+  if (i < runs.count && runs.is_edge(i)) {
+    Index source = -1;
+    const int64_t e = runs.at[i] - num_dst;
+    if (runs.is_node(i)) {
+      const auto is_edge = [&](int64_t j) { return runs.same(i, j) && runs.is_edge(j); };
+      const int64_t first = runs.last(i, -1, is_edge);
+      if (runs.is_first(first)) {
+        source = static_cast<Index>(num_dst - 1 + until[0]);
+        // Edges from destinations come first, then those of the new sources before.
+        if (i == first && source > num_dst && source <= block.num_src)
+          block.t_indptr[source] = all[2] + until[1] - 1 - until[2];
+        if (source >= block.num_src) source = -1;
+        if (i == first && source >= 0) block.sources[source] = static_cast<Index>(runs.keys[i]);
+      } else {
+        const auto is_own = [&](int64_t j) { return runs.same(i, j); };
+        source = runs.at[runs.last(first, -1, is_own)];
+      }
+      scratch.ranks[e] = static_cast<Index>(i - first);
+      if (source >= 0) count_one(scratch.kept + e / kScanThreads);
+    }
+    scratch.sources[e] = source;
+  }
+  allow_next_launch();
+}
+
+// The edges, by destination and by source: a thread for each, and for each destination. Those that
+// have no source are left out if `drops`.
+template <typename Index>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    distinct_edges_kernel(Runs<Index> runs, DistinctScratch<Index> scratch, Block<Index> block,
+                          bool drops) {
+  wait_for_previous_launch();
+  __shared__ Index of_warps[32];
+  const int64_t e = blockIdx.x * int64_t{kScanThreads} + threadIdx.x, num_dst = runs.num_dst;
+  const bool is_edge = e < block.num_edges;
+  const Index source = is_edge ? scratch.sources[e] : Index(-1);
+  Index before = 0, behind = 0;
+  for (int64_t tile = threadIdx.x; tile < scratch.edge_tiles; tile += kScanThreads)
+    (tile < blockIdx.x ? before : behind) += scratch.kept[tile];
+  before = sum_all(before, of_warps);
+  const Index all = before + sum_all(behind, of_warps);
+  const Index kept = before + sum_until(Index(source >= 0), of_warps) - (source >= 0);
+
+  const Index drawn = runs.indptr[num_dst];
+  if (e <= num_dst && !(drops && runs.indptr[e] < drawn))
+    block.indptr[e] = drops ? all : runs.indptr[e];
+  if (!is_edge) return;
+  const Index row = runs.rows[e];
+  if (drops && e < drawn) {  // rows that start here
+    for (int64_t next = e > 0 ? runs.rows[e - 1] + 1 : 0; next <= row; ++next)
+      block.indptr[next] = kept;
+  }
+  const Index to = drops ? kept : static_cast<Index>(e);
+  if (!drops || source >= 0) {
+    block.rows[to] = row;
+    block.cols[to] = source;
+    block.edge_ids[to] = runs.places[e];
+  }
+  if (e >= all) {
+    block.t_rows[e] = block.t_cols[e] = block.t_order[e] = -1;
+    if (drops) block.rows[e] = block.cols[e] = block.edge_ids[e] = -1;
+  }
+  if (source >= 0) {
+    const int64_t place = block.t_indptr[source] + scratch.ranks[e];
+    block.t_rows[place] = source;
+    block.t_cols[place] = row;
+    block.t_order[place] = to;
+  }
 }
 
 }  // namespace jax_gnn::cuda

@@ -22,4 +22,13 @@ template <typename Index>
 cudaError_t sample_tree(cudaStream_t stream, const Drawn<Index>& drawn, const Block<Index>& block,
                         bool* overflow);
 
+// How many numbers of scratch sample_distinct needs.
+int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src);
+
+// Builds the block of which each node is one source. Edges from the largest ids, which there is no
+// room for, are left out: overflow is true.
+template <typename Index>
+cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
+                            const Block<Index>& block, Index* scratch, bool* overflow);
+
 }  // namespace jax_gnn::cuda

@@ -1,0 +1,145 @@
+"""The pairs of a node and a relation that traced edges have; those of destinations by a kernel."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax import Array
+
+from jax_gnn._core.csr import inverse_of
+from jax_gnn._core.ids import PADDING, in_range, row_starts, sorted_ids
+from jax_gnn._core.op import Bind, Call, Op, define
+
+
+class TypedRows(NamedTuple):
+    """Operands of ``relation_pairs``: edges by row, then relation; padding, with row -1, is last.
+
+    Attributes:
+        rows: ``(edges,)``.
+        types: ``(edges,)``, their relations.
+    """
+
+    rows: Any
+    types: Any
+
+
+def _result(operands: TypedRows, *, num_relations: int, num_pairs: int) -> list[Any]:
+    num_edges, dtype = operands.rows.shape[0], operands.rows.dtype
+    sizes = num_pairs, num_relations, *[num_pairs] * 3, num_pairs + 1, num_edges
+    return [jax.ShapeDtypeStruct((size,), dtype) for size in sizes]
+
+
+def _xla(rows: Array, types: Array, *, num_relations: int, num_pairs: int) -> list[Array]:
+    """The arrays of `Pairs`, where the edges of each start, and the pair of each edge."""
+    count, dtype = rows.shape[0], rows.dtype
+    valid = rows >= 0
+    number, first = numbered(valid, rows, types)
+    indptr = row_starts(jnp.where(valid, number, count), count)[: num_pairs + 1]
+    types = jnp.where(in_range(types, num_relations), types, num_relations).astype(dtype)
+    sorted_nodes = written(first, rows, PADDING)[:num_pairs]
+    relations = written(first, types, num_relations)[:num_pairs]
+    places = stable_order(relations, num_relations + 1)
+    sizes = sizes_of(relations, num_relations)
+    pairs = sorted_nodes[places], sizes, sorted_nodes, inverse_of(places), places
+    found = *pairs, indptr, jnp.where(valid, number, PADDING)
+    return [ids.astype(dtype) for ids in found]
+
+
+def _call(platform: str, operands: TypedRows, *, num_relations: int, num_pairs: int) -> Call | None:
+    del platform
+    rows, types = operands
+    sizes = rows.shape[0], num_relations, num_pairs + 1
+    if rows.dtype != types.dtype or num_relations > _MOST_RELATIONS:
+        return None
+    if any(map(jax.export.is_symbolic_dim, sizes)):
+        return None
+    room = 2 * (num_relations + 2) * -(-max(sizes) // _TILE) + 1  # as of relation_pairs_scratch
+    return Call([rows, types], workspaces=[jax.ShapeDtypeStruct((room,), rows.dtype)])
+
+
+_TILE = 256  # edges that a block of the kernel has
+_MOST_RELATIONS = 1024  # as it counts all in each tile
+
+
+def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> list[Array]:
+    del size
+    axes = tuple(0 if is_batched else None for is_batched in batched)
+    plain: Any = functools.partial(_xla, **bind.attributes)
+    return jax.vmap(plain, axes)(*operands)
+
+
+relation_pairs = define(
+    Op(
+        name="relation_pairs",
+        operands=TypedRows,
+        result=_result,
+        xla=_xla,
+        platforms=("cuda",),
+        call=_call,
+        transpose={},
+        batch=_batch,
+        several=True,
+    )
+)
+
+
+# --- In plain JAX --------------------------------------------------------------------------------
+
+
+def stable_order(keys: Array, num_keys: int) -> Array:
+    """Which places a few keys have in ascending order, equal ones in theirs.
+
+    On a CPU, whose sort in XLA takes a hundred times a sum's time, by digits, which running sums
+    count.
+
+    Args:
+        keys: ``(count,)`` integers from 0.
+        num_keys: they are below.
+    """
+    steps = jnp.arange(keys.shape[0], dtype=keys.dtype)
+
+    def by_sort(keys: Array) -> Array:
+        return sorted_ids(keys, num_keys)[1]
+
+    def by_digits(keys: Array) -> Array:
+        order, unit = steps, 1
+        while unit < num_keys:
+            base = min(_DIGITS, -(-num_keys // unit))
+            digit = keys[order] // unit % base
+            place, start = jnp.zeros_like(steps), jnp.zeros((), keys.dtype)
+            for each in range(base):
+                upto = start + jnp.cumsum(digit == each, dtype=keys.dtype)
+                place = jnp.where(digit == each, upto - 1, place)
+                start = upto[-1]
+            order = jnp.zeros_like(order).at[place].set(order, unique_indices=True)
+            unit *= base
+        return order
+
+    if not keys.shape[0]:
+        return steps
+    return jax.lax.platform_dependent(keys, cpu=by_digits, default=by_sort)
+
+
+_DIGITS = 8
+
+
+def numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:
+    """Numbers the runs of equal keys; and the same at the first of each run, elsewhere -1."""
+    change = [key != jnp.roll(key, 1) for key in keys]
+    new = valid & (change[0] | change[1] | (jnp.arange(valid.shape[0]) == 0))
+    number = jnp.cumsum(new, dtype=keys[0].dtype) - 1
+    return number, jnp.where(new, number, PADDING)
+
+
+def written(places: Array, values: Array, fill: int) -> Array:
+    """Values at their places, which are all different but for -1: nowhere."""
+    places = jnp.where(places == PADDING, values.shape[0], places)
+    return jnp.full_like(values, fill).at[places].set(values, mode="drop")
+
+
+def sizes_of(rel: Array, num_relations: int) -> Array:
+    return jnp.zeros(num_relations, rel.dtype).at[rel].add(1, mode="drop")
