@@ -253,7 +253,9 @@ def expanded(jaxpr: Any) -> list[Any]:
             found.append(equation)
             continue
         attributes = {
-            k: v for k, v in equation.params.items() if k not in ("implementation", "tree")
+            k: v
+            for k, v in equation.params.items()
+            if k not in ("implementation", "tree", "devices")
         }
         unflatten = equation.params["tree"].unflatten
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import ad
-from op_spec import on_host
 from op_suite import PLATFORM
 from primitive_cases import REGION, SAMPLES, floats, needs_kernels
 
@@ -243,7 +242,7 @@ def test_bare_primitive_is_found() -> None:
         batch=lambda *_: None,
     )
     primitive = Primitive("jax_gnn_bare")
-    primitive.def_abstract_eval(lambda x, *, implementation, tree: x)
+    primitive.def_abstract_eval(lambda x, *, implementation, tree, devices: x)
     object.__setattr__(bare, "primitive", primitive)
     status = ffi.PlatformStatus("cpu", True, ("other",))
     silent = ffi.PlatformStatus("cuda", False, ())
@@ -410,13 +409,3 @@ def test_implementation_of_another_platform() -> None:
         pytest.raises(ValueError, match=message),
     ):
         jax.jit(lambda x: hypergraph_aggregate(HYPERGRAPH, x))(X)
-
-
-def test_explicit_sharding_is_refused() -> None:
-    mesh = jax.make_mesh(
-        (2,), ("rows",), (jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu")[:2]
-    )
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "rows"))
-    x = jax.device_put(X, sharding)
-    with pytest.raises(ValueError, match=r"call it inside jax\.shard_map"):
-        hypergraph_aggregate(on_host(HYPERGRAPH), x)

@@ -1102,7 +1102,7 @@ def primitives(jaxpr: Any) -> list[Any]:
 def test_without_epilogue_nothing_is_added() -> None:
     jaxpr = jax.make_jaxpr(functools.partial(spmm, GRAPH))(ones(4, 2))
     (equation,) = jaxpr.eqns
-    assert set(equation.params) == {"reduce", "heads", "implementation", "tree"}
+    assert set(equation.params) == {"reduce", "heads", "implementation", "tree", "devices"}
     assert (
         len(equation.invars)
         == sum(each.size > 0 for each in jax.tree.leaves(GRAPH.matrix()) if hasattr(each, "size"))

@@ -301,19 +301,19 @@ class Split:
 
 
 @functools.cache
-def _needs_devices() -> Any:
+def _needs_devices() -> tuple[Any, ...]:
     call = custom_partitioning(lambda x: x)
     call.def_partition(lambda *_: None, sharding_rule="i -> i")
-    return jax.make_jaxpr(call)(jax.ShapeDtypeStruct((1,), "float32"))
+    return (jax.make_jaxpr(call)(jax.ShapeDtypeStruct((1,), "float32")),)
 
 
-def needs_devices() -> Any:
+def needs_devices() -> tuple[Any, ...]:
     """What an equation carries so that JAX tells its lowering the devices: a program that asks.
 
     JAX looks for such among the parameters. On one device nothing is split: there programs can be
     lowered for a mesh of no devices, which these cannot.
     """
-    return _needs_devices() if jax.device_count() > 1 else None
+    return _needs_devices() if jax.device_count() > 1 else ()
 
 
 def partitions(ctx: Any) -> bool:
