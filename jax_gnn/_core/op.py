@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_gnn._core import ffi
 from jax_gnn._core.ffi import Platform
+from jax_gnn._core.ids import UnknownSize
 from jax_gnn._core.schedule import Family
 
 
@@ -456,7 +457,7 @@ def lower(
 def _prefers_xla(op: Op, *arguments: Any, **attributes: Any) -> bool:
     try:
         return op.prefers_xla(*arguments, **attributes)
-    except jax.errors.InconclusiveDimensionOperation:  # of symbolic sizes
+    except UnknownSize:
         return False
 
 
