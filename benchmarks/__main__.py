@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks import compat, epochs, minibatch, report, sampling, schedule_times, schedules
 from benchmarks.definition import Settings, available_ops, load_op
@@ -29,24 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command is None:
         parser.error("name an op, or render; --list shows the ops")
     try:
-        if options.command == "render":
-            document = report.read(options.file)
-            report.plot(document, options.file.with_suffix(".png"))
-            print(report.markdown(document))
-            return 0
-        if options.command == "epochs":
-            return _epochs(options)
-        if options.command == "compat":
-            return _compat(options)
-        if options.command == "minibatch":
-            return _minibatch(options)
-        if options.command == "sampling":
-            return _sampling(options)
-        if options.command == "measure-schedules":
-            return _measure_schedules(options)
-        if options.command == "fit-schedules":
-            return _fit_schedules(options)
-        return _benchmark(options)
+        return options.run(options)
     except (OSError, ValueError, RuntimeError) as error:
         of_file = f"{options.file}: " if isinstance(error, json.JSONDecodeError) else ""
         print(f"error: {of_file}{error}", file=sys.stderr)
@@ -57,97 +42,110 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--list", action="store_true", help="list the ops and exit")
     commands = parser.add_subparsers(dest="command", metavar="OP | render")
-    render = commands.add_parser("render", help="print the tables of a report, draw its plot again")
-    render.add_argument("file", type=Path)
-    measure = commands.add_parser(
-        "measure-schedules", help="time hypergraph aggregations under all schedules, on a GPU"
-    )
-    measure.add_argument("--data", type=Path, help="folder with real graphs")
-    measure.add_argument("--seconds", type=_positive, default=300, help="when to stop")
-    measure.add_argument("--quick", action="store_true", help="small graphs, a width each")
-    measure.add_argument(
-        "--out", type=Path, help="default: hypergraph_schedules-DEVICE.json in results"
-    )
-    fit = commands.add_parser("fit-schedules", help="fit the rule to these times and write it")
-    fit.add_argument("file", type=Path, help="what measure-schedules wrote")
-    fit.add_argument("--out", type=Path, help="the rule (default: the library's)")
-    training = commands.add_parser("epochs", help="time training over small graphs beside peers")
-    training.add_argument("--graphs", type=_positive, default=10_000)
-    training.add_argument("--batch", type=_positive, default=128, help="graphs of a batch")
-    training.add_argument("--rounds", type=_positive, default=5, help="epochs that are timed")
-    _add_platform(training)
-    training.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
-    replaced = commands.add_parser("compat", help="time others' models with this library in them")
-    replaced.add_argument("--published", type=Path, help="folder with checkouts, for more models")
-    replaced.add_argument("--cases", type=_names, default=(), help="models, as in jraph*,moe*")
-    replaced.add_argument("--scale", type=float, help="of sizes (default: 1, on a GPU 16)")
-    replaced.add_argument("--traced", action="store_true", help="graphs are arguments of programs")
-    replaced.add_argument("--dtypes", type=_dtypes, default=("float32",), help="one of them")
-    replaced.add_argument("--rounds", type=_positive, default=5, help="turns of both")
-    _add_platform(replaced)
-    replaced.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
-    sampled = commands.add_parser("minibatch", help="time training on sampled neighbourhoods")
-    sampled.add_argument("--scale", type=float, default=0.1, help="of the twins of large graphs")
-    sampled.add_argument("--rounds", type=_positive, default=3, help="epochs that are timed")
-    _add_platform(sampled)
-    sampled.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
-    draws = commands.add_parser("sampling", help="time sampled neighbourhoods beside simpler ways")
-    draws.add_argument("--graphs", default=",".join(sampling.GRAPHS), help="names of plain graphs")
-    draws.add_argument("--rounds", type=_positive, default=10, help="batches that are timed")
-    _add_platform(draws)
-    draws.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
-    for name, title in ops.items():
-        op = commands.add_parser(name, help=title, description=title)
-        op.add_argument(
-            "--data", type=Path, help="folder with real graphs; without it the twins run"
+
+    def command(
+        name: str, title: str, run: Callable[[argparse.Namespace], int]
+    ) -> Callable[..., Any]:
+        made = commands.add_parser(name, help=title, description=title)
+        made.set_defaults(run=run)
+        return made.add_argument
+
+    def reported(
+        name: str, title: str, run: Callable[[argparse.Namespace], Iterable[report.Document]]
+    ) -> Callable[..., Any]:
+        add = command(name, title, lambda options: _report(run(options), options))
+        add(
+            "--platform",
+            choices=("cpu", "gpu"),
+            default="gpu" if shutil.which("nvidia-smi") else "cpu",
+            help="default: gpu where there is an NVIDIA driver",
         )
-        op.add_argument(
+        add("--out", type=Path, help="report to write; the plot goes beside it")
+        return add
+
+    add = command("render", "print the tables of a report, draw its plot again", _render)
+    add("file", type=Path)
+    title = "time hypergraph aggregations under all schedules, on a GPU"
+    add = command("measure-schedules", title, _measure_schedules)
+    add("--data", type=Path, help="folder with real graphs")
+    add("--seconds", type=_positive, default=300, help="when to stop")
+    add("--quick", action="store_true", help="small graphs, a width each")
+    add("--out", type=Path, help="default: hypergraph_schedules-DEVICE.json in results")
+    add = command("fit-schedules", "fit the rule to these times and write it", _fit_schedules)
+    add("file", type=Path, help="what measure-schedules wrote")
+    add("--out", type=Path, help="the rule (default: the library's)")
+    add = reported(
+        "epochs",
+        "time training over small graphs beside peers",
+        lambda o: [epochs.run(o.platform, o.graphs, o.batch, o.rounds)],
+    )
+    add("--graphs", type=_positive, default=10_000)
+    add("--batch", type=_positive, default=128, help="graphs of a batch")
+    add("--rounds", type=_positive, default=5, help="epochs that are timed")
+    add = reported("compat", "time others' models with this library in them", _compat)
+    add("--published", type=Path, help="folder with checkouts, for more models")
+    add("--cases", type=_names, default=(), help="models, as in jraph*,moe*")
+    add("--scale", type=float, help="of sizes (default: 1, on a GPU 16)")
+    add("--traced", action="store_true", help="graphs are arguments of programs")
+    add("--dtypes", type=_dtypes, default=("float32",), help="one of them")
+    add("--rounds", type=_positive, default=5, help="turns of both")
+    add = reported(
+        "minibatch",
+        "time training on sampled neighbourhoods",
+        lambda o: [minibatch.run(o.platform, o.scale, o.rounds)],
+    )
+    add("--scale", type=float, default=0.1, help="of the twins of large graphs")
+    add("--rounds", type=_positive, default=3, help="turns of every candidate")
+    add = reported(
+        "sampling",
+        "time sampled neighbourhoods beside simpler ways",
+        lambda o: [sampling.run(o.platform, o.graphs, o.rounds)],
+    )
+    add("--graphs", type=_names, default=sampling.GRAPHS, help="names of graphs")
+    add("--rounds", type=_positive, default=10, help="batches that are timed")
+    for name, title in ops.items():
+        add = reported(name, title, _benchmark)
+        add("--data", type=Path, help="folder with real graphs; without it the twins run")
+        add(
             "--published",
             type=Path,
             help="folder with checkouts of published code, named as on GitHub, for more peers",
         )
-        _add_platform(op)
-        op.add_argument(
-            "--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*,zipf"
-        )
-        op.add_argument("--modes", type=_names, default=(), help="only these modes")
-        op.add_argument("--widths", type=_integers, default=(), help="feature widths, as in 32,64")
-        op.add_argument(
-            "--dtypes", type=_dtypes, default=("float32",), help="as in float32,bfloat16"
-        )
-        op.add_argument("--families", type=_names, default=(), help="only these families of peers")
-        op.add_argument("--rounds", type=_positive, help="turns of every candidate")
-        op.add_argument(
+        add("--cases", type=_names, default=(), help="graphs, as in dblp*,walmart*,zipf")
+        add("--modes", type=_names, default=(), help="only these modes")
+        add("--widths", type=_integers, default=(), help="feature widths, as in 32,64")
+        add("--dtypes", type=_dtypes, default=("float32",), help="as in float32,bfloat16")
+        add("--families", type=_names, default=(), help="only these families of peers")
+        add("--rounds", type=_positive, help="turns of every candidate")
+        add(
             "--timer",
             choices=("profiler", "queue"),
             default="profiler",
             help="how JAX is timed on a GPU: kernels in the profile, or queued calls as a check",
         )
-        op.add_argument("--out", type=Path, help="report to write; the plot goes beside it")
-        op.add_argument(
-            "--quick", action="store_true", help="a tiny graph, width 8, 2 rounds, unless given"
-        )
+        add("--quick", action="store_true", help="a tiny graph, width 8, 2 rounds, unless given")
     return parser
 
 
-def _add_platform(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--platform",
-        choices=("cpu", "gpu"),
-        default="gpu" if shutil.which("nvidia-smi") else "cpu",
-        help="default: gpu where there is an NVIDIA driver",
-    )
+def _report(documents: Iterable[report.Document], options: argparse.Namespace) -> int:
+    for document in documents:  # written after each graph, should the run be cut off
+        name = f"{options.command}-{_slug(document['machine']['device'])}.json"
+        path = options.out or RESULTS / name
+        report.write(document, path)
+    print(report.markdown(document))
+    print(f"written: {path} and {path.with_suffix('.png').name}")
+    statuses = {row["status"] for case in document["cases"] for row in case["candidates"]}
+    return 1 if "wrong" in statuses else 0
 
 
-def _epochs(options: argparse.Namespace) -> int:
-    document = epochs.run(options.platform, options.graphs, options.batch, options.rounds)
-    path = options.out or RESULTS / f"epochs-{_slug(document['machine']['device'])}.json"
-    epochs.write(document, path)
-    print(f"{epochs.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
-    return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
+def _render(options: argparse.Namespace) -> int:
+    document = report.read(options.file)
+    report.plot(document, options.file.with_suffix(".png"))
+    print(report.markdown(document))
+    return 0
 
 
-def _compat(options: argparse.Namespace) -> int:
+def _compat(options: argparse.Namespace) -> list[report.Document]:
     settings = Settings(
         platform=options.platform,
         published=options.published,
@@ -156,27 +154,7 @@ def _compat(options: argparse.Namespace) -> int:
         rounds=options.rounds,
     )
     scale = options.scale or (16 if options.platform == "gpu" else 1)
-    document = compat.run(settings, scale, options.traced)
-    path = options.out or RESULTS / f"compat-{_slug(document['machine']['device'])}.json"
-    compat.write(document, path)
-    print(f"{compat.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
-    return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
-
-
-def _minibatch(options: argparse.Namespace) -> int:
-    document = minibatch.run(options.platform, options.scale, options.rounds)
-    path = options.out or RESULTS / f"minibatch-{_slug(document['machine']['device'])}.json"
-    minibatch.write(document, path)
-    print(f"{minibatch.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
-    return 1 if any(row["status"] == "wrong" for row in document["rows"]) else 0
-
-
-def _sampling(options: argparse.Namespace) -> int:
-    document = sampling.run(options.platform, options.graphs.split(","), options.rounds)
-    path = options.out or RESULTS / f"sampling-{_slug(document['machine']['device'])}.json"
-    sampling.write(document, path)
-    print(f"{sampling.markdown(document)}\nwritten: {path} and {path.with_suffix('.png').name}")
-    return 0
+    return [compat.run(settings, scale, options.traced)]
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:
@@ -198,7 +176,7 @@ def _fit_schedules(options: argparse.Namespace) -> int:
     return 0
 
 
-def _benchmark(options: argparse.Namespace) -> int:
+def _benchmark(options: argparse.Namespace) -> Iterable[report.Document]:
     op = load_op(options.command)
     quick = options.quick
     cases = options.cases or (("tiny",) if quick and options.data is None else ())
@@ -216,13 +194,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         timer=options.timer,
     )
     select_workloads(op, settings)  # a wrong name is an error before anything starts
-    for document in run(op, settings):  # written after each graph, should the run be cut off
-        path = options.out or RESULTS / f"{op.name}-{_slug(document['machine']['device'])}.json"
-        report.write(document, path)
-    print(report.markdown(document))
-    print(f"written: {path} and {path.with_suffix('.png').name}")
-    statuses = {row["status"] for case in document["cases"] for row in case["candidates"]}
-    return 1 if "wrong" in statuses else 0
+    return run(op, settings)
 
 
 def _slug(device: str) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks import published
 from benchmarks.definition import Candidate, Case, Family, Op, Problem
 from benchmarks.peers import (
+    bounded,
     checkout_family,
     int64,
     jax_candidate,
@@ -61,10 +62,6 @@ SLOPE = 0.2
 GATHERED = {"gat": (1, 2), "gatv2": (1, 4), "dot": (2, 5)}
 """Rows that an edge reads: forward, and with gradients, which read further ones: the cotangent's,
 of dst and of src where scores are of those."""
-
-LARGEST = {"cpu": 2.5e9, "cuda": 50e9}
-"""Bytes that a peer's rows of edges may have: more are out of memory, of which a process with JAX
-may take 0.4 on a GPU."""
 
 
 def workloads(data: Path | None) -> dict[str, Workload]:
@@ -301,14 +298,9 @@ def yardstick(graph: PlainGraph, case: Case, width: int) -> Problem:
     return Problem(inputs, tuple(expected), numpy_dtype(case.dtype))
 
 
-def _bounded(
-    candidate: Candidate, graph: PlainGraph, case: Case, arrays: int, on: str
-) -> Candidate:
-    """The candidate, or that it is skipped, that holds so many arrays of rows for edges."""
-    row = _parts(case)[1] * case.width * numpy_dtype(case.dtype).itemsize
-    if arrays * graph.num_edges * row <= LARGEST[on]:
-        return candidate
-    return replace(candidate, skip=f"out of memory: rows of edges, {LARGEST[on] / 1e9:.3g} GB")
+def _row_bytes(graph: PlainGraph, case: Case) -> int:
+    """Of an array with a row for each edge."""
+    return graph.num_edges * _parts(case)[1] * case.width * numpy_dtype(case.dtype).itemsize
 
 
 # This library.
@@ -356,7 +348,7 @@ def jax_gnn_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Itera
     yield jax_candidate(OURS, fused, problem, edges, INPUTS[kind])
     candidate = jax_candidate("unfused", unfused, problem, edges, INPUTS[kind])
     arrays = 1 + backward if kind == "gatv2" else 0
-    yield _bounded(candidate, graph, case, arrays, _jax_device())
+    yield bounded(candidate, arrays * _row_bytes(graph, case))
     yardsticks = {"spmm": case.width}
     if kind != "gat":
         yardsticks["spmm of both"] = 2 * case.width
@@ -371,12 +363,6 @@ def _leaky(z: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.where(z > 0, z, SLOPE * z)
-
-
-def _jax_device() -> str:
-    import jax
-
-    return "cpu" if jax.default_backend() == "cpu" else "cuda"
 
 
 # Plain JAX.
@@ -397,7 +383,7 @@ def plain_jax_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Ite
     for name, messages in names.items():
         forward = _plain_attention(graph, case, messages)
         candidate = jax_candidate(name, forward, problem, operands, INPUTS[_parts(case)[0]])
-        yield _bounded(candidate, graph, case, 1 + backward, _jax_device())
+        yield bounded(candidate, (1 + backward) * _row_bytes(graph, case))
 
 
 def _plain_attention(graph: PlainGraph, case: Case, dtype: str) -> Callable[..., Any]:
@@ -460,8 +446,8 @@ def pyg_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[
 
     operands = int64(graph, "cols"), int64(graph, "rows")
     candidate = torch_candidate("PyG", forward, problem, operands, INPUTS[kind])
-    device = torch.get_default_device().type
-    yield _bounded(candidate, graph, case, PYG_ARRAYS[kind][backward], device)
+    num_bytes = PYG_ARRAYS[kind][backward] * _row_bytes(graph, case)
+    yield bounded(candidate, num_bytes, torch.get_default_device().type)
 
 
 # Published kernels.

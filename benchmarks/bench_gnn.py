@@ -50,11 +50,7 @@ def workloads(data: Path | None) -> dict[str, Workload]:
 
 def problem(graph: PlainGraph, case: Case) -> Problem:
     """See `model_problem`."""
-    model = case.mode.split(" ")[0]
-    structure = {"cols": graph.cols, "indptr": graph.indptr}
-    layers = parameters(model, case.width)
-    found = reference(graph, model, case.width)
-    return model_problem(structure, graph.num_nodes, case, layers, *found)
+    return model_problem(graph, ("cols", "indptr"), case, parameters, reference)
 
 
 @once

@@ -45,11 +45,7 @@ class Scales(NamedTuple):
 
 def problem(graph: Incidence, case: Case) -> Problem:
     """See `model_problem`."""
-    model = case.mode.split(" ")[0]
-    structure = {"node_idx": graph.node_idx, "hyperedge_idx": graph.hyperedge_idx}
-    layers = parameters(model, case.width)
-    found = reference(graph, model, case.width)
-    return model_problem(structure, graph.num_nodes, case, layers, *found)
+    return model_problem(graph, ("node_idx", "hyperedge_idx"), case, parameters, reference)
 
 
 @once

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import bench_relational as sums
 from benchmarks import bench_relational_attention as attention
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
-from benchmarks.peers import jax_candidate
+from benchmarks.peers import bounded, jax_candidate
 from benchmarks.problems import CHECKED_NUMBERS, Expected, features, numpy_dtype
 from benchmarks.report import OURS
 from benchmarks.workloads import Triples, relational_graphs
@@ -248,7 +248,7 @@ def plain_jax_candidates(graph: Triples, case: Case, problem: Problem) -> Iterat
 
     candidate = jax_candidate("reference", forward, problem, operands, GATV2)
     row = case.width * problem.output_dtype.itemsize
-    yield sums.bounded(candidate, 4.0 * graph.num_edges * row)
+    yield bounded(candidate, 4.0 * graph.num_edges * row)
 
 
 OP = Op(

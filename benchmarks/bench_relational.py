@@ -11,23 +11,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
-from benchmarks.peers import jax_candidate, torch_candidate
+from benchmarks.peers import bounded, jax_candidate, torch_candidate
 from benchmarks.problems import CHECKED_NUMBERS, Expected, features, numpy_dtype, once
 from benchmarks.report import OURS
 from benchmarks.workloads import Triples, relational_graphs
 
 INPUTS = ("x", "rhs")
 METHODS = ("edges", "source_pairs", "destination_pairs")
-
-LARGEST = {"cpu": 2.5e9, "gpu": 50e9}
-"""Bytes that a peer's arrays beyond inputs and outputs may have: more are out of memory, of which a
-process with JAX may take 0.4 on a GPU."""
 
 
 def problem(graph: Triples, case: Case) -> Problem:
@@ -193,16 +188,6 @@ def _by_relation(graph: Triples) -> tuple[np.ndarray, ...]:
     order, starts = graph.by(graph.rel, graph.num_relations)
     ends = graph.src[order], graph.dst[order]
     return (*ends, graph.mean[order], np.diff(starts).astype(np.int32))
-
-
-def bounded(candidate: Candidate, num_bytes: float) -> Candidate:
-    """A candidate that is left out where its arrays are larger than it can be given."""
-    import jax
-
-    largest = LARGEST["gpu" if jax.default_backend() == "gpu" else "cpu"]
-    if num_bytes <= largest:
-        return candidate
-    return replace(candidate, skip=f"out of memory: arrays of more than {largest / 1e9:.3g} GB")
 
 
 # PyG.

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_relational import LARGEST
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
-from benchmarks.peers import jax_candidate, torch_candidate
+from benchmarks.peers import bounded, jax_candidate, torch_candidate
 from benchmarks.problems import CHECKED_NUMBERS, Expected, features, numpy_dtype, once
 from benchmarks.report import OURS
 from benchmarks.workloads import Triples, relational_graphs
@@ -415,7 +414,7 @@ def plain_jax_candidates(graph: Triples, case: Case, problem: Problem) -> Iterat
     for name, (form, operands, num_bytes) in forms.items():
         forward = form(graph, case)
         inputs = INPUTS[_parts(case)[0]]
-        candidate = _bounded(jax_candidate(name, forward, problem, operands, inputs), num_bytes)
+        candidate = bounded(jax_candidate(name, forward, problem, operands, inputs), num_bytes)
         if name == BY_EDGE and edges > 1.5 * pairs and not candidate.skip:
             more = f"{edges / pairs:.1f} times the products of {BY_PAIR}, else the same"
             candidate = replace(candidate, skip=more)
@@ -528,16 +527,6 @@ def _by_pair(graph: Triples, case: Case) -> Callable[..., Any]:
     return _plain(graph, case, products, lambda *edges: edges[-2:], is_sorted=True)
 
 
-def _bounded(candidate: Candidate, num_bytes: float, on: str = "") -> Candidate:
-    if not on:
-        import jax
-
-        on = "gpu" if jax.default_backend() == "gpu" else "cpu"
-    if num_bytes <= LARGEST[on]:
-        return candidate
-    return replace(candidate, skip=f"out of memory: arrays of more than {LARGEST[on] / 1e9:.3g} GB")
-
-
 # --- PyG -----------------------------------------------------------------------------------------
 
 
@@ -593,8 +582,7 @@ def pyg_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Can
     name = f"PyG {type(conv).__name__}" + (" with pyg-lib" if with_lib else "")
     forward = rgat if kind == "rgat" else hgt
     candidate = torch_candidate(name, forward, problem, (*edges, starts), INPUTS[kind])
-    on = "cpu" if torch.get_default_device().type == "cpu" else "gpu"
-    yield _bounded(candidate, num_bytes, on)
+    yield bounded(candidate, num_bytes, torch.get_default_device().type)
 
 
 OP = Op(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 
 from benchmarks import published
 from benchmarks.definition import TF32_TOLERANCE, Candidate, Case, Family, Op, Problem
-from benchmarks.peers import jax_candidate, skipped, torch_candidate
+from benchmarks.peers import bounded, jax_candidate, skipped, torch_candidate
 from benchmarks.problems import (
     CHECKED_NUMBERS,
     Expected,
@@ -35,9 +34,9 @@ from benchmarks.workloads import Groups, row_groups
 INPUTS = ("lhs", "rhs")
 MODES = ("fwd", "dX", "dW")
 
-LARGEST = 2.5e9
-"""Bytes that a peer's arrays beyond inputs and outputs may have. Where they have more it moves far
-more than the others, takes seconds on a CPU, and leaves them no memory on a GPU."""
+ON = "cpu"
+"""Where arrays have more than `peers.LARGEST` there, a peer moves far more than the others, takes
+seconds on a CPU, and leaves them no memory on a GPU."""
 
 
 def problem(groups: Groups, case: Case) -> Problem:
@@ -134,21 +133,14 @@ def plain_jax_candidates(groups: Groups, case: Case, problem: Problem) -> Iterat
     ragged_bytes = copies * groups.num_groups * row_bytes
     dense, ragged, gathered = PLAIN_JAX[case.mode]
     candidate = jax_candidate(RAGGED_DOT, ragged, problem, (groups.sizes,), INPUTS)
-    yield bounded(candidate, ragged_bytes)
+    yield bounded(candidate, ragged_bytes, ON)
     by_row = groups.sizes, groups.ids
     candidate = jax_candidate("gathered einsum", gathered, problem, by_row, INPUTS)
     # Outer products are added up in float32, whatever the rows are.
     product_bytes = groups.num_rows * case.width * (4 if case.mode == "dW" else itemsize)
-    yield bounded(candidate, product_bytes * case.width)
+    yield bounded(candidate, product_bytes * case.width, ON)
     if groups.num_groups == 1:
         yield jax_candidate("dense product", dense, problem, (), INPUTS)
-
-
-def bounded(candidate: Candidate, num_bytes: int) -> Candidate:
-    """The candidate, or that it is skipped, whose arrays have so many bytes."""
-    if num_bytes <= LARGEST:
-        return candidate
-    return replace(candidate, skip=f"needs arrays of more than {LARGEST / 1e9:.3g} GB")
 
 
 def _ragged_dot(lhs: Any, rhs: Any, sizes: Any, contracted: tuple[int, int]) -> Any:
@@ -262,6 +254,7 @@ def torch_candidates(groups: Groups, case: Case, problem: Problem) -> Iterator[C
     yield bounded(
         torch_candidate("torch padded bmm", padded, problem, (_places(groups),), INPUTS),
         padded_rows * case.width * problem.output_dtype.itemsize,
+        ON,
     )
     if case.dtype == "bfloat16" and hasattr(torch, "_grouped_mm"):
         ends = _ends(groups)

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import bench_segment_matmul as in_order
 from benchmarks.definition import Candidate, Case, Family, Problem
-from benchmarks.peers import jax_candidate
+from benchmarks.peers import bounded, jax_candidate
 from benchmarks.problems import once
 from benchmarks.report import OURS
 from benchmarks.workloads import Groups
@@ -91,7 +91,7 @@ def plain_jax_candidates(groups: Groups, case: Case, problem: Problem) -> Iterat
         (in_order.RAGGED_DOT, by_ids(ragged), groups.num_groups * row_bytes),
         ("gathered einsum", by_ids(gathered, groups.ids), case.width * row_bytes),
     ):
-        yield in_order.bounded(_by_ids(groups, case, problem, name, function), num_bytes)
+        yield bounded(_by_ids(groups, case, problem, name, function), num_bytes, in_order.ON)
 
 
 OP = replace(

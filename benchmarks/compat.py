@@ -7,48 +7,40 @@ and waited for once; on a CPU they are of the process's CPU time.
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.definition import Settings
-from benchmarks.worker import _receive, _start, probe, set_environment
+from benchmarks.report import OURS, Document, Row, candidate, case, document
+from benchmarks.worker import Process, probe, reason, set_environment
 
 STEPS, RATE = 20, 1e-3
+THEIRS = "original"
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 _TURN = 0.15  # seconds at least
 
 
-def _serve(connection: Any, settings: Settings, options: dict[str, Any]) -> None:
-    """Measures models in turn, each when it is asked for."""
+def _models(settings: Settings, scale: float, is_traced: bool) -> tuple[Any, Any]:
+    """Of a `Process`: it measures models in turn, each when it is asked for."""
     set_environment(settings.platform)
     import jax
 
     jax.config.update("jax_enable_x64", "float64" in settings.dtypes)
     from benchmarks.compat_models import MODELS
 
-    while True:
-        try:
-            name = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send(("", _measured(MODELS[name], settings, **options)))
-        except Exception as error:
-            text = str(error).splitlines()[:1]
-            connection.send((f"{type(error).__name__}: {''.join(text)[:200]}", None))
+    def measured(name: str) -> list[Row]:
         jax.clear_caches()
+        return _measured(name, MODELS[name], settings, scale, is_traced)
+
+    return None, measured
 
 
-def _measured(make: Any, settings: Settings, scale: float, is_traced: bool) -> dict[str, Any]:
-    """Times and deviations of a model."""
+def _measured(name: str, make: Any, settings: Settings, scale: float, is_traced: bool) -> list[Row]:
+    """Two cases of a model, its forward pass and a step, each both ways."""
     import jax
     import jax.numpy as jnp
 
@@ -111,49 +103,49 @@ def _measured(make: Any, settings: Settings, scale: float, is_traced: bool) -> d
     )
     if settings.platform != "cpu":  # there, products are rounded unless somebody asks
         theirs, ours, replaced = both(None)
-    forward = _turns(theirs[0], ours[0], lambda f: f(parameters), False, settings)
-    step = _turns(theirs[1], ours[1], lambda f: f(parameters), True, settings)
-    wrong = not deviation <= TOLERANCE[settings.dtypes[0]]
-    return {
-        "replaced": len(replaced),
-        "deviation": float(deviation),
-        "forward": forward,
-        "step": step,
-        "status": "wrong" if wrong else "timed",
+    right = deviation <= TOLERANCE[settings.dtypes[0]]
+    ours_is: dict[str, Any] = {
+        "error": float(deviation),
+        "details": {"replaced": len(replaced)},
+        "wrong": "" if right else f"deviation {deviation:.1e}",
     }
+    cases = []
+    for mode, *both_ways in zip(("forward", "step"), ours, theirs, strict=True):
+        seconds = _turns(both_ways, parameters, mode == "step", settings)
+        rows = [
+            candidate(OURS, seconds[0], **ours_is),
+            candidate(THEIRS, seconds[1], family=THEIRS),
+        ]
+        cases.append(case(name, mode, rows))
+    return cases
 
 
-def _turns(theirs: Any, ours: Any, call: Any, is_chain: bool, settings: Settings) -> Any:
-    """Medians of both, in seconds, and of their ratio: how many times as fast."""
+def _turns(programs: Any, parameters: Any, is_chain: bool, settings: Settings) -> Any:
+    """Seconds of both programs."""
     import jax
 
     clock = time.process_time if settings.platform == "cpu" else time.perf_counter
 
-    def run(function: Any, count: int) -> float:
+    def run(program: Any, count: int) -> float:
         start = clock()
-        made = call(function)
+        made = program(parameters)
         for _ in range(count - 1):
-            made = function(made[0]) if is_chain else call(function)
+            made = program(made[0] if is_chain else parameters)
         jax.block_until_ready(made)
         return (clock() - start) / count
 
-    run(ours, 2)
-    run(theirs, 2)
-    count = int(np.clip(_TURN / max(run(theirs, 3), 1e-6), 3, 300))
+    for program in programs:
+        run(program, 2)
+    count = int(np.clip(_TURN / max(run(programs[1], 3), 1e-6), 3, 300))
     times = []
-    for i in range(settings.rounds):
-        pair = (theirs, ours) if i % 2 else (ours, theirs)
-        seconds = [run(function, count) for function in pair]
-        times.append(seconds if i % 2 else seconds[::-1])
-    return {
-        "theirs": statistics.median(a for a, _ in times),
-        "ours": statistics.median(b for _, b in times),
-        "times": statistics.median(a / b for a, b in times),
-    }
+    for turn in range(settings.rounds):
+        seconds = [run(program, count) for program in programs[:: -1 if turn % 2 else 1]]
+        times.append(seconds[:: -1 if turn % 2 else 1])
+    return list(zip(*times, strict=True))
 
 
-def run(settings: Settings, scale: float, is_traced: bool) -> dict[str, Any]:
-    """Measures the models that are asked for, in one process; a document for JSON."""
+def run(settings: Settings, scale: float, is_traced: bool) -> Document:
+    """Measures the models that are asked for, in one process."""
     from benchmarks.compat_models import MODELS
 
     patterns = settings.patterns or ("*",)
@@ -161,75 +153,20 @@ def run(settings: Settings, scale: float, is_traced: bool) -> dict[str, Any]:
     if not names:
         raise ValueError(f"no model is called {patterns[0]!r}; there are {', '.join(MODELS)}")
     machine = probe(settings)
-    process, connection = _start(_serve, settings, {"scale": scale, "is_traced": is_traced})
-    rows = []
+    process = Process(_models, settings, scale, is_traced)
+    process.receive()
+    cases = []
     for name in names:
-        connection.send(name)
+        process.send(name)
         try:
-            rows.append({"name": name, **_receive(connection)})
-        except RuntimeError as error:
-            rows.append({"name": name, "status": f"absent: {error}"})
-    connection.close()
-    process.join(timeout=10)
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine,
-        "dtype": settings.dtypes[0],
-        "scale": scale,
-        "traced": is_traced,
-        "rows": rows,
-    }
-
-
-def markdown(document: dict[str, Any]) -> str:
-    """The table of a run."""
-    rows = [row for row in document["rows"] if "step" in row]
-    ids = "arguments of" if document["traced"] else "held by"
-    lines = [
-        "# Others' models, with this library's functions in them",
-        "",
-        f"{document['machine']['device']}, {document['date']}; jax "
-        f"{document['machine']['versions']['jax']}, {document['dtype']}, sizes × "
-        f"{document['scale']:g}; graphs are {ids} programs.",
-        "",
-        "| model | theirs: forward, step, ms | times as fast: forward, step | deviation |",
-        "|---|--:|--:|--:|",
-    ]
-    for row in document["rows"]:
-        if "step" in row:
-            wrong = "" if row["status"] == "timed" else " **wrong**"
-            theirs = ", ".join(f"{1e3 * row[k]['theirs']:.2f}" for k in ("forward", "step"))
-            times = ", ".join(f"{row[k]['times']:.2f}" for k in ("forward", "step"))
-            lines.append(f"| {row['name']}{wrong} | {theirs} | {times} | {row['deviation']:.0e} |")
-        else:
-            lines.append(f"| {row['name']} | {row['status']} | | |")
-    if rows:
-        means = [
-            f"{statistics.geometric_mean(row[k]['times'] for row in rows):.2f}"
-            for k in ("forward", "step")
-        ]
-        lines.append(f"| geometric mean | | {', '.join(means)} | |")
-    return "\n".join([*lines, ""])
-
-
-def write(document: dict[str, Any], path: Path) -> None:
-    """The JSON, and a plot beside it: how many times as fast a step is."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    rows = [row for row in document["rows"] if "step" in row][::-1]
-    figure, axes = plt.subplots(figsize=(7, 0.4 * len(rows) + 1.2), layout="constrained")
-    bars = axes.barh(
-        [r["name"] for r in rows], [r["step"]["times"] for r in rows], color="tab:blue"
+            cases += process.receive()
+        except (RuntimeError, EOFError) as error:
+            row = candidate(OURS, status="absent", reason=reason(error))
+            cases.append(case(name, "step", [row]))
+    process.stop()
+    about = (
+        f"{settings.dtypes[0]}, sizes × {scale:g}; graphs are "
+        f"{'arguments of' if is_traced else 'held by'} programs."
     )
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.margins(x=0.15)
-    axes.set_xlabel("a training step: times as fast")
-    axes.set_title(document["machine"]["device"], fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path.with_suffix(".png"), dpi=120)
-    plt.close(figure)
+    title = "Others' models, with this library's functions in them"
+    return document("compat", title, machine, cases, about=about, baseline=THEIRS)

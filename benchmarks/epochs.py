@@ -9,21 +9,17 @@ several steps: so docs/batches.md has it.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.definition import Settings
-from benchmarks.worker import _receive, _start, probe, set_environment
+from benchmarks.report import OURS, Document, Row, candidate, case, document
+from benchmarks.worker import Process, probe, reason, set_environment, version
 
 FEATURES, HIDDEN, LAYERS, CLASSES = 16, 64, 4, 2
 LEARNING_RATE = 0.01
@@ -142,9 +138,9 @@ def _jax_epoch(
         sizes = {name: each[order] for name, each in graphs.sizes.items()}
         numbers = [order[places] for places in jax_gnn.pack(sizes, graphs.budget)]
         for batch, several in _built_ahead(build, numbers) if ahead else _built(build, numbers):
-            clock.has_batch()
+            clock.lap("batches")
             state = (many if several else one)(state, batch)
-            clock.has_called()
+            clock.lap("calls")
         return clock.took(int(state[3]) / len(order))
 
     return epoch
@@ -181,18 +177,16 @@ class _Clock:
 
     def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
-        self.batches = self.calls = 0.0
+        self.spent = {"batches": 0.0, "calls": 0.0}
 
-    def has_batch(self) -> None:
+    def lap(self, what: str) -> None:
+        """The time since the last one."""
         now = time.perf_counter()
-        self.batches, self.last = self.batches + now - self.last, now
-
-    def has_called(self) -> None:
-        now = time.perf_counter()
-        self.calls, self.last = self.calls + now - self.last, now
+        self.spent[what] += now - self.last
+        self.last = now
 
     def took(self, right: float) -> Took:
-        return Took(time.perf_counter() - self.start, self.batches, self.calls, right)
+        return Took(time.perf_counter() - self.start, **self.spent, right=right)
 
 
 # This library.
@@ -365,22 +359,22 @@ def _pyg(graphs: list[Molecule], size: int, workers: int) -> Epoch:
         right = torch.zeros((), dtype=torch.int64, device=device)
         for made in loader:  # which shuffles by itself
             made = made.to(device, non_blocking=True)
-            clock.has_batch()
+            clock.lap("batches")
             logits = model(made)
             optimizer.zero_grad()
             nn.functional.cross_entropy(logits, made.y).backward()
             optimizer.step()
             right += (logits.detach().argmax(1) == made.y).sum()
-            clock.has_called()
+            clock.lap("calls")
         return clock.took(int(right) / len(order))
 
     return epoch
 
 
 CANDIDATES: dict[str, tuple[tuple[str, ...], Callable[..., Epoch]]] = {
-    "jax_gnn batch": (("jax", "flax"), partial(_ours, at_once=False)),
-    "jax_gnn Batch.from_edges": (("jax", "flax"), _ours),
-    "jax_gnn Batch.from_edges, ahead": (("jax", "flax", "grain"), partial(_ours, ahead=True)),
+    OURS: (("jax", "flax"), _ours),
+    f"{OURS}, ahead": (("jax", "flax", "grain"), partial(_ours, ahead=True)),
+    f"{OURS} batch": (("jax", "flax"), partial(_ours, at_once=False)),
     "jraph dynamically_batch": (("jax", "jraph"), _jraph),
     "jraph dynamically_batch, ahead": (("jax", "jraph", "grain"), partial(_jraph, ahead=True)),
     "PyG DataLoader": (("torch", "torch_geometric"), partial(_pyg, workers=0)),
@@ -391,109 +385,56 @@ CANDIDATES: dict[str, tuple[tuple[str, ...], Callable[..., Epoch]]] = {
 # A run.
 
 
-def _serve(connection: Any, name: str, platform: str, count: int, size: int) -> None:
-    """Builds a candidate, and trains an epoch whenever it is asked."""
+def _trained(name: str, platform: str, count: int, size: int) -> tuple[Any, Callable[[], Took]]:
+    """Of a `Process`: a candidate's versions; and an epoch, whenever it is asked."""
     set_environment(platform)
     modules, make = CANDIDATES[name]
-    try:
-        versions = {module: importlib.metadata.version(module) for module in modules}
-        epoch = make(molecules(count), size)
-        connection.send(("", versions))
-    except Exception as error:
-        connection.send((f"{type(error).__name__}: {error}", None))
-        return
-    rng = np.random.default_rng(0)
-    with contextlib.suppress(EOFError):  # the parent has hung up
-        while True:
-            connection.recv()
-            connection.send(("", epoch(rng.permutation(count))))
+    epoch, rng = make(molecules(count), size), np.random.default_rng(0)
+    return {module: version(module) for module in modules}, lambda: epoch(rng.permutation(count))
 
 
-def run(platform: str, count: int, size: int, rounds: int) -> dict[str, Any]:
-    """Trains each candidate for so many epochs and one ahead, in turns; a document for JSON."""
+def run(platform: str, count: int, size: int, rounds: int) -> Document:
+    """Trains each candidate for so many epochs and one ahead, in turns."""
     machine = probe(Settings(platform=platform))
-    workers, rows = {}, []
-    for name in CANDIDATES:
-        _, connection = worker = _start(_serve, name, platform, count, size, daemon=False)
-        try:
-            rows.append({"name": name, "versions": _receive(connection), "epochs": []})
-            workers[name] = worker
-        except (RuntimeError, EOFError) as error:
-            rows.append({"name": name, "status": f"absent: {error}"})
-    for _ in range(1 + rounds):
-        for row in rows:
-            if row["name"] in workers:
-                connection = workers[row["name"]][1]
-                connection.send(True)
-                try:
-                    row["epochs"].append(_receive(connection))
-                except EOFError as error:
-                    workers.pop(row["name"])
-                    row |= {"epochs": [], "status": f"failed: {error}"}
-    for process, connection in workers.values():
-        connection.close()
-        process.join()
-    for row in rows:
-        if epochs := row.pop("epochs", None):
-            columns = dict(zip(Took._fields, zip(*epochs[1:], strict=True), strict=True))
-            row |= {"first": epochs[0][0], "all": columns["seconds"]}  # the first compiles
-            row |= {name: statistics.median(columns[name]) for name in Took._fields[:3]}
-            row |= {"median": row.pop("seconds"), "accuracy": epochs[-1][3], "status": "timed"}
-            if row["accuracy"] < LEARNT:
-                row["status"] = "wrong"
-    date = datetime.now(UTC).date().isoformat()
-    return {"date": date, "machine": machine, "graphs": count, "batch": size, "rows": rows}
+    processes: dict[str, Process] = {}
+    families: dict[str, dict[str, Any]] = {}
+    took: dict[str, list[Took]] = {}
+    for turn in range(2 + rounds):
+        for name in [name for name in CANDIDATES if turn == 0 or name in processes]:
+            try:
+                if turn:
+                    processes[name].send()
+                    took.setdefault(name, []).append(processes[name].receive())
+                    continue
+                # A loader's workers are processes of this one.
+                processes[name] = Process(_trained, name, platform, count, size, daemon=False)
+                versions = processes[name].receive()
+                families[name] = {"status": "timed", "reason": "", "versions": versions}
+            except (RuntimeError, EOFError) as error:
+                processes.pop(name).stop()
+                status = "failed" if turn else "absent"
+                families[name] = {"status": status, "reason": reason(error), "versions": {}}
+    for process in processes.values():
+        process.stop()
+    about = (
+        f"Batches of {size} graphs; GIN of {LAYERS} layers, {HIDDEN} wide. An epoch waits for "
+        "batches, for calls of steps to return, and in the end for the device."
+    )
+    rows = [_row(name, took[name]) for name in processes]
+    cases = [case(f"{count:,} small graphs", "epoch", rows)]
+    title = "Training over small graphs"
+    return document("epochs", title, machine, cases, about=about, families=families)
 
 
-def markdown(document: dict[str, Any]) -> str:
-    """The table of a run."""
-    rows = document["rows"]
-    ours = min(r["median"] for r in rows if r["name"].startswith("jax_gnn") and "median" in r)
-    machine = document["machine"]
-    versions = {k: v for row in rows for k, v in row.get("versions", {}).items()}
-    lines = [
-        f"# Epochs over {document['graphs']:,} small graphs",
-        "",
-        f"{machine['device']}, {document['date']}; "
-        + ", ".join(f"{k} {v}" for k, v in versions.items())
-        + f". Batches of {document['batch']} graphs; GIN of {LAYERS} layers, {HIDDEN} wide. An "
-        "epoch waits for batches, for calls of steps to return, and in the end for the device.",
-        "",
-        "| | an epoch, s | for batches | for calls | the first, s | × our best | right |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in rows:
-        if "median" in row:
-            wrong = "" if row["status"] == "timed" else " **wrong**"
-            times = (f"{row[name]:.2f}" for name in ("median", "batches", "calls", "first"))
-            cells = [*times, f"{row['median'] / ours:.2f}", f"{row['accuracy']:.1%}"]
-            lines.append(f"| {row['name']}{wrong} | {' | '.join(cells)} |")
-        else:
-            lines.append(f"| {row['name']} | {row['status']} |{' |' * 5}")
-    return "\n".join([*lines, ""])
-
-
-def plot(document: dict[str, Any], path: Path) -> None:
-    """Bars: seconds of an epoch."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    rows = [row for row in document["rows"] if "median" in row][::-1]
-    figure, axes = plt.subplots(figsize=(7, 0.5 * len(rows) + 1.2), layout="constrained")
-    colors = ["tab:blue" if row["name"].startswith("jax_gnn") else "tab:gray" for row in rows]
-    bars = axes.barh([row["name"] for row in rows], [row["median"] for row in rows], color=colors)
-    axes.bar_label(bars, fmt="%.2f s", padding=3)
-    axes.margins(x=0.15)
-    axes.set_xlabel(f"seconds of an epoch over {document['graphs']:,} graphs")
-    axes.set_title(document["machine"]["device"], fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def write(document: dict[str, Any], path: Path) -> None:
-    """The JSON, and the plot beside it."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    plot(document, path.with_suffix(".png"))
+def _row(name: str, took: list[Took]) -> Row:
+    first, *timed = took  # the first compiles
+    seconds, batches, calls, right = zip(*timed, strict=True)
+    details = {
+        "for batches, s": statistics.median(batches),
+        "for calls, s": statistics.median(calls),
+        "the first, s": first.seconds,
+        "right": f"{right[-1]:.1%}",
+    }
+    family = OURS if name.startswith(OURS) else name
+    wrong = "" if right[-1] >= LEARNT else f"{right[-1]:.1%} are right"
+    return candidate(name, seconds, family=family, wrong=wrong, details=details)

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.definition import Case, Op, Settings
-from benchmarks.worker import Worker, probe
+from benchmarks.worker import Process, family_session, probe, reason
 from benchmarks.workloads import Workload
 
 
@@ -55,7 +55,7 @@ class _Run:
 
     op: Op
     settings: Settings
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, Process] = field(default_factory=dict)
     families: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def ask(self, *message: Any) -> dict[str, Any]:
@@ -78,15 +78,12 @@ class _Run:
     def _answer(self, name: str) -> Any:
         try:
             return self.workers[name].receive()
-        except (EOFError, OSError) as error:
-            self.workers.pop(name).stop()
-            failure = str(error)
-        except RuntimeError as error:
-            failure = str(error).strip().splitlines()[-1]
-            _say(str(error))
-        self.families[name] |= {"status": "failed", "reason": failure}
-        _say(f"{name}: {failure}")
-        return None
+        except (RuntimeError, EOFError) as error:
+            if isinstance(error, EOFError):
+                self.workers.pop(name).stop()
+            self.families[name] |= {"status": "failed", "reason": reason(error)}
+            _say(f"{name}: {error}")
+            return None
 
 
 def run(op: Op, settings: Settings) -> Iterator[dict[str, Any]]:
@@ -99,7 +96,7 @@ def run(op: Op, settings: Settings) -> Iterator[dict[str, Any]]:
     this = _Run(op, settings)
     chosen = [f for f in op.families if not settings.families or f.name in settings.families]
     for family in chosen:
-        this.workers[family.name] = Worker(op.name, family.name, settings)
+        this.workers[family.name] = Process(family_session, op.name, family.name, settings)
         this.families[family.name] = {"status": "timed", "reason": "", "versions": {}}
     try:
         for name in list(this.workers):
@@ -127,24 +124,20 @@ def run(op: Op, settings: Settings) -> Iterator[dict[str, Any]]:
 
 def _document(this: _Run, machine: dict[str, Any], cases: list[dict[str, Any]]) -> dict[str, Any]:
     op, settings = this.op, this.settings
-    on_gpu = settings.platform == "gpu"
-    return {
-        "schema": report.SCHEMA,
-        "op": op.name,
-        "title": op.title,
-        "date": report.now(),
-        "commit": report.commit(),
-        "machine": machine | {"driver": report.driver() if on_gpu else None},
-        "settings": {
+    return report.document(
+        op.name,
+        op.title,
+        machine,
+        cases,
+        settings={
             "platform": settings.platform,
             "rounds": settings.rounds,
             "repeats": settings.repeats,
-            "timer": settings.timer if on_gpu else "wall",
+            "timer": settings.timer if settings.platform == "gpu" else "wall",
         },
-        "baseline": op.baseline,
-        "families": this.families,
-        "cases": cases,
-    }
+        baseline=op.baseline,
+        families=this.families,
+    )
 
 
 def _run_workload(this: _Run, workload: Workload, machine: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,17 +13,16 @@ samples with.
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.definition import Settings
+from benchmarks.report import OURS, Document, Row, candidate, case, document
+from benchmarks.timing import WallTimer
 from benchmarks.worker import probe
 from benchmarks.workloads import RELATIONAL_TWINS, TWINS, power_law, typed_edges
 
@@ -32,14 +31,27 @@ BATCH, FANOUTS = 1024, (15, 10)
 TRAINING = 0.1  # share of the nodes
 
 
-def run(platform: str, scale: float, rounds: int) -> dict[str, Any]:
-    """Times both models; a document for JSON."""
+PLAIN, PYG = "plain jax", "PyG NeighborLoader"
+
+
+def run(platform: str, scale: float, rounds: int) -> Document:
+    """Times both models."""
+    import jax
+
     machine = probe(Settings(platform=platform))
-    rows = [_measured(name, scale, rounds) for name in ("sage", "rgcn")]
-    rows += [_hosted(scale, rounds), _pyg(scale, rounds)]
-    rows += [_spread(scale, rounds, batch) for batch in (1024, 8192, 32768)]
-    date = datetime.now(UTC).date().isoformat()
-    return {"date": date, "machine": machine, "scale": scale, "rows": rows}
+    cases = [*_measured("sage", scale, rounds), *_measured("rgcn", scale, rounds)]
+    cases[0]["candidates"].append(_pyg(scale, rounds))
+    if platform == "gpu":  # a CPU has no link to its memory
+        cases.append(_hosted(scale, rounds))
+        if len(jax.devices()) > 1:
+            cases += [_spread(scale, rounds, batch) for batch in (1024, 8192, 32768)]
+    about = (
+        f"Twins of Reddit2 (GraphSAGE) and mag (R-GCN), {scale:g} × their nodes and edges; "
+        f"{FEATURES} features, hidden {HIDDEN}, batches of {BATCH:,}, fanouts "
+        f"{', '.join(map(str, FANOUTS))}. Times of a step, means of an epoch."
+    )
+    title = "Training on sampled neighbourhoods"
+    return document("minibatch", title, machine, cases, about=about, baseline=PLAIN)
 
 
 def _graph(name: str, scale: float) -> Any:
@@ -150,12 +162,12 @@ def _task(name: str, scale: float) -> _Task:
         return x
 
     start = params, optimizer.init(params)
-    logits = {"here": here, "plain": plain}
+    logits = {OURS: here, PLAIN: plain}
     return _Task(graph, features, y, ids, start, optimizer, logits)
 
 
-def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
-    """A model here, and in plain JAX on the same blocks.
+def _measured(name: str, scale: float, rounds: int) -> list[Any]:
+    """Steps with a model here, and in plain JAX on the same blocks; and the models alone.
 
     The steps of an epoch are one program, as in training; those of the model alone have the same
     blocks again and again.
@@ -196,42 +208,66 @@ def _measured(name: str, scale: float, rounds: int) -> dict[str, Any]:
     epochs, models = {of: epoch(of) for of in task.logits}, {of: alone(of) for of in task.logits}
     drawn = jax.block_until_ready(sample(seeds[0], keys[0], *data[:2]))
     repeated = np.broadcast_to(seeds[0], seeds.shape)
-    calls: dict[str, Callable[[], Any]] = {}
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
     for of in task.logits:
-        calls[f"step {of}"] = functools.partial(epochs[of], task.start, seeds, keys, *data)
-        calls[f"model {of}"] = functools.partial(models[of], task.start, repeated, drawn, task.y)
-    first = {of: float(calls[f"step {of}"]()[1][0]) for of in task.logits}
+        step = functools.partial(epochs[of], task.start, seeds, keys, *data)
+        calls["step", of] = step
+        calls["model", of] = functools.partial(models[of], task.start, repeated, drawn, task.y)
+    losses = {of: float(calls["step", of]()[1][0]) for of in task.logits}
+    wrong = {OURS: "", PLAIN: ""}
+    if not abs(losses[OURS] - losses[PLAIN]) < 1e-3:
+        wrong[OURS] = f"its first loss is {losses[OURS]:.4f}, in plain JAX {losses[PLAIN]:.4f}"
     drawn_of = (sample(each, key, *data[:2])[0] for each, key in zip(seeds, keys, strict=True))
     overflows = sum(bool(blocks.overflow) for blocks in drawn_of)
-    memory = epochs["here"].lower(task.start, seeds, keys, *data).compile().memory_analysis()
-    times: dict[str, list[float]] = {}
-    for number in range(rounds + 1):
-        for what, call in calls.items():
-            begun = time.perf_counter()
-            jax.block_until_ready(call())
-            if number:  # the first compiles
-                seconds = (time.perf_counter() - begun) / len(seeds)
-                times.setdefault(what, []).append(seconds)
-    status = "timed" if abs(first["here"] - first["plain"]) < 1e-3 else "wrong"
-    return {
-        **{"name": name, "status": status, "nodes": len(task.y), "edges": int(data[0].num_edges)},
-        **{"steps": len(seeds), "losses": first, "times": times, "capacity": capacity},
-        **{"overflows": overflows, "megabytes": _megabytes(memory, drawn, data)},
-        "medians": {what: statistics.median(all_) for what, all_ in times.items()},
+    memory = epochs[OURS].lower(task.start, seeds, keys, *data).compile().memory_analysis()
+    details = {
+        "nodes": f"{len(task.y):,}",
+        "edges": f"{int(data[0].num_edges):,}",
+        "room for sources": " ".join(map(str, capacity)),
+        "batches that need more": f"{overflows} of {len(seeds)}",
+        **_megabytes(memory, drawn, data),
     }
+    times = _seconds(calls, rounds, len(seeds))
+    return [
+        case(
+            name,
+            mode,
+            [
+                candidate(
+                    of,
+                    times[mode, of],
+                    family=of,
+                    wrong=wrong[of],
+                    details=details if (mode, of) == ("step", OURS) else {},
+                )
+                for of in task.logits
+            ],
+        )
+        for mode in ("step", "model")
+    ]
 
 
-def _spread(scale: float, rounds: int, batch: int, steps: int = 40) -> dict[str, Any]:
-    """Seeds split over the devices, the graph whole on each: GraphSAGE, steps in one program."""
+def _seconds(
+    calls: dict[Any, Callable[[], Any]], rounds: int, steps: int
+) -> dict[Any, list[float]]:
+    """Of a step, where each call makes so many."""
+    import jax
+
+    samples = WallTimer(jax.block_until_ready).measure(calls, rounds)
+    return {key: [seconds / steps for seconds in each] for key, each in samples.items()}
+
+
+def _spread(scale: float, rounds: int, batch: int, steps: int = 40) -> Row:
+    """Seeds split over the devices, the graph whole on each: GraphSAGE, steps in one program.
+
+    One device after the other is what a single one would take for as many seeds.
+    """
     import jax
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
     from jax_gnn.sampling import sample_neighbors
 
-    row = {"name": f"sage, {batch:,} seeds a device"}
-    if len(jax.devices()) < 2 or jax.default_backend() == "cpu":
-        return row | {"status": "absent: there are no several GPUs"}
     task = _task("sage", scale)
     capacity = task.capacity(batch)
     seeds = np.resize(task.ids, (len(jax.devices()), steps, batch)).astype(np.int32)
@@ -252,7 +288,7 @@ def _spread(scale: float, rounds: int, batch: int, steps: int = 40) -> dict[str,
                 blocks = blocks_of(seeds, number, jax.lax.axis_index("seeds"), graph)
                 drawn = blocks, blocks.node_values(features)
                 mean = functools.partial(jax.lax.pmean, axis_name="seeds")
-                return task.step("here", state, seeds, drawn, y, mean)
+                return task.step(OURS, state, seeds, drawn, y, mean)
 
             return jax.lax.scan(step, state, (seeds[0], numbers))[0]
 
@@ -275,19 +311,12 @@ def _spread(scale: float, rounds: int, batch: int, steps: int = 40) -> dict[str,
         one = jax.device_get(jax.jit(blocks_of)(seeds[device, 0], 0, device, task.graph))
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(one), strict=True)
         same = same and all(np.array_equal(a[device], b) for a, b in pairs)
-    times: dict[str, list[float]] = {}
-    for number in range(rounds + 1):
-        for count, (train, _) in programs.items():
-            begun = time.perf_counter()
-            jax.block_until_ready(train())
-            if number:
-                seconds = (time.perf_counter() - begun) / steps
-                times.setdefault(f"on {count}", []).append(seconds)
-    return {
-        **row,
-        **{"status": "timed" if same else "wrong", "times": times, "devices": counts[1]},
-        "medians": {what: statistics.median(all_) for what, all_ in times.items()},
-    }
+    trained = {count: train for count, (train, _) in programs.items()}
+    one, several = _seconds(trained, rounds, steps).values()
+    wrong = "" if same else "other blocks than on one device"
+    single = candidate("one device", [counts[1] * each for each in one], family="one device")
+    rows = [candidate(OURS, several, wrong=wrong), single]
+    return case(f"sage, {batch:,} seeds a device", f"{counts[1]} devices", rows)
 
 
 def _megabytes(memory: Any, drawn: Any, data: Any) -> dict[str, float]:
@@ -303,19 +332,18 @@ def _megabytes(memory: Any, drawn: Any, data: Any) -> dict[str, float]:
     activations = sum(4 * widths * block.num_dst for block in blocks.graphs)
     peak = memory.temp_size_in_bytes + memory.output_size_in_bytes
     named = {"step": peak, "blocks": size(blocks), "features": size(x), "activations": activations}
-    return {name: bytes_ / 1e6 for name, bytes_ in named.items()} | {"whole": size(data) / 1e6}
+    named |= {"whole": size(data)}
+    return {f"{name}, MB": bytes_ / 1e6 for name, bytes_ in named.items()}
 
 
-def _hosted(scale: float, rounds: int) -> dict[str, Any]:
+def _hosted(scale: float, rounds: int) -> Row:
     """Batches of GraphSAGE whose features are on the host, beside what its link carries."""
     import jax
     import jax.numpy as jnp
 
     from jax_gnn.sampling import fetch_ahead, sample_neighbors
 
-    name, device = "sage, features on the host", jax.devices()[0]
-    if device.platform == "cpu":
-        return {"name": name, "status": "absent: a CPU has no link to its memory"}
+    device = jax.devices()[0]
     task = _task("sage", scale)
     graph, features = jax.tree.map(np.asarray, (task.graph, task.features))
     batches = np.resize(task.ids, (64, BATCH)).astype(np.int32)
@@ -331,18 +359,18 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
 
     @jax.jit
     def step(state: Any, blocks: Any, x: Any, y: Any) -> Any:
-        return task.step("here", state, blocks.node_ids[:BATCH], (blocks, x), y)
+        return task.step(OURS, state, blocks.node_ids[:BATCH], (blocks, x), y)
 
     placed = jax.device_put(graph, device)
     seeds, keys = jnp.asarray(batches), jax.random.split(jax.random.key(0), len(batches))
-    drawn = {
-        "graph on the device": lambda: map(lambda *own: of_device(*own, placed), seeds, keys),
+    drawn: dict[str, Callable[[], Iterable[Any]]] = {
+        OURS: lambda: map(lambda *own: of_device(*own, placed), seeds, keys),
         "graph on the host": lambda: (sampled(number, graph) for number in range(len(batches))),
     }
 
-    def fed(drawn: Any, use: Any) -> float:
+    def fed(make: Any, use: Any) -> float:
         """Seconds of a batch, the first eight left out."""
-        for number, (blocks, x) in enumerate(fetch_ahead(drawn, features, device=device)):
+        for number, (blocks, x) in enumerate(fetch_ahead(make(), features, device=device)):
             if number == 8:
                 begun = time.perf_counter()
             found = use(blocks, x)
@@ -357,36 +385,34 @@ def _hosted(scale: float, rounds: int) -> dict[str, Any]:
     }
     links["link, page-locked"] = jax.device_put(links["link"], shardings["pinned_host"])
 
-    def sent(rows: Any) -> float:
-        """Seconds of a batch's features over the link alone."""
-        jax.block_until_ready(jax.device_put(rows, shardings["device"]))
-        begun = time.perf_counter()
-        jax.block_until_ready([jax.device_put(rows, shardings["device"]) for _ in range(8)])
-        return (time.perf_counter() - begun) / 8
-
     blocks = of_device(seeds[0], keys[0], placed)
 
-    def stepped() -> float:
-        jax.block_until_ready(step(task.start, blocks, x, task.y))
+    def trained(blocks: Any, x: Any) -> Any:
+        return step(task.start, blocks, x, task.y)
+
+    def repeated(call: Callable[[], Any]) -> float:
+        """Seconds of one of eight that are queued."""
+        jax.block_until_ready(call())
         begun = time.perf_counter()
-        jax.block_until_ready([step(task.start, blocks, x, task.y) for _ in range(8)])
+        jax.block_until_ready([call() for _ in range(8)])
         return (time.perf_counter() - begun) / 8
 
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        found.setdefault("step alone", []).append(stepped())
-        for where, make in drawn.items():
-            found.setdefault(where, []).append(fed(make(), lambda _, x: x))
-            found.setdefault(f"{where}, with steps", []).append(
-                fed(make(), lambda blocks, x: step(task.start, blocks, x, task.y))
-            )
-        for what, rows in links.items():
-            found.setdefault(what, []).append(sent(rows))
-    medians = {what: statistics.median(all_) for what, all_ in found.items()}
-    return {
-        **{"name": name, "status": "timed", "times": found},
-        **{"medians": medians, "gigabytes": x.nbytes / 1e9},
-    }
+    calls: dict[str, Callable[[], float]] = {}
+    for where, make in drawn.items():
+        both = "" if where == OURS else f"{where}, "
+        calls[where] = functools.partial(fed, make, trained)
+        calls[f"{both}no steps"] = functools.partial(fed, make, lambda _, x: x)
+    calls["step alone"] = lambda: repeated(lambda: trained(blocks, x))
+    for what, rows in links.items():
+        sent = functools.partial(jax.device_put, rows, shardings["device"])
+        calls[what] = functools.partial(repeated, sent)
+    found = [{what: call() for what, call in calls.items()} for _ in range(rounds)]
+    candidates = []
+    for what in calls:
+        seconds = [each[what] for each in found]
+        details = {"GB of features / s": x.nbytes / 1e9 / statistics.median(seconds)}
+        candidates.append(candidate(what, seconds, details=details))
+    return case("sage", "host features", candidates)
 
 
 def _plain_sage(layer: Any, block: Any, x: Any) -> Any:
@@ -418,9 +444,8 @@ def _plain_rgcn(layer: Any, block: Any, x: Any) -> Any:
     return y
 
 
-def _pyg(scale: float, rounds: int) -> dict[str, Any]:
+def _pyg(scale: float, rounds: int) -> Row:
     """An epoch of GraphSAGE with PyG's own loader."""
-    row: dict[str, Any] = {"name": "sage, PyG NeighborLoader"}
     try:
         import torch
         from torch_geometric.data import Data
@@ -447,86 +472,6 @@ def _pyg(scale: float, rounds: int) -> dict[str, Any]:
                 optimizer.step()
             seconds.append((time.perf_counter() - begun) / len(loader))
     except Exception as error:
-        first = str(error).strip().splitlines()[0]
-        return row | {"status": f"absent: {type(error).__name__}: {first}"}
-    return row | {"status": "timed", "medians": {"step": statistics.median(seconds[1:])}}
-
-
-def markdown(document: dict[str, Any]) -> str:
-    """The table of a run."""
-    machine = document["machine"]
-    lines = [
-        "# Training on sampled neighbourhoods",
-        "",
-        f"{machine['device']}, {document['date']}. Twins of Reddit2 (GraphSAGE) and mag (R-GCN), "
-        f"{document['scale']:g} × their nodes and edges; {FEATURES} features, hidden {HIDDEN}, "
-        f"batches of {BATCH:,}, fanouts {', '.join(map(str, FANOUTS))}. Milliseconds of a step, "
-        "mean of an epoch.",
-        "",
-        "| | step | of it the model | step, plain JAX | its model | × |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    notes = []
-    for row in document["rows"]:
-        medians = {what: 1e3 * seconds for what, seconds in row.get("medians", {}).items()}
-        if "model here" in medians:
-            step, model = medians["step here"], medians["model here"]
-            cells = [
-                f"{row['name']}, {row['nodes']:,} nodes, {row['edges']:,} edges"
-                + ("" if row["status"] == "timed" else " **wrong**"),
-                *(f"{step:.2f}", f"{model:.2f} ({model / step:.0%})"),
-                *(f"{medians['step plain']:.2f}", f"{medians['model plain']:.2f}"),
-                f"{medians['step plain'] / step:.2f}",
-            ]
-            parts = ", ".join(f"{what} {size:.0f}" for what, size in row["megabytes"].items())
-            notes.append(
-                f"{row['name']}: room for {row['capacity']} sources, {row['overflows']} of "
-                f"{row['steps']} batches needed more. Megabytes: {parts}."
-            )
-        elif "link" in medians:
-            rates = {what: 1e3 * row["gigabytes"] / taken for what, taken in medians.items()}
-            told = ", ".join(f"{what} {rate:.1f}" for what, rate in rates.items())
-            batch = medians["graph on the device"]
-            cells = [row["name"], f"{batch:.1f}, sampled and sent alone", *[""] * 4]
-            notes.append(f"{row['name']}: gigabytes of features per second: {told}.")
-        elif "on 1" in medians:
-            one, count = medians["on 1"], row["devices"]
-            most = medians[f"on {count}"]
-            note = "" if row["status"] == "timed" else " **other blocks**"
-            cells = [row["name"], f"{one:.2f}, on {count} {most:.2f}{note}", *[""] * 3]
-            cells.append(f"{count * one / most:.2f}")
-        elif medians:
-            cells = [row["name"], f"{medians['step']:.1f}", *[""] * 4]
-        else:
-            cells = [row["name"], row["status"], *[""] * 4]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n\n".join(["\n".join(lines), *notes, ""])
-
-
-def plot(document: dict[str, Any], path: Path) -> None:
-    """Bars: milliseconds of a step, and of its parts."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    bars = {
-        f"{row['name']}, {what}": 1e3 * seconds
-        for row in document["rows"]
-        for what, seconds in row.get("medians", {}).items()
-    }
-    figure, axes = plt.subplots(figsize=(7, 0.4 * len(bars) + 1.2), layout="constrained")
-    drawn = axes.barh([*bars][::-1], [*bars.values()][::-1])
-    axes.bar_label(drawn, fmt="%.1f", padding=3)
-    axes.margins(x=0.15)
-    axes.set_xlabel("milliseconds")
-    axes.set_title(document["machine"]["device"], fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def write(document: dict[str, Any], path: Path) -> None:
-    """The JSON, and the plot beside it."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    plot(document, path.with_suffix(".png"))
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return candidate(PYG, family=PYG, status="absent", reason=reason)
+    return candidate(PYG, seconds[1:], family=PYG)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,23 +27,24 @@ def random_layer(
 
 
 def model_problem(
-    structure: Mapping[str, np.ndarray],
-    num_nodes: int,
+    graph: Any,
+    structure: tuple[str, ...],
     case: Case,
-    layers: Layers,
-    logits: np.ndarray,
-    updated: Layers,
+    parameters: Callable[[str, int], Layers],
+    reference: Callable[[Any, str, int], tuple[np.ndarray, Layers]],
 ) -> Problem:
-    """The structure, X, the parameters and, for training, the labels."""
+    """The arrays of the structure, X, the parameters and, for training, the labels."""
+    of = case.mode.split(" ")[0], case.width
+    layers, (logits, updated) = parameters(*of), reference(graph, *of)
     inputs: dict[str, Any] = {
-        "x": features("x", num_nodes, case.width, "float32"),
-        **structure,
+        "x": features("x", graph.num_nodes, case.width, "float32"),
+        **{name: getattr(graph, name) for name in structure},
         **{f"{i} {name}": array for i, of in enumerate(layers) for name, array in of.items()},
     }
     outputs, tolerance = [logits], TF32_TOLERANCE
     if case.mode.endswith(" training"):  # errors add up on the way back
         tolerance *= 3
-        inputs["labels"] = labels(num_nodes, case.width)
+        inputs["labels"] = labels(graph.num_nodes, case.width)
         outputs = [array for layer in updated for array in layer.values()]
     return Problem(inputs, tuple(map(Expected.whole, outputs)), np.dtype("float32"), tolerance)
 

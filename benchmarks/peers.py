@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,23 @@ def edge_weights(graph: PlainGraph, dtype: str) -> np.ndarray:
     """Normal numbers, one for each edge: the same object for the same graph."""
     rng = np.random.default_rng([graph.num_nodes, graph.num_edges])
     return rng.standard_normal(graph.num_edges, np.float32).astype(numpy_dtype(dtype))
+
+
+LARGEST = {"cpu": 2.5e9, "cuda": 50e9}
+"""Bytes that a peer's arrays beyond inputs and outputs may have: more are out of memory, of which a
+process with JAX may take 0.4 on a GPU."""
+
+
+def bounded(candidate: Candidate, num_bytes: float, device: str = "") -> Candidate:
+    """The candidate, or that it is skipped, whose arrays have so many bytes, by default in JAX."""
+    if not device:
+        import jax
+
+        device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    if num_bytes <= LARGEST[device]:
+        return candidate
+    reason = f"out of memory: arrays of more than {LARGEST[device] / 1e9:.3g} GB"
+    return replace(candidate, skip=reason)
 
 
 # JAX.

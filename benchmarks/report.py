@@ -1,12 +1,18 @@
-"""What a run found: plain data for JSON, tables in Markdown, a picture."""
+"""What a run found: plain data for JSON, tables in Markdown, a picture.
+
+A report is a list of cases, each with the candidates that computed it. `harness` makes those of an
+op; commands of another kind make theirs by `candidate`, `case` and `document`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,48 @@ OURS = "jax_gnn"
 
 Document = dict[str, Any]
 Row = Mapping[str, Any]
+
+
+def candidate(
+    name: str, seconds: Iterable[float] = (), *, family: str = OURS, wrong: str = "", **more: Any
+) -> Row:
+    """A way to compute a case, and its samples.
+
+    Args:
+        name: Of the candidate; `OURS` is what others are compared with.
+        seconds: The samples; none where it could not run, and ``status`` and ``reason`` say why.
+        family: Of others than `OURS`, candidates are peers.
+        wrong: Why its result is not right; empty if it is.
+        more: Further fields: ``error``, or ``details``, which is numbers and strings by name.
+    """
+    row = {"name": name, "family": family, "status": "wrong" if wrong else "timed", "reason": wrong}
+    samples = list(seconds)
+    return row | (statistics_us(samples) if samples else {}) | more
+
+
+def case(workload: str, mode: str, candidates: list[Row]) -> Row:
+    """A problem that has neither widths nor a floor."""
+    name = f"{workload} {mode}"
+    of_all = {"dtype": "", "width": "", "floor_us": None}
+    return {"name": name, "workload": workload, "mode": mode, **of_all, "candidates": candidates}
+
+
+def document(
+    name: str, title: str, machine: Row, cases: list[Any], *, about: str = "", **more: Any
+) -> Document:
+    """The report of a run.
+
+    Args:
+        name: Of the op or command.
+        title: A line.
+        machine: What `benchmarks.worker.probe` says.
+        cases: Of an op, or made by `case`.
+        about: A paragraph above the tables.
+        more: ``families``, ``baseline``, ``settings``.
+    """
+    head = {"schema": SCHEMA, "op": name, "title": title, "about": about, "date": now()}
+    defaults = {"commit": commit(), "machine": machine, "baseline": "", "families": {}}
+    return head | defaults | {"cases": cases} | more
 
 
 def statistics_us(seconds: Iterable[float]) -> dict[str, Any]:
@@ -106,6 +154,9 @@ def read(path: Path) -> Document:
 def markdown(document: Document) -> str:
     """The report as Markdown: machine, our op beside its peers, means, all medians, failures."""
     machine, versions = document["machine"], _versions(document)
+    unit, size = _unit(document)
+    shown = partial(_us, size=size)
+    about = [document["about"], ""] if document.get("about") else []
     lines = [
         f"# {document['title']}",
         "",
@@ -115,19 +166,28 @@ def markdown(document: Document) -> str:
         f"Copy bandwidth {machine['copy_bytes_per_second'] / 1e9:.1f} GB/s (read + written), "
         f"{_rates(machine)}measured in this run; "
         f"load average before it {machine['load_average']:.1f}. "
-        "Times in µs, median; ± half of the interquartile range.",
+        f"Times in {unit}, median; ± half of the interquartile range.",
         "",
-        *_comparison(document),
+        *about,
+        *_comparison(document, shown),
         "",
         *_means(document),
         "",
-        "All medians (µs):",
+        f"All medians ({unit}):",
         "",
-        *_medians(document),
+        *_medians(document, shown),
     ]
+    if details := _details(document):
+        lines += ["", *details]
     if failures := _failures(document):
         lines += ["", "Not timed:", "", *failures]
     return "\n".join(lines) + "\n"
+
+
+def _unit(document: Document) -> tuple[str, float]:
+    """In which all times are told, and its microseconds."""
+    times = [row["median_us"] for case in document["cases"] for row in timed(case).values()]
+    return ("µs", 1.0) if min(times, default=0.0) < 10_000 else ("ms", 1000.0)
 
 
 def _rates(machine: Row) -> str:
@@ -142,30 +202,32 @@ def case_line(case: Row) -> str:
     return f"{case['name']}: floor {_us(case['floor_us'])} µs; {times or 'nothing timed'}"
 
 
-def _comparison(document: Document) -> list[str]:
+def _comparison(document: Document, shown: Callable[..., str]) -> list[str]:
     baseline = document["baseline"]
     ours_header = [OURS, "±", "floor / time", "error", "scratch %"]
     header = ["case", "floor", *ours_header, "best peer", "its time", "speedup"]
     rows = []
     for case in document["cases"]:
         ours, peer, plain = timed(case).get(OURS), best_peer(case), timed(case).get(baseline)
+        spread = (ours["q3_us"] - ours["q1_us"]) / 2 if ours else None
+        error = ours.get("error") if ours else None
         rows.append(
             [
                 case["name"],
-                _us(case["floor_us"]),
-                _median(ours),
-                _us((ours["q3_us"] - ours["q1_us"]) / 2 if ours else None),
-                _times(ours["floor_fraction"] if ours else None),
-                f"{ours['error']:.0e}" if ours else "-",
+                shown(case["floor_us"]),
+                shown(_median(ours)),
+                shown(spread),
+                _times(ours.get("floor_fraction") if ours else None),
+                "-" if error is None else f"{error:.0e}",
                 _scratch(case, ours),
                 peer["name"] if peer else "-",
-                _median(peer),
+                shown(_median(peer)),
                 _times(speedup(case, peer)),
-                _median(plain),
+                shown(_median(plain)),
                 _times(speedup(case, plain)),
             ]
         )
-    return _table([*header, baseline, "speedup"], rows)
+    return table([*header, baseline, "speedup"], rows)
 
 
 def _means(document: Document) -> list[str]:
@@ -175,23 +237,43 @@ def _means(document: Document) -> list[str]:
     modes = list(dict.fromkeys(case["mode"] for case in document["cases"]))
     rows = [[name, *(_times(of.get(mode)) for mode in modes)] for name, of in means.items()]
     fractions = [_times(_floor_fraction(document, mode)) for mode in modes]
-    rows.append(["the floor (floor / time)", *fractions])
-    return _table([f"speedup of {OURS} (geometric mean) over", *modes], rows)
+    if any(fraction != "-" for fraction in fractions):
+        rows.append(["the floor (floor / time)", *fractions])
+    return table([f"speedup of {OURS} (geometric mean) over", *modes], rows)
 
 
 def _floor_fraction(document: Document, mode: str) -> float | None:
     """Geometric mean over the cases of a mode in which this library was timed."""
     ours = [timed(case).get(OURS) for case in document["cases"] if case["mode"] == mode]
-    fractions = [row["floor_fraction"] for row in ours if row]
+    fractions = [row["floor_fraction"] for row in ours if row and "floor_fraction" in row]
     return geometric_mean(fractions) if fractions else None
 
 
-def _medians(document: Document) -> list[str]:
+def _medians(document: Document, shown: Callable[..., str]) -> list[str]:
     names = _candidate_names(document)
     rows = [
-        [case["name"], *map(_median, map(timed(case).get, names))] for case in document["cases"]
+        [case["name"], *(shown(_median(timed(case).get(name))) for name in names)]
+        for case in document["cases"]
     ]
-    return _table(["case", *names], rows)
+    return table(["case", *names], rows)
+
+
+def _details(document: Document) -> list[str]:
+    """What else is known of a candidate."""
+    pairs = [(case, row) for case in document["cases"] for row in case["candidates"]]
+    found = [(case, row, row["details"]) for case, row in pairs if row.get("details")]
+    names = list(dict.fromkeys(name for *_, details in found for name in details))
+    rows = [
+        [case["name"], row["name"], *(_detail(details.get(name)) for name in names)]
+        for case, row, details in found
+    ]
+    return table(["case", "candidate", *names], rows) if rows else []
+
+
+def _detail(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _failures(document: Document) -> list[str]:
@@ -226,14 +308,14 @@ def _versions(document: Document) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def _median(row: Row | None) -> str:
-    return _us(row["median_us"] if row else None)
+def _median(row: Row | None) -> float | None:
+    return row["median_us"] if row else None
 
 
-def _us(value: float | None) -> str:
+def _us(value: float | None, size: float = 1.0) -> str:
     if value is None:
         return "-"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+    return f"{value / size:.{0 if value >= 1000 * size else 1}f}"
 
 
 def _scratch(case: Row, row: Row | None) -> str:
@@ -246,7 +328,10 @@ def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """A table without its empty columns."""
+    there = [any(cell != "-" for cell in column) for column in zip(*rows, strict=True)]
+    header, *rows = [list(itertools.compress(line, there)) for line in (header, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: list[str]) -> str:
@@ -257,19 +342,20 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [line(header), line(rule), *map(line, rows)]
 
 
-Column = tuple[str, str, int]  # mode, dtype, width
+Column = tuple[str, str, int | str]  # mode, dtype, width
 Map = dict[str, list[float | None]]  # by row, a number for each column
 
 _SCREEN = 16.0, 12.0  # the largest picture, in inches of 100 pixels
 _CELL = 0.6, 0.26
 _MARGIN, _TOP, _TITLE = 0.2, 1.3, 0.4
+_TIME = "median time"
 
 
 def plot(document: Document, path: Path) -> None:
     """Draws speedups as numbers on colours: a column for each mode, dtype and width.
 
     Maps below each other: our speedup over each other candidate, the geometric mean over graphs;
-    over the fastest peer, by graph; and how near we are to the floor. It fits a screen.
+    over the fastest peer, by graph; how near we are to the floor; and our time. It fits a screen.
     """
     from matplotlib.figure import Figure
 
@@ -280,13 +366,21 @@ def plot(document: Document, path: Path) -> None:
     names = [name for rows in maps.values() for name in rows]
     left = 0.4 + 0.075 * max(map(len, names), default=0)
     space = _TOP + _TITLE * len(maps) + _MARGIN
-    roomy = max(_CELL[0], min(4.2 / len(columns), 1.2))
+    dtypes = list(dict.fromkeys(dtype for _, dtype, _ in columns))
+    heads = {
+        (mode, dtype): [*mode.split(), *([dtype] if len(dtypes) > 1 else [])]
+        for mode, dtype, _ in columns
+    }
+    places = {kind: [column[:2] == kind for column in columns] for kind in heads}
+    # Inches that the longest word takes in letters of size 9.
+    word = max(0.105 * max(map(len, words)) / sum(places[kind]) for kind, words in heads.items())
+    roomy = max(_CELL[0], min(4.2 / len(columns), 1.2), word)
     cell = (
         min(roomy, (_SCREEN[0] - left - _MARGIN) / len(columns)),
         min(_CELL[1], (_SCREEN[1] - space) / max(len(names), 1)),
     )
-    dtypes = list(dict.fromkeys(dtype for _, dtype, _ in columns))
-    about = ", ".join([document["machine"]["device"], *(dtypes if len(dtypes) == 1 else ())])
+    letter = min(9.0, 60 * cell[1])
+    about = ", ".join(filter(None, [document["machine"]["device"], *dtypes[: len(dtypes) == 1]]))
     about += f". {reference}: blue where it is faster, red where slower."
     letters = 0.09 * max(map(len, [document["title"], about, *maps]))
     width = max(left + cell[0] * len(columns), _MARGIN + letters) + _MARGIN
@@ -298,16 +392,14 @@ def plot(document: Document, path: Path) -> None:
 
     write(_MARGIN, 0.32, document["title"], size=12)
     write(_MARGIN, 0.55, about, size=9.5)
-    for mode, dtype in dict.fromkeys(column[:2] for column in columns):
-        places = [i for i, column in enumerate(columns) if column[:2] == (mode, dtype)]
-        center = left + cell[0] * (places[0] + len(places) / 2)
-        words = [*mode.split(), *([dtype] if len(dtypes) > 1 else [])]
-        room = cell[0] * len(places) / (0.105 * max(map(len, words)))  # for letters of size 9
-        size = 9 * min(1, room)
-        write(center, _TOP - 0.18, "\n".join(words), size=size, ha="center", linespacing=1.1)
+    style = {"size": 9 * min(1, cell[0] / word), "ha": "center", "linespacing": 1.1}
+    for kind, words in heads.items():
+        center = left + cell[0] * (places[kind].index(True) + sum(places[kind]) / 2)
+        write(center, _TOP - 0.18, "\n".join(words), **style)
     for place, (*_, features) in enumerate(columns):
         write(left + cell[0] * (place + 0.5), _TOP, str(features), size=9, ha="center")
-    write(left - 0.05, _TOP, "width", size=9, ha="right")
+    if any(width for *_, width in columns):
+        write(left - 0.05, _TOP, "width", size=9, ha="right")
     top = _TOP
     for title, rows in maps.items():
         top += _TITLE
@@ -315,7 +407,7 @@ def plot(document: Document, path: Path) -> None:
         axes = figure.add_axes(
             (left / width, 1 - (top + shape[1]) / height, shape[0] / width, shape[1] / height)
         )
-        _draw_map(axes, rows, columns, "floor" in title)
+        _draw_map(axes, title, rows, columns, letter)
         write(_MARGIN, top - 0.08, title, size=10, weight="bold")
         top += shape[1]
     figure.savefig(path, dpi=100)
@@ -332,7 +424,7 @@ def _maps(document: Document, columns: list[Column], reference: str) -> dict[str
     """The maps by title, without rows that have no number."""
     cases = document["cases"]
     # The largest graphs first, which the floor orders.
-    by_size = sorted(cases, key=lambda case: case["floor_us"], reverse=True)
+    by_size = sorted(cases, key=lambda case: case["floor_us"] or 0, reverse=True)
     graphs = list(dict.fromkeys(case["workload"] for case in by_size))
     others = [name for name in _candidate_names(document) if name != reference]
 
@@ -351,8 +443,13 @@ def _maps(document: Document, columns: list[Column], reference: str) -> dict[str
         return _ratio(best_peer(case), timed(case).get(reference))
 
     def over_floor(case: Row) -> float | None:
+        return timed(case).get(reference, {}).get("floor_fraction")
+
+    unit, size = _unit(document)
+
+    def time(case: Row) -> float | None:
         found = timed(case).get(reference)
-        return found["floor_fraction"] if found else None
+        return found["median_us"] / size if found else None
 
     maps = {
         f"time of each other candidate / {reference}, mean over the graphs": {
@@ -362,6 +459,7 @@ def _maps(document: Document, columns: list[Column], reference: str) -> dict[str
             graph: means(over_fastest, graph) for graph in graphs
         },
         f"floor / time of {reference}": {graph: means(over_floor, graph) for graph in graphs},
+        f"{_TIME} of {reference}, {unit}": {graph: means(time, graph) for graph in graphs},
     }
     kept = {
         title: {name: values for name, values in rows.items() if any(values)}
@@ -370,12 +468,14 @@ def _maps(document: Document, columns: list[Column], reference: str) -> dict[str
     return {title: rows for title, rows in kept.items() if rows}
 
 
-def _draw_map(axes: Any, rows: Map, columns: list[Column], of_floor: bool) -> None:
+def _draw_map(axes: Any, title: str, rows: Map, columns: list[Column], letter: float) -> None:
     from matplotlib import colormaps
 
     values = np.array(list(rows.values()), float)  # None becomes NaN
-    if of_floor:
+    if title.startswith("floor"):
         shades = colormaps["Greens"](np.clip(values, 0, 1) * 0.8)
+    elif title.startswith(_TIME):
+        shades = np.ones((*values.shape, 4))
     else:  # twice as fast as far from white as half as fast; from a factor of 4 the same
         shades = colormaps["RdBu"](0.5 + np.clip(np.log2(values), -2, 2) / 5)
     shades[np.isnan(values)] = 1
@@ -384,9 +484,9 @@ def _draw_map(axes: Any, rows: Map, columns: list[Column], of_floor: bool) -> No
         dark = shades[y, x, :3].mean() < 0.55
         digits = next(n for n, above in enumerate((100, 10, 0.01, 0)) if not value < above)
         text = "-" if np.isnan(value) else f"{value:.{digits}f}"
-        style = {"ha": "center", "va": "center_baseline", "size": 9}
+        style = {"ha": "center", "va": "center_baseline", "size": letter}
         axes.text(x, y, text, color="w" if dark else "k", **style)
-    axes.set_yticks(range(len(rows)), rows, size=9)
+    axes.set_yticks(range(len(rows)), rows, size=letter)
     axes.set_xticks([])
     axes.tick_params(length=0)
     for x in range(1, len(columns)):

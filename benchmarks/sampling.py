@@ -4,11 +4,11 @@
 compiled functions of one process, and take turns; on a CPU wall times are compared, on a GPU what
 the profiler says of kernels.
 
-* ``tree`` and ``distinct`` are what :func:`jax_gnn.sampling.sample_neighbors` gives; ``, host`` of
-  arrays of numpy, without JAX; ``, jax.numpy`` without this library's kernels; ``, by relation``
-  with a fanout for each of them;
-* ``draw`` only draws edges of a tree, and finds where they come from;
-* ``… + from_edges`` builds each block by :meth:`jax_gnn.Graph.from_edges`, which sorts edges;
+* ``tree`` and ``distinct`` are what :func:`jax_gnn.sampling.sample_neighbors` gives, ``by
+  relation`` with a fanout for each of them. ``on the host`` is of arrays of numpy, without JAX;
+  ``jax.numpy`` without this library's kernels;
+* ``draw alone`` only draws edges of a tree, and finds where they come from;
+* ``from_edges`` builds each block by :meth:`jax_gnn.Graph.from_edges`, which sorts edges;
 * ``weighted``, ``in time`` and ``disjoint`` are other draws of the same neighbourhoods, and
   ``walks``, ``node2vec``, ``negatives`` and ``negatives, no edges`` are other batches of as many;
 * ``PyG`` is its ``NeighborLoader`` on the host, where it has what it samples with.
@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.definition import Settings
+from benchmarks.report import OURS, Document, Row, candidate, case, document
 from benchmarks.timing import FLUSHES, WallTimer
 from benchmarks.worker import probe
 from benchmarks.workloads import plain_graphs, relational_graphs
@@ -37,8 +34,8 @@ from benchmarks.workloads import plain_graphs, relational_graphs
 SEEDS = 1024
 FANOUTS = ((15, 10), (10, 10, 10))
 GRAPHS = ("ogbn-arxiv-twin", "reddit2-twin", "mag-twin")
-PLAIN, BY_SORTS = "draw", "distinct + from_edges"
-"""What trees, and what distinct nodes, are compared with."""
+DRAW, XLA, HOST, SORTED, PYG = "draw alone", "jax.numpy", "on the host", "from_edges", "PyG"
+PEERS = (XLA, SORTED, PYG)
 STEPS, NEGATIVES = 20, 10
 """Steps of a walk, and negatives of an edge."""
 
@@ -84,8 +81,11 @@ def _simple(graph: Any, seeds: Any, key: Any, fanouts: Sequence[int], build: str
 Function = Callable[..., Any]
 """Of ``data``, a dictionary with the graph and what was prepared for it, of seeds and a key."""
 
+Key = tuple[str, str]
+"""What is made, and the candidate that makes it."""
 
-def neighbors(graph: Any, fanouts: tuple[int, ...]) -> dict[str, Function]:
+
+def neighbors(graph: Any, fanouts: tuple[int, ...]) -> dict[Key, Function]:
     """Blocks, and simpler ways to build them where the graph has no relations."""
     from jax_gnn.sampling import sample_neighbors
 
@@ -95,22 +95,23 @@ def neighbors(graph: Any, fanouts: tuple[int, ...]) -> dict[str, Function]:
     def simple(data: Any, seeds: Any, key: Any, build: str) -> Any:
         return _simple(data["graph"], seeds, key, fanouts, build)
 
-    found: dict[str, Function] = {}
+    found: dict[Key, Function] = {}
     relations = getattr(graph, "num_relations", None)
-    for name in ("tree", "distinct"):
-        tree = name == "tree"
-        found[name] = functools.partial(sample, fanouts=fanouts, tree=tree)
+    for mode in ("tree", "distinct"):
+        tree = mode == "tree"
+        found[mode, OURS] = functools.partial(sample, fanouts=fanouts, tree=tree)
         if relations is None:
-            found[f"{name} + from_edges"] = functools.partial(simple, build=name)
+            found[mode, SORTED] = functools.partial(simple, build=mode)
         else:
             each = [dict.fromkeys(range(relations), -(-f // relations)) for f in fanouts]
-            found[f"{name}, by relation"] = functools.partial(sample, fanouts=each, tree=tree)
+            by_relation = functools.partial(sample, fanouts=each, tree=tree)
+            found[f"{mode}, by relation", OURS] = by_relation
     if relations is None:
-        found[PLAIN] = functools.partial(simple, build="")
+        found["tree", DRAW] = functools.partial(simple, build="")
     return found
 
 
-def others(graph: Any, fanouts: tuple[int, ...]) -> dict[str, Function]:
+def others(graph: Any, fanouts: tuple[int, ...]) -> dict[Key, Function]:
     """Other draws of neighbours, and other batches where the graph has no relations."""
     import jax.numpy as jnp
 
@@ -135,14 +136,14 @@ def others(graph: Any, fanouts: tuple[int, ...]) -> dict[str, Function]:
         "in time": functools.partial(sample, edge_time="times", seed_time="limits"),
         "disjoint": disjoint,
     }
-    if hasattr(graph, "num_relations"):
-        return found
-    return found | {
-        "walks": walks,
-        "node2vec": functools.partial(walks, p=0.5, q=2.0),
-        "negatives": negatives,
-        "negatives, no edges": functools.partial(negatives, exclude_edges=True),
-    }
+    if not hasattr(graph, "num_relations"):
+        found |= {
+            "walks": walks,
+            "node2vec": functools.partial(walks, p=0.5, q=2.0),
+            "negatives": negatives,
+            "negatives, no edges": functools.partial(negatives, exclude_edges=True),
+        }
+    return {(mode, OURS): function for mode, function in found.items()}
 
 
 def _prepared(graph: Any) -> dict[str, Any]:
@@ -182,53 +183,59 @@ def _pyg(graph: Any, seeds: np.ndarray, fanouts: tuple[int, ...]) -> Callable[[]
 
 
 def _compiled(
-    data: Any, functions: Mapping[str, Function], batches: Sequence[Any], platform: str
-) -> dict[str, Callable[[], Any]]:
+    data: Any, functions: Mapping[Key, Function], batches: Sequence[Any], platform: str
+) -> dict[Key, Callable[[], Any]]:
     """Calls of compiled functions, each with the next batch; compiled in threads."""
     import jax
 
     import jax_gnn
 
     lowered = {}
-    for name, function in functions.items():
-        lowered[name] = jax.jit(function).lower(data, *batches[0])
-        if platform == "cpu" and name in ("tree", "distinct"):
+    for (mode, name), function in functions.items():
+        lowered[mode, name] = jax.jit(function).lower(data, *batches[0])
+        if platform == "cpu" and name == OURS and mode in ("tree", "distinct"):
             with jax_gnn.implementation("xla"):
-                lowered[f"{name}, jax.numpy"] = jax.jit(function).lower(data, *batches[0])
+                lowered[mode, XLA] = jax.jit(function).lower(data, *batches[0])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = [*pool.map(lambda program: program.compile(), lowered.values())]
-
-    def call(program: Any) -> Callable[[], Any]:
-        following = itertools.cycle(batches)
-        return lambda: program(data, *next(following))
-
-    return {name: call(program) for name, program in zip(lowered, compiled, strict=True)}
+        compiled = pool.map(lambda program: program.compile(), lowered.values())
+        programs = dict(zip(lowered, compiled, strict=True))
+    return {key: _next(program, data, batches) for key, program in programs.items()}
 
 
-def _on_host(
-    data: Any, functions: Mapping[str, Function], batches: Sequence[Any]
-) -> dict[str, Callable[[], Any]]:
-    def call(function: Function) -> Callable[[], Any]:
-        following = itertools.cycle(batches)
-        return lambda: function(data, *next(following))
-
-    return {f"{name}, host": call(function) for name, function in functions.items()}
+def _next(function: Function, data: Any, batches: Sequence[Any]) -> Callable[[], Any]:
+    """Calls with one batch after the other."""
+    following = itertools.cycle(batches)
+    return lambda: function(data, *next(following))
 
 
-def _measured(platform: str, calls: dict[str, Any], on_host: dict[str, Any], rounds: int) -> Any:
-    """For each name seconds of all rounds, and how many kernels, copies and fills there are."""
+def _measured(
+    platform: str, calls: dict[Key, Any], on_host: dict[Key, Any], rounds: int
+) -> dict[Key, Row]:
+    """Candidates, with how many kernels, copies and fills there are."""
     import jax
 
     for call in calls.values():
         jax.block_until_ready(call())
     timer = WallTimer(jax.block_until_ready)
+    counts: dict[Key, int] = {}
     if platform == "cpu":
-        return {name: (s, None) for name, s in timer.measure(calls | on_host, rounds).items()}
-    from jax_gnn._tuning.timing import ProfilerTimer, span
+        seconds = timer.measure(calls | on_host, rounds)
+    else:
+        from jax_gnn._tuning.timing import ProfilerTimer, span
 
-    kernels = ProfilerTimer(FLUSHES).kernels(calls, rounds)
-    found: Any = {name: ([*map(span, k)], len(k[0])) for name, k in kernels.items()}
-    return found | {name: (s, None) for name, s in timer.measure(on_host, rounds).items()}
+        kernels = ProfilerTimer(FLUSHES).kernels(calls, rounds)
+        counts = {key: len(each[0]) for key, each in kernels.items()}
+        seconds = {key: [*map(span, each)] for key, each in kernels.items()}
+        seconds |= timer.measure(on_host, rounds)
+    return {
+        (mode, name): candidate(
+            name,
+            of,
+            family=name if name in PEERS else OURS,
+            details={"kernels": counts[mode, name]} if (mode, name) in counts else {},
+        )
+        for (mode, name), of in seconds.items()
+    }
 
 
 def _host_graph(name: str) -> Any:
@@ -251,112 +258,50 @@ def _host_graph(name: str) -> Any:
         return jax_gnn.RelationalGraph.from_triples(*columns, **sizes, parts=())
 
 
-def run(platform: str, names: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Times each candidate so often, in turns; a document for JSON."""
+def run(platform: str, names: Sequence[str], rounds: int) -> Document:
+    """Times each candidate so often, in turns."""
     import jax
 
     import jax_gnn
 
     machine = probe(Settings(platform=platform))
-    rows = []
+    cases = []
     for name in names:
         host = _host_graph(name)
         order = np.random.default_rng(0).permutation(host.num_nodes).astype(np.int32)
         seeds = order[: len(order) // SEEDS * SEEDS].reshape(-1, SEEDS)[: rounds + 1]
         words = [np.array([0, number], np.uint32) for number in range(len(seeds))]
         data = _prepared(jax.device_put(host))
-        batches = jax.device_put([*zip(seeds, words, strict=True)])
+        batches = [*zip(seeds, words, strict=True)]
+        on_device = jax.device_put(batches)
         for fanouts in FANOUTS:
             functions = neighbors(host, fanouts)
-            shown = {n: f for n, f in functions.items() if n.startswith(("tree", "distinct"))}
-            shown = {n: f for n, f in shown.items() if not n.endswith("from_edges")}
+            on_host = {
+                (mode, HOST): _next(function, {"graph": host}, batches)
+                for (mode, which), function in functions.items()
+                if which == OURS
+            }
             if fanouts == FANOUTS[0]:
-                more = others(host, fanouts)
-                functions |= more
-            on_host = _on_host({"graph": host}, shown, [*zip(seeds, words, strict=True)])
+                functions |= others(host, fanouts)
+            absent = {}
             if isinstance(host, jax_gnn.Graph):
                 try:
-                    on_host["PyG"] = _pyg(host, seeds, fanouts)
-                    on_host["PyG"]()
+                    call = _pyg(host, seeds, fanouts)
+                    call()
+                    on_host["distinct", PYG] = call
                 except (ImportError, OSError) as error:
-                    on_host.pop("PyG", None)
-                    print(f"PyG is absent: {str(error).splitlines()[0]}")
-            calls = _compiled(data, functions, batches, platform)
-            for each, (seconds, kernels) in _measured(platform, calls, on_host, rounds).items():
-                row = {"graph": name, "edges": host.num_edges, "fanouts": fanouts, "name": each}
-                median, least = statistics.median(seconds), min(seconds)
-                row |= {"median": median, "least": least, "kernels": kernels}
-                rows.append(row | {"all": seconds})
-    date = datetime.now(UTC).date().isoformat()
-    versions = {"jax": jax.__version__, "jax_gnn": jax_gnn.__version__}
-    return {"date": date, "machine": machine, "versions": versions, "rows": rows}
-
-
-# --- Tables and plots ----------------------------------------------------------------------------
-
-
-def markdown(document: dict[str, Any]) -> str:
-    """The tables of a run, one for each graph and fanouts."""
-    versions = ", ".join(f"{k} {v}" for k, v in document["versions"].items())
-    lines = [
-        f"# Sampling {SEEDS:,} seeds",
-        "",
-        f"{document['machine']['device']}, {document['date']}; {versions}. The least and the "
-        "median of all rounds, graphs included. Building a tree is what it takes beyond the draw. "
-        f"Walks have {STEPS} steps; there are {NEGATIVES} negatives for each of as many edges.",
-    ]
-    for key, rows in _groups(document).items():
-        graph, edges, fanouts = key
-        least = {row["name"]: row["least"] for row in rows}
-        lines += ["", f"## {graph}, {edges:,} edges, fanouts {', '.join(map(str, fanouts))}", ""]
-        lines += ["| | least, ms | median, ms | kernels | × |", "|---|--:|--:|--:|---|"]
-        for row in rows:
-            of = BY_SORTS if row["name"].startswith("distinct") else PLAIN
-            known = of in least and row["name"].startswith(("distinct", "tree"))
-            share = f"{row['least'] / least[of]:.2f} of {of}" if known else ""
-            cells = [f"{1e3 * row[what]:.3g}" for what in ("least", "median")]
-            cells += ["" if row["kernels"] is None else str(row["kernels"]), share]
-            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
-def _groups(document: dict[str, Any]) -> dict[Any, list[dict[str, Any]]]:
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in document["rows"]:
-        groups.setdefault((row["graph"], row["edges"], tuple(row["fanouts"])), []).append(row)
-    return groups
-
-
-def plot(document: dict[str, Any], path: Path) -> None:
-    """Bars: milliseconds of a batch."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    groups = _groups(document)
-    heights = [0.25 * len(rows) + 0.6 for rows in groups.values()]
-    figure, grid = plt.subplots(
-        len(groups),
-        figsize=(7, sum(heights)),
-        height_ratios=heights,
-        layout="constrained",
-        squeeze=False,
+                    why = str(error).splitlines()[0]
+                    row = candidate(PYG, family=PYG, status="absent", reason=why)
+                    absent["distinct", PYG] = row
+            calls = _compiled(data, functions, on_device, platform)
+            rows = _measured(platform, calls, on_host, rounds) | absent
+            graph = f"{name} {','.join(map(str, fanouts))}"
+            for mode in dict.fromkeys(mode for mode, _ in rows):
+                of_mode = [row for key, row in rows.items() if key[0] == mode]
+                cases.append(case(graph, mode, of_mode))
+    about = (
+        "A case is a graph, fanouts and what is made. Building a tree is what it takes beyond the "
+        f"draw. Walks have {STEPS} steps; there are {NEGATIVES} negatives for each edge."
     )
-    for axes, ((graph, _, fanouts), rows) in zip(grid[:, 0], groups.items(), strict=True):
-        names = [row["name"] for row in rows][::-1]
-        simple = ("from_edges", "jax.numpy", PLAIN, "PyG")
-        colors = ["tab:gray" if name.endswith(simple) else "tab:blue" for name in names]
-        bars = axes.barh(names, [1e3 * row["least"] for row in rows][::-1], color=colors)
-        axes.bar_label(bars, fmt="%.3g ms", padding=3)
-        axes.margins(x=0.15)
-        axes.set_title(f"{graph}, fanouts {', '.join(map(str, fanouts))}", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def write(document: dict[str, Any], path: Path) -> None:
-    """The JSON, and the plot beside it."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    plot(document, path.with_suffix(".png"))
+    title = f"Sampling {SEEDS:,} seeds"
+    return document("sampling", title, machine, cases, about=about, baseline=SORTED)

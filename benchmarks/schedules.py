@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import report
 from benchmarks.schedule_times import FEATURES, Database, Row
 
 SLOWEST = float(np.log(4))
@@ -156,20 +157,20 @@ def markdown(database: Database, fitted: Fit) -> str:
         f"The tree has {fitted.tree.get_n_leaves()} leaves. Slowdowns are geometric means of "
         "chosen over best time, less one.",
         "",
-        f"| kernel | calls | {' | '.join(shown)} |",
-        f"| --- | ---: | {' | '.join(['---:'] * len(shown))} |",
     ]
+    by_kernel = []
     for name in [*kernels, "all"]:
         rows = np.array([name in ("all", row.kernel) for row in database.rows])
         cells = [
             f"{np.expm1(values[rows].max() if title == 'worst call' else values[rows].mean()):.1%}"
             for title, values in shown.items()
         ]
-        lines.append(f"| {name} | {rows.sum()} | {' | '.join(cells)} |")
-    lines += ["", "| graph left out | slowdown |", "| --- | ---: |"]
-    by_graph = losses_by(database, fitted.log_losses, graph_family)
-    lines += [f"| {name} | {loss:.1%} |" for name, loss in by_graph.items()]
-    return "\n".join(lines) + "\n"
+        by_kernel.append([name, str(rows.sum()), *cells])
+    losses_of = losses_by(database, fitted.log_losses, graph_family)
+    by_graph = [[name, f"{loss:.1%}"] for name, loss in losses_of.items()]
+    lines += report.table(["kernel", "calls", *shown], by_kernel)
+    lines += ["", *report.table(["graph left out", "slowdown"], by_graph), ""]
+    return "\n".join(lines)
 
 
 # --- The rule as Python --------------------------------------------------------------------------

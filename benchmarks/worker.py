@@ -33,25 +33,44 @@ _LARGE = 2**30
 _LARGEST_GRAPH = 2**32
 
 
-class Worker:
-    """The parent's end: starts the process, sends messages, stops it."""
+class Process:
+    """A process of its own, which answers messages.
 
-    def __init__(self, op: str, family: str, settings: Settings) -> None:
-        self._process, self._connection = _start(_serve, op, family, settings)
+    Args:
+        make: There, of the arguments, what the process says first, and the function of messages.
+        arguments: Of it.
+        daemon: Whether it dies with this one; if so it can have no processes itself.
+    """
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any, daemon: bool = True) -> None:
+        # Families define results at once, by products whose threads would wait for each other.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        given = theirs, make, *arguments
+        self._process = context.Process(target=_serve, args=given, daemon=daemon)
+        self._process.start()
+        theirs.close()  # so that the death of the process ends our waiting
 
     def send(self, *message: Any) -> None:
-        """Sends a command with its arguments. A dead process shows when its answer is awaited."""
+        """Sends arguments of the function. A dead process shows when its answer is awaited."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
     def receive(self) -> Any:
-        """The answer to the earliest command that has none yet.
+        """The answer to the earliest message that has none yet; the first is what `make` says.
 
         Raises:
-            RuntimeError: The command failed; the message is the process's traceback.
+            RuntimeError: It failed; the message is the process's traceback.
             EOFError: The process has died.
         """
-        return _receive(self._connection)
+        try:
+            error, answer = self._connection.recv()
+        except (EOFError, OSError):
+            raise EOFError("the process died") from None
+        if error:
+            raise RuntimeError(error)
+        return answer
 
     def stop(self) -> None:
         """Ends the process."""
@@ -61,27 +80,39 @@ class Worker:
             self._process.kill()
 
 
+def _serve(connection: Connection, make: Callable[..., Any], *arguments: Any) -> None:
+    """Answers messages until the parent hangs up."""
+
+    def attempt(function: Callable[..., Any], given: tuple[Any, ...]) -> tuple[str, Any]:
+        try:
+            return "", function(*given)
+        except Exception:
+            return traceback.format_exc(), None
+
+    error, made = attempt(make, arguments)
+    connection.send((error, made and made[0]))
+    with contextlib.suppress(EOFError):
+        while made:
+            connection.send(attempt(made[1], connection.recv()))
+
+
+def reason(error: Exception) -> str:
+    """Why a process has failed: a traceback's last line."""
+    return str(error).strip().splitlines()[-1][:300]
+
+
 def probe(settings: Settings) -> dict[str, Any]:
     """Device, versions and copy bandwidth of this machine, from a process of its own."""
-    process, connection = _start(_probe, settings)
+    process = Process(_machine, settings)
     try:
-        return _receive(connection)
+        return process.receive()
     finally:
-        connection.close()
-        process.join(timeout=10)
+        process.stop()
 
 
-def _start(
-    target: Callable[..., None], *arguments: Any, daemon: bool = True
-) -> tuple[Any, Connection]:
-    # Families define results at once, by products whose threads would wait for each other.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=daemon)
-    process.start()
-    theirs.close()  # so that the death of the process ends our waiting
-    return process, ours
+def _machine(settings: Settings) -> tuple[dict[str, Any], None]:
+    driver = report.driver() if settings.platform == "gpu" else None
+    return _Jax(settings).machine() | {"driver": driver}, None
 
 
 def set_environment(platform: str) -> None:
@@ -94,46 +125,19 @@ def set_environment(platform: str) -> None:
     os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.4"
 
 
-def _receive(connection: Connection) -> Any:
-    try:
-        error, answer = connection.recv()
-    except EOFError:
-        raise EOFError("the process died") from None
-    if error:
-        raise RuntimeError(error)
-    return answer
-
-
-def _serve(connection: Connection, op_name: str, family_name: str, settings: Settings) -> None:
-    """Answers commands until the parent hangs up. The first answer says who is there."""
+def family_session(op_name: str, family_name: str, settings: Settings) -> tuple[Any, Any]:
+    """Of a `Process`: whether a family can run here, and the answers to the parent's commands."""
     op = load_op(op_name)
     family = next(family for family in op.families if family.name == family_name)
     try:
         runtime = _runtime(family, settings)
-        versions = {name: _version(name) for name in family.modules}
+        versions = {name: version(name) for name in family.modules}
         versions |= {path.name: report.commit(path) for path in _checkout(family, settings)}
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        connection.send((None, {"status": "absent", "reason": reason}))
-        return
-    connection.send((None, {"status": "timed", "versions": versions}))
+        return {"status": "absent", "reason": f"{type(error).__name__}: {error}"}, None
     session = _Session(op, family, settings, runtime)
-    while True:
-        try:
-            command, *arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send((None, getattr(session, command)(*arguments)))
-        except Exception:
-            connection.send((traceback.format_exc(), None))
-
-
-def _probe(connection: Connection, settings: Settings) -> None:
-    try:
-        connection.send((None, _Jax(settings).machine()))
-    except Exception:
-        connection.send((traceback.format_exc(), None))
+    hello = {"status": "timed", "versions": versions}
+    return hello, lambda command, *arguments: getattr(session, command)(*arguments)
 
 
 class _Session:
@@ -333,7 +337,7 @@ class _Jax:
             "load_average": load_average,
             "versions": {
                 "python": platform.python_version(),
-                **{name: _version(name) for name in ("jax", "jaxlib", "numpy")},
+                **{name: version(name) for name in ("jax", "jaxlib", "numpy")},
             },
             "copy_bytes_per_second": timing.copy_bandwidth(self.timer, self._copies(size), size),
             "flops_per_second": self._flops_per_second(8192 if self._on_gpu else 1024),
@@ -528,7 +532,8 @@ def _threaded_copy(source: np.ndarray) -> timing.Call:
     return lambda: list(pool.map(np.copyto, targets, sources))
 
 
-def _version(module: str) -> str | None:
+def version(module: str) -> str | None:
+    """Of a distribution, or else of the module."""
     try:
         return importlib.metadata.version(module.replace("_", "-"))
     except importlib.metadata.PackageNotFoundError:

@@ -340,8 +340,7 @@ def molecules(num_graphs: int = 10_000, seed: int = 0) -> PlainGraph:
     kept = others >= np.concatenate([first, first])
     ends, others = ends[kept], others[kept]
     rows, cols = np.concatenate([ends, others]), np.concatenate([others, ends])
-    order = np.lexsort((cols, rows))
-    return _sorted_graph(len(nodes), rows[order], cols[order])
+    return _sorted_graph(len(nodes), rows, cols)
 
 
 def row_groups(data: Path | None) -> dict[str, Workload]:
@@ -395,8 +394,7 @@ def power_law(
     ends = np.repeat(np.arange(num_nodes), degrees), rng.integers(num_nodes, size=num_edges)
     rows, cols = ends[::-1] if in_columns else ends
     cols = (cols + (cols == rows)) % num_nodes
-    keys = np.sort(rows * num_nodes + cols)
-    return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
+    return _sorted_graph(num_nodes, rows, cols)
 
 
 def hub(num_nodes: int, seed: int = 0) -> PlainGraph:
@@ -404,8 +402,7 @@ def hub(num_nodes: int, seed: int = 0) -> PlainGraph:
     rng = np.random.default_rng(seed)
     rows = np.concatenate([np.zeros(num_nodes, np.int64), rng.integers(num_nodes, size=num_nodes)])
     cols = np.concatenate([np.arange(num_nodes), rng.integers(num_nodes, size=num_nodes)])
-    keys = np.sort(rows * num_nodes + cols)
-    return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
+    return _sorted_graph(num_nodes, rows, cols)
 
 
 def even(
@@ -421,11 +418,12 @@ def even(
     rows = np.repeat(np.arange(num_nodes), degree)
     if with_hub:
         rows[::2] = 0
-    keys = np.sort(rows * num_nodes + cols)
-    return _sorted_graph(num_nodes, keys // num_nodes, keys % num_nodes)
+    return _sorted_graph(num_nodes, rows, cols)
 
 
 def _sorted_graph(num_nodes: int, rows: np.ndarray, cols: np.ndarray) -> PlainGraph:
+    """Edges that are in any order."""
+    rows, cols = np.divmod(np.sort(rows.astype(np.int64) * num_nodes + cols), num_nodes)
     indptr = row_pointers(np.bincount(rows, minlength=num_nodes))
     return PlainGraph(num_nodes, indptr, rows.astype(np.int32), cols.astype(np.int32))
 
@@ -543,8 +541,7 @@ def _load_incidence(path: Path) -> Incidence:
 def _load_plain(path: Path) -> PlainGraph:
     with np.load(path, allow_pickle=False) as arrays:
         num_nodes, src, dst = int(arrays["num_nodes"]), arrays["src"], arrays["dst"]
-    order = np.lexsort((src, dst))
-    return _sorted_graph(num_nodes, dst[order], src[order])
+    return _sorted_graph(num_nodes, dst, src)
 
 
 def plain_relational(data: Path | None, name: str) -> list[Workload]:
@@ -552,8 +549,7 @@ def plain_relational(data: Path | None, name: str) -> list[Workload]:
 
     def load(path: Path) -> PlainGraph:
         found = _load_triples(path)
-        order = np.lexsort((found.src, found.dst))
-        return _sorted_graph(found.num_nodes, found.dst[order], found.src[order])
+        return _sorted_graph(found.num_nodes, found.dst, found.src)
 
     paths = [data / "relational" / f"{name}.npz"] if data else []
     return [Workload(path.stem, partial(load, path)) for path in paths if path.exists()]

@@ -565,7 +565,7 @@ class HGTConv(nnx.Module):
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         _check_relations(graph, self.num_relations)
         sizes, src_types, dst_types = self._types(graph, node_types)
-        by_type = self._by_type(graph, x, sizes)
+        by_type = self._by_type(x, sizes)
         if by_type is not None and not self._one_width:
             y = self._of_widths(graph, by_type, src_types, dst_types, folded)
         elif by_type is not None:
@@ -643,9 +643,7 @@ class HGTConv(nnx.Module):
                     f"{relation!r} for {own!r}"
                 )
 
-    def _by_type(
-        self, graph: RelationalGraph, x: Any, sizes: tuple[int, ...]
-    ) -> dict[str, Array] | None:
+    def _by_type(self, x: Any, sizes: tuple[int, ...]) -> dict[str, Array] | None:
         """The features of each type, or None of an array."""
         if not isinstance(x, Mapping):
             return None

@@ -138,7 +138,6 @@ OF_DST, OF_SRC, OF_EDGES = ones(3), ones(4), ones(4)
 HEADS_DST, HEADS_SRC, HEADS = ones(3, 2, 5), ones(4, 2, 5), ones(2, 5)
 LHS, RHS = ones(6, 3), ones(2, 3, 4)
 SIZES, PLACES = np.array([2, 3], np.int32), np.arange(6, dtype=np.int32)
-EDGE_DICT = {("a", "r", "b"): np.stack([SRC, DST])}
 XLA = {"implementation": "xla"}
 SEGMENTS = {"data": X, "segment_ids": DST, "num_segments": 3}
 PRODUCT = {

@@ -49,6 +49,7 @@ def _install() -> None:
     ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
     for each in op.OPS.values():
         emulated = dataclasses.replace(each, name=names.get(each.name, each.name))
+        object.__setattr__(emulated, "primitive", each.primitive)
         lower = functools.partial(_lower, each, emulated)
         mlir.register_lowering(each.primitive, lower, platform="cpu")
 

@@ -37,6 +37,35 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x * inverse(np.sqrt((x**2).sum(-1, keepdims=True)))
 
 
+def awkward_edges(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Of 9 nodes, one edge a self-loop and one there twice; nothing enters or leaves 3."""
+    src, dst = rng.choice([0, 1, 2, 4, 5, 6, 7, 8], (2, 20))
+    return np.append(src, [src[0], 5]), np.append(dst, [dst[0], 5])
+
+
+def awkward_triples(
+    rng: np.random.Generator, num_nodes: int = 9, relations: Any = (0, 1, 3), count: int = 30
+) -> tuple[np.ndarray, ...]:
+    """Edges of some relations, two of them alike; none enters or leaves 3."""
+    src, dst = rng.choice([i for i in range(num_nodes) if i != 3], (2, count))
+    rel = rng.choice(relations, count)
+    src[1], rel[1], dst[1] = src[0], rel[0], dst[0]
+    return src, rel, dst
+
+
+def check_dropout(layer: Any, graph: Any, x: jax.Array) -> jax.Array:
+    """Masks differ, but for those of one key. Returns the result in evaluation, without any."""
+    assert not np.array_equal(layer(graph, x), layer(graph, x))
+    key = jax.random.key(1)
+    np.testing.assert_array_equal(
+        layer(graph, x, rngs=key), layer(graph, x, deterministic=False, rngs=key)
+    )
+    evaluated = layer(graph, x, deterministic=True)
+    layer.eval()
+    np.testing.assert_array_equal(layer(graph, x), evaluated)
+    return evaluated
+
+
 def made_of_rows(jaxpr: Any, rows: int) -> list[str]:
     """What makes arrays of so many rows, of several features, in order."""
     found = []

@@ -15,6 +15,7 @@ real part) and on arrays of objects, and be analytic.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -32,7 +33,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from op_spec import (
     SCENARIOS,
     STACKABLE,
@@ -55,6 +56,7 @@ from op_spec import (
 
 import jax_gnn
 from jax_gnn._core import ffi
+from jax_gnn._core.sharding import like
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 KERNELS = tuple(s.platform for s in ffi.status() if s.platform == PLATFORM and s.available)
@@ -419,29 +421,6 @@ class OpSuite(CoreChecks):
         rows = [(on_host(case.index), *typed(case.operands, "float32")) for case in cases]
         return list(zip(*rows, strict=True))
 
-    def check_vmap(
-        self,
-        function: Callable[..., Any],
-        jitted: Callable[..., Any],
-        in_axes: Sequence[int | None],
-        columns: Sequence[tuple[Any, ...]],
-    ) -> None:
-        mapped = jax.vmap(function, in_axes=tuple(in_axes))(
-            *(
-                column[0] if axis is None else stack(column, axis)
-                for column, axis in zip(columns, in_axes, strict=True)
-            )
-        )
-        for k in range(len(columns[0])):
-            loop = jitted(
-                *(
-                    column[0 if axis is None else k]
-                    for column, axis in zip(columns, in_axes, strict=True)
-                )
-            )
-            for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(loop), strict=True):
-                assert_close(got[k], want, 4 * TOLERANCE["float32"], f"in_axes={in_axes}, {k}")
-
     def test_vmap(self, rng: np.random.Generator, implementation: str) -> None:
         """Arguments mapped along their first or last axis, or not: all pairs of these."""
         columns = self.columns(rng, (2,))
@@ -451,7 +430,7 @@ class OpSuite(CoreChecks):
         with setting(implementation):
             for in_axes in sets:
                 if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
+                    check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
     @on_first
     def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
@@ -466,7 +445,7 @@ class OpSuite(CoreChecks):
                 *([rng.choice([None, 0, -1]) for _ in columns] for _ in range(4)),
             ]:
                 if any(axis is not None for axis in in_axes):
-                    self.check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
+                    check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
 
     @on_first
     def test_vmap_of_nothing(self, rng: np.random.Generator, implementation: str) -> None:
@@ -611,6 +590,79 @@ class OpSuite(CoreChecks):
                 for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
                     assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
 
+    @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+    def test_split_features(self, rng: np.random.Generator, kind: AxisType) -> None:
+        """As the op's own rule splits them, outside of ``shard_map``."""
+        case = self.spec.make_case(rng, "padding", (8,))
+        operands = typed(case.operands, "float32")
+        axes = self.spec.feature_axis
+
+        def axis_of(leaf: Any, operand: int | None) -> int | None:
+            del leaf
+            return None if operand is None else axes[operand]
+
+        where = axis_of, self.spec.result_axis
+        self.check_split(rng, kind, self.spec.function, on_host(case.index), operands, *where)
+
+    def test_split_anyhow(self, rng: np.random.Generator) -> None:
+        """Any axis of any array, as far as it has pieces of one size."""
+        case = self.spec.make_case(rng, rng.choice(STACKABLE[-4:]), (8,))
+        operands = typed(case.operands, "float32")
+
+        def axis_of(leaf: Any, operand: int | None) -> int | None:
+            del operand
+            axes = [i for i, size in enumerate(leaf.shape) if size and size % 4 == 0]
+            return rng.choice([None, *axes])
+
+        where = self.spec.function, on_host(case.index), operands, axis_of
+        self.check_split(rng, AxisType.Auto, *where, None)
+
+    @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+    def test_split_batch(self, rng: np.random.Generator, kind: AxisType) -> None:
+        """Of a batch each device has its own."""
+        cases = [self.spec.make_case(rng, scenario, (3,)) for scenario in STACKABLE[-4:]]
+        index = stack([on_host(case.index) for case in cases])
+        operands = [np.stack(each) for each in zip(*(c.operands for c in cases), strict=True)]
+        batch = jax.vmap(self.spec.function)
+        self.check_split(rng, kind, batch, index, typed(operands, "float32"), lambda *_: 0, 0)
+
+    def check_split(
+        self,
+        rng: np.random.Generator,
+        kind: AxisType,
+        function: Callable[..., jax.Array],
+        index: Any,
+        operands: Sequence[Any],
+        axis_of: Callable[[Any, int | None], int | None],
+        result_axis: int | None,
+    ) -> None:
+        """Value and gradients are those on one device.
+
+        ``axis_of`` maps an array, and which operand it is, or None, to the axis that is split.
+        """
+        mesh = Mesh(self.mesh().devices, ("devices",), axis_types=(kind,))
+
+        def place(leaf: Any, axis: int | None) -> jax.Array:
+            spec = [] if axis is None else [*[None] * axis, "devices"]
+            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+
+        @jax.jit
+        def both(index: Any, cotangent: jax.Array, *operands: jax.Array) -> Any:
+            value, pull = jax.vjp(functools.partial(function, index), *operands)
+            return value, pull(like(cotangent, jax.typeof(value)))
+
+        like_value = jax.eval_shape(function, index, *operands)
+        (cotangent,) = random_like(rng, [like_value], "float32")
+        want, wanted = both(index, cotangent, *operands)
+        index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
+        operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
+        context = jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext()
+        with context, setting(KERNELS[0]):
+            value, gradients = both(index, place(cotangent, result_axis), *operands)
+        assert_close(value, want, TOLERANCE["float32"], "value")
+        for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+            assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
+
     @pytest.mark.parametrize("implementation", [None, "xla"])
     def test_sharded_indices(self, rng: np.random.Generator, implementation: str | None) -> None:
         """Each device has indices of its own; all share the operands."""
@@ -642,6 +694,24 @@ class OpSuite(CoreChecks):
         for i, name in enumerate(self.spec.operands):
             want = sum(np.asarray(part[i]) for part in parts)
             assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
+
+
+def check_vmap(
+    function: Callable[..., Any],
+    jitted: Callable[..., Any],
+    in_axes: Sequence[int | None],
+    columns: Sequence[Sequence[Any]],
+    tolerance: float = 4 * TOLERANCE["float32"],
+) -> None:
+    """`jax.vmap` against a loop over values of each argument, of which the first is one for all."""
+    pairs = [*zip(columns, in_axes, strict=True)]
+    mapped = jax.vmap(function, in_axes=tuple(in_axes))(
+        *(column[0] if axis is None else stack(column, axis) for column, axis in pairs)
+    )
+    for k in range(len(columns[0])):
+        loop = jitted(*(column[0 if axis is None else k] for column, axis in pairs))
+        for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(loop), strict=True):
+            assert_close(got[k], want, tolerance, f"in_axes={in_axes}, {k}")
 
 
 def print_digest(module: str, suite: str, seed: int) -> None:

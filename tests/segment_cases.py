@@ -25,6 +25,16 @@ class Elements(NamedTuple):
         return (self.ids >= 0) & (self.ids < self.num_segments)
 
 
+def uneven_ids(rng: np.random.Generator, shape: str, count: int, size: int) -> np.ndarray:
+    """Sorted, some out of range: a long tail, one giant segment, or nearly all empty."""
+    ids = {
+        "tail": np.minimum(rng.geometric(0.01, count), size - 1),
+        "giant": np.full(count, 17),
+        "empty": rng.choice([0, 3, 290, size - 1], count),
+    }[shape]
+    return np.sort(np.where(rng.random(count) < 0.05, rng.choice([-1, size], count), ids))
+
+
 def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.normal(size=shape)
 

@@ -20,7 +20,7 @@ from jax_gnn._ops.attention.primitive import attention, attention_vjp
 from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
 
 # Five destinations, three sources, four entries, two heads of four features; two relations.
-ROWS, COLS, COUNT, HEADS, WIDTH, ACC = 5, 3, 4, 2, 8, 4
+ROWS, COLS, COUNT, HEADS, WIDTH = 5, 3, 4, 2, 8
 BY_ROW = (MATRIX.by_row.rows, MATRIX.by_row.cols, ids(0, 1, 2, 3))
 BY_COL = (MATRIX.by_col.rows, MATRIX.by_col.cols, MATRIX.by_col.order)
 VALUE, SCALE, TYPES, COL_TYPES = (

@@ -26,8 +26,10 @@ from benchmarks import (
     compat,
     compat_models,
     epochs,
+    minibatch,
     problems,
     report,
+    sampling,
     timing,
 )
 from benchmarks import bench_segment_matmul as bench_matmul
@@ -228,7 +230,7 @@ def test_a_picture_shows_what_the_tables_say():
     document = large_report()
     columns = report._columns(document)
     assert len(columns) == 3 * 2 * 3
-    means, fastest, floor = report._maps(document, columns, report.OURS).values()
+    means, fastest, floor, times = report._maps(document, columns, report.OURS).values()
     place = columns.index(("dW", "bfloat16", 64))
     case = next(
         case
@@ -240,11 +242,12 @@ def test_a_picture_shows_what_the_tables_say():
     )
     ours = report.timed(case)[report.OURS]
     assert floor[case["workload"]][place] == pytest.approx(ours["floor_fraction"])
+    assert times[case["workload"]][place] == pytest.approx(ours["median_us"])
     assert means["peer 7"][columns.index(("fwd", "float32", 32))] is None
     document["cases"] = [case]
     columns = report._columns(document)
-    (mean,) = report._maps(document, columns, report.OURS).popitem()[1].values()
-    assert mean == [pytest.approx(ours["floor_fraction"])]
+    *_, floor, _ = report._maps(document, columns, report.OURS).values()
+    assert list(floor.values()) == [[pytest.approx(ours["floor_fraction"])]]
 
 
 def test_geometric_mean():
@@ -990,51 +993,104 @@ def test_an_epoch_takes_every_graph_once(monkeypatch: pytest.MonkeyPatch, ahead:
     assert 0 <= took.right <= 1 and round(took.right * 40, 6).is_integer()
 
 
-def test_report_of_epochs(tmp_path: Path) -> None:
-    timed = {"status": "timed", "first": 9.0, "accuracy": 0.95, "versions": {"jax": "1"}}
-    timed |= {"batches": 1.0, "calls": 0.5}
-    rows = [
-        {"name": "jax_gnn batch", "median": 2.0, **timed},
-        {"name": "other", "median": 5.0, **timed, "status": "wrong"},
-        {"name": "missing", "status": "absent: no module"},
-    ]
-    machine = {"device": "a device"}
-    document = {"date": "2026-01-01", "machine": machine, "graphs": 9, "batch": 3, "rows": rows}
-    text = epochs.markdown(document)
-    assert "| other **wrong** | 5.00 | 1.00 | 0.50 | 9.00 | 2.50 | 95.0% |" in text
-    assert "| missing | absent: no module | | | | | |" in text
-    epochs.write(document, tmp_path / "report.json")
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
-
-
 # --- Others' models -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_a_model_gives_the_same_with_this_library_in_it(is_traced: bool) -> None:
+    name = "MoE, two ragged_dot"
     settings = Settings(platform="cpu", rounds=1)
-    make = compat_models.MODELS["MoE, two ragged_dot"]
-    row = compat._measured(make, settings, 0.01, is_traced)
-    assert row["status"] == "timed" and row["deviation"] <= 1e-5 and row["replaced"] >= 5
-    assert all(row[name][key] > 0 for name in ("forward", "step") for key in ("theirs", "ours"))
+    cases = compat._measured(name, compat_models.MODELS[name], settings, 0.01, is_traced)
+    assert [case["mode"] for case in cases] == ["forward", "step"]
+    for case in cases:
+        ours, theirs = case["candidates"]
+        assert ours["status"] == theirs["status"] == "timed"
+        assert ours["error"] <= 1e-5 and ours["details"]["replaced"] >= 5
+        assert all(row["median_us"] > 0 and row["samples"] == 1 for row in (ours, theirs))
 
 
-def test_report_of_others_models(tmp_path: Path) -> None:
-    timed = {"theirs": 0.004, "ours": 0.002, "times": 2.0}
-    row = {"forward": timed, "step": {**timed, "times": 8.0}, "deviation": 2e-7, "replaced": 5}
-    rows = [
-        {"name": "first", **row, "status": "timed"},
-        {"name": "second", **row, "status": "wrong"},
-        {"name": "missing", "status": "absent: no module"},
+# --- Commands of another kind ---------------------------------------------------------------------
+
+
+def test_report_of_a_command(tmp_path: Path) -> None:
+    absent = {"status": "absent", "reason": "no module"}
+    steps = [
+        report.candidate(report.OURS, [0.02, 0.03, 0.04], error=2e-7, details={"kernels": 3}),
+        report.candidate("other", [0.3], family="other", details={"share": 0.12345}),
+        report.candidate("wrong", [0.03], family="wrong", wrong="other blocks"),
+        report.candidate("missing", family="missing", **absent),
     ]
-    machine = {"device": "a device", "versions": {"jax": "1"}}
-    document = {"date": "2026-01-01", "machine": machine, "dtype": "float32", "scale": 1}
-    document |= {"traced": True, "rows": rows}
-    text = compat.markdown(document)
-    assert "| first | 4.00, 4.00 | 2.00, 8.00 | 2e-07 |" in text
-    assert "| second **wrong** |" in text and "| missing | absent: no module |" in text
-    assert "| geometric mean | | 2.00, 8.00 | |" in text
-    compat.write(document, tmp_path / "report.json")
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png"}
-    with pytest.raises(ValueError, match="no model is called 'none of'"):
-        compat.run(Settings(platform="cpu", patterns=("none of",)), 1.0, False)
+    cases = [report.case("some graphs", "step", steps), report.case("a graph", "epoch", steps[3:])]
+    machine = {"device": "a device", "cores": 2, "cpu": "a CPU", "load_average": 1.0}
+    machine |= {"versions": {"jax": "1"}, "driver": None, "copy_bytes_per_second": 1e9}
+    made = report.document("some", "Some", machine, cases, about="As it is.", baseline="other")
+    path = tmp_path / "report.json"
+    report.write(made, path)
+    assert report.read(path) == made
+    text = report.markdown(made).replace("  ", "").replace("| ", "|").replace(" |", "|")
+    assert "Times in ms" in text and "\nAs it is.\n" in text
+    assert "|some graphs step|30.0|5.0|2e-07|other|300.0|10.00|300.0|10.00|" in text
+    assert "|other|10.00|" in text and "floor" not in text
+    assert "|some graphs step|jax_gnn|3|-|" in text and "|other|-|0.123|" in text
+    assert "- wrong on some graphs step: wrong, other blocks" in text
+    assert "- missing on some graphs step and 1 more cases: absent, no module" in text
+    assert_fits_a_screen(path.with_suffix(".png"))
+
+
+def no_peer(*_: object) -> dict:
+    return report.candidate("PyG", family="PyG", status="absent", reason="no module")
+
+
+def no_module(*_: object) -> None:
+    raise ImportError("no module")
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "timed", "constants"),
+    [
+        (
+            "epochs",
+            ["--graphs", "40", "--batch", "16", "--rounds", "1"],
+            {("epoch", report.OURS)},
+            {epochs: {"CANDIDATES": {report.OURS: None}, "LEARNT": 0}},
+        ),
+        (
+            "compat",
+            ["--scale", "0.01", "--rounds", "1", "--cases", "moe*"],
+            {(mode, name) for mode in ("forward", "step") for name in (report.OURS, "original")},
+            {},
+        ),
+        (
+            "minibatch",
+            ["--scale", "0.0005", "--rounds", "1"],
+            {(mode, name) for mode in ("step", "model") for name in (report.OURS, "plain jax")},
+            {minibatch: {"BATCH": 16, "FANOUTS": (2,), "LAYERS": 1, "HIDDEN": 8, "_pyg": no_peer}},
+        ),
+        (
+            "sampling",
+            ["--graphs", "tiny", "--rounds", "1"],
+            {("tree", name) for name in (report.OURS, *sampling.PEERS[:2], "draw alone")}
+            | {("walks", report.OURS)},
+            {sampling: {"SEEDS": 16, "FANOUTS": ((3,),), "STEPS": 2, "_pyg": no_module}},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_command(command, options, timed, constants, tmp_path, monkeypatch, capsys) -> None:
+    for module, values in constants.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    path = tmp_path / "report.json"
+    assert main([command, "--platform", "cpu", "--out", str(path), *options]) == 0
+    shown = capsys.readouterr().out
+    document = report.read(path)
+    found = {(case["mode"], name) for case in document["cases"] for name in report.timed(case)}
+    assert timed <= found
+    assert main(["render", str(path)]) == 0
+    assert capsys.readouterr().out.strip() in shown
+    assert_fits_a_screen(path.with_suffix(".png"))
+
+
+def test_a_model_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compat", "--platform", "cpu", "--cases", "none of"]) == 2
+    assert "no model is called 'none of'" in capsys.readouterr().err

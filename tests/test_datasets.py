@@ -666,7 +666,10 @@ def test_unknown_sources(tmp_path):
         load_hypergraph(tmp_path)
 
 
-@pytest.mark.parametrize("load", WRITERS.values())
+OF_GRAPHS = datasets.load_planetoid, datasets.load_graph_npz, datasets.load_csv
+
+
+@pytest.mark.parametrize("load", [*WRITERS.values(), *OF_GRAPHS])
 def test_loaders_name_what_is_missing(tmp_path, load):
     with pytest.raises(FileNotFoundError, match=r"nowhere.* does not exist; expected"):
         load(tmp_path / "nowhere")

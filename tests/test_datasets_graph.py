@@ -505,14 +505,3 @@ def test_unknown_sources(tmp_path):
         load_graph(tmp_path)
     write_planetoid(tmp_path)
     assert_same(load_graph(tmp_path), toy())
-
-
-@pytest.mark.parametrize("load", [*WRITERS.values(), datasets.load_csv])
-def test_loaders_name_what_is_missing(tmp_path, load):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.* does not exist; expected"):
-        load(tmp_path / "nowhere")
-    (tmp_path / "notes.csv").write_text("1,2")
-    with pytest.raises(ValueError, match=r"notes\.csv"):
-        load(tmp_path / "notes.csv")
-    with pytest.raises((FileNotFoundError, ValueError), match=r"expected|has no"):
-        load(tmp_path)

@@ -71,13 +71,13 @@ CASES = {
 }
 
 
-def random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.normal(key, shape, dtype)
-
-
 def make(case: Case, **changes: Any) -> Any:
     sizes = {"in_features": WIDTH, "hidden_features": 8, "out_features": CLASSES, "num_layers": 2}
-    options = sizes | {"bias_init": random, "param_dtype": jnp.float64, "dropout_rate": 0.0}
+    options = sizes | {
+        "bias_init": jax.random.normal,
+        "param_dtype": jnp.float64,
+        "dropout_rate": 0.0,
+    }
     return case.model(**options | case.options | changes, rngs=nnx.Rngs(0))
 
 
@@ -228,7 +228,7 @@ def test_models_of_any_features(name, hosted, typed, rng):
     case = CASES[name]
     widths = {"author": 3, "paper": WIDTH, "venue": TYPES["venue"]}
     stack = make(case._replace(options={k: v for k, v in case.options.items() if "edge" not in k}))
-    options: Any = {"bias_init": random, "param_dtype": jnp.float64}
+    options: Any = {"bias_init": jax.random.normal, "param_dtype": jnp.float64}
     model = layers.HeteroModel(widths, stack, rngs=nnx.Rngs(1), **options)
     features = {kind: rng.normal(size=(TYPES[kind], widths[kind])) for kind in TYPES}
     x = jax.tree.map(jnp.asarray, features) | {"venue": None}

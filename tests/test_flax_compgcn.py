@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import check_gradient, double, made_of_rows
+from layer_cases import awkward_triples, check_gradient, double, made_of_rows
 
 from flax_layers import CompGCN, CompGCNConv
 from jax_gnn import RelationalGraph
@@ -18,11 +18,7 @@ COMPOSITIONS = ("sub", "mult", "corr")
 
 @pytest.fixture
 def triples(rng) -> tuple[np.ndarray, ...]:
-    """Edges of all relations but the second, two of them alike; none enters or leaves 3."""
-    src, dst = rng.choice([0, 1, 2, 4, 5, 6], (2, EDGES))
-    rel = rng.choice([0, 2], EDGES)
-    src[1], rel[1], dst[1] = src[0], rel[0], dst[0]
-    return src, rel, dst
+    return awkward_triples(rng, NUM_NODES, [0, 2], EDGES)
 
 
 def graph_of(triples, **options) -> RelationalGraph:
@@ -30,10 +26,7 @@ def graph_of(triples, **options) -> RelationalGraph:
 
 
 def make(layer, *sizes, **options):
-    def random_bias(key, shape, dtype):
-        return jax.random.normal(key, shape, dtype)
-
-    options |= {"num_relations": 2 * RELATIONS, "bias_init": random_bias}
+    options |= {"num_relations": 2 * RELATIONS, "bias_init": jax.random.normal}
     return layer(*sizes, rngs=nnx.Rngs(0), **options)
 
 

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import check_gradient, double, inverse, linear, made_of_rows, relu, unit
+from layer_cases import (
+    check_dropout,
+    check_gradient,
+    double,
+    inverse,
+    linear,
+    made_of_rows,
+    relu,
+    unit,
+)
 
 from flax_layers import (
     HGNN,
@@ -597,14 +606,7 @@ WITH_DROPOUT = [
 def test_dropout_inside(layer, options, hypergraph):
     conv = layer(4, 32, rngs=nnx.Rngs(0), **options)
     x = features(4)
-    assert not np.array_equal(conv(hypergraph, x), conv(hypergraph, x))
-    key = jax.random.key(1)
-    np.testing.assert_array_equal(
-        conv(hypergraph, x, rngs=key), conv(hypergraph, x, deterministic=False, rngs=key)
-    )
-    evaluated = conv(hypergraph, x, deterministic=True)
-    conv.eval()
-    np.testing.assert_array_equal(conv(hypergraph, x), evaluated)
+    evaluated = check_dropout(conv, hypergraph, x)
     without = layer(4, 32, rngs=nnx.Rngs(0), **{n: v for n, v in options.items() if n == "heads"})
     np.testing.assert_array_equal(without(hypergraph, x), evaluated)
 
@@ -669,14 +671,7 @@ def test_gradients_reach_all_parameters(model_class, hypergraph):
 def test_dropout_of_models(model_class, hypergraph):
     x = features(4)
     model = model_class(4, 64, 3, dropout_rate=0.5, rngs=nnx.Rngs(0))
-    assert not np.array_equal(model(hypergraph, x), model(hypergraph, x))
-    key = jax.random.key(1)
-    np.testing.assert_array_equal(
-        model(hypergraph, x, rngs=key), model(hypergraph, x, deterministic=False, rngs=key)
-    )
-    evaluated = model(hypergraph, x, deterministic=True)
-    model.eval()
-    np.testing.assert_array_equal(model(hypergraph, x), evaluated)
+    check_dropout(model, hypergraph, x)
 
 
 @pytest.mark.parametrize("model_class", MODELS)

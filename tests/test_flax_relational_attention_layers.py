@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import double
+from layer_cases import awkward_triples, double
 
 from flax_layers import HGT, RGAT, HGTConv, RGATConv
 from jax_gnn import RelationalGraph
@@ -37,11 +37,7 @@ def in_float64():
 
 @pytest.fixture
 def triples(rng) -> tuple[np.ndarray, ...]:
-    """Edges of all relations but the third, two of them alike; none enters or leaves 3."""
-    src, dst = rng.choice([0, 1, 2, 4, 5, 6, 7, 8], (2, 30))
-    rel = rng.choice([0, 1, 3], 30)
-    src[1], rel[1], dst[1] = src[0], rel[0], dst[0]
-    return src, rel, dst
+    return awkward_triples(rng)
 
 
 @pytest.fixture
@@ -59,12 +55,8 @@ def features(width: int, *batch: int, rows: int = NUM_NODES) -> jax.Array:
     return jax.random.normal(jax.random.key(width + rows), (rows, *batch, width), jnp.float64)
 
 
-def random(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.normal(key, shape, dtype)
-
-
 def make(layer, *sizes, **options):
-    options = {"num_relations": RELATIONS, "bias_init": random} | options
+    options = {"num_relations": RELATIONS, "bias_init": jax.random.normal} | options
     conv = layer(*sizes, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options)
     key = jax.random.key(1)
     for name in ("prior", "skip"):  # which are ones at first

@@ -82,7 +82,7 @@ def aggregate_spec(method: Any = None, **options: Any) -> OpSpec:
 
 TRIPLES = np.array([0, 1, 2]), np.array([0, 1, 1]), np.array([1, 0, 0])
 GRAPH = RelationalGraph.from_triples(*TRIPLES, num_nodes=3)
-X, RHS, TABLE = np.ones((3, 4)), np.ones((2, 4, 5)), np.ones((2, 3, 5))
+X, RHS = np.ones((3, 4)), np.ones((2, 4, 5))
 
 
 class TestRelationalAggregate(OpSuite):

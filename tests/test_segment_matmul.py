@@ -25,7 +25,7 @@ from op_spec import (
     stack,
     wide,
 )
-from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite
+from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, TOLERANCE, CoreChecks, OpSuite, check_vmap
 
 import jax_gnn
 from jax_gnn import segment_matmul, segment_outer
@@ -463,6 +463,11 @@ class TestScaledOuter(CoreChecks):
     spec = listed_outer_spec("scale", lists=())
 
 
+def mapped_subsets(count: int) -> list[tuple[int | None, ...]]:
+    """The axes that `jax.vmap` may map of so many operands: at least one."""
+    return [axes for axes in itertools.product((None, 0), repeat=count) if 0 in axes]
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None:
     """Few subsets of the operands that show all pairs, against a loop."""
@@ -482,26 +487,10 @@ def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None
         outer = segment_outer(lhs, y, sizes, num_groups=groups, rhs_rows=out_rows, **options)
         return y, outer
 
-    subsets = [
-        axes
-        for axes in itertools.product((None, 0), repeat=len(columns))
-        if any(axis == 0 for axis in axes)
-    ]
     with setting(implementation):
         jitted = jax.jit(function)
-        for in_axes in all_pairs(rng, subsets):
-            arguments = [
-                column[0] if axis is None else column
-                for column, axis in zip(columns, in_axes, strict=True)
-            ]
-            mapped = jax.vmap(function, in_axes=in_axes)(*arguments)
-            for i in range(size):
-                one = [
-                    column[0 if a is None else i]
-                    for column, a in zip(columns, in_axes, strict=True)
-                ]
-                for got, want in zip(mapped, jitted(*one), strict=True):
-                    assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+        for in_axes in all_pairs(rng, mapped_subsets(len(columns))):
+            check_vmap(function, jitted, in_axes, columns, TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "float8_e4m3fn", "bfloat16"])
@@ -1032,21 +1021,8 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
 
     with setting(implementation):
         jitted = jax.jit(function)
-        for in_axes in itertools.product((None, 0), repeat=len(columns)):
-            if not any(axis == 0 for axis in in_axes):
-                continue
-            arguments = [
-                column[0] if axis is None else column
-                for column, axis in zip(columns, in_axes, strict=True)
-            ]
-            mapped = jax.vmap(function, in_axes=in_axes)(*arguments)
-            for i in range(size):
-                one = [
-                    column[0 if a is None else i]
-                    for column, a in zip(columns, in_axes, strict=True)
-                ]
-                for got, want in zip(mapped, jitted(*one), strict=True):
-                    assert_close(got[i], want, TOLERANCE["float32"], f"in_axes={in_axes}, {i}")
+        for in_axes in mapped_subsets(len(columns)):
+            check_vmap(function, jitted, in_axes, columns, TOLERANCE["float32"])
 
 
 def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from segment_cases import (
     segment_case,
     segment_spec,
     smallest,
+    uneven_ids,
     variance,
 )
 
@@ -713,12 +714,7 @@ def test_schedules_give_the_same_result(
 ) -> None:
     """However the entries are dealt out, for segments shared by many blocks and for none."""
     count, size = 60_000, 400
-    ids = {
-        "tail": np.minimum(rng.geometric(0.01, count), size - 1),
-        "giant": np.full(count, 17),
-        "empty": rng.choice([0, 3, 290, size - 1], count),
-    }[shape]
-    ids = np.sort(np.where(rng.random(count) < 0.05, rng.choice([-1, size], count), ids))
+    ids = uneven_ids(rng, shape, count, size)
     data = rng.normal(size=(count, 19)).astype(np.float32)
     for name, reduce, empty in (
         ("sum", lambda x: x.sum(0), 0.0),

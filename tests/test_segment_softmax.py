@@ -17,6 +17,7 @@ from segment_cases import (
     on_segments,
     segment_case,
     segment_index,
+    uneven_ids,
 )
 
 from jax_gnn import schedules, segment_logsumexp, segment_softmax, segment_sum
@@ -153,12 +154,7 @@ def test_schedules_give_the_same_result(
 ) -> None:
     """Segments that many blocks share, in value and derivative."""
     count, size = 60_000, 400
-    ids = {
-        "tail": np.minimum(rng.geometric(0.01, count), size - 1),
-        "giant": np.full(count, 17),
-        "empty": rng.choice([0, 3, 250, size - 1], count),
-    }[shape]
-    ids = np.sort(np.where(rng.random(count) < 0.05, rng.choice([-1, size], count), ids))
+    ids = uneven_ids(rng, shape, count, size)
     elements = Elements(ids, size)
     data, tangent = rng.normal(size=(2, count, 19))
     index = segment_index(elements, "sorted")

@@ -17,12 +17,8 @@ from jax_gnn import TypePlan
 ROWS, TYPES, IN, OUT = 40, 5, 6, 3
 
 
-def random_bias(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.normal(key, shape, dtype)
-
-
 def layer_of(**options: Any) -> TypedLinear:
-    options = {"precision": "highest", "bias_init": random_bias} | options
+    options = {"precision": "highest", "bias_init": jax.random.normal} | options
     return TypedLinear(TYPES, IN, OUT, rngs=nnx.Rngs(0), **options)
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.ids import bounded
+from jax_gnn._core.sharding import reshape
 
 # Dtypes that kernels take, as weighted features or without weights.
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
@@ -46,7 +47,7 @@ def put(x: Array, ids: Array) -> Array:
 
 def flat(x: Array) -> Array:
     """``(rows, *features)`` as a matrix."""
-    return x.reshape(x.shape[0], row_width(x))
+    return reshape(x, x.shape[0], row_width(x))
 
 
 def row_width(x: Any) -> int:

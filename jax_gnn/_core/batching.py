@@ -13,6 +13,7 @@ from jax import Array
 
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
 from jax_gnn._core.op import Bind
+from jax_gnn._core.sharding import repeated, reshape
 
 
 def batch(
@@ -52,17 +53,17 @@ def batch(
             value = jnp.broadcast_to(value, (size, *value.shape))
         _, rows, *features = value.shape
         width, others = math.prod(features[:1]), features[1:]
-        value = value.reshape(size, rows, outer, width // outer, *others)
-        return jnp.moveaxis(value, 0, 2).reshape(rows, size * width, *others)
+        value = reshape(value, size, rows, outer, width // outer, *others)
+        return reshape(jnp.moveaxis(value, 0, 2), rows, size * width, *others)
 
     folded = jax.tree_util.tree_map_with_path(fold, operands, batched)
     is_vector = operands[0].ndim - batched[0] == 1  # the batch is all of its features
 
     def unfold(result: Array) -> Array:
         rows, width, *others = result.shape
-        split = result.reshape(rows, outer, size, width // size // outer, *others)
+        split = reshape(result, rows, outer, size, width // size // outer, *others)
         features = [] if is_vector else [width // size]
-        return jnp.moveaxis(split, 2, 0).reshape(size, rows, *features, *others)
+        return reshape(jnp.moveaxis(split, 2, 0), size, rows, *features, *others)
 
     result = bind(folded, **({"heads": heads * size} if as_heads else {}))
     return jax.tree.map(unfold, result)
@@ -88,19 +89,19 @@ def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     joined = [
         block_diagonal(each)
         if isinstance(each, SparseMatrix)
-        else jax.tree.map(lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), each)
+        else jax.tree.map(lambda x: reshape(x, size * x.shape[1], *x.shape[2:]), each)
         for each in operands
     ]
     return jax.tree.map(
-        lambda each: each.reshape(size, each.shape[0] // size, *each.shape[1:]),
+        lambda each: reshape(each, size, each.shape[0] // size, *each.shape[1:]),
         bind(type(operands)(*joined)),
     )
 
 
 def all_batched(operands: Any, batched: Any, size: int) -> Any:
     """The operands, of which those arrays that are not batched are repeated."""
+    leaves = zip(jax.tree.leaves(operands), jax.tree.leaves(batched), strict=True)
+    one = next(x for x, is_batched in leaves if is_batched)
     return jax.tree.map(
-        lambda x, is_batched: x if is_batched else jnp.broadcast_to(x, (size, *x.shape)),
-        operands,
-        batched,
+        lambda x, is_batched: x if is_batched else repeated(x, size, one), operands, batched
     )

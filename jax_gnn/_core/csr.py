@@ -27,6 +27,7 @@ from jax_gnn._core.ids import (
     pad_ids,
     row_ids,
 )
+from jax_gnn._core.sharding import whole
 
 SLOT_SIZE = 8
 
@@ -49,6 +50,8 @@ class Csr:
         num_rows: number of rows.
         resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
             :attr:`SparseMatrix.unsorted`.
+        blocks: of how many matrices of one shape without common rows and columns it is made, one
+            after another, see :func:`block_diagonal`.
     """
 
     rows: Any
@@ -58,6 +61,7 @@ class Csr:
     slots: EdgeSplit | None = None
     num_rows: int = field(kw_only=True, metadata=STATIC)
     resorted: bool = field(default=False, kw_only=True, metadata=STATIC)
+    blocks: int = field(default=1, kw_only=True, metadata=STATIC)
 
     @property
     def ids(self) -> Any:
@@ -109,7 +113,7 @@ class SparseMatrix(NamedTuple):
         """By row, with entries in the order of the columns, where that spares a sort."""
         by_row, by_col = self
         if by_row.resorted and by_row.cols is not None and by_col.rows is None:
-            return Csr(by_col.cols, num_rows=by_row.num_rows)
+            return Csr(by_col.cols, num_rows=by_row.num_rows, blocks=by_row.blocks)
         return None
 
 
@@ -250,7 +254,7 @@ def _join(csr: Csr, num_cols: int) -> Csr:
     indptr = csr.indptr
     if indptr is not None:  # the last row of each block runs on over the block's padding
         end = jnp.full((1,), size * count, indptr.dtype)
-        indptr = jnp.concatenate([shifted(indptr[:, :-1], count).ravel(), end])
+        indptr = jnp.concatenate([whole(shifted(indptr[:, :-1], count)).ravel(), end])
     slots = None if csr.slots is None else _join_slots(csr.slots, num_rows, num_cols)
     return replace(
         csr,
@@ -260,6 +264,7 @@ def _join(csr: Csr, num_cols: int) -> Csr:
         indptr=indptr,
         slots=slots,
         num_rows=size * num_rows,
+        blocks=size * csr.blocks,
     )
 
 

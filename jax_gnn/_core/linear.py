@@ -20,7 +20,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_gnn._core import ffi
-from jax_gnn._core.op import align_varying, of_jax, replaced, shaped
+from jax_gnn._core.op import align_varying, cotangent_of, of_jax, replaced, shaped
+from jax_gnn._core.sharding import is_explicit, needs_devices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,8 +93,15 @@ class _Call:
 
     @staticmethod
     def of(
-        *, linear: Linear, implementation: Any, tree: Any, axes: Any, **attributes: Any
+        *,
+        linear: Linear,
+        implementation: Any,
+        tree: Any,
+        axes: Any,
+        devices: Any,
+        **attributes: Any,
     ) -> _Call:
+        del devices
         return _Call(linear, implementation, attributes, tree, axes)
 
     def bind(self, known: Any, moving: Any, axes: Any = ()) -> list[Array]:
@@ -104,6 +112,7 @@ class _Call:
             implementation=self.implementation,
             tree=tree,
             axes=axes,
+            devices=needs_devices(),
             **self.attributes,
         )
 
@@ -196,6 +205,10 @@ def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
     call = _Call.of(**params)
     known, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
+    if is_explicit(avals):  # what its primitives make of them
+        given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in avals]
+        found = jax.eval_shape(call.run, *given)
+        return [shaped(avals[0], each).update(sharding=each.sharding) for each in found]
     return [
         shaped(avals[0], jax.ShapeDtypeStruct((*sizes, *each.shape), each.dtype))
         for each in call.linear.result(known, moving, **call.attributes)
@@ -235,7 +248,7 @@ def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
     else:
         found = call.run_transpose([*known, *avals], given)
     return [None] * num_known + [
-        ct if ad.is_undefined_primal(x) else None
+        cotangent_of(x, ct) if ad.is_undefined_primal(x) else None
         for x, ct in zip(leaves[num_known:], found, strict=True)
     ]
 

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_gnn._core import ffi
+from jax_gnn._core import ffi, sharding
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import UnknownSize
 from jax_gnn._core.schedule import Family
@@ -42,6 +42,7 @@ class Bind:
             *align_varying(leaves),
             implementation=self.implementation,
             tree=tree,
+            devices=sharding.needs_devices(),
             **{**self.attributes, **changes},
         )
 
@@ -163,6 +164,9 @@ class Op:
             there; or to None.
         flops: maps the operands' avals to how many additions and multiplications it takes.
         family: of the schedules that its kernels follow, if any.
+        sharding: maps the avals of operands and, in a list, of results to how the work is split
+            over devices. None: each does it all, or, over explicit axes, the primitives of ``xla``
+            are split.
     """
 
     name: str
@@ -179,6 +183,7 @@ class Op:
     composition: Callable[..., Callable[..., Any] | None] = _no_composition
     flops: Callable[..., int] = lambda operands, **attributes: 0
     family: Family[Any] | None = None
+    sharding: Callable[..., sharding.Sharding] | None = None
     primitive: Primitive = field(init=False)
 
     def __call__(self, *operands: Any, implementation: str | None = None, **attributes: Any) -> Any:
@@ -276,23 +281,56 @@ def of_jax(value: Any) -> Any:
 
 
 def _abstract_eval(
-    op: Op, *avals: Any, implementation: str | None, tree: Any, **attributes: Any
+    op: Op, *avals: Any, implementation: str | None, tree: Any, devices: Any, **attributes: Any
 ) -> Any:
-    del implementation
+    del devices
     result = op.result(tree.unflatten(avals), **attributes)
-    if any(axis is not None for aval in avals for axis in aval.sharding.spec):
-        raise ValueError(
-            f"{op.name} got an operand that is sharded over an explicit mesh axis, "
-            f"{', '.join(map(str, avals))}; call it inside jax.shard_map"
-        )
     # All operands vary over the same manual axes: any one passes them on.
-    return jax.tree.map(functools.partial(shaped, avals[0]), result)
+    found = jax.tree.map(functools.partial(shaped, avals[0]), result)
+    if not sharding.is_explicit(avals):
+        return found
+    results, result_tree = jax.tree.flatten(found)
+    split = _split(op, implementation, tree, avals, results, attributes)
+    if split is None:
+        given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in avals]
+        plain = functools.partial(_plain, op, implementation, tree, attributes)
+        shardings = [each.sharding for each in jax.tree.leaves(jax.eval_shape(plain, *given))]
+    else:
+        specs = split.result_specs(avals, results)
+        shardings = [NamedSharding(x.sharding.mesh, s) for x, s in zip(results, specs, strict=True)]
+    return jax.tree.unflatten(
+        result_tree, [each.update(sharding=s) for each, s in zip(results, shardings, strict=True)]
+    )
+
+
+def _plain(op: Op, implementation: str | None, tree: Any, attributes: Any, *leaves: Any) -> Any:
+    with ffi.chosen_implementation(implementation):
+        return op.xla(**tree.unflatten(leaves)._asdict(), **attributes)
+
+
+def _split(
+    op: Op,
+    implementation: str | None,
+    tree: Any,
+    avals: Sequence[Any],
+    results: Sequence[Any],
+    attributes: Any,
+) -> sharding.Split | None:
+    if op.sharding is None:
+        return None
+    rule = op.sharding(tree.unflatten(avals), results, **attributes)
+    bind = Bind(op, implementation, attributes)
+
+    def local(leaves: Sequence[Array], pieces: sharding.Pieces) -> list[Array]:
+        return jax.tree.leaves(rule.local(bind, tree.unflatten(leaves), pieces))
+
+    return sharding.Split(rule, local)
 
 
 def shaped(aval: Any, like: Any) -> Any:
     """An abstract value with another shape and dtype, that varies over the same manual axes."""
-    sharding = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
-    return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=sharding)
+    whole = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
+    return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=whole)
 
 
 def _jvp(
@@ -302,8 +340,10 @@ def _jvp(
     *,
     implementation: str | None,
     tree: Any,
+    devices: Any,
     **attributes: Any,
 ) -> tuple[Any, Any]:
+    del devices
     linear = tuple(key for key in op.transpose if isinstance(key, str))
     rule = op.jvp or functools.partial(multilinear_jvp, linear)
     known = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
@@ -319,8 +359,10 @@ def _transpose(
     *leaves: Any,
     implementation: str | None,
     tree: Any,
+    devices: Any,
     **attributes: Any,
 ) -> list[Any]:
+    del devices
     bind = Bind(op, implementation, attributes)
     operands = tree.unflatten(map(of_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
@@ -351,8 +393,14 @@ def _transpose(
     for name in wanted:
         place, ct = getattr(positions, name), found[name]
         for i, each in zip(place, ct, strict=True) if isinstance(place, tuple) else [(place, ct)]:
-            result[i] = each
+            result[i] = cotangent_of(leaves[i], each)
     return result
+
+
+def cotangent_of(x: Any, ct: Any) -> Any:
+    """A cotangent, split over explicit axes as what it belongs to is."""
+    known = ct is None or isinstance(ct, ad.Zero) or not ad.is_undefined_primal(x)
+    return ct if known else sharding.like(ct, x.aval)
 
 
 def _zero_cotangent(x: Any) -> Any:
@@ -366,8 +414,10 @@ def _batch(
     *,
     implementation: str | None,
     tree: Any,
+    devices: Any,
     **attributes: Any,
 ) -> tuple[Any, Any]:
+    del devices
     bind = Bind(op, implementation, attributes)
     batched = [dim is not None for dim in dims]
     moved = [
@@ -396,18 +446,26 @@ def lower(
     *values: Any,
     implementation: str | None,
     tree: Any,
+    devices: Any,
     **attributes: Any,
 ) -> Any:
     """Lowers an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
+    del devices
     if implementation not in (None, "xla", platform):
         raise ValueError(
             f"{op.name}: implementation={implementation!r} was asked for, but this computation is "
             f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
         )
-
-    def plain(*leaves: Any) -> Any:
-        with ffi.chosen_implementation(implementation):
-            return op.xla(**tree.unflatten(leaves)._asdict(), **attributes)
+    plain = functools.partial(_plain, op, implementation, tree, attributes)
+    several = sharding.is_explicit(ctx.avals_in) or sharding.partitions(ctx)
+    split = None
+    if several:
+        split = _split(op, implementation, tree, ctx.avals_in, ctx.avals_out, attributes)
+    if sharding.is_explicit(ctx.avals_in):
+        if split is None:
+            return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
+        explicit = split.explicit(ctx.avals_in, ctx.avals_out)
+        return mlir.lower_fun(explicit, multiple_results=True)(ctx, *values)
 
     call = None
     if implementation != "xla":
@@ -417,12 +475,15 @@ def lower(
         ]
         operands = tree.unflatten(leaves)
         function = op.composition(platform, implementation, operands, **attributes)
-        if function is not None:
+        if function is not None and split is None:
 
             def composed(*leaves: Any) -> Any:
                 return function(**tree.unflatten(leaves)._asdict())
 
             return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
+        if function is not None:  # of each device's piece
+            assert split is not None
+            return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
         if platform in op.platforms and (
             implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
         ):
@@ -438,6 +499,8 @@ def lower(
             raise ValueError(missing)
         warnings.warn(f"{missing} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
         return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
+    if split is not None:
+        return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
     workspaces = [jax.core.ShapedArray(w.shape, w.dtype) for w in call.workspaces]
     inner = ctx.replace(
         avals_in=[operand.aval for operand in call.operands],

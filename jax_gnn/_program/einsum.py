@@ -48,7 +48,7 @@ def times(a: Labelled, b: Labelled | None, out: Labels, precision: Any = None) -
     }
     summed = [label for label in counts if label not in out]
     varies = any(each[2] for each in operands)
-    if len(operands) == 2 and _elementwise(a, operands[1], out, varies):
+    if len(operands) == 2 and _elementwise(a, operands[1], out):
         order = (*out, *summed)
         x, y = (_aligned(each, order, varies) for each in operands)
         found = x * y
@@ -83,7 +83,7 @@ def _tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -> Array |
     return y.reshape(y.shape[0], *shape)
 
 
-def _elementwise(a: Labelled, b: Labelled, out: Labels, varies: bool) -> bool:
+def _elementwise(a: Labelled, b: Labelled, out: Labels) -> bool:
     """Whether no matrix product is in it."""
     summed = {label for label in (*a[1], *b[1]) if label not in out}
     if not summed:

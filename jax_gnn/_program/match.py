@@ -181,7 +181,7 @@ class Matcher:
             found = self._relational(row, carried, weights, heads, out, after, full)
             if found is not None:
                 return found
-        value = self._value(carried, out, row, product)
+        value = self._value(carried, out, product)
         if value is None:
             return None
         scores = None
@@ -224,9 +224,7 @@ class Matcher:
         edge_weight = self._weight(weights, (), row, {})
         return RelationalSum(x, weight, edge_weight, summed, rest, full, tuple(after))
 
-    def _value(
-        self, carried: Sequence[Factor], out: Labels, row: Row, product: Row
-    ) -> Factor | None:
+    def _value(self, carried: Sequence[Factor], out: Labels, product: Row) -> Factor | None:
         """The product of the factors that are carried, where it is read."""
         labels = tuple(label for label in out if any(label in each.labels for each in carried))
         if len(carried) == 1:

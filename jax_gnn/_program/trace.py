@@ -147,7 +147,7 @@ def annotated_spaces(function: Callable[..., Any]) -> dict[str, Space]:
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # of names that only type checkers see, or of an enclosing function
-        hints = {name: _evaluated(function, hint) for name, hint in _strings(function).items()}
+        hints = {name: _evaluated(hint) for name, hint in _strings(function).items()}
     found = {}
     for name, hint in hints.items():
         spaces = set(_marked(hint))
@@ -164,7 +164,7 @@ def _strings(function: Callable[..., Any]) -> dict[str, Any]:
     return dict(getattr(function, "__annotations__", {}))
 
 
-def _evaluated(function: Callable[..., Any], hint: Any) -> Any:
+def _evaluated(hint: Any) -> Any:
     if not isinstance(hint, str):
         return hint
     space = _ANNOTATIONS.get(hint.rpartition(".")[2])

@@ -24,10 +24,24 @@ from jax_gnn.compat._segments import (
 )
 
 
-def _taken(data: Any, ids: Any, size: Any, is_sorted: Any) -> Segments | None:
-    """Segments of floating-point numbers, of which several reductions are for us."""
-    segments = segments_of(data, ids, size, is_sorted, dtypes=FLOATS)
-    return segments if segments is not None and segments.pays("sum", data, True) else None
+def _of_segments(ours: Callable[..., Array]) -> Callable[..., Array | None]:
+    """A function of segments and data, if the data are floating-point numbers that gain by it."""
+
+    def taken(
+        data: Any = None,
+        segment_ids: Any = None,
+        num_segments: Any = None,
+        indices_are_sorted: Any = False,
+        unique_indices: Any = False,
+        **options: Any,
+    ) -> Array | None:
+        del unique_indices
+        segments = segments_of(data, segment_ids, num_segments, indices_are_sorted, dtypes=FLOATS)
+        if segments is None or not segments.pays("sum", data, True):
+            return None
+        return ours(segments, jnp.asarray(data), **options)
+
+    return taken
 
 
 def _moments(segments: Segments, data: Array) -> tuple[Array, Array]:
@@ -38,61 +52,25 @@ def _moments(segments: Segments, data: Array) -> tuple[Array, Array]:
     return mean, squares / counts
 
 
-def _mean(
-    data: Any = None,
-    segment_ids: Any = None,
-    num_segments: Any = None,
-    indices_are_sorted: Any = False,
-    unique_indices: Any = False,
-) -> Array | None:
-    del unique_indices
-    if (segments := _taken(data, segment_ids, num_segments, indices_are_sorted)) is None:
-        return None
-    data = jnp.asarray(data)
+@_of_segments
+def _mean(segments: Segments, data: Array) -> Array:
     return segments.sum(data) / jnp.maximum(segments.counts(data), 1)
 
 
-def _variance(
-    data: Any = None,
-    segment_ids: Any = None,
-    num_segments: Any = None,
-    indices_are_sorted: Any = False,
-    unique_indices: Any = False,
-) -> Array | None:
-    del unique_indices
-    if (segments := _taken(data, segment_ids, num_segments, indices_are_sorted)) is None:
-        return None
-    return _moments(segments, jnp.asarray(data))[1]
+@_of_segments
+def _variance(segments: Segments, data: Array) -> Array:
+    return _moments(segments, data)[1]
 
 
-def _normalize(
-    data: Any = None,
-    segment_ids: Any = None,
-    num_segments: Any = None,
-    indices_are_sorted: Any = False,
-    unique_indices: Any = False,
-    eps: Any = 1e-8,
-) -> Array | None:
-    del unique_indices
-    if (segments := _taken(data, segment_ids, num_segments, indices_are_sorted)) is None:
-        return None
-    data = jnp.asarray(data)
+@_of_segments
+def _normalize(segments: Segments, data: Array, eps: Any = 1e-8) -> Array:
     mean, variance = _moments(segments, data)
     scale = jax.lax.rsqrt(jnp.maximum(variance, jnp.array(eps, variance.dtype)))
     return (data - segments.gather(mean)) * segments.gather(scale)
 
 
-def _softmax(
-    logits: Any = None,
-    segment_ids: Any = None,
-    num_segments: Any = None,
-    indices_are_sorted: Any = False,
-    unique_indices: Any = False,
-) -> Array | None:
-    del unique_indices
-    if (segments := _taken(logits, segment_ids, num_segments, indices_are_sorted)) is None:
-        return None
-    logits = jnp.asarray(logits)
+@_of_segments
+def _softmax(segments: Segments, logits: Array) -> Array:
     top = segments.reduce("max", jax.lax.stop_gradient(logits))
     powers = jnp.exp(logits - segments.gather(top))
     return powers / segments.gather(segments.sum(powers))
@@ -124,7 +102,10 @@ _OURS: dict[str, tuple[tuple[str, ...], Callable[..., Array | None]]] = {
     "segment_mean": (ARGUMENTS, _mean),
     "segment_variance": (ARGUMENTS, _variance),
     "segment_normalize": ((*ARGUMENTS, "eps"), _normalize),
-    "segment_softmax": (("logits", *ARGUMENTS[1:]), _softmax),
+    "segment_softmax": (
+        ("logits", *ARGUMENTS[1:]),
+        lambda logits=None, **rest: _softmax(logits, **rest),
+    ),
     "segment_max_or_constant": ((*ARGUMENTS, "constant"), _or_constant("max")),
     "segment_min_or_constant": ((*ARGUMENTS, "constant"), _or_constant("min")),
 }

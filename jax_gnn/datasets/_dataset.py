@@ -81,6 +81,11 @@ class NodeDataset:
     repeated: ClassVar[int] = 0  # of each dataset its own
     unused: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()
+    _counts: ClassVar[tuple[str, ...]] = ("num_nodes",)  # that its representation shows
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name}={getattr(self, name)}" for name in self._counts)
+        return f"{type(self).__name__}({self.name!r}, {counts})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -229,6 +234,8 @@ class HypergraphDataset(NodeDataset):
     num_hyperedges: int
     train_splits: np.ndarray | None = None
 
+    _counts = ("num_nodes", "num_hyperedges", "num_incidences", "num_features", "num_classes")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_split("train_splits", ndim=2)
@@ -241,13 +248,6 @@ class HypergraphDataset(NodeDataset):
     def num_incidences(self) -> int:
         """Number of (node, hyperedge) pairs."""
         return self.node_idx.size
-
-    def __repr__(self) -> str:
-        return (
-            f"HypergraphDataset({self.name!r}, num_nodes={self.num_nodes}, "
-            f"num_hyperedges={self.num_hyperedges}, num_incidences={self.num_incidences}, "
-            f"num_features={self.num_features}, num_classes={self.num_classes})"
-        )
 
     def hypergraph(
         self, *, self_loops: Literal["none", "isolated", "all"] = "isolated"
@@ -291,6 +291,8 @@ class GraphDataset(NodeDataset):
     dst: np.ndarray
     edge_weight: np.ndarray | None = None
 
+    _counts = ("num_nodes", "num_edges", "num_features", "num_classes")
+
     def _check_structure(self) -> None:
         places = self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
         if self.edge_weight is not None:
@@ -303,12 +305,6 @@ class GraphDataset(NodeDataset):
     def num_edges(self) -> int:
         """Number of directed edges."""
         return self.src.size
-
-    def __repr__(self) -> str:
-        return (
-            f"GraphDataset({self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
-            f"num_features={self.num_features}, num_classes={self.num_classes})"
-        )
 
     def graph(self) -> Graph:
         """The structure, ready for :func:`jax_gnn.spmm`."""
@@ -336,6 +332,8 @@ class GraphsDataset(NodeDataset):
     src: np.ndarray
     dst: np.ndarray
     folds: np.ndarray | None = None
+
+    _counts = ("num_graphs", "num_nodes", "num_edges", "num_features", "num_classes")
 
     def _check_structure(self) -> None:
         sizes = self._set("sizes", check_ids("sizes", self.sizes, MAX_SIZE))
@@ -365,13 +363,6 @@ class GraphsDataset(NodeDataset):
     def num_edges(self) -> int:
         """Number of directed edges."""
         return self.src.size
-
-    def __repr__(self) -> str:
-        return (
-            f"GraphsDataset({self.name!r}, num_graphs={self.num_graphs}, "
-            f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
-            f"num_features={self.num_features}, num_classes={self.num_classes})"
-        )
 
     def batch(self, numbers: Any, **capacities: int) -> Batch[Graph]:
         """Some of the graphs as one, padded to capacities: see :meth:`Batch.from_edges`.
@@ -436,6 +427,8 @@ class RelationalDataset(NodeDataset):
     train_edges: np.ndarray | None = None
     val_edges: np.ndarray | None = None
     test_edges: np.ndarray | None = None
+
+    _counts = ("num_nodes", "num_edges", "num_relations", "num_classes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -527,13 +520,6 @@ class RelationalDataset(NodeDataset):
     def num_edges(self) -> int:
         """Number of edges, inverse ones not included."""
         return self.src.size
-
-    def __repr__(self) -> str:
-        return (
-            f"RelationalDataset({self.name!r}, num_nodes={self.num_nodes}, "
-            f"num_edges={self.num_edges}, num_relations={self.num_relations}, "
-            f"num_classes={self.num_classes})"
-        )
 
     def graph(self, *, inverse: bool = True, self_relation: bool = True) -> RelationalGraph:
         """The structure, as R-GCN has it (arXiv 1703.06103).

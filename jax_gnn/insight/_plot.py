@@ -79,7 +79,7 @@ def plot_neighborhood(
             )
         score = np.abs(values[part.edges].astype(float))
     top_edges = None if score is None else top_edges
-    nodes, pairs, strength = _lines(part.nodes, src, dst, score, top_edges, graph.num_nodes)
+    nodes, pairs, strength = _lines(part.nodes, src, dst, score, top_edges)
     if len(nodes) > MOST_NODES:
         raise ValueError(
             f"num_hops={num_hops} reaches {len(nodes)} nodes, more than the {MOST_NODES} that can "
@@ -140,7 +140,6 @@ def _lines(
     dst: np.ndarray,
     score: np.ndarray | None,
     most: int | None,
-    num_nodes: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Nodes that are shown, the first one first; lines ``(lines, 2)`` between; what each counts."""
     apart = src != dst

@@ -11,6 +11,15 @@ from flax_layers.training.config.nodes import FeatureNormalization
 from flax_layers.training.config.sampled import SampledConfig
 from flax_layers.training.config.settings import COUNT, RATE, WHOLE, Setting
 
+_Share = Annotated[
+    float,
+    Setting(
+        "training",
+        "share of a published split's training nodes that validate, where it has no others",
+        RATE,
+        "SHARE",
+    ),
+]
 _Bases = Annotated[
     int,
     Setting(
@@ -46,15 +55,7 @@ class RGCNConfig(SampledConfig):
             "noise alone",
         ),
     ] = "none"  # type: ignore[assignment]  # one word more
-    validation_share: Annotated[
-        float,
-        Setting(
-            "training",
-            "share of a published split's training nodes that validate, where it has no others",
-            RATE,
-            "SHARE",
-        ),
-    ] = 0.2
+    validation_share: _Share = 0.2
     norm: Annotated[Norm, Setting("model", "what becomes of a node's edges of one relation")] = (
         "mean"
     )
@@ -77,15 +78,7 @@ class _TypedConfig(SampledConfig):
             "none, embeddings for all; one-hot labels under Gaussian noise; or noise alone",
         ),
     ] = "native"  # type: ignore[assignment]  # one word more
-    validation_share: Annotated[
-        float,
-        Setting(
-            "training",
-            "share of a published split's training nodes that validate, where it has no others",
-            RATE,
-            "SHARE",
-        ),
-    ] = 0.2
+    validation_share: _Share = 0.2
     heads: Annotated[
         int, Setting("model", "heads of each convolution; of RGAT the last has one", COUNT, "N")
     ] = 8

@@ -24,6 +24,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype, feature_wise, flat, row_width, row_wise
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.leaky import leaky_scores
 from jax_gnn._ops.attention.primitive import attend, weights
@@ -169,10 +170,10 @@ def gatv2_attention(
     extra = edges.check_edge_features(edge_features, left, "dst")
     if extra is None and bias is None:
         left, key = flat(left), None if is_key else flat(right)
-        return edges.attend(Leaky(left, key, vector.astype(acc).reshape(1, -1)))
+        return edges.attend(Leaky(left, key, reshape(vector.astype(acc), vector.size)[None]))
     if extra is None:
         score = leaky_scores(
-            *(flat(left), flat(right), vector.astype(acc).reshape(1, -1), matrix),
+            *(flat(left), flat(right), reshape(vector.astype(acc), vector.size)[None], matrix),
             heads=max(edges.heads, 1),
             slope=edges.slope,
             implementation=implementation,
@@ -354,7 +355,7 @@ class _Edges:
             weight = of_edges()
             matrix = xla.carried(matrix)
             y += segment_reduce(flat(extra), weight, matrix, reduce="sum", **options)
-        y = y.reshape(num_dst, *self.value.shape[1:]).astype(self.value.dtype)
+        y = reshape(y, num_dst, *self.value.shape[1:]).astype(self.value.dtype)
         return (y, xla.logsumexp(stats)) if self.return_lse else y
 
 

@@ -26,6 +26,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.pieces import by_matrix
 from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
@@ -248,6 +249,9 @@ leaky_scores = define(
         transpose={},
         batch=_scores_batch,
         flops=_flops,
+        sharding=by_matrix(
+            {"row_key": "rows (h k)", "col_key": "cols (h k)", "vector": ". (h k)"}, "entries h"
+        ),
     )
 )
 
@@ -271,5 +275,14 @@ leaky_sum = define(
         transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
         batch=_sum_batch,
         flops=_flops,
+        sharding=by_matrix(
+            {
+                "row_key": "rows (h k)",
+                "col_key": "cols (h k)",
+                "factor": "weights h",
+                "vector": ". (h k)",
+            },
+            "rows (h k)",
+        ),
     )
 )

@@ -35,9 +35,11 @@ from jax_gnn._core.kernels import (
 )
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
+from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
-from jax_gnn._ops.attention.scores import Dots, Given, Leaky, Moving, Scores, Typed
+from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Moving, Scores, Typed
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
@@ -408,6 +410,72 @@ def _batch_back(bind: Bind, operands: Known, batched: Known, size: int) -> list[
     return batch_apart(bind, operands, batched, size)
 
 
+# --- Several devices -----------------------------------------------------------------------------
+
+# Scores need whole heads of what they are made of.
+_OPERANDS = {
+    "value": "cols (h K)",
+    "entry_scale": "entries h",
+    "scores.score": "entries h",
+    "scores.scale": ". .",
+    "scores.vector": ". (h Q)",
+    "scores.of_value": ". (h K)",
+    "scores.at_row": "entries h",
+    "scores.of_row": ". h .",
+    "scores.types": "entries",
+    "scores.col_types": "cols",
+}
+
+
+def _ends(scores: Scores) -> dict[str, str]:
+    """The factors of what scores have of rows and columns."""
+    features = "h" if isinstance(scores, Ends) else "." if isinstance(scores, Typed) else "(h Q)"
+    return {"scores.row": f"rows {features}", "scores.col": f"cols {features}"}
+
+
+def _sharding(operands: Attended, results: Any, **attributes: Any) -> Sharding:
+    rule = by_matrix(
+        _OPERANDS | _ends(operands.scores),
+        *("rows (h K)", "rows h .", "entries h"),
+        across=_across,
+    )
+    return rule(operands, results, **attributes)
+
+
+def _across(bind: Bind, operands: Attended, piece: Piece) -> list[Array]:
+    """Of runs: each has the sums under its own softmax, which its share of the whole scales."""
+    y, stats, raw = bind(operands)
+    own = jnp.where(jnp.isinf(stats[..., 1]), -jnp.inf, stats[..., 0] + stats[..., 1])
+    top = piece.max(own)
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    share = jnp.exp(own - top)
+    whole = piece.sum(share)
+    share /= jnp.where(whole == 0, 1, whole)
+    parts = y.reshape(*share.shape, -1).astype(share.dtype) * share[..., None]
+    log_sum = jnp.where(whole == 0, jnp.inf, jnp.log(whole))
+    raw = raw if raw.shape[0] else piece.sum(raw)  # what is not kept is nobody's own
+    return [piece.sum(parts).reshape(y.shape).astype(y.dtype), jnp.stack([top, log_sum], -1), raw]
+
+
+def _sharding_back(known: Known, results: Any, **attributes: Any) -> Sharding:
+    operands = _OPERANDS | {
+        **_ends(known.scores),
+        **dict.fromkeys(("y", "ct"), "rows (h K)"),
+        "stats": "rows h .",
+        "raw": "entries h",
+        "log_sum_ct": "rows h",
+    }
+    row, col = (operands[f"scores.{end}"] for end in ("row", "col"))
+    vector = operands["scores.scale" if isinstance(known.scores, Dots) else "scores.vector"]
+    col = "cols h" if isinstance(known.scores, Typed) else col
+    gradients = [
+        ". h" if x.shape == (0, attributes["heads"]) else of  # there is none
+        for of, x in zip(("cols (h K)", row, col, vector, "entries h"), results, strict=True)
+    ]
+    rule = by_matrix(operands, *gradients, runs=False, transposed=True)
+    return rule(known, results, **attributes)
+
+
 def _flops(operands: Any, **attributes: Any) -> int:
     del attributes
     width, scores = row_width(operands.value), operands.scores
@@ -432,6 +500,7 @@ attention = define(
         batch=_batch,
         several=True,
         flops=_flops,
+        sharding=_sharding,
     )
 )
 
@@ -490,6 +559,7 @@ attention_vjp = define(
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),
         family=FAMILY,
+        sharding=_sharding_back,
     )
 )
 

@@ -7,7 +7,7 @@ other moves, and often nothing is left of both. All numbers stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,53 +67,6 @@ def with_fewer_selects(program: RowProgram) -> RowProgram:
 
 def _all_zero(numbers: np.ndarray | None) -> bool:
     return numbers is not None and not numbers.any() and not np.signbit(numbers).any()
-
-
-def factors(values: Callable[[int], Input | Instruction], value: int) -> list[int]:
-    """Pairs of rows of which a value has the sum of all products of their numbers.
-
-    So has what a matrix's gradient sums over all entries. None where it is no such sum.
-
-    Args:
-        values: The value of a number.
-        value: The number of a value.
-    """
-    at = np.arange(values(value).width)
-    found: list[int] = []
-    left = [_taken(values, value, at)]
-    while left:
-        number, places = left.pop()
-        of = values(number)
-        name = of.name if isinstance(of, Instruction) else "input"
-        if name not in ("add", "mul"):
-            return []
-        sides = [_taken(values, i, places) for i in of.operands]  # type: ignore[union-attr]
-        if name == "add":
-            left += sides
-            continue
-        for (x, of_x), (y, of_y) in (sides, sides[::-1]):
-            rows, columns = values(x).width, values(y).width
-            if rows * columns == len(at) and not (
-                (of_x != at // columns).any() or (of_y != at % columns).any()
-            ):
-                found += x, y
-                break
-        else:
-            return []
-    pairs = zip(found[::2], found[1::2], strict=True)
-    shapes = {(values(x).width, values(y).width) for x, y in pairs}
-    return found if len(shapes) == 1 else []
-
-
-def _taken(
-    values: Callable[[int], Input | Instruction], number: int, places: np.ndarray
-) -> tuple[int, np.ndarray]:
-    """The value whose numbers are taken, and which they are."""
-    of = values(number)
-    while isinstance(of, Instruction) and of.name == "take":
-        number, places = of.operands[0], np.asarray(of.params)[places]
-        of = values(number)
-    return number, places
 
 
 class _Moves(Builder):
@@ -203,8 +156,46 @@ class _Moves(Builder):
         """
         if output.into != "all" or output.reduce != "sum":
             return value
-        pairs, of = factors(self.value, value), self.value(value)
+        pairs, of = self._factors(value), self.value(value)
         return self.emit("outer", pairs, of.width, of.dtype) if len(pairs) == 2 else value
+
+    def _factors(self, value: int) -> list[int]:
+        """Pairs of rows of which a value has the sum of all products of their numbers.
+
+        So has what a matrix's gradient sums over all entries. None where it is no such sum.
+        """
+        at = np.arange(self.value(value).width)
+        found: list[int] = []
+        left = [self._taken(value, at)]
+        while left:
+            number, places = left.pop()
+            of = self.value(number)
+            if not isinstance(of, Instruction) or of.name not in ("add", "mul"):
+                return []
+            sides = [self._taken(i, places) for i in of.operands]
+            if of.name == "add":
+                left += sides
+                continue
+            for (x, of_x), (y, of_y) in (sides, sides[::-1]):
+                rows, columns = self.value(x).width, self.value(y).width
+                if rows * columns == len(at) and not (
+                    (of_x != at // columns).any() or (of_y != at % columns).any()
+                ):
+                    found += x, y
+                    break
+            else:
+                return []
+        pairs = zip(found[::2], found[1::2], strict=True)
+        shapes = {(self.value(x).width, self.value(y).width) for x, y in pairs}
+        return found if len(shapes) == 1 else []
+
+    def _taken(self, number: int, places: np.ndarray) -> tuple[int, np.ndarray]:
+        """The value whose numbers are taken, and which they are."""
+        of = self.value(number)
+        while isinstance(of, Instruction) and of.name == "take":
+            number, places = of.operands[0], np.asarray(of.params)[places]
+            of = self.value(number)
+        return number, places
 
     def _joined(self, each: Instruction, value: int) -> int:
         """A reduction of few numbers, one after the other."""

@@ -32,6 +32,7 @@ from jax_gnn._core.arrays import accumulator_dtype, flat
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import one_call, public
+from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.hypergraph_aggregate.primitive import aggregate
 from jax_gnn._ops.hypergraph_aggregate.xla import ones
 from jax_gnn._ops.segment_reduce.primitive import reduce_messages, total
@@ -184,7 +185,7 @@ def hypergraph_aggregate(
             **({} if is_linear else {"relu": relu}),
             implementation=implementation,
         )
-        return activated(y, activation).reshape(x.shape)
+        return reshape(activated(y, activation), *x.shape)
     h = flat(x)
     goes_on = own is not None or residual is not None or bias is not None
     rounds = goes_on or is_weighted or reduces[0] == "sum"
@@ -194,7 +195,7 @@ def hypergraph_aggregate(
     y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)
     y = _times(y, scales[2], *ends[2])
     y = epilogue(y, flat(x), own, None, residual, bias, relu=relu).astype(x.dtype)
-    return activated(y, activation).reshape(x.shape)
+    return reshape(activated(y, activation), *x.shape)
 
 
 @public
@@ -414,7 +415,7 @@ def incidence_softmax(
     y = segment_softmax(y, segments(ids, size), implementation=implementation)
     if by == "node":
         y = total(y, sort.T, implementation)
-    return y.reshape(scores.shape)
+    return reshape(y, *scores.shape)
 
 
 # --- Stages --------------------------------------------------------------------------------------
@@ -521,7 +522,7 @@ def _times(x: Array, scale: Array | None, *ends: _Incidences) -> Array:
         return x
     (rows, width), heads = x.shape, scale.shape[1]
     x, scale = (jnp.where(_unused(*ends)[:, None], 0, each) for each in (x, scale))
-    return (x.reshape(rows, heads, width // heads) * scale[:, :, None]).reshape(rows, width)
+    return reshape(reshape(x, rows, heads, width // heads) * scale[:, :, None], rows, width)
 
 
 def _power(degrees: Array, exponent: float) -> Array:

@@ -32,6 +32,8 @@ from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import like_first, narrow, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
+from jax_gnn._core.pieces import block, half, unread
+from jax_gnn._core.sharding import WHOLE, Pieces, Sharding, reshape
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
 from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
@@ -252,10 +254,10 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
         inner = inner._replace(node_scale_out=ones(dtype))
     if x_batched:
         nodes, features = x.shape[1:]
-        x = jnp.moveaxis(x, 0, 1).reshape(nodes, size * features)
+        x = reshape(jnp.moveaxis(x, 0, 1), nodes, size * features)
     y = bind(inner._replace(x=x))
     if x_batched:
-        y = jnp.moveaxis(y.reshape(nodes, size, features), 1, 0)
+        y = jnp.moveaxis(reshape(y, nodes, size, features), 1, 0)
     if out_batched:
         y = _scale_rows(y, operands.node_scale_out, operands.to_nodes.by_row)
     return y
@@ -275,6 +277,50 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
     if own_scale is not None:
         operands = operands._replace(own_scale=jnp.broadcast_to(own_scale, operands.x.shape[:2]))
     return disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+
+
+# --- Several devices -----------------------------------------------------------------------------
+
+
+def _sharding(operands: Aggregation, results: Any, **attributes: Any) -> Sharding:
+    """Features and blocks without a collective."""
+    del results, attributes
+    stages = {"e": operands.to_hyperedges, "d": operands.to_nodes}
+    nodes, blocks = operands.x.shape[0], operands.to_nodes.by_row.blocks
+    hyperedges = operands.to_hyperedges.by_row.num_rows
+    sizes = {"b": blocks, "n": nodes // blocks, "m": hyperedges // blocks}
+    of_nodes, of_hyperedges = ("(b n)", "(b m)") if blocks > 1 else (WHOLE, WHOLE)
+    halves: list[SparseMatrix] = []
+    for name, matrix in stages.items():
+        csr, slots = matrix.by_row, f"{name}s"
+        sizes |= {name: csr.count // blocks}
+        sizes |= {slots: csr.slots.places.shape[0] // blocks} if csr.slots is not None else {}
+        entries = f"(b {name})" if blocks > 1 else WHOLE
+        halves.append(SparseMatrix(half(csr, entries, slots), unread(matrix.by_col)))
+
+    def scale(x: Any, axis: str) -> str | None:
+        return None if x is None else WHOLE if x.shape[0] == 1 else axis
+
+    named = Aggregation(
+        f"{of_nodes} f",
+        scale(operands.node_scale_in, of_nodes),
+        scale(operands.hyperedge_scale, of_hyperedges),
+        scale(operands.node_scale_out, of_nodes),
+        scale(operands.own_scale, of_nodes),
+        halves[0],
+        halves[1],
+        None if operands.residual is None else f"{of_nodes} f",
+        None if operands.bias is None else "f",
+    )
+    return Sharding(jax.tree.leaves(named), [f"{of_nodes} f"], _local, sizes)
+
+
+def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
+    if "b" in pieces:
+        matrices = operands.to_hyperedges, operands.to_nodes
+        first, second = (block(matrix, pieces["b"]) for matrix in matrices)
+        operands = operands._replace(to_hyperedges=first, to_nodes=second)
+    return bind(operands)
 
 
 # --- The primitive -------------------------------------------------------------------------------
@@ -353,5 +399,6 @@ aggregate = define(
         batch=_batch,
         flops=_flops,
         family=FAMILY,
+        sharding=_sharding,
     )
 )

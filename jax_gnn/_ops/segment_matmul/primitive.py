@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -34,6 +35,8 @@ from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.pieces import half, unread
+from jax_gnn._core.sharding import WHOLE, Pieces, Sharding, reshape, same_batch, whole
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
 from jax_gnn._ops.segment_reduce.primitive import gather, total
@@ -371,12 +374,12 @@ def _fold(x: Array, is_batched: bool, size: int, axis: int) -> Array:
     if not is_batched:
         x = jnp.broadcast_to(x, (size, *x.shape))
     x = jnp.moveaxis(x, 0, axis)
-    return x.reshape(*x.shape[:axis], size * x.shape[axis + 1], *x.shape[axis + 2 :])
+    return reshape(x, *x.shape[:axis], size * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def _unfold(x: Array, size: int, axis: int) -> Array:
     """The inverse of :func:`_fold`."""
-    x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
+    x = reshape(x, *x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
 
 
@@ -403,11 +406,11 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
     if not at_most(size * rows, MAX_SIZE):
         return jax.lax.map(lambda one: bind(operands._replace(lhs=one[0], scale=one[1])), batch)
     lhs, scale = jax.tree.map(
-        lambda x: jnp.moveaxis(x, 0, 1).reshape(rows * size, *x.shape[2:]), batch
+        lambda x: reshape(jnp.moveaxis(x, 0, 1), rows * size, *x.shape[2:]), batch
     )
     sizes = jnp.clip(operands.sizes, 0, rows) * size
     result = bind(operands._replace(lhs=lhs, scale=scale, sizes=sizes))
-    return jnp.moveaxis(result.reshape(rows, size, result.shape[1]), 1, 0)
+    return jnp.moveaxis(reshape(result, rows, size, result.shape[1]), 1, 0)
 
 
 def _add_batched(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array:
@@ -443,7 +446,8 @@ def _matmul_apart(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
 
 def _mapped(function: Callable[..., Any], size: int, *batched: Any) -> Callable[..., Any]:
     axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(function, in_axes=axes, axis_size=size)
+    mapped = jax.vmap(function, in_axes=axes, axis_size=size)
+    return lambda *operands: mapped(*same_batch(operands, batched))
 
 
 def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> Array:
@@ -489,14 +493,90 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
         )
         operands = operands._replace(lhs=lhs, rhs=rhs, scale=scale)
     joined = jax.tree.map(
-        lambda x: x.reshape(size * x.shape[1], *x.shape[2:]), operands._replace(sizes=sizes)
+        lambda x: reshape(x, size * x.shape[1], *x.shape[2:]), operands._replace(sizes=sizes)
     )
     result = bind(
-        joined._replace(offset=jnp.zeros((1,), jnp.int32)),
+        joined._replace(sizes=whole(joined.sizes), offset=jnp.zeros((1,), jnp.int32)),
         **({"num_groups": size * num_groups} if is_outer else {}),
     )
-    result = result.reshape(size, result.shape[0] // size, *result.shape[1:])
+    result = reshape(result, size, result.shape[0] // size, *result.shape[1:])
     return result if is_outer else jnp.where(valid[:, :, None], result, 0)
+
+
+# --- Several devices -----------------------------------------------------------------------------
+
+# Rows with the sizes of their groups, the inner axis by a sum, groups by their offset and a sum.
+
+
+def _list_texts(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | None:
+    if matrix is None:
+        return None
+    if rows == WHOLE:
+        return jax.tree.map(lambda _: WHOLE, matrix)
+    return SparseMatrix(half(matrix.by_row, rows), unread(matrix.by_col))
+
+
+def _matmul_sharding(
+    operands: Rows, results: Any, *, transposed: bool, activation: Any, **attributes: Any
+) -> Sharding:
+    del results, attributes
+    _, _, bias, residual, scale, _, _, gather, scatter = operands
+    is_product = bias is None and residual is None and activation is None
+    rows = "m" if scatter is None else WHOLE
+    # All activations are 0 at 0, where rows of other groups are; a residual is added once.
+    groups, inner = "g" if residual is None else "G", "k" if is_product else "K"
+    named = Rows(
+        f"{rows if gather is None else WHOLE} {inner}",
+        f"{groups} n {inner}" if transposed else f"{groups} {inner} n",
+        None if bias is None else f"{groups} n",
+        None if residual is None else f"{rows} n",
+        None if scale is None else rows,
+        WHOLE,
+        WHOLE,
+        _list_texts(gather, rows),
+        _list_texts(scatter, WHOLE),
+    )
+    return _split(named, f"{rows} n")
+
+
+def _outer_sharding(operands: Factors, results: Any, **attributes: Any) -> Sharding:
+    del results, attributes
+    _, _, scale, _, _, left, right = operands
+    named = Factors(
+        "m k" if left is None else f"{WHOLE} k",
+        "m n" if right is None else f"{WHOLE} n",
+        None if scale is None else "m",
+        WHOLE,
+        WHOLE,
+        _list_texts(left, "m"),
+        _list_texts(right, "m"),
+    )
+    return _split(named, "g k n")
+
+
+def _split(named: Rows | Factors, result: str) -> Sharding:
+    def local(bind: Bind, operands: Any, pieces: Pieces) -> list[Array]:
+        sizes, offset = operands.sizes, operands.offset
+        lists = {name: getattr(operands, name, None) for name in ("gather", "left", "right")}
+        if (piece := pieces.get("m")) is not None:
+            own = _num_rows(operands.lhs, *lists.values())
+            ends = jnp.clip(jnp.cumsum(jnp.maximum(sizes, 0)) - piece.index * own, 0, own)
+            sizes = jnp.diff(ends, prepend=0).astype(sizes.dtype)
+            for name, matrix in lists.items():
+                if matrix is not None:
+                    by_row = replace(matrix.by_row, num_rows=own)
+                    operands = operands._replace(**{name: matrix._replace(by_row=by_row)})
+        changes = {}
+        if (piece := pieces.get("g")) is not None:
+            is_outer = "num_groups" in bind.attributes
+            count = bind.attributes["num_groups"] if is_outer else operands.rhs.shape[0]
+            count = count // piece.count if is_outer else count
+            offset += (piece.index * count).astype(offset.dtype)
+            changes = {"num_groups": count} if is_outer else {}
+        return rule.summed([bind(operands._replace(sizes=sizes, offset=offset), **changes)], pieces)
+
+    rule = Sharding(jax.tree.leaves(named), [result], local)
+    return rule
 
 
 # --- Primitives ----------------------------------------------------------------------------------
@@ -549,6 +629,7 @@ segment_matmul = define(
         batch=_matmul_batch,
         flops=_matmul_flops,
         family=FAMILY,
+        sharding=_matmul_sharding,
     )
 )
 # Attributes: num_groups, precision, deterministic, dtype.
@@ -567,5 +648,6 @@ segment_outer = define(
         batch=_outer_batch,
         flops=_outer_flops,
         family=FAMILY,
+        sharding=_outer_sharding,
     )
 )

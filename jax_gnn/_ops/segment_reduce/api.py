@@ -21,6 +21,7 @@ from jax_gnn._core.arrays import accumulator_dtype, flat
 from jax_gnn._core.csr import inverse_of, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.segment_reduce.primitive import total
 from jax_gnn._ops.segment_reduce.problem import Problem, check_problem, real
 from jax_gnn._ops.segment_softmax import primitive
@@ -440,7 +441,7 @@ def _softmax(problem: Problem) -> Array:
             implementation=groups.implementation,
         )
         y = total(y, sort.T, groups.implementation)
-    return y.reshape(problem.data.shape)
+    return reshape(y, *problem.data.shape)
 
 
 @jax.jit

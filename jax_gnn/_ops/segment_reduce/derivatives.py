@@ -16,6 +16,7 @@ from jax_gnn._core.arrays import accumulator_dtype, flat, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
 from jax_gnn._core.op import Bind
+from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.segment_reduce.select import segment_select
 
 
@@ -38,7 +39,7 @@ def extremum_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array 
     terms += [] if dweight is None else [select(x, dweight)]
     # None does in empty rows and where it is NaN.
     ties = jnp.maximum(select(None, None), 1)
-    return result, (functools.reduce(operator.add, terms) / ties).reshape(result.shape)
+    return result, reshape(functools.reduce(operator.add, terms) / ties, *result.shape)
 
 
 def logsumexp_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | None]:

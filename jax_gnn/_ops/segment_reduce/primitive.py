@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -40,9 +41,12 @@ from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
+from jax_gnn._core.pieces import by_matrix
 from jax_gnn._core.schedule import L2_BYTES
+from jax_gnn._core.sharding import Piece, Sharding, reshape
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
+from jax_gnn._ops.segment_reduce.sort import sorted_segments
 from jax_gnn._ops.segment_reduce.unsorted import REDUCTIONS, composition
 
 # Numbers from which on weights are put into the order of the entries ahead of a kernel, which would
@@ -306,6 +310,61 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
     return jax.vmap(finish, (0, *axes))(result, operands.x, *operands.epilogue)
 
 
+def _across(bind: Bind, operands: Messages, piece: Piece) -> Array:
+    """Of runs of entries: what their results are together."""
+    x, weight, matrix = operands.message
+    if matrix.by_row.resorted:
+        ids, num_rows = matrix.by_col.cols, matrix.by_row.num_rows
+        matrix = sorted_segments(ids, num_rows, False, bind.implementation)
+    message = Messages(x, weight, matrix)
+    result = _ACROSS[bind.attributes["reduce"]](_plain(bind), message, piece)
+    return _finished(bind, result, operands) if _has_epilogue(operands, _relu(bind)) else result
+
+
+def _sum_across(bind: Bind, message: Messages, piece: Piece) -> Array:
+    return piece.sum(bind(message, reduce="sum"))
+
+
+def _mean_across(bind: Bind, message: Messages, piece: Piece) -> Array:
+    ones = jnp.ones(message.x.shape[:1], accumulator_dtype(message.x.dtype))
+    count = piece.sum(bind(Messages(ones, None, message.matrix), reduce="sum", heads=1))
+    return _scaled(_sum_across(bind, message, piece), None, jnp.maximum(count, 1))
+
+
+def _log_sum_across(bind: Bind, message: Messages, piece: Piece) -> Array:
+    result = bind(message).astype(accumulator_dtype(message.x.dtype))
+    top = piece.max(result)
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    return (jnp.log(piece.sum(jnp.exp(result - top))) + top).astype(message.x.dtype)
+
+
+# Reductions that pieces of the entries can be put together to.
+_ACROSS: dict[str, Callable[[Bind, Messages, Piece], Array]] = {
+    "sum": _sum_across,
+    "mean": _mean_across,
+    "max": lambda bind, message, piece: piece.max(bind(message)),
+    "min": lambda bind, message, piece: piece.min(bind(message)),
+    "logsumexp": _log_sum_across,
+}
+
+
+def _reduce_sharding(operands: Messages, results: Any, **attributes: Any) -> Sharding:
+    runs = attributes["reduce"] in _ACROSS or operands.matrix.by_row.rows is None
+    rule = by_matrix(
+        {
+            "x": "cols features",
+            "weight": "weights h",
+            **dict.fromkeys(("own_scale", "out_scale", "result_scale"), "rows"),
+            "residual": "rows features",
+            "bias": "features",
+        },
+        "rows features",
+        runs=runs,
+        across=_across,
+    )
+    return rule(operands, results, **attributes)
+
+
 # Attributes: reduce, heads, and relu where there is an epilogue.
 segment_reduce = define(
     Op(
@@ -321,6 +380,7 @@ segment_reduce = define(
         batch=_reduce_batch,
         flops=_reduce_flops,
         family=FAMILY,
+        sharding=_reduce_sharding,
     )
 )
 
@@ -367,7 +427,7 @@ def reduce_messages(
     )
     if has_epilogue and not has_kernel:
         result = xla.epilogue(result, x, *operands.epilogue, relu=relu)
-    return result.astype(dtype).reshape(matrix.by_row.num_rows, *features)
+    return reshape(result.astype(dtype), matrix.by_row.num_rows, *features)
 
 
 # --- Dots ----------------------------------------------------------------------------------------
@@ -415,6 +475,7 @@ sddmm = define(
         transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
         batch=functools.partial(batch, (), per_entry=True),
         flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
+        sharding=by_matrix({"a": "rows features", "b": "cols features"}, "entries h"),
     )
 )
 
@@ -542,6 +603,15 @@ def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cot
     return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
 
 
+def _gradients_across(bind: Bind, operands: Cotangents, piece: Piece) -> list[Array]:
+    x, weight, ct, (by_row, by_col) = operands
+    options: Any = {"heads": weight.shape[1], "implementation": bind.implementation}
+    own = take(weight, by_col.order)
+    matrix = SparseMatrix(replace(by_col, order=None), by_row)
+    to_x = piece.sum(segment_reduce(ct, own, matrix, reduce="sum", **options))
+    return [to_x, sddmm(ct, x, SparseMatrix(by_row, by_col), **options)]
+
+
 # The gradients of a sum to x and to weight.
 segment_reduce_vjp = define(
     Op(
@@ -557,5 +627,11 @@ segment_reduce_vjp = define(
         several=True,
         flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
         family=FAMILY,
+        sharding=by_matrix(
+            {"x": "cols (h k)", "weight": "every h", "ct": "rows (h k)"},
+            *("cols (h k)", "entries h"),
+            transposed=True,
+            across=_gradients_across,
+        ),
     )
 )

@@ -21,6 +21,7 @@ from jax_gnn._core.batching import batch
 from jax_gnn._core.csr import SparseMatrix, entrywise
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.pieces import by_matrix
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
@@ -145,6 +146,14 @@ segment_select = define(
         batch=functools.partial(batch, ("weight", "factor")),
         flops=_flops,
         family=FAMILY,
+        sharding=by_matrix(
+            {
+                "row_key": "rows features",
+                **dict.fromkeys(("col_key", "value"), "cols features"),
+                **dict.fromkeys(("weight", "factor"), "weights h"),
+            },
+            "rows features",
+        ),
     )
 )
 
@@ -160,5 +169,13 @@ sddmm_select = define(
         transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
         batch=functools.partial(batch, ("weight",), per_entry=True),
         flops=_flops,
+        sharding=by_matrix(
+            {
+                **dict.fromkeys(("a", "row_key"), "rows features"),
+                **dict.fromkeys(("b", "col_key"), "cols features"),
+                "weight": "weights h",
+            },
+            "entries h",
+        ),
     )
 )

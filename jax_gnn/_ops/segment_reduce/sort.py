@@ -14,6 +14,7 @@ from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import at_most, ids_at, in_range
 from jax_gnn._core.kernels import like_first
 from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.sharding import WHOLE, Sharding, whole
 from jax_gnn._ops.segment_reduce import xla
 
 
@@ -55,12 +56,16 @@ segment_order = define(
         call=_order_call,
         transpose={},
         batch=_order_batch,
+        sharding=lambda *_, **attributes: Sharding(
+            [WHOLE], [WHOLE], lambda bind, operands, pieces: bind(operands)
+        ),
     )
 )
 
 
 def sort_ids(ids: Array, size: int, implementation: str | None = None) -> tuple[Array, Array]:
     """Sorts ids stably, those out of range last: (sorted ids, where each of them was)."""
+    ids = whole(ids)
     ids = jnp.where(in_range(ids, size), ids, size)
     order = segment_order(ids, num_segments=size, implementation=implementation)
     return ids_at(ids, order), order

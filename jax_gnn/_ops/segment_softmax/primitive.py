@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, column, row_width
+from jax_gnn._core.arrays import accumulator_dtype, column, row_width, take
 from jax_gnn._core.batching import all_batched, batch, disjoint_union
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.sharding import Piece
 from jax_gnn._ops.segment_reduce.derivatives import not_padding
-from jax_gnn._ops.segment_reduce.primitive import gather, total
+from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 from jax_gnn._ops.segment_softmax import xla
 
@@ -97,6 +99,28 @@ def _flops(operands: Any) -> int:
     return 5 * operands.matrix.by_row.count * row_width(operands[0])
 
 
+def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
+    """Of a run: its own softmax, and what the runs of its rows have together."""
+    x, matrix = operands
+    options: Any = {"heads": 1, "implementation": bind.implementation}
+    wide = x.astype(accumulator_dtype(x.dtype))
+    own = segment_reduce(wide, None, matrix, reduce="logsumexp", **options)
+    top = piece.max(own)
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    share = jnp.exp(own - top)
+    share /= jnp.maximum(piece.sum(share), jnp.finfo(wide.dtype).tiny)
+    return (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
+
+
+def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
+    y, t, matrix = operands
+    acc = accumulator_dtype(y.dtype)
+    counted = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, None]
+    y, t = (jnp.where(counted, z, 0).astype(acc) for z in (y, t))
+    mean = piece.sum(total(y * t, matrix, bind.implementation))
+    return (y * (t - take(mean, matrix.by_row.rows))).astype(operands.y.dtype)
+
+
 # The softmax over each segment of sorted entries.
 segment_softmax = define(
     Op(
@@ -110,6 +134,7 @@ segment_softmax = define(
         batch=functools.partial(_batch, -np.inf),
         flops=_flops,
         family=FAMILY,
+        sharding=by_matrix({"x": "entries features"}, "entries features", across=_softmax_across),
     )
 )
 
@@ -127,5 +152,10 @@ segment_softmax_tangent = define(
         batch=functools.partial(_batch, 0.0),
         flops=_flops,
         family=FAMILY,
+        sharding=by_matrix(
+            dict.fromkeys(("y", "t"), "entries features"),
+            "entries features",
+            across=_tangent_across,
+        ),
     )
 )

@@ -29,6 +29,7 @@ from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import ids_at
 from jax_gnn._core.public import one_call, public
+from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn._ops.segment_reduce.sort import sort_ids
@@ -182,7 +183,7 @@ def sddmm(
             heads=features[0] if len(features) == 2 else 1,
             implementation=implementation,
         )
-        return dots.reshape(count, *features[:-1]).astype(dtype)
+        return reshape(dots, count, *features[:-1]).astype(dtype)
     at_dst, at_src = graph.ends()
     a, b = gather(a, at_dst, implementation), gather(b, at_src, implementation)
     combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]

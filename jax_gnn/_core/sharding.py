@@ -1,0 +1,327 @@
+"""How a call is split over devices: an op's rule, and what JAX's two kinds of mesh axes need of it.
+
+A rule names the *factors* of each axis, as an einsum does. An axis of features is ``"f"``, one of
+heads and their features ``"(h k)"``, one that stays whole ``"."``, and one that nothing reads
+``"_"``. A name in capitals stays whole, too: ``"(h K)"`` is split by heads alone. Where mesh axes
+split a factor, each device calls the same op on its piece.
+
+* Axes of type *auto*, where XLA's partitioner chooses: below the primitive, so that derivatives and
+  batching do not see it, the call is a ``jax.experimental.custom_partitioning``.
+* Axes of type *explicit*, where types say how arrays are split: it is a ``jax.shard_map``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import Array
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+WHOLE, UNREAD = ".", "_"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A device's piece of a factor.
+
+    Attributes:
+        axes: of the mesh, over which it is split.
+        count: of pieces, all of one size.
+    """
+
+    axes: tuple[str, ...]
+    count: int
+
+    @property
+    def index(self) -> Array:
+        """Which one the device has."""
+        return jax.lax.axis_index(self.axes)
+
+    def sum(self, x: Array) -> Array:
+        """Over all pieces."""
+        return jax.lax.psum(x, self.axes)
+
+    def max(self, x: Array) -> Array:
+        """Likewise."""
+        return jax.lax.pmax(x, self.axes)
+
+    def min(self, x: Array) -> Array:
+        """Likewise."""
+        return jax.lax.pmin(x, self.axes)
+
+
+Pieces = Mapping[str, Piece]
+
+
+def axes_of(text: str) -> list[str]:
+    """The axes that a rule's string names, brackets in one."""
+    return re.findall(r"\([^)]*\)|\S+", text)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """An op's rule.
+
+    Attributes:
+        operands: a string for each array of the operands, in their order.
+        results: a string for each result.
+        local: maps (bind, operands, pieces), where the operands are a device's own, and pieces
+            those of the factors that are split, to its results. Over pieces of what is no factor of
+            a result, such as an axis that is summed over, it puts that together.
+        sizes: of factors that are in brackets.
+    """
+
+    operands: Sequence[str]
+    results: Sequence[str]
+    local: Callable[[Any, Any, Pieces], Any]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _arrays(self) -> list[list[tuple[str, ...]]]:
+        """The factors of each axis of all operands and results, those without a name numbered."""
+        found, unnamed = [], 0
+        for text in (*self.operands, *self.results):
+            axes = []
+            for axis in axes_of(text):
+                names = tuple(axis.strip("()").split())
+                if len(names) > 1:  # in brackets JAX takes no factor of size 1
+                    names = tuple(n for n in names if self.sizes[n] > 1) or names[-1:]
+                if axis in (WHOLE, UNREAD):
+                    unnamed += 1
+                    names = (f"{'WHOLE' if axis == WHOLE else 'unread'}{unnamed}",)
+                axes.append(names)
+            found.append(axes)
+        return found
+
+    def pieces(self, mesh: Any, shapes: Sequence[Any], specs: Sequence[Any]) -> dict[str, Piece]:
+        """Which factors are split where specs split the arrays, of which the largest go first."""
+        sizes = dict(self.sizes)
+        for shape, axes in zip(shapes, self._arrays, strict=True):
+            each = zip(shape, axes, strict=True)
+            sizes |= {names[0]: size for size, names in each if len(names) == 1}
+        found: dict[str, Piece] = {}
+        taken: set[str] = set()
+        for i in sorted(range(len(specs)), key=lambda i: -math.prod(shapes[i])):
+            for names, entry in zip(self._arrays[i], specs[i], strict=False):
+                left = list(names)
+                if left[0].startswith("unread"):
+                    over = _names(entry)
+                    found[left[0]] = Piece(over, math.prod(mesh.shape[axis] for axis in over))
+                    continue
+                for axis in _names(entry):
+                    while left and axis not in taken:
+                        old = found.get(left[0], Piece((), 1))
+                        count = old.count * mesh.shape[axis]
+                        if sizes[left[0]] % count == 0 and not left[0].isupper():
+                            found[left[0]] = Piece((*old.axes, axis), count)
+                            taken.add(axis)
+                        else:  # pieces of the next would not lie side by side
+                            left = left[1:] if old.count == sizes[left[0]] else []
+        return {name: piece for name, piece in found.items() if piece.count > 1}
+
+    def specs(self, pieces: Pieces) -> list[PartitionSpec]:
+        """How operands and results are split then."""
+
+        def entry(names: tuple[str, ...]) -> tuple[str, ...] | None:
+            return tuple(a for name in names if name in pieces for a in pieces[name].axes) or None
+
+        return [PartitionSpec(*map(entry, axes)) for axes in self._arrays]
+
+    def summed(self, results: Sequence[Array], pieces: Pieces) -> list[Array]:
+        """Each device's results, summed over pieces of what is no factor of theirs."""
+        found = []
+        pieces = {name: each for name, each in pieces.items() if not name.startswith("unread")}
+        for axes, result in zip(self._arrays[len(self.operands) :], results, strict=True):
+            own = {name for names in axes for name in names}
+            over = [a for name, piece in pieces.items() if name not in own for a in piece.axes]
+            found.append(jax.lax.psum(result, tuple(over)) if over else result)
+        return found
+
+    def einsum(self) -> tuple[str, dict[str, Any]]:
+        """The rule as JAX's partitioner wants it."""
+        texts = [
+            " ".join(names[0] if len(names) == 1 else f"({' '.join(names)})" for names in axes)
+            for axes in self._arrays
+        ]
+        count = len(self.operands)
+        first, last = (
+            list(dict.fromkeys(name for axes in arrays for names in axes for name in names))
+            for arrays in (self._arrays[:count], self._arrays[count:])
+        )
+        single = {names[0] for axes in self._arrays for names in axes if len(names) == 1}
+        both = list(dict.fromkeys([*first, *last]))  # in the order of first use, as Shardy wants
+        return f"{', '.join(texts[:count])} -> {', '.join(texts[count:])}", {
+            "reduction_factors": tuple(n for n in first if n not in last and not n.isupper()),
+            "need_replication_factors": tuple(n for n in both if n.isupper()),
+            **{n: self.sizes[n] for n in both if n not in single},
+        }
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of an entry of a spec."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def spec_of(aval: Any) -> tuple[Any, ...]:
+    """How an array is split over explicit axes: an entry for each of its axes."""
+    spec = tuple(aval.sharding.spec)
+    return spec + (None,) * (len(aval.shape) - len(spec))
+
+
+def is_explicit(avals: Sequence[Any]) -> bool:
+    """Whether one of them is split over an explicit mesh axis."""
+    return any(axis is not None for aval in avals for axis in aval.sharding.spec)
+
+
+def reshape(x: Array, *shape: int) -> Array:
+    """``x.reshape``, also over explicit axes, of which what are joined leave the first its own."""
+    aval = jax.typeof(x)
+    if not is_explicit([aval]):
+        return x.reshape(shape)
+    spec: list[Any] = [None] * len(shape)
+    i = j = 0
+    while 0 not in shape and i < x.ndim and j < len(shape):
+        old, new, first, to = x.shape[i], shape[j], i, j
+        i, j = i + 1, j + 1
+        while old != new:  # up to where axes of both end
+            if old < new:
+                old, i = old * x.shape[i], i + 1
+            else:
+                new, j = new * shape[j], j + 1
+        first = next((k for k in range(first, i) if x.shape[k] > 1), first)
+        to = next((k for k in range(to, j) if shape[k] > 1), to)
+        axes = spec_of(aval)[first]
+        if shape[to] % math.prod(aval.sharding.mesh.shape[axis] for axis in _names(axes)) == 0:
+            spec[to] = axes
+    return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*spec))
+
+
+def repeated(x: Array, size: int, batched: Array) -> Array:
+    """A batch of the same, split over explicit axes as another batch is."""
+    found = jax.numpy.broadcast_to(x, (size, *x.shape))
+    if not is_explicit([jax.typeof(batched)]):
+        return found
+    spec = spec_of(jax.typeof(batched))[0], *spec_of(jax.typeof(x))
+    return jax.sharding.reshard(found, PartitionSpec(*spec))
+
+
+def same_batch(operands: Any, batched: Any) -> Any:
+    """Batches are split over explicit axes as the first of them that is, for ``jax.vmap``."""
+    each = zip(jax.tree.leaves(operands), jax.tree.leaves(batched), strict=True)
+    entries = [spec_of(jax.typeof(x))[0] for x, is_batched in each if is_batched]
+    first = next((entry for entry in entries if entry is not None), None)
+    if first is None:
+        return operands
+
+    def placed(x: Array, each: bool) -> Array:
+        spec = PartitionSpec(first, *spec_of(jax.typeof(x))[1:])
+        return jax.sharding.reshard(x, spec) if each else x
+
+    return jax.tree.map(placed, operands, batched)
+
+
+def like(x: Array, aval: Any) -> Array:
+    """Split over explicit axes as another array of its shape is."""
+    if not is_explicit([aval, jax.typeof(x)]):
+        return x
+    return jax.sharding.reshard(x, PartitionSpec(*aval.sharding.spec))
+
+
+def whole(x: Array) -> Array:
+    """On each device, of what is split over explicit axes."""
+    if not isinstance(x, jax.Array) or not is_explicit([jax.typeof(x)]):
+        return x
+    return jax.sharding.reshard(x, PartitionSpec(*[None] * x.ndim))
+
+
+@dataclass(frozen=True)
+class Split:
+    """A call, and the rule that splits it.
+
+    Attributes:
+        rule: of the op.
+        local: maps a device's operands, in a list, and pieces to its results, likewise.
+    """
+
+    rule: Sharding
+    local: Callable[[Sequence[Array], Pieces], list[Array]]
+
+    def _chosen(self, avals: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any, Any]:
+        mesh = next(aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty)
+        given = [*map(spec_of, avals), *[()] * len(results)]
+        pieces = self.rule.pieces(mesh, [each.shape for each in (*avals, *results)], given)
+        return mesh, pieces, self.rule.specs(pieces)
+
+    def result_specs(self, avals: Sequence[Any], results: Sequence[Any]) -> list[PartitionSpec]:
+        """Of operands with explicit axes."""
+        return self._chosen(avals, results)[2][len(avals) :]
+
+    def explicit(self, avals: Sequence[Any], results: Sequence[Any]) -> Callable[..., list[Array]]:
+        """The call, of operands with explicit axes."""
+        mesh, pieces, specs = self._chosen(avals, results)
+        count = len(avals)
+        given = [entry for aval in avals for entry in spec_of(aval)]
+
+        def call(*leaves: Array) -> list[Array]:
+            return jax.shard_map(
+                lambda *local: self.local(local, pieces),
+                mesh=mesh,
+                in_specs=tuple(specs[:count]),
+                out_specs=specs[count:],
+                axis_names={axis for entry in given for axis in _names(entry)},
+            )(*map(jax.sharding.reshard, leaves, specs))
+
+        return call
+
+    def auto(self) -> Callable[..., list[Array]]:
+        """The call, where XLA chooses how operands are split."""
+
+        def partition(mesh: Any, operands: Any, results: Any) -> Any:
+            each = [*operands, *results]
+            given = [x.sharding.spec if isinstance(x.sharding, NamedSharding) else () for x in each]
+            pieces = self.rule.pieces(mesh, [x.shape for x in each], given)
+            chosen = [NamedSharding(mesh, spec) for spec in self.rule.specs(pieces)]
+
+            def call(*local: Array) -> list[Array]:
+                return self.local(local, pieces)
+
+            return mesh, call, chosen[len(operands) :], tuple(chosen[: len(operands)])
+
+        call = custom_partitioning(lambda *leaves: self.local(leaves, {}))
+        text, options = self.rule.einsum()
+        call.def_partition(partition, sharding_rule=text, **options)
+        return call
+
+
+@functools.cache
+def _needs_devices() -> Any:
+    call = custom_partitioning(lambda x: x)
+    call.def_partition(lambda *_: None, sharding_rule="i -> i")
+    return jax.make_jaxpr(call)(jax.ShapeDtypeStruct((1,), "float32"))
+
+
+def needs_devices() -> Any:
+    """What an equation carries so that JAX tells its lowering the devices: a program that asks.
+
+    JAX looks for such among the parameters. On one device nothing is split: there programs can be
+    lowered for a mesh of no devices, which these cannot.
+    """
+    return _needs_devices() if jax.device_count() > 1 else None
+
+
+def partitions(ctx: Any) -> bool:
+    """Whether a lowering is of a program for several devices that XLA's partitioner splits."""
+    devices = getattr(ctx.module_context.axis_context, "device_assignment", None)
+    return (
+        devices is not None
+        and len(devices) > 1
+        and getattr(jax.config, "jax_use_shardy_partitioner", True)
+        and not ctx.module_context.lowering_parameters.for_export
+    )

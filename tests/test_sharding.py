@@ -1,0 +1,367 @@
+"""Ops under a mesh: what they move between devices, and how much of the work each device does.
+
+That values and gradients are those of one device is shown for each op by ``op_suite``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from op_spec import assert_close, setting
+from op_suite import KERNELS
+
+import jax_gnn
+from jax_gnn import Graph, Hypergraph
+from jax_gnn._core.sharding import Piece, Sharding, reshape
+
+COUNT = 4
+NODES, ROWS, EDGES, HEADS, WIDTH, GROUPS = 64, 48, 512, 4, 8, 4
+KINDS = [AxisType.Auto, AxisType.Explicit]
+COLLECTIVES = "all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"
+
+pytestmark = pytest.mark.skipif("cpu" not in KERNELS, reason="CPU devices count what is moved")
+
+
+def mesh(kind: AxisType) -> Mesh:
+    return Mesh(np.array(jax.devices("cpu")[:COUNT]), ("d",), axis_types=(kind,))
+
+
+class Moved(NamedTuple):
+    """Of a compiled program: kinds of collectives, bytes of their results, and kernels' results."""
+
+    kinds: set[str]
+    num_bytes: int
+    kernels: list[tuple[str, tuple[int, ...]]]
+
+
+def moved(text: str) -> Moved:
+    counted: Counter[str] = Counter()
+    kernels = []
+    for line in text.splitlines():
+        found = re.search(r" = (.*?) ([\w-]+)\(", line)
+        if found is None:
+            continue
+        shapes = re.findall(r"([a-z]+)(\d+)\[([\d,]*)\]", found[1])
+        sizes = [tuple(int(n) for n in dims.split(",") if n) for _, _, dims in shapes]
+        name = found[2].removesuffix("-start")
+        if name in COLLECTIVES:
+            each = zip(shapes, sizes, strict=True)
+            counted[name] += sum(int(bits) // 8 * int(np.prod(size)) for (_, bits, _), size in each)
+        if target := re.search(r'custom_call_target="jax_gnn\.?/?(\w+)"', line):
+            kernels.append((target[1].removeprefix("_"), sizes[0]))
+    return Moved(set(counted), sum(counted.values()), kernels)
+
+
+class Case(NamedTuple):
+    """A call, and how it is split.
+
+    Attributes:
+        function: of the arrays.
+        arrays: its arguments.
+        specs: of each, or of all.
+        kinds: of collectives that it may use.
+        floats: that these may bring each device, at most.
+    """
+
+    function: Callable[..., Any]
+    arrays: tuple[Any, ...]
+    specs: tuple[P, ...]
+    kinds: frozenset[str] = frozenset()
+    floats: int = 0
+
+
+def graph_of(rng: np.random.Generator) -> Graph:
+    return Graph.from_edges(
+        rng.integers(0, NODES, EDGES), rng.integers(0, ROWS, EDGES), num_src=NODES, num_dst=ROWS
+    )
+
+
+def cases(rng: np.random.Generator) -> dict[str, Case]:
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    reduced = frozenset({"all-reduce"})
+    ids = np.sort(rng.integers(0, ROWS, EDGES)).astype(np.int32)
+    data, x, y = normal(EDGES, WIDTH), normal(NODES, WIDTH), normal(ROWS, WIDTH)
+    weight = normal(EDGES)
+    graph = graph_of(rng)
+    heads_x, heads_y = normal(NODES, HEADS, WIDTH), normal(ROWS, HEADS, WIDTH)
+    scores_x, scores_y = normal(NODES, HEADS), normal(ROWS, HEADS)
+    graphs = jax.tree.map(lambda *each: np.stack(each), *(graph_of(rng) for _ in range(COUNT)))
+    hypergraph = Hypergraph.from_incidence(
+        rng.integers(0, NODES, EDGES), rng.integers(0, ROWS, EDGES), num_nodes=NODES
+    )
+    sizes = np.full(GROUPS, EDGES // GROUPS - 3, np.int32)
+    kernel = normal(GROUPS, WIDTH, 2 * WIDTH)
+    entries = P("d")
+    whole, last, middle = P(), P(None, "d"), P(None, "d", None)
+
+    def of_edges(leaf: Any) -> P:
+        return entries if np.shape(leaf)[:1] == (EDGES,) else whole
+
+    by_entry = jax.tree.map(of_edges, graph)
+    by_head = jax.tree.map(lambda _: whole, graph)
+    of_hypergraph = jax.tree.map(lambda _: whole, hypergraph)
+    by_graph = jax.tree.map(lambda _: entries, graphs)
+
+    def total(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_sum(data, ids, ROWS, indices_are_sorted=True)
+
+    def unsorted(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_sum(data, ids, ROWS)
+
+    def mean(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_mean(data, ids, ROWS, indices_are_sorted=True)
+
+    def softmax(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_softmax(data, ids, ROWS, indices_are_sorted=True)
+
+    def maximum(data: Any, ids: Any) -> Any:
+        return jax_gnn.segment_max(data, ids, ROWS, indices_are_sorted=True)
+
+    def dots(graph: Any, y: Any, x: Any) -> Any:
+        return jax_gnn.sddmm(graph, y, x)
+
+    rows = ROWS * WIDTH
+    found = {
+        "segment_sum, features": Case(total, (data, ids), (last, whole)),
+        "segment_sum, entries": Case(total, (data, ids), (entries, entries), reduced, rows),
+        "segment_sum, unsorted entries": Case(
+            unsorted, (data, rng.permutation(ids)), (entries, entries), reduced, rows
+        ),
+        "segment_mean, entries": Case(mean, (data, ids), (entries, entries), reduced, rows + ROWS),
+        "segment_max, entries": Case(maximum, (data, ids), (entries, entries), reduced, rows),
+        "segment_softmax, features": Case(softmax, (data, ids), (last, whole)),
+        "segment_softmax, entries": Case(
+            softmax, (data, ids), (entries, entries), reduced, 2 * rows
+        ),
+        "spmm, features": Case(jax_gnn.spmm, (graph, x, weight), (by_head, last, whole)),
+        "spmm, entries": Case(
+            jax_gnn.spmm, (graph, x, weight), (by_entry, whole, entries), reduced, rows
+        ),
+        "spmm, graphs": Case(
+            jax.vmap(jax_gnn.spmm), (graphs, normal(COUNT, NODES, WIDTH)), (by_graph, entries)
+        ),
+        "spmm, features by vmap": Case(
+            jax.vmap(jax_gnn.spmm, (None, 0)),
+            (graph, normal(COUNT, NODES, WIDTH)),
+            (by_head, entries),
+        ),
+        "sddmm, features": Case(dots, (graph, y, x), (by_head, last, last), reduced, EDGES),
+        "sddmm, entries": Case(dots, (graph, y, x), (by_entry, whole, whole)),
+        "additive_attention, heads": Case(
+            jax_gnn.additive_attention,
+            (graph, scores_y, scores_x, heads_x),
+            (by_head, last, last, middle),
+        ),
+        "additive_attention, entries": Case(
+            jax_gnn.additive_attention,
+            (graph, scores_y, scores_x, heads_x),
+            (by_entry, whole, whole, whole),
+            reduced,
+            HEADS * rows + 2 * HEADS * ROWS,
+        ),
+        "dot_attention, heads": Case(
+            jax_gnn.dot_attention,
+            (graph, heads_y, heads_x, heads_x),
+            (by_head, middle, middle, middle),
+        ),
+        "dot_attention, graphs": Case(
+            jax.vmap(jax_gnn.dot_attention),
+            (graphs, normal(COUNT, ROWS, WIDTH), *[normal(COUNT, NODES, WIDTH)] * 2),
+            (by_graph, entries, entries, entries),
+        ),
+        "hypergraph_aggregate, features": Case(
+            jax_gnn.hypergraph_aggregate, (hypergraph, x), (of_hypergraph, last)
+        ),
+        "segment_matmul, rows": Case(
+            jax_gnn.segment_matmul, (data, kernel, sizes), (entries, whole, whole)
+        ),
+        "segment_matmul, output features": Case(
+            jax_gnn.segment_matmul, (data, kernel, sizes), (whole, P(None, None, "d"), whole)
+        ),
+        "segment_matmul, groups": Case(
+            jax_gnn.segment_matmul,
+            (data, kernel, sizes),
+            (whole, entries, whole),
+            reduced,
+            EDGES * 2 * WIDTH,
+        ),
+    }
+    for name in ("segment_sum, features", "spmm, features", "spmm, graphs", "segment_matmul, rows"):
+        case = found[name]
+        found[f"{name}, gradients"] = case._replace(function=gradient_of(case.function))
+    product = found["segment_matmul, rows, gradients"]
+    found["segment_matmul, rows, gradients"] = product._replace(
+        kinds=reduced, floats=GROUPS * WIDTH * 2 * WIDTH
+    )
+    weighted = found["spmm, features, gradients"]
+    found["spmm, features, gradients"] = weighted._replace(kinds=reduced, floats=EDGES)
+    return found
+
+
+def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """All gradients of a sum that has none of its own sums: the cotangent is like the result."""
+
+    def gradients(*arrays: Any) -> Any:
+        moving = [i for i, x in enumerate(arrays) if jnp.result_type(*jax.tree.leaves(x)) == "f4"]
+
+        def of(*values: Any) -> Any:
+            given = list(arrays)
+            for i, value in zip(moving, values, strict=True):
+                given[i] = value
+            return function(*given)
+
+        value, pull = jax.vjp(of, *(arrays[i] for i in moving))
+        return pull(value)
+
+    return gradients
+
+
+NAMES = list(cases(np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_moved(name: str, kind: AxisType, rng: np.random.Generator) -> None:
+    case = cases(rng)[name]
+    over = mesh(kind)
+    specs = jax.tree.leaves(case.specs, is_leaf=lambda x: isinstance(x, P))
+    leaves, tree = jax.tree.flatten(case.arrays)
+    placed = tree.unflatten(
+        [jax.device_put(x, NamedSharding(over, s)) for x, s in zip(leaves, specs, strict=True)]
+    )
+    with (
+        setting("cpu"),
+        jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext(),
+    ):
+        want = jax.jit(case.function)(*case.arrays) if kind is AxisType.Auto else None
+        compiled = jax.jit(case.function).lower(*placed).compile()
+        got = compiled(*placed)
+    if want is not None:
+        for each, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert_close(each, other, 2e-5, name)
+    found = moved(compiled.as_text())
+    assert found.kinds <= case.kinds, found
+    assert found.num_bytes <= 4 * case.floats, found
+    alone = moved(jax.jit(case.function).lower(*case.arrays).compile().as_text())
+    assert found.kernels or not alone.kernels
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_model(kind: AxisType, rng: np.random.Generator) -> None:
+    """Two layers, split by features and then by entries, and their second derivative."""
+    graph = graph_of(rng)
+    over = mesh(kind)
+    x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
+    ct = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+    def loss(x: Any, graph: Any) -> Any:
+        return jnp.sum(jnp.tanh(jax_gnn.spmm(graph, x, reduce="mean")) * ct)
+
+    def both(x: Any, graph: Any) -> Any:
+        return jax.jvp(jax.grad(loss), (x, graph), (x, jax.tree.map(tangent, graph)))
+
+    def tangent(leaf: Any) -> Any:
+        return np.zeros(np.shape(leaf), jax.dtypes.float0)
+
+    want = jax.jit(both)(x, graph)
+    spread = jax.tree.map(
+        lambda leaf: jax.device_put(
+            leaf, NamedSharding(over, P("d") if np.shape(leaf)[:1] == (EDGES,) else P())
+        ),
+        graph,
+    )
+    context = jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext()
+    with context:
+        got = jax.jit(both)(jax.device_put(x, NamedSharding(over, P())), spread)
+    for each, other in zip(got, want, strict=True):
+        assert_close(each, other, 2e-5, "second derivative")
+
+
+def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There equations carry no program, with which JAX lowers none for a mesh without devices."""
+
+    def traced(width: int) -> str:
+        x = np.ones((3, width), np.float32)
+        return str(jax.make_jaxpr(lambda x: jax_gnn.segment_sum(x, np.arange(3), 3))(x))
+
+    assert "custom_partitioning" in traced(2)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert "custom_partitioning" not in traced(3)
+
+
+def test_export_of_a_split_program(rng: np.random.Generator) -> None:
+    """It has no partitioner of this process in it: XLA splits what it can."""
+    over = mesh(AxisType.Auto)
+    data = rng.normal(size=(EDGES, 32)).astype(np.float32)
+    ids = np.sort(rng.integers(0, ROWS, EDGES)).astype(np.int32)
+    call = jax.jit(
+        lambda x: jax_gnn.segment_sum(x, ids, ROWS, indices_are_sorted=True),
+        in_shardings=NamedSharding(over, P(None, "d")),
+    )
+    exported = jax.export.export(call, disabled_checks=jax_gnn.EXPORT_CHECKS)(data)
+    assert "CustomSPMDPartitioning" not in exported.mlir_module()
+    placed = jax.device_put(data, NamedSharding(over, P(None, "d")))
+    loaded = jax.export.deserialize(exported.serialize())
+    assert_close(jax.jit(loaded.call)(placed), call(placed), 2e-5, "exported")
+
+
+# --- Rules ---------------------------------------------------------------------------------------
+
+
+def rule(*texts: str, **sizes: int) -> Sharding:
+    *operands, result = texts
+    return Sharding(operands, [result], lambda bind, operands, pieces: operands, sizes)
+
+
+def pieces_of(split: Sharding, shapes: Any, specs: Any) -> dict[str, tuple[str, ...]]:
+    axes = {"a": 2, "b": 4}
+    over = type("Mesh", (), {"shape": axes})
+    return {name: piece.axes for name, piece in split.pieces(over, shapes, specs).items()}
+
+
+def test_pieces() -> None:
+    heads = rule("n (h k)", "n h", "n (h k)", h=4, k=6)
+    shapes = [(8, 24), (8, 4), (8, 24)]
+    assert pieces_of(heads, shapes, [(None, "b"), (), ()]) == {"h": ("b",)}
+    assert pieces_of(heads, shapes, [(None, ("a", "b")), (), ()]) == {"h": ("a",)}  # 6 of 4
+    assert pieces_of(heads, shapes, [(None, ("b", "a")), (), ()]) == {"h": ("b",), "k": ("a",)}
+    # An axis splits one factor: that of the larger array.
+    assert pieces_of(heads, shapes, [("b",), (None, "b"), ()]) == {"n": ("b",)}
+    # What has no pieces of one size stays whole, as does what is in capitals.
+    assert pieces_of(heads, [(6, 24), (6, 4), (6, 24)], [("b",), (), ()]) == {}
+    assert pieces_of(rule("n (h K)", "n (h K)", h=2, K=8), [(8, 16)] * 2, [(None, "b"), ()]) == {}
+    assert heads.specs({"h": Piece(("b",), 4), "k": Piece(("a",), 2)})[0] == P(None, ("b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "to", "spec"),
+    [
+        ((8, 3, 4), 0, (24, 4), ("d", None)),
+        ((8, 3, 4), 2, (8, 12), (None, None)),
+        ((8, 4, 3), 1, (8, 12), (None, "d")),
+        ((8, 12), 1, (8, 4, 3), (None, "d", None)),
+        ((8, 12), 1, (8, 3, 4), (None, None, None)),
+        ((1, 8, 12), 1, (8, 1, 12), ("d", None, None)),
+        ((8, 0), 0, (0, 8), (None, None)),
+    ],
+)
+def test_reshape(shape: Any, axis: int, to: Any, spec: Any) -> None:
+    over = mesh(AxisType.Explicit)
+    x = np.arange(np.prod(shape)).reshape(shape)
+    placed = jax.device_put(x, NamedSharding(over, P(*[None] * axis, "d")))
+    with jax.set_mesh(over):
+        found = jax.jit(lambda x: reshape(x, *to))(placed)
+    np.testing.assert_array_equal(found, x.reshape(to))
+    assert tuple(jax.typeof(found).sharding.spec) == spec
