@@ -363,7 +363,7 @@ class RelationalGraph:
                 if validate and not is_traced(ids):
                     size_name = f"num_nodes[{kind!r}]"
                     arguments.check_range(f"{name}[{i}]", ids, size_name, sizes[kind])
-                where = jnp.where if is_traced(ids) else np.where
+                where: Any = jnp.where if is_traced(ids) else np.where
                 shifted.append(where(in_range(ids, sizes[kind]), ids + starts[kind], PADDING))
             triples.append((shifted[0], np.full(ids.shape, relation), shifted[1]))
         names: tuple[EdgeType | str, ...] = edge_types

@@ -53,16 +53,16 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
             low, high = np.maximum(low, -unit if regresses else 0), np.minimum(high, unit)
             lowest = min(lowest, float(low[settled:].min()))
         axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
-    mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
+    reached, spread = unit * run.accuracy_mean, unit * run.accuracy_std
     rows = len(run.train_loss)
-    told = mean_and_std(mean, std, rows, ".3f" if regresses else ".1f")
+    told = mean_and_std(reached, spread, rows, ".3f" if regresses else ".1f")
     what = "at the best epoch" if run.over == "folds" else "test (best epoch)"
     accuracy_axes.axhline(
-        *(mean,), color=_GREEN, linestyle="--", linewidth=1.4, label=f"{what}: {told}"
+        *(reached,), color=_GREEN, linestyle="--", linewidth=1.4, label=f"{what}: {told}"
     )
     loss = "squared error (of scaled labels)" if regresses else "cross-entropy (nats)"
     loss_axes.set(ylabel=loss, ylim=(0, None))
-    lowest = min(lowest, mean)
+    lowest = min(lowest, reached)
     bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
     top = min(accuracy_axes.get_ylim()[1], unit)
     accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, top))

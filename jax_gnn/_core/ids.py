@@ -12,6 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+try:
+    from jax.errors import InconclusiveDimensionOperation as UnknownSize
+except ImportError:  # JAX 0.10.0
+    from jax._src.core import InconclusiveDimensionOperation as UnknownSize
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PADDING = -1  # out of range whatever the sizes are
@@ -37,7 +42,7 @@ def at_most(size: int, limit: int) -> bool:
     """Whether a size is no larger than that; of a symbolic one, whether that is certain."""
     try:
         return bool(size <= limit)
-    except jax.errors.InconclusiveDimensionOperation:
+    except UnknownSize:
         return False
 
 

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_gnn._core import ffi, sharding
 from jax_gnn._core.ffi import Platform
+from jax_gnn._core.ids import UnknownSize
 from jax_gnn._core.schedule import Family
 
 
@@ -212,20 +213,18 @@ def _never_lowered(ctx: Any) -> Any:
 
 OPS: dict[str, Op] = {}
 
-
-def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
-    """What :mod:`jax.export` must be told: that all custom calls of this library may be trusted."""
-    return tuple(
-        jax.export.DisabledSafetyCheck.custom_call(ffi.TARGET_PREFIX + name) for name in OPS
-    )
+EXPORT_CHECKS: list[jax.export.DisabledSafetyCheck] = []
+"""What `jax.export` must be told to let pass, of all primitives that are defined by now."""
 
 
 def define(op: Op) -> Op:
     """Makes an op's primitive: abstract evaluation, JVP, transpose, batching and lowerings."""
-    primitive = Primitive(f"{ffi.TARGET_PREFIX}{op.name}")
+    target = ffi.TARGET_PREFIX + op.name
+    primitive = Primitive(target)
     primitive.multiple_results = op.several
     object.__setattr__(op, "primitive", primitive)
     OPS[op.name] = op
+    EXPORT_CHECKS.append(jax.export.DisabledSafetyCheck.custom_call(target))
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
     ad.primitive_jvps[primitive] = functools.partial(_jvp, op)
@@ -521,7 +520,7 @@ def lower(
 def _prefers_xla(op: Op, *arguments: Any, **attributes: Any) -> bool:
     try:
         return op.prefers_xla(*arguments, **attributes)
-    except jax.errors.InconclusiveDimensionOperation:  # of symbolic sizes
+    except UnknownSize:
         return False
 
 

@@ -56,7 +56,7 @@ def numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     hashed = sum(
         jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(factor)
         for axis, factor in zip(range(len(shape)), (2_654_435_761, 2_246_822_519), strict=False)
-    )
+    ) + jnp.zeros(shape, jnp.uint32)
     return (hashed.astype(jnp.int32).astype(jnp.float32) / 2.0**31).astype(dtype)
 
 

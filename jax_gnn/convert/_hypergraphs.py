@@ -203,7 +203,8 @@ def to_dhg(data: Any, *, directed: bool = True) -> Any:
     else:
         edges, options = edges_of(graph), {}
         ends = np.stack([edges.src, edges.dst])
-        found = [*map(tuple, (ends if directed else np.sort(ends, axis=0)).T.tolist())]
+        pairs: Any = ends if directed else np.sort(ends, axis=0)
+        found = [*map(tuple, pairs.T.tolist())]
         weights = edges.values("edges", data.edges).get(WEIGHT, np.ones(len(found)))
         kind = dhg.DiGraph if directed else dhg.Graph
     first = {nodes: i for i, nodes in reversed([*enumerate(found)])}

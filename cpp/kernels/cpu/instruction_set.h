@@ -46,6 +46,9 @@ struct Variant {
 };
 
 template <typename Body>
+#ifdef JAX_GNN_VARIANTS
+__attribute__((cold))  // small: machines that have no wider set are old
+#endif
 void run_baseline(const Body& body) {
   body(Variant<InstructionSet::kBaseline>{});
 }

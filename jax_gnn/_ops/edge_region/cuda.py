@@ -21,7 +21,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ids import in_range
+from jax_gnn._core.ids import at_most, in_range
 from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
@@ -222,11 +222,7 @@ def texts(region: Region, matrix: SparseMatrix) -> list[str]:
 
 def _walkable(matrix: SparseMatrix) -> bool:
     """Whether there are entries, sorted both ways, whose ids fit int32."""
-    try:
-        has_entries = bool(matrix.by_row.count > 0)
-    except jax.errors.InconclusiveDimensionOperation:  # of a symbolic size
-        return False
-    return has_entries and all(
+    return at_most(1, matrix.by_row.count) and all(
         csr_operands(csr, other.num_rows) is not None
         for csr, other in (matrix, (matrix.by_col, matrix.by_row))
     )

@@ -26,7 +26,7 @@ from jax_gnn._ops.edge_region.row_program import (
 
 _STORAGES = {
     np.dtype(dtype): place
-    for place, dtype in enumerate((jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, bool))
+    for place, dtype in enumerate((jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16, jnp.bool_))
 }
 _ACCESSES = ("edge", "row", "col", "shared")
 _REDUCES = ("sum", "max", "min")

@@ -209,10 +209,10 @@ class Region:
         single = {eqn.outvars[0] for eqn in self.jaxpr.jaxpr.eqns if len(eqn.outvars) == 1}
         return tuple(
             i
-            for i, (var, (into, _)) in enumerate(
-                zip(self.jaxpr.jaxpr.outvars, self.outputs, strict=True)
+            for i, (var, row, (into, _)) in enumerate(
+                zip(self.jaxpr.jaxpr.outvars, self.results, self.outputs, strict=True)
             )
-            if into == "edge" and var in single and jnp.issubdtype(var.aval.dtype, jnp.floating)
+            if into == "edge" and var in single and jnp.issubdtype(row.dtype, jnp.floating)
         )
 
     def cheapest_cotangent(
