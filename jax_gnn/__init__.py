@@ -1,7 +1,8 @@
 """GNN kernels for JAX: CUDA and CPU custom calls, differentiable to any order."""
 
+import jax_gnn.sampling._native  # noqa: F401 (its primitives)
 from jax_gnn._core.ffi import implementation, shared_library
-from jax_gnn._core.op import EXPORT_CHECKS
+from jax_gnn._core.op import export_checks
 from jax_gnn._ops.attention.api import additive_attention, dot_attention, gatv2_attention
 from jax_gnn._ops.hypergraph_aggregate.api import (
     HypergraphNorm,
@@ -39,6 +40,10 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
+
+EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
+"""What `jax.export` must be told to let pass: `disabled_checks=EXPORT_CHECKS`."""
+del export_checks
 
 __all__ = [
     "EXPORT_CHECKS",

@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 import jax
 
-import jax_gnn.sampling._native  # noqa: F401 (its primitives are listed, too)
 from jax_gnn._core import ffi
 from jax_gnn._core.op import OPS, Op
 from jax_gnn._ops.edge_region import cuda_compile

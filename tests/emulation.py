@@ -24,7 +24,6 @@ from jax.interpreters import mlir
 
 from jax_gnn._core import ffi, op
 from jax_gnn._ops.edge_region import cuda_compile, primitive  # noqa: F401  (defines its ops)
-from jax_gnn.sampling import _native  # noqa: F401  (likewise)
 
 WANTED = os.environ.get("JAX_GNN_EMULATE_CUDA") == "1"
 

@@ -18,7 +18,6 @@ from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Moving, Scor
 from jax_gnn._ops.edge_region.primitive import Known as RegionKnown
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.relational_attention import primitive as typed
-from jax_gnn.sampling import _native  # noqa: F401  (defines primitives)
 
 needs_kernels = pytest.mark.skipif(
     not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here"

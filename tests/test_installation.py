@@ -323,4 +323,4 @@ def test_what_the_import_brings() -> None:
     others = {name.partition(".")[0] for name in found} - {"jax", "jaxlib", "jax_gnn"}
     third_party = others - sys.stdlib_module_names
     assert third_party <= set(), third_party
-    assert len([name for name in found if name.startswith("jax_gnn")]) < 120
+    assert len([name for name in found if name.startswith("jax_gnn")]) < 150

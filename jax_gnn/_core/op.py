@@ -213,18 +213,20 @@ def _never_lowered(ctx: Any) -> Any:
 
 OPS: dict[str, Op] = {}
 
-EXPORT_CHECKS: list[jax.export.DisabledSafetyCheck] = []
-"""What `jax.export` must be told to let pass, of all primitives that are defined by now."""
+
+def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
+    """What :mod:`jax.export` must be told: that all custom calls of this library may be trusted."""
+    return tuple(
+        jax.export.DisabledSafetyCheck.custom_call(ffi.TARGET_PREFIX + name) for name in OPS
+    )
 
 
 def define(op: Op) -> Op:
     """Makes an op's primitive: abstract evaluation, JVP, transpose, batching and lowerings."""
-    target = ffi.TARGET_PREFIX + op.name
-    primitive = Primitive(target)
+    primitive = Primitive(f"{ffi.TARGET_PREFIX}{op.name}")
     primitive.multiple_results = op.several
     object.__setattr__(op, "primitive", primitive)
     OPS[op.name] = op
-    EXPORT_CHECKS.append(jax.export.DisabledSafetyCheck.custom_call(target))
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
     ad.primitive_jvps[primitive] = functools.partial(_jvp, op)
