@@ -77,7 +77,8 @@ def by_matrix(
             if "b" in pieces:
                 own = own._replace(matrix=block(own.matrix, pieces["b"]))
             elif "e" in pieces:
-                own = _run(own, [name for name, of in operands.items() if "weights" in of])
+                weights = [name for name, of in operands.items() if "weights" in of]
+                own = _run(own, weights, pieces["e"])
                 if transposed:
                     by_row, by_col = own.matrix
                     own = own._replace(matrix=SparseMatrix(by_row, _plain_run(by_col)))
@@ -117,8 +118,9 @@ def _texts(matrix: SparseMatrix, entries: str, transposed: bool) -> SparseMatrix
     by_row, by_col = matrix
     if transposed:
         return SparseMatrix(half(by_row, entries), half(by_col, entries, "t"))
-    if by_row.resorted and by_row.blocks == 1:  # a run is sorted by itself
-        return SparseMatrix(half(by_row, WHOLE), half(by_col, entries))
+    if by_row.resorted:  # plain XLA reads ids as they were, and a run is sorted by itself
+        whole = WHOLE if by_row.blocks == 1 else entries
+        return SparseMatrix(half(by_row, whole), half(by_col, entries))
     return SparseMatrix(half(by_row, entries), unread(by_col))
 
 
@@ -194,20 +196,23 @@ def _half_block(csr: Csr, num_rows: int, num_cols: int, piece: Piece) -> Csr:
     )
 
 
-def _run(own: Any, weights: Sequence[str]) -> Any:
+def _run(own: Any, weights: Sequence[str], piece: Piece) -> Any:
     """A device's run of entries, whose weights, which lie in another order, it takes for itself."""
     csr = own.matrix.by_row
     if csr.resorted:
         return own
-    cols, order = csr.cols, csr.order
     there = {name: x for name in weights if (x := getattr(own, name)) is not None}
-    if order is not None and there:
-        valid = in_range(order, next(iter(there.values())).shape[0])
-        cols = jnp.arange(csr.count, dtype=order.dtype) if cols is None else cols
-        cols = jnp.where(valid, cols, PADDING)  # what has no weight is padding
-        own = own._replace(**{name: take(x, order) for name, x in there.items()})
-    run = _plain_run(replace(csr, cols=cols, order=None))
+    own = own._replace(**{name: take(x, csr.order) for name, x in there.items()})
+    run = _plain_run(without_order(csr, csr.count * piece.count))
     return own._replace(matrix=own.matrix._replace(by_row=run))
+
+
+def without_order(csr: Csr, count: int) -> Csr:
+    """Entries whose order names none of so many weights are padding."""
+    if csr.order is None:
+        return csr
+    cols = jnp.arange(csr.count, dtype=csr.order.dtype) if csr.cols is None else csr.cols
+    return replace(csr, cols=jnp.where(in_range(csr.order, count), cols, PADDING), order=None)
 
 
 def _plain_run(csr: Csr) -> Csr:

@@ -41,7 +41,7 @@ from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import by_matrix, without_order
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import Piece, Sharding, reshape
 from jax_gnn._ops.segment_reduce import derivatives, xla
@@ -606,8 +606,8 @@ def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cot
 def _gradients_across(bind: Bind, operands: Cotangents, piece: Piece) -> list[Array]:
     x, weight, ct, (by_row, by_col) = operands
     options: Any = {"heads": weight.shape[1], "implementation": bind.implementation}
+    matrix = SparseMatrix(without_order(by_col, weight.shape[0]), by_row)
     own = take(weight, by_col.order)
-    matrix = SparseMatrix(replace(by_col, order=None), by_row)
     to_x = piece.sum(segment_reduce(ct, own, matrix, reduce="sum", **options))
     return [to_x, sddmm(ct, x, SparseMatrix(by_row, by_col), **options)]
 
