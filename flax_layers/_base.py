@@ -32,7 +32,7 @@ from jax_gnn.extend import (
     row_wise,
 )
 from jax_gnn.sampling import Blocks
-from jax_gnn.sharding import Part
+from jax_gnn.sharding import Part, RelationalPart
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
 
@@ -560,12 +560,12 @@ def end_sizes(in_features: int | tuple[int, int]) -> tuple[int, int]:
 
 def num_rows(graph: Graph | RelationalGraph) -> int:
     """Rows of the features that layers get: of sources; of a device's part those of own nodes."""
-    return graph.num_dst if isinstance(graph, Part) else graph.num_src
+    return graph.num_dst if isinstance(graph, Part | RelationalPart) else graph.num_src
 
 
 def of_sources(graph: Graph | RelationalGraph, x: Array) -> Array:
     """The sources' rows of what layers have: of a device's part with those of other devices."""
-    if isinstance(graph, Part) and x.shape[0] == graph.num_dst:
+    if isinstance(graph, Part | RelationalPart) and x.shape[0] == graph.num_dst:
         return graph.with_halo(x)
     return x
 
@@ -636,7 +636,9 @@ def check_ends(
             f"x must be a pair for in_features=({src_features}, {dst_features}), got an array"
         )
     src = check_sources(graph, x, src_features)
-    return src, of_destinations(graph, src)
+    # Maps by relation come after rows of other devices, those of a graph before if they narrow.
+    ahead = isinstance(graph, RelationalGraph)
+    return of_sources(graph, src) if ahead else src, of_destinations(graph, src)
 
 
 def check_vector(name: str, values: ArrayLike, size_name: str, size: int) -> Array:

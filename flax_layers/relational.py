@@ -24,7 +24,9 @@ from flax_layers._base import (
     check_vector,
     default_bias_init,
     finished,
+    num_rows,
     of_destinations,
+    of_sources,
     product,
 )
 from flax_layers.graph import glorot_init
@@ -37,8 +39,10 @@ from jax_gnn.extend import (
     counts_of,
     of_relations,
     sums_by_basis_pay,
+    take,
 )
 from jax_gnn.sampling import Blocks
+from jax_gnn.sharding import RelationalPart
 
 Norm = Literal["mean", "sum"]
 
@@ -208,11 +212,12 @@ class RGCNConv(nnx.Module):
         if isinstance(x, tuple) or (x is not None and self.own_weight):
             x, own = check_ends(graph, x, self.in_features, self.in_features)
         elif x is not None:
-            x = check_features(x, graph.num_src, self.in_features, rows_name="num_src")
-        elif graph.num_src != self.in_features:
+            x = check_features(x, num_rows(graph), self.in_features, rows_name="num_src")
+            x = of_sources(graph, x)
+        elif (sources := _num_one_hot(graph)) != self.in_features:
             raise ValueError(
                 f"graph must have in_features = {self.in_features} sources where there is no x, "
-                f"got {graph.num_src}"
+                f"got {sources}"
             )
         elif self.own_weight:
             check_among_sources(graph)
@@ -220,6 +225,8 @@ class RGCNConv(nnx.Module):
         values: Any = (None if param is None else param[...] for param in params)
         values = dtypes.promote_dtype((x, own, *values), dtype=self.dtype)
         features, own, kernel, mixture, own_kernel, bias = values
+        if x is None and isinstance(graph, RelationalPart):  # all devices have all weights
+            kernel = jax.vmap(take, (0, None))(kernel, graph.node_ids)
         apart = False
         if self.num_blocks is not None:
             if x is None:
@@ -303,6 +310,11 @@ class RGCNConv(nnx.Module):
 
     def _times(self, x: Array, kernel: Array) -> Array:
         return product(x, kernel, self.precision)
+
+
+def _num_one_hot(graph: RelationalGraph) -> int:
+    """How many features nodes without features have."""
+    return graph.num_whole_nodes if isinstance(graph, RelationalPart) else graph.num_src
 
 
 def kernel_shape(

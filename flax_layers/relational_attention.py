@@ -29,7 +29,9 @@ from flax_layers._base import (
     end_values,
     finished,
     linear_options,
+    num_rows,
     of_destinations,
+    of_sources,
     product,
     summed_by_rows,
 )
@@ -68,6 +70,7 @@ from jax_gnn.extend import (
     row_wise,
 )
 from jax_gnn.sampling import Blocks
+from jax_gnn.sharding import RelationalPart
 
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
@@ -549,7 +552,7 @@ class HGTConv(nnx.Module):
             node_types: ``(num_src,)`` integers, the type of each source, where nodes are not
                 numbered type by type, as in a sampled block; -1 is padding. A pair where x is. By
                 type, x has a row for each source then, which counts where the source is of the
-                type.
+                type. A device's part of a sharded graph has its own types, in no order.
             folded: What :meth:`folded` gave, where weights do not change between calls.
 
         Returns:
@@ -564,17 +567,21 @@ class HGTConv(nnx.Module):
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         _check_relations(graph, self.num_relations)
+        if node_types is None and isinstance(graph, RelationalPart) and len(self.type_names) > 1:
+            self._check_count(graph.num_node_types)
+            node_types = graph.node_types
         sizes, src_types, dst_types = self._types(graph, node_types)
         by_type = self._by_type(x, sizes)
         if by_type is not None and not self._one_width:
             y = self._of_widths(graph, by_type, src_types, dst_types, folded)
         elif by_type is not None:
             src = src_types.joined([*by_type.values()])
-            y = self._of_nodes(graph, src, of_destinations(graph, src), dst_types, folded)
+            ends = of_sources(graph, src), of_destinations(graph, src)
+            y = self._of_nodes(graph, *ends, dst_types, folded)
         elif self._one_width:
-            ends: Any = x
-            src, dst = check_ends(graph, ends, self.widths[0], self.widths[0])
-            y = self._of_nodes(graph, src, dst, dst_types, folded)
+            given: Any = x
+            ends = check_ends(graph, given, self.widths[0], self.widths[0])
+            y = self._of_nodes(graph, *ends, dst_types, folded)
         else:
             raise ValueError(
                 f"x must be by type, as in_features={dict(self.in_features)} are, got an array"
@@ -590,11 +597,15 @@ class HGTConv(nnx.Module):
         sizes = graph.node_type_sizes
         if len(self.type_names) == 1:
             sizes = (graph.num_nodes,)
-        if sizes is None or len(sizes) != len(self.type_names):
-            found = "none" if sizes is None else len(sizes)
-            raise ValueError(f"graph must have {len(self.type_names)} types of nodes, got {found}")
+        self._check_count(0 if sizes is None else len(sizes))
         self._check_names(graph)
-        return sizes
+        return sizes or ()
+
+    def _check_count(self, found: int) -> None:
+        """Raises ValueError for a graph with another number of types."""
+        count = len(self.type_names)
+        if found != count:
+            raise ValueError(f"graph must have {count} types of nodes, got {found or 'none'}")
 
     def _types(self, graph: RelationalGraph, node_types: Any) -> tuple[tuple[int, ...], Any, Any]:
         """How many rows x has of each type, and the types of sources and of destinations."""
@@ -605,14 +616,15 @@ class HGTConv(nnx.Module):
                 _TypeOfEach(as_ids(name, ids), count)
                 for name, ids in end_values("node_types", node_types, graph).items()
             )
-            return (graph.num_src,) * count, each, at_dst
+            return (num_rows(graph),) * count, each, at_dst
         if graph.num_src != graph.num_dst:
             if count > 1:
                 raise ValueError(
                     f"node_types must be given for a bipartite graph of {count} types, got None"
                 )
-            src, dst = (_TypeByType((size,), size) for size in (graph.num_src, graph.num_dst))
-            return (graph.num_src,), src, dst
+            rows = num_rows(graph)
+            src, dst = (_TypeByType((size,), size) for size in (rows, graph.num_dst))
+            return (rows,), src, dst
         sizes = self.sizes(graph)
         types = _TypeByType(sizes, graph.num_src)
         return sizes, types, types
@@ -744,7 +756,7 @@ class HGTConv(nnx.Module):
             for each in (at_dst[of] for of in self.type_names)
             for shape in [(*each.shape[:-1], self.out_features)]
         ]
-        key, value = (mapped(x, src_types, *each) for each in params[:2])
+        key, value = (of_sources(graph, mapped(x, src_types, *each)) for each in params[:2])
         query = mapped(at_dst, dst_types, *params[2])
         return over_batch(of_nodes, key, value, query, dst_types.joined(own))
 
@@ -1023,7 +1035,11 @@ class HGT(TwoLayerStack):
         if node_types is not None:
             dropout["node_types"] = node_types
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type
-        if not isinstance(x, Mapping) or node_types is not None:
+        if (
+            not isinstance(x, Mapping)
+            or node_types is not None
+            or isinstance(graph, RelationalPart)
+        ):
             return y
         first = self.convolutions[0]
         return _by_types(y, first.type_names, first.sizes(graph))

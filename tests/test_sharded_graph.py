@@ -17,7 +17,7 @@ from op_spec import assert_close, same_bits
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph
+from jax_gnn import Graph, RelationalGraph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
 
@@ -39,7 +39,28 @@ def random_graph(rng: np.random.Generator, num_nodes: int = 60, num_edges: int =
     return graph.pad(num_edges=num_edges + 7)
 
 
-def sharded(rng: np.random.Generator, graph: Graph, mesh: Mesh, method: str) -> ShardedGraph:
+RELATIONS = ("a", "to", "b"), ("b", "to", "a"), ("b", "in", "b"), ("a", "no", "a")
+TYPES = {"a": 22, "b": 33, "none": 0}
+
+
+def random_relational(rng: np.random.Generator, self_relation: bool = False) -> RelationalGraph:
+    """The same of types of nodes, and a relation without edges."""
+
+    def edges(src: int, dst: int) -> Any:
+        ends = np.stack([rng.integers(0, src - 2, 80), rng.integers(0, dst - 2, 80)])
+        ends[0, :10], ends[1, 10:20] = rng.integers(0, (src, dst))
+        ends[:, -5:] = ends[:, :5]
+        return ends
+
+    given = {each: edges(TYPES[each[0]], TYPES[each[2]]) for each in RELATIONS[:3]}
+    given[RELATIONS[3]] = []
+    graph = RelationalGraph.from_edge_dict(given, TYPES, self_relation=self_relation)
+    sizes = graph.num_src_pairs, graph.num_dst_pairs
+    pairs = {f"num_{of}_pairs": (n or 0) + 2 for of, n in zip(("src", "dst"), sizes, strict=True)}
+    return graph.pad(num_nodes=60, num_edges=graph.num_edges + 7, **pairs)
+
+
+def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> ShardedGraph:
     parts: Any = method
     if method == "random":
         parts = rng.integers(0, mesh.size, graph.num_nodes)
@@ -155,6 +176,33 @@ def test_each_edge_is_somewhere(
     assert sorted(found) == [*range(int(graph.indptr[-1]))]
 
 
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_edges_keep_their_relations(method: str, num_parts: int, rng: np.random.Generator) -> None:
+    graph = random_relational(rng)
+    split = sharded(rng, graph, mesh_of(num_parts), method)
+    types = np.repeat([0, 1, -1], [22, 33, 5])
+    ids = np.arange(1, 61, dtype=np.float32)
+    halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), split.shard(ids))) - 1
+    found = []
+    for number in range(num_parts):
+        part = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[number], split.part)
+        part.check_arrays()
+        count = int(part.nodes.indptr[-1])
+        places = part.nodes.edge_ids[:count]
+        found += places.tolist()
+        np.testing.assert_array_equal(part.edge_types[:count], graph.edge_types[places])
+        for ends in ("rows", "cols"):
+            own = halo[number][getattr(part.nodes, ends)[:count]]
+            np.testing.assert_array_equal(own, np.asarray(getattr(graph.nodes, ends))[places])
+        known = part.node_ids >= 0
+        np.testing.assert_array_equal(halo[number][known], part.node_ids[known])
+        own_ids = part.node_ids[: part.num_dst]
+        want = np.where(own_ids < 0, -1, types[own_ids])
+        np.testing.assert_array_equal(part.node_types, want)
+    assert sorted(found) == [*range(int(graph.nodes.indptr[-1]))]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> None:
     """They are what `rows_moved` says, in the dtype of the rows."""
@@ -186,47 +234,90 @@ MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }
 
 
+# Of graphs with relations.
+RELATIONAL: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "rgcn": (flax_layers.RGCN, {}),
+    "rgcn with an own relation": (flax_layers.RGCN, {}),
+    "rgcn of bases": (flax_layers.RGCN, {"num_bases": 2, "own_weight": False}),
+    "rgcn of blocks": (flax_layers.RGCN, {"num_blocks": 2}),
+    "rgcn without features": (flax_layers.RGCN, {}),
+    "rgcn of bases without features": (flax_layers.RGCN, {"num_bases": 2, "norm": "sum"}),
+    "rgat": (flax_layers.RGAT, {"heads": 2}),
+    "rgat within relations": (
+        flax_layers.RGAT,
+        {"heads": 2, "softmax": "within", "attention": "multiplicative", "edge_features": 2},
+    ),
+    "hgt": (flax_layers.HGT, {"heads": 2}),
+    "hgt of types": (flax_layers.HGT, {"heads": 2, "node_types": (*TYPES,)}),
+    "hgt of widths": (flax_layers.HGT, {"heads": 2, "node_types": (*TYPES,)}),
+}
+
+
 class OwnModel(nnx.Module):
     """As a user writes one: convolutions and what else."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = flax_layers.GATv2Conv(5, 24, heads=2, param_dtype=float, rngs=rngs)
-        self.second = flax_layers.SAGEConv(24, 3, param_dtype=float, rngs=rngs)
+        self.first = flax_layers.GATv2Conv(6, 24, heads=2, param_dtype=float, rngs=rngs)
+        self.second = flax_layers.SAGEConv(24, 4, param_dtype=float, rngs=rngs)
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         return self.second(graph, jnp.tanh(self.first(graph, x)))
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
-@pytest.mark.parametrize("name", [*MODELS, "own", "weighted"])
+@pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL])
 class TestModels:
     @pytest.fixture
     def losses(self, name: str, num_parts: int, rng: np.random.Generator) -> Any:
         """Logits and a loss: on one device, on all, and what they are functions of."""
         with jax.enable_x64(True):
             rngs = nnx.Rngs(int(rng.integers(1 << 30)))
-            kind, options = MODELS.get(name, MODELS["gcn"])
+            kind, options = (MODELS | RELATIONAL).get(name, MODELS["gcn"])
+            graph: Any = random_graph(rng)
+            in_features: Any = 60 if name.endswith("without features") else 6
+            if name in RELATIONAL:
+                own_relation = name == "rgcn with an own relation"
+                graph = random_relational(rng, own_relation)
+                options = {**options, "num_relations": len(RELATIONS)}
+            if "node_types" in options:
+                options["relation_ends"] = RELATIONS
+            if name == "hgt of widths":
+                in_features = {"a": 6, "b": 3, "none": 2}
             model: Any = OwnModel(rngs)
             if name != "own":
-                model = kind(5, 8, 3, num_layers=2, param_dtype=float, rngs=rngs, **options)
+                sizes = in_features, 8, 4
+                model = kind(*sizes, num_layers=2, param_dtype=float, rngs=rngs, **options)
                 model.eval()
-            graph = random_graph(rng)
             split = sharded(rng, graph, mesh_of(num_parts), str(rng.choice(METHODS[2:])))
-            x, target = rng.normal(size=(60, 5)), rng.normal(size=(60, 3))
+            target, x = rng.normal(size=(60, 4)), jnp.asarray(rng.normal(size=(60, 6)))
+            if name == "hgt of widths":  # each row counts in the features of its type
+                x = {of: x[:, :width] for of, width in in_features.items()}
+            elif in_features == 60:
+                x = None
             definition, params, rest = nnx.split(model, nnx.Param, ...)
             weights = [rng.random(graph.num_edges)] if name == "weighted" else []
+            if "edge_features" in options:
+                weights = [rng.normal(size=(graph.num_edges, 2))]
+            rows = 55 if isinstance(x, dict) else 60  # without padding, which has no type
             split_weights = [split.shard_edges(each) for each in weights]
 
             def alone(params: Any, x: Any, graph: Any) -> Any:
-                y = nnx.merge(definition, params, rest)(graph, x, *weights)
-                return jnp.sum(jnp.sin(y) * target), y
+                model = nnx.merge(definition, params, rest)
+                if not isinstance(x, dict):
+                    y = model(graph, x, *weights)
+                else:
+                    of_types = zip(x.items(), graph.node_slices, strict=True)
+                    y = model(graph, {of: each[rows] for (of, each), rows in of_types})
+                    y = jnp.concatenate([*y.values()])
+                return jnp.sum(jnp.sin(y) * target[: len(y)]), y
 
             def together(params: Any, x: Any, split: Any) -> Any:
                 model = nnx.merge(definition, params, rest)
-                y = split.apply(model, split.shard(x), *split_weights)
-                return jnp.sum(jnp.sin(y) * split.shard(target)), split.unshard(y)
+                y = split.apply(model, jax.tree.map(split.shard, x), *split_weights)
+                counted = np.where(np.arange(60) < rows, target.T, 0).T
+                return jnp.sum(jnp.sin(y) * split.shard(counted)), split.unshard(y)[:rows]
 
-            yield (alone, graph), (together, split), (params, jnp.asarray(x))
+            yield (alone, graph), (together, split), (params, x)
 
     def test_as_on_one_device(self, losses: Any) -> None:
         """Logits and all gradients; and the same bits each time."""
@@ -316,6 +407,27 @@ def test_errors_of_rows() -> None:
         model(split, rows)
     with pytest.raises(ValueError, match=r"x must be .*num_src"):  # an op wants all sources' rows
         split.apply(jax_gnn.spmm, rows)
+
+
+def test_errors_of_models_on_parts_with_relations() -> None:
+    edges = {("a", "to", "b"): ([0, 1], [0, 0]), ("b", "in", "b"): ([0], [1])}
+    graph = jax_gnn.HeteroGraph.from_edges(edges, {"a": 2, "b": 2})
+    split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
+    rows, rngs = split.shard(np.ones((4, 2), np.float32)), nnx.Rngs(0)
+    assert str(split.part).startswith("RelationalGraph(") and split.num_nodes == 4
+    one_hot = flax_layers.RGCN(3, 4, 2, num_relations=2, rngs=rngs)
+    ends = [(0, 1), (1, 2)]
+    types = flax_layers.HGT(2, 4, 2, num_relations=2, node_types=3, relation_ends=ends, rngs=rngs)
+    other = flax_layers.RGAT(2, 4, 2, num_relations=3, rngs=rngs)
+    for call, message in (
+        (lambda: split.apply(one_hot), "in_features = 3 sources where there is no x, got 4"),
+        (lambda: split.apply(types, rows), "graph must have 3 types of nodes, got 2"),
+        (lambda: split.apply(other, rows), "num_relations = 3, got 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
+        other(split, rows)
 
 
 def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
 from jax_gnn.sharding._partition import partition
-from jax_gnn.sharding._sharded import Part, ShardedGraph, shard_graph
+from jax_gnn.sharding._sharded import Part, RelationalPart, ShardedGraph, shard_graph
 
-__all__ = ["Part", "ShardedGraph", "partition", "shard_graph"]
+__all__ = ["Part", "RelationalPart", "ShardedGraph", "partition", "shard_graph"]

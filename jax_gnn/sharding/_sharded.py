@@ -17,14 +17,44 @@ from jax_gnn._core.arrays import STATIC, take
 from jax_gnn._core.ids import PADDING, count_of, ids_at, in_range, is_traced, pad_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
+from jax_gnn.hetero import HeteroGraph
+from jax_gnn.relational import PARTS, RelationalGraph
 from jax_gnn.sharding._exchange import Exchange, Round, rounds_of, shares_of
 from jax_gnn.sharding._partition import Method, partition
+
+
+@dataclass(frozen=True, eq=False)
+class _HasHalo:
+    """What parts of all kinds of graphs have."""
+
+    exchange: Exchange = field(kw_only=True)
+
+    def with_halo(self, x: Array) -> Array:
+        """Rows of own nodes, and those of the halo, from the devices that own them.
+
+        Inside `jax.shard_map` alone, as within :meth:`ShardedGraph.apply`. The gradient of a row is
+        the sum of those of all devices, in a fixed order.
+
+        Args:
+            x: ``(num_dst, *features)`` of floating-point numbers.
+
+        Returns:
+            ``(num_src, *features)`` in the dtype of x.
+
+        Raises:
+            TypeError: x is not of floating-point numbers.
+            ValueError: x has another number of rows.
+        """
+        own = self.exchange.send.num_src
+        if x.ndim == 0 or x.shape[0] != own:
+            raise ValueError(f"x must have num_dst = {own} rows, got shape {x.shape}")
+        return jnp.concatenate([x, self.exchange(x)])
 
 
 @public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Part(Graph):
+class Part(Graph, _HasHalo):
     """What one device has of a sharded graph: a bipartite graph into its own nodes.
 
     The sources are its own nodes, and behind them the halo: nodes of other devices with an edge to
@@ -44,28 +74,38 @@ class Part(Graph):
         Array([[5., 1., 0.]], dtype=float32)
     """
 
-    exchange: Exchange | None = None
 
-    def with_halo(self, x: Array) -> Array:
-        """Rows of own nodes, and those of the halo, from the devices that own them.
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationalPart(RelationalGraph, _HasHalo):
+    """What one device has of a sharded graph with relations: as :class:`Part`, with relations.
 
-        Inside `jax.shard_map` alone, as within :meth:`ShardedGraph.apply`. The gradient of a row is
-        the sum of those of all devices, in a fixed order.
+    It has all edges into its own nodes, and so each (destination, relation) pair of the whole graph
+    is in one part; a (source, relation) pair is in each part that it has edges to.
 
-        Args:
-            x: ``(num_dst, *features)`` of floating-point numbers.
+    Attributes:
+        exchange: what fetches rows from other devices.
+        node_ids: ``(num_src,)``, which node of the whole graph each source is; -1 is padding.
+        node_types: ``(num_dst,)``, the type of each own node, likewise; None where nodes have no
+            types. Nodes of a part are not numbered type by type.
+        num_node_types: number of types of nodes.
+        num_whole_nodes: number of nodes of the whole graph.
 
-        Returns:
-            ``(num_src, *features)`` in the dtype of x.
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1, 2], [0, 1, 1], [1, 0, 0], num_nodes=3)
+        >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> x, weights = sharded.shard(jnp.array([[1.0], [2.0], [3.0]])), jnp.array([[[1]], [[10]]])
+        >>> def aggregate(part, x):
+        ...     return relational_aggregate(part, part.with_halo(x), weights.astype(x.dtype))
+        >>> sharded.apply(aggregate, x)[0, :, 0]
+        Array([50.,  1.,  0.], dtype=float32)
+    """
 
-        Raises:
-            TypeError: x is not of floating-point numbers.
-            ValueError: x has another number of rows.
-        """
-        if x.ndim == 0 or x.shape[0] != self.num_dst:
-            raise ValueError(f"x must have num_dst = {self.num_dst} rows, got shape {x.shape}")
-        assert self.exchange is not None
-        return jnp.concatenate([x, self.exchange(x)])
+    node_ids: Array = field(kw_only=True)
+    node_types: Array | None = field(default=None, kw_only=True)
+    num_node_types: int = field(default=0, kw_only=True, metadata=STATIC)
+    num_whole_nodes: int = field(kw_only=True, metadata=STATIC)
 
 
 @public
@@ -78,7 +118,8 @@ class ShardedGraph:
     Parts are padded to equal sizes.
 
     Attributes:
-        part: what each device has; :meth:`apply` gives a device its own :class:`Part`.
+        part: what each device has; :meth:`apply` gives a device its own :class:`Part`, or of a
+            graph with relations its :class:`RelationalPart`.
         node_ids: ``(devices, capacity)``, which node of the whole graph each row is; -1 is padding.
         places: ``(num_nodes,)``, where each node of the whole graph is in the rows of all devices.
         mesh: the devices, by automatic axes: `jax.shard_map` takes models of arrays on no others.
@@ -95,7 +136,7 @@ class ShardedGraph:
         ((1, 3, 2), (3, 2))
     """
 
-    part: Part
+    part: Part | RelationalPart
     node_ids: Array
     places: Array
     mesh: Mesh = field(metadata=STATIC)
@@ -114,9 +155,7 @@ class ShardedGraph:
     @property
     def rows_moved(self) -> int:
         """Rows that travel in one exchange between all devices, padding included."""
-        exchange = self.part.exchange
-        assert exchange is not None
-        return sum(each.rows(self.num_parts) for each in exchange.rounds)
+        return sum(each.rows(self.num_parts) for each in self.part.exchange.rounds)
 
     def __repr__(self) -> str:
         if not getattr(self.node_ids, "shape", None):  # a pytree of something else than arrays
@@ -142,7 +181,7 @@ class ShardedGraph:
 
         Args:
             values: ``(num_edges, *features)``, in the whole graph's order
-                (:meth:`jax_gnn.Graph.edge_values`).
+                (``edge_values`` brings them there).
 
         Returns:
             ``(devices, edges, *features)`` in the dtype of ``values``, zeros for padding.
@@ -150,9 +189,10 @@ class ShardedGraph:
         Raises:
             ValueError: ``values`` has another number of rows.
         """
-        count: Any = self.part.num_input_edges
+        edges = _edges_of(self.part)
+        count: Any = edges.num_input_edges
         count = None if is_traced(count) else int(np.asarray(count)[0])
-        return self._shard(values, "num_edges", count, self.part.edge_ids)
+        return self._shard(values, "num_edges", count, edges.edge_ids)
 
     def _shard(self, values: Any, size_name: str, size: int | None, ids: Array) -> Array:
         shape = np.shape(values)
@@ -195,7 +235,7 @@ class ShardedGraph:
         """Calls a function, such as a model, on each device with its part.
 
         Args:
-            function: called with a :class:`Part`, then ``values`` and ``named``. A model of
+            function: called with the device's part, then ``values`` and ``named``. A model of
                 `flax_layers`, or one made of its convolutions, as it is.
             *values: pytrees of arrays with a leading axis of devices, of which each gets its own,
                 without that axis: what :meth:`shard` and :meth:`shard_edges` give.
@@ -211,7 +251,7 @@ class ShardedGraph:
         for array in jax.tree.leaves(values):
             self._check_rows("values", array, (self.num_parts,))
 
-        def local(part: Part, values: Any) -> Any:
+        def local(part: Any, values: Any) -> Any:
             part, values = jax.tree.map(lambda leaf: leaf[0], (part, values))
             return jax.tree.map(lambda leaf: leaf[None], function(part, *values, **named))
 
@@ -233,12 +273,15 @@ class ShardedGraph:
 
 @public
 def shard_graph(
-    graph: Graph, mesh: Mesh, axis: str, method: Method | Any = "stream"
+    graph: Graph | RelationalGraph | HeteroGraph,
+    mesh: Mesh,
+    axis: str,
+    method: Method | Any = "stream",
 ) -> ShardedGraph:
     """Splits a graph over the devices of a mesh. Host only.
 
     Args:
-        graph: the graph, which is not bipartite.
+        graph: the graph, which is not bipartite. A `HeteroGraph` counts as its ``relational``.
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over.
         method: how, see :func:`partition`; or ``(num_nodes,)`` integers, the place in the axis of
@@ -255,9 +298,11 @@ def shard_graph(
         >>> shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes", "contiguous").node_ids
         Array([[0, 1, 2]], dtype=int32)
     """
-    arguments.check_instance("graph", graph, Graph)
+    graph = graph.relational if isinstance(graph, HeteroGraph) else graph
+    if not isinstance(graph, RelationalGraph):
+        arguments.check_instance("graph", graph, Graph)
     graph.check_arrays()
-    if is_traced(graph.indptr):
+    if is_traced(_edges_of(graph).indptr):
         raise TypeError("graph must be sharded before jax.jit")
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
@@ -269,7 +314,7 @@ def shard_graph(
         )
     parts: Any
     if isinstance(method, str):
-        parts = partition(graph, num_parts, cast(Method, method))
+        parts = partition(_edges_of(graph), num_parts, cast(Method, method))
     else:
         parts = arguments.check_ids("method", method)
         if parts.shape != (num_nodes,):
@@ -289,20 +334,34 @@ def shard_graph(
 
         return jax.make_array_from_callback((num_parts, *of_parts[0].shape), sharding, part)
 
-    graphs, sends, node_ids = jax.tree.map(stacked, *made)
-    arrays = {part.name: getattr(graphs, part.name) for part in fields(Graph)}
-    whole = Part(**arrays, exchange=Exchange(sends, rounds, axis))
+    graphs, sends, sources = jax.tree.map(stacked, *made)
+    capacity = sends.num_src
+    node_ids = stacked(*(ids[:capacity] for *_, ids in made))
+    kept = {each.name: getattr(graphs, each.name) for each in fields(graphs)}
+    kept["exchange"] = Exchange(sends, rounds, axis)
+    whole: Part | RelationalPart
+    if isinstance(graph, RelationalGraph):
+        sizes = graph.node_type_sizes
+        if sizes is not None:
+            types = np.repeat(np.arange(len(sizes), dtype=node_ids.dtype), sizes)
+            types = pad_ids(types, num_nodes - len(types))
+            kept["node_types"] = stacked(*(ids_at(types, ids[:capacity]) for *_, ids in made))
+            kept["num_node_types"] = len(sizes)
+        whole = RelationalPart(**kept, node_ids=sources, num_whole_nodes=num_nodes)
+    else:
+        whole = Part(**kept)
     places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
     return ShardedGraph(whole, node_ids, places, mesh, axis)
 
 
 def split_arrays(
-    graph: Graph, parts: Any, num_parts: int
+    whole: Graph | RelationalGraph, parts: Any, num_parts: int
 ) -> tuple[list[Any], tuple[Round, ...], Any]:
-    """For each part its graph, what it sends, and its nodes; the rounds; the places of all nodes.
+    """For each part its graph, what it sends, and its sources; the rounds; the places of all nodes.
 
     All in numpy.
     """
+    graph = _edges_of(whole)
     num_nodes, dtype = graph.num_nodes, graph.indptr.dtype
     sizes = np.bincount(parts, minlength=num_parts)
     capacity = int(sizes.max(initial=0))
@@ -315,10 +374,12 @@ def split_arrays(
     rounds = rounds_of(wanted)
     slots = sum(each.slots(num_parts) for each in rounds)
     send = np.full((num_parts, slots), PADDING, dtype)
+    sources = np.full((num_parts, capacity + slots), PADDING, dtype)
     degrees = graph.in_degrees()
     most_edges = int(max(degrees[ids].sum() for ids in own))
     place, graphs = local.copy(), []  # of each node, where it is a source
     for reader, halo in enumerate(halos):
+        sources[reader, : len(own[reader])] = own[reader]
         starts = np.concatenate([[0], np.cumsum(wanted[:, reader])])
         for owner in np.flatnonzero(wanted[:, reader]).tolist():
             ids = halo[starts[owner] : starts[owner + 1]]
@@ -326,22 +387,58 @@ def split_arrays(
                 sent, count = ids[share.start : share.stop], share.stop - share.start
                 send[owner, share.sender : share.sender + count] = local[sent]
                 place[sent] = capacity + share.receiver + np.arange(count)
+                sources[reader, place[sent]] = sent
         edges = _edges_into(graph, own[reader])
         src, dst = place[graph.cols[edges]], local[graph.rows[edges]]
         place[halo] = local[halo]
         src, dst, edges = (pad_ids(ids, most_edges - len(edges)) for ids in (src, dst, edges))
-        made = Graph.from_edges(
-            src, dst, num_src=capacity + slots, num_dst=capacity, validate=False
-        )
-        count = count_of(graph.rows, dtype)
-        graphs.append(replace(made, edge_ids=ids_at(edges, made.edge_ids), num_input_edges=count))
+        graphs.append(_with_edges(whole, edges, src, dst, (capacity + slots, capacity)))
+    if isinstance(whole, RelationalGraph):  # parts have as many pairs as the one with most
+        most = {
+            name: max(getattr(each, name) for each in graphs)
+            for name in ("num_src_pairs", "num_dst_pairs")
+            if getattr(whole, name) is not None
+        }
+        graphs = [each.pad(**most) for each in graphs]
     sends = [
         Graph.from_edges(row, np.arange(slots), num_src=capacity, num_dst=slots, validate=False)
         for row in send
     ]
-    node_ids = [pad_ids(ids.astype(dtype), capacity - len(ids)) for ids in own]
     places = (parts * capacity + local).astype(dtype)
-    return list(zip(graphs, sends, node_ids, strict=True)), rounds, places
+    return list(zip(graphs, sends, sources, strict=True)), rounds, places
+
+
+def _edges_of(graph: Graph | RelationalGraph) -> Graph:
+    """The edges without their relations."""
+    return graph.nodes if isinstance(graph, RelationalGraph) else graph
+
+
+def _with_edges(whole: Any, edges: Any, src: Any, dst: Any, sizes: tuple[int, int]) -> Any:
+    """Some edges of a graph, which have other ends now, as a bipartite graph of its kind.
+
+    Its ``edge_ids`` are the places that these had.
+    """
+    ends: Any = {"num_src": sizes[0], "num_dst": sizes[1], "validate": False}
+
+    def named(made: Graph) -> Graph:
+        count = count_of(_edges_of(whole).rows, made.rows.dtype)
+        return replace(made, edge_ids=ids_at(edges, made.edge_ids), num_input_edges=count)
+
+    if isinstance(whole, Graph):
+        return named(Graph.from_edges(src, dst, **ends))
+    made = RelationalGraph.from_triples(
+        *(src, ids_at(whole.edge_types, edges), dst),
+        num_relations=whole.num_relations,
+        parts=tuple(part for part in PARTS if getattr(whole, part) is not None),
+        **ends,
+    )
+    return replace(
+        made,
+        nodes=named(made.nodes),
+        node_type_names=whole.node_type_names,
+        relation_names=whole.relation_names,
+        self_relation=whole.self_relation,
+    )
 
 
 def _edges_into(graph: Any, nodes: Any) -> Any:
