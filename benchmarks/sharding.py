@@ -41,7 +41,7 @@ def _split(edges: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]
     """One graph in one way."""
     from jax_gnn import Graph, host_arrays
     from jax_gnn.sharding import partition
-    from jax_gnn.sharding._sharded import split_arrays
+    from jax_gnn.sharding._split import split_arrays
 
     with host_arrays():
         graph = Graph.from_edges(edges.cols, edges.rows, num_nodes=edges.num_nodes)

@@ -18,7 +18,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn import Graph, Hypergraph, RelationalGraph, segment_matmul
+from jax_gnn import Graph, Hypergraph, RelationalGraph, hypergraph_aggregate, segment_matmul
 from jax_gnn.extend import (
     as_array,
     check_callable,
@@ -32,7 +32,7 @@ from jax_gnn.extend import (
     row_wise,
 )
 from jax_gnn.sampling import Blocks
-from jax_gnn.sharding import Part, RelationalPart
+from jax_gnn.sharding import HypergraphPart, Part, RelationalPart
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
 
@@ -84,12 +84,14 @@ class Convolution(nnx.Module):
     Attributes:
         structure: What its calls take, a `Graph` or a `Hypergraph`.
         has_activation: Whether they also take `activation`.
+        takes_parts: Whether they also take a `HypergraphPart`.
         kernel: ``(in_features, width)``.
         bias: ``(width,)``, or None without a bias.
     """
 
     structure: ClassVar[type[Graph | Hypergraph]] = Hypergraph
     has_activation: ClassVar[bool] = False
+    takes_parts: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class Convolution(nnx.Module):
 
     def _operands(self, x: ArrayLike, graph: Any) -> tuple[Array, Array, Array | None]:
         """Checks graph and x; returns x with kernel and bias in the dtype of the computation."""
-        check_instance(self.structure.__name__.lower(), graph, self.structure)
+        check_structure(self.structure.__name__.lower(), graph, self)
         if isinstance(graph, Graph):
             x = check_sources(graph, x, self.in_features)
         else:
@@ -307,7 +309,7 @@ class Stack(nnx.Module):
         """The graph and the arguments of each convolution's call: the same but for blocks."""
         structure = self.convolution.structure
         if not isinstance(graph, Blocks) or not issubclass(structure, Graph | RelationalGraph):
-            check_instance("graph", graph, structure)
+            check_structure("graph", graph, self.convolution)
             return [(graph, arguments, named)] * self.num_layers
         if len(graph.graphs) != self.num_layers:
             raise ValueError(
@@ -575,6 +577,20 @@ def mapped_sources(graph: Graph, x: Array, width: int, function: Callable[[Array
     if x.shape[-1] <= width:
         return function(of_sources(graph, x))
     return jax.tree.map(lambda y: of_sources(graph, y), function(x))
+
+
+def check_structure(name: str, graph: Any, convolution: Any) -> None:
+    """Raises TypeError for what calls of a convolution do not take."""
+    takes_parts = getattr(convolution, "takes_parts", False)
+    if not (takes_parts and isinstance(graph, HypergraphPart)):
+        check_instance(name, graph, convolution.structure)
+
+
+def aggregate(hypergraph: Hypergraph | HypergraphPart, x: Array, **options: Any) -> Array:
+    """`hypergraph_aggregate`, also of a device's part with rows of other devices."""
+    if isinstance(hypergraph, HypergraphPart):
+        return hypergraph.aggregate(x, **options)
+    return hypergraph_aggregate(hypergraph, x, **options)
 
 
 def of_destinations(graph: Graph | RelationalGraph, x: Array) -> Array:

@@ -14,12 +14,14 @@ from flax_layers._base import (
     Convolution,
     LinearOptions,
     TwoLayerStack,
+    aggregate,
     check_activation,
     check_positive,
     check_vector,
 )
-from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate
-from jax_gnn.extend import Normalization, check_choice
+from jax_gnn import Hypergraph, HypergraphNorm
+from jax_gnn.extend import Normalization, check_choice, take
+from jax_gnn.sharding import HypergraphPart
 
 
 class HGNNConv(Convolution):
@@ -48,6 +50,7 @@ class HGNNConv(Convolution):
     """
 
     has_activation = True
+    takes_parts = True
 
     def __init__(
         self,
@@ -117,6 +120,8 @@ class HGNNConv(Convolution):
         x, kernel, bias = self._operands(x, hypergraph)
         weight = self._hyperedge_weight(hypergraph, hyperedge_weight)
         if incidence_weight is not None:
+            if isinstance(hypergraph, HypergraphPart):
+                raise ValueError("incidence_weight must be None on a device's part, got some")
             incidence_weight = check_vector(
                 "incidence_weight", incidence_weight, "num_incidences", hypergraph.num_incidences
             )
@@ -131,26 +136,32 @@ class HGNNConv(Convolution):
                 "num_hyperedges out with it, got both"
             )
 
-        def aggregate(features: Array, **last: Any) -> Array:
-            return hypergraph_aggregate(
-                hypergraph, features, incidence_weight=incidence_weight, **factors, **last
-            )
+        if incidence_weight is not None:
+            factors["incidence_weight"] = incidence_weight
+
+        def aggregated(features: Array, **last: Any) -> Array:
+            return aggregate(hypergraph, features, **factors, **last)
 
         if bias is None:
-            return self._aggregate_narrow(aggregate, x, kernel, activation=activation)
+            return self._aggregate_narrow(aggregated, x, kernel, activation=activation)
         mapped = self._product(x, kernel, bias=bias)
-        return aggregate(mapped, activation=activation)
+        return aggregated(mapped, activation=activation)
 
     def _hyperedge_weight(self, hypergraph: Hypergraph, given: ArrayLike | None) -> Array | None:
         weight = check_hyperedge_weight(hypergraph, given)
         if self.hyperedge_weight is None:
             return weight
         learned = self.hyperedge_weight[...]
-        if learned.shape != (hypergraph.num_hyperedges,):
+        count = hypergraph.num_hyperedges
+        if isinstance(hypergraph, HypergraphPart):
+            count = hypergraph.num_whole_hyperedges
+        if learned.shape != (count,):
             raise ValueError(
-                f"hypergraph has {hypergraph.num_hyperedges} hyperedges, but this layer was made "
+                f"hypergraph has {count} hyperedges, but this layer was made "
                 f"with num_hyperedges={self.num_hyperedges} learnable weights, got {hypergraph}"
             )
+        if isinstance(hypergraph, HypergraphPart):
+            learned = take(learned, hypergraph.hyperedge_ids)
         if weight is None:
             return learned
         return learned.astype(float) * weight.astype(float)

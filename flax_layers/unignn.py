@@ -29,10 +29,12 @@ from flax_layers._base import (
     LinearOptions,
     Stack,
     TwoLayerStack,
+    aggregate,
     check_activation,
     check_features,
     check_positive,
     check_rates,
+    check_structure,
     dropout_arguments,
     epilogue,
     finished,
@@ -41,8 +43,9 @@ from flax_layers._base import (
     linear_options,
     unit_rows,
 )
-from jax_gnn import Hypergraph, HypergraphNorm, hypergraph_aggregate, node_to_hyperedge
+from jax_gnn import Hypergraph, HypergraphNorm, node_to_hyperedge
 from jax_gnn.extend import Reduce, check_choice, check_instance, check_number
+from jax_gnn.sharding import HypergraphPart
 
 LINEAR = ("sum", "mean")
 
@@ -51,6 +54,7 @@ class _UniConvolution(Convolution):
     """Base of UniGIN and UniSAGE: a node's own features and those of its hyperedges, one map."""
 
     has_activation = True
+    takes_parts = True
     hyperedge_reduce: Reduce
     node_reduce: Reduce
     normalize: bool
@@ -80,8 +84,8 @@ class _UniConvolution(Convolution):
         check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
 
-        def aggregate(features: Array, **last: Any) -> Array:
-            return hypergraph_aggregate(
+        def aggregated(features: Array, **last: Any) -> Array:
+            return aggregate(
                 hypergraph,
                 features,
                 own_scale=self._own_scale(),
@@ -92,10 +96,10 @@ class _UniConvolution(Convolution):
 
         inside = None if self.normalize else activation
         if self.hyperedge_reduce in LINEAR and self.node_reduce in LINEAR:
-            y = self._aggregate_narrow(aggregate, x, kernel, bias, inside)
+            y = self._aggregate_narrow(aggregated, x, kernel, bias, inside)
         else:
             mapped = self._product(x, kernel)
-            y = aggregate(mapped, **epilogue(mapped, bias, inside))
+            y = aggregated(mapped, **epilogue(mapped, bias, inside))
         return finished(unit_rows(y), None, activation) if self.normalize else y
 
     def _own_scale(self) -> ArrayLike:
@@ -321,11 +325,15 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
         >>> unigcn_norm(hypergraph).node_out
         Array([1.        , 1.        , 0.70710677, 1.        ], dtype=float32)
     """
-    check_instance("hypergraph", hypergraph, Hypergraph)
-    degree = hypergraph.node_degrees().astype(float)
-    mean = node_to_hyperedge(hypergraph._plain, degree, reduce="mean")
+    if isinstance(hypergraph, HypergraphPart):
+        received = degree = hypergraph.node_degrees().astype(float)
+        mean = hypergraph.to_hyperedges(degree, reduce="mean")
+    else:
+        check_instance("hypergraph", hypergraph, Hypergraph)
+        degree = hypergraph.node_degrees().astype(float)
+        mean = node_to_hyperedge(hypergraph._plain, degree, reduce="mean")
+        received = hypergraph.receiving.out_degrees().astype(float)
     size = jnp.maximum(hypergraph.hyperedge_degrees(), 1).astype(float)
-    received = hypergraph.receiving.out_degrees().astype(float)
     return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))
 
 
@@ -346,6 +354,8 @@ class UniGCNIIConv(Convolution):
         >>> UniGCNIIConv(8, rngs=nnx.Rngs(0))(hypergraph, x, x).shape
         (4, 8)
     """
+
+    takes_parts = True
 
     def __init__(
         self,
@@ -408,7 +418,7 @@ class UniGCNIIConv(Convolution):
             raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
         norm = unigcn_norm(hypergraph) if norm is None else norm
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
-        z = hypergraph_aggregate(hypergraph, x, residual=self.alpha * x0, **scales)
+        z = aggregate(hypergraph, x, residual=self.alpha * x0, **scales)
         mapped = self._product(z, kernel, bias=bias)
         beta = math.log(self.lamda / self.layer + 1)
         return (1 - beta) * z + beta * mapped
@@ -546,7 +556,7 @@ class UniGCNII(Stack):
             ValueError: A shape does not fit a layer or the hypergraph.
         """
         assert self.output is not None
-        check_instance("graph", graph, self.convolution.structure)
+        check_structure("graph", graph, self.convolution)
         x = check_features(x, graph.num_nodes, self.in_features)
         norm = unigcn_norm(graph) if norm is None else norm
         dropout = dropout_arguments(deterministic, rngs)

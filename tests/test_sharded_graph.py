@@ -17,7 +17,7 @@ from op_spec import assert_close, same_bits
 
 import flax_layers
 import jax_gnn
-from jax_gnn import Graph, RelationalGraph
+from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
 
@@ -58,6 +58,15 @@ def random_relational(rng: np.random.Generator, self_relation: bool = False) -> 
     sizes = graph.num_src_pairs, graph.num_dst_pairs
     pairs = {f"num_{of}_pairs": (n or 0) + 2 for of, n in zip(("src", "dst"), sizes, strict=True)}
     return graph.pad(num_nodes=60, num_edges=graph.num_edges + 7, **pairs)
+
+
+def random_hypergraph(rng: np.random.Generator) -> Hypergraph:
+    """With a large hyperedge and a hub, nodes named twice, empty hyperedges and isolated nodes."""
+    nodes, hyperedges = rng.integers(0, 50, 160), rng.integers(0, 22, 160)
+    nodes[:20], hyperedges[20:60] = rng.integers(0, 50), rng.integers(0, 22)
+    nodes[-5:], hyperedges[-5:] = nodes[:5], hyperedges[:5]
+    hypergraph = Hypergraph.from_incidence(nodes, hyperedges, num_nodes=55, num_hyperedges=25)
+    return hypergraph.pad(num_nodes=60, num_hyperedges=30, num_incidences=167)
 
 
 def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> ShardedGraph:
@@ -253,6 +262,16 @@ RELATIONAL: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }
 
 
+HYPERGRAPHS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "hgnn": (flax_layers.HGNN, {"use_bias": False}),
+    "hgnn of learned weights": (flax_layers.HGNN, {"num_hyperedges": 30}),
+    "hgnnp, weighted": (flax_layers.HGNNP, {}),
+    "unigin": (flax_layers.UniGIN, {}),
+    "unisage of maxima": (flax_layers.UniSAGE, {"hyperedge_reduce": "max", "node_reduce": "mean"}),
+    "unigcnii": (flax_layers.UniGCNII, {}),
+}
+
+
 class OwnModel(nnx.Module):
     """As a user writes one: convolutions and what else."""
 
@@ -265,15 +284,16 @@ class OwnModel(nnx.Module):
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
-@pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL])
+@pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL, *HYPERGRAPHS])
 class TestModels:
     @pytest.fixture
     def losses(self, name: str, num_parts: int, rng: np.random.Generator) -> Any:
         """Logits and a loss: on one device, on all, and what they are functions of."""
         with jax.enable_x64(True):
             rngs = nnx.Rngs(int(rng.integers(1 << 30)))
-            kind, options = (MODELS | RELATIONAL).get(name, MODELS["gcn"])
-            graph: Any = random_graph(rng)
+            kind, options = (MODELS | RELATIONAL | HYPERGRAPHS).get(name, MODELS["gcn"])
+            make: Any = random_hypergraph if name in HYPERGRAPHS else random_graph
+            graph: Any = make(rng)
             in_features: Any = 60 if name.endswith("without features") else 6
             if name in RELATIONAL:
                 own_relation = name == "rgcn with an own relation"
@@ -296,6 +316,8 @@ class TestModels:
                 x = None
             definition, params, rest = nnx.split(model, nnx.Param, ...)
             weights = [rng.random(graph.num_edges)] if name == "weighted" else []
+            if name == "hgnnp, weighted":
+                weights = [rng.random(30)]
             if "edge_features" in options:
                 weights = [rng.normal(size=(graph.num_edges, 2))]
             rows = 55 if isinstance(x, dict) else 60  # without padding, which has no type
@@ -385,6 +407,36 @@ def test_errors_name_the_argument() -> None:
         partition(graph, 4)
     with pytest.raises(TypeError, match=r"before jax\.jit"):
         jax.jit(lambda graph: partition(graph, 2))(graph)
+
+
+def test_errors_of_hypergraphs() -> None:
+    hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+    directed = Hypergraph.from_directed([0], [0], [1], [0], num_nodes=4)
+    with pytest.raises(ValueError, match="graph must not be a directed hypergraph"):
+        shard_graph(directed, mesh_of(2), "nodes")
+    split = shard_graph(hypergraph, mesh_of(2), "nodes", [0, 0, 1, 1])
+    rows, rngs = split.shard(np.ones((4, 2), np.float32)), nnx.Rngs(0)
+    assert split.part.num_hyperedges == 1 and split.rows_moved == 2
+    with pytest.raises(ValueError, match=r"values must be \(num_hyperedges = 2"):
+        split.shard_edges(np.ones(1))
+    learned = flax_layers.HGNN(2, 4, 2, num_hyperedges=1, rngs=rngs)
+    with pytest.raises(ValueError, match=r"has 2 hyperedges, but .* num_hyperedges=1 learnable"):
+        split.apply(learned, rows)
+    members = flax_layers.HGNNConv(2, 4, rngs=rngs)
+    with pytest.raises(ValueError, match="incidence_weight must be None on a device's part"):
+        split.apply(lambda part, x: members(part, x, None, jnp.ones(5)), rows)
+    for other in (flax_layers.UniGAT, flax_layers.HypergraphAttention, flax_layers.AllDeepSets):
+        with pytest.raises(TypeError, match=r"must be a jax_gnn.Hypergraph, got HypergraphPart"):
+            split.apply(other(2, 4, 2, rngs=rngs), rows)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
+    hypergraph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
+    split = shard_graph(hypergraph, mesh_of(num_parts), "nodes")
+    x = np.arange(9, dtype=np.float32)
+    y = split.apply(lambda part, x: part.aggregate(x, own_scale=2), split.shard(x))
+    np.testing.assert_array_equal(split.unshard(y), 2 * x)
 
 
 def test_errors_of_rows() -> None:

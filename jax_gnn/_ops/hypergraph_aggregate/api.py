@@ -160,9 +160,9 @@ def hypergraph_aggregate(
         for scale, factor in zip((scale_in, scale_edge, scale_out), norm, strict=True):
             scale.append(factor)
     if hyperedge_reduce == "mean":
-        scale_edge.append(_power(into.counts.astype(acc)[:, None], -1.0))
+        scale_edge.append(power(into.counts.astype(acc)[:, None], -1.0))
     if node_reduce == "mean":
-        scale_out.append(_power(back.counts.astype(acc)[:, None], -1.0))
+        scale_out.append(power(back.counts.astype(acc)[:, None], -1.0))
     reduces = ["sum" if reduce == "mean" else reduce for reduce in (hyperedge_reduce, node_reduce)]
     # Whose scales matter: nodes that send, hyperedges that receive and send, nodes that receive.
     ends = (into.swapped,), (into, back.swapped), (back,)
@@ -495,13 +495,13 @@ def _norm(
 ) -> HypergraphNorm:
     """The factors but for the hyperedges' weights, ``(rows, heads)``."""
     received = back.degrees(weight, acc, implementation)
-    hyperedge = _power(into.degrees(None, acc, implementation), -1.0)
+    hyperedge = power(into.degrees(None, acc, implementation), -1.0)
     if normalization == "row":
-        return HypergraphNorm(None, hyperedge, _power(received, -1.0))
+        return HypergraphNorm(None, hyperedge, power(received, -1.0))
     sent = received  # where both H are one
     if into.graph is not back.graph or back.weight is not into.weight:
         sent = into.swapped.degrees(weight, acc, implementation)
-    return HypergraphNorm(_power(sent, -0.5), hyperedge, _power(received, -0.5))
+    return HypergraphNorm(power(sent, -0.5), hyperedge, power(received, -0.5))
 
 
 def _unused(*ends: _Incidences) -> Array:
@@ -525,7 +525,7 @@ def _times(x: Array, scale: Array | None, *ends: _Incidences) -> Array:
     return reshape(reshape(x, rows, heads, width // heads) * scale[:, :, None], rows, width)
 
 
-def _power(degrees: Array, exponent: float) -> Array:
+def power(degrees: Array, exponent: float) -> Array:
     """``degrees ** exponent``, 0 where a degree is 0, with gradients that stay finite there."""
     positive = degrees > 0
     return jnp.where(positive, jnp.where(positive, degrees, 1) ** exponent, 0)

@@ -1,0 +1,264 @@
+"""What one device has of a graph that is split over several."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_gnn._core.activation import Activation
+from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
+from jax_gnn._core.public import public
+from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
+from jax_gnn._ops.spmm.api import Reduce, spmm
+from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
+from jax_gnn.sharding._exchange import Exchange
+
+
+def edges_of(graph: Graph | RelationalGraph) -> Graph:
+    """The edges without their relations."""
+    return graph.nodes if isinstance(graph, RelationalGraph) else graph
+
+
+@dataclass(frozen=True, eq=False)
+class _HasHalo:
+    """What parts of all kinds of graphs have."""
+
+    exchange: Exchange = field(kw_only=True)
+
+    def with_halo(self, x: Array) -> Array:
+        """Rows of own nodes, and those of the halo, from the devices that own them.
+
+        Inside `jax.shard_map` alone, as within :meth:`ShardedGraph.apply`. The gradient of a row is
+        the sum of those of all devices, in a fixed order.
+
+        Args:
+            x: ``(num_dst, *features)`` of floating-point numbers.
+
+        Returns:
+            ``(num_src, *features)`` in the dtype of x.
+
+        Raises:
+            TypeError: x is not of floating-point numbers.
+            ValueError: x has another number of rows.
+        """
+        own = self.exchange.send.num_src
+        if x.ndim == 0 or x.shape[0] != own:
+            raise ValueError(f"x must have num_dst = {own} rows, got shape {x.shape}")
+        return jnp.concatenate([x, self.exchange(x)])
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Part(Graph, _HasHalo):
+    """What one device has of a sharded graph: a bipartite graph into its own nodes.
+
+    The sources are its own nodes, and behind them the halo: nodes of other devices with an edge to
+    one of its own. The layers and models of `flax_layers` take features of own nodes, ``(num_dst,
+    …)``, and fetch the halo's where they need them. Ops take rows of all: :meth:`with_halo`.
+
+    Its ``edge_ids`` are places in the whole graph's order.
+
+    Attributes:
+        exchange: what fetches rows from other devices.
+
+    Example:
+        >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+        >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> x = sharded.shard(jnp.array([1.0, 2.0, 3.0]))
+        >>> sharded.apply(lambda part, x: spmm(part, part.with_halo(x)), x)
+        Array([[5., 1., 0.]], dtype=float32)
+    """
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationalPart(RelationalGraph, _HasHalo):
+    """What one device has of a sharded graph with relations: as :class:`Part`, with relations.
+
+    It has all edges into its own nodes, and so each (destination, relation) pair of the whole graph
+    is in one part; a (source, relation) pair is in each part that it has edges to.
+
+    Attributes:
+        exchange: what fetches rows from other devices.
+        node_ids: ``(num_src,)``, which node of the whole graph each source is; -1 is padding.
+        node_types: ``(num_dst,)``, the type of each own node, likewise; None where nodes have no
+            types. Nodes of a part are not numbered type by type.
+        num_node_types: number of types of nodes.
+        num_whole_nodes: number of nodes of the whole graph.
+
+    Example:
+        >>> graph = RelationalGraph.from_triples([0, 1, 2], [0, 1, 1], [1, 0, 0], num_nodes=3)
+        >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> x, weights = sharded.shard(jnp.array([[1.0], [2.0], [3.0]])), jnp.array([[[1]], [[10]]])
+        >>> def aggregate(part, x):
+        ...     return relational_aggregate(part, part.with_halo(x), weights.astype(x.dtype))
+        >>> sharded.apply(aggregate, x)[0, :, 0]
+        Array([50.,  1.,  0.], dtype=float32)
+    """
+
+    node_ids: Array = field(kw_only=True)
+    node_types: Array | None = field(default=None, kw_only=True)
+    num_node_types: int = field(default=0, kw_only=True, metadata=STATIC)
+    num_whole_nodes: int = field(kw_only=True, metadata=STATIC)
+
+
+@public
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class HypergraphPart:
+    """What one device has of a sharded hypergraph: some nodes and some hyperedges.
+
+    Sums run over the nodes of own hyperedges, and then over the hyperedges of own nodes; rows of
+    other devices are fetched before each. :meth:`aggregate` does what `hypergraph_aggregate` does,
+    for layers and models of `flax_layers`. All of it is inside `jax.shard_map` alone.
+
+    Attributes:
+        into: from own nodes, and others behind them, to own hyperedges.
+        back: from own hyperedges, and others behind them, to own nodes.
+        node_exchange: what fetches rows of the other nodes.
+        hyperedge_exchange: what fetches rows of the other hyperedges.
+        hyperedge_ids: ``(num_hyperedges,)``, which hyperedge of the whole hypergraph each of its
+            own is; -1 is padding.
+        num_whole_hyperedges: number of hyperedges of the whole hypergraph.
+
+    Example:
+        >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
+        >>> sharded = shard_graph(hypergraph, jax.make_mesh((1,), ("nodes",)), "nodes")
+        >>> x = sharded.shard(jnp.array([1.0, 2.0, 3.0, 4.0]))
+        >>> sharded.apply(lambda part, x: part.aggregate(x), x)
+        Array([[ 6.,  6., 13.,  7.]], dtype=float32)
+    """
+
+    into: Graph
+    back: Graph
+    node_exchange: Exchange
+    hyperedge_exchange: Exchange
+    hyperedge_ids: Array
+    num_whole_hyperedges: int = field(metadata=STATIC)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of own nodes, padding included."""
+        return self.back.num_dst
+
+    @property
+    def num_hyperedges(self) -> int:
+        """Number of own hyperedges, padding included."""
+        return self.into.num_dst
+
+    def node_degrees(self) -> Array:
+        """Number of hyperedges of each own node: ``(num_nodes,)`` integers."""
+        return self.back.in_degrees()
+
+    def hyperedge_degrees(self) -> Array:
+        """Number of nodes of each own hyperedge: ``(num_hyperedges,)`` integers."""
+        return self.into.in_degrees()
+
+    def to_hyperedges(self, x: Array, *, reduce: Reduce = "sum", **last: Any) -> Array:
+        """Reduces over each own hyperedge the rows of its nodes.
+
+        Args:
+            x: ``(num_nodes, *features)`` of floating-point numbers, of own nodes.
+            reduce: "sum", "mean", "max" or "min".
+            **last: what comes after, as the arguments of `spmm`.
+
+        Returns:
+            ``(num_hyperedges, *features)`` in the dtype of x.
+        """
+        rows = jnp.concatenate([x, self.node_exchange(x)])
+        return spmm(self.into, rows, reduce=reduce, **last)
+
+    def to_nodes(self, h: Array, *, reduce: Reduce = "sum", **last: Any) -> Array:
+        """Reduces over each own node the rows of its hyperedges.
+
+        Args:
+            h: ``(num_hyperedges, *features)`` of floating-point numbers, of own hyperedges.
+            reduce: "sum", "mean", "max" or "min".
+            **last: what comes after, as the arguments of `spmm`.
+
+        Returns:
+            ``(num_nodes, *features)`` in the dtype of h.
+        """
+        rows = jnp.concatenate([h, self.hyperedge_exchange(h)])
+        return spmm(self.back, rows, reduce=reduce, **last)
+
+    def aggregate(
+        self,
+        x: Array,
+        hyperedge_weight: Array | None = None,
+        *,
+        node_scale_in: Array | None = None,
+        node_scale_out: Array | None = None,
+        hyperedge_scale: Array | None = None,
+        own_scale: ArrayLike | None = None,
+        residual: ArrayLike | None = None,
+        bias: ArrayLike | None = None,
+        activation: Activation | None = None,
+        normalization: Normalization | None = None,
+        hyperedge_reduce: Reduce = "sum",
+        node_reduce: Reduce = "sum",
+    ) -> Array:
+        """What `hypergraph_aggregate` makes of the whole hypergraph, for own nodes.
+
+        Rows travel in the dtype of x, to hyperedges and back.
+
+        Args:
+            x: ``(num_nodes, *features)``, of own nodes.
+            hyperedge_weight: ``(num_hyperedges,)``, of own hyperedges.
+            node_scale_in: ``(num_nodes,)``, and so all that follow: as there.
+            node_scale_out: likewise.
+            hyperedge_scale: likewise.
+            own_scale: likewise.
+            residual: likewise.
+            bias: likewise.
+            activation: likewise.
+            normalization: likewise.
+            hyperedge_reduce: likewise.
+            node_reduce: likewise.
+
+        Returns:
+            ``(num_nodes, *features)`` in the dtype of x.
+        """
+        acc = accumulator_dtype(x.dtype)
+        scales_in, scales_out = [node_scale_in], [node_scale_out]
+        scales_edge = [hyperedge_weight, hyperedge_scale]
+        if normalization is not None:
+            weight = jnp.ones(self.num_hyperedges) if hyperedge_weight is None else hyperedge_weight
+            degree = self.to_nodes(weight.astype(acc))
+            scales_edge.append(power(self.hyperedge_degrees().astype(acc), -1.0))
+            scales_out.append(power(degree, -1.0 if normalization == "row" else -0.5))
+            scales_in += [] if normalization == "row" else [scales_out[-1]]
+        own = residual
+        if own_scale is not None:
+            own = x * row_wise(jnp.broadcast_to(jnp.asarray(own_scale, acc), x.shape[:1]), x)
+            own = own if residual is None else own + residual
+        h = self.to_hyperedges(_times(x, *scales_in), reduce=hyperedge_reduce)
+        return self.to_nodes(
+            _times(h, *scales_edge),
+            reduce=node_reduce,
+            out_scale=_product(*scales_out),
+            residual=own,
+            bias=bias,
+            activation=activation,
+        )
+
+
+def _product(*scales: Array | None) -> Array | None:
+    given = [scale for scale in scales if scale is not None]
+    return functools.reduce(operator.mul, given) if given else None
+
+
+def _times(x: Array, *scales: Array | None) -> Array:
+    """Rows times the product of their factors, in the dtype of x."""
+    scale = _product(*scales)
+    return x if scale is None else (x * row_wise(scale, x)).astype(x.dtype)

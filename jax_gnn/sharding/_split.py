@@ -1,0 +1,156 @@
+"""Splitting a graph: what each part has, and what it sends to others; all in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jax_gnn._core.ids import PADDING, count_of, ids_at, in_range, pad_ids
+from jax_gnn.graph import Graph
+from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.relational import PARTS, RelationalGraph
+from jax_gnn.sharding._exchange import Round, rounds_of, shares_of
+from jax_gnn.sharding._parts import edges_of
+
+
+def square_of(whole: Graph | RelationalGraph | Hypergraph, *, joined: bool) -> Graph:
+    """The graph that is partitioned for the sake of another; its first nodes are those of that.
+
+    Of a hypergraph, each incidence is an edge both ways between a node and a hyperedge, which is a
+    node, too; or if these are not to be joined, from the node to itself.
+    """
+    if not isinstance(whole, Hypergraph):
+        return edges_of(whole)
+    nodes, hyperedges = whole.graph.cols, whole.graph.rows
+    if not joined:
+        return Graph.from_edges(nodes, nodes, num_nodes=whole.num_nodes, validate=False)
+    size = whole.num_nodes + whole.num_hyperedges
+    others = np.where(hyperedges < 0, PADDING, hyperedges + whole.num_nodes)
+    ends = np.concatenate([nodes, others]), np.concatenate([others, nodes])
+    return Graph.from_edges(*ends, num_nodes=size, validate=False)
+
+
+def hyperedge_parts(hypergraph: Hypergraph, parts: Any, num_parts: int) -> Any:
+    """The part of each hyperedge: that of most of its nodes, of equal ones any."""
+    count = int(hypergraph.graph.indptr[-1])
+    nodes, hyperedges = hypergraph.graph.cols[:count], hypergraph.graph.rows[:count]
+    size = hypergraph.num_hyperedges
+    # Of hyperedge e the parts are looked at from e on, so that equal ones are chosen in turn.
+    turned = (parts[nodes] - hyperedges) % num_parts
+    members = np.bincount(
+        hyperedges.astype(np.int64) * num_parts + turned, minlength=size * num_parts
+    )
+    return (members.reshape(size, num_parts).argmax(1) + np.arange(size)) % num_parts
+
+
+def split_arrays(
+    whole: Graph | RelationalGraph, parts: Any, num_parts: int, src_parts: Any = None
+) -> tuple[list[Any], tuple[Round, ...], Any]:
+    """For each part its graph, what it sends, and its sources; the rounds; the places of all nodes.
+
+    Of a bipartite graph sources have parts of their own, and places are those of destinations. All
+    in numpy.
+    """
+    graph = edges_of(whole)
+    dtype = graph.indptr.dtype
+    own, local, capacity = _owned(parts, num_parts, dtype)
+    own_src, local_src, room = own, local, capacity
+    if src_parts is None:
+        src_parts = parts
+    else:
+        own_src, local_src, room = _owned(src_parts, num_parts, dtype)
+    halos = [_halo(graph, *ids, src_parts) for ids in zip(own, own_src, strict=True)]
+    wanted = np.stack([np.bincount(src_parts[halo], minlength=num_parts) for halo in halos], 1)
+    rounds = rounds_of(wanted)
+    slots = sum(each.slots(num_parts) for each in rounds)
+    send = np.full((num_parts, slots), PADDING, dtype)
+    sources = np.full((num_parts, room + slots), PADDING, dtype)
+    degrees = graph.in_degrees()
+    most_edges = int(max(degrees[ids].sum() for ids in own))
+    place, graphs = local_src.copy(), []  # of each node, where it is a source
+    for reader, halo in enumerate(halos):
+        sources[reader, : len(own_src[reader])] = own_src[reader]
+        starts = np.concatenate([[0], np.cumsum(wanted[:, reader])])
+        for owner in np.flatnonzero(wanted[:, reader]).tolist():
+            ids = halo[starts[owner] : starts[owner + 1]]
+            for share in shares_of(rounds, num_parts, owner, reader, len(ids)):
+                sent, count = ids[share.start : share.stop], share.stop - share.start
+                send[owner, share.sender : share.sender + count] = local_src[sent]
+                place[sent] = room + share.receiver + np.arange(count)
+                sources[reader, place[sent]] = sent
+        edges = _edges_into(graph, own[reader])
+        src, dst = place[graph.cols[edges]], local[graph.rows[edges]]
+        place[halo] = local_src[halo]
+        src, dst, edges = (pad_ids(ids, most_edges - len(edges)) for ids in (src, dst, edges))
+        graphs.append(_with_edges(whole, edges, src, dst, (room + slots, capacity)))
+    if isinstance(whole, RelationalGraph):  # parts have as many pairs as the one with most
+        most = {
+            name: max(getattr(each, name) for each in graphs)
+            for name in ("num_src_pairs", "num_dst_pairs")
+            if getattr(whole, name) is not None
+        }
+        graphs = [each.pad(**most) for each in graphs]
+    sends = [
+        Graph.from_edges(row, np.arange(slots), num_src=room, num_dst=slots, validate=False)
+        for row in send
+    ]
+    places = (parts * capacity + local).astype(dtype)
+    return list(zip(graphs, sends, sources, strict=True)), rounds, places
+
+
+def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]:
+    """The nodes of each part, the row that each has there, and room for those of any part."""
+    sizes = np.bincount(parts, minlength=num_parts)
+    own = np.split(np.argsort(parts, kind="stable"), np.cumsum(sizes)[:-1])
+    local = np.empty(len(parts), dtype)
+    for ids in own:
+        local[ids] = np.arange(len(ids))
+    return own, local, int(sizes.max(initial=0))
+
+
+def _with_edges(whole: Any, edges: Any, src: Any, dst: Any, sizes: tuple[int, int]) -> Any:
+    """Some edges of a graph, which have other ends now, as a bipartite graph of its kind.
+
+    Its ``edge_ids`` are the places that these had.
+    """
+    ends: Any = {"num_src": sizes[0], "num_dst": sizes[1], "validate": False}
+
+    def named(made: Graph) -> Graph:
+        count = count_of(edges_of(whole).rows, made.rows.dtype)
+        return replace(made, edge_ids=ids_at(edges, made.edge_ids), num_input_edges=count)
+
+    if isinstance(whole, Graph):
+        return named(Graph.from_edges(src, dst, **ends))
+    made = RelationalGraph.from_triples(
+        *(src, ids_at(whole.edge_types, edges), dst),
+        num_relations=whole.num_relations,
+        parts=tuple(part for part in PARTS if getattr(whole, part) is not None),
+        **ends,
+    )
+    return replace(
+        made,
+        nodes=named(made.nodes),
+        node_type_names=whole.node_type_names,
+        relation_names=whole.relation_names,
+        self_relation=whole.self_relation,
+    )
+
+
+def _edges_into(graph: Any, nodes: Any) -> Any:
+    """The places of the edges into some nodes, in the graph's order."""
+    starts, degrees = graph.indptr[nodes], np.diff(graph.indptr)[nodes]
+    places = np.repeat(starts - (np.cumsum(degrees, dtype=degrees.dtype) - degrees), degrees)
+    places += np.arange(len(places), dtype=places.dtype)
+    is_edge = in_range(graph.cols[places], graph.num_src)
+    return places if is_edge.all() else places[is_edge]
+
+
+def _halo(graph: Any, own: Any, own_src: Any, parts: Any) -> Any:
+    """The sources of other parts with an edge to some nodes, by part."""
+    is_source = np.zeros(graph.num_src, bool)
+    is_source[graph.cols[_edges_into(graph, own)]] = True
+    is_source[own_src] = False
+    halo = np.flatnonzero(is_source)
+    return halo[np.argsort(parts[halo], kind="stable")]
