@@ -205,6 +205,10 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     found["segment_matmul, rows, gradients"] = product._replace(
         kinds=reduced, floats=GROUPS * WIDTH * 2 * WIDTH
     )
+    attended = found["additive_attention, entries"]
+    found["additive_attention, entries, gradients"] = attended._replace(
+        function=gradient_of(attended.function), floats=5 * HEADS * (NODES + 2 * ROWS) * WIDTH
+    )
     weighted = found["spmm, features, gradients"]
     found["spmm, features, gradients"] = weighted._replace(kinds=reduced, floats=EDGES)
     return found

@@ -16,7 +16,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
-from jax_gnn._core.ids import PADDING, in_range
+from jax_gnn._core.ids import PADDING, in_range, sorted_ids
 from jax_gnn._core.op import Bind
 from jax_gnn._core.sharding import UNREAD, WHOLE, Piece, Pieces, Sharding, axes_of
 
@@ -33,15 +33,14 @@ def by_matrix(
     Args:
         operands: by their names, ``scores.row`` that of a field, the factors of all axes.
             ``rows``, ``cols``, ``entries``, and ``weights``, which entries name by their order,
-            stand for those of the matrix, ``features`` for those of all axes but the first. Of
-            entries ``every`` is what has no runs.
+            stand for those of the matrix, ``features`` for those of all axes but the first.
         results: the same of the results, which are summed over pieces of what is no factor of
             theirs.
         runs: whether pieces may be runs of entries.
         across: maps (bind, operands, runs), a device's run of the operands, to the results, where
             these are no sums.
-        transposed: whether the op reads both halves of the matrix, a run of each; of the run by
-            column ``across`` takes the weights.
+        transposed: whether the op reads both halves of the matrix. Of a run, the half by column is
+            sorted anew.
     """
 
     def rule(named: Any, found: Sequence[Any], **attributes: Any) -> Sharding:
@@ -80,8 +79,7 @@ def by_matrix(
                 weights = [name for name, of in operands.items() if "weights" in of]
                 own = _run(own, weights, pieces["e"])
                 if transposed:
-                    by_row, by_col = own.matrix
-                    own = own._replace(matrix=SparseMatrix(by_row, _plain_run(by_col)))
+                    own = own._replace(matrix=_both_halves(own.matrix))
                 if across is not None and csr.rows is not None:
                     rest = {name: piece for name, piece in pieces.items() if name != "e"}
                     return split.summed(jax.tree.leaves(across(bind, own, pieces["e"])), rest)
@@ -101,15 +99,13 @@ def by_matrix(
 def _words(csr: Csr, runs: bool) -> dict[str, str]:
     """The factors of what lies along a matrix."""
     if csr.blocks > 1:
-        of_entries = dict.fromkeys(("entries", "weights", "every"), "(b e)")
-        return {"rows": "(b r)", "cols": "(b n)", **of_entries}
+        return {"rows": "(b r)", "cols": "(b n)", "entries": "(b e)", "weights": "(b e)"}
     entries = "e" if runs else WHOLE
     return {
         "rows": entries if csr.rows is None else WHOLE,
         "cols": entries if csr.cols is None or csr.resorted else WHOLE,
         "entries": entries,
         "weights": entries if csr.order is None else WHOLE,
-        "every": WHOLE,
     }
 
 
@@ -117,7 +113,8 @@ def _texts(matrix: SparseMatrix, entries: str, transposed: bool) -> SparseMatrix
     """The factors of a matrix's arrays."""
     by_row, by_col = matrix
     if transposed:
-        return SparseMatrix(half(by_row, entries), half(by_col, entries, "t"))
+        of_cols = WHOLE if by_row.blocks == 1 else entries
+        return SparseMatrix(half(by_row, entries), half(by_col, of_cols, "t"))
     if by_row.resorted:  # plain XLA reads ids as they were, and a run is sorted by itself
         whole = WHOLE if by_row.blocks == 1 else entries
         return SparseMatrix(half(by_row, whole), half(by_col, entries))
@@ -213,6 +210,14 @@ def without_order(csr: Csr, count: int) -> Csr:
         return csr
     cols = jnp.arange(csr.count, dtype=csr.order.dtype) if csr.cols is None else csr.cols
     return replace(csr, cols=jnp.where(in_range(csr.order, count), cols, PADDING), order=None)
+
+
+def _both_halves(matrix: SparseMatrix) -> SparseMatrix:
+    """A run, and the same entries by column."""
+    by_row, num_cols = matrix.by_row, matrix.by_col.num_rows
+    keys = jnp.where(in_range(by_row.cols, num_cols), by_row.cols, num_cols)
+    cols, order = sorted_ids(keys, num_cols + 1)
+    return SparseMatrix(by_row, Csr(cols, by_row.rows[order], order, num_rows=num_cols))
 
 
 def _plain_run(csr: Csr) -> Csr:

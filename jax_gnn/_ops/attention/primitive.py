@@ -472,7 +472,7 @@ def _sharding_back(known: Known, results: Any, **attributes: Any) -> Sharding:
         ". h" if x.shape == (0, attributes["heads"]) else of  # there is none
         for of, x in zip(("cols (h K)", row, col, vector, "entries h"), results, strict=True)
     ]
-    rule = by_matrix(operands, *gradients, runs=False, transposed=True)
+    rule = by_matrix(operands, *gradients, transposed=True)
     return rule(known, results, **attributes)
 
 

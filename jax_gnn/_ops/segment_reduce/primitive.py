@@ -41,7 +41,7 @@ from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.pieces import by_matrix, without_order
+from jax_gnn._core.pieces import by_matrix
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import Piece, Sharding, reshape
 from jax_gnn._ops.segment_reduce import derivatives, xla
@@ -603,15 +603,6 @@ def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cot
     return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
 
 
-def _gradients_across(bind: Bind, operands: Cotangents, piece: Piece) -> list[Array]:
-    x, weight, ct, (by_row, by_col) = operands
-    options: Any = {"heads": weight.shape[1], "implementation": bind.implementation}
-    matrix = SparseMatrix(without_order(by_col, weight.shape[0]), by_row)
-    own = take(weight, by_col.order)
-    to_x = piece.sum(segment_reduce(ct, own, matrix, reduce="sum", **options))
-    return [to_x, sddmm(ct, x, SparseMatrix(by_row, by_col), **options)]
-
-
 # The gradients of a sum to x and to weight.
 segment_reduce_vjp = define(
     Op(
@@ -628,10 +619,9 @@ segment_reduce_vjp = define(
         flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
         family=FAMILY,
         sharding=by_matrix(
-            {"x": "cols (h k)", "weight": "every h", "ct": "rows (h k)"},
+            {"x": "cols (h k)", "weight": "entries h", "ct": "rows (h k)"},
             *("cols (h k)", "entries h"),
             transposed=True,
-            across=_gradients_across,
         ),
     )
 )
