@@ -568,7 +568,7 @@ class HGTConv(nnx.Module):
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         _check_relations(graph, self.num_relations)
         if node_types is None and isinstance(graph, RelationalPart) and len(self.type_names) > 1:
-            self._check_count(graph.num_node_types)
+            self._check_count(len(graph.whole_type_sizes))
             node_types = graph.node_types
         sizes, src_types, dst_types = self._types(graph, node_types)
         by_type = self._by_type(x, sizes)

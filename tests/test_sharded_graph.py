@@ -310,8 +310,8 @@ class TestModels:
                 model.eval()
             split = sharded(rng, graph, mesh_of(num_parts), str(rng.choice(METHODS[2:])))
             target, x = rng.normal(size=(60, 4)), jnp.asarray(rng.normal(size=(60, 6)))
-            if name == "hgt of widths":  # each row counts in the features of its type
-                x = {of: x[:, :width] for of, width in in_features.items()}
+            if name == "hgt of widths":
+                x = {of: x[: TYPES[of], :width] for of, width in in_features.items()}
             elif in_features == 60:
                 x = None
             definition, params, rest = nnx.split(model, nnx.Param, ...)
@@ -325,17 +325,13 @@ class TestModels:
 
             def alone(params: Any, x: Any, graph: Any) -> Any:
                 model = nnx.merge(definition, params, rest)
-                if not isinstance(x, dict):
-                    y = model(graph, x, *weights)
-                else:
-                    of_types = zip(x.items(), graph.node_slices, strict=True)
-                    y = model(graph, {of: each[rows] for (of, each), rows in of_types})
-                    y = jnp.concatenate([*y.values()])
+                y = model(graph, x, *weights)
+                y = jnp.concatenate([*y.values()]) if isinstance(y, dict) else y
                 return jnp.sum(jnp.sin(y) * target[: len(y)]), y
 
             def together(params: Any, x: Any, split: Any) -> Any:
                 model = nnx.merge(definition, params, rest)
-                y = split.apply(model, jax.tree.map(split.shard, x), *split_weights)
+                y = split.apply(model, None if x is None else split.shard(x), *split_weights)
                 counted = np.where(np.arange(60) < rows, target.T, 0).T
                 return jnp.sum(jnp.sin(y) * split.shard(counted)), split.unshard(y)[:rows]
 
@@ -480,6 +476,14 @@ def test_errors_of_models_on_parts_with_relations() -> None:
             call()
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
         other(split, rows)
+    for x, message in (
+        ({"c": np.ones((2, 2))}, r"values must be by name of types, \('a', 'b'\), got 'c'"),
+        ({"b": np.ones((3, 2))}, r"values\['b'\] must be \(2, ...\), got shape \(3, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            split.shard(x)
+    x = split.shard({"a": np.ones((2, 1)), "b": np.full((2, 1), 2.0)})
+    np.testing.assert_array_equal(split.unshard(x["b"])[:, 0], [0, 0, 2, 2])
 
 
 def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class RelationalPart(RelationalGraph, _HasHalo):
         node_ids: ``(num_src,)``, which node of the whole graph each source is; -1 is padding.
         node_types: ``(num_dst,)``, the type of each own node, likewise; None where nodes have no
             types. Nodes of a part are not numbered type by type.
-        num_node_types: number of types of nodes.
+        whole_type_sizes: how many nodes each type has in the whole graph.
         num_whole_nodes: number of nodes of the whole graph.
 
     Example:
@@ -108,7 +108,7 @@ class RelationalPart(RelationalGraph, _HasHalo):
 
     node_ids: Array = field(kw_only=True)
     node_types: Array | None = field(default=None, kw_only=True)
-    num_node_types: int = field(default=0, kw_only=True, metadata=STATIC)
+    whole_type_sizes: tuple[int, ...] = field(default=(), kw_only=True, metadata=STATIC)
     num_whole_nodes: int = field(kw_only=True, metadata=STATIC)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast, get_args
 
@@ -86,19 +86,37 @@ class ShardedGraph:
             return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
         return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
 
-    def shard(self, values: Any) -> Array:
+    def shard(self, values: Any) -> Any:
         """Rows of nodes, such as features, labels or masks, on the devices that own these.
 
         Args:
-            values: ``(num_nodes, *features)``, in the order of the whole graph.
+            values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
+                type the rows of its nodes.
 
         Returns:
-            ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding.
+            ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding; by
+            name if they were, with zeros for nodes of other types.
 
         Raises:
-            ValueError: ``values`` has another number of rows.
+            ValueError: ``values`` has another number of rows, or the graph has no such type.
         """
+        if isinstance(values, Mapping):
+            return {name: self.shard(self._of_type(name, each)) for name, each in values.items()}
         return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
+
+    def _of_type(self, name: Any, values: Any) -> Any:
+        """Rows of all nodes, of those of one type."""
+        part, shape = self.part, np.shape(values)
+        names = part.node_type_names or () if isinstance(part, RelationalPart) else ()
+        if name not in names:
+            raise ValueError(f"values must be by name of types, {names}, got {name!r}")
+        assert isinstance(part, RelationalPart)
+        number, sizes = names.index(name), part.whole_type_sizes
+        start, size = sum(sizes[:number]), sizes[number]
+        if shape[:1] != (size,):
+            raise ValueError(f"values[{name!r}] must be ({size}, ...), got shape {shape}")
+        around = [(start, self.num_nodes - start - size), *[(0, 0)] * (len(shape) - 1)]
+        return (jnp if is_traced(values) else np).pad(values, around)
 
     def shard_edges(self, values: Any) -> Array:
         """Values of edges, such as weights, on the devices that own these; or of hyperedges.
@@ -286,7 +304,7 @@ def shard_graph(
                 types = np.repeat(np.arange(len(sizes), dtype=node_ids[0].dtype), sizes)
                 types = pad_ids(types, num_nodes - len(types))
                 kept["node_types"] = stacked(*(ids_at(types, ids) for ids in node_ids))
-                kept["num_node_types"] = len(sizes)
+                kept["whole_type_sizes"] = sizes
             kept |= {"node_ids": stacked(*sources), "num_whole_nodes": num_nodes}
             part = RelationalPart(**kept, exchange=exchange)
         else:
