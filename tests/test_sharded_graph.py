@@ -119,6 +119,9 @@ def test_parts_of_garbage() -> None:
     assert set(parts) <= {0, 1}
     with pytest.raises(ValueError, match="out of range"):
         partition(Graph(**{**vars(graph), "indptr": np.asarray(graph.indptr) + 9}), 2)
+    split = shard_graph(Hypergraph(Graph(**{**vars(graph), "cols": far})), mesh_of(2), "nodes")
+    y = split.apply(lambda part, x: part.aggregate(x), split.shard(np.ones(4, np.float32)))
+    assert np.isfinite(split.unshard(y)).all()
 
 
 # --- Rows that travel ----------------------------------------------------------------------------

@@ -34,9 +34,13 @@ def square_of(whole: Graph | RelationalGraph | Hypergraph, *, joined: bool) -> G
 
 def hyperedge_parts(hypergraph: Hypergraph, parts: Any, num_parts: int) -> Any:
     """The part of each hyperedge: that of most of its nodes, of equal ones any."""
-    count = int(hypergraph.graph.indptr[-1])
-    nodes, hyperedges = hypergraph.graph.cols[:count], hypergraph.graph.rows[:count]
-    size = hypergraph.num_hyperedges
+    nodes, hyperedges, size = (
+        hypergraph.graph.cols,
+        hypergraph.graph.rows,
+        hypergraph.num_hyperedges,
+    )
+    valid = in_range(nodes, hypergraph.num_nodes) & in_range(hyperedges, size)
+    nodes, hyperedges = nodes[valid], hyperedges[valid]
     # Of hyperedge e the parts are looked at from e on, so that equal ones are chosen in turn.
     turned = (parts[nodes] - hyperedges) % num_parts
     members = np.bincount(
