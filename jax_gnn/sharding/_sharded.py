@@ -227,7 +227,8 @@ def shard_graph(
 
     Args:
         graph: the graph, which is not bipartite. A `HeteroGraph` counts as its ``relational``. Of a
-            hypergraph, which is not directed, hyperedges go where most of their nodes are.
+            hypergraph, which is not directed, "stream" and "metis" deal out nodes and hyperedges at
+            once; else hyperedges go where most of their nodes are.
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over.
         method: how, see :func:`partition`; or ``(num_nodes,)`` integers, the place in the axis of
@@ -266,7 +267,7 @@ def shard_graph(
         )
     with host_arrays():
         graph = jax.device_get(graph)
-        parts = _checked_parts(graph, num_parts, method)
+        parts, of_hyperedges = _parts_of(graph, num_parts, method)
     mesh = Mesh(mesh.devices, mesh.axis_names)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
 
@@ -285,7 +286,6 @@ def shard_graph(
 
     part: Part | RelationalPart | HypergraphPart
     if isinstance(graph, Hypergraph):
-        of_hyperedges = hyperedge_parts(graph, parts, num_parts)
         into, exchange, sources, _ = split(graph.graph, of_hyperedges, parts)
         with host_arrays():
             transposed = graph.graph.transpose()
@@ -313,16 +313,22 @@ def shard_graph(
     return ShardedGraph(part, stacked(*node_ids), places, mesh, axis)
 
 
-def _checked_parts(graph: Any, num_parts: int, method: Any) -> Any:
-    """The part of each node, by the method or as given."""
+def _parts_of(graph: Any, num_parts: int, method: Any) -> tuple[Any, Any]:
+    """The part of each node, by the method or as given, and of each hyperedge if there are any."""
+    num_nodes, joined = graph.num_nodes, False
     if isinstance(method, str):
-        square = square_of(graph, joined=method not in ("contiguous", "hash"))
-        return partition(square, num_parts, cast(Method, method))[: graph.num_nodes]
-    parts: Any = arguments.check_ids("method", method)
-    if parts.shape != (graph.num_nodes,):
-        raise ValueError(
-            f"method must be one of {get_args(Method)}, or parts of shape ({graph.num_nodes},), "
-            f"got shape {parts.shape}"
-        )
-    arguments.check_range("method", parts, "devices", num_parts)
-    return parts
+        joined = isinstance(graph, Hypergraph) and method not in ("contiguous", "hash")
+        parts: Any = partition(square_of(graph, joined=joined), num_parts, cast(Method, method))
+    else:
+        parts = arguments.check_ids("method", method)
+        if parts.shape != (num_nodes,):
+            raise ValueError(
+                f"method must be one of {get_args(Method)}, or parts of shape ({num_nodes},), got "
+                f"shape {parts.shape}"
+            )
+        arguments.check_range("method", parts, "devices", num_parts)
+    if not isinstance(graph, Hypergraph):
+        return parts, None
+    if joined:
+        return parts[:num_nodes], parts[num_nodes:]
+    return parts, hyperedge_parts(graph, parts, num_parts)
