@@ -311,7 +311,8 @@ class TestModels:
                 sizes = in_features, 8, 4
                 model = kind(*sizes, num_layers=2, param_dtype=float, rngs=rngs, **options)
                 model.eval()
-            split = sharded(rng, graph, mesh_of(num_parts), str(rng.choice(METHODS[:1] + METHODS[2:])))
+            method = str(rng.choice([each for each in METHODS if each != "metis"]))
+            split = sharded(rng, graph, mesh_of(num_parts), method)
             target, x = rng.normal(size=(60, 4)), jnp.asarray(rng.normal(size=(60, 6)))
             if name == "hgt of widths":
                 x = {of: x[: TYPES[of], :width] for of, width in in_features.items()}
