@@ -192,7 +192,7 @@ def by_relation(
         there = (ids_at(types, last) == own).astype(degrees.dtype)
         places, found = draw(starts, degrees - there, fanout, key)
         # Behind those that count, which may be all.
-        steps = xp.arange(fanout + 1, dtype=degrees.dtype)
+        steps = xp.arange(fanout + 1, dtype=degrees.dtype)[None]
         places = xp.concatenate([places, places[:, -1:]], axis=1)
         return xp.where(steps == found[:, None], degrees[:, None] - 1, places), found + there
     offsets: list[Array] = []
