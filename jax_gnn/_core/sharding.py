@@ -180,6 +180,11 @@ def is_explicit(avals: Sequence[Any]) -> bool:
     return any(axis is not None for aval in avals for axis in aval.sharding.spec)
 
 
+def _over(aval: Any, *spec: Any) -> NamedSharding:
+    """A spec over the mesh of an abstract value: there may be no mesh set around."""
+    return NamedSharding(aval.sharding.mesh, PartitionSpec(*spec))
+
+
 def reshape(x: Array, *shape: int) -> Array:
     """``x.reshape``, also over explicit axes, of which what are joined leave the first its own."""
     aval = jax.typeof(x)
@@ -200,7 +205,7 @@ def reshape(x: Array, *shape: int) -> Array:
         axes = spec_of(aval)[first]
         if shape[to] % math.prod(aval.sharding.mesh.shape[axis] for axis in _names(axes)) == 0:
             spec[to] = axes
-    return jax.lax.reshape(x, shape, out_sharding=PartitionSpec(*spec))
+    return jax.lax.reshape(x, shape, out_sharding=_over(aval, *spec))
 
 
 def repeated(x: Array, size: int, batched: Array) -> Array:
@@ -209,20 +214,21 @@ def repeated(x: Array, size: int, batched: Array) -> Array:
     if not is_explicit([jax.typeof(batched)]):
         return found
     spec = spec_of(jax.typeof(batched))[0], *spec_of(jax.typeof(x))
-    return jax.sharding.reshard(found, PartitionSpec(*spec))
+    return jax.sharding.reshard(found, _over(jax.typeof(batched), *spec))
 
 
 def same_batch(operands: Any, batched: Any) -> Any:
     """Batches are split over explicit axes as the first of them that is, for ``jax.vmap``."""
     each = zip(jax.tree.leaves(operands), jax.tree.leaves(batched), strict=True)
-    entries = [spec_of(jax.typeof(x))[0] for x, is_batched in each if is_batched]
-    first = next((entry for entry in entries if entry is not None), None)
-    if first is None:
+    avals = [jax.typeof(x) for x, is_batched in each if is_batched]
+    split = next((aval for aval in avals if spec_of(aval)[0] is not None), None)
+    if split is None:
         return operands
+    first, mesh = spec_of(split)[0], split.sharding.mesh
 
     def placed(x: Array, each: bool) -> Array:
-        spec = PartitionSpec(first, *spec_of(jax.typeof(x))[1:])
-        return jax.sharding.reshard(x, spec) if each else x
+        spec = first, *spec_of(jax.typeof(x))[1:]
+        return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec))) if each else x
 
     return jax.tree.map(placed, operands, batched)
 
@@ -231,14 +237,15 @@ def like(x: Array, aval: Any) -> Array:
     """Split over explicit axes as another array of its shape is."""
     if not is_explicit([aval, jax.typeof(x)]):
         return x
-    return jax.sharding.reshard(x, PartitionSpec(*aval.sharding.spec))
+    split = next(each for each in (aval, jax.typeof(x)) if is_explicit([each]))
+    return jax.sharding.reshard(x, _over(split, *aval.sharding.spec))
 
 
 def whole(x: Array) -> Array:
     """On each device, of what is split over explicit axes."""
     if not isinstance(x, jax.Array) or not is_explicit([jax.typeof(x)]):
         return x
-    return jax.sharding.reshard(x, PartitionSpec(*[None] * x.ndim))
+    return jax.sharding.reshard(x, _over(jax.typeof(x), *[None] * x.ndim))
 
 
 @dataclass(frozen=True)
@@ -270,13 +277,17 @@ class Split:
         given = [entry for aval in avals for entry in spec_of(aval)]
 
         def call(*leaves: Array) -> list[Array]:
+            placed = [
+                jax.sharding.reshard(x, NamedSharding(mesh, spec))
+                for x, spec in zip(leaves, specs[:count], strict=True)
+            ]
             return jax.shard_map(
                 lambda *local: self.local(local, pieces),
                 mesh=mesh,
                 in_specs=tuple(specs[:count]),
                 out_specs=specs[count:],
                 axis_names={axis for entry in given for axis in _names(entry)},
-            )(*map(jax.sharding.reshard, leaves, specs))
+            )(*placed)
 
         return call
 

@@ -26,7 +26,7 @@ def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     ends = jax.lax.associative_scan(
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )
-    starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends])
+    starts = jnp.pad(ends, (1, 0))
     return starts[
         jnp.clip(offset + jnp.arange(num_groups + 1, dtype=offset.dtype), 0, sizes.shape[0])
     ]
