@@ -477,15 +477,14 @@ def lower(
         ]
         operands = tree.unflatten(leaves)
         function = op.composition(platform, implementation, operands, **attributes)
-        if function is not None and split is None:
+        if function is not None:
 
             def composed(*leaves: Any) -> Any:
                 return function(**tree.unflatten(leaves)._asdict())
 
+            if split is not None:  # of each device's piece
+                return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
             return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
-        if function is not None:  # of each device's piece
-            assert split is not None
-            return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
         if platform in op.platforms and (
             implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
         ):

@@ -200,16 +200,11 @@ def _run(own: Any, weights: Sequence[str], piece: Piece) -> Any:
         return own
     there = {name: x for name in weights if (x := getattr(own, name)) is not None}
     own = own._replace(**{name: take(x, csr.order) for name, x in there.items()})
-    run = _plain_run(without_order(csr, csr.count * piece.count))
-    return own._replace(matrix=own.matrix._replace(by_row=run))
-
-
-def without_order(csr: Csr, count: int) -> Csr:
-    """Entries whose order names none of so many weights are padding."""
-    if csr.order is None:
-        return csr
-    cols = jnp.arange(csr.count, dtype=csr.order.dtype) if csr.cols is None else csr.cols
-    return replace(csr, cols=jnp.where(in_range(csr.order, count), cols, PADDING), order=None)
+    cols, num_rows = csr.cols, csr.count if csr.rows is None else csr.num_rows
+    if csr.order is not None:  # entries whose order names no weight are padding
+        cols = jnp.arange(csr.count, dtype=csr.order.dtype) if cols is None else cols
+        cols = jnp.where(in_range(csr.order, csr.count * piece.count), cols, PADDING)
+    return own._replace(matrix=own.matrix._replace(by_row=Csr(csr.rows, cols, num_rows=num_rows)))
 
 
 def _both_halves(matrix: SparseMatrix) -> SparseMatrix:
@@ -218,8 +213,3 @@ def _both_halves(matrix: SparseMatrix) -> SparseMatrix:
     keys = jnp.where(in_range(by_row.cols, num_cols), by_row.cols, num_cols)
     cols, order = sorted_ids(keys, num_cols + 1)
     return SparseMatrix(by_row, Csr(cols, by_row.rows[order], order, num_rows=num_cols))
-
-
-def _plain_run(csr: Csr) -> Csr:
-    num_rows = csr.count if csr.rows is None else csr.num_rows
-    return Csr(csr.rows, csr.cols, csr.order, num_rows=num_rows)

@@ -224,11 +224,10 @@ def same_batch(operands: Any, batched: Any) -> Any:
     split = next((aval for aval in avals if spec_of(aval)[0] is not None), None)
     if split is None:
         return operands
-    first, mesh = spec_of(split)[0], split.sharding.mesh
 
     def placed(x: Array, each: bool) -> Array:
-        spec = first, *spec_of(jax.typeof(x))[1:]
-        return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec))) if each else x
+        spec = spec_of(split)[0], *spec_of(jax.typeof(x))[1:]
+        return jax.sharding.reshard(x, _over(split, *spec)) if each else x
 
     return jax.tree.map(placed, operands, batched)
 
