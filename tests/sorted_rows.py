@@ -57,7 +57,8 @@ def _evaluate(jaxpr: Any, values: Any, found: list[tuple[str, Array]]) -> list[A
             inner_ones = jax.make_jaxpr(functools.partial(linear.made_of, **params))(*operands)
             results = _evaluate(inner_ones, operands, found)
         elif name.startswith(ffi.TARGET_PREFIX):
-            results = _op(op.OPS[name.removeprefix(ffi.TARGET_PREFIX)], operands, params, found)
+            record = op.OPS[name.removeprefix(ffi.TARGET_PREFIX)]
+            results = _op(record, operands, found, **params)
         elif name in INNER and made_of is not None:
             closed = made_of if hasattr(made_of, "consts") else _closed(made_of)
             results = _evaluate(closed, operands, found)
@@ -87,16 +88,21 @@ def _closed(jaxpr: Any) -> Any:
 
 
 def _op(
-    record: Any, leaves: list[Any], params: dict[str, Any], found: list[tuple[str, Array]]
+    record: Any,
+    leaves: list[Any],
+    found: list[tuple[str, Array]],
+    *,
+    tree: Any,
+    implementation: str | None,
+    devices: Any,
+    **attributes: Any,
 ) -> list[Any]:
-    attributes = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
+    del implementation, devices
 
     def plain(*leaves: Any) -> Any:
-        return record.xla(**params["tree"].unflatten(leaves)._asdict(), **attributes)
+        return record.xla(**tree.unflatten(leaves)._asdict(), **attributes)
 
-    for part in jax.tree.leaves(
-        params["tree"].unflatten(leaves), is_leaf=lambda part: isinstance(part, Csr)
-    ):
+    for part in jax.tree.leaves(tree.unflatten(leaves), is_leaf=lambda part: isinstance(part, Csr)):
         if isinstance(part, Csr) and part.rows is not None:
             found.append((record.name, _ascend(part.rows, part.num_rows)))
     return _evaluate(jax.make_jaxpr(plain)(*leaves), leaves, found)
