@@ -613,8 +613,9 @@ class OpSuite(CoreChecks):
             axes = [i for i, size in enumerate(leaf.shape) if size and size % 4 == 0]
             return rng.choice([None, *axes])
 
+        kind = AxisType.Auto if rng.integers(2) else AxisType.Explicit
         where = self.spec.function, on_host(case.index), operands, axis_of
-        self.check_split(rng, AxisType.Auto, *where, None)
+        self.check_split(rng, kind, *where, None)
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
     def test_split_batch(self, rng: np.random.Generator, kind: AxisType) -> None:
