@@ -12,14 +12,17 @@ op on its piece. What no device reads may be called whole: XLA drops what would 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
@@ -311,7 +314,8 @@ class Split:
             chosen = [NamedSharding(mesh, spec) for spec in self.rule.specs(pieces)]
 
             def call(*local: Array) -> list[Array]:
-                return self.local(local, pieces)
+                with as_wide_as(local):
+                    return self.local(local, pieces)
 
             return mesh, call, chosen[len(operands) :], tuple(chosen[: len(operands)])
 
@@ -319,6 +323,18 @@ class Split:
         text, options = self.rule.einsum()
         call.def_partition(partition, sharding_rule=text, **options)
         return call
+
+
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+def as_wide_as(arrays: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Takes 64-bit arrays for what they are.
+
+    XLA's partitioner calls from a thread that does not know of the user's ``jax.enable_x64``.
+    """
+    wide = any(x.dtype in _WIDE for x in arrays)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 @functools.cache
