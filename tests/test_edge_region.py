@@ -262,14 +262,15 @@ def test_softplus_is_one_instruction(implementation: str, dtype: str, rng: Any) 
     with setting(implementation, dtype):
         function = op(model, edges)
         got = function(x)[0], jax.grad(lambda x: jnp.sum(function(x)[0]))(x)
+        row = jax.ShapeDtypeStruct((9,), dtype)
+        region = Region.of(model.function, [row], ["edge"], model.outputs)
+        gradient = region.cotangent((0,), (0,))
     x = x.astype(np.float64)[: len(edges.rows)]
     with np.errstate(all="ignore"):
         want = np.logaddexp(x, 0), 1 / (1 + np.exp(-x))
     for y, exact in zip(got, want, strict=True):  # what is nearly subnormal may be 0
         tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": 4 * np.finfo(dtype).tiny}
         close(np.asarray(y, np.float64)[: len(x)], exact, **tolerance)
-    region = Region.of(model.function, [jax.ShapeDtypeStruct((9,), dtype)], ["edge"], model.outputs)
-    gradient = region.cotangent((0,), (0,))
     for each, names in ((region, ["softplus"]), (gradient, ["logistic", "mul"])):
         program = each.program
         assert isinstance(program, row_program.RowProgram)
