@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -43,7 +44,9 @@ RELATIONS = ("a", "to", "b"), ("b", "to", "a"), ("b", "in", "b"), ("a", "no", "a
 TYPES = {"a": 22, "b": 33, "none": 0}
 
 
-def random_relational(rng: np.random.Generator, self_relation: bool = False) -> RelationalGraph:
+def random_relational(
+    rng: np.random.Generator, self_relation: bool = False, num_nodes: int = 60
+) -> RelationalGraph:
     """The same of types of nodes, and a relation without edges."""
 
     def edges(src: int, dst: int) -> Any:
@@ -57,7 +60,7 @@ def random_relational(rng: np.random.Generator, self_relation: bool = False) -> 
     graph = RelationalGraph.from_edge_dict(given, TYPES, self_relation=self_relation)
     sizes = graph.num_src_pairs, graph.num_dst_pairs
     pairs = {f"num_{of}_pairs": (n or 0) + 2 for of, n in zip(("src", "dst"), sizes, strict=True)}
-    return graph.pad(num_nodes=60, num_edges=graph.num_edges + 7, **pairs)
+    return graph.pad(num_nodes=num_nodes, num_edges=graph.num_edges + 7, **pairs)
 
 
 def random_hypergraph(rng: np.random.Generator) -> Hypergraph:
@@ -352,6 +355,36 @@ class TestModels:
         for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
             assert_close(a, b, 1e-10, "on several devices")
         assert same_bits(got, run(*both[1]))
+
+
+@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize("types", [True, False])
+def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generator) -> None:
+    """Features of a type, embeddings of another; or embeddings of nodes without types."""
+    with jax.enable_x64(True):
+        graph, rngs = random_relational(rng, num_nodes=55), nnx.Rngs(0)
+        x: Any = {"a": rng.normal(size=(22, 6)), "b": None, "none": None}
+        sizes = {"a": 6, "b": 33, "none": 0}
+        if not types:
+            graph = replace(graph, node_type_names=None, node_type_sizes=None)
+            x, sizes = {"node": None}, {"node": 55}
+        options: Any = {"num_relations": len(RELATIONS), "param_dtype": float, "rngs": rngs}
+        inner = flax_layers.RGAT(4, 8, 3, num_layers=2, heads=2, **options)
+        model = flax_layers.HeteroModel(sizes, inner, param_dtype=float, rngs=rngs)
+        model.eval()
+        split = sharded(rng, graph, mesh_of(num_parts), "random")
+        rows, target = split.shard(x) if types else x, rng.normal(size=(55, 3))
+        definition, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def loss(params: Any, is_split: bool) -> Any:
+            model = nnx.merge(definition, params, rest)
+            y = split.unshard(split.apply(model, rows)) if is_split else model(graph, x)
+            return jnp.sum(jnp.sin(y) * target), y
+
+        run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+        runs = [run(params, is_split) for is_split in (True, False)]
+        for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
+            assert_close(a, b, 1e-10, "on several devices")
 
 
 def test_training_goes_the_same_way(rng: np.random.Generator) -> None:

@@ -35,6 +35,9 @@ def take(x: Array, ids: Array | None) -> Array:
         return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
     # jnp.take would wrap -1 around.
     ids = bounded(ids, x.shape[0])
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.manual_axes and jax.typeof(x).sharding.mesh != mesh:
+        x = jnp.copy(x)  # of outside of jax.shard_map, which JAX indexes with no id of inside
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 

@@ -91,7 +91,7 @@ class ShardedGraph:
 
         Args:
             values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
-                type the rows of its nodes.
+                type the rows of its nodes, where None stays None.
 
         Returns:
             ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding; by
@@ -101,7 +101,10 @@ class ShardedGraph:
             ValueError: ``values`` has another number of rows, or the graph has no such type.
         """
         if isinstance(values, Mapping):
-            return {name: self.shard(self._of_type(name, each)) for name, each in values.items()}
+            return {
+                name: None if each is None else self.shard(self._of_type(name, each))
+                for name, each in values.items()
+            }
         return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
 
     def _of_type(self, name: Any, values: Any) -> Any:
