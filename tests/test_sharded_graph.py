@@ -20,7 +20,9 @@ import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
+from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
+from jax_gnn.sharding._sharded import _parts_of
 
 DEVICES = jax.devices() if jax.device_count() >= 8 else jax.devices("cpu")
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
@@ -233,6 +235,26 @@ def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> 
         assert (width, kind) == ("16", {"float32": "f32", "bfloat16": "bf16"}[dtype])
         moved += int(pairs) * int(rows)
     assert moved == split.rows_moved > 0
+
+
+@pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
+def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
+    """They are those of the arrays on a device, and need none."""
+    graph = make(rng)
+    with jax_gnn.host_arrays():
+        parts, of_hyperedges = _parts_of(jax.device_get(graph), 3, "stream")
+        costs = Costs.of(jax.device_get(graph), 3, parts, of_hyperedges)
+    split = shard_graph(graph, mesh_of(3), "nodes")
+    own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
+    assert costs.bytes == sum(own)
+    assert sum(each.sent for each in costs.exchanges) == split.rows_moved
+    sizes = (split.node_ids >= 0).sum(1)
+    np.testing.assert_array_equal(costs.nodes, sizes)
+    into = getattr(split.part, "back", getattr(split.part, "nodes", split.part))
+    np.testing.assert_array_equal(costs.edges, into.indptr[:, -1])
+    for exchange in costs.exchanges:
+        assert exchange.needed <= exchange.sent <= MOST_ROWS * exchange.needed
+        assert exchange.needed <= exchange.gathered
 
 
 # --- Models --------------------------------------------------------------------------------------
