@@ -161,7 +161,10 @@ class Costs(NamedTuple):
         yield ["sent for a layer", f"{_size(sent * row)} {told}"]
         yield ["all-gather", f"{_size(gathered * row)} in its place"]
         features = _size(self.nodes.max() * row)
-        yield ["a device's memory", f"{_size(self.bytes)} of indices, {features} a layer (counted)"]
+        yield [
+            "a device's memory",
+            f"{_size(self.bytes)} of indices, {features} of features (counted)",
+        ]
 
 
 def _over(sizes: np.ndarray) -> str:
