@@ -514,6 +514,13 @@ def test_errors_of_rows() -> None:
         model(split, rows)
     with pytest.raises(ValueError, match=r"x must be .*num_src"):  # an op wants all sources' rows
         split.apply(jax_gnn.spmm, rows)
+    alone = jax.tree.map(lambda leaf: leaf[0], split.part)
+    with pytest.raises(ValueError, match=r"part must be within ShardedGraph\.apply"):
+        alone.with_halo(jnp.ones((2, 2)))
+    other = shard_graph(graph, mesh_of(2), "nodes", [0, 0, 0])
+    for change in ({"part": other.part}, {"mesh": mesh_of(1)}, {"axis": "rows"}):
+        with pytest.raises(ValueError, match="part, node_ids and mesh must be of one split, got "):
+            replace(split, **change).apply(model, rows)
 
 
 def test_errors_of_models_on_parts_with_relations() -> None:
