@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from op_spec import SCENARIOS, setting
 from op_suite import IMPLEMENTATIONS, KERNELS
 from primitive_cases import REGION, floats
@@ -122,6 +124,47 @@ def test_batches(name: str, implementation: str, rng: Any) -> None:
                 own = matrix if axis is None else several[i].matrix
                 each = [x if axis is None else x[i] for x, axis in zip(arrays, axes, strict=True)]
                 close(jax.tree.map(lambda x, i=i: x[i], got), jax.jit(one)(own, *each))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("split", ["edges", "graphs", "anyhow"])
+@pytest.mark.parametrize("name", MODELS)
+def test_split_over_devices(name: str, split: str, kind: AxisType, rng: Any) -> None:
+    """Of a graph each device has some edges, of several graphs its own."""
+    model, count = MODELS[name], 4
+    several = [Edges.random(rng, "padding") for _ in range(count)]
+    if split != "graphs":
+        several = several[:1]
+    drawn = [map(np.nan_to_num, each.arrays(rng, model, "float64")) for each in several]
+    leaves, tree = jax.tree.flatten(
+        [(each.matrix, *x) for each, x in zip(several, drawn, strict=True)]
+    )
+    matrix, *arrays = (
+        jax.tree.map(lambda *x: np.stack(x), *tree.unflatten(leaves))
+        if split == "graphs"
+        else tree.unflatten(leaves)[0]
+    )
+    devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
+    mesh = Mesh(np.array(devices[:count]), ("d",), axis_types=(kind,))
+
+    def place(x: Any) -> jax.Array:
+        fit = [i for i, size in enumerate(np.shape(x)) if size and size % count == 0]
+        axis = rng.choice([None, *fit]) if split == "anyhow" else 0
+        if split == "edges" and np.shape(x)[:1] != (several[0].count,):
+            axis = None
+        spec = [] if axis is None or axis not in fit else [*[None] * axis, "d"]
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    def one(matrix: Any, *arrays: Any) -> Any:
+        function = op(model, several[0]._replace(matrix=matrix))
+        return function(*arrays), jax.grad(total(function), tuple(range(len(arrays))))(*arrays)
+
+    every = jax.jit(jax.vmap(one) if split == "graphs" else one)
+    with setting(KERNELS[0] if KERNELS else "xla", "float64"):
+        want = every(matrix, *arrays)
+        with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+            got = every(*jax.tree.map(place, (matrix, *arrays)))
+    close(got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
