@@ -36,7 +36,6 @@ from flax_layers.training.trained import (
     regression_errors,
 )
 from jax_gnn.datasets import NodeDataset, Split
-from jax_gnn.sharding import Method
 
 
 def train(
@@ -45,7 +44,7 @@ def train(
     *,
     baseline: bool = False,
     devices: int = 1,
-    method: Method | Any = "stream",
+    method: Any = "stream",
     on_epoch: Callable[[EpochReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,

@@ -9,7 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -21,9 +21,9 @@ from jax_gnn.datasets import (
     NodeDataset,
 )
 from jax_gnn.extend import Implementation, status
-from jax_gnn.sharding import Method
+from jax_gnn.sharding import partition
 
-METHODS = get_args(Method)
+METHODS: tuple[str, ...] = get_args(get_type_hints(partition)["method"])
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
 

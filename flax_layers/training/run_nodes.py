@@ -156,7 +156,7 @@ def _same_predictions(
 
 
 def _results(
-    described: dict[str, Any], result: TrainResult, measure: str, split: int
+    described: dict[str, Any], result: TrainResult, measure: str, split: int, devices_used: int
 ) -> dict[str, Any]:
     """What results.json holds."""
     errors = result.errors
@@ -165,6 +165,7 @@ def _results(
         "config": told(result.trained.config),
         "versions": versions(),
         "devices": devices(),
+        "devices_used": devices_used,
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
@@ -223,7 +224,8 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed
     plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
-    results.write_text(json.dumps(_results(described, result, measure, split), indent=2) + "\n")
+    document = _results(described, result, measure, split, over.get("devices", 1))
+    results.write_text(json.dumps(document, indent=2) + "\n")
     _print_result(described, result)
     if not same:
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)

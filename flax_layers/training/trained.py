@@ -31,7 +31,7 @@ from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.predictor import Predictor, preprocessed
 from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
-from jax_gnn.sharding import Method, ShardedGraph
+from jax_gnn.sharding import ShardedGraph
 
 
 def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
@@ -235,9 +235,7 @@ class TrainedModel(Predictor):
         """The recipe that the model was trained by."""
         return RECIPES[self.config.model]
 
-    def predict(
-        self, dataset: NodeDataset, *, devices: int = 1, method: Method | Any = "stream"
-    ) -> Array:
+    def predict(self, dataset: NodeDataset, *, devices: int = 1, method: Any = "stream") -> Array:
         """Computes logits, after the preprocessing of the training.
 
         Relations, types of nodes and, where the model knows them, nodes are those of the training
