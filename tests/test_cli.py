@@ -566,10 +566,11 @@ def test_parts(data, tmp_path, monkeypatch, capsys):
     for option, message in (
         (["--devices", "3", "--partition", str(parts)], "parts.npz has 2 parts, --devices is 3"),
         (
-            ["--partition", str(data)],
+            ["--devices", "2", "--partition", str(data)],
             f"--partition: {data} is nothing that jax-gnn partition wrote",
         ),
-        (["--partition", "ring"], "--partition: expected one of stream, .* got 'ring'"),
+        (["--devices", "2", "--partition", "ring"], "--partition: expected one of .* got 'ring'"),
+        (["--partition", "hash"], "--partition hash needs --devices, for more than one"),
         (["--devices", "99"], r"devices must be at most \d+, the .* got 99"),
     ):
         assert re.search(message, user_error(capsys, small(data, *option)))

@@ -109,15 +109,18 @@ def add_devices(parser: Any) -> None:
     )
     parser.add_argument(
         "--partition",
-        default="stream",
         metavar="METHOD|FILE",
         help=f"with --devices: which nodes each has, by one of {', '.join(METHODS)}, or by what "
-        "jax-gnn partition wrote",
+        "jax-gnn partition wrote (default: stream)",
     )
 
 
 def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Any:
     """What `add_devices` came to, as `jax_gnn.sharding.shard_graph` has it: a word, or parts."""
+    if args.partition is None:
+        return "stream"
+    if args.devices == 1:
+        raise UserError(f"--partition {args.partition} needs --devices, for more than one")
     path = Path(args.partition)
     if args.partition in METHODS:
         return args.partition

@@ -156,7 +156,8 @@ class Costs(NamedTuple):
         yield ["edges", f"{_over(self.edges)}, likewise"]
         yield ["halo", f"{needed / own:.2f} of own rows"]
         ratio = f" ({sent / needed:.2f} of these)" if needed else ""
-        yield ["rows of a layer", f"{needed:,} needed, {sent:,} sent{ratio}, in {rounds} rounds"]
+        times = f"in {rounds} round{'s' * (rounds != 1)}"
+        yield ["rows of a layer", f"{needed:,} needed, {sent:,} sent{ratio}, {times}"]
         told = f"of {width} numbers of {dtype.name}; as many go back for gradients"
         yield ["sent for a layer", f"{_size(sent * row)} {told}"]
         yield ["all-gather", f"{_size(gathered * row)} in its place"]
