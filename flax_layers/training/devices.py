@@ -18,8 +18,8 @@ from jax_gnn.sharding import ShardedGraph, shard_graph
 AXIS = "nodes"
 
 
-def check_devices(config: TrainConfig, devices: int) -> None:
-    """Checks that there are so many devices, and that a training can be split over them.
+def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -> None:
+    """Checks that there are so many devices, and that they can share a training or a prediction.
 
     Raises:
         TypeError: `devices` is no integer.
@@ -36,8 +36,8 @@ def check_devices(config: TrainConfig, devices: int) -> None:
     elif not takes_parts(recipe):
         able = [name for name, each in RECIPES.items() if _is_alike(each, recipe)]
         lacking = f"takes no part of a hypergraph, as {', '.join(able)} do"
-    elif getattr(config, "batch_size", None):
-        lacking = f"is trained on batches of nodes by batch_size={config.batch_size}"  # type: ignore[attr-defined]
+    elif training and getattr(config, "batch_size", None):
+        lacking = "is trained on batches of nodes where batch_size is given"
     if lacking:
         raise ValueError(f"devices must be 1: {spelled(config.model)} {lacking}; got {devices}")
     found = jax.devices()
@@ -72,11 +72,7 @@ def over_devices(graph: Any, inputs: Iterable[Any], devices: int, method: Any) -
     """
     sharded = shard_graph(graph, Mesh(np.array(jax.devices()[:devices]), (AXIS,)), AXIS, method)
     x, *weights = inputs
-    if isinstance(x, dict):  # by type; of nodes without types it is None
-        rows = {name: each for name, each in x.items() if each is not None}
-        x = dict.fromkeys(x) | sharded.shard(rows)
-    elif x is not None:
-        x = sharded.shard(x)
+    x = None if x is None else sharded.shard(x)
     return sharded, x, *map(sharded.shard_edges, weights)
 
 

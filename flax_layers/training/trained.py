@@ -258,7 +258,7 @@ class TrainedModel(Predictor):
                 or nodes that it knows as rows of a table, or has others; or there are fewer
                 devices, or the model has no parts.
         """
-        check_devices(self.config, devices)
+        check_devices(self.config, devices, training=False)
         convolutions = getattr(stack_of(self.model), "convolutions", [None])
         learned = getattr(convolutions[0], "hyperedge_weight", None) is not None
         if learned and self.data is not None and "structure" in self.differences(dataset):
