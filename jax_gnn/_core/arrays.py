@@ -34,8 +34,11 @@ def take(x: Array, ids: Array | None) -> Array:
     if x.shape[0] == 0:  # a gather wants one row at least
         return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
     # jnp.take would wrap -1 around.
-    ids = whole(bounded(ids, x.shape[0]))
-    return whole(x, 1).at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    ids, x = whole(bounded(ids, x.shape[0])), whole(x, 1)
+    mesh, own = jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.mesh
+    if mesh.manual_axes and not own.empty and own != mesh:
+        x = jnp.copy(x)  # of outside of jax.shard_map, which JAX indexes with no id of inside
+    return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def put(x: Array, ids: Array) -> Array:
