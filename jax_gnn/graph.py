@@ -29,6 +29,7 @@ from jax_gnn._core.ids import (
     bounded,
     count_of,
     device_of,
+    host_row_starts,
     hosted,
     ids_at,
     in_range,
@@ -46,7 +47,7 @@ from jax_gnn._core.ids import (
     sorted_ids,
 )
 from jax_gnn._core.public import public
-from jax_gnn._core.triples import sort_triples
+from jax_gnn._core.triples import by_source, sort_triples
 
 
 @public
@@ -615,10 +616,6 @@ def _sizes(
     return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
 
 
-def _row_starts(ids: np.ndarray, size: int, dtype: Any) -> Any:
-    return np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=size))]).astype(dtype)
-
-
 def _sorted_on_host(
     src: Any,
     dst: Any,
@@ -651,20 +648,15 @@ def _sorted_on_host(
     if not keep.all():
         places, src, dst, t_order = places[keep], src[keep], dst[keep], None
     dtype = index_dtype(num_src, num_dst, count)
-    indptr, t_indptr = (_row_starts(*ids, dtype) for ids in ((dst, num_dst), (src, num_src)))
-    if t_order is None:  # a counting sort, and stable
-        import scipy.sparse  # 0.1 s, which a GPU's or a sampler's program does not need
-
-        order = np.arange(len(src))
-        matrix = scipy.sparse.csr_array((order, src, indptr), shape=(num_dst, num_src))
-        t_order = matrix.tocsc().data
-    new = count - len(src)
-    rows, cols, t_rows, t_cols, t_order, edge_ids = (
-        pad_ids(ids.astype(dtype), new)
-        for ids in (dst, src, src[t_order], dst[t_order], t_order, places)
-    )
+    valid, new = len(src), count - len(src)
+    rows, cols, edge_ids = (pad_ids(ids.astype(dtype), new) for ids in (dst, src, places))
+    if t_order is None:
+        transposed = by_source(rows, cols, valid, num_src)
+    else:
+        t_order = t_order.astype(dtype)
+        transposed = (host_row_starts(cols, num_src), cols[t_order], rows[t_order], t_order)
     return Graph(
-        *(indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids),
+        *(host_row_starts(rows[:valid], num_dst), rows, cols, *transposed, edge_ids),
         num_input_edges=count_of(given, dtype),
     )
 

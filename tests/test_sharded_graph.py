@@ -104,6 +104,16 @@ def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generato
     np.testing.assert_array_equal(parts, partition(graph, num_parts, method))  # type: ignore[arg-type]
 
 
+def test_parts_are_many(rng: np.random.Generator) -> None:
+    """More than a byte can name."""
+    src, dst = rng.integers(0, 1000, (2, 10000))
+    graph = Graph.from_edges(src, dst, num_nodes=1000)
+    parts = partition(graph, 200)
+    edges = np.bincount(parts, graph.in_degrees(), 200)
+    assert len(edges) == 200 and (parts >= 0).all()
+    assert edges.max() <= 1.05 * edges.mean() + graph.in_degrees().max()
+
+
 def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
     """Of groups without edges between them few are cut, however their nodes are numbered."""
     group = rng.permutation(800) % 16

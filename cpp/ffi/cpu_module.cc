@@ -366,8 +366,28 @@ int64_t destination_pairs(Vector<const Index> edge_rows, Vector<const Index> edg
 }
 
 template <typename Index>
+void sort_by_source(Vector<Index> rows, Vector<Index> cols, int64_t valid, Vector<Index> t_indptr,
+                    Vector<Index> t_rows, Vector<Index> t_cols, Vector<Index> t_order) {
+  const auto count = static_cast<int64_t>(rows.size());
+  const int64_t num_src = static_cast<int64_t>(t_indptr.size()) - 1;
+  check_sizes({cols.size(), t_rows.size(), t_cols.size(), t_order.size()}, rows.size(),
+              "there must be a result for each edge");
+  const nb::gil_scoped_release released;
+  check_sound(num_src >= 0 && valid >= 0 && valid <= count &&
+              std::all_of(cols.data(), cols.data() + std::clamp<int64_t>(valid, 0, count),
+                          [&](Index id) { return id >= 0 && id < num_src; }));
+  cpu::sort_by_source<Index>(cpu::host_threads(valid), count, valid, num_src,
+                             {nullptr, rows.data(), cols.data(), nullptr, nullptr, t_indptr.data(),
+                              t_rows.data(), t_cols.data(), t_order.data()});
+}
+
+template <typename Index>
 void define_triples(nb::module_& m) {
   m.def("sort_triples", &sort_triples<Index>);
+  m.def("sort_by_source", &sort_by_source<Index>, nb::arg("rows").noconvert(),
+        nb::arg("cols").noconvert(), nb::arg("valid"), nb::arg("t_indptr").noconvert(),
+        nb::arg("t_rows").noconvert(), nb::arg("t_cols").noconvert(),
+        nb::arg("t_order").noconvert());
   m.def("source_pairs", &source_pairs<Index>);
   m.def("destination_pairs", &destination_pairs<Index>);
 }

@@ -193,6 +193,13 @@ def row_starts(rows: Array, num_rows: int) -> Array:
     return jax.lax.platform_dependent(rows, cpu=search("scan"), default=search("scan_unrolled"))
 
 
+def host_row_starts(rows: np.ndarray, num_rows: int) -> Any:
+    """The same of ids in numpy, none of which is padding."""
+    starts = np.zeros(num_rows + 1, rows.dtype)
+    np.cumsum(np.bincount(rows, minlength=num_rows), out=starts[1:])
+    return starts
+
+
 def row_ids(indptr: Array, num_entries: int) -> Array:
     """The row of each entry of a CSR matrix: ``(num_entries,)``, -1 outside all rows."""
     # Counts the row starts up to each entry: several times as fast as a search in indptr.

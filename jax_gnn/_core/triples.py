@@ -176,6 +176,25 @@ def sort_triples(
     )
 
 
+def by_source(rows: Any, cols: Any, valid: int, num_src: int) -> tuple[Any, Any, Any, Any]:
+    """Edges by source, of edges by destination in numpy: all that a `Graph` has of that order.
+
+    Args:
+        rows: ``(edges,)``, destinations, which ascend.
+        cols: ``(edges,)``, sources, in the same dtype.
+        valid: how many are edges, in range; the rest is padding.
+        num_src: number of sources.
+
+    Returns:
+        ``t_indptr``, ``t_rows``, ``t_cols`` and ``t_order``.
+    """
+    sizes = (num_src + 1, len(rows), len(rows), len(rows))
+    indptr, t_rows, t_cols, order = (empty_vector(size, rows.dtype) for size in sizes)
+    sort = ffi.host_function("sort_by_source")
+    sort(rows, cols, valid, indptr, t_rows, t_cols, order)
+    return indptr, t_rows, t_cols, order
+
+
 def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOfPairs]:
     """The (source, relation) pairs, numbered by relation, then source, and the edges out of them.
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn._core.ids import PADDING, count_of, ids_at, in_range, pad_ids
+from jax_gnn._core.ids import PADDING, count_of, ids_at, in_range, pad_ids, pad_indptr
+from jax_gnn._core.triples import by_source
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
@@ -59,20 +60,27 @@ def split_arrays(
     """
     graph = edges_of(whole)
     dtype = graph.indptr.dtype
+    narrow = np.min_scalar_type(num_parts)  # which numpy sorts by counting
+    parts = parts.astype(narrow)
     own, local, capacity = _owned(parts, num_parts, dtype)
     own_src, local_src, room = own, local, capacity
     if src_parts is None:
         src_parts = parts
     else:
+        src_parts = src_parts.astype(narrow)
         own_src, local_src, room = _owned(src_parts, num_parts, dtype)
-    halos = [_halo(graph, *ids, src_parts) for ids in zip(own, own_src, strict=True)]
+    edges_into, degrees, halos = [], [], []
+    for reader in range(num_parts):
+        edges, into, cols = _edges_into(graph, own[reader])
+        edges_into.append(edges)
+        degrees.append(into)
+        halos.append(_halo(cols, own_src[reader], src_parts))
     wanted = np.stack([np.bincount(src_parts[halo], minlength=num_parts) for halo in halos], 1)
     rounds = rounds_of(wanted)
     slots = sum(each.slots(num_parts) for each in rounds)
     send = np.full((num_parts, slots), PADDING, dtype)
     sources = np.full((num_parts, room + slots), PADDING, dtype)
-    degrees = graph.in_degrees()
-    most_edges = int(max(degrees[ids].sum() for ids in own))
+    most_edges = max(map(len, edges_into))
     place, graphs = local_src.copy(), []  # of each node, where it is a source
     for reader, halo in enumerate(halos):
         sources[reader, : len(own_src[reader])] = own_src[reader]
@@ -84,11 +92,12 @@ def split_arrays(
                 send[owner, share.sender : share.sender + count] = local_src[sent]
                 place[sent] = room + share.receiver + np.arange(count)
                 sources[reader, place[sent]] = sent
-        edges = _edges_into(graph, own[reader])
-        src, dst = place[graph.cols[edges]], local[graph.rows[edges]]
+        edges, edges_into[reader] = edges_into[reader], None
+        src = place[graph.cols[edges]]
         place[halo] = local_src[halo]
-        src, dst, edges = (pad_ids(ids, most_edges - len(edges)) for ids in (src, dst, edges))
-        graphs.append(_with_edges(whole, edges, src, dst, (room + slots, capacity)))
+        graphs.append(
+            _with_edges(whole, edges, src, degrees[reader], (room + slots, capacity), most_edges)
+        )
     if isinstance(whole, RelationalGraph):  # parts have as many pairs as the one with most
         most = {
             name: max(getattr(each, name) for each in graphs)
@@ -100,7 +109,7 @@ def split_arrays(
         Graph.from_edges(row, np.arange(slots), num_src=room, num_dst=slots, validate=False)
         for row in send
     ]
-    places = (parts * capacity + local).astype(dtype)
+    places = (parts.astype(np.int64) * capacity + local).astype(dtype)
     return list(zip(graphs, sends, sources, strict=True)), rounds, places
 
 
@@ -114,47 +123,60 @@ def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]
     return own, local, int(sizes.max(initial=0))
 
 
-def _with_edges(whole: Any, edges: Any, src: Any, dst: Any, sizes: tuple[int, int]) -> Any:
+def _with_edges(
+    whole: Any, edges: Any, src: Any, degrees: Any, sizes: tuple[int, int], room: int
+) -> Any:
     """Some edges of a graph, which have other ends now, as a bipartite graph of its kind.
 
-    Its ``edge_ids`` are the places that these had.
+    They are by destination, of which each has as many as ``degrees`` says, and stay in that order
+    among those of one relation. ``edge_ids`` are the places that they had. Room is for so many.
     """
-    ends: Any = {"num_src": sizes[0], "num_dst": sizes[1], "validate": False}
-
-    def named(made: Graph) -> Graph:
-        count = count_of(edges_of(whole).rows, made.rows.dtype)
-        return replace(made, edge_ids=ids_at(edges, made.edge_ids), num_input_edges=count)
-
+    num_src, num_dst = sizes
+    count, new = len(edges), room - len(edges)
+    dst = np.repeat(np.arange(len(degrees), dtype=src.dtype), degrees)
+    input_edges = count_of(edges_of(whole).rows, src.dtype)
+    edges, src, dst = (pad_ids(ids, new) for ids in (edges, src, dst))
     if isinstance(whole, Graph):
-        return named(Graph.from_edges(src, dst, **ends))
+        starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
+        indptr = pad_indptr(starts, num_dst - len(degrees))
+        transposed = by_source(dst, src, count, num_src)
+        return Graph(indptr, dst, src, *transposed, edges, num_input_edges=input_edges)
     made = RelationalGraph.from_triples(
         *(src, ids_at(whole.edge_types, edges), dst),
         num_relations=whole.num_relations,
+        num_src=num_src,
+        num_dst=num_dst,
+        validate=False,
         parts=tuple(part for part in PARTS if getattr(whole, part) is not None),
-        **ends,
     )
+    edge_ids = ids_at(edges, made.nodes.edge_ids)
     return replace(
         made,
-        nodes=named(made.nodes),
+        nodes=replace(made.nodes, edge_ids=edge_ids, num_input_edges=input_edges),
         node_type_names=whole.node_type_names,
         relation_names=whole.relation_names,
         self_relation=whole.self_relation,
     )
 
 
-def _edges_into(graph: Any, nodes: Any) -> Any:
-    """The places of the edges into some nodes, in the graph's order."""
+def _edges_into(graph: Any, nodes: Any) -> tuple[Any, Any, Any]:
+    """The places of the edges into some nodes, in the graph's order; how many each has; sources."""
     starts, degrees = graph.indptr[nodes], np.diff(graph.indptr)[nodes]
     places = np.repeat(starts - (np.cumsum(degrees, dtype=degrees.dtype) - degrees), degrees)
     places += np.arange(len(places), dtype=places.dtype)
-    is_edge = in_range(graph.cols[places], graph.num_src)
-    return places if is_edge.all() else places[is_edge]
+    cols = graph.cols[places]
+    is_edge = in_range(cols, graph.num_src)
+    if not is_edge.all():
+        places, cols = places[is_edge], cols[is_edge]
+        rows = np.repeat(np.arange(len(nodes)), degrees)[is_edge]
+        degrees = np.bincount(rows, minlength=len(nodes)).astype(degrees.dtype)
+    return places, degrees, cols
 
 
-def _halo(graph: Any, own: Any, own_src: Any, parts: Any) -> Any:
-    """The sources of other parts with an edge to some nodes, by part."""
-    is_source = np.zeros(graph.num_src, bool)
-    is_source[graph.cols[_edges_into(graph, own)]] = True
+def _halo(cols: Any, own_src: Any, parts: Any) -> Any:
+    """The sources of edges that are of other parts, by part."""
+    is_source = np.zeros(len(parts), bool)
+    is_source[cols] = True
     is_source[own_src] = False
     halo = np.flatnonzero(is_source)
     return halo[np.argsort(parts[halo], kind="stable")]

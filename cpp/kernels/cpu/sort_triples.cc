@@ -192,13 +192,43 @@ void begin_nodes(Index* starts, int64_t num_nodes, const Ranges& ranges, int64_t
 }  // namespace
 
 template <typename Index>
+void sort_by_source(const ParallelFor& parallel_for, int64_t count, int64_t valid, int64_t num_src,
+                    const SortedTriples<Index>& sorted) {
+  using Edge = Triple<Index>;
+  for (Index* ids : {sorted.t_rows, sorted.t_cols, sorted.t_order}) expect_writes(ids, count);
+  const Ranges to_src = deal(
+      parallel_for, valid, num_src, [&](int64_t i) { return sorted.cols[i]; },
+      [&](int64_t at, int64_t i) {
+        sorted.t_rows[at] = sorted.cols[i];
+        sorted.t_cols[at] = sorted.rows[i];
+        sorted.t_order[at] = static_cast<Index>(i);
+      });
+  std::fill(sorted.t_indptr, sorted.t_indptr + num_src + 1, Index(0));
+  parallel_for(to_src.count(), [&](int64_t range) {
+    const int64_t start = to_src.starts[range], size = to_src.size(range);
+    const Buffer<Edge> edges(size), other(size);
+    for (int64_t i = 0; i < size; ++i)
+      edges[i] = {sorted.t_rows[start + i], 0, sorted.t_cols[start + i], sorted.t_order[start + i]};
+    const Edge* const found =
+        sort_range<Index>(edges.data(), other.data(), size, {{&Edge::src, to_src.shift}});
+    for (int64_t i = 0; i < size; ++i) {
+      ++sorted.t_indptr[found[i].src + 1];
+      sorted.t_rows[start + i] = found[i].src;
+      sorted.t_cols[start + i] = found[i].dst;
+      sorted.t_order[start + i] = found[i].id;
+    }
+    begin_nodes(sorted.t_indptr, num_src, to_src, range);
+  });
+  for (Index* ids : {sorted.t_rows, sorted.t_cols, sorted.t_order})
+    std::fill(ids + valid, ids + count, Index(-1));
+}
+
+template <typename Index>
 void sort_triples(const ParallelFor& parallel_for, const Triples& triples,
                   const SortedTriples<Index>& sorted) {
   using Edge = Triple<Index>;
   const int64_t num_src = triples.num_src, num_dst = triples.num_dst;
-  for (Index* ids :
-       {sorted.rows, sorted.cols, sorted.ids, sorted.t_rows, sorted.t_cols, sorted.t_order})
-    expect_writes(ids, triples.total());
+  for (Index* ids : {sorted.rows, sorted.cols, sorted.ids}) expect_writes(ids, triples.total());
   const Ranges to_dst = deal(
       parallel_for, triples.total(), num_dst,
       [&](int64_t i) {
@@ -238,33 +268,9 @@ void sort_triples(const ParallelFor& parallel_for, const Triples& triples,
     begin_nodes(sorted.indptr, num_dst, to_dst, range);
   });
 
-  // By source: destinations and relations stay in order.
-  const Ranges to_src = deal(
-      parallel_for, size, num_src, [&](int64_t i) { return sorted.cols[i]; },
-      [&](int64_t at, int64_t i) {
-        sorted.t_rows[at] = sorted.cols[i];
-        sorted.t_cols[at] = sorted.rows[i];
-        sorted.t_order[at] = static_cast<Index>(i);
-      });
-  std::fill(sorted.t_indptr, sorted.t_indptr + num_src + 1, Index(0));
-  parallel_for(to_src.count(), [&](int64_t range) {
-    const int64_t start = to_src.starts[range], count = to_src.size(range);
-    const Buffer<Edge> edges(count), other(count);
-    for (int64_t i = 0; i < count; ++i)
-      edges[i] = {sorted.t_rows[start + i], 0, sorted.t_cols[start + i], sorted.t_order[start + i]};
-    const Edge* const found =
-        sort_range<Index>(edges.data(), other.data(), count, {{&Edge::src, to_src.shift}});
-    for (int64_t i = 0; i < count; ++i) {
-      ++sorted.t_indptr[found[i].src + 1];
-      sorted.t_rows[start + i] = found[i].src;
-      sorted.t_cols[start + i] = found[i].dst;
-      sorted.t_order[start + i] = found[i].id;
-    }
-    begin_nodes(sorted.t_indptr, num_src, to_src, range);
-  });
-  for (Index* ids : {sorted.rows, sorted.cols, sorted.types, sorted.ids, sorted.t_rows,
-                     sorted.t_cols, sorted.t_order})
+  for (Index* ids : {sorted.rows, sorted.cols, sorted.types, sorted.ids})
     if (ids) std::fill(ids + size, ids + triples.total(), Index(-1));
+  sort_by_source(parallel_for, triples.total(), size, num_src, sorted);
 }
 
 template <typename Index>
@@ -373,6 +379,8 @@ int64_t destination_pairs(const ParallelFor& parallel_for, const SortedEdges<Ind
 
 #define JAX_GNN_INSTANTIATE(Index)                                                                \
   template void sort_triples(const ParallelFor&, const Triples&, const SortedTriples<Index>&);    \
+  template void sort_by_source(const ParallelFor&, int64_t, int64_t, int64_t,                     \
+                               const SortedTriples<Index>&);                                      \
   template struct SortedEdges<Index>;                                                             \
   template int64_t source_pairs(const ParallelFor&, const SortedEdges<Index>&,                    \
                                 const NodePairs<Index>&, Index*, Index*, Index*, Index*, Index*); \

@@ -39,6 +39,12 @@ template <typename Index>
 void sort_triples(const ParallelFor& parallel_for, const Triples& triples,
                   const SortedTriples<Index>& sorted);
 
+// Writes the second half, given `rows`, which ascend, and `cols`: all of the first `valid` of
+// `count` in range, and the others padding.
+template <typename Index>
+void sort_by_source(const ParallelFor& parallel_for, int64_t count, int64_t valid, int64_t num_src,
+                    const SortedTriples<Index>& sorted);
+
 // Edges by destination, relation and source: what pairs are built of.
 template <typename Index>
 struct SortedEdges {
