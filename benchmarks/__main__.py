@@ -17,6 +17,7 @@ from benchmarks import (
     minibatch,
     report,
     sampling,
+    scaling,
     schedule_times,
     schedules,
     sharding,
@@ -112,6 +113,14 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     )
     add("--graphs", type=_names, default=sampling.GRAPHS, help="names of graphs")
     add("--rounds", type=_positive, default=10, help="batches that are timed")
+    add = reported(
+        "scaling",
+        "time training over several devices",
+        lambda o: [scaling.run(o.platform, o.scale, o.rounds, o.devices)],
+    )
+    add("--scale", type=float, default=1.0, help="of nodes and edges")
+    add("--rounds", type=_positive, default=5, help="turns of every candidate")
+    add("--devices", type=_positive, help="default: all")
     add = command("sharding", "count what travels between parts of graphs", _sharding)
     add("--data", type=Path, help="folder with real graphs")
     add("--graphs", type=_names, default=sharding.GRAPHS, help="names of plain graphs")

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
 from benchmarks.definition import Settings
 from benchmarks.worker import probe
 from benchmarks.workloads import plain_graphs
@@ -37,31 +35,29 @@ def run(data: Path | None, graphs: Sequence[str], num_parts: int) -> dict[str, A
     return {"date": date, "machine": machine, "parts": num_parts, "rows": rows}
 
 
-def _split(edges: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]:
+def _split(given: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]:
     """One graph in one way."""
     from jax_gnn import Graph, host_arrays
     from jax_gnn.sharding import partition
-    from jax_gnn.sharding._split import split_arrays
+    from jax_gnn.sharding._command import Costs
 
     with host_arrays():
-        graph = Graph.from_edges(edges.cols, edges.rows, num_nodes=edges.num_nodes)
+        graph = Graph.from_edges(given.cols, given.rows, num_nodes=given.num_nodes)
         start = time.perf_counter()
         parts = partition(graph, num_parts, method)
         parted = time.perf_counter()
-        made, rounds, _ = split_arrays(graph, parts.astype(np.int64), num_parts)
+        costs = Costs.of(graph, num_parts, parts, None)
         stop = time.perf_counter()
-    nodes = np.bincount(parts, minlength=num_parts)
-    into = np.bincount(parts, graph.in_degrees(), num_parts)
-    wanted = sum(int(send.indptr[-1]) for _, send, _ in made)
+    nodes, edges, (exchange,) = costs.nodes, costs.edges, costs.exchanges
     return {
         "graph": name,
         "method": method,
         "edges": graph.num_edges,
-        "edges_max_over_mean": float(into.max() / into.mean()),
+        "edges_max_over_mean": float(edges.max() / edges.mean()),
         "nodes_max_over_mean": float(nodes.max() / nodes.mean()),
-        "halo_over_own": wanted / graph.num_nodes,
-        "sent_over_wanted": sum(each.rows(num_parts) for each in rounds) / max(wanted, 1),
-        "rounds": len(rounds),
+        "halo_over_own": exchange.needed / exchange.own,
+        "sent_over_wanted": exchange.sent / max(exchange.needed, 1),
+        "rounds": exchange.rounds,
         "seconds_partition": parted - start,
         "seconds_plan": stop - parted,
     }

@@ -35,6 +35,7 @@ from jax_gnn.extend import (
 )
 from jax_gnn.hetero import EdgeType
 from jax_gnn.sampling import Blocks
+from jax_gnn.sharding import RelationalPart
 
 Across = Literal["sum", "mean", "max", "min", "concat", "stack"]
 
@@ -476,14 +477,16 @@ class HeteroModel(nnx.Module):
         """Applies maps and model.
 
         Args:
-            graph: The graph, whose nodes have these types, or blocks of one.
+            graph: The graph, whose nodes have these types, blocks of one, or a device's part.
             x_dict: By type ``(nodes of the type, *batch, in_features)``, or None where nodes have
-                no features. Of blocks, ``blocks.node_values(x_dict)``.
+                no features. Of blocks, ``blocks.node_values(x_dict)``; of a part, what
+                ``ShardedGraph.shard`` makes of it.
             **named: Further arguments of the model, such as `deterministic` and `rngs`.
 
         Returns:
             Of a `HeteroGraph`, by type ``(nodes of the type, *batch, out_features)``; else
-            ``(num_nodes, *batch, out_features)``; of blocks, for the seeds.
+            ``(num_nodes, *batch, out_features)``; of blocks, for the seeds; of a part, for its own
+            nodes.
 
         Raises:
             ValueError: A type of nodes or edges is unknown, missing or not in its place (see
@@ -507,6 +510,8 @@ class HeteroModel(nnx.Module):
         """
         check_instance("graph", graph, RelationalGraph)
         self._check_types(graph)
+        if isinstance(graph, RelationalPart):
+            return self._of_part(graph, x_dict)
         rows = {name: jax.nn.relu(y) for name, y in self.input(x_dict).items()}
         names, sizes = graph.node_type_names, graph.node_type_sizes
         if names is not None and sizes is not None:
@@ -523,17 +528,35 @@ class HeteroModel(nnx.Module):
         check_instance("graph.graphs[0]", blocks.graphs[0], RelationalGraph)
         self._check_types(blocks.graphs[0])
         places = blocks.places_of_types()
-        if len(places) != len(self.in_features):
-            raise ValueError(
-                f"graph must have the node types {(*self.in_features,)}, got {len(places)} types"
-            )
+        self._check_count(len(places))
         few = zip(places, blocks.few_nodes(), strict=True)
         rows = self.input.of_places(x_dict, [None if whole else own for own, whole in few])
-        found = (
-            jnp.where(row_wise(own >= 0, y), jax.nn.relu(y), 0)
-            for y, own in zip(blocks.source_rows(rows).values(), places, strict=True)
-        )
-        return functools.reduce(jnp.add, found)
+        return _by_places(blocks.source_rows(rows), places)
+
+    def _of_part(self, part: RelationalPart, x_dict: Mapping[str, ArrayLike | None]) -> Array:
+        """The same of a device's part: a row for each own node, by its type."""
+        sizes, ids = part.whole_type_sizes or (part.num_whole_nodes,), part.node_ids[: part.num_dst]
+        self._check_count(len(sizes))
+        types = part.node_types if part.node_types is not None else jnp.minimum(ids, 0)
+        places = [
+            jnp.where(types == number, ids - sum(sizes[:number]), -1)
+            for number in range(len(sizes))
+        ]
+        rows = self.input.of_places(x_dict, places)
+        for name, y in rows.items():
+            if len(y) != part.num_dst:
+                raise ValueError(
+                    f"x_dict[{name!r}] must have a row for each of {part.num_dst} nodes of the "
+                    f"part, got {len(y)}"
+                )
+        return _by_places(rows, places)
+
+    def _check_count(self, found: int) -> None:
+        """Raises ValueError for another number of types of nodes than the model's."""
+        if found != len(self.in_features):
+            raise ValueError(
+                f"graph must have the node types {(*self.in_features,)}, got {found} types"
+            )
 
     def _check_types(self, graph: RelationalGraph) -> None:
         """Raises ValueError where types of nodes or edges are not the model's, in their order."""
@@ -565,6 +588,15 @@ def check_sizes(name: str, sizes: Any) -> None:
             )
         if check_integer(f"{name}[{kind!r}]", size) < 0:
             raise ValueError(f"{name}[{kind!r}] must be a number from 0, got {size!r}")
+
+
+def _by_places(rows: Mapping[str, Array], places: Sequence[Array]) -> Array:
+    """Rows of the types that nodes have, where their places are not negative, after a ReLU."""
+    found = (
+        jnp.where(row_wise(own >= 0, y), jax.nn.relu(y), 0)
+        for y, own in zip(rows.values(), places, strict=True)
+    )
+    return functools.reduce(jnp.add, found)
 
 
 def joined(x_dict: Mapping[str, Array]) -> Array:

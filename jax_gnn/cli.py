@@ -22,6 +22,7 @@ from jax_gnn._core.op import OPS, Op
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._tuning import command as tuning
 from jax_gnn._version import __version__
+from jax_gnn.sharding import _command as partitioning
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What `argparse.ArgumentParser.add_subparsers` returns."""
@@ -176,6 +177,29 @@ def _add_tune(commands: Commands) -> None:
     tuning.add_arguments(parser)
 
 
+# ---------------------------------------------------------------------------------------- partition
+
+
+def _run_partition(args: argparse.Namespace) -> int:
+    print(table(partitioning.run(args)))
+    return 0
+
+
+def _add_partition(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "partition",
+        help="split a graph for several devices, and count what that costs",
+        description="Deals the nodes of a graph or hypergraph out to parts, one for each device, "
+        "and counts\nwhat each has and what travels between them. No device is needed for it.\n\n"
+        "examples:\n"
+        "  jax-gnn partition graph.npz --parts 8\n"
+        "  jax-gnn partition planetoid/ind.cora.x --parts 2 --method metis --output parts.npz",
+        run=_run_partition,
+    )
+    partitioning.add_arguments(parser)
+
+
 # --------------------------------------------------------------------------------------------- main
 
 
@@ -191,6 +215,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_info(commands)
     for entry_point in metadata.entry_points(group="jax_gnn.commands"):
         entry_point.load()(commands)
+    _add_partition(commands)
     _add_tune(commands)
     return parser
 

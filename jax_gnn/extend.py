@@ -5,6 +5,7 @@ documented where they are defined, and tested, but may change from one minor ver
 
 * checks of arguments, whose messages name the argument and what was given;
 * arrays by rows and heads; ids, and sums of rows by ids;
+* loading of data of any kind;
 * choices that counts of a relational graph make.
 """
 
@@ -39,6 +40,7 @@ from jax_gnn._ops.relational_attention.methods import choose_method
 from jax_gnn._ops.relational_attention.weights import RelationMaps
 from jax_gnn._ops.segment_matmul.api import is_tall
 from jax_gnn._ops.segment_reduce.primitive import gather, total
+from jax_gnn.datasets._any import known_formats, load_any
 
 __all__ = [
     "METHODS",
@@ -73,6 +75,8 @@ __all__ = [
     "in_range",
     "is_real",
     "is_tall",
+    "known_formats",
+    "load_any",
     "numbers_by_name",
     "of_relations",
     "promoted",

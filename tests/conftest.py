@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import re
+import sys
 import threading
 import time
 import tracemalloc
@@ -201,6 +202,8 @@ def _keep_programs(config: pytest.Config) -> None:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "jax_gnn" / "tests" / f"jaxlib-{jaxlib.__version__}-{_instructions():08x}"
+    if sys.version_info >= (3, 14):  # JAX compresses by Python's own zstd there, under equal names
+        folder = folder.with_name(f"{folder.name}-zstd")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not hasattr(config, "workerinput"):

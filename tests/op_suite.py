@@ -606,15 +606,18 @@ class OpSuite(CoreChecks):
     def test_split_anyhow(self, rng: np.random.Generator) -> None:
         """Any axis of any array, as far as it has pieces of one size."""
         case = self.spec.make_case(rng, rng.choice(STACKABLE[-4:]), (8,))
-        operands = typed(case.operands, "float32")
+        dtype = rng.choice(["float32", "float64"])
+        operands = typed(case.operands, dtype)
 
         def axis_of(leaf: Any, operand: int | None) -> int | None:
             del operand
             axes = [i for i, size in enumerate(leaf.shape) if size and size % 4 == 0]
             return rng.choice([None, *axes])
 
+        kind = AxisType.Auto if rng.integers(2) else AxisType.Explicit
         where = self.spec.function, on_host(case.index), operands, axis_of
-        self.check_split(rng, AxisType.Auto, *where, None)
+        with setting(None, dtype):
+            self.check_split(rng, kind, *where, None, dtype)
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
     def test_split_batch(self, rng: np.random.Generator, kind: AxisType) -> None:
@@ -634,6 +637,7 @@ class OpSuite(CoreChecks):
         operands: Sequence[Any],
         axis_of: Callable[[Any, int | None], int | None],
         result_axis: int | None,
+        dtype: str = "float32",
     ) -> None:
         """Value and gradients are those on one device.
 
@@ -651,15 +655,15 @@ class OpSuite(CoreChecks):
             return value, pull(like(cotangent, jax.typeof(value)))
 
         like_value = jax.eval_shape(function, index, *operands)
-        (cotangent,) = random_like(rng, [like_value], "float32")
+        (cotangent,) = random_like(rng, [like_value], dtype)
         want, wanted = both(index, cotangent, *operands)
         index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
         operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
-        with setting(KERNELS[0]):
+        with setting(KERNELS[0], dtype):
             value, gradients = both(index, place(cotangent, result_axis), *operands)
-        assert_close(value, want, TOLERANCE["float32"], "value")
+        assert_close(value, want, TOLERANCE[dtype], "value")
         for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
-            assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
+            assert_close(got, want, TOLERANCE[dtype], f"gradient to {name}")
 
     @pytest.mark.parametrize("implementation", [None, "xla"])
     def test_sharded_indices(self, rng: np.random.Generator, implementation: str | None) -> None:

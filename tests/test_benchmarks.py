@@ -30,6 +30,7 @@ from benchmarks import (
     problems,
     report,
     sampling,
+    scaling,
     timing,
 )
 from benchmarks import bench_segment_matmul as bench_matmul
@@ -1072,6 +1073,15 @@ def no_module(*_: object) -> None:
             {("tree", name) for name in (report.OURS, *sampling.PEERS[:2], "draw alone")}
             | {("walks", report.OURS)},
             {sampling: {"SEEDS": 16, "FANOUTS": ((3,),), "STEPS": 2, "_pyg": no_module}},
+        ),
+        (
+            "scaling",
+            ["--scale", "0.0001", "--rounds", "1", "--devices", "2"],
+            {
+                ("2 devices", name)
+                for name in (report.OURS, scaling.ONE, scaling.AUTOMATIC, scaling.PLAIN)
+            },
+            {scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("stream",)}},
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -36,6 +36,7 @@ from flax_layers.training.data import Fingerprint, fingerprint
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
+from jax_gnn.extend import load_any
 
 
 @pytest.fixture
@@ -544,6 +545,43 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
     assert "--implementation cpu: JAX runs on cuda here" in message
 
 
+def test_parts(data, tmp_path, monkeypatch, capsys):
+    """What ``jax-gnn partition`` writes splits a training, and its checkpoint predicts alone."""
+    parts, folder = tmp_path / "parts.npz", tmp_path / "out"
+    assert cli.main(["partition", str(data), "--parts", "2", "--output", str(parts)]) == 0
+    out = re.sub(" +", " ", capsys.readouterr().out)
+    assert " data tiny (HypergraphDataset)\n parts 2, by stream\n nodes 1.0" in out
+    assert " sent for a layer " in out and f" output {parts}\n" in out
+    over = ["--devices", "2", "--partition", str(parts)]
+    assert cli.main(small(data, *over, "--splits", "1", "--output", str(folder))) == 0
+    out = capsys.readouterr().out
+    assert "same predictions" in out and "plain JAX" not in out
+    check_prediction(capsys, folder, data, (20, 10, 10))
+    predict = ["predict", str(folder / "checkpoint"), "--data", str(data)]
+    found = []
+    for options in ([], ["--devices", "3"], over):
+        assert cli.main([*predict, *options]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] == found[2]
+    for option, message in (
+        (["--devices", "3", "--partition", str(parts)], "parts.npz has 2 parts, --devices is 3"),
+        (
+            ["--devices", "2", "--partition", str(data)],
+            f"--partition: {data} is nothing that jax-gnn partition wrote",
+        ),
+        (["--devices", "2", "--partition", "ring"], "--partition: expected one of .* got 'ring'"),
+        (["--partition", "hash"], "--partition hash needs --devices, for more than one"),
+        (["--devices", "99"], r"devices must be at most \d+, the .* got 99"),
+    ):
+        assert re.search(message, user_error(capsys, small(data, *option)))
+        assert re.search(message, user_error(capsys, [*predict, *option]))
+    assert "unigat takes no part" in user_error(
+        capsys, small(data, "--devices", "2", model="unigat")
+    )
+    many = user_error(capsys, ["partition", str(data), "--parts", "41"])
+    assert "--parts must be at most num_nodes = 40 of tiny, got 41" in many
+
+
 def test_missing_train_extra(data, monkeypatch, capsys):
     monkeypatch.setattr(run_nodes, "TRAIN_EXTRA", ("optax", "no_such_package"))
     message = user_error(capsys, small(data))
@@ -643,8 +681,8 @@ def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
 
 def test_nearest_format(tmp_path):
     (tmp_path / "edge.csv").touch()
-    with pytest.raises(cli.UserError, match=r"nearest is a folder with nodes.csv and edges.csv; "):
-        sources.read_all(str(tmp_path))
+    with pytest.raises(ValueError, match=r"nearest is a folder with nodes.csv and edges.csv; "):
+        load_any(str(tmp_path))
 
 
 def test_progress_bar_on_a_terminal(data, tmp_path, monkeypatch, capsys):
@@ -713,7 +751,7 @@ def test_data(data: Path, featureless: Path, planetoid: Path, capsys) -> None:
     assert "has no node features" in out and "models" not in out
     out = told_of(planetoid, capsys)
     assert " models gcn, gin, " in out and "hgnn" not in out
-    with pytest.raises(cli.UserError, match=r"nowhere does not exist; jax-gnn data --help"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist; jax-gnn data --help"):
         told_of("nowhere", capsys)
 
 
@@ -733,7 +771,7 @@ def test_data_of_tables(tmp_path: Path, capsys) -> None:
 def test_data_names_the_nearest_kind(tmp_path: Path, capsys) -> None:
     """Of a file of arrays that lacks nothing of a graph."""
     np.savez(tmp_path / "a.npz", num_nodes=3, src=[0], dst=[1], y=[0, 1, 1], foo=[1])
-    with pytest.raises(cli.UserError) as caught:
+    with pytest.raises(ValueError) as caught:
         told_of(tmp_path / "a.npz", capsys)
     assert "has the key 'foo', which is none of a graph dataset" in str(caught.value)
     assert "hypergraph" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from op_spec import SCENARIOS, setting
 from op_suite import IMPLEMENTATIONS, KERNELS
 from primitive_cases import REGION, floats
@@ -124,6 +126,47 @@ def test_batches(name: str, implementation: str, rng: Any) -> None:
                 close(jax.tree.map(lambda x, i=i: x[i], got), jax.jit(one)(own, *each))
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("split", ["edges", "graphs", "anyhow"])
+@pytest.mark.parametrize("name", MODELS)
+def test_split_over_devices(name: str, split: str, kind: AxisType, rng: Any) -> None:
+    """Of a graph each device has some edges, of several graphs its own."""
+    model, count = MODELS[name], 4
+    several = [Edges.random(rng, "padding") for _ in range(count)]
+    if split != "graphs":
+        several = several[:1]
+    drawn = [map(np.nan_to_num, each.arrays(rng, model, "float64")) for each in several]
+    leaves, tree = jax.tree.flatten(
+        [(each.matrix, *x) for each, x in zip(several, drawn, strict=True)]
+    )
+    matrix, *arrays = (
+        jax.tree.map(lambda *x: np.stack(x), *tree.unflatten(leaves))
+        if split == "graphs"
+        else tree.unflatten(leaves)[0]
+    )
+    devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
+    mesh = Mesh(np.array(devices[:count]), ("d",), axis_types=(kind,))
+
+    def place(x: Any) -> jax.Array:
+        fit = [i for i, size in enumerate(np.shape(x)) if size and size % count == 0]
+        axis = rng.choice([None, *fit]) if split == "anyhow" else 0
+        if split == "edges" and np.shape(x)[:1] != (several[0].count,):
+            axis = None
+        spec = [] if axis is None or axis not in fit else [*[None] * axis, "d"]
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    def one(matrix: Any, *arrays: Any) -> Any:
+        function = op(model, several[0]._replace(matrix=matrix))
+        return function(*arrays), jax.grad(total(function), tuple(range(len(arrays))))(*arrays)
+
+    every = jax.jit(jax.vmap(one) if split == "graphs" else one)
+    with setting(KERNELS[0] if KERNELS else "xla", "float64"):
+        want = every(matrix, *arrays)
+        with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+            got = every(*jax.tree.map(place, (matrix, *arrays)))
+    close(got, want)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -219,14 +262,15 @@ def test_softplus_is_one_instruction(implementation: str, dtype: str, rng: Any) 
     with setting(implementation, dtype):
         function = op(model, edges)
         got = function(x)[0], jax.grad(lambda x: jnp.sum(function(x)[0]))(x)
+        row = jax.ShapeDtypeStruct((9,), dtype)
+        region = Region.of(model.function, [row], ["edge"], model.outputs)
+        gradient = region.cotangent((0,), (0,))
     x = x.astype(np.float64)[: len(edges.rows)]
     with np.errstate(all="ignore"):
         want = np.logaddexp(x, 0), 1 / (1 + np.exp(-x))
     for y, exact in zip(got, want, strict=True):  # what is nearly subnormal may be 0
         tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": 4 * np.finfo(dtype).tiny}
         close(np.asarray(y, np.float64)[: len(x)], exact, **tolerance)
-    region = Region.of(model.function, [jax.ShapeDtypeStruct((9,), dtype)], ["edge"], model.outputs)
-    gradient = region.cotangent((0,), (0,))
     for each, names in ((region, ["softplus"]), (gradient, ["logistic", "mul"])):
         program = each.program
         assert isinstance(program, row_program.RowProgram)

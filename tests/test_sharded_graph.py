@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,7 +20,9 @@ import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
+from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
+from jax_gnn.sharding._sharded import _parts_of
 
 DEVICES = jax.devices() if jax.device_count() >= 8 else jax.devices("cpu")
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
@@ -43,7 +46,9 @@ RELATIONS = ("a", "to", "b"), ("b", "to", "a"), ("b", "in", "b"), ("a", "no", "a
 TYPES = {"a": 22, "b": 33, "none": 0}
 
 
-def random_relational(rng: np.random.Generator, self_relation: bool = False) -> RelationalGraph:
+def random_relational(
+    rng: np.random.Generator, self_relation: bool = False, num_nodes: int = 60
+) -> RelationalGraph:
     """The same of types of nodes, and a relation without edges."""
 
     def edges(src: int, dst: int) -> Any:
@@ -57,7 +62,7 @@ def random_relational(rng: np.random.Generator, self_relation: bool = False) -> 
     graph = RelationalGraph.from_edge_dict(given, TYPES, self_relation=self_relation)
     sizes = graph.num_src_pairs, graph.num_dst_pairs
     pairs = {f"num_{of}_pairs": (n or 0) + 2 for of, n in zip(("src", "dst"), sizes, strict=True)}
-    return graph.pad(num_nodes=60, num_edges=graph.num_edges + 7, **pairs)
+    return graph.pad(num_nodes=num_nodes, num_edges=graph.num_edges + 7, **pairs)
 
 
 def random_hypergraph(rng: np.random.Generator) -> Hypergraph:
@@ -242,6 +247,26 @@ def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> 
     assert moved == split.rows_moved > 0
 
 
+@pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
+def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
+    """They are those of the arrays on a device, and need none."""
+    graph = make(rng)
+    with jax_gnn.host_arrays():
+        parts, of_hyperedges = _parts_of(jax.device_get(graph), 3, "stream")
+        costs = Costs.of(jax.device_get(graph), 3, parts, of_hyperedges)
+    split = shard_graph(graph, mesh_of(3), "nodes")
+    own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
+    assert costs.bytes == sum(own)
+    assert sum(each.sent for each in costs.exchanges) == split.rows_moved
+    sizes = (split.node_ids >= 0).sum(1)
+    np.testing.assert_array_equal(costs.nodes, sizes)
+    into = getattr(split.part, "back", getattr(split.part, "nodes", split.part))
+    np.testing.assert_array_equal(costs.edges, into.indptr[:, -1])
+    for exchange in costs.exchanges:
+        assert exchange.needed <= exchange.sent <= MOST_ROWS * exchange.needed
+        assert exchange.needed <= exchange.gathered
+
+
 # --- Models --------------------------------------------------------------------------------------
 
 MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
@@ -364,6 +389,36 @@ class TestModels:
         assert same_bits(got, run(*both[1]))
 
 
+@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize("types", [True, False])
+def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generator) -> None:
+    """Features of a type, embeddings of another; or embeddings of nodes without types."""
+    with jax.enable_x64(True):
+        graph, rngs = random_relational(rng, num_nodes=55), nnx.Rngs(0)
+        x: Any = {"a": rng.normal(size=(22, 6)), "b": None, "none": None}
+        sizes = {"a": 6, "b": 33, "none": 0}
+        if not types:
+            graph = replace(graph, node_type_names=None, node_type_sizes=None)
+            x, sizes = {"node": None}, {"node": 55}
+        options: Any = {"num_relations": len(RELATIONS), "param_dtype": float, "rngs": rngs}
+        inner = flax_layers.RGAT(4, 8, 3, num_layers=2, heads=2, **options)
+        model = flax_layers.HeteroModel(sizes, inner, param_dtype=float, rngs=rngs)
+        model.eval()
+        split = sharded(rng, graph, mesh_of(num_parts), "random")
+        rows, target = split.shard(x) if types else x, rng.normal(size=(55, 3))
+        definition, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def loss(params: Any, is_split: bool) -> Any:
+            model = nnx.merge(definition, params, rest)
+            y = split.unshard(split.apply(model, rows)) if is_split else model(graph, x)
+            return jnp.sum(jnp.sin(y) * target), y
+
+        run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+        runs = [run(params, is_split) for is_split in (True, False)]
+        for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
+            assert_close(a, b, 1e-10, "on several devices")
+
+
 def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
     """50 steps of gradient descent."""
     with jax.enable_x64(True):
@@ -469,6 +524,13 @@ def test_errors_of_rows() -> None:
         model(split, rows)
     with pytest.raises(ValueError, match=r"x must be .*num_src"):  # an op wants all sources' rows
         split.apply(jax_gnn.spmm, rows)
+    alone = jax.tree.map(lambda leaf: leaf[0], split.part)
+    with pytest.raises(ValueError, match=r"part must be within ShardedGraph\.apply"):
+        alone.with_halo(jnp.ones((2, 2)))
+    other = shard_graph(graph, mesh_of(2), "nodes", [0, 0, 0])
+    for change in ({"part": other.part}, {"mesh": mesh_of(1)}, {"axis": "rows"}):
+        with pytest.raises(ValueError, match="part, node_ids and mesh must be of one split, got "):
+            replace(split, **change).apply(model, rows)
 
 
 def test_errors_of_models_on_parts_with_relations() -> None:

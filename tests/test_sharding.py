@@ -23,6 +23,7 @@ from op_suite import KERNELS
 import jax_gnn
 from jax_gnn import Graph, Hypergraph
 from jax_gnn._core.sharding import Piece, Sharding, reshape
+from jax_gnn._ops.edge_region.primitive import edge_region
 
 COUNT = 4
 NODES, ROWS, EDGES, HEADS, WIDTH, GROUPS = 64, 48, 512, 4, 8, 4
@@ -132,6 +133,13 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     def dots(graph: Any, y: Any, x: Any) -> Any:
         return jax_gnn.sddmm(graph, y, x)
 
+    def region(graph: Any, y: Any, x: Any) -> Any:
+        def function(y: Any, x: Any) -> Any:
+            return [jnp.tanh(y * x), y - x]
+
+        reads, outputs = ["row", "col"], [("row", "sum"), ("edge", "none")]
+        return edge_region(function, (y, x), reads, outputs, graph.matrix(weighted=True))
+
     rows = ROWS * WIDTH
     found = {
         "segment_sum, features": Case(total, (data, ids), (last, whole)),
@@ -181,6 +189,14 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
             (graphs, normal(COUNT, ROWS, WIDTH), *[normal(COUNT, NODES, WIDTH)] * 2),
             (by_graph, entries, entries, entries),
         ),
+        "edge_region, entries": Case(
+            region, (graph, y, x), (by_entry, whole, whole), reduced, rows
+        ),
+        "edge_region, graphs": Case(
+            jax.vmap(region),
+            (graphs, normal(COUNT, ROWS, WIDTH), normal(COUNT, NODES, WIDTH)),
+            (by_graph, entries, entries),
+        ),
         "hypergraph_aggregate, features": Case(
             jax_gnn.hypergraph_aggregate, (hypergraph, x), (of_hypergraph, last)
         ),
@@ -198,7 +214,13 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
             EDGES * 2 * WIDTH,
         ),
     }
-    for name in ("segment_sum, features", "spmm, features", "spmm, graphs", "segment_matmul, rows"):
+    for name in (
+        "segment_sum, features",
+        "spmm, features",
+        "spmm, graphs",
+        "edge_region, graphs",
+        "segment_matmul, rows",
+    ):
         case = found[name]
         found[f"{name}, gradients"] = case._replace(function=gradient_of(case.function))
     product = found["segment_matmul, rows, gradients"]

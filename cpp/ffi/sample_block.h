@@ -83,6 +83,39 @@ ffi::Error sample_weighted(typename Backend::Context context, ffi::AnyBuffer sum
   });
 }
 
+// The arrays of a bipartite graph, and whether it has left out nodes.
+struct BlockBuffers {
+  ffi::Result<ffi::AnyBuffer> indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, edge_ids,
+      sources;
+  ffi::Result<ffi::Buffer<ffi::PRED>> overflow;
+
+  int64_t num_edges() const { return static_cast<int64_t>(rows->element_count()); }
+  int64_t num_src() const { return static_cast<int64_t>(sources->element_count()); }
+
+  bool good(int64_t num_dst, ffi::DataType dtype) const {
+    for (auto ids : {rows, cols, t_rows, t_cols, t_order, edge_ids})
+      if (!is_index(*ids, num_edges(), dtype)) return false;
+    return is_index(*indptr, num_dst + 1, dtype) && is_index(*t_indptr, num_src() + 1, dtype) &&
+           is_index(*sources, num_src(), dtype) && overflow->element_count() == 1 &&
+           num_src() >= num_dst;
+  }
+
+  template <typename Index>
+  Block<Index> block() const {
+    return {data<Index>(*indptr),
+            data<Index>(*rows),
+            data<Index>(*cols),
+            data<Index>(*t_indptr),
+            data<Index>(*t_rows),
+            data<Index>(*t_cols),
+            data<Index>(*t_order),
+            data<Index>(*edge_ids),
+            data<Index>(*sources),
+            num_edges(),
+            num_src()};
+  }
+};
+
 // A bipartite graph of edges that were drawn into nodes.
 template <typename Backend>
 ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
@@ -98,8 +131,9 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
   const auto size_of = [](const ffi::AnyBuffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
+  const BlockBuffers buffers{indptr, rows,    block_cols, t_indptr, t_rows,
+                             t_cols, t_order, edge_ids,   sources,  overflow};
   const int64_t num_dst = size_of(nodes), num_whole = size_of(cols);
-  const int64_t num_edges = size_of(*rows), num_src = size_of(*sources);
   const auto dims = offsets.dimensions();
   const int64_t fanout = dims.size() == 2 ? dims[1] : -1;
   if (!is_index(nodes, num_dst, dtype) || !is_index(starts, num_dst, dtype) ||
@@ -107,12 +141,8 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
       !is_index(cols, num_whole, dtype) || !is_index(seeds, num_dst, dtype)) {
     return invalid("nodes, starts, offsets, counts, cols or seeds have the wrong shape or dtype");
   }
-  bool good = is_index(*indptr, num_dst + 1, dtype) && is_index(*t_indptr, num_src + 1, dtype) &&
-              is_index(*sources, num_src, dtype) && overflow->element_count() == 1;
-  for (auto ids : {rows, block_cols, t_rows, t_cols, t_order, edge_ids})
-    good = good && is_index(*ids, num_edges, dtype);
-  if (!good || attributes.num_nodes < 0 || num_src < num_dst ||
-      (attributes.tree && num_src != num_dst + num_edges)) {
+  if (!buffers.good(num_dst, dtype) || attributes.num_nodes < 0 ||
+      (attributes.tree && buffers.num_src() != num_dst + buffers.num_edges())) {
     return invalid("the block has the wrong shapes or dtypes");
   }
   return dispatch_index(dtype, [&](auto index) {
@@ -128,18 +158,8 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
                              num_whole,
                              attributes.num_nodes,
                              attributes.ascending};
-    const Block<Index> block{data<Index>(*indptr),
-                             data<Index>(*rows),
-                             data<Index>(*block_cols),
-                             data<Index>(*t_indptr),
-                             data<Index>(*t_rows),
-                             data<Index>(*t_cols),
-                             data<Index>(*t_order),
-                             data<Index>(*edge_ids),
-                             data<Index>(*sources),
-                             num_edges,
-                             num_src};
-    return Backend::sample_block(context, attributes.tree, drawn, block, overflow->typed_data());
+    return Backend::sample_block(context, attributes.tree, drawn, buffers.block<Index>(),
+                                 overflow->typed_data());
   });
 }
 
@@ -160,20 +180,20 @@ ffi::Error sample_distinct(typename Backend::Context context, ffi::AnyBuffer nod
   const auto size_of = [](const ffi::AnyBuffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
-  const int64_t num_dst = size_of(nodes), num_edges = size_of(*rows), num_src = size_of(*sources);
+  const BlockBuffers buffers{indptr, rows,    cols,     t_indptr, t_rows,
+                             t_cols, t_order, edge_ids, sources,  overflow};
+  const int64_t num_dst = size_of(nodes), num_edges = buffers.num_edges();
   const int64_t count = num_dst + num_edges;
   const ffi::DataType unsigned_dtype = dtype == ffi::S64 ? ffi::U64 : ffi::U32;
-  bool good = is_index(nodes, num_dst, dtype) && is_index(drawn_indptr, num_dst + 1, dtype) &&
-              is_index(keys, count, unsigned_dtype) && is_index(at, count, dtype) &&
-              is_index(seeds, num_dst, dtype) && is_index(*indptr, num_dst + 1, dtype) &&
-              is_index(*t_indptr, num_src + 1, dtype) && is_index(*sources, num_src, dtype) &&
-              is_index(*scratch, Backend::distinct_scratch(num_dst, num_edges, num_src), dtype) &&
-              overflow->element_count() == 1;
-  for (auto ids : {drawn_rows, places}) good = good && is_index(ids, num_edges, dtype);
-  for (auto ids : {rows, cols, t_rows, t_cols, t_order, edge_ids})
-    good = good && is_index(*ids, num_edges, dtype);
-  if (!good || attributes.num_nodes < 0 || num_src < num_dst)
+  if (!is_index(nodes, num_dst, dtype) || !is_index(drawn_indptr, num_dst + 1, dtype) ||
+      !is_index(drawn_rows, num_edges, dtype) || !is_index(places, num_edges, dtype) ||
+      !is_index(keys, count, unsigned_dtype) || !is_index(at, count, dtype) ||
+      !is_index(seeds, num_dst, dtype) || !buffers.good(num_dst, dtype) ||
+      !is_index(*scratch, Backend::distinct_scratch(num_dst, num_edges, buffers.num_src()),
+                dtype) ||
+      attributes.num_nodes < 0) {
     return invalid("the edges or the block have the wrong shapes or dtypes");
+  }
   return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
     const Sorted<Index> sorted{data<const Index>(nodes),
@@ -185,18 +205,7 @@ ffi::Error sample_distinct(typename Backend::Context context, ffi::AnyBuffer nod
                                attributes.disjoint ? data<const Index>(seeds) : nullptr,
                                num_dst,
                                attributes.num_nodes};
-    const Block<Index> block{data<Index>(*indptr),
-                             data<Index>(*rows),
-                             data<Index>(*cols),
-                             data<Index>(*t_indptr),
-                             data<Index>(*t_rows),
-                             data<Index>(*t_cols),
-                             data<Index>(*t_order),
-                             data<Index>(*edge_ids),
-                             data<Index>(*sources),
-                             num_edges,
-                             num_src};
-    return Backend::sample_distinct(context, sorted, block, data<Index>(*scratch),
+    return Backend::sample_distinct(context, sorted, buffers.block<Index>(), data<Index>(*scratch),
                                     overflow->typed_data());
   });
 }

@@ -15,7 +15,7 @@ from flax_layers.training import (
 )
 from flax_layers.training.config import TrainConfig, settings
 from flax_layers.training.models import TASKS, spelled
-from flax_layers.training.options import add_settings, groups_of
+from flax_layers.training.options import add_devices, add_settings, groups_of
 from flax_layers.training.run_links import run_links
 from flax_layers.training.run_nodes import run_train
 from jax_gnn.cli import Commands, add_command
@@ -143,6 +143,8 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
             help="leave out the same training in plain JAX",
         )
     add_settings(recipe.config, groups, "checkpoint, plot and results")
+    if recipe.structure is not None:
+        add_devices(groups["execution"])
     groups["execution"].add_argument(
         "--resume",
         action="store_true",

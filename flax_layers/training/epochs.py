@@ -16,6 +16,7 @@ from jax import Array
 
 import jax_gnn
 from flax_layers.training.config import TrainConfig
+from flax_layers.training.devices import everywhere
 from flax_layers.training.records import Metrics, Run
 from flax_layers.training.trained import (
     accuracy,
@@ -195,13 +196,13 @@ class Runner:
         self,
         apply: Apply,
         config: TrainConfig,
-        graph: Any,
         steps: int = 1,
         sum_size: float = 1.0,
         sample: Sample | None = None,
+        graph: Any = None,
     ) -> None:
         self._optimizer = _optimizer(config, steps, sum_size)
-        self._train = jax.jit(functools.partial(_train_epochs, apply, self._optimizer, sample))
+        self._train = functools.partial(_train_epochs, apply, self._optimizer, sample)
         self._implementation = config.implementation
         self._graph = graph
         self._compiled: dict[int, Any] = {}
@@ -230,12 +231,16 @@ class Runner:
     def advance(self, keys: Array, data: Data, steps: Data | None) -> Metrics:
         """Runs and times one epoch per key."""
         assert self.state is not None
-        arguments = (self.state, keys, data._replace(graph=self._graph), steps)
+        if self._graph is not None:
+            data = data._replace(graph=self._graph)
+        place = everywhere(data.graph)
+        arguments = (*jax.device_put((self.state, keys), place), data, steps)
         if len(keys) not in self._compiled:
             start = time.perf_counter()
             chosen = self._implementation
             with jax_gnn.implementation(chosen) if chosen else contextlib.nullcontext():
-                self._compiled[len(keys)] = self._train.lower(*arguments).compile()
+                train = jax.jit(self._train, out_shardings=place)
+                self._compiled[len(keys)] = train.lower(*arguments).compile()
             self._compile_seconds += time.perf_counter() - start
             self._custom_calls = _custom_calls(self._compiled[len(keys)])
         start = time.perf_counter()
@@ -251,9 +256,13 @@ class Runner:
         return self._epoch_seconds[-1]
 
     def best(self) -> tuple[float, Any]:
-        """Returns validation accuracy and variables of the current split's best epoch."""
+        """Returns validation accuracy and variables of the current split's best epoch.
+
+        These are on one device, wherever the training was.
+        """
         assert self.state is not None
-        return float(self.state.best_valid_accuracy), self.state.best
+        best = jax.tree.map(jnp.asarray, jax.device_get(self.state.best))
+        return float(self.state.best_valid_accuracy), best
 
     def result(self, over: Any) -> Run:
         """Collects the records of all splits."""

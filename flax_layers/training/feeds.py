@@ -11,11 +11,19 @@ import numpy as np
 from jax import Array
 
 from flax_layers.training.config import GraphsConfig, SampledConfig, TrainConfig
-from flax_layers.training.data import node_features, node_mask, scaled_labels
+from flax_layers.training.data import (
+    node_features,
+    node_mask,
+    preprocessing_of,
+    scaled_labels,
+)
+from flax_layers.training.devices import over_devices
 from flax_layers.training.epochs import Data, Sample
 from flax_layers.training.graphs import Sampler, all_groups, device, numbered, picked
 from flax_layers.training.minibatch import SampledNodes
-from flax_layers.training.trained import model_inputs
+from flax_layers.training.predictor import preprocessed
+from flax_layers.training.trained import model_inputs, raw_inputs
+from jax_gnn import host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
 
@@ -23,7 +31,7 @@ class Feed(Protocol):
     """Where a training's data come from.
 
     Attributes:
-        graph: What the model is evaluated on; of many graphs stacked batches.
+        graph: The graph; of many graphs stacked batches.
         inputs: Features after the preprocessing, and perhaps weights of edges.
         epochs_per_call: How many epochs are one compiled call.
         steps_per_epoch: How many steps of the optimizer.
@@ -75,6 +83,48 @@ class WholeGraph(Feed):
         """See `Feed`."""
 
 
+class SplitGraph(WholeGraph):
+    """A graph over several devices, on all of which each step is: see `Feed`.
+
+    Rows of nodes are those of all devices one after another, with padding that no mask selects.
+    """
+
+    def __init__(
+        self, dataset: NodeDataset, config: TrainConfig, devices: int, method: Any
+    ) -> None:
+        self._dataset = dataset
+        with host_arrays():
+            self.graph, *inputs = raw_inputs(dataset, config)
+        self._sharded, x, *weights = over_devices(self.graph, inputs, devices, method)
+        self.inputs = preprocessed(preprocessing_of(config), x), *weights
+
+    def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
+        """See `Feed`."""
+        y, *masks = (
+            _joined(self._sharded.shard(each))
+            for each in (
+                scaled_labels(self._dataset, config),
+                *(node_mask(self._dataset, ids) for ids in _parts(split)),
+            )
+        )
+        return Data(self._sharded, self.inputs, y, tuple(masks))
+
+    def logits(self, model: Any, graph: Any, inputs: Any, key: Array | None) -> Array:
+        """See `Feed`."""
+
+        def of_part(part: Any, *inputs: Any) -> Array:
+            own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(graph.axis))
+            y: Array = model(part, *inputs, deterministic=key is None, rngs=own)
+            return y
+
+        return _joined(graph.apply(of_part, *inputs))
+
+
+def _joined(rows: Array) -> Array:
+    """Those of all devices one after another."""
+    return rows.reshape(-1, *rows.shape[2:])
+
+
 class ManyGraphs(Feed):
     """Batches of graphs, which are drawn anew for each epoch: see `Feed`."""
 
@@ -116,8 +166,16 @@ def _parts(split: Split) -> tuple[np.ndarray, ...]:
     return split.train, split.valid, split.test
 
 
-def feed_of(dataset: NodeDataset, config: TrainConfig, splits: Sequence[Split]) -> Feed:
+def feed_of(
+    dataset: NodeDataset,
+    config: TrainConfig,
+    splits: Sequence[Split],
+    devices: int,
+    method: Any,
+) -> Feed:
     """That of a dataset and settings, for all the splits that will start."""
+    if devices > 1:
+        return SplitGraph(dataset, config, devices, method)
     if isinstance(dataset, GraphsDataset):
         assert isinstance(config, GraphsConfig)
         return ManyGraphs(dataset, config, splits)

@@ -23,6 +23,7 @@ from flax_layers.training.data import (
     sum_size,
     target_scaled,
 )
+from flax_layers.training.devices import check_devices
 from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import Feed, feed_of
 from flax_layers.training.models import Recipe, recipe_of
@@ -42,6 +43,8 @@ def train(
     config: TrainConfig,
     *,
     baseline: bool = False,
+    devices: int = 1,
+    method: Any = "stream",
     on_epoch: Callable[[EpochReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -58,7 +61,10 @@ def train(
         config: Settings; their class says which model, as `HGNNConfig` or `GCNConfig` does.
         baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
             The two alternate every few epochs, so that a change in the machine's speed meets both.
-            Models of many graphs, and batches of nodes, have none.
+            Models of many graphs, batches of nodes and several devices have none.
+        devices: How many share the graph, each with a part of it: the first of `jax.devices()`. But
+            for dropout, which differs, results are those of one device to rounding.
+        method: Which node each device has, see `jax_gnn.sharding.shard_graph`.
         on_epoch: Called after each epoch of the library's run, several at a time.
         state: A file to keep the state of the training in, written every few seconds and where an
             exception ends the training; removed at the end. None keeps nothing.
@@ -71,15 +77,17 @@ def train(
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset has too few labelled nodes, no features or no published split, if it
-            is asked for; or the state is of other settings or data.
+            is asked for; or the state is of other settings or data; or there are fewer devices, or
+            the model or a setting is for one alone.
     """
     recipe = recipe_of(config, dataset)
+    check_devices(config, devices)
     check_dataset(dataset, config)
     config = settled(dataset, config)
     folds = getattr(config, "folds", 0)
     seeds = range(config.seed, config.seed + (folds or config.splits))
     splits = [split_of(dataset, config, seed) for seed in seeds]
-    feed = feed_of(dataset, config, splits)
+    feed = feed_of(dataset, config, splits, devices, method)
     x = feed.inputs[0]
 
     def make(seed: int) -> Any:
@@ -93,8 +101,9 @@ def train(
         return feed.logits(model, graph, inputs, key), nnx.state(model, nnx.BatchStat)
 
     size = sum_size(dataset, config)
-    runners = [Runner(apply, config, feed.graph, feed.steps_per_epoch, size, feed.sample)]
-    if baseline and recipe.plain_model is not None and feed.sample is None:
+    runners = [Runner(apply, config, feed.steps_per_epoch, size, feed.sample)]
+    twin = baseline and recipe.plain_model is not None and feed.sample is None
+    if twin and devices == 1:
         runners.append(_plain_runner(recipe, config, feed, size))
 
     kept = Kept(None if state is None else Path(state), config, fingerprint(dataset), resume=resume)
@@ -134,7 +143,8 @@ def train(
             valid, variables = runners[0].best()
             if dataset.regresses:
                 trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)
-                errors.append(regression_errors(dataset, trained.predict(dataset), split.test))
+                found = trained.predict(dataset, devices=devices, method=method)
+                errors.append(regression_errors(dataset, found, split.test))
             if valid > best.valid:
                 best = Best(valid, variables, number)
         if best.variables is None:
@@ -148,8 +158,12 @@ def train(
     results = [runner.result(over) for runner in runners]
     return TrainResult(
         trained=_trained(model, dataset, own, split, seed),
-        graph=feed.graph,
+        graph=data.graph,
         x=x,
+        sizes={
+            name: getattr(dataset if recipe.structure is None else feed.graph, name)
+            for name in recipe.sizes
+        },
         run=results[0],
         baseline=results[1] if len(results) > 1 else None,
         errors=_by_name(errors),
@@ -165,7 +179,7 @@ def _plain_runner(recipe: Recipe, config: TrainConfig, feed: Feed, size: float) 
         return twin(config, variables[0], graph, inputs[0], key), {}
 
     graph = make_graph(feed.graph, *feed.inputs[1:])
-    return Runner(apply, config, graph, sum_size=size)
+    return Runner(apply, config, sum_size=size, graph=graph)
 
 
 def _trained(

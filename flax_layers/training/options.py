@@ -6,19 +6,24 @@ import argparse
 import importlib.util
 import math
 import sys
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
+import numpy as np
 
 from flax_layers.training.config import Config, Number, Setting, settings
+from flax_layers.training.config.settings import COUNT
 from jax_gnn.cli import UserError
 from jax_gnn.datasets import (
     NodeDataset,
 )
 from jax_gnn.extend import Implementation, status
+from jax_gnn.sharding import partition
 
+METHODS: tuple[str, ...] = get_args(get_type_hints(partition)["method"])
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
 
@@ -91,6 +96,51 @@ def add_settings(
     groups["execution"].add_argument(
         "--overwrite", action="store_true", help="replace the results of an earlier run there"
     )
+
+
+def add_devices(parser: Any) -> None:
+    """The options of how many devices share a graph, and which nodes each has."""
+    parser.add_argument(
+        "--devices",
+        type=_parser_of(COUNT),
+        default=1,
+        metavar="N",
+        help="how many share the graph, each with a part of it",
+    )
+    parser.add_argument(
+        "--partition",
+        metavar="METHOD|FILE",
+        help=f"with --devices: which nodes each has, by one of {', '.join(METHODS)}, or by what "
+        "jax-gnn partition wrote (default: stream)",
+    )
+
+
+def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Any:
+    """What `add_devices` came to, as `jax_gnn.sharding.shard_graph` has it: a word, or parts."""
+    if args.partition is None:
+        return "stream"
+    if args.devices == 1:
+        raise UserError(f"--partition {args.partition} needs --devices, for more than one")
+    path = Path(args.partition)
+    if args.partition in METHODS:
+        return args.partition
+    if path.suffix != ".npz":
+        raise UserError(
+            f"--partition: expected one of {', '.join(METHODS)}, or an .npz file, got "
+            f"{args.partition!r}"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            parts, num_parts = file["parts"], int(file["num_parts"])
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"--partition: {path} is nothing that jax-gnn partition wrote") from error
+    if parts.shape != (dataset.num_nodes,):
+        raise UserError(
+            f"--partition: {path} is of {parts.size} nodes, {dataset.name} has {dataset.num_nodes}"
+        )
+    if num_parts != args.devices:
+        raise UserError(f"--partition: {path} has {num_parts} parts, --devices is {args.devices}")
+    return parts
 
 
 def settings_of(

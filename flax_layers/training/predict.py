@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_layers.training import LINK_RECIPES, TrainedLinks, TrainedModel, load_checkpoint
-from flax_layers.training.options import require
+from flax_layers.training.devices import check_devices
+from flax_layers.training.options import add_devices, method_of, require
 from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
 from flax_layers.training.trained import regression_errors
 from jax_gnn.cli import Commands, UserError, add_command, table
@@ -67,6 +68,7 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .csv, .npz or .parquet file to write, with node, label and probability for each "
         "node, or ranks for each edge",
     )
+    add_devices(parser)
 
 
 @contextlib.contextmanager
@@ -202,10 +204,13 @@ def _run_predict(args: argparse.Namespace) -> int:
         )
     path = _data_of(trained, args.data)
     if isinstance(trained, TrainedLinks):
+        if args.devices > 1:
+            raise UserError(f"--devices: {args.checkpoint} predicts edges, on one device")
         return _rank_links(trained, path, args.output)
+    check_devices(trained.config, args.devices, training=False)
     with blame_data(), _tell_warnings():
         dataset = trained.recipe.load(path)
-        logits = trained.predict(dataset)
+        logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))
         source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
         rows = [
             ["model", trained.config.model, source],

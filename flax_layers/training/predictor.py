@@ -18,8 +18,10 @@ from jax import Array
 from jax.tree_util import keystr, tree_flatten_with_path
 
 import jax_gnn
+from flax_layers.training.devices import everywhere
 from jax_gnn import Batch, Graph, Hypergraph
 from jax_gnn.extend import feature_wise
+from jax_gnn.sharding import ShardedGraph
 
 Columns = Array | dict[str, Array] | None
 
@@ -157,7 +159,9 @@ def _apply(graphdef: Any, state: Any, preprocessing: Preprocessing, inputs: Any)
     model = nnx.merge(graphdef, state)
     model.eval()
     x = preprocessing(x)
-    if isinstance(graph, Batch) and graph.graph_ids.ndim > 1:  # several, one after another
+    if isinstance(graph, ShardedGraph):
+        y = graph.apply(lambda part, x, named: model(part, x, **named), x, named)
+    elif isinstance(graph, Batch) and graph.graph_ids.ndim > 1:  # several, one after another
         y = jax.lax.map(lambda each: model(*each[:2], **each[2]), (graph, x, named))
     else:
         y = model(graph, x, **named)
@@ -180,14 +184,18 @@ class Predictor:
         """Preprocesses features and applies the model, in one program.
 
         Args:
-            graph: What the model takes, such as a `Graph`.
+            graph: What the model takes, such as a `Graph`; or a `ShardedGraph`, where all arrays
+                are as that gives them.
             x: Its features, as they are in the data.
             **named: Other arrays that the model takes, such as ``edge_weight``.
 
         Returns:
             What the model returns.
         """
-        return _apply(*self._parts(), {"graph": graph, "x": x, **named})
+        graphdef, *arrays = self._parts()
+        if isinstance(graph, ShardedGraph):
+            arrays = jax.device_put(arrays, everywhere(graph))
+        return _apply(graphdef, *arrays, {"graph": graph, "x": x, **named})
 
     def _parts(self) -> tuple[Any, Any, Preprocessing]:
         return *nnx.split(self.model), self.preprocessing or Preprocessing()

@@ -106,10 +106,12 @@ class TrainResult:
     Attributes:
         trained: The best split's model at its best validation epoch, ready to predict. Splits, too,
             are compared by validation accuracy; of equal ones the first is the best.
-        graph: The graph or hypergraph that it was trained on, added self-loops included.
-        x: What it was trained on, see `node_features`.
+        graph: The graph or hypergraph that it was trained on, added self-loops included; over
+            several devices a `jax_gnn.sharding.ShardedGraph`.
+        x: What it was trained on, see `node_features`; over several devices rows of these.
         run: The library's run.
         baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
+        sizes: Of the graph, by name, such as "num_nodes".
         errors: Of a regression "mae", "rmse" and "r2" of the test examples, one for each split, by
             its best model.
     """
@@ -119,6 +121,7 @@ class TrainResult:
     x: Any
     run: Run
     baseline: Run | None
+    sizes: dict[str, int]
     errors: dict[str, np.ndarray] | None = None
 
     def __repr__(self) -> str:

@@ -25,7 +25,15 @@ from flax_layers.training import (
 )
 from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
+from flax_layers.training.devices import check_devices
+from flax_layers.training.options import (
+    TRAIN_EXTRA,
+    method_of,
+    require,
+    settings_of,
+    tell_data,
+    told,
+)
 from flax_layers.training.records import mean_and_std
 from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
 from flax_layers.training.sources import load_for
@@ -53,13 +61,10 @@ def _run_summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
+def _dataset_summary(dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
     return {
         "name": dataset.name,
-        **{
-            name: getattr(dataset if recipe.structure is None else result.graph, name)
-            for name in recipe.sizes
-        },
+        **result.sizes,
         "num_features": _num_features(result.x),
         **(
             {"num_targets": num_outputs(dataset)}
@@ -72,7 +77,7 @@ def _dataset_summary(recipe: Recipe, dataset: NodeDataset, result: TrainResult) 
 def _num_features(x: Any) -> int | str:
     """Where they are by type, all of them."""
     if isinstance(x, dict):
-        return "/".join("0" if rows is None else str(rows.shape[1]) for rows in x.values())
+        return "/".join("0" if rows is None else str(rows.shape[-1]) for rows in x.values())
     return 0 if x is None else x.shape[-1]
 
 
@@ -140,16 +145,18 @@ def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
     tell_data(dataset, config, settled)
 
 
-def _same_predictions(checkpoint: Path, trained: TrainedModel, dataset: NodeDataset) -> bool:
+def _same_predictions(
+    checkpoint: Path, trained: TrainedModel, dataset: NodeDataset, over: dict[str, Any]
+) -> bool:
     """Whether a checkpoint predicts to the same bits what the trained model does."""
     predictions, again = (
-        np.asarray(each.predict(dataset)) for each in (trained, load_checkpoint(checkpoint))
+        np.asarray(each.predict(dataset, **over)) for each in (trained, load_checkpoint(checkpoint))
     )
     return np.array_equal(predictions, again, equal_nan=True)
 
 
 def _results(
-    described: dict[str, Any], result: TrainResult, measure: str, split: int
+    described: dict[str, Any], result: TrainResult, measure: str, split: int, devices_used: int
 ) -> dict[str, Any]:
     """What results.json holds."""
     errors = result.errors
@@ -158,6 +165,7 @@ def _results(
         "config": told(result.trained.config),
         "versions": versions(),
         "devices": devices(),
+        "devices_used": devices_used,
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
@@ -187,6 +195,10 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     config = settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)
+    over: dict[str, Any] = {}
+    if recipe.structure is not None:
+        over = {"devices": args.devices, "method": method_of(args, dataset)}
+        check_devices(config, args.devices)
     folder = make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
@@ -196,22 +208,24 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         result = train(
             *(dataset, config),
             baseline=baseline,
+            **over,
             on_epoch=progress,
             state=folder / "state.npz",
             resume=args.resume,
         )
     _tell_notes(dataset, config, result.trained.config)
 
-    described = _dataset_summary(recipe, dataset, result)
+    described = _dataset_summary(dataset, result)
     checkpoint, plot, results = (
         folder / name for name in ("checkpoint", "learning_curves.png", "results.json")
     )
     save_checkpoint(checkpoint, result.trained)
-    same = _same_predictions(checkpoint, result.trained, dataset)
+    same = _same_predictions(checkpoint, result.trained, dataset, over)
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed
     plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
-    results.write_text(json.dumps(_results(described, result, measure, split), indent=2) + "\n")
+    document = _results(described, result, measure, split, over.get("devices", 1))
+    results.write_text(json.dumps(document, indent=2) + "\n")
     _print_result(described, result)
     if not same:
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)

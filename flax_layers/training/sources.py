@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,29 +12,9 @@ import numpy as np
 from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, check_links
 from flax_layers.training.models import RECIPES, Recipe, spelled
-from jax_gnn.cli import Commands, UserError, add_command, table
+from jax_gnn.cli import Commands, add_command, table
 from jax_gnn.datasets import GraphDataset, GraphsDataset, NodeDataset, RelationalDataset
-
-KNOWN = "; known are "  # before the list of formats in an error of a loader
-
-
-def read_all(source: str) -> list[NodeDataset]:
-    """The datasets that a source is: a file may be one for several loaders.
-
-    Raises:
-        UserError: It is none, or does not exist.
-    """
-    found, errors = [], []
-    for load in dict.fromkeys(recipe.load for recipe in RECIPES.values()):
-        try:
-            found.append(load(source))
-        except (ImportError, OSError, ValueError) as error:
-            errors.append(str(error))
-    if not found:
-        told = [text for text in errors if KNOWN not in text]
-        told = [text for text in told if ": lacks " not in text] or told  # all that is needed
-        raise UserError("; ".join(dict.fromkeys(told)) or _unknown(source, errors))
-    return found
+from jax_gnn.extend import known_formats, load_any
 
 
 def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
@@ -45,8 +23,8 @@ def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
         return recipe.load(source)
     except ValueError as error:
         try:
-            kind = type(read_all(source)[0])
-        except UserError:
+            kind = type(load_any(source)[0])
+        except ValueError:
             raise error from None
         if kind is recipe.dataset:
             raise
@@ -58,30 +36,6 @@ def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
             f"{source} holds a {kind.__name__}, which {model} does not take; jax-gnn data {source} "
             "lists the models that do"
         ) from error
-
-
-def formats() -> dict[str, str]:
-    """What is known, and where it is told of, over all loaders; as these say it of no file."""
-    known: dict[str, str] = {}
-    for load in dict.fromkeys(recipe.load for recipe in RECIPES.values()):
-        try:
-            load("no/such/data")
-        except FileNotFoundError as error:
-            for each in str(error).partition(KNOWN)[2].split("; "):
-                what, _, whose = each.partition(": ")
-                known.setdefault(what, whose)
-    return known
-
-
-def _unknown(source: str, errors: list[str]) -> str:
-    """What is said of a source of no format: the nearest one, by the names of its files."""
-    problem = errors[0].partition(KNOWN)[0]
-    path = Path(source)
-    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
-    words = {word: what for what in formats() for word in what.split() if "." in word}
-    near = [words[word] for name in names for word in get_close_matches(name, words, 1, 0.5)]
-    nearest = f"; nearest is {near[0]}" if near else ""
-    return f"{problem}{nearest}; jax-gnn data --help lists what is known"
 
 
 def describe(dataset: NodeDataset) -> Iterator[list[str]]:
@@ -138,7 +92,7 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
 
 
 def _run_data(args: argparse.Namespace) -> int:
-    print("\n\n".join(table([*describe(dataset)]) for dataset in read_all(args.source)))
+    print("\n\n".join(table([*describe(dataset)]) for dataset in load_any(args.source)))
     return 0
 
 
@@ -153,7 +107,8 @@ def add_data(commands: Commands) -> None:
         "examples:\n"
         "  jax-gnn data planetoid/ind.cora.x\n"
         "  jax-gnn data FOLDER     where nodes.csv and edges.csv are\n\n"
-        "known are:\n" + "\n".join(f"  {what:38} {whose}" for what, whose in formats().items()),
+        "known are:\n"
+        + "\n".join(f"  {what:38} {whose}" for what, whose in known_formats().items()),
         run=_run_data,
     )
     parser.add_argument("source", metavar="FILE|FOLDER", help="the data, or 'digits'")

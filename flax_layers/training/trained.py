@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -26,11 +25,13 @@ from flax_layers.training.data import (
     raw_features,
     renumbered,
 )
+from flax_layers.training.devices import check_devices, over_devices
 from flax_layers.training.graphs import all_groups, device, stacked
 from flax_layers.training.models import RECIPES, Recipe, recipe_of
 from flax_layers.training.predictor import Predictor, preprocessed
-from jax_gnn import Batch, __version__
+from jax_gnn import Batch, __version__, host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
+from jax_gnn.sharding import ShardedGraph
 
 
 def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
@@ -41,8 +42,8 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
         config: Of the training.
 
     Returns:
-        Graph or hypergraph, and features as `raw_features` gives them, on the
-        device; where the settings weigh edges, their weights, too. Of many graphs stacked batches.
+        Graph or hypergraph, and features as `raw_features` gives them; where the settings weigh
+        edges, their weights, too. Of many graphs stacked batches, on the device.
 
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
@@ -54,7 +55,7 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
         groups = all_groups(dataset, config)  # type: ignore[arg-type]
         batches, rows, _ = stacked(dataset, features, *groups)
         return device((batches, rows))
-    x = jax.tree.map(jnp.asarray, raw_features(dataset, config))
+    x = raw_features(dataset, config)
     assert recipe.structure is not None
     graph = recipe.structure(dataset, config)
     if not getattr(config, "edge_weight", False):
@@ -74,10 +75,10 @@ def model_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
 def in_features(graph: Any, x: Any) -> Any:
     """What a model is told of its input, perhaps by type: nodes without features are one-hot."""
     if isinstance(x, dict):
-        sizes = graph.node_type_sizes or (graph.num_nodes,)
+        sizes, names = graph.node_type_sizes or (graph.num_nodes,), graph.node_type_names or (*x,)
         return {
-            name: size if rows is None else rows.shape[1]
-            for (name, rows), size in zip(x.items(), sizes, strict=True)
+            name: size if x[name] is None else x[name].shape[-1]
+            for name, size in zip(names, sizes, strict=True)
         }
     return graph.num_nodes if x is None else x.shape[-1]
 
@@ -234,7 +235,7 @@ class TrainedModel(Predictor):
         """The recipe that the model was trained by."""
         return RECIPES[self.config.model]
 
-    def predict(self, dataset: NodeDataset) -> Array:
+    def predict(self, dataset: NodeDataset, *, devices: int = 1, method: Any = "stream") -> Array:
         """Computes logits, after the preprocessing of the training.
 
         Relations, types of nodes and, where the model knows them, nodes are those of the training
@@ -243,6 +244,8 @@ class TrainedModel(Predictor):
 
         Args:
             dataset: That of the training, or another of the same kind and the same features.
+            devices: How many share the graph, as in `train`.
+            method: Which node each has, see `jax_gnn.sharding.shard_graph`.
 
         Returns:
             ``(num_nodes, num_classes)``; the greatest of a row is the predicted class. A row for
@@ -252,8 +255,10 @@ class TrainedModel(Predictor):
             TypeError: The dataset is of another kind.
             ValueError: The dataset has other numbers of features, or another structure and the
                 model learned a weight for each hyperedge; it lacks relations or types of the model,
-                or nodes that it knows as rows of a table, or has others.
+                or nodes that it knows as rows of a table, or has others; or there are fewer
+                devices, or the model has no parts.
         """
+        check_devices(self.config, devices, training=False)
         convolutions = getattr(stack_of(self.model), "convolutions", [None])
         learned = getattr(convolutions[0], "hyperedge_weight", None) is not None
         if learned and self.data is not None and "structure" in self.differences(dataset):
@@ -263,7 +268,8 @@ class TrainedModel(Predictor):
             )
         recipe_of(self.config, dataset)
         own = self.renumbered(dataset)
-        graph, x, *weights = raw_inputs(self._with_own_classes(own.dataset), self.config)
+        with host_arrays() if devices > 1 else contextlib.nullcontext():
+            graph, x, *weights = raw_inputs(self._with_own_classes(own.dataset), self.config)
         if (given := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
             raise ValueError(
@@ -274,7 +280,11 @@ class TrainedModel(Predictor):
         unsaid = own.unnamed and self.numbering is not None
         if unsaid and (self.data is None or "structure" in self.differences(dataset)):
             own.warn()
+        if devices > 1:
+            graph, x, *weights = over_devices(graph, (x, *weights), devices, method)
         logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
+        if isinstance(graph, ShardedGraph):
+            logits = graph.unshard(logits)
         if isinstance(graph, Batch):
             there = np.arange(logits.shape[1]) < np.asarray(graph.count)[:, None]
             logits = logits[there]

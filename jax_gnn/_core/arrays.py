@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.ids import bounded
-from jax_gnn._core.sharding import reshape
+from jax_gnn._core.sharding import reshape, whole
 
 # Dtypes that kernels take, as weighted features or without weights.
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
@@ -34,13 +34,16 @@ def take(x: Array, ids: Array | None) -> Array:
     if x.shape[0] == 0:  # a gather wants one row at least
         return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
     # jnp.take would wrap -1 around.
-    ids = bounded(ids, x.shape[0])
+    ids, x = whole(bounded(ids, x.shape[0])), whole(x, 1)
+    mesh, own = jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.mesh
+    if mesh.manual_axes and not own.empty and own != mesh:
+        x = jnp.copy(x)  # of outside of jax.shard_map, which JAX indexes with no id of inside
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def put(x: Array, ids: Array) -> Array:
     """As many rows as x has, of which ``ids``, once each, name where its own go; else zeros."""
-    ids = bounded(ids, x.shape[0])
+    x, ids = whole(x, 1), whole(bounded(ids, x.shape[0]))
     options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
     return jnp.zeros_like(x).at[ids].set(x, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import repeated, reshape
+from jax_gnn._core.sharding import repeated, reshape, whole
 
 
 def batch(
@@ -85,7 +85,7 @@ def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
         one = bind(jax.tree.map(lambda x: x[0], operands))
         return jax.tree.map(lambda each: each[None], one)
     if not joinable(size, *(each for each in operands if isinstance(each, SparseMatrix))):
-        return jax.lax.map(bind, operands)
+        return one_by_one(bind, operands)
     joined = [
         block_diagonal(each)
         if isinstance(each, SparseMatrix)
@@ -96,6 +96,11 @@ def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
         lambda each: reshape(each, size, each.shape[0] // size, *each.shape[1:]),
         bind(type(operands)(*joined)),
     )
+
+
+def one_by_one(bind: Callable[[Any], Any], operands: Any) -> Any:
+    """A batch of calls, one after the other."""
+    return jax.lax.map(bind, jax.tree.map(whole, operands))
 
 
 def all_batched(operands: Any, batched: Any, size: int) -> Any:

@@ -136,7 +136,7 @@ def inverse_of(order: Any) -> Any:
         inverse = np.full_like(order, PADDING)
         inverse[order[valid]] = np.flatnonzero(valid)
         return inverse
-    order = jnp.where(in_range(order, count), order, count)
+    order = whole(jnp.where(in_range(order, count), order, count))
     places = jnp.arange(count, dtype=order.dtype)
     return jnp.full_like(order, PADDING).at[order].set(places, mode="drop")
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.sharding import whole
+
 try:
     from jax.errors import InconclusiveDimensionOperation as UnknownSize
 except ImportError:  # JAX 0.10.0
@@ -164,7 +166,7 @@ def ids_at(ids: Any, order: Any) -> Any:
     if xp is np:
         valid = in_range(order, len(ids))
         return np.where(valid, ids[np.where(valid, order, 0)], PADDING).astype(ids.dtype)
-    at = jnp.asarray(ids).at[bounded(order, ids.shape[0])]
+    at = whole(jnp.asarray(ids), 1).at[whole(bounded(order, ids.shape[0]))]
     return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
 
 

@@ -441,7 +441,13 @@ def _batch(
     return result, jax.tree.map(lambda _: 0, result)
 
 
-def lower(
+def lower(op: Op, platform: str, ctx: Any, *values: Any, **params: Any) -> Any:
+    """Lowers an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
+    with sharding.as_wide_as(ctx.avals_in):
+        return _lowered(op, platform, ctx, *values, **params)
+
+
+def _lowered(
     op: Op,
     platform: str,
     ctx: Any,
@@ -451,7 +457,6 @@ def lower(
     devices: Any,
     **attributes: Any,
 ) -> Any:
-    """Lowers an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
     del devices
     if implementation not in (None, "xla", platform):
         raise ValueError(

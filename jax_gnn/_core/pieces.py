@@ -18,7 +18,7 @@ from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ids import PADDING, in_range, sorted_ids
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import UNREAD, WHOLE, Piece, Pieces, Sharding, axes_of
+from jax_gnn._core.sharding import WHOLE, Piece, Pieces, Sharding, axes_of
 
 
 def by_matrix(
@@ -27,20 +27,23 @@ def by_matrix(
     runs: bool = True,
     across: Callable[[Bind, Any, Piece], Any] | None = None,
     transposed: bool = False,
+    reduces: Sequence[str] = (),
 ) -> Callable[..., Sharding]:
     """The rule of an op whose operands lie along the rows, columns and entries of its ``matrix``.
 
     Args:
         operands: by their names, ``scores.row`` that of a field, the factors of all axes.
             ``rows``, ``cols``, ``entries``, and ``weights``, which entries name by their order,
-            stand for those of the matrix, ``features`` for those of all axes but the first.
-        results: the same of the results, which are summed over pieces of what is no factor of
+            stand for those of the matrix, ``features`` for those of all axes but the first. Of a
+            field that is a tuple ``arrays.0`` is the first.
+        results: the same of the results, which are put together over pieces of what is no factor of
             theirs.
         runs: whether pieces may be runs of entries.
         across: maps (bind, operands, runs), a device's run of the operands, to the results, where
             these are no sums.
         transposed: whether the op reads both halves of the matrix. Of a run, the half by column is
             sorted anew.
+        reduces: for each result how, if they are not all sums.
     """
 
     def rule(named: Any, found: Sequence[Any], **attributes: Any) -> Sharding:
@@ -66,7 +69,9 @@ def by_matrix(
                 texts += jax.tree.leaves(_texts(value, words["entries"], transposed))
                 continue
             for path, x in jax.tree_util.tree_leaves_with_path(value):
-                key = ".".join([name, *(each.name for each in path)])
+                key = jax.tree_util.keystr(
+                    (jax.tree_util.GetAttrKey(name), *path), simple=True, separator="."
+                )
                 texts.append(text(operands[key], x.shape))
 
         def local(bind: Bind, own: Any, pieces: Pieces) -> list[Array]:
@@ -82,8 +87,8 @@ def by_matrix(
                     own = own._replace(matrix=_both_halves(own.matrix))
                 if across is not None and csr.rows is not None:
                     rest = {name: piece for name, piece in pieces.items() if name != "e"}
-                    return split.summed(jax.tree.leaves(across(bind, own, pieces["e"])), rest)
-            return split.summed(jax.tree.leaves(bind(own)), pieces)
+                    return split.joined(jax.tree.leaves(across(bind, own, pieces["e"])), rest)
+            return split.joined(jax.tree.leaves(bind(own)), pieces, reduces)
 
         split = Sharding(
             texts,
@@ -144,7 +149,7 @@ _IDS = "rows", "cols", "order"
 
 def unread(tree: Any) -> Any:
     """The factors of arrays that nothing reads."""
-    return jax.tree.map(lambda x: " ".join([UNREAD] * len(x.shape)), tree)
+    return jax.tree.map(lambda x: " ".join([WHOLE] * len(x.shape)), tree)
 
 
 def block_sizes(matrix: SparseMatrix) -> dict[str, int]:

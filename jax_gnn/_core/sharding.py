@@ -1,9 +1,9 @@
 """How a call is split over devices: an op's rule, and what JAX's two kinds of mesh axes need of it.
 
 A rule names the *factors* of each axis, as an einsum does. An axis of features is ``"f"``, one of
-heads and their features ``"(h k)"``, one that stays whole ``"."``, and one that nothing reads
-``"_"``. A name in capitals stays whole, too: ``"(h K)"`` is split by heads alone. Where mesh axes
-split a factor, each device calls the same op on its piece.
+heads and their features ``"(h k)"``, one that stays whole ``"."``. A name in capitals stays whole,
+too: ``"(h K)"`` is split by heads alone. Where mesh axes split a factor, each device calls the same
+op on its piece. What no device reads may be called whole: XLA drops what would bring it there.
 
 * Axes of type *auto*, where XLA's partitioner chooses: below the primitive, so that derivatives and
   batching do not see it, the call is a ``jax.experimental.custom_partitioning``.
@@ -12,19 +12,22 @@ split a factor, each device calls the same op on its piece.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-WHOLE, UNREAD = ".", "_"
+WHOLE = "."
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Piece:
 
 
 Pieces = Mapping[str, Piece]
+
+_REDUCE = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 
 
 def axes_of(text: str) -> list[str]:
@@ -93,9 +98,9 @@ class Sharding:
                 names = tuple(axis.strip("()").split())
                 if len(names) > 1:  # in brackets JAX takes no factor of size 1
                     names = tuple(n for n in names if self.sizes[n] > 1) or names[-1:]
-                if axis in (WHOLE, UNREAD):
+                if axis == WHOLE:
                     unnamed += 1
-                    names = (f"{'WHOLE' if axis == WHOLE else 'unread'}{unnamed}",)
+                    names = (f"WHOLE{unnamed}",)
                 axes.append(names)
             found.append(axes)
         return found
@@ -111,10 +116,6 @@ class Sharding:
         for i in sorted(range(len(specs)), key=lambda i: -math.prod(shapes[i])):
             for names, entry in zip(self._arrays[i], specs[i], strict=False):
                 left = list(names)
-                if left[0].startswith("unread"):
-                    over = _names(entry)
-                    found[left[0]] = Piece(over, math.prod(mesh.shape[axis] for axis in over))
-                    continue
                 for axis in _names(entry):
                     while left and axis not in taken:
                         old = found.get(left[0], Piece((), 1))
@@ -134,14 +135,24 @@ class Sharding:
 
         return [PartitionSpec(*map(entry, axes)) for axes in self._arrays]
 
-    def summed(self, results: Sequence[Array], pieces: Pieces) -> list[Array]:
-        """Each device's results, summed over pieces of what is no factor of theirs."""
+    def joined(
+        self, results: Sequence[Array], pieces: Pieces, reduces: Sequence[str] = ()
+    ) -> list[Array]:
+        """Each device's results, put together over pieces of what is no factor of theirs.
+
+        Args:
+            results: of the device.
+            pieces: those of the factors that are split.
+            reduces: for each result, if they are not all sums, ``"sum"``, ``"max"`` or ``"min"``.
+        """
         found = []
-        pieces = {name: each for name, each in pieces.items() if not name.startswith("unread")}
-        for axes, result in zip(self._arrays[len(self.operands) :], results, strict=True):
+        all_axes = self._arrays[len(self.operands) :]
+        for axes, result, reduce in zip(
+            all_axes, results, reduces or ["sum"] * len(all_axes), strict=True
+        ):
             own = {name for names in axes for name in names}
             over = [a for name, piece in pieces.items() if name not in own for a in piece.axes]
-            found.append(jax.lax.psum(result, tuple(over)) if over else result)
+            found.append(_REDUCE[reduce](result, tuple(over)) if over else result)
         return found
 
     def einsum(self) -> tuple[str, dict[str, Any]]:
@@ -240,11 +251,14 @@ def like(x: Array, aval: Any) -> Array:
     return jax.sharding.reshard(x, _over(split, *aval.sharding.spec))
 
 
-def whole(x: Array) -> Array:
-    """On each device, of what is split over explicit axes."""
+def whole(x: Array, axes: int | None = None) -> Array:
+    """All of it on each device, of what is split over explicit axes; or its first ``axes``."""
     if not isinstance(x, jax.Array) or not is_explicit([jax.typeof(x)]):
         return x
-    return jax.sharding.reshard(x, _over(jax.typeof(x), *[None] * x.ndim))
+    axes = x.ndim if axes is None else axes
+    return jax.sharding.reshard(
+        x, _over(jax.typeof(x), *[None] * axes, *spec_of(jax.typeof(x))[axes:])
+    )
 
 
 @dataclass(frozen=True)
@@ -300,7 +314,8 @@ class Split:
             chosen = [NamedSharding(mesh, spec) for spec in self.rule.specs(pieces)]
 
             def call(*local: Array) -> list[Array]:
-                return self.local(local, pieces)
+                with as_wide_as(local):
+                    return self.local(local, pieces)
 
             return mesh, call, chosen[len(operands) :], tuple(chosen[: len(operands)])
 
@@ -308,6 +323,18 @@ class Split:
         text, options = self.rule.einsum()
         call.def_partition(partition, sharding_rule=text, **options)
         return call
+
+
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+def as_wide_as(arrays: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Takes 64-bit arrays for what they are.
+
+    XLA's partitioner calls from a thread that does not know of the user's ``jax.enable_x64``.
+    """
+    wide = any(x.dtype in _WIDE for x in arrays)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 @functools.cache

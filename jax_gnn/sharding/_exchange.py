@@ -72,9 +72,18 @@ class Exchange:
 
         Returns:
             ``(slots, *features)`` in the dtype of x.
+
+        Raises:
+            ValueError: the call is not in `jax.shard_map`.
         """
+        try:
+            size = jax.lax.axis_size(self.axis)
+        except NameError:
+            raise ValueError(
+                f"part must be within ShardedGraph.apply, or jax.shard_map over {self.axis!r}, to "
+                "fetch rows of other devices"
+            ) from None
         rows, found, start = spmm(self.send, x), [], 0
-        size = jax.lax.axis_size(self.axis)
         for each in self.rounds:
             stop = start + each.slots(size)
             if each.pairs is None:

@@ -92,7 +92,7 @@ class ShardedGraph:
 
         Args:
             values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
-                type the rows of its nodes.
+                type the rows of its nodes, where None stays None.
 
         Returns:
             ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding; by
@@ -102,7 +102,10 @@ class ShardedGraph:
             ValueError: ``values`` has another number of rows, or the graph has no such type.
         """
         if isinstance(values, Mapping):
-            return {name: self.shard(self._of_type(name, each)) for name, each in values.items()}
+            return {
+                name: None if each is None else self.shard(self._of_type(name, each))
+                for name, each in values.items()
+            }
         return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
 
     def _of_type(self, name: Any, values: Any) -> Any:
@@ -196,9 +199,11 @@ class ShardedGraph:
             What the function returns, each array with a leading axis of devices.
 
         Raises:
-            ValueError: an array of ``values`` has no axis of the devices.
+            ValueError: an array of ``values`` has no axis of the devices, or ``part``, ``node_ids``
+                and ``mesh`` are not of one split, after a change of some.
         """
         arguments.check_callable("function", function)
+        self._check_split()
         for array in jax.tree.leaves(values):
             self._check_rows("values", array, (self.num_parts,))
 
@@ -209,6 +214,20 @@ class ShardedGraph:
         spec = PartitionSpec(self.axis)
         run = jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec)
         return run(self.part, values)
+
+    def _check_split(self) -> None:
+        part, (count, capacity) = self.part, self.node_ids.shape
+        into = part.back if isinstance(part, HypergraphPart) else edges_of(part)
+        if (
+            self.mesh.shape.get(self.axis) != count
+            or {leaf.shape[0] for leaf in jax.tree.leaves(part)} != {count}
+            or into.indptr.shape[1] != capacity + 1
+        ):
+            raise ValueError(
+                f"part, node_ids and mesh must be of one split, got node_ids of {count} devices "
+                f"and {capacity} rows, indptr of shape {into.indptr.shape}, and axis {self.axis!r} "
+                f"of a mesh of {dict(self.mesh.shape)}"
+            )
 
     def _check_rows(self, name: str, array: Any, lead: tuple[int, ...]) -> None:
         if np.shape(array)[: len(lead)] != lead:

@@ -13,10 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.batching import all_batched, one_by_one
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
 from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, align_varying, define
+from jax_gnn._core.op import Bind, Call, Op, align_varying, define, shaped
+from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.sharding import WHOLE, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.interpreter import code_of
 from jax_gnn._ops.edge_region.region import Region
@@ -71,8 +74,8 @@ def edge_region(
     """
     *arrays, _ = align_varying([*map(jnp.asarray, arrays), matrix.by_row.ids])
     rows = [
-        each.update(shape=each.shape if read == "shared" else each.shape[1:], weak_type=False)
-        for each, read in zip(map(jax.typeof, arrays), reads, strict=True)
+        shaped(x, jax.ShapeDtypeStruct(x.shape if read == "shared" else x.shape[1:], x.dtype))
+        for x, read in zip(map(jax.typeof, arrays), reads, strict=True)
     ]
     region, consts = Region.closing(function, rows, reads, outputs)
     both = (*map(jnp.asarray, consts), *arrays)
@@ -179,40 +182,31 @@ def _batch(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
 def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Array]:
     """Matrices joined to one without common rows."""
     region: Region = bind.attributes["region"]
-    matrix = jax.tree.map(
-        lambda x, has: x if has else jnp.broadcast_to(x, (size, *x.shape)),
-        operands.matrix,
-        batched.matrix,
-    )
-    num_rows = matrix.by_row.num_rows
+    every = all_batched(operands, batched, size)
+    num_rows = operands.matrix.by_row.num_rows
     by_row = [
         has and read == "shared" for has, read in zip(batched.arrays, region.reads, strict=True)
     ]
 
-    def joined(x: Array, has: bool, read: str, moved: bool) -> Array:
+    def joined(x: Array, all_of_it: Array, read: str, moved: bool) -> Array:
         if read == "shared" and not moved:
             return x
-        if not has:
-            x = jnp.broadcast_to(x, (size, *x.shape))
+        x = all_of_it
         if moved:
             x = jnp.broadcast_to(x[:, None], (size, num_rows, *x.shape[1:]))
-        return x.reshape(size * x.shape[1], *x.shape[2:])
+        return reshape(x, size * x.shape[1], *x.shape[2:])
 
     apart = region.apart(by_row)
-    if apart is None or not joinable(size, matrix):
-        every = tuple(
-            x if has else jnp.broadcast_to(x, (size, *x.shape))
-            for x, has in zip(operands.arrays, batched.arrays, strict=True)
-        )
-        return jax.lax.map(bind, Operands(every, matrix))
+    if apart is None or not joinable(size, every.matrix):
+        return one_by_one(bind, every)
     arrays = tuple(
         joined(*each)
-        for each in zip(operands.arrays, batched.arrays, region.reads, by_row, strict=True)
+        for each in zip(operands.arrays, every.arrays, region.reads, by_row, strict=True)
     )
-    found = bind(Operands(arrays, block_diagonal(matrix)), region=apart)
+    found = bind(Operands(arrays, block_diagonal(every.matrix)), region=apart)
 
     def split(x: Array, into: str, reduce: str) -> Array:
-        x = x.reshape(size, x.shape[0] // size, *x.shape[1:])
+        x = reshape(x, size, x.shape[0] // size, *x.shape[1:])
         if into != "all":
             return x
         least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
@@ -269,6 +263,32 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
+# --- Several devices -----------------------------------------------------------------------------
+
+_LIES = {"row": ["rows"], "col": ["cols"], "edge": ["entries"], "shared": [], "all": []}
+
+
+def _sharding(operands: Operands, results: Any, *, region: Region) -> Sharding:
+    """Of a matrix that is a batch each device has its blocks, of another a run of entries."""
+
+    def text(of: str, row: Any) -> str:
+        return " ".join([*_LIES[of], *[WHOLE] * len(row.shape)])
+
+    by_row = operands.matrix.by_row
+    into = [place for place, _ in region.outputs]
+    transposed = "col" in into
+    runs = by_row.order is None and region.attained is None  # XLA finds maxima of all entries
+    arrays = enumerate(zip(region.reads, region.rows, strict=True))
+    rule = by_matrix(
+        {f"arrays.{i}": text(*each) for i, each in arrays},
+        *map(text, into, region.results),
+        runs=runs and not (transposed and (by_row.rows is None or by_row.cols is None)),
+        transposed=transposed,
+        reduces=["sum" if reduce == "none" else reduce for _, reduce in region.outputs],
+    )
+    return rule(operands, results, region=region)
+
+
 # --- The record ----------------------------------------------------------------------------------
 
 
@@ -299,6 +319,7 @@ region_op = define(
         platforms=("cpu",),
         call=_call,
         prefers_xla=_prefers_xla,
+        sharding=_sharding,
     )
 )
 

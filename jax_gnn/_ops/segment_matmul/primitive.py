@@ -30,7 +30,7 @@ from jax import Array
 
 from jax_gnn._core.activation import Activation
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, column, promoted
-from jax_gnn._core.batching import all_batched
+from jax_gnn._core.batching import all_batched, one_by_one
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow
@@ -404,7 +404,7 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
     rows = operands.lhs.shape[1 if batched.lhs else 0]
     batch = all_batched((operands.lhs, operands.scale), (batched.lhs, batched.scale), size)
     if not at_most(size * rows, MAX_SIZE):
-        return jax.lax.map(lambda one: bind(operands._replace(lhs=one[0], scale=one[1])), batch)
+        return one_by_one(lambda one: bind(operands._replace(lhs=one[0], scale=one[1])), batch)
     lhs, scale = jax.tree.map(
         lambda x: reshape(jnp.moveaxis(x, 0, 1), rows * size, *x.shape[2:]), batch
     )
@@ -483,7 +483,7 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
     num_groups = bind.attributes["num_groups"] if is_outer else operands.rhs.shape[1]
     rows = operands.lhs.shape[1]
     if not at_most(size * rows, MAX_SIZE):
-        return jax.lax.map(bind, operands)
+        return one_by_one(bind, operands)
     cover = functools.partial(xla.cover, num_groups=num_groups, rows=rows)
     sizes, valid = jax.vmap(cover)(operands.sizes, operands.offset)
     if is_outer:
@@ -573,7 +573,7 @@ def _split(named: Rows | Factors, result: str) -> Sharding:
             count = count // piece.count if is_outer else count
             offset += (piece.index * count).astype(offset.dtype)
             changes = {"num_groups": count} if is_outer else {}
-        return rule.summed([bind(operands._replace(sizes=sizes, offset=offset), **changes)], pieces)
+        return rule.joined([bind(operands._replace(sizes=sizes, offset=offset), **changes)], pieces)
 
     rule = Sharding(jax.tree.leaves(named), [result], local)
     return rule

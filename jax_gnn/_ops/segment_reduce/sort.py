@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core.batching import one_by_one
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import at_most, ids_at, in_range
 from jax_gnn._core.kernels import like_first
@@ -38,7 +39,7 @@ def _order_batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
     block = num_segments + 1  # the last is for padding
     limit = jnp.iinfo(ids.dtype).max
     if not all(at_most(size * each, limit) for each in (block, count)):
-        return jax.lax.map(bind, operands)
+        return one_by_one(bind, operands)
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
     ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block
     order = bind(Ids(ids.ravel()), num_segments=size * block)
