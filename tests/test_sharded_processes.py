@@ -23,6 +23,7 @@ from jax_gnn.sharding import shard_graph
 rank, port, seed = map(int, sys.argv[1:])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", 2, rank, initialization_timeout=60)
+print("joined")
 rng = np.random.default_rng(seed)
 graph = Graph.from_edges(*rng.integers(0, 50, (2, 300)), num_nodes=50)
 x, weights = rng.normal(size=(50, 4)).astype(np.float32), rng.random(300, np.float32)
@@ -72,20 +73,16 @@ print("as one process")
 """
 
 
-def test_two_processes_are_as_one(rng: np.random.Generator) -> None:
-    """Two devices each; and what differs between them is named in place of a wait for ever."""
-    pytest.importorskip("flax")
+def two_processes(seed: int) -> list[str]:
+    """What each of them printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    seed = str(rng.integers(1 << 30))
     flags = "--xla_force_host_platform_device_count=2"
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", PROCESS]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(port), seed],
-            env=env,
+            [sys.executable, "-c", PROCESS, str(rank), str(port), str(seed)],
+            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -93,9 +90,18 @@ def test_two_processes_are_as_one(rng: np.random.Generator) -> None:
         for rank in range(2)
     ]
     try:
-        texts = [process.communicate(timeout=240)[0] for process in ranks]
+        return [process.communicate(timeout=240)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    for process, text in zip(ranks, texts, strict=True):
-        assert process.returncode == 0 and "as one process" in text, text
+
+
+def test_two_processes_are_as_one(rng: np.random.Generator) -> None:
+    """Two devices each; and what differs between them is named in place of a wait for ever."""
+    pytest.importorskip("flax")
+    seed, texts = int(rng.integers(1 << 30)), [""]
+    for _ in range(3):  # somebody else may take the port first
+        texts = two_processes(seed)
+        if all("joined" in text for text in texts):
+            break
+    assert all("as one process" in text for text in texts), "\n".join(texts)
