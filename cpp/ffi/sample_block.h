@@ -89,10 +89,10 @@ struct BlockBuffers {
       sources;
   ffi::Result<ffi::Buffer<ffi::PRED>> overflow;
 
-  int64_t num_edges() const { return static_cast<int64_t>(rows->element_count()); }
-  int64_t num_src() const { return static_cast<int64_t>(sources->element_count()); }
+  int64_t num_edges() { return static_cast<int64_t>(rows->element_count()); }
+  int64_t num_src() { return static_cast<int64_t>(sources->element_count()); }
 
-  bool good(int64_t num_dst, ffi::DataType dtype) const {
+  bool good(int64_t num_dst, ffi::DataType dtype) {
     for (auto ids : {rows, cols, t_rows, t_cols, t_order, edge_ids})
       if (!is_index(*ids, num_edges(), dtype)) return false;
     return is_index(*indptr, num_dst + 1, dtype) && is_index(*t_indptr, num_src() + 1, dtype) &&
@@ -101,7 +101,7 @@ struct BlockBuffers {
   }
 
   template <typename Index>
-  Block<Index> block() const {
+  Block<Index> block() {
     return {data<Index>(*indptr),
             data<Index>(*rows),
             data<Index>(*cols),
@@ -131,8 +131,8 @@ ffi::Error sample_block(typename Backend::Context context, ffi::AnyBuffer nodes,
   const auto size_of = [](const ffi::AnyBuffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
-  const BlockBuffers buffers{indptr, rows,    block_cols, t_indptr, t_rows,
-                             t_cols, t_order, edge_ids,   sources,  overflow};
+  BlockBuffers buffers{indptr, rows,    block_cols, t_indptr, t_rows,
+                       t_cols, t_order, edge_ids,   sources,  overflow};
   const int64_t num_dst = size_of(nodes), num_whole = size_of(cols);
   const auto dims = offsets.dimensions();
   const int64_t fanout = dims.size() == 2 ? dims[1] : -1;
@@ -180,8 +180,8 @@ ffi::Error sample_distinct(typename Backend::Context context, ffi::AnyBuffer nod
   const auto size_of = [](const ffi::AnyBuffer& buffer) {
     return static_cast<int64_t>(buffer.element_count());
   };
-  const BlockBuffers buffers{indptr, rows,    cols,     t_indptr, t_rows,
-                             t_cols, t_order, edge_ids, sources,  overflow};
+  BlockBuffers buffers{indptr, rows,    cols,     t_indptr, t_rows,
+                       t_cols, t_order, edge_ids, sources,  overflow};
   const int64_t num_dst = size_of(nodes), num_edges = buffers.num_edges();
   const int64_t count = num_dst + num_edges;
   const ffi::DataType unsigned_dtype = dtype == ffi::S64 ? ffi::U64 : ffi::U32;
