@@ -23,6 +23,7 @@ from jax_gnn.relational import RelationalGraph
 from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
+from jax_gnn.sharding._processes import check_same
 from jax_gnn.sharding._split import hyperedge_parts, split_arrays, square_of
 
 
@@ -139,7 +140,7 @@ class ShardedGraph:
             return self._shard(values, "num_hyperedges", size, ids)
         edges = edges_of(self.part)
         count: Any = edges.num_input_edges
-        count = None if is_traced(count) else int(np.asarray(count)[0])
+        count = None if is_traced(count) else int(_rows_here(count).popitem()[1])
         return self._shard(values, "num_edges", count, edges.edge_ids)
 
     def _shard(self, values: Any, size_name: str, size: int | None, ids: Array) -> Array:
@@ -157,10 +158,15 @@ class ShardedGraph:
                 out_specs=spec,
             )
             return own(values, ids)
-        host, places = np.asarray(values), np.asarray(ids)
-        found = np.zeros((*places.shape, *shape[1:]), host.dtype)
-        found[places >= 0] = host[places[places >= 0]]
-        return jax.device_put(found, self._sharding)
+        host, here = np.asarray(values), _rows_here(ids)
+
+        def of_device(index: Any) -> Any:
+            own = here[index[0].start or 0]
+            found = np.zeros((1, *own.shape, *shape[1:]), host.dtype)
+            found[0, own >= 0] = host[own[own >= 0]]
+            return found
+
+        return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
 
     def unshard(self, rows: Any) -> Array:
         """Rows of nodes in the order of the whole graph: the way back from :meth:`shard`.
@@ -235,6 +241,16 @@ class ShardedGraph:
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
 
+def _rows_here(array: Any) -> dict[int, Any]:
+    """What this process has of an array with an axis of devices, by the place in that axis."""
+    if not isinstance(array, jax.Array):
+        return dict(enumerate(np.asarray(array)))
+    here: dict[int, Any] = {}
+    for shard in array.addressable_shards:
+        here |= dict(enumerate(np.asarray(shard.data), shard.index[0].start or 0))
+    return here
+
+
 @public
 def shard_graph(
     graph: Graph | RelationalGraph | HeteroGraph | Hypergraph,
@@ -243,6 +259,9 @@ def shard_graph(
     method: Method | Any = "stream",
 ) -> ShardedGraph:
     """Splits a graph over the devices of a mesh. Host only.
+
+    The mesh may have devices of several processes (`jax.distributed`): all call this with the same
+    whole graph, and each makes the arrays of its own devices.
 
     Args:
         graph: the graph, which is not bipartite. A `HeteroGraph` counts as its ``relational``. Of a
@@ -257,7 +276,7 @@ def shard_graph(
         TypeError: called inside ``jax.jit``, or an argument is of another type.
         ValueError: the graph is bipartite, a hypergraph directed, there are fewer nodes than the
             axis has devices, the mesh has no such axis, the method is another, or an array of parts
-            does not fit.
+            does not fit; an argument differs between processes, or the mesh lacks some.
         ImportError: the method is "metis", and `pymetis` is not installed.
 
     Example:
@@ -279,14 +298,16 @@ def shard_graph(
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
     num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
+    graph = jax.device_get(graph)
+    check_same(mesh, graph=graph, axis=axis, method=method)  # before an error that few may see
     if num_nodes < num_parts:
         raise ValueError(
             f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
             f"num_nodes = {num_nodes}"
         )
     with host_arrays():
-        graph = jax.device_get(graph)
         parts, of_hyperedges = _parts_of(graph, num_parts, method)
+    check_same(mesh, method=(parts, of_hyperedges))  # as versions of METIS may differ
     mesh = Mesh(mesh.devices, mesh.axis_names)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
 
@@ -328,7 +349,8 @@ def shard_graph(
             part = RelationalPart(**kept, exchange=exchange)
         else:
             part = Part(**kept, exchange=exchange)
-    places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
+    whole = NamedSharding(mesh, PartitionSpec())
+    places = jax.make_array_from_callback(places.shape, whole, lambda index: places[index])
     return ShardedGraph(part, stacked(*node_ids), places, mesh, axis)
 
 

@@ -1,0 +1,54 @@
+"""What all processes of a program must have alike."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+
+def check_same(mesh: Mesh, **arguments: Any) -> None:
+    """Raises on each process if arguments differ between processes, before arrays are made of them.
+
+    Nothing is asked where the mesh is of one process; else all processes must call.
+
+    Args:
+        mesh: the devices.
+        **arguments: pytrees of arrays in numpy, strings and numbers.
+
+    Raises:
+        ValueError: an argument is another on some process, or the mesh lacks processes.
+    """
+    devices = [(device.process_index, device.id) for device in mesh.devices.flat]
+    found, count = {process for process, _ in devices}, jax.process_count()
+    if len(found) == 1:
+        return
+    if len(found) < count:
+        raise ValueError(
+            f"mesh must have devices of one process or of all {count}, got those of {sorted(found)}"
+        )
+    from jax.experimental.multihost_utils import process_allgather
+
+    arguments["mesh"] = (mesh.devices.shape, mesh.axis_names, devices)
+    digests = process_allgather(np.stack([_digest(each) for each in arguments.values()]))
+    for place, name in enumerate(arguments):
+        others = np.flatnonzero((digests[:, place] != digests[0, place]).any(1))
+        if others.size:
+            raise ValueError(
+                f"{name} must be the same on all processes, got another on process {others[0]} "
+                "than on process 0"
+            )
+
+
+def _digest(tree: Any) -> Any:
+    """16 bytes that differ where trees differ, as numbers that JAX does not narrow."""
+    leaves, structure = jax.tree.flatten(tree)
+    digest = hashlib.blake2b(str(structure).encode(), digest_size=16)
+    for leaf in leaves:
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.data if array.size else b"")
+    return np.frombuffer(digest.digest(), np.uint32)

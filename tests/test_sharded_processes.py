@@ -1,0 +1,107 @@
+"""Graphs split over devices of several processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+PROCESS = """
+import sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax_layers import GCN
+from jax_gnn import Graph
+from jax_gnn.sharding import shard_graph
+
+rank, port, seed = map(int, sys.argv[1:])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"localhost:{port}", 2, rank, initialization_timeout=60)
+print("joined", flush=True)
+rng = np.random.default_rng(seed)
+graph = Graph.from_edges(*rng.integers(0, 50, (2, 300)), num_nodes=50)
+x, weights = rng.normal(size=(50, 4)).astype(np.float32), rng.random(300, np.float32)
+definition, params, rest = nnx.split(GCN(4, 8, 3, rngs=nnx.Rngs(0)), nnx.Param, ...)
+
+def loss(params, run, x):
+    y = run(nnx.merge(definition, params, rest), x)
+    return (y**2).sum(), y
+
+(_, wanted), slopes = jax.value_and_grad(loss, has_aux=True)(
+    params, lambda model, x: model(graph, x, deterministic=True), jnp.asarray(x)
+)
+mesh = jax.make_mesh((4,), ("nodes",))
+sharded = shard_graph(graph, mesh, "nodes")
+assert not sharded.node_ids.is_fully_addressable
+
+@jax.jit
+def step(params, sharded, x):
+    def run(model, x):
+        return sharded.apply(model, x, deterministic=True)
+
+    (_, y), slopes = jax.value_and_grad(loss, has_aux=True)(params, run, x)
+    return sharded.unshard(y), slopes
+
+found = step(params, sharded, sharded.shard(x))
+close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * (1 + np.abs(b).max()))
+jax.tree.map(close, found, (wanted, slopes))
+sums = jax.jit(lambda sharded, w: sharded.apply(lambda _, w: w.sum(), w).sum())
+close(sums(sharded, sharded.shard_edges(weights)), weights.sum())
+close(sharded.unshard(sharded.shard(x)), x)
+
+other = Graph.from_edges([0], [0], num_nodes=int(rng.integers(1, 99)))
+ids = np.arange(50)
+turned = jax.sharding.Mesh(mesh.devices[::-1], "nodes")
+for name, given in {
+    "graph": ((other if rank else graph), mesh, "nodes"),
+    "method": (graph, mesh, "nodes", ids % (3 + rank)),
+    "mesh": (graph, turned if rank else mesh, "nodes"),
+}.items():
+    try:
+        shard_graph(*given)
+    except ValueError as error:
+        assert str(error).startswith(f"{name} must be the same on all processes"), error
+    else:
+        raise AssertionError(name)
+print("as one process", flush=True)
+"""
+
+
+def two_processes(seed: int) -> list[str]:
+    """What each of them printed."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = "--xla_force_host_platform_device_count=2"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(port), str(seed)],
+            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [process.communicate(timeout=240)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def test_two_processes_are_as_one(rng: np.random.Generator) -> None:
+    """Two devices each; and what differs between them is named in place of a wait for ever."""
+    pytest.importorskip("flax")
+    seed, texts = int(rng.integers(1 << 30)), [""]
+    for _ in range(3):  # somebody else may take the port first
+        texts = two_processes(seed)
+        if all("joined" in text for text in texts):
+            break
+    assert all("as one process" in text for text in texts), "\n".join(texts)
