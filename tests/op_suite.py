@@ -614,10 +614,9 @@ class OpSuite(CoreChecks):
             axes = [i for i, size in enumerate(leaf.shape) if size and size % 4 == 0]
             return rng.choice([None, *axes])
 
-        kind = AxisType.Auto if rng.integers(2) else AxisType.Explicit
         where = self.spec.function, on_host(case.index), operands, axis_of
         with setting(None, dtype):
-            self.check_split(rng, kind, *where, None, dtype)
+            self.check_split(rng, AxisType.Auto, *where, None, dtype)
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
     def test_split_batch(self, rng: np.random.Generator, kind: AxisType) -> None:

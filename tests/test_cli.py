@@ -807,7 +807,7 @@ def test_arguments_that_only_print(arguments, capsys):
     expected = {
         "--version": f"jax-gnn {jax_gnn.__version__}\n",
         "--help": "example: jax-gnn train hgnn\n",
-        "predict": "edge\n",
+        "predict": "partition wrote (default: stream)\n",
     }
     of_nodes = arguments[1:2] and arguments[1] in RECIPES
     last = "the same results\n" if of_nodes else "replace the results of an earlier run there\n"

@@ -6,6 +6,7 @@ That values and gradients are those of one device is shown for each op by ``op_s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -313,6 +314,22 @@ def test_a_model(kind: AxisType, rng: np.random.Generator) -> None:
         got = jax.jit(both)(jax.device_put(x, NamedSharding(over, P())), spread)
     for each, other in zip(got, want, strict=True):
         assert_close(each, other, 2e-5, "second derivative")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_what_nothing_reads_may_be_split(kind: AxisType, rng: np.random.Generator) -> None:
+    """Of a sum into rows that is the order by column; the sum is whole."""
+    graph, over = graph_of(rng), mesh(kind)
+    x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
+    split = NamedSharding(over, P("d"))
+    whole = jax.device_put(graph, NamedSharding(over, P()))
+    names = "t_rows", "t_cols", "t_order"
+    placed = {name: jax.device_put(getattr(graph, name), split) for name in names}
+    with jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext():
+        call = jax.jit(jax_gnn.spmm).lower(dataclasses.replace(whole, **placed), x).compile()
+        found = call(dataclasses.replace(whole, **placed), x)
+    assert not moved(call.as_text()).kinds
+    assert_close(found, jax_gnn.spmm(graph, x), 2e-5, "sum")
 
 
 def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
