@@ -9,6 +9,7 @@ documented where they are defined, and tested, but may change from one minor ver
 * choices that counts of a relational graph make.
 """
 
+from jax_gnn._any_data import known_formats, load_any
 from jax_gnn._core.arguments import (
     as_array,
     as_ids,
@@ -40,7 +41,6 @@ from jax_gnn._ops.relational_attention.methods import choose_method
 from jax_gnn._ops.relational_attention.weights import RelationMaps
 from jax_gnn._ops.segment_matmul.api import is_tall
 from jax_gnn._ops.segment_reduce.primitive import gather, total
-from jax_gnn.datasets._any import known_formats, load_any
 
 __all__ = [
     "METHODS",

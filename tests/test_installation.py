@@ -312,15 +312,20 @@ def test_cuda_kernels_without_a_gpu(
 # --- Import --------------------------------------------------------------------------------------
 
 
-def test_what_the_import_brings() -> None:
+@pytest.mark.parametrize(
+    ("package", "after"),
+    [("jax_gnn", "jax, jax.export, jax.extend.core"), ("flax_layers", "jax, flax.nnx, jax_gnn")],
+)
+def test_what_the_import_brings(package: str, after: str) -> None:
     """Modules, which do not depend on the machine as time does."""
     code = (
-        "import sys, jax, jax.export, jax.extend.core; before = set(sys.modules); import jax_gnn; "
+        f"import sys, {after}; before = set(sys.modules); import {package}; "
         "print(*sorted({m for m in sys.modules if m not in before}))"
     )
     run = [sys.executable, "-P", "-c", code]
     found = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
-    others = {name.partition(".")[0] for name in found} - {"jax", "jaxlib", "jax_gnn"}
+    own = {"jax", "jaxlib", "flax", "jax_gnn", "flax_layers"}
+    others = {name.partition(".")[0] for name in found} - own
     third_party = others - sys.stdlib_module_names
     assert third_party <= set(), third_party
     assert len([name for name in found if name.startswith("jax_gnn")]) < 150

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_gnn._any_data import load_any
 from jax_gnn.datasets import GraphsDataset, HypergraphDataset
-from jax_gnn.datasets._any import load_any
 from jax_gnn.graph import host_arrays
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jax_gnn.datasets._dataset import NodeDataset
-from jax_gnn.datasets._load import load_graph, load_graphs, load_hypergraph, load_relational
+if TYPE_CHECKING:
+    from jax_gnn.datasets import NodeDataset
 
 KNOWN = "; known are "  # before the list of formats in an error of a loader
-_LOADERS = load_hypergraph, load_graph, load_graphs, load_relational
+
+
+def _loaders() -> tuple[Callable[[str], NodeDataset], ...]:
+    # With scipy, which layers do not need: `jax_gnn.extend` has this module for commands.
+    from jax_gnn.datasets import load_graph, load_graphs, load_hypergraph, load_relational
+
+    return load_hypergraph, load_graph, load_graphs, load_relational
 
 
 def load_any(source: str) -> list[NodeDataset]:
@@ -20,7 +28,7 @@ def load_any(source: str) -> list[NodeDataset]:
     """
     found: list[NodeDataset] = []
     errors = []
-    for load in _LOADERS:
+    for load in _loaders():
         try:
             found.append(load(source))
         except (ImportError, OSError, ValueError) as error:
@@ -35,7 +43,7 @@ def load_any(source: str) -> list[NodeDataset]:
 def known_formats() -> dict[str, str]:
     """What is known, and where it is told of, over all loaders; as these say it of no file."""
     known: dict[str, str] = {}
-    for load in _LOADERS:
+    for load in _loaders():
         try:
             load("no/such/data")
         except FileNotFoundError as error:
