@@ -188,10 +188,7 @@ def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
         has and read == "shared" for has, read in zip(batched.arrays, region.reads, strict=True)
     ]
 
-    def joined(x: Array, all_of_it: Array, read: str, moved: bool) -> Array:
-        if read == "shared" and not moved:
-            return x
-        x = all_of_it
+    def joined(x: Array, moved: bool) -> Array:
         if moved:
             x = jnp.broadcast_to(x[:, None], (size, num_rows, *x.shape[1:]))
         return reshape(x, size * x.shape[1], *x.shape[2:])
@@ -200,8 +197,10 @@ def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
     if apart is None or not joinable(size, every.matrix):
         return one_by_one(bind, every)
     arrays = tuple(
-        joined(*each)
-        for each in zip(operands.arrays, every.arrays, region.reads, by_row, strict=True)
+        one if read == "shared" and not moved else joined(x, moved)
+        for one, x, read, moved in zip(
+            operands.arrays, every.arrays, region.reads, by_row, strict=True
+        )
     )
     found = bind(Operands(arrays, block_diagonal(every.matrix)), region=apart)
 
