@@ -81,7 +81,7 @@ def two_processes(seed: int) -> list[str]:
     flags = "--xla_force_host_platform_device_count=2"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), str(port), str(seed)],
+            [sys.executable, "-P", "-c", PROCESS, str(rank), str(port), str(seed)],
             env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
