@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, take
-from jax_gnn._core.ids import ids_at, is_traced, pad_ids
+from jax_gnn._core.ids import PADDING, ids_at, is_traced, pad_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
@@ -87,26 +87,51 @@ class ShardedGraph:
             return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
         return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
 
-    def shard(self, values: Any) -> Any:
+    def shard(self, values: Any, node_ids: Any = None) -> Any:
         """Rows of nodes, such as features, labels or masks, on the devices that own these.
 
         Args:
             values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
                 type the rows of its nodes, where None stays None.
+            node_ids: of another split, if ``values`` are rows of that, ``(devices, capacity,
+                *features)``: its ``node_ids``. So what was saved goes on over other devices.
 
         Returns:
             ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding; by
             name if they were, with zeros for nodes of other types.
 
         Raises:
-            ValueError: ``values`` has another number of rows, or the graph has no such type.
+            TypeError: ``node_ids`` is no array of integers.
+            ValueError: ``values`` has another number of rows, the graph has no such type, or
+                ``node_ids`` does not name each node once.
         """
+        if node_ids is not None:
+            return jax.tree.map(self._of_split(node_ids), values)
         if isinstance(values, Mapping):
             return {
                 name: None if each is None else self.shard(self._of_type(name, each))
                 for name, each in values.items()
             }
         return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
+
+    def _of_split(self, node_ids: Any) -> Callable[[Any], Array]:
+        """What brings rows of another split to where their nodes are in this one."""
+        given = arguments.to_numpy("node_ids", node_ids)
+        ids = arguments.check_ids("node_ids", given.ravel())
+        rows = np.flatnonzero(ids != PADDING)
+        if given.ndim != 2 or not np.array_equal(np.sort(ids[rows]), np.arange(self.num_nodes)):
+            raise ValueError(
+                f"node_ids must be (devices, capacity), with each of num_nodes = {self.num_nodes} "
+                f"once, and -1 for padding, got another array of shape {given.shape}"
+            )
+        places = rows[np.argsort(ids[rows])]
+
+        def moved(values: Any) -> Array:
+            self._check_rows("values", values, given.shape)
+            values = values if is_traced(values) else np.asarray(values)
+            return self.shard(values.reshape(-1, *values.shape[2:])[places])
+
+        return moved
 
     def _of_type(self, name: Any, values: Any) -> Any:
         """Rows of all nodes, of those of one type."""
