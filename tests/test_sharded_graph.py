@@ -23,7 +23,8 @@ from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
-from jax_gnn.sharding._sharded import _parts_of
+from jax_gnn.sharding._sharded import parts_of
+from jax_gnn.sharding._split import pieces_of
 
 DEVICES = jax.devices() if jax.device_count() >= 8 else jax.devices("cpu")
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
@@ -253,8 +254,8 @@ def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
     """They are those of the arrays on a device, and need none."""
     graph = make(rng)
     with jax_gnn.host_arrays():
-        parts, of_hyperedges = _parts_of(jax.device_get(graph), 3, "stream")
-        costs = Costs.of(jax.device_get(graph), 3, parts, of_hyperedges)
+        whole = jax.device_get(graph)
+        costs = Costs.of(*pieces_of(whole, 3, "", *parts_of(whole, 3, "stream")))
     split = shard_graph(graph, mesh_of(3), "nodes")
     own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
     assert costs.bytes == sum(own)
