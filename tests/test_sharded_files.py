@@ -143,6 +143,8 @@ def test_errors_of_values(tmp_path: Path) -> None:
         ({"nodes": {"x": ["a", "b", "c"]}}, TypeError, r"nodes\['x'\] must be an array of numbers"),
         ({"edges": {"w": 1.0}}, ValueError, r"edges\['w'\] must be \(num_edges = 3, ...\)"),
         ({"nodes": {"x": x}, "edges": {"x": x}}, ValueError, "edges must have other names than"),
+        ({"nodes": x}, TypeError, r"nodes must be arrays by name, got an array of float64"),
+        ({"edges": {1: x}}, TypeError, "edges must be arrays by name, got {1: "),
         ({"nodes": {"x": {"a": x}}}, ValueError, r"nodes\['x'\] must be by name of types, \(\)"),
     ]
     for given, kind, message in wrong:

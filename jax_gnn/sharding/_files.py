@@ -53,9 +53,9 @@ def save_parts(
 ) -> None:
     """Splits a graph as `shard_graph` does, and writes a file for each part. Needs no devices.
 
-    :func:`load_parts` puts them on devices, and each process reads the files of its own. One part
-    is in memory at a time, so that arrays in files, such as those of ``np.load(file,
-    mmap_mode="r")``, may be larger than it; edges may not. Not for several processes at once.
+    :func:`load_parts` puts them on devices, and each process reads the files of its own. Values of
+    one part are in memory at a time, so that those in files, as of ``np.load(file,
+    mmap_mode="r")``, may be larger than it; edges may not. One process calls this.
 
     Args:
         folder: to write to; parts that are there are replaced.
@@ -131,7 +131,7 @@ def load_parts(
         plan = _read_plan(path / PLAN, axis, count)
         for place in sorted({index[0].start or 0 for index in own.values() if index}):
             pieces[place] = _read_piece(path / f"{place}.npz", plan, axis, place)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         failure = error
     try:  # also where reading failed, as others wait
         check_same(mesh, axis=axis, folder=plan if failure is None else str(failure))
@@ -162,16 +162,16 @@ def write(
     folder: Path, graph: Any, pieces: list[Piece], places: Any, nodes: Any, edges: Any
 ) -> None:
     """Writes what `pieces_of` made of a graph, and values of its nodes and edges."""
-    nodes = {name: _of_nodes(name, given, graph) for name, given in (nodes or {}).items()}
-    of_edges = ("num_edges", getattr(graph, "num_edges", 0))
-    if isinstance(graph, Hypergraph):
-        of_edges = ("num_hyperedges", graph.num_hyperedges)
+    size_name = "num_hyperedges" if isinstance(graph, Hypergraph) else "num_edges"
+    size = getattr(graph, size_name)
+    nodes = {name: _of_nodes(name, each, graph) for name, each in _by_name("nodes", nodes)}
     edges = {
-        name: _Rows.of(f"edges[{name!r}]", given, *of_edges)
-        for name, given in (edges or {}).items()
+        name: _Rows.of(f"edges[{name!r}]", each, size_name, size)
+        for name, each in _by_name("edges", edges)
     }
-    if nodes.keys() & edges.keys():
-        raise ValueError(f"edges must have other names than nodes, got {[*edges]} and {[*nodes]}")
+    both = nodes.keys() & edges.keys()
+    if both:
+        raise ValueError(f"edges must have other names than nodes, got {min(both)!r} in both")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN).unlink(missing_ok=True)  # which is there when all parts are
     digests, told = [], ""
@@ -188,22 +188,28 @@ def write(
     _save(folder / PLAN, plan | {"places": places, "digests": np.stack(digests), "told": told})
 
 
+def _by_name(name: str, given: Any) -> Any:
+    """The items of a mapping, or none."""
+    given = {} if given is None else given
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise TypeError(f"{name} must be arrays by name, got {arguments.described(given)}")
+    return given.items()
+
+
 def _of_nodes(name: str, given: Any, graph: Any) -> Any:
     """Values of nodes, or by type those of each."""
     label = f"nodes[{name!r}]"
     if not isinstance(given, Mapping):
         return _Rows.of(label, given, "num_nodes", graph.num_nodes)
     names, sizes = (getattr(graph, f"node_type_{of}", None) or () for of in ("names", "sizes"))
-    for kind in given:
+    starts, found = np.cumsum([0, *sizes]).tolist(), {}
+    for kind, rows in given.items():
         if kind not in names:
             raise ValueError(f"{label} must be by name of types, {names}, got {kind!r}")
-    starts = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))
-    return {
-        kind: rows
-        if rows is None
-        else _Rows.of(f"{label}[{kind!r}]", rows, "nodes", sizes[names.index(kind)], starts[kind])
-        for kind, rows in given.items()
-    }
+        number = names.index(kind)
+        of_kind = f"{label}[{kind!r}]", rows, "nodes", sizes[number], starts[number]
+        found[kind] = None if rows is None else _Rows.of(*of_kind)
+    return found
 
 
 def _picked(rows: dict[str, Any], ids: Any) -> dict[str, Any]:
@@ -222,10 +228,9 @@ def _save(path: Path, arrays: dict[str, Any]) -> None:
 def _told(value: Any, arrays: list[np.ndarray]) -> Any:
     """What JSON has of a piece, whose arrays are put into a list."""
     kind: Any = type(value)
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)  # files have no bfloat16 and the like
-        arrays.append(array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array)
-        return {"array": len(arrays) - 1, "dtype": array.dtype.name}
+    if isinstance(value, np.ndarray):  # files have no bfloat16 and the like
+        arrays.append(value.view(f"u{value.itemsize}") if value.dtype.kind == "V" else value)
+        return {"array": len(arrays) - 1, "dtype": value.dtype.name}
     if kind.__name__ in KINDS:
         names = [each.name for each in fields(kind)] if is_dataclass(kind) else kind._fields
         own = {name: _told(getattr(value, name), arrays) for name in names}
