@@ -455,45 +455,47 @@ def test_embeddings_go_on_over_other_devices(
 ) -> None:
     """Rows of nodes and their moments, saved by two devices as they are."""
     ocp, optax = (pytest.importorskip(name) for name in ("orbax.checkpoint", "optax"))
-    graph, labels = random_graph(rng), rng.integers(0, 3, 60)
-    model = flax_layers.GCN(5, 8, 3, num_layers=2, rngs=nnx.Rngs(0))
-    model.eval()
-    optimizer = optax.adam(0.01)
+    with jax.enable_x64(True):
+        graph, labels = random_graph(rng), rng.integers(0, 3, 60)
+        model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
+        model.eval()
+        optimizer = optax.adam(0.01)
 
-    def steps(split: ShardedGraph, state: Any, count: int) -> Any:
-        classes, real = split.shard(labels), split.shard(np.ones(60, np.float32))
+        def steps(split: ShardedGraph, state: Any, count: int) -> Any:
+            classes, real = split.shard(labels), split.shard(np.ones(60))
 
-        def loss(rows: Any) -> Any:
-            logits = split.apply(model, rows)
-            logs = jax.nn.log_softmax(logits) * jax.nn.one_hot(classes, 3)
-            return -(logs.sum(-1) * real).sum() / 60, logits
+            def loss(rows: Any) -> Any:
+                logits = split.apply(model, rows)
+                logs = jax.nn.log_softmax(logits) * jax.nn.one_hot(classes, 3)
+                return -(logs.sum(-1) * real).sum() / 60, logits
 
-        @jax.jit
-        def step(state: Any, _: None) -> Any:
-            rows, moments = state
-            (value, logits), slope = jax.value_and_grad(loss, has_aux=True)(rows)
-            change, moments = optimizer.update(slope, moments)
-            return (optax.apply_updates(rows, change), moments), (value, split.unshard(logits))
+            @jax.jit
+            def step(state: Any, _: None) -> Any:
+                rows, moments = state
+                (value, logits), slope = jax.value_and_grad(loss, has_aux=True)(rows)
+                change, moments = optimizer.update(slope, moments)
+                return (optax.apply_updates(rows, change), moments), (value, split.unshard(logits))
 
-        return jax.lax.scan(step, state, None, count)
+            return jax.lax.scan(step, state, None, count)
 
-    first, x = sharded(rng, graph, mesh_of(2), "random"), rng.normal(size=(60, 5))
-    rows = first.shard(x.astype(np.float32))
-    state, _ = steps(first, (rows, optimizer.init(rows)), 3)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", {"state": state, "node_ids": first.node_ids})
-        like = {"state": state, "node_ids": first.node_ids}
-        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
-        found = checkpointer.restore(tmp_path / "state", like)
+        first, x = sharded(rng, graph, mesh_of(2), "random"), rng.normal(size=(60, 5))
+        rows = first.shard(x)
+        state, _ = steps(first, (rows, optimizer.init(rows)), 3)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "state", {"state": state, "node_ids": first.node_ids})
+            like = {"state": state, "node_ids": first.node_ids}
+            like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
+            found = checkpointer.restore(tmp_path / "state", like)
 
-    second = sharded(rng, graph, mesh_of(after), "random")
-    moved = jax.tree.map(
-        lambda leaf: second.shard(leaf, found["node_ids"]) if leaf.ndim else leaf, found["state"]
-    )
-    np.testing.assert_array_equal(second.unshard(moved[0]), first.unshard(state[0]))
-    wanted, found = (steps(*each, 5)[1] for each in ((first, state), (second, moved)))
-    for got, want, name in zip(found, wanted, ("the losses", "the logits"), strict=True):
-        assert_close(got, want, 1e-6, name)
+        second = sharded(rng, graph, mesh_of(after), "random")
+        moved = jax.tree.map(
+            lambda leaf: second.shard(leaf, found["node_ids"]) if leaf.ndim else leaf,
+            found["state"],
+        )
+        np.testing.assert_array_equal(second.unshard(moved[0]), first.unshard(state[0]))
+        wanted, found = (steps(*each, 5)[1] for each in ((first, state), (second, moved)))
+        for got, want, name in zip(found, wanted, ("the losses", "the logits"), strict=True):
+            assert_close(got, want, 1e-6, name)
 
 
 # --- What is wrong is told -----------------------------------------------------------------------

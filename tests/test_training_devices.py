@@ -112,7 +112,7 @@ def test_other_devices(
     again = load_checkpoint(tmp_path / "checkpoint")
     alone, *split = (again.predict(dataset, devices=devices) for devices in (1, 2, 4))
     for logits in split:
-        np.testing.assert_allclose(logits, alone, 1e-6, 1e-6)
+        np.testing.assert_allclose(logits, alone, 1e-5, 1e-6)
 
 
 def test_resumed_command(
