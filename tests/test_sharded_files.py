@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -86,7 +87,11 @@ def test_errors_of_files(folder: Path, rng: np.random.Generator) -> None:
         (made / part).unlink() if content is None else (made / part).write_bytes(content)
         return made
 
+    longer = io.BytesIO()  # numbers in it have an axis
+    with np.load(folder / "1.npz") as part:
+        np.savez(longer, **{name: np.atleast_1d(each) for name, each in part.items()})
     wanted: list[tuple[str, bytes | None, type[Exception], str]] = [
+        ("1.npz", longer.getvalue(), ValueError, r"1\.npz is not the part that"),
         ("plan.npz", None, FileNotFoundError, r"plan\.npz does not exist; expected the plan that"),
         ("1.npz", None, FileNotFoundError, r"1\.npz does not exist; expected the part of device 1"),
         ("1.npz", cut[: int(rng.integers(len(cut)))], ValueError, r"1\.npz: "),

@@ -262,7 +262,7 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, Any]:
     if plan.keys() != {"parts", "num_parts", "places", "digests", "told"}:
         raise ValueError(f"{path} is no plan of parts")
     digests, places = plan["digests"], plan["places"]
-    if digests.ndim != 2 or places.ndim != 1 or places.dtype.kind != "i":
+    if digests.ndim != 2 or places.ndim != 1 or places.dtype not in (np.int32, np.int64):
         raise ValueError(f"{path} is no plan of parts")
     if len(digests) != count:
         raise ValueError(f"{path} has {len(digests)} parts, but axis {axis!r} {count} devices")

@@ -48,7 +48,7 @@ def digest(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     digest = hashlib.blake2b(str(structure).encode(), digest_size=16)
     for leaf in leaves:
-        array = np.ascontiguousarray(leaf)
+        array = np.asarray(leaf, order="C")
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.data if array.size else b"")
     return np.frombuffer(digest.digest(), np.uint32)
