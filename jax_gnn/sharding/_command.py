@@ -128,7 +128,7 @@ class Costs(NamedTuple):
         exchanges, size = [], 0
         for each in splits:
             made, rounds, places = split_arrays(*each)
-            part, send, ids = made[0]  # all have the same sizes
+            part, send, remote, ids = made[0]  # all have the same sizes
             exchanges.append(
                 ExchangeCosts(
                     len(each[-1]) if isinstance(graph, Hypergraph) else len(parts),
@@ -138,7 +138,7 @@ class Costs(NamedTuple):
                     num_parts * (num_parts - 1) * send.num_src,
                 )
             )
-            size += sum(leaf.nbytes for leaf in jax.tree.leaves((part, send)))
+            size += sum(leaf.nbytes for leaf in jax.tree.leaves((part, send, remote)))
             size += ids.itemsize * edges_of(part).num_dst  # which node or hyperedge each is
         if isinstance(graph, RelationalGraph):
             size += ids.nbytes

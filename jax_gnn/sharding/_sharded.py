@@ -77,7 +77,7 @@ class ShardedGraph:
         """Rows that travel between all devices before one aggregation, padding included."""
         part = self.part
         if isinstance(part, HypergraphPart):
-            rounds = part.node_exchange.rounds + part.hyperedge_exchange.rounds
+            rounds = part.into.exchange.rounds + part.back.exchange.rounds
         else:
             rounds = part.exchange.rounds
         return sum(each.rows(self.num_parts) for each in rounds)
@@ -317,27 +317,30 @@ def shard_graph(
 
         return jax.make_array_from_callback((num_parts, *of_parts[0].shape), sharding, part)
 
-    def split(graph: Any, *parts: Any) -> tuple[Any, Exchange, list[Any], Any]:
-        """Graphs and exchange on the devices; on the host which nodes sources are, and places."""
+    def split(graph: Any, *parts: Any) -> tuple[dict[str, Any], list[Any], Any]:
+        """What parts have, on the devices; on the host which nodes sources are, and places."""
         with host_arrays():
             made, rounds, places = split_arrays(graph, parts[0], num_parts, *parts[1:])
-        graphs, sends = jax.tree.map(stacked, *(each[:2] for each in made))
-        return graphs, Exchange(sends, rounds, axis), [ids for *_, ids in made], places
+        graphs, sends, remotes = jax.tree.map(stacked, *(each[:3] for each in made))
+        kept = {each.name: getattr(graphs, each.name) for each in fields(graphs)}
+        kept["exchange"] = Exchange(sends, rounds, axis)
+        if remotes is not None:
+            kept["remote"] = remotes
+        return kept, [ids for *_, ids in made], places
 
     part: Part | RelationalPart | HypergraphPart
     if isinstance(graph, Hypergraph):
-        into, exchange, sources, _ = split(graph.graph, of_hyperedges, parts)
+        into, sources, _ = split(graph.graph, of_hyperedges, parts)
         with host_arrays():
             transposed = graph.graph.transpose()
-        back, back_exchange, hyperedges, places = split(transposed, parts, of_hyperedges)
-        hyperedge_ids = stacked(*(ids[: into.num_dst] for ids in hyperedges))
+        back, hyperedges, places = split(transposed, parts, of_hyperedges)
+        hyperedge_ids = [ids[: back["exchange"].num_own] for ids in hyperedges]
         size = graph.num_hyperedges
-        part = HypergraphPart(into, back, exchange, back_exchange, hyperedge_ids, size)
-        node_ids = [ids[: back.num_dst] for ids in sources]
+        part = HypergraphPart(Part(**into), Part(**back), stacked(*hyperedge_ids), size)
+        node_ids = [ids[: into["exchange"].num_own] for ids in sources]
     else:
-        graphs, exchange, sources, places = split(graph, parts)
-        node_ids = [ids[: edges_of(graphs).num_dst] for ids in sources]
-        kept = {each.name: getattr(graphs, each.name) for each in fields(graphs)}
+        kept, sources, places = split(graph, parts)
+        node_ids = [ids[: kept["exchange"].num_own] for ids in sources]
         if isinstance(graph, RelationalGraph):
             sizes = graph.node_type_sizes
             if sizes is not None:
@@ -346,9 +349,9 @@ def shard_graph(
                 kept["node_types"] = stacked(*(ids_at(types, ids) for ids in node_ids))
                 kept["whole_type_sizes"] = sizes
             kept |= {"node_ids": stacked(*sources), "num_whole_nodes": num_nodes}
-            part = RelationalPart(**kept, exchange=exchange)
+            part = RelationalPart(**kept)
         else:
-            part = Part(**kept, exchange=exchange)
+            part = Part(**kept)
     whole = NamedSharding(mesh, PartitionSpec())
     places = jax.make_array_from_callback(places.shape, whole, lambda index: places[index])
     return ShardedGraph(part, stacked(*node_ids), places, mesh, axis)

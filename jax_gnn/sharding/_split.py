@@ -53,10 +53,11 @@ def hyperedge_parts(hypergraph: Hypergraph, parts: Any, num_parts: int) -> Any:
 def split_arrays(
     whole: Graph | RelationalGraph, parts: Any, num_parts: int, src_parts: Any = None
 ) -> tuple[list[Any], tuple[Round, ...], Any]:
-    """For each part its graph, what it sends, and its sources; the rounds; the places of all nodes.
+    """What each part has; the rounds; the places of all nodes. All in numpy.
 
-    Of a bipartite graph sources have parts of their own, and places are those of destinations. All
-    in numpy.
+    A part has its graph, what it sends, of a graph without relations its edges from the halo, and
+    its sources. Of a bipartite graph sources have parts of their own, and places are those of
+    destinations.
     """
     graph = edges_of(whole)
     dtype = graph.indptr.dtype
@@ -105,12 +106,17 @@ def split_arrays(
             if getattr(whole, name) is not None
         }
         graphs = [each.pad(**most) for each in graphs]
+    remotes: list[Any] = [None] * num_parts
+    if isinstance(whole, Graph):
+        remotes = [_from_halo(each, room) for each in graphs]
+        most_edges = max(each.num_edges for each in remotes)
+        remotes = [each.pad(num_edges=most_edges) for each in remotes]
     sends = [
         Graph.from_edges(row, np.arange(slots), num_src=room, num_dst=slots, validate=False)
         for row in send
     ]
     places = (parts.astype(np.int64) * capacity + local).astype(dtype)
-    return list(zip(graphs, sends, sources, strict=True)), rounds, places
+    return list(zip(graphs, sends, remotes, sources, strict=True)), rounds, places
 
 
 def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]:
@@ -156,6 +162,20 @@ def _with_edges(
         node_type_names=whole.node_type_names,
         relation_names=whole.relation_names,
         self_relation=whole.self_relation,
+    )
+
+
+def _from_halo(graph: Any, num_own: int) -> Graph:
+    """The edges out of sources behind the first; ``edge_ids`` are their places among all."""
+    dtype, is_remote = graph.cols.dtype, graph.cols >= num_own
+    places: Any = np.flatnonzero(is_remote).astype(dtype)
+    ahead = np.concatenate([[0], np.cumsum(is_remote)]).astype(dtype)  # of each place
+    t_indptr = graph.t_indptr[num_own:]
+    out = slice(t_indptr[0], t_indptr[-1])
+    return Graph(
+        *(ahead[graph.indptr], graph.rows[places], graph.cols[places] - num_own),
+        *(t_indptr - t_indptr[0], graph.t_rows[out] - num_own, graph.t_cols[out]),
+        *(ahead[graph.t_order[out]], places),
     )
 
 
