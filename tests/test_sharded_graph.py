@@ -338,7 +338,7 @@ def test_local_edges_do_not_wait(rng: np.random.Generator) -> None:
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     with jax_gnn.implementation("cpu" if split.mesh.devices[0].platform == "cpu" else "cuda"):
         needs, collectives, kernels = dependences(run.lower(params, x).compile().as_text())
-    assert len(collectives) == 6
+    assert len(collectives) == 6 * len(split.part.exchange.rounds) > 0
     for exchange in collectives:
         beside = [k for k in kernels if k not in needs[exchange] and exchange not in needs[k]]
         assert beside, exchange
