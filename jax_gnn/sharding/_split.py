@@ -108,9 +108,8 @@ def split_arrays(
         graphs = [each.pad(**most) for each in graphs]
     remotes: list[Any] = [None] * num_parts
     if isinstance(whole, Graph):
-        remotes = [_from_halo(each, room) for each in graphs]
-        most_edges = max(each.num_edges for each in remotes)
-        remotes = [each.pad(num_edges=most_edges) for each in remotes]
+        size = max(int(each.t_indptr[-1] - each.t_indptr[room]) for each in graphs)
+        remotes = [_from_halo(each, room).pad(num_edges=size) for each in graphs]
     sends = [
         Graph.from_edges(row, np.arange(slots), num_src=room, num_dst=slots, validate=False)
         for row in send
@@ -167,9 +166,10 @@ def _with_edges(
 
 def _from_halo(graph: Any, num_own: int) -> Graph:
     """The edges out of sources behind the first; ``edge_ids`` are their places among all."""
-    dtype, is_remote = graph.cols.dtype, graph.cols >= num_own
-    places: Any = np.flatnonzero(is_remote).astype(dtype)
-    ahead = np.concatenate([[0], np.cumsum(is_remote)]).astype(dtype)  # of each place
+    is_remote = graph.cols >= num_own
+    places: Any = np.flatnonzero(is_remote).astype(graph.cols.dtype)
+    ahead = np.zeros(graph.num_edges + 1, graph.cols.dtype)  # how many are, of each place
+    np.cumsum(is_remote, out=ahead[1:])
     t_indptr = graph.t_indptr[num_own:]
     out = slice(t_indptr[0], t_indptr[-1])
     return Graph(
