@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from jax_gnn._core.triples import by_source
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
-from jax_gnn.sharding._exchange import Round, rounds_of, shares_of
-from jax_gnn.sharding._parts import edges_of
+from jax_gnn.sharding._exchange import Exchange, rounds_of, shares_of
+from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 
 
 def square_of(whole: Graph | RelationalGraph | Hypergraph, *, joined: bool) -> Graph:
@@ -50,14 +50,70 @@ def hyperedge_parts(hypergraph: Hypergraph, parts: Any, num_parts: int) -> Any:
     return (members.reshape(size, num_parts).argmax(1) + np.arange(size)) % num_parts
 
 
-def split_arrays(
-    whole: Graph | RelationalGraph, parts: Any, num_parts: int, src_parts: Any = None
-) -> tuple[list[Any], tuple[Round, ...], Any]:
-    """What each part has; the rounds; the places of all nodes. All in numpy.
+class Piece(NamedTuple):
+    """What one device has of a graph, on the host.
 
-    A part has its graph, what it sends, of a graph without relations its edges from the halo, and
-    its sources. Of a bipartite graph sources have parts of their own, and places are those of
-    destinations.
+    Attributes:
+        part: see `ShardedGraph.part`.
+        node_ids: ``(capacity,)``, likewise.
+        values: by name, values of its nodes and edges.
+    """
+
+    part: Part | RelationalPart | HypergraphPart
+    node_ids: Any
+    values: dict[str, Any]
+
+
+def pieces_of(
+    whole: Any, num_parts: int, axis: str, parts: Any, of_hyperedges: Any = None
+) -> tuple[list[Piece], Any]:
+    """The pieces of a graph of any kind, and the place of each node in the rows of all of them."""
+    pieces = []
+    if isinstance(whole, Hypergraph):
+        into, _ = split_arrays(whole.graph, of_hyperedges, num_parts, axis, parts)
+        turned = whole.graph.transpose()
+        back, places = split_arrays(turned, parts, num_parts, axis, of_hyperedges)
+        for (first, nodes), (second, hyperedges) in zip(into, back, strict=True):
+            own = hyperedges[: first.num_dst]
+            made = HypergraphPart(first, second, own, whole.num_hyperedges)
+            pieces.append(Piece(made, nodes[: second.num_dst], {}))
+        return pieces, places
+    of_nodes, places = split_arrays(whole, parts, num_parts, axis)
+    for part, sources in of_nodes:
+        pieces.append(Piece(part, sources[: part.num_dst], {}))
+    return pieces, places
+
+
+def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, most_far: int) -> Any:
+    """A graph as a part, with room for so many edges from the halo."""
+    kept = {each.name: getattr(graph, each.name) for each in fields(graph)}
+    if isinstance(graph, Graph):
+        remote = _from_halo(graph, exchange.num_own).pad(num_edges=most_far)
+        return Part(**kept, exchange=exchange, remote=remote)
+    sizes = whole.node_type_sizes
+    if sizes is not None:
+        types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
+        types = pad_ids(types, whole.num_nodes - len(types))
+        kept["node_types"] = ids_at(types, sources[: graph.num_dst])
+        kept["whole_type_sizes"] = sizes
+    kept |= {"node_ids": sources, "num_whole_nodes": whole.num_nodes}
+    return RelationalPart(**kept, exchange=exchange)
+
+
+def rows_of(values: Any, ids: Any) -> Any:
+    """The rows of some ids in numpy, zeros where an id is out of range."""
+    found = np.zeros((*ids.shape, *values.shape[1:]), values.dtype)
+    own = in_range(ids, len(values))
+    found[own] = values[ids[own]]
+    return found
+
+
+def split_arrays(
+    whole: Graph | RelationalGraph, parts: Any, num_parts: int, axis: str, src_parts: Any = None
+) -> tuple[list[Any], Any]:
+    """Each part and its sources; the places of all nodes. All in numpy.
+
+    Of a bipartite graph sources have parts of their own, and places are those of destinations.
     """
     graph = edges_of(whole)
     dtype = graph.indptr.dtype
@@ -106,16 +162,15 @@ def split_arrays(
             if getattr(whole, name) is not None
         }
         graphs = [each.pad(**most) for each in graphs]
-    remotes: list[Any] = [None] * num_parts
-    if isinstance(whole, Graph):
-        size = max(int(each.t_indptr[-1] - each.t_indptr[room]) for each in graphs)
-        remotes = [_from_halo(each, room).pad(num_edges=size) for each in graphs]
-    sends = [
-        Graph.from_edges(row, np.arange(slots), num_src=room, num_dst=slots, validate=False)
-        for row in send
-    ]
-    places = (parts.astype(np.int64) * capacity + local).astype(dtype)
-    return list(zip(graphs, sends, remotes, sources, strict=True)), rounds, places
+    outs = [edges_of(each).t_indptr for each in graphs]
+    most_far = max(int(out[-1] - out[room]) for out in outs)
+    made = []
+    for row, made_of, ids in zip(send, graphs, sources, strict=True):
+        numbers = np.arange(slots)
+        sent = Graph.from_edges(row, numbers, num_src=room, num_dst=slots, validate=False)
+        part = _part(whole, made_of, ids, Exchange(sent, rounds, axis), most_far)
+        made.append((part, ids))
+    return made, (parts.astype(np.int64) * capacity + local).astype(dtype)
 
 
 def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]:
