@@ -18,7 +18,14 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_gnn import Graph, Hypergraph, RelationalGraph, hypergraph_aggregate, segment_matmul
+from jax_gnn import (
+    Graph,
+    Hypergraph,
+    RelationalGraph,
+    hypergraph_aggregate,
+    segment_matmul,
+    spmm,
+)
 from jax_gnn.extend import (
     as_array,
     check_callable,
@@ -570,6 +577,13 @@ def of_sources(graph: Graph | RelationalGraph, x: Array) -> Array:
     if isinstance(graph, Part | RelationalPart) and x.shape[0] == graph.num_dst:
         return graph.with_halo(x)
     return x
+
+
+def aggregated(graph: Graph, x: Array, weight: Array | None, **options: Any) -> Array:
+    """`spmm`, also of a device's part, with rows of other devices."""
+    if isinstance(graph, Part) and x.shape[0] == graph.num_dst:
+        return graph.aggregate(x, weight, **options)
+    return spmm(graph, x, weight, **options)
 
 
 def mapped_sources(graph: Graph, x: Array, width: int, function: Callable[[Array], Any]) -> Any:

@@ -17,6 +17,7 @@ from flax_layers._base import (
     Ends,
     LinearOptions,
     Stack,
+    aggregated,
     check_activation,
     check_among_sources,
     check_ends,
@@ -30,7 +31,6 @@ from flax_layers._base import (
     linear,
     num_rows,
     of_destinations,
-    of_sources,
     scaled,
     sums_first,
     unit_rows,
@@ -407,13 +407,12 @@ class SAGEConv(Convolution):
         root = None if self.root is None else linear(self.root, dst)
 
         def aggregate(features: Array, **last: Any) -> Array:
-            features = of_sources(graph, features)
             # A sum over a known degree, while the gradient of a mean counts edges. Sums of half
             # types may overflow.
             if self.aggregation == "mean" and features.dtype.itemsize >= 4:
                 share = 1 / jnp.maximum(graph.in_degrees(), 1).astype(features.dtype)
-                return spmm(graph, features, weight, out_scale=share, **last)
-            return spmm(graph, features, weight, reduce=self.aggregation, **last)
+                return aggregated(graph, features, weight, out_scale=share, **last)
+            return aggregated(graph, features, weight, reduce=self.aggregation, **last)
 
         if self.aggregation == "max":
             y = aggregate(messages)
@@ -518,12 +517,12 @@ def _sum_with_own(
     graph: Graph, x: Array, weight: Array | None, own_scale: Any, **options: Any
 ) -> Array:
     """Sums rows over edges, and adds that of the destination itself times a number, or None."""
-    if own_scale is None or graph.num_src == graph.num_dst:
-        return spmm(graph, of_sources(graph, x), weight, own_scale=own_scale, **options)
+    if own_scale is None or num_rows(graph) == graph.num_dst:
+        return aggregated(graph, x, weight, own_scale=own_scale, **options)
     acc = accumulator_dtype(x.dtype)
     own = of_destinations(graph, x).astype(acc) * jnp.asarray(own_scale, acc)
     own = scaled(own, options.get("out_scale")).astype(x.dtype)
-    return spmm(graph, of_sources(graph, x), weight, residual=own, **options)
+    return spmm(graph, x, weight, residual=own, **options)
 
 
 def _edge_weight(graph: Graph, weight: ArrayLike | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -20,7 +21,7 @@ from op_spec import assert_close, same_bits
 import flax_layers
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
-from jax_gnn.sharding import ShardedGraph, partition, shard_graph
+from jax_gnn.sharding import Part, ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
 from jax_gnn.sharding._sharded import parts_of
@@ -202,7 +203,29 @@ def test_each_edge_is_somewhere(
         np.testing.assert_array_equal(own.t_rows[:count], cols_of[same])
         np.testing.assert_array_equal(own.t_cols[:count], rows_of[same])
         assert (np.diff(own.t_rows[:count]) >= 0).all() and (own.edge_ids[count:] == -1).all()
+        check_remote(own, cols_of)
     assert sorted(found) == [*range(int(graph.indptr[-1]))]
+
+
+def check_remote(part: Part, cols: Any) -> None:
+    """Its edges from the halo are those among all, both ways."""
+    far, num_own = np.flatnonzero(cols >= part.exchange.num_own), part.exchange.num_own
+    remote, count = part.remote, len(far)
+    remote.check_arrays()
+    assert remote.num_src == part.num_src - num_own and remote.num_dst == part.num_dst
+    assert remote.indptr[-1] == remote.t_indptr[-1] == count
+    np.testing.assert_array_equal(remote.edge_ids[:count], far)
+    np.testing.assert_array_equal(remote.rows[:count], part.rows[far])
+    np.testing.assert_array_equal(remote.cols[:count], part.cols[far] - num_own)
+    same = remote.t_order[:count]
+    np.testing.assert_array_equal(remote.t_rows[:count], remote.cols[same])
+    np.testing.assert_array_equal(remote.t_cols[:count], remote.rows[same])
+    np.testing.assert_array_equal(
+        np.diff(remote.indptr), np.bincount(remote.rows[:count], None, part.num_dst)
+    )
+    degrees = np.bincount(remote.cols[:count], None, remote.num_src)
+    np.testing.assert_array_equal(np.diff(remote.t_indptr), degrees)
+    assert (np.diff(remote.t_rows[:count]) >= 0).all() and (remote.edge_ids[count:] == -1).all()
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
@@ -230,6 +253,124 @@ def test_edges_keep_their_relations(method: str, num_parts: int, rng: np.random.
         want = np.where(own_ids < 0, -1, types[own_ids])
         np.testing.assert_array_equal(part.node_types, want)
     assert sorted(found) == [*range(int(graph.nodes.indptr[-1]))]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_aggregate(reduce: Any, num_parts: int, rng: np.random.Generator) -> None:
+    """What `spmm` makes of the whole graph, and all first and second derivatives."""
+    with jax.enable_x64(True):
+        graph = random_graph(rng)
+        method = str(rng.choice([each for each in METHODS if each != "metis"]))
+        split = sharded(rng, graph, mesh_of(num_parts), method)
+        names = ["out_scale", "result_scale"] + ["own_scale"] * (reduce != "max")
+        scales = {name: rng.uniform(0.5, 1.5, 60) for name in names}
+        x, residual, target = rng.normal(size=(3, 60, 2, 3))
+        weight, bias = rng.uniform(0.5, 1.5, (graph.num_edges, 2)), rng.normal(size=(2, 3))
+        arguments = jax.tree.map(jnp.asarray, (x, weight, scales, residual, bias))
+        along = jax.tree.map(lambda each: jnp.asarray(rng.normal(size=each.shape)), arguments)
+
+        def counted(y: Any, target: Any) -> Any:
+            return jnp.sum(jnp.where(jnp.isfinite(y), jnp.sin(y), 0) * target)
+
+        def alone(x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
+            last = {"reduce": reduce, "residual": residual, "bias": bias, "activation": "relu"}
+            return counted(jax_gnn.spmm(graph, x, weight, **scales, **last), target)
+
+        def together(x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
+            def own(part: Any, x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
+                last = {"reduce": reduce, "residual": residual, "bias": bias, "activation": "relu"}
+                return part.aggregate(x, weight, **scales, **last)
+
+            of_nodes = jax.tree.map(split.shard, (scales, residual))
+            y = split.apply(own, split.shard(x), split.shard_edges(weight), *of_nodes, bias=bias)
+            return counted(y, split.shard(target))
+
+        def run(loss: Any) -> Any:
+            def slope(*arguments: Any) -> Any:
+                return jax.value_and_grad(loss, (0, 1, 2, 3, 4))(*arguments)
+
+            return jax.jit(lambda *both: jax.jvp(slope, *both))(arguments, along)
+
+        for a, b in zip(*map(jax.tree.leaves, (run(together), run(alone))), strict=True):
+            assert_close(a, b, 1e-10, "on several devices")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_aggregate_of_half_types(dtype: str, reduce: Any, rng: np.random.Generator) -> None:
+    """Means do not overflow, and sums are rounded twice at most."""
+    graph = random_graph(rng)
+    split = sharded(rng, graph, mesh_of(2), "random")
+    x = (rng.uniform(1, 2, (60, 3)) * (1 if reduce == "sum" else 30000)).astype(dtype)
+    y = split.apply(lambda part, x: part.aggregate(x, reduce=reduce), split.shard(x))
+    want = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), reduce=reduce))
+    assert y.dtype == dtype
+    assert_close(split.unshard(y).astype(np.float32), want, 2 * float(jnp.finfo(dtype).eps), "sums")
+
+
+def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
+    """In the computation that has collectives, what each instruction needs; these, and kernels."""
+    (body,) = (each for each in re.split(r"\n(?=\S)", text) if "source_target_pairs" in each)
+    needs: dict[str, set[str]] = {}
+    collectives, kernels = [], []
+    for name, made in re.findall(r"^ +(?:ROOT )?%?([\w.-]+) = (.*)", body, re.MULTILINE):
+        direct = [each for each in re.findall(r"%([\w.-]+)", made) if each in needs]
+        needs[name] = set(direct).union(*(needs[each] for each in direct))
+        if "source_target_pairs" in made:
+            collectives.append(name)
+        elif "jax_gnn_segment_reduce" in made and "custom-call(" in made:
+            kernels.append(name)
+    return needs, collectives, kernels
+
+
+def test_local_edges_do_not_wait(rng: np.random.Generator) -> None:
+    """For each exchange, forward and back, there is a kernel that it and nobody waits for."""
+    src, dst = rng.integers(0, 400, (2, 4000))
+    graph = Graph.from_edges(src, dst, num_nodes=400)
+    split = sharded(rng, graph, mesh_of(2), "random")
+    model = flax_layers.GCN(16, 16, 4, num_layers=3, rngs=nnx.Rngs(0))
+    model.eval()
+    definition, params, rest = nnx.split(model, nnx.Param, ...)
+    x = split.shard(rng.normal(size=(400, 16)).astype(np.float32))
+
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(split.apply(nnx.merge(definition, params, rest), x)))
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    with jax_gnn.implementation("cpu" if split.mesh.devices[0].platform == "cpu" else "cuda"):
+        needs, collectives, kernels = dependences(run.lower(params, x).compile().as_text())
+    assert len(collectives) == 6 * len(split.part.exchange.rounds) > 0
+    for exchange in collectives:
+        beside = [k for k in kernels if k not in needs[exchange] and exchange not in needs[k]]
+        assert beside, exchange
+
+
+@pytest.mark.parametrize("kind", ["gcn", "weighted", "gat"])
+def test_rows_of_others_that_are_kept(kind: str, rng: np.random.Generator) -> None:
+    """For the gradient: none of sums whose weights are constant, none under `jax.checkpoint`."""
+    halves = np.array([[0], [30]])
+    src, dst = (rng.integers(0, 30, (2, 200)) + halves for _ in range(2))
+    src[:, :40] = rng.integers(0, 7, (2, 40)) + halves[::-1]
+    graph = Graph.from_edges(src.ravel(), dst.ravel(), num_nodes=60)
+    split = shard_graph(graph, mesh_of(2), "nodes", np.repeat([0, 1], 30))
+    made = {"gat": flax_layers.GAT}.get(kind, flax_layers.GCN)
+    model: Any = made(6, 5, 4, num_layers=2, rngs=nnx.Rngs(0))
+    model.eval()
+    x = split.shard(rng.normal(size=(60, 6)).astype(np.float32))
+    weights = (split.shard_edges(rng.random(graph.num_edges)),) * (kind == "weighted")
+    halo = split.part.exchange.send.num_dst
+
+    def kept(model: Any) -> bool:
+        """Whether features of the halo are, by their number, alone or behind own rows."""
+        run = functools.partial(jax.vjp, lambda *values: split.apply(model, *values))
+        _, back = jax.eval_shape(run, x, *weights)
+        leaves = [each for each in jax.tree.leaves(back) if each.dtype == np.float32]
+        rows = 2 * halo, 2 * (halo + split.node_ids.shape[1])
+        return any(each.shape[0] in rows and each.size > each.shape[0] for each in leaves)
+
+    assert kept(model) == (kind != "gcn")
+    assert not kept(jax.checkpoint(model))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -569,10 +710,15 @@ def test_errors_of_rows() -> None:
         (lambda: split.shard(rows, [[0, 1], [1, 2]]), "node_ids must .*each of num_nodes = 3 once"),
         (lambda: split.shard(rows, [[0, 1], [-2, 2]]), "node_ids must .*-1 for padding"),
         (lambda: split.apply(len, np.ones((3, 2))), r"values must have the shape \(2, \.\.\.\)"),
-        (lambda: split.apply(lambda part, x: part.with_halo(x[:1]), rows), "x must have num_dst"),
+        (lambda: split.apply(lambda p, x: p.with_halo(x[:1]), rows), r"x must be \(num_own=2"),
+        (lambda: split.apply(lambda p, x: p.aggregate(x[:1]), rows), r"x must be \(num_own=2"),
+        (lambda: split.apply(lambda p, x: p.aggregate(x, np.ones(9)), rows), "weight must be"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    for call in (lambda part, x: part.with_halo(x > 0), lambda part, x: part.aggregate(x > 0)):
+        with pytest.raises(TypeError, match="x must be float16, "):
+            split.apply(call, rows)
     assert math.isclose(float(split.unshard(rows).sum()), 6)
     model = flax_layers.GCN(2, 4, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):

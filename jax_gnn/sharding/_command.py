@@ -150,15 +150,16 @@ class Costs(NamedTuple):
     def of(cls, pieces: Sequence[Piece], places: Any) -> Costs:
         """Those of what `pieces_of` returns."""
         parts: Any = [piece.part for piece in pieces]
-        is_hypergraph = isinstance(parts[0], HypergraphPart)
-        names = ("node_exchange", "hyperedge_exchange") if is_hypergraph else ("exchange",)
-        of_nodes = [part.back if is_hypergraph else edges_of(part) for part in parts]
+        halves = [parts]
+        if isinstance(parts[0], HypergraphPart):
+            halves = [[part.into for part in parts], [part.back for part in parts]]
+        of_nodes = [edges_of(part) for part in halves[-1]]
         nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
         own = int(nodes.sum()), getattr(parts[0], "num_whole_hyperedges", 0)
         edges = np.array([int(graph.indptr[-1]) for graph in of_nodes])
         costs = [
-            ExchangeCosts.of([getattr(part, name) for part in parts], count)
-            for name, count in zip(names, own, strict=False)
+            ExchangeCosts.of([part.exchange for part in half], count)
+            for half, count in zip(halves, own, strict=False)
         ]
         first = jax.tree.leaves(pieces[0])  # all have the same sizes
         return cls(nodes, edges, costs, sum(leaf.nbytes for leaf in first) + places.nbytes)

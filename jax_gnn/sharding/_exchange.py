@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._ops.spmm.api import spmm
+from jax_gnn._core.linear import Linear
+from jax_gnn._ops.segment_reduce.primitive import reduce_messages
 from jax_gnn.graph import Graph
 
 MOST_ROWS = 1.12
@@ -51,7 +52,7 @@ class Round(NamedTuple):
 class Exchange:
     """How the devices of a mesh's axis fetch rows from each other; called in `jax.shard_map`.
 
-    Its transpose sends back and adds up at the owner in a fixed order.
+    Its transpose sends back, and adds what comes to the gradients of own rows, in a fixed order.
 
     Attributes:
         send: from own rows to slots, an edge for each row that is sent, so that gathering is a
@@ -64,40 +65,74 @@ class Exchange:
     rounds: tuple[Round, ...] = field(metadata=STATIC)
     axis: str = field(metadata=STATIC)
 
-    def __call__(self, x: Array) -> Array:
-        """The rows that other devices send, zeros where they send none.
+    @property
+    def num_own(self) -> int:
+        """Number of own rows."""
+        return self.send.num_src
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """Own rows, and those that other devices send, zeros where they send none.
+
+        What goes on with the first is differentiated before what came back is added to it.
 
         Args:
-            x: ``(own, *features)``, this device's rows.
+            x: ``(num_own, *features)``, this device's rows.
 
         Returns:
-            ``(slots, *features)`` in the dtype of x.
+            x, and ``(slots, *features)`` in its dtype.
 
         Raises:
             ValueError: the call is not in `jax.shard_map`.
         """
         try:
-            size = jax.lax.axis_size(self.axis)
+            jax.lax.axis_size(self.axis)
         except NameError:
             raise ValueError(
                 f"part must be within ShardedGraph.apply, or jax.shard_map over {self.axis!r}, to "
                 "fetch rows of other devices"
             ) from None
-        rows, found, start = spmm(self.send, x), [], 0
+        own, halo = _fetch(self, (x,))
+        return own, halo
+
+    def travel(self, rows: Array, back: bool = False) -> Array:
+        """What arrives in each slot of what all devices send, or send back."""
+        size, found, start = jax.lax.axis_size(self.axis), [], 0
         for each in self.rounds:
             stop = start + each.slots(size)
             if each.pairs is None:
                 found.append(jax.lax.all_to_all(rows[start:stop], self.axis, 0, 0, tiled=True))
             else:
-                found.append(jax.lax.ppermute(rows[start:stop], self.axis, each.pairs))
+                pairs = [pair[::-1] for pair in each.pairs] if back else each.pairs
+                found.append(jax.lax.ppermute(rows[start:stop], self.axis, pairs))
             start = stop
         return jnp.concatenate(found) if found else rows
 
-    def behind(self, x: Array) -> Array:
-        """Own rows, and behind them those that other devices send: ``(own + slots, *features)``."""
-        sent = self(x)
-        # XLA of jaxlib 0.11 crashes where a GPU's program over several devices joins no rows.
-        return jnp.concatenate([x, sent]) if len(sent) else x
+
+def _fetched(exchange: Exchange, moving: tuple[Array]) -> list[Array]:
+    (x,) = moving
+    rows = reduce_messages(x, None, exchange.send.matrix(), "sum")
+    return [x, exchange.travel(rows)]
+
+
+def _brought_back(exchange: Exchange, moving: Any, cts: list[Array | None]) -> tuple[Array | None]:
+    del moving
+    own, halo = cts
+    if halo is None:
+        return (own,)
+    back = exchange.travel(halo, back=True)
+    last = None, None, own, None, None  # a residual
+    return (reduce_messages(back, None, exchange.send.matrix().T, "sum", None, last),)
+
+
+_fetch = Linear(
+    name="fetch_rows",
+    result=lambda exchange, moving: [
+        moving[0],
+        jax.ShapeDtypeStruct((exchange.send.num_dst, *moving[0].shape[1:]), moving[0].dtype),
+    ],
+    function=_fetched,
+    transpose=_brought_back,
+)
 
 
 def rounds_of(counts: np.ndarray) -> tuple[Round, ...]:

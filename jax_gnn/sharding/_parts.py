@@ -13,7 +13,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.activation import Activation
-from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
+from jax_gnn._core.arguments import check_features
+from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise, take
 from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
 from jax_gnn._ops.spmm.api import Reduce, spmm
@@ -49,10 +50,12 @@ class _HasHalo:
             TypeError: x is not of floating-point numbers.
             ValueError: x has another number of rows.
         """
-        own = self.exchange.send.num_src
-        if x.ndim == 0 or x.shape[0] != own:
-            raise ValueError(f"x must have num_dst = {own} rows, got shape {x.shape}")
-        return self.exchange.behind(x)
+        own, halo = self.exchange(self._own(x))
+        # XLA of jaxlib 0.11 crashes where a GPU's program over several devices joins no rows.
+        return jnp.concatenate([own, halo]) if len(halo) else own
+
+    def _own(self, x: ArrayLike) -> Array:
+        return check_features("x", x, "num_own", self.exchange.num_own)
 
 
 @public
@@ -69,14 +72,75 @@ class Part(Graph, _HasHalo):
 
     Attributes:
         exchange: what fetches rows from other devices.
+        remote: the edges from the halo alone, whose ``edge_ids`` are places in the part's order.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
         >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
         >>> x = sharded.shard(jnp.array([1.0, 2.0, 3.0]))
+        >>> sharded.apply(lambda part, x: part.aggregate(x), x)
+        Array([[5., 1., 0.]], dtype=float32)
         >>> sharded.apply(lambda part, x: spmm(part, part.with_halo(x)), x)
         Array([[5., 1., 0.]], dtype=float32)
     """
+
+    remote: Graph = field(kw_only=True)
+
+    def aggregate(
+        self,
+        x: Array,
+        weight: Array | None = None,
+        *,
+        reduce: Reduce = "sum",
+        own_scale: ArrayLike | None = None,
+        out_scale: ArrayLike | None = None,
+        residual: ArrayLike | None = None,
+        **last: Any,
+    ) -> Array:
+        """What `spmm` makes of the whole graph, for own nodes; in `jax.shard_map` alone.
+
+        Sums and means over edges between own nodes do not wait for rows of other devices, nor do
+        their gradients. Maxima and minima do, and so do means of float16, whose sums may overflow.
+
+        Args:
+            x: ``(num_dst, *features)``, of own nodes.
+            weight: as there, and so all that follow.
+            reduce: likewise.
+            own_scale: likewise, of sums and means.
+            out_scale: likewise.
+            residual: likewise.
+            **last: likewise.
+
+        Returns:
+            ``(num_dst, *features)`` in the dtype of x.
+
+        Raises:
+            TypeError: an argument has the wrong type or dtype.
+            ValueError: an argument has the wrong shape, or the call is not in `jax.shard_map`.
+        """
+        x = self._own(x)
+        scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
+        if reduce == "mean" and x.dtype != jnp.float16:
+            count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
+            own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
+            scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
+            reduce = "sum"
+        if reduce != "sum" or not self.exchange.rounds:
+            rows = self.with_halo(x)
+            return spmm(self, rows, weight, reduce=reduce, **scales, residual=residual, **last)
+        own, halo = self.exchange(x)
+        y = spmm(self._local, own, weight, **scales, residual=residual)
+        if weight is not None:
+            weight = take(jnp.asarray(weight), self.remote.edge_ids)
+        return spmm(self.remote, halo, weight, out_scale=scales["out_scale"], residual=y, **last)
+
+    @property
+    def _local(self) -> Graph:
+        """The edges from own nodes: to a graph without the halo, those out of it are padding."""
+        return Graph(
+            *(self.indptr, self.rows, self.cols, self.t_indptr[: self.exchange.num_own + 1]),
+            *(self.t_rows, self.t_cols, self.t_order, self.edge_ids),
+        )
 
 
 @public
@@ -125,8 +189,6 @@ class HypergraphPart:
     Attributes:
         into: from own nodes, and others behind them, to own hyperedges.
         back: from own hyperedges, and others behind them, to own nodes.
-        node_exchange: what fetches rows of the other nodes.
-        hyperedge_exchange: what fetches rows of the other hyperedges.
         hyperedge_ids: ``(num_hyperedges,)``, which hyperedge of the whole hypergraph each of its
             own is; -1 is padding.
         num_whole_hyperedges: number of hyperedges of the whole hypergraph.
@@ -139,10 +201,8 @@ class HypergraphPart:
         Array([[ 6.,  6., 13.,  7.]], dtype=float32)
     """
 
-    into: Graph
-    back: Graph
-    node_exchange: Exchange
-    hyperedge_exchange: Exchange
+    into: Part
+    back: Part
     hyperedge_ids: Array
     num_whole_hyperedges: int = field(metadata=STATIC)
 
@@ -175,7 +235,7 @@ class HypergraphPart:
         Returns:
             ``(num_hyperedges, *features)`` in the dtype of x.
         """
-        return spmm(self.into, self.node_exchange.behind(x), reduce=reduce, **last)
+        return self.into.aggregate(x, reduce=reduce, **last)
 
     def to_nodes(self, h: Array, *, reduce: Reduce = "sum", **last: Any) -> Array:
         """Reduces over each own node the rows of its hyperedges.
@@ -188,7 +248,7 @@ class HypergraphPart:
         Returns:
             ``(num_nodes, *features)`` in the dtype of h.
         """
-        return spmm(self.back, self.hyperedge_exchange.behind(h), reduce=reduce, **last)
+        return self.back.aggregate(h, reduce=reduce, **last)
 
     def aggregate(
         self,
@@ -251,7 +311,7 @@ class HypergraphPart:
         )
 
 
-def _product(*scales: Array | None) -> Array | None:
+def _product(*scales: Any) -> Array | None:
     given = [scale for scale in scales if scale is not None]
     return functools.reduce(operator.mul, given) if given else None
 

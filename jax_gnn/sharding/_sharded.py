@@ -76,7 +76,7 @@ class ShardedGraph:
         """Rows that travel between all devices before one aggregation, padding included."""
         part = self.part
         if isinstance(part, HypergraphPart):
-            rounds = part.node_exchange.rounds + part.hyperedge_exchange.rounds
+            rounds = part.into.exchange.rounds + part.back.exchange.rounds
         else:
             rounds = part.exchange.rounds
         return sum(each.rows(self.num_parts) for each in rounds)

@@ -12,7 +12,7 @@ from jax_gnn._core.triples import by_source
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
-from jax_gnn.sharding._exchange import Exchange, Round, rounds_of, shares_of
+from jax_gnn.sharding._exchange import Exchange, rounds_of, shares_of
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 
 
@@ -70,28 +70,26 @@ def pieces_of(
     """The pieces of a graph of any kind, and the place of each node in the rows of all of them."""
     pieces = []
     if isinstance(whole, Hypergraph):
-        into, rounds, _ = split_arrays(whole.graph, of_hyperedges, num_parts, parts)
-        back, rounds_back, places = split_arrays(
-            whole.graph.transpose(), parts, num_parts, of_hyperedges
-        )
-        for (first, sent, nodes), (second, sent_back, hyperedges) in zip(into, back, strict=True):
-            exchanges = Exchange(sent, rounds, axis), Exchange(sent_back, rounds_back, axis)
+        into, _ = split_arrays(whole.graph, of_hyperedges, num_parts, axis, parts)
+        turned = whole.graph.transpose()
+        back, places = split_arrays(turned, parts, num_parts, axis, of_hyperedges)
+        for (first, nodes), (second, hyperedges) in zip(into, back, strict=True):
             own = hyperedges[: first.num_dst]
-            made = HypergraphPart(first, second, *exchanges, own, whole.num_hyperedges)
+            made = HypergraphPart(first, second, own, whole.num_hyperedges)
             pieces.append(Piece(made, nodes[: second.num_dst], {}))
         return pieces, places
-    graphs, rounds, places = split_arrays(whole, parts, num_parts)
-    for graph, sent, sources in graphs:
-        part = _part(whole, graph, sources, Exchange(sent, rounds, axis))
-        pieces.append(Piece(part, sources[: graph.num_dst], {}))
+    of_nodes, places = split_arrays(whole, parts, num_parts, axis)
+    for part, sources in of_nodes:
+        pieces.append(Piece(part, sources[: part.num_dst], {}))
     return pieces, places
 
 
-def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange) -> Part | RelationalPart:
-    """A graph as a part."""
+def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, most_far: int) -> Any:
+    """A graph as a part, with room for so many edges from the halo."""
     kept = {each.name: getattr(graph, each.name) for each in fields(graph)}
     if isinstance(graph, Graph):
-        return Part(**kept, exchange=exchange)
+        remote = _from_halo(graph, exchange.num_own).pad(num_edges=most_far)
+        return Part(**kept, exchange=exchange, remote=remote)
     sizes = whole.node_type_sizes
     if sizes is not None:
         types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
@@ -111,12 +109,11 @@ def rows_of(values: Any, ids: Any) -> Any:
 
 
 def split_arrays(
-    whole: Graph | RelationalGraph, parts: Any, num_parts: int, src_parts: Any = None
-) -> tuple[list[Any], tuple[Round, ...], Any]:
-    """For each part its graph, what it sends, and its sources; the rounds; the places of all nodes.
+    whole: Graph | RelationalGraph, parts: Any, num_parts: int, axis: str, src_parts: Any = None
+) -> tuple[list[Any], Any]:
+    """Each part and its sources; the places of all nodes. All in numpy.
 
-    Of a bipartite graph sources have parts of their own, and places are those of destinations. All
-    in numpy.
+    Of a bipartite graph sources have parts of their own, and places are those of destinations.
     """
     graph = edges_of(whole)
     dtype = graph.indptr.dtype
@@ -165,12 +162,15 @@ def split_arrays(
             if getattr(whole, name) is not None
         }
         graphs = [each.pad(**most) for each in graphs]
-    sends = [
-        Graph.from_edges(row, np.arange(slots), num_src=room, num_dst=slots, validate=False)
-        for row in send
-    ]
-    places = (parts.astype(np.int64) * capacity + local).astype(dtype)
-    return list(zip(graphs, sends, sources, strict=True)), rounds, places
+    outs = [edges_of(each).t_indptr for each in graphs]
+    most_far = max(int(out[-1] - out[room]) for out in outs)
+    made = []
+    for row, made_of, ids in zip(send, graphs, sources, strict=True):
+        numbers = np.arange(slots)
+        sent = Graph.from_edges(row, numbers, num_src=room, num_dst=slots, validate=False)
+        part = _part(whole, made_of, ids, Exchange(sent, rounds, axis), most_far)
+        made.append((part, ids))
+    return made, (parts.astype(np.int64) * capacity + local).astype(dtype)
 
 
 def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]:
@@ -216,6 +216,21 @@ def _with_edges(
         node_type_names=whole.node_type_names,
         relation_names=whole.relation_names,
         self_relation=whole.self_relation,
+    )
+
+
+def _from_halo(graph: Any, num_own: int) -> Graph:
+    """The edges out of sources behind the first; ``edge_ids`` are their places among all."""
+    is_remote = graph.cols >= num_own
+    places: Any = np.flatnonzero(is_remote).astype(graph.cols.dtype)
+    ahead = np.zeros(graph.num_edges + 1, graph.cols.dtype)  # how many are, of each place
+    np.cumsum(is_remote, out=ahead[1:])
+    t_indptr = graph.t_indptr[num_own:]
+    out = slice(t_indptr[0], t_indptr[-1])
+    return Graph(
+        *(ahead[graph.indptr], graph.rows[places], graph.cols[places] - num_own),
+        *(t_indptr - t_indptr[0], graph.t_rows[out] - num_own, graph.t_cols[out]),
+        *(ahead[graph.t_order[out]], places),
     )
 
 

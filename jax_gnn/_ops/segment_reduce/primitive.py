@@ -205,8 +205,9 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
     # Behind the sum and its scales only additions and the ReLU, whose slope its result tells.
     result, terms = bind(primals), []
     if tangents.x is not None:
-        message = tangents.x, primals.weight, primals.matrix
-        terms.append(_plain(bind)(Messages(*message, primals.own_scale, primals.scale)))
+        last = {"own_scale": primals.own_scale, "out_scale": primals.out_scale}
+        message = Messages(tangents.x, primals.weight, primals.matrix, **last)
+        terms.append(_plain(bind)(message._replace(result_scale=result_scale)))
     if tangents.own_scale is not None:
         scales = _times(tangents.own_scale, primals.scale)
         terms.append(row_wise(scales, x) * x.astype(scales.dtype))
@@ -260,13 +261,13 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
     own_scale, counts = operands.own_scale, _counts_of(bind, ct, matrix)
     if own_scale is not None and counts is not None:  # what is divided by these below
         own_scale *= counts
-    ct = _scaled(ct, operands.scale, counts)
+    ct = _scaled(ct, operands, counts)
     return _plain(bind)(Messages(ct, weight, matrix.T, own_scale), reduce="sum")
 
 
 def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
     x, _, matrix = operands.message
-    ct = _scaled(ct, operands.scale, _counts_of(bind, ct, matrix))
+    ct = _scaled(ct, operands, _counts_of(bind, ct, matrix))
     heads, implementation = bind.attributes["heads"], bind.implementation
     return _gradient_to_weight(x, ct, matrix, heads, implementation=implementation)
 
@@ -285,10 +286,12 @@ def _counts(
     return jnp.maximum(total(ones, matrix, implementation), 1)
 
 
-def _scaled(ct: Array, scale: Array | None, counts: Array | None) -> Array:
+def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array:
     wide = ct.astype(accumulator_dtype(ct.dtype))
-    if scale is not None:
-        wide *= row_wise(scale, ct)
+    # One after the other, as a residual's gradient has the result's alone.
+    for scale in (operands.result_scale, operands.out_scale) if operands else ():
+        if scale is not None:
+            wide *= row_wise(scale, ct)
     if counts is not None:
         wide /= row_wise(counts, ct)
     return wide.astype(ct.dtype)
