@@ -24,12 +24,12 @@ from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
 from jax_gnn.sharding._sharded import _parts_of
 
-DEVICES = jax.devices() if jax.device_count() >= 8 else jax.devices("cpu")
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
 
 
 def mesh_of(count: int, kind: AxisType = AxisType.Auto) -> Mesh:
-    return Mesh(np.array(DEVICES[:count]), ("nodes",), axis_types=(kind,))
+    devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
+    return Mesh(np.array(devices[:count]), ("nodes",), axis_types=(kind,))
 
 
 def random_graph(rng: np.random.Generator, num_nodes: int = 60, num_edges: int = 300) -> Graph:
