@@ -93,6 +93,12 @@ class Exchange:
             start = stop
         return jnp.concatenate(found) if found else rows
 
+    def behind(self, x: Array) -> Array:
+        """Own rows, and behind them those that other devices send: ``(own + slots, *features)``."""
+        sent = self(x)
+        # XLA of jaxlib 0.11 crashes where a GPU's program over several devices joins no rows.
+        return jnp.concatenate([x, sent]) if len(sent) else x
+
 
 def rounds_of(counts: np.ndarray) -> tuple[Round, ...]:
     """The fewest rounds found that send no more than `MOST_ROWS` times what is wanted.

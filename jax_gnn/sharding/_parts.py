@@ -52,7 +52,7 @@ class _HasHalo:
         own = self.exchange.send.num_src
         if x.ndim == 0 or x.shape[0] != own:
             raise ValueError(f"x must have num_dst = {own} rows, got shape {x.shape}")
-        return jnp.concatenate([x, self.exchange(x)])
+        return self.exchange.behind(x)
 
 
 @public
@@ -175,8 +175,7 @@ class HypergraphPart:
         Returns:
             ``(num_hyperedges, *features)`` in the dtype of x.
         """
-        rows = jnp.concatenate([x, self.node_exchange(x)])
-        return spmm(self.into, rows, reduce=reduce, **last)
+        return spmm(self.into, self.node_exchange.behind(x), reduce=reduce, **last)
 
     def to_nodes(self, h: Array, *, reduce: Reduce = "sum", **last: Any) -> Array:
         """Reduces over each own node the rows of its hyperedges.
@@ -189,8 +188,7 @@ class HypergraphPart:
         Returns:
             ``(num_nodes, *features)`` in the dtype of h.
         """
-        rows = jnp.concatenate([h, self.hyperedge_exchange(h)])
-        return spmm(self.back, rows, reduce=reduce, **last)
+        return spmm(self.back, self.hyperedge_exchange.behind(h), reduce=reduce, **last)
 
     def aggregate(
         self,
