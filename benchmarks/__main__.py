@@ -121,7 +121,12 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     add("--scale", type=float, default=1.0, help="of nodes and edges")
     add("--rounds", type=_positive, default=5, help="turns of every candidate")
     add("--devices", type=_positive, help="default: all")
-    add("--cases", type=_names, default=scaling.CASES, help=", ".join(scaling.CASES))
+    add(
+        "--cases",
+        type=_names,
+        default=scaling.CASES,
+        help=", ".join((*scaling.CASES, *scaling.ON_REQUEST)),
+    )
     add = command("sharding", "count what travels between parts of graphs", _sharding)
     add("--data", type=Path, help="folder with real graphs")
     add("--graphs", type=_names, default=sharding.GRAPHS, help="names of plain graphs")

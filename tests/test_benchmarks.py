@@ -1081,6 +1081,7 @@ def no_module(*_: object) -> None:
                 ("2 devices", name)
                 for name in (report.OURS, scaling.ONE, scaling.AUTOMATIC, scaling.PLAIN)
             }
+            | {("2 devices", name + scaling.ON_HOST) for name in (report.OURS, scaling.ONE)}
             | {("epoch", name) for name in (report.OURS, scaling.ONE)}
             | {
                 (mode, name)
@@ -1089,7 +1090,7 @@ def no_module(*_: object) -> None:
             },
             {
                 scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("stream",)}
-                | {"FEATURES": 8, "EXPERTS": 4, "BATCHES": 4},
+                | {"WIDE": 16, "FEATURES": 8, "EXPERTS": 4, "BATCHES": 4},
                 epochs: {"LAYERS": 1, "HIDDEN": 8},
             },
         ),

@@ -270,8 +270,8 @@ class ShardedGraph:
 
 def _own_rows(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """``values[ids]``, zeros where an id is padding."""
-    found = np.zeros((*ids.shape, *values.shape[1:]), values.dtype)
-    found[ids >= 0] = values[ids[ids >= 0]]
+    found = np.take(values, ids, axis=0, mode="clip")
+    found[ids < 0] = 0
     return found
 
 
