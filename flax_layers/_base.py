@@ -28,6 +28,7 @@ from jax_gnn.extend import (
     check_number,
     check_real,
     feature_wise,
+    gradients_at_once,
     is_tall,
     row_wise,
 )
@@ -145,7 +146,7 @@ class Convolution(nnx.Module):
         else:
             x = check_features(x, graph.num_nodes, self.in_features)
         bias = None if self.bias is None else self.bias[...]
-        return promoted((x, self.kernel[...], bias), self.dtype)
+        return in_one_dtype((x, self.kernel[...], bias), self.dtype)
 
     def _product(self, x: Array | HostRows, kernel: Array, **last: Any) -> Array:
         """The product of x and a kernel with what `product` does after it."""
@@ -429,7 +430,7 @@ def sums_first(graph: Graph, in_features: int, out_features: int, *, x: Any) -> 
     return more < (sources - destinations) * (in_features + out_features)
 
 
-def promoted(values: tuple[Any, ...], dtype: DTypeLike | None) -> Any:
+def in_one_dtype(values: tuple[Any, ...], dtype: DTypeLike | None) -> Any:
     """`promote_dtype`, also of rows of the host, which are mapped in that dtype then."""
     if not any(isinstance(value, HostRows) for value in values):
         return dtypes.promote_dtype(values, dtype=dtype)
@@ -459,6 +460,7 @@ def product(
     if isinstance(x, HostRows):
         y = x.map(lambda rows, kernel: product(rows, kernel, precision), kernel)
         return finished(scaled(y, scale), bias, activation)
+    x, kernel = gradients_at_once(x, kernel)
     if is_tall(x, kernel, precision):
         return segment_matmul(
             *(x, kernel[None], jnp.full((1,), x.shape[0], jnp.int32)),
@@ -500,7 +502,7 @@ def summed_by_rows(x: Array, kernel: Array, precision: jax.lax.PrecisionLike = N
 def linear(layer: nnx.Linear, x: Array | HostRows, activation: Activation | None = None) -> Array:
     """What the layer and the activation do, by `product`."""
     bias = None if layer.bias is None else layer.bias[...]
-    x, kernel, bias = promoted((x, layer.kernel[...], bias), layer.dtype)
+    x, kernel, bias = in_one_dtype((x, layer.kernel[...], bias), layer.dtype)
     return product(x, kernel, layer.precision, bias=bias, activation=activation)
 
 

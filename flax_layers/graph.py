@@ -25,12 +25,12 @@ from flax_layers._base import (
     end_values,
     epilogue,
     finished,
+    in_one_dtype,
     inverse_root,
     linear,
     num_rows,
     of_destinations,
     of_sources,
-    promoted,
     scaled,
     sums_first,
     unit_rows,
@@ -400,7 +400,7 @@ class SAGEConv(Convolution):
         check_instance("graph", graph, Graph)
         src, dst = check_ends(graph, x, *end_sizes(self.in_features))
         params = self.kernel[...], None if self.bias is None else self.bias[...]
-        src, dst, kernel, bias = promoted((src, dst, *params), self.dtype)
+        src, dst, kernel, bias = in_one_dtype((src, dst, *params), self.dtype)
         weight = _edge_weight(graph, edge_weight)
         messages = src
         if self.projection is not None:

@@ -68,7 +68,8 @@ def test_models_train_as_with_an_array(
 @pytest.mark.parametrize("name", ["GCN", "SAGE"])
 def test_over_devices(name: str, num_parts: int, graph: Graph, rng: np.random.Generator) -> None:
     values = rng.normal(size=(NODES, FEATURES))
-    mesh = Mesh(np.array(jax.devices("cpu")[:num_parts]), ("nodes",))
+    devices = jax.devices() if jax.device_count() >= num_parts else jax.devices("cpu")
+    mesh = Mesh(np.array(devices[:num_parts]), ("nodes",))
     sharded = shard_graph(graph, mesh, "nodes", rng.integers(0, num_parts, NODES))
     x = sharded.host_rows(values, block_rows=4)
     assert x.shape == (num_parts, sharded.node_ids.shape[1], FEATURES)
@@ -118,9 +119,9 @@ def test_half_types_are_summed_up_in_float32(rng: np.random.Generator) -> None:
 
 def test_a_device_has_one_block() -> None:
     """The compiled program has room for results and one block, and none for all rows."""
-    values = np.ones((4096, 128), np.float32)
-    x = HostRows.put(values, block_rows=256)
-    kernel = jnp.ones((128, 2))
+    cpu = jax.devices("cpu")[0]  # on a GPU products have room of their own
+    values, kernel = np.ones((4096, 128), np.float32), jax.device_put(np.ones((128, 2)), cpu)
+    x = HostRows.put(values, block_rows=256, device=cpu)
     loss = jax.jit(jax.grad(lambda k, x: jnp.sin(x.map(jnp.matmul, k)).sum()))
     found: Any = loss.lower(kernel, x).compile().memory_analysis()
     assert found.temp_size_in_bytes < values.nbytes / 4
