@@ -44,9 +44,9 @@ from jax_gnn._core.ids import (
     placed,
     row_starts,
     signed,
-    sorted_ids,
 )
 from jax_gnn._core.public import public
+from jax_gnn._core.sort import sorted_ids
 from jax_gnn._core.triples import by_source, sort_triples
 
 
@@ -675,8 +675,7 @@ def _sorted_traced(
     target, places = kept_first(keep), jnp.arange(src.shape[0], dtype=dtype)
     rows, cols, edge_ids = (moved(ids.astype(dtype), target) for ids in (dst, src, places))
     if t_order is None:
-        keys = jnp.where(cols < 0, num_src, cols)
-        _, t_order = sorted_ids(keys, num_src + 1)
+        t_order = sorted_ids(cols, num_src)[1]
         t_order = jnp.where(ids_at(cols, t_order) < 0, PADDING, t_order)
     else:
         t_order = ids_at(jnp.where(keep, target, PADDING), t_order)

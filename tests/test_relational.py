@@ -16,7 +16,7 @@ import pytest
 
 import jax_gnn
 from jax_gnn import Graph, RelationalGraph, spmm
-from jax_gnn._core.pairs import relation_pairs, stable_order
+from jax_gnn._core.pairs import relation_pairs
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 
 Rng = np.random.Generator
@@ -421,11 +421,3 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
             assert graph.pair_dst is not None
             np.testing.assert_array_equal(nodes[2], graph.pair_dst.nodes)
             assert not sizes_of_batch[1].any()
-
-
-@pytest.mark.parametrize("num_keys", [1, 2, 7, 8, 9, 65, 1000])
-def test_stable_order(num_keys: int, rng: np.random.Generator) -> None:
-    for count in (0, 1, int(rng.integers(2, 500))):
-        keys = rng.integers(0, num_keys, count).astype(np.int32)
-        found = jax.jit(stable_order, static_argnums=1)(keys, num_keys)
-        np.testing.assert_array_equal(found, np.argsort(keys, kind="stable"))

@@ -123,9 +123,11 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  template <typename... Args>
-  static ffi::Error segment_order(Context& pool, const Args&... args) {
-    cpu::segment_order(parallel_for(pool), args...);
+  static int64_t segment_order_scratch(int64_t /*count*/) { return 0; }
+  template <typename Index>
+  static ffi::Error segment_order(Context& /*pool*/, const Index* ids, int64_t count,
+                                  int64_t num_segments, Index* order, Index* /*scratch*/) {
+    cpu::segment_order(ids, count, num_segments, order);
     return ffi::Error::Success();
   }
 

@@ -16,6 +16,7 @@
 #include "../kernels/cuda/sample_block.h"
 #include "../kernels/cuda/sddmm.h"
 #include "../kernels/cuda/segment_matmul.h"
+#include "../kernels/cuda/segment_order.h"
 #include "../kernels/cuda/segment_reduce.h"
 #include "../kernels/cuda/segment_softmax.h"
 #include "attention.h"
@@ -169,6 +170,12 @@ struct Cuda {
     if (!serves_both<T>(schedule, attributes.one_pass, csr, features)) return refusal(attributes);
     return status(cuda::segment_reduce_vjp(stream, schedule, attributes.one_pass, csr, in, weight,
                                            left, features, out, dots, workspace.bytes));
+  }
+
+  static int64_t segment_order_scratch(int64_t count) { return cuda::segment_order_scratch(count); }
+  template <typename... Args>
+  static ffi::Error segment_order(Context stream, const Args&... args) {
+    return status(cuda::segment_order(stream, args...));
   }
 
   template <typename T, typename Acc>
@@ -340,6 +347,7 @@ XLA_FFI_Error* edge_walk_handler(XLA_FFI_CallFrame* frame) {
   X(sddmm) \
   X(sddmm_select) \
   X(segment_matmul) \
+  X(segment_order) \
   X(segment_outer) \
   X(segment_reduce) \
   X(segment_reduce_vjp) \

@@ -285,16 +285,19 @@ ffi::Error gather_rows(typename Backend::Context context, ffi::AnyBuffer in, ffi
 // order = the positions of `ids`, sorted by id, ids out of range last; the sort is stable.
 template <typename Backend>
 ffi::Error segment_order(typename Backend::Context context, ffi::AnyBuffer ids,
-                         ffi::Result<ffi::AnyBuffer> order, OrderAttributes attributes) {
+                         ffi::Result<ffi::AnyBuffer> order, ffi::Result<ffi::AnyBuffer> scratch,
+                         OrderAttributes attributes) {
   const int64_t count = static_cast<int64_t>(ids.element_count());
-  if (!is_index(ids, count, ids.element_type()) || !is_index(*order, count, ids.element_type())) {
-    return invalid("ids and order must be vectors of one length and integer type");
+  const ffi::DataType dtype = ids.element_type();
+  if (!is_index(ids, count, dtype) || !is_index(*order, count, dtype) ||
+      !is_index(*scratch, Backend::segment_order_scratch(count), dtype)) {
+    return invalid("ids, order or scratch have the wrong shape or dtype");
   }
   if (attributes.num_segments < 0) return invalid("num_segments must not be negative");
-  return dispatch_index(ids.element_type(), [&](auto index) {
+  return dispatch_index(dtype, [&](auto index) {
     using Index = typename decltype(index)::type;
     return Backend::segment_order(context, data<const Index>(ids), count, attributes.num_segments,
-                                  data<Index>(*order));
+                                  data<Index>(*order), data<Index>(*scratch));
   });
 }
 

@@ -208,16 +208,6 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
     return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
 
 
-def sorted_ids(ids: Array, bound: int) -> tuple[Array, Array]:
-    """Ids from 0, below a bound, ascending, and where each was; equal ones in their order."""
-    # On GPUs XLA has a radix sort of unsigned keys with one value: a pass for each byte of a key.
-    narrow = (f"uint{bits}" for bits in (8, 16) if at_most(bound, 1 << bits))
-    dtype = next(narrow, f"u{ids.dtype}")
-    steps = jnp.arange(ids.shape[0], dtype=ids.dtype)
-    keys, order = jax.lax.sort((ids.astype(dtype), steps), num_keys=1, is_stable=True)
-    return keys.astype(ids.dtype), order
-
-
 def kept_first(keep: Array) -> Array:
     """Where each of the entries that are kept goes, one behind the other; past the end of others.
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.csr import inverse_of
-from jax_gnn._core.ids import PADDING, in_range, row_starts, sorted_ids
+from jax_gnn._core.ids import PADDING, in_range, row_starts
 from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.sort import sorted_ids
 
 
 class TypedRows(NamedTuple):
@@ -42,7 +43,7 @@ def _xla(rows: Array, types: Array, *, num_relations: int, num_pairs: int) -> li
     types = jnp.where(in_range(types, num_relations), types, num_relations).astype(dtype)
     sorted_nodes = written(first, rows, PADDING)[:num_pairs]
     relations = written(first, types, num_relations)[:num_pairs]
-    places = stable_order(relations, num_relations + 1)
+    places = sorted_ids(relations, num_relations)[1]
     sizes = sizes_of(relations, num_relations)
     pairs = sorted_nodes[places], sizes, sorted_nodes, inverse_of(places), places
     found = *pairs, indptr, jnp.where(valid, number, PADDING)
@@ -88,43 +89,6 @@ relation_pairs = define(
 
 
 # --- In plain JAX --------------------------------------------------------------------------------
-
-
-def stable_order(keys: Array, num_keys: int) -> Array:
-    """Which places a few keys have in ascending order, equal ones in theirs.
-
-    On a CPU, whose sort in XLA takes a hundred times a sum's time, by digits, which running sums
-    count.
-
-    Args:
-        keys: ``(count,)`` integers from 0.
-        num_keys: they are below.
-    """
-    steps = jnp.arange(keys.shape[0], dtype=keys.dtype)
-
-    def by_sort(keys: Array) -> Array:
-        return sorted_ids(keys, num_keys)[1]
-
-    def by_digits(keys: Array) -> Array:
-        order, unit = steps, 1
-        while unit < num_keys:
-            base = min(_DIGITS, -(-num_keys // unit))
-            digit = keys[order] // unit % base
-            place, start = jnp.zeros_like(steps), jnp.zeros((), keys.dtype)
-            for each in range(base):
-                upto = start + jnp.cumsum(digit == each, dtype=keys.dtype)
-                place = jnp.where(digit == each, upto - 1, place)
-                start = upto[-1]
-            order = jnp.zeros_like(order).at[place].set(order, unique_indices=True)
-            unit *= base
-        return order
-
-    if not keys.shape[0]:
-        return steps
-    return jax.lax.platform_dependent(keys, cpu=by_digits, default=by_sort)
-
-
-_DIGITS = 8
 
 
 def numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:

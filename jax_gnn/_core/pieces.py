@@ -16,9 +16,10 @@ from jax import Array
 
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
-from jax_gnn._core.ids import PADDING, in_range, sorted_ids
+from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.op import Bind
 from jax_gnn._core.sharding import WHOLE, Piece, Pieces, Sharding, axes_of
+from jax_gnn._core.sort import sorted_ids
 
 
 def by_matrix(
@@ -215,6 +216,5 @@ def _run(own: Any, weights: Sequence[str], piece: Piece) -> Any:
 def _both_halves(matrix: SparseMatrix) -> SparseMatrix:
     """A run, and the same entries by column."""
     by_row, num_cols = matrix.by_row, matrix.by_col.num_rows
-    keys = jnp.where(in_range(by_row.cols, num_cols), by_row.cols, num_cols)
-    cols, order = sorted_ids(keys, num_cols + 1)
+    cols, order = sorted_ids(by_row.cols, num_cols)
     return SparseMatrix(by_row, Csr(cols, by_row.rows[order], order, num_rows=num_cols))

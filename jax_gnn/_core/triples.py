@@ -26,10 +26,10 @@ from jax_gnn._core.ids import (
     pad_ids,
     pad_indptr,
     row_starts,
-    sorted_ids,
 )
-from jax_gnn._core.pairs import numbered, relation_pairs, sizes_of, stable_order, written
+from jax_gnn._core.pairs import numbered, relation_pairs, sizes_of, written
 from jax_gnn._core.relations import Pairs
+from jax_gnn._core.sort import sorted_ids
 
 
 class SortedTriples(NamedTuple):
@@ -146,33 +146,28 @@ def sort_triples(
         rel = jnp.concatenate([rel, jnp.full(num_src, num_relations, dtype)])
         ids = jnp.concatenate([ids, jnp.full(num_src, PADDING, dtype)])
         num_relations += 1
-    padding = dst == PADDING
-    dst, rel, src, ids = jax.lax.sort(
-        (
-            jnp.where(padding, num_dst, dst).astype(dtype),
-            jnp.where(padding, num_relations, rel).astype(dtype),
-            jnp.where(padding, num_src, src).astype(dtype),
-            ids,
-        ),
-        num_keys=3,
-        is_stable=True,
-    )
-    t_src, t_order = sorted_ids(src, num_src + 1)
-    padding = dst == num_dst  # the same places in both orders
+    # From the last key to the first, as a sort keeps the order of those before.
+    order = sorted_ids(src, num_src)[1]
+    if not without_types:
+        order = order[sorted_ids(rel[order], num_relations)[1]]
+    order = order[sorted_ids(dst[order], num_dst)[1]]
+    src, rel, dst, ids = (part[order] for part in (src, rel, dst, ids))
+    t_src, t_order = sorted_ids(src, num_src)
+    padding = dst == PADDING  # the same places in both orders
 
     def masked(ids: Array) -> Array:
         return jnp.where(padding, PADDING, ids)
 
     return SortedTriples(
-        row_starts(dst, num_dst).astype(dtype),
-        masked(dst),
-        masked(src),
+        row_starts(jnp.where(padding, num_dst, dst), num_dst).astype(dtype),
+        dst,
+        src,
         row_starts(t_src, num_src).astype(dtype),
         masked(t_src),
         masked(dst[t_order]),
         masked(t_order),
         masked(ids),
-        None if without_types else masked(rel),
+        None if without_types else rel,
     )
 
 
@@ -209,7 +204,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
 
     t_types = ids_at(edges.types, edges.t_order)
     t_types = jnp.where(in_range(t_types, num_relations), t_types, num_relations).astype(dtype)
-    by_rel = stable_order(t_types, num_relations + 1)
+    by_rel = sorted_ids(t_types, num_relations)[1]
     columns = t_types, edges.t_rows, edges.t_cols, edges.t_order
     rel, src, t_cols, t_order = (ids[by_rel] for ids in columns)
     valid = rel < num_relations
@@ -223,8 +218,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     table = table.at[jnp.where(first < 0, room + 1, first)].set(own, mode="drop")
     nodes, sizes = table[:room, 0], sizes_of(table[:room, 1], num_relations)
     out = OutOfPairs(written(t_order, rows, PADDING), table[:, 2], rows, t_cols, t_order)
-    by_node = jnp.where(nodes == PADDING, num_src, nodes).astype(dtype)
-    _, order = sorted_ids(by_node, num_src + 1)
+    order = sorted_ids(nodes, num_src)[1]
     pairs = (nodes, sizes, nodes[order], order, inverse_of(order))
     return Pairs(*pairs, num_nodes=num_src, by_node=False), out
 

@@ -15,17 +15,9 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import (
-    PADDING,
-    ids_at,
-    in_range,
-    kept_first,
-    moved,
-    namespace,
-    row_ids,
-    sorted_ids,
-)
+from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, namespace, row_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.sort import sorted_ids
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._rows import values_of
@@ -296,14 +288,13 @@ def sorted_sources(nodes: Array, drawn: Drawn, num_nodes: int, seeds: Any = None
         seeds: as of :class:`Sorted`.
     """
     ids = jnp.concatenate([nodes, drawn.nodes]).astype(drawn.rows.dtype)
-    keys = jnp.where(ids < 0, num_nodes, ids)  # padding comes last
-    # Of one node, destinations come first, then edges, in their order.
+    # Of one node, destinations come first, then edges, in their order. Padding comes last.
     if seeds is None:
-        keys, at = sorted_ids(keys, num_nodes + 1)
+        keys, at = sorted_ids(ids, num_nodes)
     else:
         own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)])
         first = sorted_ids(own, nodes.shape[0])[1]
-        keys, at = sorted_ids(keys[first], num_nodes + 1)
+        keys, at = sorted_ids(ids[first], num_nodes)
         at = first[at]
     keys = keys.astype(f"u{keys.dtype}")
     return Sorted(nodes, drawn.indptr, drawn.rows, drawn.places, keys, at, seeds)

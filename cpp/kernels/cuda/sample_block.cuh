@@ -190,9 +190,11 @@ struct DistinctScratch {
   int64_t tiles, edge_tiles, dst_tiles;
 };
 
-// What there is at a place of the sorted ids: see DistinctScratch::sums.
-template <typename Index>
-__device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Index* parts) {
+// What there is at a place of the sorted ids: see DistinctScratch::sums. `edges_of` tells how many
+// edges the destination there has as a source.
+template <typename Index, typename EdgesOf>
+__device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Index* parts,
+                                         const EdgesOf& edges_of) {
   parts[0] = parts[1] = parts[2] = 0;
   if (i >= runs.count || !runs.is_node(i)) return;
   const bool is_first = runs.is_first(i);
@@ -200,7 +202,7 @@ __device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Ind
     parts[0] = is_first;
     parts[1] = 1;
   } else if (is_first) {
-    parts[2] = runs.edges_of(i);
+    parts[2] = edges_of();
   }
 }
 
@@ -211,7 +213,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   __shared__ Index of_warps[32];
   const int64_t i = blockIdx.x * int64_t{kScanThreads} + threadIdx.x;
   Index parts[3];
-  parts_at(runs, i, parts);
+  parts_at(runs, i, parts, [&] { return runs.edges_of(i); });
   for (int part = 0; part < 3; ++part) {
     const Index sum = sum_all(parts[part], of_warps);
     if (threadIdx.x == 0) scratch.sums[part * scratch.tiles + blockIdx.x] = sum;
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   }
   const int64_t i = blockIdx.x * int64_t{kScanThreads} + threadIdx.x, num_dst = runs.num_dst;
   Index own[3], until[3], all[3];
-  parts_at(runs, i, own);
+  parts_at(runs, i, own, [&] { return scratch.counts[runs.at[i]]; });
   for (int part = 0; part < 3; ++part) {
     Index before = 0, behind = 0;
     for (int64_t tile = threadIdx.x; tile < scratch.tiles; tile += kScanThreads) {
@@ -250,6 +252,21 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     until[part] = before + sum_until(own[part], of_warps);
   }
 
+  // Where the run starts, and where its edges do. Only the tile's first run may start before it.
+  const bool is_there = i < runs.count && runs.is_node(i);
+  const bool is_edge = is_there && runs.is_edge(i);
+  const bool is_first = is_there && runs.is_first(i);
+  Index head = is_first ? static_cast<Index>(i) : Index(-1);
+  Index first = is_edge && (is_first || !runs.is_edge(i - 1)) ? static_cast<Index>(i) : Index(-1);
+  if (threadIdx.x == 0 && is_there) {
+    const auto is_own = [&](int64_t j) { return runs.same(i, j); };
+    const auto is_own_edge = [&](int64_t j) { return runs.same(i, j) && runs.is_edge(j); };
+    if (head < 0) head = static_cast<Index>(runs.last(i, -1, is_own));
+    if (first < 0 && is_edge) first = static_cast<Index>(runs.last(i, -1, is_own_edge));
+  }
+  head = largest_until(head, of_warps);
+  first = largest_until(first, of_warps);
+
   const int64_t used = num_dst + all[0];
   if (i == 0) *overflow = used > block.num_src;
   if (i < num_dst) block.sources[i] = runs.nodes[i];
@@ -258,10 +275,8 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   if (i < runs.count && runs.is_edge(i)) {
     Index source = -1;
     const int64_t e = runs.at[i] - num_dst;
-    if (runs.is_node(i)) {
-      const auto is_edge = [&](int64_t j) { return runs.same(i, j) && runs.is_edge(j); };
-      const int64_t first = runs.last(i, -1, is_edge);
-      if (runs.is_first(first)) {
+    if (is_edge) {
+      if (head == first) {
         source = static_cast<Index>(num_dst - 1 + until[0]);
         // Edges from destinations come first, then those of the new sources before.
         if (i == first && source > num_dst && source <= block.num_src)
@@ -269,8 +284,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         if (source >= block.num_src) source = -1;
         if (i == first && source >= 0) block.sources[source] = static_cast<Index>(runs.keys[i]);
       } else {
-        const auto is_own = [&](int64_t j) { return runs.same(i, j); };
-        source = runs.at[runs.last(first, -1, is_own)];
+        source = runs.at[head];
       }
       scratch.ranks[e] = static_cast<Index>(i - first);
       if (source >= 0) count_one(scratch.kept + e / kScanThreads);

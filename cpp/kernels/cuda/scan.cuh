@@ -61,6 +61,21 @@ __device__ __forceinline__ Index sum_all(Index own, Index* of_warps) {
   return of_warps[31];
 }
 
+// The largest `own` of a block's threads up to this one.
+template <typename Index>
+__device__ __forceinline__ Index largest_until(Index own, Index* of_warps) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const Index other = __shfl_up_sync(kWholeWarp, own, distance);
+    if (lane >= distance && other > own) own = other;
+  }
+  __syncthreads();  // what was there has been read
+  if (lane == 31) of_warps[warp] = own;
+  __syncthreads();
+  for (int other = 0; other < warp; ++other) own = of_warps[other] > own ? of_warps[other] : own;
+  return own;
+}
+
 // Where the edges of each row of a tile start, at most at num_edges. A block adds up all rows
 // before by itself, so that none waits for another.
 template <typename Index>

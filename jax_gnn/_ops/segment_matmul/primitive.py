@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -229,6 +230,64 @@ def _shape(operands: Rows, transposed: bool) -> tuple[int, int, int]:
     """The groups, k and n of the weights."""
     num_groups, k, n = operands.rhs.shape
     return (num_groups, n, k) if transposed else (num_groups, k, n)
+
+
+# --- Widths that Hopper's copies do not take -----------------------------------------------------
+
+_WORD = 16  # bytes, of which a row must have a whole number
+_MOST_BYTES = 1024  # of a row of lhs, for the kernels of `segment_matmul` that copy so
+
+
+def _missing(platform: str, x: Any, axis: int, precision: jax.lax.Precision) -> int:
+    """How many features make the rows of an operand whole words; 0 where no kernel asks for it."""
+    itemsize, width = np.dtype(x.dtype).itemsize, x.shape[axis]
+    exact = precision is jax.lax.Precision.HIGHEST and itemsize == 4
+    if platform != "cuda" or x.dtype not in FLOATS or itemsize > 4 or exact:
+        return 0
+    return 0 if jax.export.is_symbolic_dim(width) else -width % (_WORD // itemsize)
+
+
+def _widened(x: Array, axis: int, new: int) -> Array:
+    return jnp.pad(x, [(0, new if each == axis else 0) for each in range(x.ndim)])
+
+
+def _matmul_composition(
+    platform: str, implementation: str | None, operands: Rows, **attributes: Any
+) -> Callable[..., Array] | None:
+    """With zeros behind the features that are summed over."""
+    lhs, lists = operands.lhs, (operands.gather, operands.scatter)
+    new = _missing(platform, lhs, 1, attributes["precision"])
+    widens = attributes["dtype"] != lhs.dtype and any(each is not None for each in lists)
+    if not new or widens or lhs.shape[1] * np.dtype(lhs.dtype).itemsize > _MOST_BYTES:
+        return None
+
+    def composed(**operands: Any) -> Array:
+        rows = Rows(**operands)
+        lhs = _widened(rows.lhs, 1, new)
+        rhs = _widened(rows.rhs, 2 if attributes["transposed"] else 1, new)
+        wide = rows._replace(lhs=lhs, rhs=rhs)
+        return segment_matmul(*wide, **attributes, implementation=implementation)
+
+    return composed
+
+
+def _outer_composition(
+    platform: str, implementation: str | None, operands: Factors, **attributes: Any
+) -> Callable[..., Array] | None:
+    """With zeros behind the features, and so in results that nobody reads."""
+    sides = operands.lhs, operands.rhs
+    new = [_missing(platform, side, 1, attributes["precision"]) for side in sides]
+    if not any(new):
+        return None
+
+    def composed(**operands: Any) -> Array:
+        factors = Factors(**operands)
+        lhs, rhs = (_widened(x, 1, more) for x, more in zip(factors[:2], new, strict=True))
+        wide = factors._replace(lhs=lhs, rhs=rhs)
+        found = segment_outer(*wide, **attributes, implementation=implementation)
+        return found[:, : factors.lhs.shape[1], : factors.rhs.shape[1]]
+
+    return composed
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -619,6 +678,7 @@ segment_matmul = define(
         operands=Rows,
         result=_matmul_result,
         xla=xla.segment_matmul,
+        composition=_matmul_composition,
         call=_matmul_call,
         jvp=_matmul_jvp,
         transpose={
@@ -639,6 +699,7 @@ segment_outer = define(
         operands=Factors,
         result=_outer_result,
         xla=xla.segment_outer,
+        composition=_outer_composition,
         call=_outer_call,
         transpose={
             "lhs": _outer_transpose_lhs,

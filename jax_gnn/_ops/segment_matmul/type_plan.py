@@ -15,8 +15,8 @@ from jax_gnn._core.arguments import as_array, as_ids, check_ids, check_size
 from jax_gnn._core.csr import inverse_of, permutation
 from jax_gnn._core.ids import in_range, index_dtype, is_traced, on_host, row_starts
 from jax_gnn._core.public import public
+from jax_gnn._core.sort import sorted_ids
 from jax_gnn._ops.segment_reduce.primitive import total
-from jax_gnn._ops.segment_reduce.sort import sort_ids
 
 
 @public
@@ -66,7 +66,7 @@ class TypePlan:
         if on_host.value and not is_traced(types):
             return cls(*_host_plan(check_ids("types", types), num_types))
         ids = as_ids("types", types)
-        rows, order = sort_ids(ids, num_types)
+        rows, order = sorted_ids(ids, num_types)
         starts = row_starts(rows, num_types)
         return cls(jnp.diff(starts).astype(order.dtype), order, inverse_of(order))
 

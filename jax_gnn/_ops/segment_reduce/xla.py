@@ -10,7 +10,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, feature_wise, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ids import bounded, in_range
+from jax_gnn._core.ids import bounded
 
 
 def _scale(x: Array, weight: Array | None, heads: int) -> Array:
@@ -172,8 +172,3 @@ def sddmm_select(
     csr = matrix.by_row
     match = _matching(row_key, col_key, weight, csr, weight_on_row, heads)
     return _dots(a, b, csr, heads, match)
-
-
-def segment_order(ids: Array, *, num_segments: int) -> Array:
-    ids = jnp.where(in_range(ids, num_segments), ids, num_segments)
-    return jnp.argsort(ids, stable=True).astype(ids.dtype)

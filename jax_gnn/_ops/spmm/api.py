@@ -30,9 +30,9 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import ids_at
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.sharding import reshape
+from jax_gnn._core.sort import sorted_ids
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
-from jax_gnn._ops.segment_reduce.sort import sort_ids
 from jax_gnn.graph import Graph
 
 Reduce = Literal["sum", "mean", "max", "min"]
@@ -243,7 +243,7 @@ def index_segment_reduce(
     index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
     weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
     check_choice("reduce", reduce, get_args(Reduce))
-    sources, order = sort_ids(index, x.shape[0], implementation)
+    sources, order = sorted_ids(index, x.shape[0], implementation)
     matrix = SparseMatrix(
         Csr(segment_ids, index, num_rows=num_segments),
         Csr(sources, ids_at(segment_ids, order), order, num_rows=x.shape[0]),

@@ -1,0 +1,92 @@
+"""The sort of ids, by a kernel on CPUs and GPUs: XLA's compares, or looks at all bytes of a key."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jax_gnn._core.batching import one_by_one
+from jax_gnn._core.ids import at_most, ids_at, in_range
+from jax_gnn._core.kernels import like_first
+from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.sharding import WHOLE, Sharding, whole
+
+
+class Ids(NamedTuple):
+    """Operand of ``segment_order``: ``(entries,)``."""
+
+    ids: Any
+
+
+def _xla(ids: Array, *, num_segments: int) -> Array:
+    ids = jnp.where(in_range(ids, num_segments), ids, num_segments)
+    # On TPUs and GPUs XLA is faster with unsigned keys, and with narrow ones.
+    narrow = (f"uint{bits}" for bits in (8, 16) if at_most(num_segments, (1 << bits) - 1))
+    keys = ids.astype(next(narrow, f"u{ids.dtype}"))
+    steps = jnp.arange(ids.shape[0], dtype=ids.dtype)
+    return jax.lax.sort((keys, steps), num_keys=1, is_stable=True)[1]
+
+
+def _call(platform: str, operands: Ids, *, num_segments: int) -> Call | None:
+    (ids,) = operands
+    count = ids.shape[0]
+    if any(map(jax.export.is_symbolic_dim, (count, num_segments))):
+        return None
+    parts = min(-(-count // _TILE), _MOST_PARTS)
+    room = 3 * count + (parts << _DIGIT_BITS) if platform == "cuda" else 0
+    scratch = jax.ShapeDtypeStruct((room,), ids.dtype)  # as of segment_order_scratch
+    return Call([ids], {"num_segments": np.int64(num_segments)}, [scratch])
+
+
+_TILE, _MOST_PARTS, _DIGIT_BITS = 4096, 128, 9  # of the kernel
+
+
+def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
+    del batched  # there is only one operand
+    ids = operands.ids
+    num_segments, count = bind.attributes["num_segments"], ids.shape[1]
+    block = num_segments + 1  # the last is for padding
+    limit = jnp.iinfo(ids.dtype).max
+    if not all(at_most(size * each, limit) for each in (block, count)):
+        return one_by_one(bind, operands)
+    number = jnp.arange(size, dtype=ids.dtype)[:, None]
+    ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block
+    order = bind(Ids(ids.ravel()), num_segments=size * block)
+    return order.reshape(size, count) - number * count
+
+
+# The stable order of ids, those out of range last.
+segment_order = define(
+    Op(
+        name="segment_order",
+        operands=Ids,
+        result=like_first,
+        xla=_xla,
+        platforms=("cpu", "cuda"),
+        call=_call,
+        transpose={},
+        batch=_batch,
+        sharding=lambda *_, **attributes: Sharding(
+            [WHOLE], [WHOLE], lambda bind, operands, pieces: bind(operands)
+        ),
+    )
+)
+
+
+def sorted_ids(ids: Array, bound: int, implementation: str | None = None) -> tuple[Array, Array]:
+    """Ids ascending, and where each was; equal ones in their order.
+
+    Args:
+        ids: ``(count,)``.
+        bound: what they are below. Others come last, as the bound.
+        implementation: of the sort, for tests.
+    """
+    ids = whole(ids)
+    ids = jnp.where(in_range(ids, bound), ids, bound)
+    order = segment_order(ids, num_segments=bound, implementation=implementation)
+    return ids_at(ids, order), order
