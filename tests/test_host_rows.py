@@ -102,12 +102,17 @@ def test_map(num_rows: int, rng: np.random.Generator) -> None:
 
     made = x.map(both, {"first": kernel})
     assert_close(made, {"twice": 2 * values, "product": values @ kernel + 1}, 1e-12)
-    # What is linear in the kernel has derivatives both ways, and none for the rows.
-    found = jax.jvp(lambda k: x.map(jnp.matmul, k), (kernel,), (np.ones((3, 2)),))[1]
-    assert_close(found, values @ np.ones((3, 2)), 1e-12)
-    slope = jax.grad(lambda x, k: x.map(jnp.matmul, k).sum(), argnums=(0, 1))(x, kernel)
-    assert_close(slope[1], values.T @ np.ones((num_rows, 2)), 1e-12)
+    bias, ct = rng.normal(size=2), rng.normal(size=(num_rows, 2))
+
+    def loss(x: Any, kernel: Any, bias: Any) -> Any:
+        return jnp.sum(ct * x.map(lambda rows, k, b: jnp.sin(rows @ k + b), kernel, bias))
+
+    slope = jax.grad(loss, argnums=(0, 1, 2))(x, kernel, bias)
+    along = ct * np.cos(values @ kernel + bias)
+    assert_close(slope[1:], (values.T @ along, along.sum(0)), 1e-12)
     assert not slope[0].blocks.any()
+    several = jax.vmap(jax.grad(loss, argnums=1), (None, 0, None))(x, kernel[None], bias)
+    assert_close(several[0], slope[1], 1e-12)
 
 
 def test_half_types_are_summed_up_in_float32(rng: np.random.Generator) -> None:

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arrays import STATIC, accumulator_dtype
+from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 
@@ -97,8 +97,8 @@ class HostRows:
         Args:
             function: takes ``(block_rows, features)`` and the operands, and returns a pytree of
                 arrays with as many rows. Each row depends on the same row alone.
-            *operands: pytrees of arrays. Gradients go to these; a function may close over arrays
-                only if they need none on several devices.
+            *operands: pytrees of arrays of floating-point numbers, to which gradients go. They go
+                to none that a function closes over.
 
         Returns:
             The same pytree, of arrays with `num_rows` rows.
@@ -109,12 +109,11 @@ class HostRows:
         if self.blocks.ndim != 3:
             raise ValueError(f"x must be of one device, as in ShardedGraph.apply, got {self}")
         count, size, _ = self.blocks.shape
-        blocks = jax.lax.stop_gradient(self.blocks)
         found: Any = jax.tree.flatten(operands)
         leaves, tree = found
         dtypes = [leaf.dtype for leaf in leaves]
 
-        def of_block(number: Any, leaves: list[Array]) -> Any:
+        def of_block(blocks: Array, number: Any, leaves: list[Array]) -> Any:
             rows = jax.lax.dynamic_index_in_dim(blocks, number, keepdims=False)
             rows = jax.device_put(rows, jax.memory.Space.Device).astype(self.dtype)
             own = [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
@@ -122,26 +121,50 @@ class HostRows:
 
         # What blocks add to a gradient is summed up in the dtype that kernels add in.
         leaves = [leaf.astype(accumulator_dtype(leaf.dtype)) for leaf in leaves]
-        found = jax.tree.flatten(jax.eval_shape(of_block, 0, leaves))
+        found = jax.tree.flatten(jax.eval_shape(of_block, self.blocks, 0, leaves))
         like, made = found
         for each in like:
             if each.shape[:1] != (size,):
                 raise ValueError(f"function must return {size} rows for a block, got {each.shape}")
         results = [jnp.zeros((self.num_rows, *each.shape[1:]), each.dtype) for each in like]
-        blocks, *aligned = align_varying([blocks, *results, *leaves])
+        if not self.num_rows:
+            return made.unflatten(results)
+        blocks, *aligned = align_varying([self.blocks, *results, *leaves])
         results, leaves = aligned[: len(like)], aligned[len(like) :]
         spare = count * size - self.num_rows
-        again = jax.checkpoint(of_block, prevent_cse=False)  # for gradients, as none are kept
 
-        def write(results: list[Array], number: Array) -> tuple[list[Array], None]:
-            start = jnp.maximum(number * size - spare, 0)
-            rows = jax.tree.leaves(again(number, leaves))
-            update = jax.lax.dynamic_update_slice_in_dim
-            return [update(*each, start, 0) for each in zip(results, rows, strict=True)], None
+        def start_of(number: Array) -> Array:
+            return jnp.maximum(number * size - spare, 0)
 
-        if self.num_rows:
-            results, _ = jax.lax.scan(write, results, jnp.arange(count))
-        return made.unflatten(results)
+        @jax.custom_vjp
+        def joined(blocks: Array, leaves: list[Array], results: list[Array]) -> list[Array]:
+            def write(results: list[Array], number: Array) -> tuple[list[Array], None]:
+                rows = jax.tree.leaves(of_block(blocks, number, leaves))
+                update, start = jax.lax.dynamic_update_slice_in_dim, start_of(number)
+                return [update(*each, start, 0) for each in zip(results, rows, strict=True)], None
+
+            return jax.lax.scan(write, results, jnp.arange(count))[0]
+
+        def forward(blocks: Array, leaves: list[Array], results: list[Array]) -> Any:
+            return joined(blocks, leaves, results), (blocks, leaves)
+
+        def backward(kept: Any, cts: list[Array]) -> Any:
+            blocks, leaves = kept
+
+            def add(total: list[Array], number: Array) -> tuple[list[Array], None]:
+                own = (number > 0) | (jnp.arange(size) < size - spare)  # no rows of the next block
+                slices = [jax.lax.dynamic_slice_in_dim(ct, start_of(number), size) for ct in cts]
+                rows = [jnp.where(row_wise(own, ct), ct, 0) for ct in slices] if spare else slices
+                _, back = jax.vjp(
+                    lambda leaves: jax.tree.leaves(of_block(blocks, number, leaves)), leaves
+                )
+                return jax.tree.map(jnp.add, total, *back(rows)), None
+
+            zeros = jax.tree.map(jnp.zeros_like, leaves)
+            return None, jax.lax.scan(add, zeros, jnp.arange(count))[0], None
+
+        joined.defvjp(forward, backward)
+        return made.unflatten(joined(blocks, leaves, results))
 
     def __repr__(self) -> str:
         if not getattr(self.blocks, "shape", None):  # a pytree of something else than arrays
