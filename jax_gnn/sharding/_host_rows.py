@@ -126,7 +126,13 @@ class HostRows:
         for each in like:
             if each.shape[:1] != (size,):
                 raise ValueError(f"function must return {size} rows for a block, got {each.shape}")
-        results = [jnp.zeros((self.num_rows, *each.shape[1:]), each.dtype) for each in like]
+        # Of a constant XLA would make one array for all that is 0 in the program, and copy it here.
+        zero = jax.lax.optimization_barrier(jnp.zeros(()))
+        shapes = [(self.num_rows, *each.shape[1:]) for each in like]
+        results = [
+            jnp.broadcast_to(zero.astype(each.dtype), shape)
+            for each, shape in zip(like, shapes, strict=True)
+        ]
         if not self.num_rows:
             return made.unflatten(results)
         blocks, *aligned = align_varying([self.blocks, *results, *leaves])
