@@ -94,6 +94,8 @@ class HostRows:
     def map(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Calls a function on each block of rows, and joins what it makes.
 
+        It has derivatives of reverse mode alone.
+
         Args:
             function: takes ``(block_rows, features)`` and the operands, and returns a pytree of
                 arrays with as many rows. Each row depends on the same row alone.
@@ -104,13 +106,15 @@ class HostRows:
             The same pytree, of arrays with `num_rows` rows.
 
         Raises:
+            TypeError: the function cannot be called, or an operand is no array of numbers.
             ValueError: rows are of all devices, or a result has other rows than its block.
         """
         if self.blocks.ndim != 3:
             raise ValueError(f"x must be of one device, as in ShardedGraph.apply, got {self}")
+        arguments.check_callable("function", function)
         count, size, _ = self.blocks.shape
         found: Any = jax.tree.flatten(operands)
-        leaves, tree = found
+        leaves, tree = [arguments.as_array("operands", leaf) for leaf in found[0]], found[1]
         dtypes = [leaf.dtype for leaf in leaves]
 
         def of_block(blocks: Array, number: Any, leaves: list[Array]) -> Any:
