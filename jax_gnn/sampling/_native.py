@@ -304,7 +304,8 @@ def _distinct_call(platform: str, operands: Sorted, *, num_nodes: int, num_src: 
     read = [*arrays, operands.nodes if seeds is None else seeds]
     num_dst, num_edges = operands.nodes.shape[0], operands.rows.shape[0]
     tiles = [-(-size // _TILE) for size in (max(num_dst + num_edges, num_src + 1), num_edges)]
-    room = 3 * tiles[0] + num_dst + 2 * num_edges + max(tiles[1], 1)  # as of distinct_scratch
+    kept = 32 * max(tiles[1], 1)
+    room = 3 * tiles[0] + num_dst + 2 * num_edges + kept  # as of distinct_scratch
     flags = {"num_nodes": np.int64(num_nodes), "disjoint": np.bool_(seeds is not None)}
     return Call(read, flags, [jax.ShapeDtypeStruct((room,), operands.nodes.dtype)])
 

@@ -47,7 +47,7 @@ int64_t tiles_of(int64_t threads) { return std::max<int64_t>(ceil_div(threads, k
 
 int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src) {
   const int64_t tiles = tiles_of(std::max(num_dst + num_edges, num_src + 1));
-  return 3 * tiles + num_dst + 2 * num_edges + tiles_of(num_edges);
+  return 3 * tiles + num_dst + 2 * num_edges + tiles_of(num_edges) * kKeptApart;
 }
 
 template <typename Index>

@@ -179,6 +179,9 @@ struct Runs : Sorted<Index> {
   }
 };
 
+// Counts that many threads add to stand so far apart that they are in different parts of the cache.
+constexpr int kKeptApart = 32;
+
 // What kernels tell the next ones.
 template <typename Index>
 struct DistinctScratch {
@@ -186,7 +189,7 @@ struct DistinctScratch {
   Index* counts;   // (num_dst,), edges from each destination
   Index* sources;  // (num_edges,), of each edge, -1 if it is left out
   Index* ranks;    // (num_edges,), edges of this source before it
-  Index* kept;     // (edge_tiles,), how many edges are not left out
+  Index* kept;     // (edge_tiles, kKeptApart), first how many edges are not left out
   int64_t tiles, edge_tiles, dst_tiles;
 };
 
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     if (threadIdx.x == 0) scratch.sums[part * scratch.tiles + blockIdx.x] = sum;
   }
   if (i < runs.count && !runs.is_edge(i)) scratch.counts[runs.at[i]] = parts[2];
-  if (i < scratch.edge_tiles) scratch.kept[i] = 0;
+  if (i < scratch.edge_tiles) scratch.kept[i * kKeptApart] = 0;
   allow_next_launch();
 }
 
@@ -287,7 +290,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         source = runs.at[head];
       }
       scratch.ranks[e] = static_cast<Index>(i - first);
-      if (source >= 0) count_one(scratch.kept + e / kScanThreads);
+      if (source >= 0) count_one(scratch.kept + e / kScanThreads * kKeptApart);
     }
     scratch.sources[e] = source;
   }
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   const Index source = is_edge ? scratch.sources[e] : Index(-1);
   Index before = 0, behind = 0;
   for (int64_t tile = threadIdx.x; tile < scratch.edge_tiles; tile += kScanThreads)
-    (tile < blockIdx.x ? before : behind) += scratch.kept[tile];
+    (tile < blockIdx.x ? before : behind) += scratch.kept[tile * kKeptApart];
   before = sum_all(before, of_warps);
   const Index all = before + sum_all(behind, of_warps);
   const Index kept = before + sum_until(Index(source >= 0), of_warps) - (source >= 0);

@@ -75,6 +75,7 @@ __device__ __forceinline__ Index first_place(const OrderPass<Index>& pass, Index
   const int digits = 1 << pass.bits, teams = kOrderThreads / digits;
   const int digit = threadIdx.x % digits, team = threadIdx.x / digits;
   Index before = 0, all = 0;
+#pragma unroll 8
   for (int64_t part = team; part < gridDim.x; part += teams) {
     const Index count = pass.counts[part * digits + digit];
     all += count;
@@ -96,10 +97,10 @@ __device__ __forceinline__ Index first_place(const OrderPass<Index>& pass, Index
 template <typename Index>
 __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(OrderPass<Index> pass) {
   wait_for_previous_launch();
-  // Ids of each warp with each digit, then those of the warps before; at first the sums of parts.
   __shared__ union {
-    uint16_t counts[32][1 << kMostDigitBits];
-    Index sums[2 * kOrderThreads];
+    Index sums[2 * kOrderThreads];             // of parts
+    uint16_t counts[32][1 << kMostDigitBits];  // of each warp, then of the warps before
+    Index tile[kOrderTile];                    // in the order of digits
   } shared;
   __shared__ Index places[1 << kMostDigitBits], of_warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, digits = 1 << pass.bits;
@@ -108,18 +109,18 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(OrderPass<Index
 
   const int64_t end = pass.part_end();
   for (int64_t tile = blockIdx.x * pass.part_size; tile < end; tile += kOrderTile) {
-    __syncthreads();  // what was shared has been read
-    if (has_digit) places[threadIdx.x] = place;
-    for (int digit = lane; digit < digits; digit += 32) shared.counts[warp][digit] = 0;
-    __syncwarp();
     const int64_t first = tile + warp * int64_t{32 * kOrderItems} + lane;
-    Index ids[kOrderItems];
+    Index ids[kOrderItems], orders[kOrderItems];
     int ranks[kOrderItems];
 #pragma unroll
     for (int item = 0; item < kOrderItems; ++item) {
       const int64_t i = first + 32 * item;
       ids[item] = i < end ? pass.id_at(i) : Index(0);
+      orders[item] = i < end && pass.order != nullptr ? pass.order[i] : static_cast<Index>(i);
     }
+    __syncthreads();  // what was shared has been read
+    for (int digit = lane; digit < digits; digit += 32) shared.counts[warp][digit] = 0;
+    __syncwarp();
 #pragma unroll
     for (int item = 0; item < kOrderItems; ++item) {
       const bool has_id = first + 32 * item < end;
@@ -133,23 +134,46 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(OrderPass<Index
       __syncwarp();
     }
     __syncthreads();
+    unsigned own = 0;  // ids of the tile with the thread's digit
     if (has_digit) {
-      unsigned before = 0;
+#pragma unroll 8
       for (int other = 0; other < 32; ++other) {
         const unsigned count = shared.counts[other][threadIdx.x];
-        shared.counts[other][threadIdx.x] = static_cast<uint16_t>(before);
-        before += count;
+        shared.counts[other][threadIdx.x] = static_cast<uint16_t>(own);
+        own += count;
       }
-      place += static_cast<Index>(before);
+    }
+    const Index until = sum_until(static_cast<Index>(own), of_warps);
+    if (has_digit) {
+      // An id at place p of the tile goes to p + places[its digit].
+      const Index start = until - static_cast<Index>(own);
+      for (int other = 0; other < 32; ++other)
+        shared.counts[other][threadIdx.x] += static_cast<uint16_t>(start);
+      places[threadIdx.x] = place - start;
+      place += static_cast<Index>(own);
     }
     __syncthreads();
 #pragma unroll
+    for (int item = 0; item < kOrderItems; ++item)
+      ranks[item] += shared.counts[warp][pass.digit_of(ids[item])];
+    const auto bring_in_order = [&](Index* values) {
+      __syncthreads();
+#pragma unroll
+      for (int item = 0; item < kOrderItems; ++item)
+        if (first + 32 * item < end) shared.tile[ranks[item]] = values[item];
+      __syncthreads();
+#pragma unroll
+      for (int item = 0; item < kOrderItems; ++item)
+        values[item] = shared.tile[threadIdx.x + item * kOrderThreads];
+    };
+    bring_in_order(ids);
+    bring_in_order(orders);
+#pragma unroll
     for (int item = 0; item < kOrderItems; ++item) {
-      const int64_t i = first + 32 * item;
-      if (i >= end) continue;
-      const unsigned digit = pass.digit_of(ids[item]);
-      const int64_t to = places[digit] + shared.counts[warp][digit] + ranks[item];
-      pass.to_order[to] = pass.order != nullptr ? pass.order[i] : static_cast<Index>(i);
+      const int at = static_cast<int>(threadIdx.x) + item * kOrderThreads;
+      if (tile + at >= end) continue;
+      const int64_t to = at + places[pass.digit_of(ids[item])];
+      pass.to_order[to] = orders[item];
       if (pass.to_ids != nullptr) pass.to_ids[to] = ids[item];
     }
   }
