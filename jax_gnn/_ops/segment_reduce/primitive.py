@@ -204,34 +204,27 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         return _jvp_apart(bind, primals, tangents)
     # Behind the sum and its scales only additions and the ReLU, whose slope its result tells.
     result, terms = bind(primals), []
-    # A residual may be a sum with the same scales: both get one gradient, if they multiply alike.
-    last = None if tangents.residual is None else result_scale
-    scale = primals.scale if last is None else primals.out_scale
     if tangents.x is not None:
         message = tangents.x, primals.weight, primals.matrix
-        terms.append(_plain(bind)(Messages(*message, primals.own_scale, scale)))
+        terms.append(_plain(bind)(Messages(*message, primals.own_scale, primals.scale)))
     if tangents.own_scale is not None:
-        scales = _times(tangents.own_scale, scale)
+        scales = _times(tangents.own_scale, primals.scale)
         terms.append(row_wise(scales, x) * x.astype(scales.dtype))
     for each in (tangents.residual, tangents.bias):
         if each is not None:
             term = feature_wise(each, result)
-            is_scaled = last is not None or result_scale is None
-            terms.append(term if is_scaled else row_wise(result_scale, result) * term)
-    return result, tangent_after(result, terms, _relu(bind), last)
+            terms.append(term if result_scale is None else row_wise(result_scale, result) * term)
+    return result, tangent_after(result, terms, _relu(bind))
 
 
-def tangent_after(
-    result: Array, terms: list[Array], relu: bool, scale: Array | None = None
-) -> Array | None:
-    """The sum of tangents, after the ReLU if there is one, times a scale of rows."""
+def tangent_after(result: Array, terms: list[Array], relu: bool) -> Array | None:
+    """The sum of tangents, after the ReLU if there is one."""
     if not terms:
         return None
     acc = accumulator_dtype(result.dtype)
     tangent = functools.reduce(
         operator.add, (feature_wise(term, result).astype(acc) for term in terms)
     )
-    tangent = tangent if scale is None else row_wise(scale, result) * tangent
     if relu:  # of which a scale after it may have turned the sign
         tangent = jnp.where((result > 0) | (result < 0), tangent, 0)
     return jnp.broadcast_to(tangent, result.shape).astype(result.dtype)
