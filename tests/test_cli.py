@@ -37,6 +37,7 @@ from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
 from jax_gnn.extend import load_any
+from jax_gnn.sharding import load_parts
 
 
 @pytest.fixture
@@ -578,6 +579,15 @@ def test_parts(data, tmp_path, monkeypatch, capsys):
     assert "unigat takes no part" in user_error(
         capsys, small(data, "--devices", "2", model="unigat")
     )
+    assert cli.main(["partition", str(data), "--parts", "2", "--output", str(folder)]) == 0
+    assert f" output {folder}\n" in re.sub(" +", " ", capsys.readouterr().out)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("nodes",))
+    split, values = load_parts(folder, mesh, "nodes")
+    with np.load(data) as arrays:
+        for name in ("x", "y"):
+            np.testing.assert_array_equal(split.unshard(values[name]), arrays[name])
+    assert cli.main([*predict, "--devices", "2", "--partition", str(folder / "plan.npz")]) == 0
+    assert capsys.readouterr().out == found[0]
     many = user_error(capsys, ["partition", str(data), "--parts", "41"])
     assert "--parts must be at most num_nodes = 40 of tiny, got 41" in many
 

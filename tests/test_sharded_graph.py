@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +23,8 @@ from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._command import Costs
 from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
-from jax_gnn.sharding._sharded import _parts_of
+from jax_gnn.sharding._sharded import parts_of
+from jax_gnn.sharding._split import pieces_of
 
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
 
@@ -252,8 +254,8 @@ def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
     """They are those of the arrays on a device, and need none."""
     graph = make(rng)
     with jax_gnn.host_arrays():
-        parts, of_hyperedges = _parts_of(jax.device_get(graph), 3, "stream")
-        costs = Costs.of(jax.device_get(graph), 3, parts, of_hyperedges)
+        whole = jax.device_get(graph)
+        costs = Costs.of(*pieces_of(whole, 3, "", *parts_of(whole, 3, "stream")))
     split = shard_graph(graph, mesh_of(3), "nodes")
     own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
     assert costs.bytes == sum(own)
@@ -447,6 +449,55 @@ def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
         assert_close(train(True)[1], train(False)[1], 1e-6, "the losses")
 
 
+@pytest.mark.parametrize("after", [1, 4])
+def test_embeddings_go_on_over_other_devices(
+    after: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Rows of nodes and their moments, saved by two devices as they are."""
+    ocp, optax = (pytest.importorskip(name) for name in ("orbax.checkpoint", "optax"))
+    with jax.enable_x64(True):
+        graph, labels = random_graph(rng), rng.integers(0, 3, 60)
+        model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
+        model.eval()
+        optimizer = optax.adam(0.01)
+
+        def steps(split: ShardedGraph, state: Any, count: int) -> Any:
+            classes, real = split.shard(labels), split.shard(np.ones(60))
+
+            def loss(rows: Any) -> Any:
+                logits = split.apply(model, rows)
+                logs = jax.nn.log_softmax(logits) * jax.nn.one_hot(classes, 3)
+                return -(logs.sum(-1) * real).sum() / 60, logits
+
+            @jax.jit
+            def step(state: Any, _: None) -> Any:
+                rows, moments = state
+                (value, logits), slope = jax.value_and_grad(loss, has_aux=True)(rows)
+                change, moments = optimizer.update(slope, moments)
+                return (optax.apply_updates(rows, change), moments), (value, split.unshard(logits))
+
+            return jax.lax.scan(step, state, None, count)
+
+        first, x = sharded(rng, graph, mesh_of(2), "random"), rng.normal(size=(60, 5))
+        rows = first.shard(x)
+        state, _ = steps(first, (rows, optimizer.init(rows)), 3)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "state", {"state": state, "node_ids": first.node_ids})
+            like = {"state": state, "node_ids": first.node_ids}
+            like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
+            found = checkpointer.restore(tmp_path / "state", like)
+
+        second = sharded(rng, graph, mesh_of(after), "random")
+        moved = jax.tree.map(
+            lambda leaf: second.shard(leaf, found["node_ids"]) if leaf.ndim else leaf,
+            found["state"],
+        )
+        np.testing.assert_array_equal(second.unshard(moved[0]), first.unshard(state[0]))
+        wanted, found = (steps(*each, 5)[1] for each in ((first, state), (second, moved)))
+        for got, want, name in zip(found, wanted, ("the losses", "the logits"), strict=True):
+            assert_close(got, want, 1e-6, name)
+
+
 # --- What is wrong is told -----------------------------------------------------------------------
 
 
@@ -532,6 +583,10 @@ def test_errors_of_rows() -> None:
         (lambda: split.shard(1.0), "values must be"),
         (lambda: split.shard_edges(np.ones(2)), r"values must be \(num_edges = 3"),
         (lambda: split.unshard(np.ones((3, 2))), r"rows must have the shape \(2, 2, \.\.\.\)"),
+        (lambda: split.shard(np.ones((2, 3, 2)), [[0, 1], [2, -1]]), r"shape \(2, 2, \.\.\.\)"),
+        (lambda: split.shard(rows, [0, 1, 2]), r"node_ids must be \(devices, capacity\), with"),
+        (lambda: split.shard(rows, [[0, 1], [1, 2]]), "node_ids must .*each of num_nodes = 3 once"),
+        (lambda: split.shard(rows, [[0, 1], [-2, 2]]), "node_ids must .*-1 for padding"),
         (lambda: split.apply(len, np.ones((3, 2))), r"values must have the shape \(2, \.\.\.\)"),
         (lambda: split.apply(lambda part, x: part.with_halo(x[:1]), rows), "x must have num_dst"),
     ):

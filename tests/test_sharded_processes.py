@@ -6,21 +6,27 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 PROCESS = """
+import os
+import shutil
 import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax_layers import GCN
-from jax_gnn import Graph
-from jax_gnn.sharding import shard_graph
+from jax.experimental.multihost_utils import sync_global_devices
+from jax.sharding import NamedSharding, PartitionSpec
+from jax_gnn import Graph, load, save
+from jax_gnn.sharding import load_parts, save_parts, shard_graph
 
-rank, port, seed = map(int, sys.argv[1:])
+rank, port, seed = map(int, sys.argv[1:4])
+checkpoint, folder = (f"{sys.argv[4]}/{name}" for name in ("checkpoint", "parts"))
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", 2, rank, initialization_timeout=60)
 print("joined", flush=True)
@@ -55,6 +61,30 @@ sums = jax.jit(lambda sharded, w: sharded.apply(lambda _, w: w.sum(), w).sum())
 close(sums(sharded, sharded.shard_edges(weights)), weights.sum())
 close(sharded.unshard(sharded.shard(x)), x)
 
+def on_all(leaf):
+    return jax.make_array_from_callback(
+        leaf.shape, NamedSharding(mesh, PartitionSpec()), lambda index: np.asarray(leaf)[index]
+    )
+
+for made in (params, jax.tree.map(on_all, params)):  # of each process, and of the program
+    save(checkpoint, nnx.merge(definition, made, rest))
+    again = nnx.state(load(checkpoint).model, nnx.Param)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+if rank == 0:
+    save_parts(folder, graph, 4, nodes={"x": x}, edges={"weights": weights})
+sync_global_devices("written")
+own = f"{folder}-{rank}"  # a process needs the plan and the parts of its devices
+os.mkdir(own)
+for name in ("plan", 2 * rank, 2 * rank + 1):
+    shutil.copy(f"{folder}/{name}.npz", own)
+found = load_parts(own, mesh, "nodes")
+wanted = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
+assert jax.tree.structure(found) == jax.tree.structure(wanted)
+for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    for one, other in zip(got.addressable_shards, want.addressable_shards, strict=True):
+        np.testing.assert_array_equal(one.data, other.data)
+
 other = Graph.from_edges([0], [0], num_nodes=int(rng.integers(1, 99)))
 ids = np.arange(50)
 turned = jax.sharding.Mesh(mesh.devices[::-1], "nodes")
@@ -69,11 +99,29 @@ for name, given in {
         assert str(error).startswith(f"{name} must be the same on all processes"), error
     else:
         raise AssertionError(name)
+
+lacks = rank == seed % 2
+if lacks:
+    os.remove(f"{own}/{2 * rank + 1}.npz")
+try:
+    load_parts(own, mesh, "nodes")
+except (FileNotFoundError if lacks else ValueError) as error:
+    wanted = "does not exist" if lacks else "folder must be the same on all processes"
+    assert wanted in str(error), error
+else:
+    raise AssertionError("a missing file")
+save_parts(own, graph, 4, ids % (3 + rank))
+try:
+    load_parts(own, mesh, "nodes")
+except ValueError as error:
+    assert str(error).startswith("folder must be the same on all processes"), error
+else:
+    raise AssertionError("folder")
 print("as one process", flush=True)
 """
 
 
-def two_processes(seed: int) -> list[str]:
+def two_processes(seed: int, folder: Path) -> list[str]:
     """What each of them printed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -81,7 +129,7 @@ def two_processes(seed: int) -> list[str]:
     flags = "--xla_force_host_platform_device_count=2"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-P", "-c", PROCESS, str(rank), str(port), str(seed)],
+            [sys.executable, "-P", "-c", PROCESS, *map(str, (rank, port, seed, folder))],
             env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -96,12 +144,12 @@ def two_processes(seed: int) -> list[str]:
             process.kill()
 
 
-def test_two_processes_are_as_one(rng: np.random.Generator) -> None:
+def test_two_processes_are_as_one(rng: np.random.Generator, tmp_path: Path) -> None:
     """Two devices each; and what differs between them is named in place of a wait for ever."""
-    pytest.importorskip("flax")
+    pytest.importorskip("orbax.checkpoint")
     seed, texts = int(rng.integers(1 << 30)), [""]
     for _ in range(3):  # somebody else may take the port first
-        texts = two_processes(seed)
+        texts = two_processes(seed, tmp_path)
         if all("joined" in text for text in texts):
             break
     assert all("as one process" in text for text in texts), "\n".join(texts)

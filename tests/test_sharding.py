@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from op_spec import assert_close, setting
 from op_suite import KERNELS
@@ -342,6 +342,28 @@ def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "custom_partitioning" in traced(2)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert "custom_partitioning" not in traced(3)
+
+
+@pytest.mark.parametrize("kind", AxisType, ids=str)
+def test_a_mesh_without_devices(kind: AxisType) -> None:
+    """Programs are lowered for one, if XLA has nothing to choose there: else JAX refuses."""
+    manual = kind == AxisType.Manual
+    over = AbstractMesh((2,), ("d",), axis_types=(AxisType.Auto if manual else kind,))
+    spec = P(None, "d")
+
+    def call(x: Any) -> Any:
+        return jax_gnn.segment_sum(x, np.arange(3), 3)
+
+    if manual:
+        call = jax.shard_map(call, mesh=over, in_specs=spec, out_specs=spec)
+    x = jax.ShapeDtypeStruct((3, 8), np.float32, sharding=NamedSharding(over, spec))
+    with jax.sharding.use_abstract_mesh(over):
+        traced = jax.jit(call).trace(x)
+    if kind == AxisType.Auto:
+        with pytest.raises(ValueError, match="AbstractMesh"):
+            traced.lower(lowering_platforms=("cpu",))
+    else:
+        assert "mesh" in traced.lower(lowering_platforms=("cpu",)).as_text()
 
 
 def test_export_of_a_split_program(rng: np.random.Generator) -> None:

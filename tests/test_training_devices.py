@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from test_training import (
-    dataset_for,
-    make_graph_dataset,
-    make_typed_dataset,
-)
+from test_training import dataset_for, make_graph_dataset, make_typed_dataset
+from test_training_minibatch import save
 
 from flax_layers.training import (
     RECIPES,
@@ -25,8 +23,10 @@ from flax_layers.training import (
     train,
 )
 from flax_layers.training.devices import takes_parts
+from flax_layers.training.epochs import Runner
 from flax_layers.training.feeds import SplitGraph
 from flax_layers.training.trained import make_model
+from jax_gnn import cli
 from jax_gnn.datasets import random_split
 from jax_gnn.sharding import ShardedGraph
 
@@ -85,10 +85,18 @@ def test_weights_and_numbers(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(split.errors[name], errors, 1e-3, 1e-4)
 
 
-@pytest.mark.parametrize("before", [1, 2])
-def test_other_numbers_of_devices(before: int, tmp_path: Path) -> None:
-    """A run goes on, and its checkpoint predicts, on one device or two."""
-    dataset, config = make_graph_dataset(), settings("gcn", epochs=12)
+@pytest.mark.parametrize(
+    ("model", "before", "after"), [("gcn", 1, 2), ("gcn", 2, 2), ("hgt", 2, 1), ("hgt", 2, 4)]
+)
+def test_other_devices(
+    model: str, before: int, after: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A run goes on over others with the same losses, and so predicts its checkpoint.
+
+    Of "hgt" nodes of one type have embeddings, with their moments.
+    """
+    dataset = make_graph_dataset() if model == "gcn" else make_typed_dataset()
+    config = settings(model, epochs=12)
     wanted, file = train(dataset, config), tmp_path / "state.npz"
 
     def halt(report: Any) -> None:
@@ -97,13 +105,47 @@ def test_other_numbers_of_devices(before: int, tmp_path: Path) -> None:
 
     with pytest.raises(Stopped):
         train(dataset, config, devices=before, on_epoch=halt, state=file)
-    found = train(dataset, config, devices=3 - before, state=file, resume=True)
+    method = rng.integers(0, after, dataset.num_nodes)
+    found = train(dataset, config, devices=after, method=method, state=file, resume=True)
     assert_alike(found, wanted, dataset)
     save_checkpoint(tmp_path / "checkpoint", found.trained)
     again = load_checkpoint(tmp_path / "checkpoint")
-    alone, *split = (again.predict(dataset, devices=devices) for devices in (1, 2, 3))
+    alone, *split = (again.predict(dataset, devices=devices) for devices in (1, 2, 4))
     for logits in split:
-        np.testing.assert_allclose(logits, alone, 1e-4, 1e-5)
+        np.testing.assert_allclose(logits, alone, 1e-5, 1e-6)
+
+
+def test_resumed_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted on two devices, it ends on four as on one."""
+    data = save(tmp_path / "easy.npz", make_graph_dataset())
+    size = ["--splits", "1", "--epochs", "24", "--hidden-features", "8", "--dropout", "0"]
+
+    def run(name: str, *more: str) -> int:
+        folder = ["--output", str(tmp_path / name)]
+        code = cli.main(["train", "gcn", "--data", data, *size, *folder, *more])
+        capsys.readouterr()
+        return code
+
+    assert run("one", "--no-baseline") == 0
+    advance, calls = Runner.advance, []
+
+    def stops(self: Runner, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Runner, "advance", stops)
+    assert run("other", "--devices", "2") == 130
+    assert run("other", "--devices", "4", "--partition", "hash", "--resume") == 0
+    one, other = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "other")
+    )
+    assert other["devices_used"] == 4 and len(calls) > 2
+    for name in ("test_accuracy", "valid_accuracy", "best_epoch"):
+        assert one["jax_gnn"][name] == other["jax_gnn"][name]
 
 
 def test_dropout_differs_by_device() -> None:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.multihost_utils import sync_global_devices
 
 import flax_layers
 from flax_layers import AttentionOptions, HeteroModel, LinearOptions, Stack
@@ -46,6 +47,9 @@ def save_checkpoint(
 ) -> None:
     """Writes a model; replaces a checkpoint that is there.
 
+    Of several processes (`jax.distributed`) all call it, with one folder that all of them see. What
+    is split between them, each writes its own of; what all have is written once.
+
     Args:
         path: Folder of the checkpoint.
         trained: Such as `TrainResult.trained`, `LinkResult.trained`, or any module.
@@ -64,7 +68,7 @@ def save_checkpoint(
     path = Path(path).absolute()
     predictor = _predictor(trained, mean, std, rows)
     description = _description(predictor, arguments)
-    params = nnx.to_pure_dict(nnx.state(predictor.model, KEPT))
+    params = jax.tree.map(_shared, nnx.to_pure_dict(nnx.state(predictor.model, KEPT)))
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             path,
@@ -73,11 +77,21 @@ def save_checkpoint(
             ),
             force=True,
         )
-    if isinstance(trained, TrainedLinks) and trained.index is not None:
-        trained.index.write(path / INDEX)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    sums = (f"{_sum(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
-    (path / SUMS).write_text("".join(sums))
+    if jax.process_index() == 0:
+        if isinstance(trained, TrainedLinks) and trained.index is not None:
+            trained.index.write(path / INDEX)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        sums = (f"{_sum(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
+        (path / SUMS).write_text("".join(sums))
+    sync_global_devices(SUMS)  # nobody loads before
+
+
+def _shared(array: Any) -> Any:
+    """An array that each of several processes has, in numpy: Orbax takes none of one process."""
+    if jax.process_count() == 1:
+        return array
+    spread = not (array.is_fully_addressable or array.is_fully_replicated)
+    return array if spread else np.asarray(array)
 
 
 def _predictor(trained: Any, mean: Any, std: Any, rows: Any) -> Predictor:

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 WHOLE = "."
 
@@ -347,10 +347,13 @@ def _needs_devices() -> tuple[Any, ...]:
 def needs_devices() -> tuple[Any, ...]:
     """What an equation carries so that JAX tells its lowering the devices: a program that asks.
 
-    JAX looks for such among the parameters. On one device nothing is split: there programs can be
-    lowered for a mesh of no devices, which these cannot.
+    JAX looks for such among the parameters, and lowers none for a mesh of no devices. So there is
+    none where XLA has nothing to choose: on one device, and where a mesh has no automatic axes, as
+    within ``jax.shard_map``.
     """
-    return _needs_devices() if jax.device_count() > 1 else ()
+    mesh = jax.sharding.get_abstract_mesh()
+    chooses = mesh.empty or AxisType.Auto in mesh.axis_types
+    return _needs_devices() if chooses and jax.device_count() > 1 else ()
 
 
 def partitions(ctx: Any) -> bool:

@@ -229,13 +229,26 @@ def _arrays(
             f"{', '.join(sorted({*optional, *_CSR}))}; "
             f"the file has {', '.join(sorted(members)) or 'none at all'}"
         )
-    arrays = {}
-    for key in (*wanted, *sorted(optional.intersection(members))):
-        try:
-            arrays[key] = _array(archive, members[key], key, memory)
-        except Exception as error:
-            raise ValueError(f"{path}: cannot read {key!r}: {error}") from error
-    return arrays
+    keys = (*wanted, *sorted(optional.intersection(members)))
+    return {key: _read(path, archive, members[key], memory) for key in keys}
+
+
+def read_npz(path: Path, what: str) -> dict[str, np.ndarray]:
+    """All arrays of a file, in so much memory as it has bytes."""
+    memory = Memory(require_file(path, what))
+    with _open(path) as archive:
+        return {
+            member.filename.removesuffix(".npy"): _read(path, archive, member, memory)
+            for member in archive.infolist()
+        }
+
+
+def _read(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, memory: Memory) -> Any:
+    key = member.filename.removesuffix(".npy")
+    try:
+        return _array(archive, member, key, memory)
+    except Exception as error:
+        raise ValueError(f"{path}: cannot read {key!r}: {error}") from error
 
 
 def _array(

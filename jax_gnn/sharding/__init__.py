@@ -1,5 +1,6 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
+from jax_gnn.sharding._files import load_parts, save_parts
 from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
@@ -11,6 +12,8 @@ __all__ = [
     "Part",
     "RelationalPart",
     "ShardedGraph",
+    "load_parts",
     "partition",
+    "save_parts",
     "shard_graph",
 ]

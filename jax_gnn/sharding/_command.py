@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -12,26 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._any_data import load_any
-from jax_gnn.datasets import GraphsDataset, HypergraphDataset
+from jax_gnn.datasets import GraphsDataset, HypergraphDataset, NodeDataset
 from jax_gnn.graph import host_arrays
-from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.sharding._exchange import Exchange
+from jax_gnn.sharding._files import write
 from jax_gnn.sharding._partition import Method
-from jax_gnn.sharding._parts import edges_of
-from jax_gnn.sharding._sharded import _parts_of
-from jax_gnn.sharding._split import split_arrays
+from jax_gnn.sharding._parts import HypergraphPart, edges_of
+from jax_gnn.sharding._sharded import parts_of
+from jax_gnn.sharding._split import Piece, pieces_of
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
     return int(text)
-
-
-def _npz(text: str) -> Path:
-    if Path(text).suffix != ".npz":
-        raise argparse.ArgumentTypeError(f"expected an .npz file, got {text!r}")
-    return Path(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
-        type=_npz,
-        metavar="FILE",
-        help="an .npz file to write, for jax-gnn train --partition",
+        type=Path,
+        metavar="FILE|FOLDER",
+        help="an .npz file to write, for jax-gnn train --partition; or a folder, for load_parts",
     )
     parser.add_argument(
         "--width", type=_count, default=128, metavar="N", help="numbers in a row that travels"
@@ -73,20 +67,43 @@ def run(args: argparse.Namespace) -> list[list[str]]:
     with host_arrays():
         given: Any = dataset
         graph = given.hypergraph() if isinstance(dataset, HypergraphDataset) else given.graph()
-        parts, of_hyperedges = _parts_of(graph, args.parts, args.method)
-        if args.output is not None:  # what is written has nodes alone
-            parts, of_hyperedges = _parts_of(graph, args.parts, parts)
-        costs = Costs.of(graph, args.parts, parts, of_hyperedges)
+        parts = parts_of(graph, args.parts, args.method)
+        if _is_file(args.output):  # which has nodes alone
+            parts = parts_of(graph, args.parts, parts[0])
+        pieces, places = pieces_of(graph, args.parts, "", *parts)
     head = [
         ["data", f"{dataset.name} ({type(dataset).__name__})"],
         ["parts", f"{args.parts}, by {args.method}"],
     ]
+    costs = Costs.of(pieces, places)
     rows = [*head, *costs.told(args.width, jnp.dtype(args.dtype))]
     if args.output is not None:
-        with open(args.output, "wb") as file:
-            np.savez(file, parts=np.asarray(parts, np.int32), num_parts=args.parts)
+        if _is_file(args.output):
+            with args.output.open("wb") as file:
+                np.savez(file, parts=np.asarray(parts[0], np.int32), num_parts=args.parts)
+        else:
+            write(args.output, graph, pieces, places, *_values(dataset, graph))
         rows.append(["output", str(args.output)])
     return rows
+
+
+def _is_file(output: Path | None) -> bool:
+    return output is not None and output.suffix == ".npz"
+
+
+def _values(dataset: NodeDataset, graph: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a dataset has of nodes and of edges, by name; parts of its split are masks."""
+    names = ("x", "y", "y_multilabel")
+    nodes = {name: getattr(dataset, name, None) for name in names}
+    if nodes["x"] is None and getattr(graph, "node_type_sizes", None) is not None:
+        nodes["x"] = getattr(dataset, "x_by_type", None)
+    for part in ("train", "val", "test"):
+        ids = getattr(dataset, f"{part}_idx")
+        if ids is not None:
+            nodes[part] = np.isin(np.arange(dataset.num_nodes), ids)
+    weight = getattr(dataset, "edge_weight", None)
+    edges = {} if weight is None else {"edge_weight": graph.edge_values(weight)}
+    return {name: each for name, each in nodes.items() if each is not None}, edges
 
 
 class ExchangeCosts(NamedTuple):
@@ -100,6 +117,18 @@ class ExchangeCosts(NamedTuple):
     sent: int
     rounds: int
     gathered: int
+
+    @classmethod
+    def of(cls, exchanges: Sequence[Exchange], own: int) -> ExchangeCosts:
+        """Those of the parts' exchanges."""
+        count, rounds = len(exchanges), exchanges[0].rounds
+        return cls(
+            own,
+            sum(int(each.send.indptr[-1]) for each in exchanges),
+            sum(one.rows(count) for one in rounds),
+            len(rounds),
+            count * (count - 1) * exchanges[0].send.num_src,
+        )
 
 
 class Costs(NamedTuple):
@@ -118,35 +147,21 @@ class Costs(NamedTuple):
     bytes: int
 
     @classmethod
-    def of(cls, graph: Any, num_parts: int, parts: Any, of_hyperedges: Any) -> Costs:
-        """Those of a graph on the host, whose parts are made for it as `shard_graph` makes them."""
-        splits: list[tuple[Any, ...]] = [(graph, parts, num_parts)]
-        if isinstance(graph, Hypergraph):
-            into, back = graph.graph, graph.graph.transpose()
-            splits = [(into, of_hyperedges, num_parts, parts)]
-            splits += [(back, parts, num_parts, of_hyperedges)]
-        exchanges, size = [], 0
-        for each in splits:
-            made, rounds, places = split_arrays(*each)
-            part, send, ids = made[0]  # all have the same sizes
-            exchanges.append(
-                ExchangeCosts(
-                    len(each[-1]) if isinstance(graph, Hypergraph) else len(parts),
-                    sum(int((ids[send.num_src :] >= 0).sum()) for *_, ids in made),
-                    sum(one.rows(num_parts) for one in rounds),
-                    len(rounds),
-                    num_parts * (num_parts - 1) * send.num_src,
-                )
-            )
-            size += sum(leaf.nbytes for leaf in jax.tree.leaves((part, send)))
-            size += ids.itemsize * edges_of(part).num_dst  # which node or hyperedge each is
-        if isinstance(graph, RelationalGraph):
-            size += ids.nbytes
-            if graph.node_type_sizes is not None:
-                size += ids.itemsize * part.num_dst
-        edges = np.array([int(edges_of(part).indptr[-1]) for part, *_ in made])
-        nodes = np.bincount(parts, minlength=num_parts)
-        return cls(nodes, edges, exchanges, size + places.nbytes)
+    def of(cls, pieces: Sequence[Piece], places: Any) -> Costs:
+        """Those of what `pieces_of` returns."""
+        parts: Any = [piece.part for piece in pieces]
+        is_hypergraph = isinstance(parts[0], HypergraphPart)
+        names = ("node_exchange", "hyperedge_exchange") if is_hypergraph else ("exchange",)
+        of_nodes = [part.back if is_hypergraph else edges_of(part) for part in parts]
+        nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
+        own = int(nodes.sum()), getattr(parts[0], "num_whole_hyperedges", 0)
+        edges = np.array([int(graph.indptr[-1]) for graph in of_nodes])
+        costs = [
+            ExchangeCosts.of([getattr(part, name) for part in parts], count)
+            for name, count in zip(names, own, strict=False)
+        ]
+        first = jax.tree.leaves(pieces[0])  # all have the same sizes
+        return cls(nodes, edges, costs, sum(leaf.nbytes for leaf in first) + places.nbytes)
 
     def told(self, width: int, dtype: Any) -> Iterator[list[str]]:
         """Rows of a table, for rows of a width and dtype."""

@@ -33,7 +33,7 @@ def check_same(mesh: Mesh, **arguments: Any) -> None:
     from jax.experimental.multihost_utils import process_allgather
 
     arguments["mesh"] = (mesh.devices.shape, mesh.axis_names, devices)
-    digests = process_allgather(np.stack([_digest(each) for each in arguments.values()]))
+    digests = process_allgather(np.stack([digest(each) for each in arguments.values()]))
     for place, name in enumerate(arguments):
         others = np.flatnonzero((digests[:, place] != digests[0, place]).any(1))
         if others.size:
@@ -43,12 +43,12 @@ def check_same(mesh: Mesh, **arguments: Any) -> None:
             )
 
 
-def _digest(tree: Any) -> Any:
+def digest(tree: Any) -> Any:
     """16 bytes that differ where trees differ, as numbers that JAX does not narrow."""
     leaves, structure = jax.tree.flatten(tree)
     digest = hashlib.blake2b(str(structure).encode(), digest_size=16)
     for leaf in leaves:
-        array = np.ascontiguousarray(leaf)
+        array = np.asarray(leaf, order="C")
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.data if array.size else b"")
     return np.frombuffer(digest.digest(), np.uint32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 import jax
@@ -14,18 +14,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, take
-from jax_gnn._core.ids import ids_at, is_traced, pad_ids
+from jax_gnn._core.ids import PADDING, is_traced
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 from jax_gnn.sharding._processes import check_same
-from jax_gnn.sharding._split import hyperedge_parts, split_arrays, square_of
+from jax_gnn.sharding._split import Piece, hyperedge_parts, pieces_of, rows_of, square_of
 
 
 @public
@@ -88,26 +87,51 @@ class ShardedGraph:
             return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
         return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
 
-    def shard(self, values: Any) -> Any:
+    def shard(self, values: Any, node_ids: Any = None) -> Any:
         """Rows of nodes, such as features, labels or masks, on the devices that own these.
 
         Args:
             values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
                 type the rows of its nodes, where None stays None.
+            node_ids: of another split, if ``values`` are rows of that, ``(devices, capacity,
+                *features)``: its ``node_ids``. So what was saved goes on over other devices.
 
         Returns:
             ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding; by
             name if they were, with zeros for nodes of other types.
 
         Raises:
-            ValueError: ``values`` has another number of rows, or the graph has no such type.
+            TypeError: ``node_ids`` is no array of integers.
+            ValueError: ``values`` has another number of rows, the graph has no such type, or
+                ``node_ids`` does not name each node once.
         """
+        if node_ids is not None:
+            return jax.tree.map(self._of_split(node_ids), values)
         if isinstance(values, Mapping):
             return {
                 name: None if each is None else self.shard(self._of_type(name, each))
                 for name, each in values.items()
             }
         return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
+
+    def _of_split(self, node_ids: Any) -> Callable[[Any], Array]:
+        """What brings rows of another split to where their nodes are in this one."""
+        given = arguments.to_numpy("node_ids", node_ids)
+        ids = arguments.check_ids("node_ids", given.ravel())
+        rows = np.flatnonzero(ids != PADDING)
+        if given.ndim != 2 or not np.array_equal(np.sort(ids[rows]), np.arange(self.num_nodes)):
+            raise ValueError(
+                f"node_ids must be (devices, capacity), with each of num_nodes = {self.num_nodes} "
+                f"once, and -1 for padding, got another array of shape {given.shape}"
+            )
+        places = rows[np.argsort(ids[rows])]
+
+        def moved(values: Any) -> Array:
+            self._check_rows("values", values, given.shape)
+            values = values if is_traced(values) else np.asarray(values)
+            return self.shard(values.reshape(-1, *values.shape[2:])[places])
+
+        return moved
 
     def _of_type(self, name: Any, values: Any) -> Any:
         """Rows of all nodes, of those of one type."""
@@ -162,7 +186,7 @@ class ShardedGraph:
         host, here = np.asarray(values), _rows_here(ids)
 
         def of_device(index: Any) -> Any:
-            return _own_rows(host, here[index[0].start or 0])[None]
+            return rows_of(host, here[index[0].start or 0])[None]
 
         return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
 
@@ -190,7 +214,7 @@ class ShardedGraph:
         sharding = on_host(self._sharding, self.mesh.local_devices[0])
 
         def of_device(index: Any) -> Any:
-            return in_blocks(_own_rows(host, here[index[0].start or 0]), shape)[None]
+            return in_blocks(rows_of(host, here[index[0].start or 0]), shape)[None]
 
         blocks = jax.make_array_from_callback((self.num_parts, *shape), sharding, of_device)
         return HostRows(blocks, capacity, host.dtype)
@@ -268,13 +292,6 @@ class ShardedGraph:
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
 
-def _own_rows(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """``values[ids]``, zeros where an id is padding."""
-    found = np.take(values, ids, axis=0, mode="clip")
-    found[ids < 0] = 0
-    return found
-
-
 def _rows_here(array: Any) -> dict[int, Any]:
     """What this process has of an array with an axis of devices, by the place in that axis."""
     if not isinstance(array, jax.Array):
@@ -318,6 +335,25 @@ def shard_graph(
         >>> shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes", "contiguous").node_ids
         Array([[0, 1, 2]], dtype=int32)
     """
+    graph = checked_graph(graph)
+    arguments.check_instance("mesh", mesh, Mesh)
+    arguments.check_choice("axis", axis, mesh.axis_names)
+    num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
+    check_same(mesh, graph=graph, axis=axis, method=method)  # before an error that few may see
+    if num_nodes < num_parts:
+        raise ValueError(
+            f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
+            f"num_nodes = {num_nodes}"
+        )
+    with host_arrays():
+        parts = parts_of(graph, num_parts, method)
+        check_same(mesh, method=parts)  # as versions of METIS may differ
+        pieces, places = pieces_of(graph, num_parts, axis, *parts)
+    return assembled(dict(enumerate(pieces)), places, mesh, axis)[0]
+
+
+def checked_graph(graph: Any) -> Any:
+    """A graph that can be split, on the host."""
     graph = graph.relational if isinstance(graph, HeteroGraph) else graph
     if isinstance(graph, Hypergraph):
         graph.check()
@@ -329,66 +365,35 @@ def shard_graph(
         graph.check_arrays()
     if is_traced(*jax.tree.leaves(graph)):
         raise TypeError("graph must be sharded before jax.jit")
-    arguments.check_instance("mesh", mesh, Mesh)
-    arguments.check_choice("axis", axis, mesh.axis_names)
-    num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
-    graph = jax.device_get(graph)
-    check_same(mesh, graph=graph, axis=axis, method=method)  # before an error that few may see
-    if num_nodes < num_parts:
-        raise ValueError(
-            f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
-            f"num_nodes = {num_nodes}"
-        )
-    with host_arrays():
-        parts, of_hyperedges = _parts_of(graph, num_parts, method)
-    check_same(mesh, method=(parts, of_hyperedges))  # as versions of METIS may differ
+    return jax.device_get(graph)
+
+
+def assembled(
+    pieces: Mapping[int, Piece], places: Any, mesh: Mesh, axis: str
+) -> tuple[ShardedGraph, Any]:
+    """A graph, and the values that came with it, of pieces by their place in the mesh's axis.
+
+    Of each array the pieces of this process's devices suffice.
+    """
     mesh = Mesh(mesh.devices, mesh.axis_names)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
 
-    def stacked(*of_parts: Any) -> Any:  # each goes to its device from where it is
-        def part(index: Any) -> Any:
-            return of_parts[index[0].start or 0][None]
+    def stacked(*of_pieces: Any) -> Any:  # each goes to its device from where it is
+        here = dict(zip(pieces, of_pieces, strict=True))
 
-        return jax.make_array_from_callback((num_parts, *of_parts[0].shape), sharding, part)
+        def piece(index: Any) -> Any:
+            return here[index[0].start or 0][None]
 
-    def split(graph: Any, *parts: Any) -> tuple[Any, Exchange, list[Any], Any]:
-        """Graphs and exchange on the devices; on the host which nodes sources are, and places."""
-        with host_arrays():
-            made, rounds, places = split_arrays(graph, parts[0], num_parts, *parts[1:])
-        graphs, sends = jax.tree.map(stacked, *(each[:2] for each in made))
-        return graphs, Exchange(sends, rounds, axis), [ids for *_, ids in made], places
+        shape = mesh.shape[axis], *of_pieces[0].shape
+        return jax.make_array_from_callback(shape, sharding, piece)
 
-    part: Part | RelationalPart | HypergraphPart
-    if isinstance(graph, Hypergraph):
-        into, exchange, sources, _ = split(graph.graph, of_hyperedges, parts)
-        with host_arrays():
-            transposed = graph.graph.transpose()
-        back, back_exchange, hyperedges, places = split(transposed, parts, of_hyperedges)
-        hyperedge_ids = stacked(*(ids[: into.num_dst] for ids in hyperedges))
-        size = graph.num_hyperedges
-        part = HypergraphPart(into, back, exchange, back_exchange, hyperedge_ids, size)
-        node_ids = [ids[: back.num_dst] for ids in sources]
-    else:
-        graphs, exchange, sources, places = split(graph, parts)
-        node_ids = [ids[: edges_of(graphs).num_dst] for ids in sources]
-        kept = {each.name: getattr(graphs, each.name) for each in fields(graphs)}
-        if isinstance(graph, RelationalGraph):
-            sizes = graph.node_type_sizes
-            if sizes is not None:
-                types = np.repeat(np.arange(len(sizes), dtype=node_ids[0].dtype), sizes)
-                types = pad_ids(types, num_nodes - len(types))
-                kept["node_types"] = stacked(*(ids_at(types, ids) for ids in node_ids))
-                kept["whole_type_sizes"] = sizes
-            kept |= {"node_ids": stacked(*sources), "num_whole_nodes": num_nodes}
-            part = RelationalPart(**kept, exchange=exchange)
-        else:
-            part = Part(**kept, exchange=exchange)
     whole = NamedSharding(mesh, PartitionSpec())
     places = jax.make_array_from_callback(places.shape, whole, lambda index: places[index])
-    return ShardedGraph(part, stacked(*node_ids), places, mesh, axis)
+    part, node_ids, values = jax.tree.map(stacked, *pieces.values())
+    return ShardedGraph(part, node_ids, places, mesh, axis), values
 
 
-def _parts_of(graph: Any, num_parts: int, method: Any) -> tuple[Any, Any]:
+def parts_of(graph: Any, num_parts: int, method: Any) -> tuple[Any, Any]:
     """The part of each node, by the method or as given, and of each hyperedge if there are any."""
     num_nodes, joined = graph.num_nodes, False
     if isinstance(method, str):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from jax_gnn._core.triples import by_source
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
-from jax_gnn.sharding._exchange import Round, rounds_of, shares_of
-from jax_gnn.sharding._parts import edges_of
+from jax_gnn.sharding._exchange import Exchange, Round, rounds_of, shares_of
+from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 
 
 def square_of(whole: Graph | RelationalGraph | Hypergraph, *, joined: bool) -> Graph:
@@ -48,6 +48,66 @@ def hyperedge_parts(hypergraph: Hypergraph, parts: Any, num_parts: int) -> Any:
         hyperedges.astype(np.int64) * num_parts + turned, minlength=size * num_parts
     )
     return (members.reshape(size, num_parts).argmax(1) + np.arange(size)) % num_parts
+
+
+class Piece(NamedTuple):
+    """What one device has of a graph, on the host.
+
+    Attributes:
+        part: see `ShardedGraph.part`.
+        node_ids: ``(capacity,)``, likewise.
+        values: by name, values of its nodes and edges.
+    """
+
+    part: Part | RelationalPart | HypergraphPart
+    node_ids: Any
+    values: dict[str, Any]
+
+
+def pieces_of(
+    whole: Any, num_parts: int, axis: str, parts: Any, of_hyperedges: Any = None
+) -> tuple[list[Piece], Any]:
+    """The pieces of a graph of any kind, and the place of each node in the rows of all of them."""
+    pieces = []
+    if isinstance(whole, Hypergraph):
+        into, rounds, _ = split_arrays(whole.graph, of_hyperedges, num_parts, parts)
+        back, rounds_back, places = split_arrays(
+            whole.graph.transpose(), parts, num_parts, of_hyperedges
+        )
+        for (first, sent, nodes), (second, sent_back, hyperedges) in zip(into, back, strict=True):
+            exchanges = Exchange(sent, rounds, axis), Exchange(sent_back, rounds_back, axis)
+            own = hyperedges[: first.num_dst]
+            made = HypergraphPart(first, second, *exchanges, own, whole.num_hyperedges)
+            pieces.append(Piece(made, nodes[: second.num_dst], {}))
+        return pieces, places
+    graphs, rounds, places = split_arrays(whole, parts, num_parts)
+    for graph, sent, sources in graphs:
+        part = _part(whole, graph, sources, Exchange(sent, rounds, axis))
+        pieces.append(Piece(part, sources[: graph.num_dst], {}))
+    return pieces, places
+
+
+def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange) -> Part | RelationalPart:
+    """A graph as a part."""
+    kept = {each.name: getattr(graph, each.name) for each in fields(graph)}
+    if isinstance(graph, Graph):
+        return Part(**kept, exchange=exchange)
+    sizes = whole.node_type_sizes
+    if sizes is not None:
+        types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
+        types = pad_ids(types, whole.num_nodes - len(types))
+        kept["node_types"] = ids_at(types, sources[: graph.num_dst])
+        kept["whole_type_sizes"] = sizes
+    kept |= {"node_ids": sources, "num_whole_nodes": whole.num_nodes}
+    return RelationalPart(**kept, exchange=exchange)
+
+
+def rows_of(values: Any, ids: Any) -> Any:
+    """The rows of some ids in numpy, zeros where an id is out of range."""
+    found = np.zeros((*ids.shape, *values.shape[1:]), values.dtype)
+    own = in_range(ids, len(values))
+    found[own] = values[ids[own]]
+    return found
 
 
 def split_arrays(
