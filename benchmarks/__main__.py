@@ -116,11 +116,17 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     add = reported(
         "scaling",
         "time training over several devices",
-        lambda o: [scaling.run(o.platform, o.scale, o.rounds, o.devices)],
+        lambda o: [scaling.run(o.platform, o.scale, o.rounds, o.devices, o.cases)],
     )
     add("--scale", type=float, default=1.0, help="of nodes and edges")
     add("--rounds", type=_positive, default=5, help="turns of every candidate")
     add("--devices", type=_positive, help="default: all")
+    add(
+        "--cases",
+        type=_names,
+        default=scaling.CASES,
+        help=", ".join((*scaling.CASES, *scaling.ON_REQUEST)),
+    )
     add = command("sharding", "count what travels between parts of graphs", _sharding)
     add("--data", type=Path, help="folder with real graphs")
     add("--graphs", type=_names, default=sharding.GRAPHS, help="names of plain graphs")

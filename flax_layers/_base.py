@@ -35,15 +35,16 @@ from jax_gnn.extend import (
     check_number,
     check_real,
     feature_wise,
+    gradients_at_once,
     is_tall,
     row_wise,
 )
 from jax_gnn.sampling import Blocks
-from jax_gnn.sharding import HypergraphPart, Part, RelationalPart
+from jax_gnn.sharding import HostRows, HypergraphPart, Part, RelationalPart
 
 Activation = Literal["relu"]  # what kernels may do after a convolution
 
-Ends = ArrayLike | tuple[ArrayLike, ArrayLike]  # features of nodes, or of sources, destinations
+Ends = ArrayLike | HostRows | tuple[ArrayLike, ArrayLike]  # of nodes, or sources, destinations
 
 default_kernel_init = nnx.initializers.lecun_normal()
 default_bias_init = nnx.initializers.zeros_init()
@@ -144,7 +145,7 @@ class Convolution(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
 
-    def _operands(self, x: ArrayLike, graph: Any) -> tuple[Array, Array, Array | None]:
+    def _operands(self, x: Any, graph: Any) -> tuple[Array, Array, Array | None]:
         """Checks graph and x; returns x with kernel and bias in the dtype of the computation."""
         check_structure(self.structure.__name__.lower(), graph, self)
         if isinstance(graph, Graph):
@@ -152,9 +153,9 @@ class Convolution(nnx.Module):
         else:
             x = check_features(x, graph.num_nodes, self.in_features)
         bias = None if self.bias is None else self.bias[...]
-        return dtypes.promote_dtype((x, self.kernel[...], bias), dtype=self.dtype)
+        return in_one_dtype((x, self.kernel[...], bias), self.dtype)
 
-    def _product(self, x: Array, kernel: Array, **last: Any) -> Array:
+    def _product(self, x: Array | HostRows, kernel: Array, **last: Any) -> Array:
         """The product of x and a kernel with what `product` does after it."""
         return product(x, kernel, self.precision, **last)
 
@@ -174,7 +175,7 @@ class Convolution(nnx.Module):
         after.
         """
         narrow = kernel.shape[0] < kernel.shape[1]
-        if narrow if graph is None else sums_first(graph, *kernel.shape):
+        if narrow if graph is None else sums_first(graph, *kernel.shape, x=x):
             return self._product(aggregate(x), kernel, bias=bias, activation=activation)
         y = self._product(x, kernel)
         return aggregate(y, **epilogue(y, bias, activation))
@@ -331,9 +332,13 @@ class Stack(nnx.Module):
             calls.append((block, (), {name: of_block(name, x, graph, number) for name, x in given}))
         return calls
 
-    def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
+    def _input(self, x: Any, **dropout: Any) -> Any:
         """What the first convolution gets."""
-        return self.input_dropout(as_array("x", x), **dropout)
+        if isinstance(x, HostRows) and self.input_dropout_rate:
+            raise ValueError(
+                f"input_dropout_rate must be 0 for rows of the host, got {self.input_dropout_rate}"
+            )
+        return x if isinstance(x, HostRows) else self.input_dropout(as_array("x", x), **dropout)
 
     def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
         """Calls a convolution."""
@@ -415,13 +420,16 @@ def epilogue(x: Array, bias: Array | None, activation: Activation | None) -> dic
     return last if bias is None else last | {"bias": jnp.broadcast_to(bias, x.shape[1:])}
 
 
-def sums_first(graph: Graph, in_features: int, out_features: int) -> bool:
+def sums_first(graph: Graph, in_features: int, out_features: int, *, x: Any) -> bool:
     """Whether rows are summed over edges before their map, which then has a row a destination.
 
     That moves fewer numbers: of each edge and destination `in_features` in the place of
     `out_features`, and no sources through the map. Of as many destinations as sources it is the
     narrower side of the map, of a sampled block, which has many more sources, mostly its input.
+    Rows of the host are never on the device all at once, and so are mapped first.
     """
+    if isinstance(x, HostRows):
+        return False
     sizes = edges, sources, destinations = graph.num_edges, num_rows(graph), graph.num_dst
     if sources == destinations or any(map(jax.export.is_symbolic_dim, sizes)):
         return in_features < out_features
@@ -429,8 +437,22 @@ def sums_first(graph: Graph, in_features: int, out_features: int) -> bool:
     return more < (sources - destinations) * (in_features + out_features)
 
 
+def in_one_dtype(values: tuple[Any, ...], dtype: DTypeLike | None) -> Any:
+    """`promote_dtype`, also of rows of the host, which are mapped in that dtype then."""
+    if not any(isinstance(value, HostRows) for value in values):
+        return dtypes.promote_dtype(values, dtype=dtype)
+    dtype = common_dtype(*values, dtype=dtype)
+    return tuple(None if value is None else value.astype(dtype) for value in values)
+
+
+def common_dtype(*values: Any, dtype: DTypeLike | None) -> Any:
+    """`canonicalize_dtype`, likewise."""
+    like = [jnp.zeros(0, x.dtype) if isinstance(x, HostRows) else x for x in values]
+    return dtypes.canonicalize_dtype(*like, dtype=dtype)
+
+
 def product(
-    x: Array,
+    x: Array | HostRows,
     kernel: Array,
     precision: jax.lax.PrecisionLike = None,
     *,
@@ -442,6 +464,10 @@ def product(
 
     The scale is a number of each row.
     """
+    if isinstance(x, HostRows):
+        y = x.map(lambda rows, kernel: product(rows, kernel, precision), kernel)
+        return finished(scaled(y, scale), bias, activation)
+    x, kernel = gradients_at_once(x, kernel)
     if is_tall(x, kernel, precision):
         return segment_matmul(
             *(x, kernel[None], jnp.full((1,), x.shape[0], jnp.int32)),
@@ -480,10 +506,10 @@ def summed_by_rows(x: Array, kernel: Array, precision: jax.lax.PrecisionLike = N
     return times(x, kernel)
 
 
-def linear(layer: nnx.Linear, x: Array, activation: Activation | None = None) -> Array:
+def linear(layer: nnx.Linear, x: Array | HostRows, activation: Activation | None = None) -> Array:
     """What the layer and the activation do, by `product`."""
     bias = None if layer.bias is None else layer.bias[...]
-    x, kernel, bias = dtypes.promote_dtype((x, layer.kernel[...], bias), dtype=layer.dtype)
+    x, kernel, bias = in_one_dtype((x, layer.kernel[...], bias), layer.dtype)
     return product(x, kernel, layer.precision, bias=bias, activation=activation)
 
 
@@ -516,16 +542,21 @@ def unit_rows(y: Array) -> Array:
 
 
 def check_features(
-    x: ArrayLike, rows: int, in_features: int, name: str = "x", rows_name: str = "num_nodes"
+    x: Any, rows: int, in_features: int, name: str = "x", rows_name: str = "num_nodes"
 ) -> Array:
     """Checks the shape of features, ``(rows, *batch, in_features)``."""
     x = as_array(name, x)
+    check_feature_shape(x, rows, in_features, name, rows_name)
+    return x
+
+
+def check_feature_shape(x: Any, rows: int, in_features: int, name: str, rows_name: str) -> None:
+    """Raises ValueError for features of another shape."""
     if x.ndim < 2 or (x.shape[0], x.shape[-1]) != (rows, in_features):
         raise ValueError(
             f"{name} must have shape ({rows_name}, ..., in_features) = ({rows}, ..., "
             f"{in_features}), got {x.shape}"
         )
-    return x
 
 
 class Named(nnx.Dict[Any]):
@@ -586,9 +617,9 @@ def aggregated(graph: Graph, x: Array, weight: Array | None, **options: Any) -> 
     return spmm(graph, x, weight, **options)
 
 
-def mapped_sources(graph: Graph, x: Array, width: int, function: Callable[[Array], Any]) -> Any:
+def mapped_sources(graph: Graph, x: Any, width: int, function: Callable[[Any], Any]) -> Any:
     """``function(x)`` of the sources; rows of other devices come on its narrower side."""
-    if x.shape[-1] <= width:
+    if x.shape[-1] <= width and not isinstance(x, HostRows):
         return function(of_sources(graph, x))
     return jax.tree.map(lambda y: of_sources(graph, y), function(x))
 
@@ -630,8 +661,15 @@ def end_values(name: str, values: Any, graph: Graph | RelationalGraph) -> dict[s
     return {name: src, f"{name} of destinations": of_destinations(graph, src)}
 
 
-def check_sources(graph: Graph | RelationalGraph, x: ArrayLike, in_features: int) -> Array:
-    """Checks features of the sources, of which the first are those of the destinations."""
+def check_sources(graph: Graph | RelationalGraph, x: Any, in_features: int) -> Array:
+    """Checks features of the sources, of which the first are those of the destinations.
+
+    Those of a plain graph that is not bipartite may be rows of the host, as an array of `product`.
+    """
+    if isinstance(x, HostRows) and isinstance(graph, Graph) and num_rows(graph) == graph.num_dst:
+        check_feature_shape(x, graph.num_dst, in_features, "x", "num_nodes")
+        found: Any = x
+        return found
     if num_rows(graph) == graph.num_dst:
         return check_features(x, graph.num_dst, in_features)
     check_among_sources(graph)

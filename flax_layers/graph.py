@@ -7,7 +7,6 @@ from typing import Any, Literal, Unpack, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -27,6 +26,7 @@ from flax_layers._base import (
     end_values,
     epilogue,
     finished,
+    in_one_dtype,
     inverse_root,
     linear,
     num_rows,
@@ -38,6 +38,7 @@ from flax_layers._base import (
 from jax_gnn import Graph, segment_sum, spmm
 from jax_gnn.extend import (
     accumulator_dtype,
+    as_array,
     check_choice,
     check_instance,
     check_number,
@@ -45,6 +46,7 @@ from jax_gnn.extend import (
     take,
 )
 from jax_gnn.sampling import Blocks
+from jax_gnn.sharding import HostRows
 
 Aggregation = Literal["mean", "max", "sum"]
 
@@ -196,7 +198,7 @@ class GCNConv(Convolution):
 
         # Scales of nodes, unlike such of edges, need no weights to be read.
         first, last = None if is_scaled else src_scale, dst_scale if scales_result else None
-        if sums_first(graph, *kernel.shape):
+        if sums_first(graph, *kernel.shape, x=x):
             sums = aggregate(scaled(x, first))
             return scaled(self._product(sums, kernel, bias=bias, activation=activation), last)
         y = self._product(x, kernel, scale=first)
@@ -398,13 +400,13 @@ class SAGEConv(Convolution):
         check_instance("graph", graph, Graph)
         src, dst = check_ends(graph, x, *end_sizes(self.in_features))
         params = self.kernel[...], None if self.bias is None else self.bias[...]
-        promoted: Any = dtypes.promote_dtype((src, dst, *params), dtype=self.dtype)
-        src, dst, kernel, bias = promoted
+        src, dst, kernel, bias = in_one_dtype((src, dst, *params), self.dtype)
         weight = _edge_weight(graph, edge_weight)
         messages = src
         if self.projection is not None:
             messages = jax.nn.relu(linear(self.projection, src))
         root = None if self.root is None else linear(self.root, dst)
+        is_square = len(kernel) == self.out_features and not isinstance(messages, HostRows)
 
         def aggregate(features: Array, **last: Any) -> Array:
             # A sum over a known degree, while the gradient of a mean counts edges. Sums of half
@@ -415,9 +417,9 @@ class SAGEConv(Convolution):
             return aggregated(graph, features, weight, reduce=self.aggregation, **last)
 
         if self.aggregation == "max":
-            y = aggregate(messages)
+            y = aggregate(as_array("x", messages))
             y = jnp.where(row_wise(graph.in_degrees() == 0, y), 0, y)  # -inf there
-        elif len(kernel) == self.out_features or sums_first(graph, *kernel.shape):
+        elif is_square or sums_first(graph, *kernel.shape, x=messages):
             y = aggregate(messages)
         else:
             # Without the barrier XLA joins both maps of x on a GPU, and copies what comes of either

@@ -8,7 +8,6 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -27,6 +26,7 @@ from flax_layers._base import (
     check_features,
     check_positive,
     check_rates,
+    common_dtype,
     dropout_arguments,
     end_sizes,
     finished,
@@ -79,17 +79,17 @@ class _GraphAttentionConv(AttentionConvolution):
         """The features of sources and of destinations, which are the same of one array."""
         check_instance("graph", graph, Graph)
         src, dst = check_ends(graph, x, *end_sizes(self.in_features))
-        dtype = dtypes.canonicalize_dtype(src, dst, self.kernel[...], dtype=self.dtype)
+        dtype = common_dtype(src, dst, self.kernel[...], dtype=self.dtype)
         return src.astype(dtype), dst.astype(dtype)
 
-    def _param(self, param: nnx.Param[Array] | None, x: Array) -> Any:
+    def _param(self, param: nnx.Param[Array] | None, x: Any) -> Any:
         return None if param is None else param[...].astype(x.dtype)
 
-    def _mapped(self, x: Array, kernel: Any, bias: Any) -> Array:
+    def _mapped(self, x: Any, kernel: Any, bias: Any) -> Array:
         y = self._product(x, self._param(kernel, x), bias=self._param(bias, x))
         return self._split(y)
 
-    def _of_sources(self, graph: Graph, x: Array, bias: Any) -> Array:
+    def _of_sources(self, graph: Graph, x: Any, bias: Any) -> Array:
         """What `kernel` makes of the sources."""
         width = self.kernel.shape[1]
         return mapped_sources(graph, x, width, lambda x: self._mapped(x, self.kernel, bias))
@@ -251,7 +251,7 @@ class GATConv(_GraphAttentionConv):
             own_score = jax.nn.leaky_relu(own_score, self.negative_slope)
         return self._finish(graph, attended, own_score, flat_value, shape, dropout)
 
-    def _scores(self, x: Array, kernel: Any, attention: Any) -> Array:
+    def _scores(self, x: Any, kernel: Any, attention: Any) -> Array:
         """``⟨x kernel, attention⟩`` of each head, by a product as wide as there are heads."""
         kernel, vector = self._param(kernel, x), self._param(attention, x)
         return product(x, dots(self._split(kernel), vector), self.precision)

@@ -33,6 +33,7 @@ from jax_gnn._core.arrays import STATIC, accumulator_dtype, feature_wise, promot
 from jax_gnn._core.csr import segments
 from jax_gnn._core.ffi import Implementation, status
 from jax_gnn._core.ids import at_most, in_range, row_starts
+from jax_gnn._core.op import gradients_at_once
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, Reduce, Side
 from jax_gnn._ops.relational_aggregate.api import counts_of, of_relations
 from jax_gnn._ops.relational_aggregate.schedule import blocks_pay, sums_by_basis_pay
@@ -72,6 +73,7 @@ __all__ = [
     "described",
     "feature_wise",
     "gather",
+    "gradients_at_once",
     "in_range",
     "is_real",
     "is_tall",

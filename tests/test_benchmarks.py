@@ -1080,8 +1080,19 @@ def no_module(*_: object) -> None:
             {
                 ("2 devices", name)
                 for name in (report.OURS, scaling.ONE, scaling.AUTOMATIC, scaling.PLAIN)
+            }
+            | {("2 devices", name + scaling.ON_HOST) for name in (report.OURS, scaling.ONE)}
+            | {("epoch", name) for name in (report.OURS, scaling.ONE)}
+            | {
+                (mode, name)
+                for mode in ("forward", "gradients")
+                for name in (report.OURS, scaling.RAGGED_DOT)
             },
-            {scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("stream",)}},
+            {
+                scaling: {"WIDTH": 8, "LAYERS": 1, "STEPS": 1, "METHODS": ("stream",)}
+                | {"WIDE": 16, "FEATURES": 8, "EXPERTS": 4, "BATCHES": 4},
+                epochs: {"LAYERS": 1, "HIDDEN": 8},
+            },
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -642,6 +642,25 @@ def test_embeddings_go_on_over_other_devices(
 # --- What is wrong is told -----------------------------------------------------------------------
 
 
+def test_gradients_to_kernels_do_not_wait_for_rows() -> None:
+    """That of each layer but the first, whose input has none, is there before the layer below's."""
+    graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=4)
+    model = flax_layers.GCN(3, 4, 2, num_layers=3, rngs=nnx.Rngs(0))
+    definition, params = nnx.split(model)
+    split = shard_graph(graph, mesh_of(1), "nodes")
+    x = split.shard(np.ones((4, 3), np.float32))
+
+    def on_parts(params: Any) -> Any:
+        return split.apply(nnx.merge(definition, params), x, deterministic=True).sum()
+
+    def alone(params: Any) -> Any:
+        return nnx.merge(definition, params)(graph, x[0], deterministic=True).sum()
+
+    for loss, count in ((on_parts, 2), (alone, 0)):
+        program = str(jax.make_jaxpr(jax.grad(loss, allow_int=True))(params))
+        assert program.count("optimization_barrier") == count
+
+
 def test_errors_name_the_argument() -> None:
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     two, eight = mesh_of(2), mesh_of(8)

@@ -430,7 +430,9 @@ def blame(name: str, what: str, given: Any) -> Iterator[None]:
 def described(value: Any) -> str:
     """What was given, in a few words: of an array its dtype and shape."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"an array of {value.dtype} of shape {value.shape}"
+        is_array = isinstance(value, np.ndarray | np.generic | jax.Array)
+        kind = "an array" if is_array else type(value).__name__
+        return f"{kind} of {value.dtype} of shape {value.shape}"
     return reprlib.repr(value)
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.export
 import numpy as np
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
@@ -555,3 +556,29 @@ def align_varying(operands: Sequence[Any]) -> list[Any]:
         else operand
         for operand, have in zip(operands, varying, strict=True)
     ]
+
+
+def gradients_at_once(x: Array, kernel: Array) -> tuple[Array, Array]:
+    """Both as they are. On several devices nothing waits for the gradient to x but that to both.
+
+    XLA would compute those to the kernels of all layers while the last rows travel, and keep what
+    each needs so long.
+    """
+    if not varying_axes(jax.typeof(x)):
+        return x, kernel
+    x, kernel = align_varying([x, kernel])
+    return _at_once(x, kernel)
+
+
+@jax.custom_jvp
+def _at_once(x: Array, kernel: Array) -> tuple[Array, Array]:
+    return x, kernel
+
+
+def _at_once_jvp(primals: Any, tangents: Any) -> Any:
+    if not any(isinstance(each, SymbolicZero) for each in tangents):
+        tangents = jax.lax.optimization_barrier(tuple(tangents))
+    return primals, tuple(tangents)
+
+
+_at_once.defjvp(_at_once_jvp, symbolic_zeros=True)

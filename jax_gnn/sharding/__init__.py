@@ -1,11 +1,13 @@
 """Graphs split over the devices of a mesh: parts, and the exchange of rows between them."""
 
 from jax_gnn.sharding._files import load_parts, save_parts
+from jax_gnn.sharding._host_rows import HostRows
 from jax_gnn.sharding._partition import partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 from jax_gnn.sharding._sharded import ShardedGraph, shard_graph
 
 __all__ = [
+    "HostRows",
     "HypergraphPart",
     "Part",
     "RelationalPart",

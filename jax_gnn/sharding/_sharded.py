@@ -20,6 +20,7 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
+from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 from jax_gnn.sharding._processes import check_same
@@ -188,6 +189,35 @@ class ShardedGraph:
             return rows_of(host, here[index[0].start or 0])[None]
 
         return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
+
+    def host_rows(self, values: Any, *, block_rows: int | None = None) -> HostRows:
+        """Features of nodes in memory of the hosts, for :meth:`apply`; see :class:`HostRows`.
+
+        Args:
+            values: ``(num_nodes, features)`` of floating-point numbers, not traced.
+            block_rows: as of :meth:`HostRows.put`.
+
+        Returns:
+            Rows as of :meth:`shard`, whose blocks have a leading axis of devices.
+
+        Raises:
+            TypeError: ``values`` are no floating-point numbers, or are traced.
+            ValueError: ``values`` has another number of rows, or ``block_rows`` is below 1.
+        """
+        host, here = check_rows(values, block_rows), _rows_here(self.node_ids)
+        if len(host) != self.num_nodes:
+            raise ValueError(
+                f"values must be (num_nodes = {self.num_nodes}, ...), got shape {host.shape}"
+            )
+        capacity = self.node_ids.shape[1]
+        shape = blocks_of((capacity, host.shape[1]), host.dtype, block_rows)
+        sharding = on_host(self._sharding, self.mesh.local_devices[0])
+
+        def of_device(index: Any) -> Any:
+            return in_blocks(rows_of(host, here[index[0].start or 0]), shape)[None]
+
+        blocks = jax.make_array_from_callback((self.num_parts, *shape), sharding, of_device)
+        return HostRows(blocks, capacity, host.dtype)
 
     def unshard(self, rows: Any) -> Array:
         """Rows of nodes in the order of the whole graph: the way back from :meth:`shard`.
