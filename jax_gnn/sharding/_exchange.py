@@ -91,6 +91,8 @@ class Exchange:
                 f"part must be within ShardedGraph.apply, or jax.shard_map over {self.axis!r}, to "
                 "fetch rows of other devices"
             ) from None
+        if not self.rounds:
+            return x, jnp.zeros((0, *x.shape[1:]), x.dtype)
         own, halo = _fetch(self, (x,))
         return own, halo
 
@@ -105,7 +107,7 @@ class Exchange:
                 pairs = [pair[::-1] for pair in each.pairs] if back else each.pairs
                 found.append(jax.lax.ppermute(rows[start:stop], self.axis, pairs))
             start = stop
-        return jnp.concatenate(found) if found else rows
+        return jnp.concatenate(found)
 
 
 def _fetched(exchange: Exchange, moving: tuple[Array]) -> list[Array]:

@@ -51,8 +51,8 @@ class _HasHalo:
             ValueError: x has another number of rows.
         """
         own, halo = self.exchange(self._own(x))
-        # XLA of jaxlib 0.11 crashes where a GPU's program over several devices joins no rows.
-        return jnp.concatenate([own, halo]) if len(halo) else own
+        # Arrays of no rows in a GPU's program over several devices crash XLA of jaxlib 0.11.
+        return jnp.concatenate([own, halo]) if self.exchange.rounds else own
 
     def _own(self, x: ArrayLike) -> Array:
         return check_features("x", x, "num_own", self.exchange.num_own)
