@@ -3,8 +3,9 @@
 ``python -m benchmarks scaling`` trains a GCN of three layers, of width 128. Of weak scaling each
 device has as many nodes and edges, ``--scale`` of a million and of 25 million, and needs of others
 a quarter as many rows as it has; one device alone has a graph of that size to itself. Of strong
-scaling they share a twin of Reddit2, split by each method. Peers are the same model over a mesh
-that splits arrays of nodes and edges, which JAX's partitioner makes of it, here and in plain JAX.
+scaling they share a twin of Reddit2, split by each method. With ``overlap`` edges between a
+device's own nodes do not wait for rows of others. Peers are the same model over a mesh that splits
+arrays of nodes and edges, which JAX's partitioner makes of it, here and in plain JAX.
 Losses must be the same. Steps take turns; several are one program, as in training.
 
 Of wide features, the same model has these on the devices or on the host, by `HostRows`. The case
@@ -40,6 +41,7 @@ WIDE, DEGREE, LARGE = 512, 4, 1.6
 CASES = "weak", "strong", "host", "graphs", "experts"
 ON_REQUEST = ("large",)
 RAGGED_DOT, ON_HOST = "ragged_dot", ", features on the host"
+OVERLAP = f"{OURS}, overlap"
 ONE, AUTOMATIC, PLAIN = "one device", "split arrays", "split arrays, plain jax"
 
 
@@ -128,7 +130,10 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     here, plain, start, optimizer = _model(WIDTH)
     graph, *rows = whole = _data(problem.graph, WIDTH)
     single = _data(alone.graph, WIDTH) if alone else whole
-    sharded = shard_graph(graph, mesh, "nodes", method=problem.parts)
+    sharded, overlapping = (
+        shard_graph(graph, mesh, "nodes", method=problem.parts, overlap=overlap)
+        for overlap in (False, True)
+    )
 
     def at_parts(params: Any, sharded: Any, x: Any) -> Any:
         return sharded.apply(lambda part, x, params: here(params, part, x), x, params=params)
@@ -141,6 +146,7 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     over_all = jax.device_put(start, everywhere)
     calls: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         OURS: (at_parts, over_all, (sharded, *map(sharded.shard, rows))),
+        OVERLAP: (at_parts, over_all, (overlapping, *map(sharded.shard, rows))),
         AUTOMATIC: (here, over_all, arrays),
         PLAIN: (plain, over_all, arrays),
         ONE: (here, *jax.device_put((start, single), jax.devices()[0])),

@@ -48,6 +48,7 @@ def save_parts(
     num_parts: int,
     method: Method | Any = "stream",
     *,
+    overlap: bool = False,
     nodes: Mapping[str, Any] | None = None,
     edges: Mapping[str, Any] | None = None,
 ) -> None:
@@ -62,6 +63,7 @@ def save_parts(
         graph: the graph, as of `shard_graph`.
         num_parts: number of parts, one for each device.
         method: as of `shard_graph`.
+        overlap: likewise.
         nodes: by name, such as ``"x"``, what `ShardedGraph.shard` takes: ``(num_nodes, …)``, or by
             name of the type.
         edges: by another name, what `ShardedGraph.shard_edges` takes.
@@ -82,10 +84,11 @@ def save_parts(
     """
     path, whole = as_path("folder", folder), checked_graph(graph)
     size = arguments.check_integer("num_parts", num_parts)
+    overlap = arguments.check_flag("overlap", overlap)
     if not 1 <= size <= whole.num_nodes:
         raise ValueError(f"num_parts must be 1 to num_nodes = {whole.num_nodes}, got {size}")
     with host_arrays():
-        pieces, places = pieces_of(whole, size, "", *parts_of(whole, size, method))
+        pieces, places = pieces_of(whole, size, "", *parts_of(whole, size, method), overlap=overlap)
     write(path, whole, pieces, places, nodes, edges)
 
 

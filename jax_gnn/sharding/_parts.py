@@ -72,7 +72,8 @@ class Part(Graph, _HasHalo):
 
     Attributes:
         exchange: what fetches rows from other devices.
-        remote: the edges from the halo alone, whose ``edge_ids`` are places in the part's order.
+        remote: the edges from the halo alone, whose ``edge_ids`` are places in the part's order;
+            None where sums wait for all rows (``overlap=False`` of `shard_graph`).
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -84,7 +85,7 @@ class Part(Graph, _HasHalo):
         Array([[5., 1., 0.]], dtype=float32)
     """
 
-    remote: Graph = field(kw_only=True)
+    remote: Graph | None = field(default=None, kw_only=True)
 
     def aggregate(
         self,
@@ -99,8 +100,9 @@ class Part(Graph, _HasHalo):
     ) -> Array:
         """What `spmm` makes of the whole graph, for own nodes; in `jax.shard_map` alone.
 
-        Sums and means over edges between own nodes do not wait for rows of other devices, nor do
-        their gradients. Maxima and minima do, and so do means of float16, whose sums may overflow.
+        With :attr:`remote`, sums and means over edges between own nodes do not wait for rows of
+        other devices, nor do their gradients. Maxima and minima do, and so do means of float16,
+        whose sums may overflow.
 
         Args:
             x: ``(num_dst, *features)``, of own nodes.
@@ -120,12 +122,19 @@ class Part(Graph, _HasHalo):
         """
         x = self._own(x)
         scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
+        if self.remote is None or not self.exchange.rounds:
+            if own_scale is not None and self.exchange.rounds:
+                own = _times(_times(x, own_scale), out_scale)
+                residual = own if residual is None else own + residual
+                own_scale = None
+            last |= {"own_scale": own_scale, "out_scale": out_scale, "residual": residual}
+            return spmm(self, self.with_halo(x), weight, reduce=reduce, **last)
         if reduce == "mean" and x.dtype != jnp.float16:
             count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
             own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
             scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
             reduce = "sum"
-        if reduce != "sum" or not self.exchange.rounds:
+        if reduce != "sum":
             rows = self.with_halo(x)
             return spmm(self, rows, weight, reduce=reduce, **scales, residual=residual, **last)
         own, halo = self.exchange(x)
@@ -298,7 +307,7 @@ class HypergraphPart:
             scales_in += [] if normalization == "row" else [scales_out[-1]]
         own = residual
         if own_scale is not None:
-            own = x * row_wise(jnp.broadcast_to(jnp.asarray(own_scale, acc), x.shape[:1]), x)
+            own = _times(x, own_scale)
             own = own if residual is None else own + residual
         h = self.to_hyperedges(_times(x, *scales_in), reduce=hyperedge_reduce)
         return self.to_nodes(
@@ -316,7 +325,10 @@ def _product(*scales: Any) -> Array | None:
     return functools.reduce(operator.mul, given) if given else None
 
 
-def _times(x: Array, *scales: Array | None) -> Array:
-    """Rows times the product of their factors, in the dtype of x."""
+def _times(x: Array, *scales: ArrayLike | None) -> Array:
+    """Rows times the product of their factors, or of numbers, in the dtype of x."""
     scale = _product(*scales)
-    return x if scale is None else (x * row_wise(scale, x)).astype(x.dtype)
+    if scale is None:
+        return x
+    scale = jnp.broadcast_to(jnp.asarray(scale, accumulator_dtype(x.dtype)), x.shape[:1])
+    return (x * row_wise(scale, x)).astype(x.dtype)

@@ -65,31 +65,37 @@ class Piece(NamedTuple):
 
 
 def pieces_of(
-    whole: Any, num_parts: int, axis: str, parts: Any, of_hyperedges: Any = None
+    whole: Any,
+    num_parts: int,
+    axis: str,
+    parts: Any,
+    of_hyperedges: Any = None,
+    *,
+    overlap: bool = False,
 ) -> tuple[list[Piece], Any]:
     """The pieces of a graph of any kind, and the place of each node in the rows of all of them."""
-    pieces = []
+    pieces, how = [], (num_parts, axis, overlap)
     if isinstance(whole, Hypergraph):
-        into, _ = split_arrays(whole.graph, of_hyperedges, num_parts, axis, parts)
-        turned = whole.graph.transpose()
-        back, places = split_arrays(turned, parts, num_parts, axis, of_hyperedges)
+        into, _ = split_arrays(whole.graph, of_hyperedges, *how, parts)
+        back, places = split_arrays(whole.graph.transpose(), parts, *how, of_hyperedges)
         for (first, nodes), (second, hyperedges) in zip(into, back, strict=True):
             own = hyperedges[: first.num_dst]
             made = HypergraphPart(first, second, own, whole.num_hyperedges)
             pieces.append(Piece(made, nodes[: second.num_dst], {}))
         return pieces, places
-    of_nodes, places = split_arrays(whole, parts, num_parts, axis)
+    of_nodes, places = split_arrays(whole, parts, *how)
     for part, sources in of_nodes:
         pieces.append(Piece(part, sources[: part.num_dst], {}))
     return pieces, places
 
 
-def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, most_far: int) -> Any:
-    """A graph as a part, with room for so many edges from the halo."""
+def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, most_far: int | None) -> Any:
+    """A graph as a part, with room for so many edges from the halo if they are kept apart."""
     kept = {each.name: getattr(graph, each.name) for each in fields(graph)}
     if isinstance(graph, Graph):
-        remote = _from_halo(graph, exchange.num_own).pad(num_edges=most_far)
-        return Part(**kept, exchange=exchange, remote=remote)
+        if most_far is not None:
+            kept["remote"] = _from_halo(graph, exchange.num_own).pad(num_edges=most_far)
+        return Part(**kept, exchange=exchange)
     sizes = whole.node_type_sizes
     if sizes is not None:
         types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
@@ -109,7 +115,12 @@ def rows_of(values: Any, ids: Any) -> Any:
 
 
 def split_arrays(
-    whole: Graph | RelationalGraph, parts: Any, num_parts: int, axis: str, src_parts: Any = None
+    whole: Graph | RelationalGraph,
+    parts: Any,
+    num_parts: int,
+    axis: str,
+    overlap: bool,
+    src_parts: Any = None,
 ) -> tuple[list[Any], Any]:
     """Each part and its sources; the places of all nodes. All in numpy.
 
@@ -163,7 +174,7 @@ def split_arrays(
         }
         graphs = [each.pad(**most) for each in graphs]
     outs = [edges_of(each).t_indptr for each in graphs]
-    most_far = max(int(out[-1] - out[room]) for out in outs)
+    most_far = max(int(out[-1] - out[room]) for out in outs) if overlap else None
     made = []
     for row, made_of, ids in zip(send, graphs, sources, strict=True):
         numbers = np.arange(slots)
