@@ -715,14 +715,14 @@ def test_info(capsys):
 
 def test_info_about_what_is_missing(monkeypatch, capsys):
     statuses = [
-        ffi.PlatformStatus("cpu", True, ("sddmm", "segment_order"), build="a compiler"),
+        ffi.PlatformStatus("cpu", True, ("sddmm", "segment_scatter"), build="a compiler"),
         ffi.PlatformStatus("cuda", False, ("sddmm",), reason="no compiler", hint="get nvcc"),
     ]
     monkeypatch.setattr(ffi, "status", lambda: statuses)
     assert cli.main(["info"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["sddmm", *["custom", "call"] * 2, "plain", "XLA"] in rows
-    assert ["segment_order", "custom", "call", "not", "needed", "plain", "XLA"] in rows
+    assert ["segment_scatter", "custom", "call", "not", "needed", "plain", "XLA"] in rows
     assert ["segment_reduce_vjp", "not", "needed", "-", "plain", "XLA"] in rows
     assert ["segment_matmul", "-", "-", "plain", "XLA"] in rows
     assert "linear" not in {row[0] for row in rows if row}  # it has no kernel anywhere

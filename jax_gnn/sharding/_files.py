@@ -17,8 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_gnn._core import arguments
 from jax_gnn._core.public import public
 from jax_gnn._core.triples import IntoPairs, OutOfPairs, Pairs
-from jax_gnn.datasets._check import as_path
-from jax_gnn.datasets._npz import read_npz
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -82,7 +80,7 @@ def save_parts(
         >>> sorted(os.listdir(folder))
         ['0.npz', '1.npz', 'plan.npz']
     """
-    path, whole = as_path("folder", folder), checked_graph(graph)
+    path, whole = _folder(folder), checked_graph(graph)
     size = arguments.check_integer("num_parts", num_parts)
     overlap = arguments.check_flag("overlap", overlap)
     if not 1 <= size <= whole.num_nodes:
@@ -125,7 +123,7 @@ def load_parts(
         >>> sharded, values["x"]
         (ShardedGraph(num_nodes=3, num_parts=1), Array([[5, 6, 7]], dtype=int32))
     """
-    path = as_path("folder", folder)
+    path = _folder(folder)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
     count, plan, pieces, failure = mesh.shape[axis], {}, {}, None
@@ -142,6 +140,19 @@ def load_parts(
         if failure is not None:
             raise failure
     return assembled(pieces, plan["places"], mesh, axis)
+
+
+def _folder(path: Any) -> Path:
+    # With scipy, which layers do not need: they know parts.
+    from jax_gnn.datasets._check import as_path
+
+    return as_path("folder", path)
+
+
+def _arrays_of(path: Path, what: str) -> dict[str, Any]:
+    from jax_gnn.datasets._npz import read_npz
+
+    return read_npz(path, what)
 
 
 class _Rows(NamedTuple):
@@ -261,7 +272,7 @@ def _made(told: Any, arrays: list[np.ndarray], axis: str) -> Any:
 
 
 def _read_plan(path: Path, axis: str, count: int) -> dict[str, Any]:
-    plan = read_npz(path, "the plan that save_parts or jax-gnn partition --output FOLDER writes")
+    plan = _arrays_of(path, "the plan that save_parts or jax-gnn partition --output FOLDER writes")
     if plan.keys() != {"parts", "num_parts", "places", "digests", "told"}:
         raise ValueError(f"{path} is no plan of parts")
     digests, places = plan["digests"], plan["places"]
@@ -273,7 +284,7 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, Any]:
 
 
 def _read_piece(path: Path, plan: dict[str, Any], axis: str, place: int) -> Piece:
-    found = read_npz(path, f"the part of device {place}")
+    found = _arrays_of(path, f"the part of device {place}")
     arrays = [found[name] for name in sorted(found, key=lambda name: (len(name), name))]
     if not np.array_equal(digest(arrays), plan["digests"][place]):
         raise ValueError(f"{path} is not the part that {PLAN} was written with")
