@@ -128,9 +128,16 @@ def _pieces(
         found, _ = jax.lax.scan(point, jnp.zeros_like(step), jnp.asarray(RULE))
         found *= (b - a) / 2 * step
         error = found.sum() - (value(call, start + b * step) - value(call, start + a * step))
-        fits = jnp.abs(error) <= most
-        kept, rest = jnp.where(fits, found, 0), jnp.where(fits, 0, found)
-        return (sums[0] + kept, sums[1] + rest), (error, fits)
+
+        def keep(kept: Array, rest: Array) -> Any:
+            return (kept + found, rest), True
+
+        def halve(kept: Array, rest: Array) -> Any:
+            return (kept, rest + found), False
+
+        # A branch, as XLA may compute an error near the limit twice, and round it differently.
+        sums, fits = jax.lax.cond(jnp.abs(error) <= most, keep, halve, *sums)
+        return sums, (error, fits)
 
     (kept, rest), (errors, fits) = jax.lax.scan(add, (jnp.zeros_like(step),) * 2, pieces.T)
     return kept, rest, errors, fits
