@@ -310,6 +310,17 @@ def test_aggregate_of_half_types(dtype: str, reduce: Any, rng: np.random.Generat
     assert_close(split.unshard(y).astype(np.float32), want, 2 * float(jnp.finfo(dtype).eps), "sums")
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_means_of_half_types_and_own_rows(overlap: bool, rng: np.random.Generator) -> None:
+    graph = random_graph(rng)
+    split = shard_graph(graph, mesh_of(2), "nodes", rng.integers(0, 2, 60), overlap=overlap)
+    x = rng.uniform(1, 2, (60, 3)).astype(np.float16)
+    options: Any = {"reduce": "mean", "own_scale": 2, "out_scale": 0.5}
+    y = split.apply(lambda part, x: part.aggregate(x, **options), split.shard(x))
+    want = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), **options))
+    assert_close(split.unshard(y).astype(np.float32), want, 4e-3, "means")
+
+
 def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
     """In the computation that has collectives, what each instruction needs; these, and kernels."""
     (body,) = (each for each in re.split(r"\n(?=\S)", text) if "source_target_pairs" in each)

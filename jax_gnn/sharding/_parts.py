@@ -121,27 +121,24 @@ class Part(Graph, _HasHalo):
             ValueError: an argument has the wrong shape, or the call is not in `jax.shard_map`.
         """
         x = self._own(x)
-        scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
-        if self.remote is None or not self.exchange.rounds:
+        adds_up = reduce == "sum" or (reduce == "mean" and x.dtype != jnp.float16)
+        if self.remote is None or not self.exchange.rounds or not adds_up:
             if own_scale is not None and self.exchange.rounds:
                 own = _times(_times(x, own_scale), out_scale)
                 residual = own if residual is None else own + residual
                 own_scale = None
             last |= {"own_scale": own_scale, "out_scale": out_scale, "residual": residual}
             return spmm(self, self.with_halo(x), weight, reduce=reduce, **last)
-        if reduce == "mean" and x.dtype != jnp.float16:
+        if reduce == "mean":
             count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
             own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
-            scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
-            reduce = "sum"
-        if reduce != "sum":
-            rows = self.with_halo(x)
-            return spmm(self, rows, weight, reduce=reduce, **scales, residual=residual, **last)
+            out_scale = _product(1 / count, out_scale)
         own, halo = self.exchange(x)
+        scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
         y = spmm(self._local, own, weight, **scales, residual=residual)
         if weight is not None:
             weight = take(jnp.asarray(weight), self.remote.edge_ids)
-        return spmm(self.remote, halo, weight, out_scale=scales["out_scale"], residual=y, **last)
+        return spmm(self.remote, halo, weight, out_scale=out_scale, residual=y, **last)
 
     @property
     def _local(self) -> Graph:
