@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.batching import one_by_one
+from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import at_most, ids_at, in_range
 from jax_gnn._core.kernels import like_first
 from jax_gnn._core.op import Bind, Call, Op, define
@@ -90,3 +91,14 @@ def sorted_ids(ids: Array, bound: int, implementation: str | None = None) -> tup
     ids = jnp.where(in_range(ids, bound), ids, bound)
     order = segment_order(ids, num_segments=bound, implementation=implementation)
     return ids_at(ids, order), order
+
+
+def sorted_segments(
+    ids: Array, num_segments: int, is_sorted: bool, implementation: str | None = None
+) -> SparseMatrix:
+    """The matrix of a reduction of ``(len(ids), features)`` into segments, sorted if need be."""
+    if is_sorted:
+        return segments(ids, num_segments)
+    rows, order = sorted_ids(ids, num_segments, implementation)
+    by_segment = Csr(rows, order, num_rows=num_segments, resorted=True)
+    return SparseMatrix(by_segment, segments(ids, num_segments).by_col)

@@ -18,8 +18,8 @@ from jax_gnn import SegmentIndex
 from jax_gnn._core.arrays import DTYPES, FLOATS, row_width, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, is_traced, signed
+from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
-from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 ARGUMENTS = ("data", "segment_ids", "num_segments", "indices_are_sorted", "unique_indices")
 _DROPS = (None, "drop", "fill", "promise_in_bounds")

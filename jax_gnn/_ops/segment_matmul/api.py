@@ -26,9 +26,9 @@ from jax_gnn._core.csr import SparseMatrix, inverse_of, permutation
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import at_most, signed
 from jax_gnn._core.public import public
+from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
-from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 TALL = 50_000
 _NARROW = 128

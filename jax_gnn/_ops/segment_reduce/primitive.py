@@ -44,9 +44,9 @@ from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, mult
 from jax_gnn._core.pieces import by_matrix
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import Piece, Sharding, reshape
+from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
-from jax_gnn._ops.segment_reduce.sort import sorted_segments
 from jax_gnn._ops.segment_reduce.unsorted import REDUCTIONS, composition
 
 # Numbers from which on weights are put into the order of the entries ahead of a kernel, which would

@@ -23,8 +23,8 @@ from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation, check_implementation
 from jax_gnn._core.ids import bounded, in_range, row_ids
+from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
-from jax_gnn._ops.segment_reduce.sort import sorted_segments
 
 
 @jax.tree_util.register_dataclass
