@@ -3,9 +3,9 @@
 ``python -m benchmarks scaling`` trains a GCN of three layers, of width 128. Of weak scaling each
 device has as many nodes and edges, ``--scale`` of a million and of 25 million, and needs of others
 a quarter as many rows as it has; one device alone has a graph of that size to itself. Of strong
-scaling they share a twin of Reddit2, split by each method. With ``overlap`` edges between a
-device's own nodes do not wait for rows of others. Peers are the same model over a mesh that splits
-arrays of nodes and edges, which JAX's partitioner makes of it, here and in plain JAX.
+scaling they share a twin of Reddit2, split by each method. On GPUs rows are also sent by the copy
+engines, which an option of XLA's asks for. Peers are the same model over a mesh that splits arrays
+of nodes and edges, which JAX's partitioner makes of it, here and in plain JAX.
 Losses must be the same. Steps take turns; several are one program, as in training.
 
 Of wide features, the same model has these on the devices or on the host, by `HostRows`. The case
@@ -41,7 +41,8 @@ WIDE, DEGREE, LARGE = 512, 4, 1.6
 CASES = "weak", "strong", "host", "graphs", "experts"
 ON_REQUEST = ("large",)
 RAGGED_DOT, ON_HOST = "ragged_dot", ", features on the host"
-OVERLAP = f"{OURS}, overlap"
+COPIES = f"{OURS}, copy engines"
+COPIED = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
 ONE, AUTOMATIC, PLAIN = "one device", "split arrays", "split arrays, plain jax"
 
 
@@ -130,10 +131,7 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     here, plain, start, optimizer = _model(WIDTH)
     graph, *rows = whole = _data(problem.graph, WIDTH)
     single = _data(alone.graph, WIDTH) if alone else whole
-    sharded, overlapping = (
-        shard_graph(graph, mesh, "nodes", method=problem.parts, overlap=overlap)
-        for overlap in (False, True)
-    )
+    sharded = shard_graph(graph, mesh, "nodes", method=problem.parts)
 
     def at_parts(params: Any, sharded: Any, x: Any) -> Any:
         return sharded.apply(lambda part, x, params: here(params, part, x), x, params=params)
@@ -146,15 +144,17 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     over_all = jax.device_put(start, everywhere)
     calls: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         OURS: (at_parts, over_all, (sharded, *map(sharded.shard, rows))),
-        OVERLAP: (at_parts, over_all, (overlapping, *map(sharded.shard, rows))),
         AUTOMATIC: (here, over_all, arrays),
         PLAIN: (plain, over_all, arrays),
         ONE: (here, *jax.device_put((start, single), jax.devices()[0])),
     }
+    if jax.devices()[0].platform == "gpu":
+        calls = {OURS: calls[OURS], COPIES: calls[OURS], **calls}
     trained, memory = {}, {}
     for of, (function, state, data) in calls.items():
         several = functools.partial(_steps, function, optimizer)
-        call, memory[of] = _compiled(several, state, *data)
+        options = COPIED if of == COPIES else None
+        call, memory[of] = _compiled(several, state, *data, options=options)
         trained[of] = functools.partial(call, state, *data)
     losses = {of: float(call()[1][0]) for of, call in trained.items()}
     times = WallTimer(jax.block_until_ready).measure(trained, rounds)
@@ -254,11 +254,11 @@ def _placed(name: str, count: int, rounds: int, nodes: int) -> Row:
     return case(f"{name}, {x.shape[0]:,} nodes, {WIDE} features", f"{count} devices", candidates)
 
 
-def _compiled(function: Any, *data: Any) -> tuple[Any, float]:
+def _compiled(function: Any, *data: Any, options: Any = None) -> tuple[Any, float]:
     """The compiled function, and what a device has for it in MB."""
     import jax
 
-    call = jax.jit(function).lower(*data).compile()
+    call = jax.jit(function).lower(*data).compile(options)
     found: Any = call.memory_analysis()
     return call, (found.temp_size_in_bytes + found.argument_size_in_bytes) / 1e6
 

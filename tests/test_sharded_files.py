@@ -48,10 +48,9 @@ def test_files_have_what_is_split(
     }
     size = getattr(graph, "num_hyperedges", 0) or graph.num_edges
     edges = {"weight": rng.random(size, np.float32)}
-    options: Any = {"overlap": bool(rng.integers(2))}
-    save_parts(tmp_path / "parts", graph, num_parts, method, nodes=nodes, edges=edges, **options)
+    save_parts(tmp_path / "parts", graph, num_parts, method, nodes=nodes, edges=edges)
     split, values = load_parts(tmp_path / "parts", mesh_of(num_parts), "nodes")
-    wanted = shard_graph(graph, mesh_of(num_parts), "nodes", method, **options)
+    wanted = shard_graph(graph, mesh_of(num_parts), "nodes", method)
     assert_same(split, wanted)
     shown = {name: wanted.shard(each) for name, each in nodes.items()}
     assert_same(values, shown | {"weight": wanted.shard_edges(edges["weight"])})

@@ -44,9 +44,10 @@ from spmm_cases import (
 
 import jax_gnn
 from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
-from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.csr import Csr, SparseMatrix, rows_behind
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce_vjp
+from jax_gnn._ops.spmm.api import summed
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
@@ -104,11 +105,16 @@ def spmm_spec(
 def epilogue_spec(
     *names: str, heads: int | None = None, reduce: Any = total, relu: bool = False
 ) -> OpSpec:
-    """Describes spmm with an epilogue: of the arguments ``names``, in the order of the kernel."""
+    """Describes spmm with an epilogue: of the arguments ``names``, in the order of the kernel.
+
+    With a halo, that is an array of the sources behind those that are destinations, too.
+    """
 
     def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
-        has_own = "own_scale" in names
+        has_own, has_halo = "own_scale" in names, "halo" in names
         edges = random_edges(rng, scenario, square=has_own)
+        if has_halo:
+            edges = edges._replace(num_dst=edges.num_src - edges.num_src // 3)
         of_heads = () if heads is None else (heads,)
         features = (*of_heads, *features)
         shapes = {
@@ -118,12 +124,17 @@ def epilogue_spec(
             "residual": (edges.num_dst, *features),
             "bias": features,
             "result_scale": (edges.num_dst,),
+            "halo": (edges.num_src - edges.num_dst, *features),
         }
         x = normal(rng, (edges.num_src, *features))
         padding = {
             "x": None if has_own else unused(edges.src[edges.valid], edges.num_src, x.ndim),
             "weight": ~edges.valid.reshape(-1, *[1] * len(of_heads)),
         }
+        if has_halo:
+            mask = unused(edges.src[edges.valid], edges.num_src, x.ndim)
+            x, padding["halo"] = x[: edges.num_dst], mask[edges.num_dst :]
+            padding["x"] = None if has_own else mask[: edges.num_dst]
         operands = (x, *(normal(rng, shapes[name]) for name in names))
         if relu:  # no result so near to 0 that rounding decides whether it has a gradient
             signs = np.sign(before_relu(edges, *operands))
@@ -134,7 +145,13 @@ def epilogue_spec(
         return Case(graph_of(edges), edges, operands, tuple(map(padding.get, ("x", *names))))
 
     def function(graph: Graph, x: Any, *operands: Any) -> jax.Array:
-        return spmm(
+        call: Any = spmm
+        if "halo" in names:
+            num_own, most = x.shape[0], graph.num_edges  # the rest is padding
+            by_source = graph.matrix(weighted=True).by_col
+            far = rows_behind(by_source, num_own, graph.t_indptr[num_own], most)
+            call = functools.partial(summed, far=far)
+        return call(
             *(graph, x),
             reduce="mean" if reduce is mean else "sum",
             activation="relu" if relu else None,
@@ -143,7 +160,8 @@ def epilogue_spec(
 
     def before_relu(edges: Edges, x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
         last = dict(zip(names, operands, strict=True)) | {"result_scale": None}
-        sums = spmm_reference(edges, x, last.pop("weight", None), reduce=reduce)
+        rows = np.concatenate([x, last.pop("halo", x[:0])])
+        sums = spmm_reference(edges, rows, last.pop("weight", None), reduce=reduce)
         return with_epilogue(sums, x, **last)
 
     def reference(edges: Edges, *operands: np.ndarray) -> np.ndarray:
@@ -152,7 +170,7 @@ def epilogue_spec(
         return with_epilogue(before, operands[0], result_scale=result_scale, relu=relu)
 
     axis = 1 if heads is None else 2
-    axes = {"x": axis, "residual": axis, "bias": axis - 1}
+    axes = {"x": axis, "residual": axis, "bias": axis - 1, "halo": axis}
     affine = "residual" in names or "bias" in names or relu
     return OpSpec(
         function=function,
@@ -273,6 +291,19 @@ class TestScalesOfMean(CoreChecks):
 class TestUnweightedEpilogue(CoreChecks):
     implementations = KERNELS or IMPLEMENTATIONS
     spec = epilogue_spec("out_scale", "residual", "bias", relu=True)
+
+
+class TestHalo(OpSuite):
+    spec = epilogue_spec("weight", *LAST, "halo", relu=True)
+
+
+class TestHaloOfHeads(CoreChecks):
+    implementations = KERNELS or IMPLEMENTATIONS
+    spec = epilogue_spec("weight", "out_scale", "halo", heads=2)
+
+
+class TestUnweightedHalo(CoreChecks):
+    spec = epilogue_spec("own_scale", "halo")
 
 
 class TestBiasOfMean(CoreChecks):
@@ -895,6 +926,58 @@ def test_sums_with_kernels_of_their_own(
     assert_close(to_x, spmm_reference(back, exact[2], exact[1]), limit, "gradient to x")
     want = spmm_reference(edges, exact[0], exact[1], reduce=mean)
     assert_close(means, want, limit, "mean")
+
+
+@on_kernels
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("heads", [None, 1, 4])
+@pytest.mark.parametrize("schedule", [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)])
+def test_rows_of_two_arrays(
+    rng: np.random.Generator,
+    schedule: tuple[int, int, int],
+    heads: int | None,
+    dtype: str,
+    implementation: str,
+) -> None:
+    """By the kernel that reads them from where they are; there are wide and narrow rows."""
+    count, num_own, num_halo = 4_000, int(rng.integers(300, 600)), int(rng.integers(1, 300))
+    of_heads = () if heads is None else (heads,)
+    src = rng.integers(-1, num_own + num_halo, count)
+    dst = np.minimum(rng.geometric(0.01, count), num_own - 1)
+    order = np.lexsort((src, dst, src < 0))
+    edges = Edges(src[order], dst[order], num_own + num_halo, num_own)
+    graph = graph_of(edges)
+    far = rows_behind(
+        graph.matrix(weighted=True).by_col,
+        num_own,
+        graph.t_indptr[num_own],
+        int((src >= num_own).sum()) + 9,
+    )
+    width = 3 if rng.random() < 0.2 else 32 // (heads or 1)
+    x, halo, cotangent = (
+        rng.normal(size=(size, *of_heads, width)) for size in (num_own, num_halo, num_own)
+    )
+    weight = None if heads is None else rng.normal(size=(count, *of_heads))
+    scale = rng.uniform(0.5, 1, num_own)
+    with setting(implementation, dtype), schedules.use(schedules.Schedule("gather", *schedule)):
+        x, halo, cotangent = typed((x, halo, cotangent), dtype)
+        weight = None if weight is None else typed((weight,), dtype)[0]
+        call = functools.partial(summed, graph, weight=weight, far=far, own_scale=2)
+        value, vjp = jax.vjp(lambda x, halo: call(x, halo=halo, out_scale=scale), x, halo)
+        to_x, to_halo = vjp(cotangent)
+    x, halo, cotangent = (np.asarray(each, float) for each in (x, halo, cotangent))
+    weight = None if weight is None else np.asarray(weight, float)
+    by_row = scale.reshape(-1, *[1] * (x.ndim - 1))
+    limit = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2, "float16": 4e-3}[dtype]
+    want = spmm_reference(edges, np.concatenate([x, halo]), weight)
+    assert_close(value, by_row * (want + 2 * x), limit, "value")
+    back = edges._replace(
+        src=edges.dst, dst=edges.src, num_src=edges.num_dst, num_dst=edges.num_src
+    )
+    want = spmm_reference(back, by_row * cotangent, weight)
+    want[:num_own] += 2 * by_row * cotangent
+    assert_close(to_x, want[:num_own], limit, "gradient to x")
+    assert_close(to_halo, want[num_own:], limit, "gradient to the halo")
 
 
 @also_moved

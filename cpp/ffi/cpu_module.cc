@@ -97,10 +97,12 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  template <typename Attributes, typename... Args>
-  static ffi::Error segment_reduce(Context& pool, const Attributes&, Workspace,
+  template <typename T, typename... Args>
+  static ffi::Error segment_reduce(Context& pool, const ReduceAttributes&, Workspace,
+                                   const Csr<int32_t>& csr, Reduce reduce, const Input<T>& in,
                                    const Args&... args) {
-    cpu::segment_reduce(parallel_for(pool), args...);
+    if (in.halo != nullptr) return invalid("kernels of CPUs take no halo");
+    cpu::segment_reduce(parallel_for(pool), csr, reduce, in.rows, args...);
     return ffi::Error::Success();
   }
 

@@ -152,7 +152,7 @@ struct Cuda {
   template <typename T, typename Acc>
   static ffi::Error segment_reduce(Context stream, const ReduceAttributes& attributes,
                                    Workspace workspace, const Csr<int32_t>& csr, Reduce reduce,
-                                   const T* in, const Acc* weight, Features features,
+                                   const Input<T>& in, const Acc* weight, Features features,
                                    const Epilogue<T, Acc>& epilogue, T* out) {
     const bool sums = !std::is_integral_v<T> && (reduce == Reduce::kSum || reduce == Reduce::kMean);
     const cuda::Schedule schedule = schedule_of(attributes, workspace);

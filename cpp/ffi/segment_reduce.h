@@ -11,7 +11,7 @@ namespace jax_gnn {
 
 struct ReduceAttributes {
   int64_t reduce;  // enum Reduce
-  bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale;
+  bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale, has_halo;
   bool gather, ordered;
   std::string_view kernel;
   int64_t lanes, threads;
@@ -44,9 +44,10 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     jax_gnn::ReduceAttributes, StructMember<int64_t>("reduce"), StructMember<bool>("weighted"),
     StructMember<bool>("has_own"), StructMember<bool>("has_out_scale"),
     StructMember<bool>("has_residual"), StructMember<bool>("has_bias"), StructMember<bool>("relu"),
-    StructMember<bool>("has_result_scale"), StructMember<bool>("gather"),
-    StructMember<bool>("ordered"), StructMember<std::string_view>("kernel"),
-    StructMember<int64_t>("lanes"), StructMember<int64_t>("threads"));
+    StructMember<bool>("has_result_scale"), StructMember<bool>("has_halo"),
+    StructMember<bool>("gather"), StructMember<bool>("ordered"),
+    StructMember<std::string_view>("kernel"), StructMember<int64_t>("lanes"),
+    StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceVjpAttributes, StructMember<bool>("gather"),
                                       StructMember<bool>("ordered"), StructMember<bool>("one_pass"),
                                       StructMember<std::string_view>("kernel"),
@@ -65,14 +66,14 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::OrderAttributes,
 namespace jax_gnn {
 
 // out[r, :] = reduce over the entries e of row r of weight[order[e], head] * in[cols[e], :], then
-// the epilogue.
+// the epilogue. With a halo, `in` is followed by its rows.
 template <typename Backend>
 ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                           ffi::AnyBuffer weight, ffi::AnyBuffer own_scale, ffi::AnyBuffer out_scale,
                           ffi::AnyBuffer residual, ffi::AnyBuffer bias, ffi::AnyBuffer result_scale,
-                          ffi::AnyBuffer rows, ffi::AnyBuffer cols, ffi::AnyBuffer order,
-                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
-                          ReduceAttributes attributes) {
+                          ffi::AnyBuffer halo, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                          ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                          ffi::Result<ffi::AnyBuffer> workspace, ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
   if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
     return invalid("the input and the result must have rows");
@@ -90,8 +91,17 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
       return invalid("the weights have the wrong shape or dtype");
     }
   }
+  const int64_t num_own = in.dimensions()[0];
+  int64_t num_halo = 0;
+  if (attributes.has_halo) {
+    if (halo.dimensions().size() == 0) return invalid("the halo must have rows");
+    num_halo = halo.dimensions()[0];
+    if (row_width(halo) != width || halo.element_type() != dtype) {
+      return invalid("the halo has the wrong shape or dtype");
+    }
+  }
   const CsrOperands operands = {
-      rows,       cols, order, attributes.gather, attributes.ordered, num_rows, in.dimensions()[0],
+      rows,       cols, order, attributes.gather, attributes.ordered, num_rows, num_own + num_halo,
       num_weights};
   ffi::Error error = operands.check(attributes.weighted);
   if (error.failure()) return error;
@@ -121,8 +131,8 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (epilogue.any() && !(real && (reduce == Reduce::kSum || reduce == Reduce::kMean))) {
     return invalid("only sums and means of floating-point numbers have an epilogue");
   }
-  if (attributes.has_own && in.dimensions()[0] != num_rows) {
-    return invalid("own features need as many rows as columns");
+  if (attributes.has_own && num_own < num_rows) {
+    return invalid("own features need a row for each of the result");
   }
   error = epilogue.check(num_rows, width, dtype);
   if (error.failure()) return error;
@@ -135,7 +145,8 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::segment_reduce(
-        context, attributes, make_workspace(*workspace), operands.csr(), reduce, data<const T>(in),
+        context, attributes, make_workspace(*workspace), operands.csr(), reduce,
+        Input<T>{data<const T>(in), data_if<T>(attributes.has_halo, halo), num_own},
         data_if<Acc>(attributes.weighted, weight), Features{width, heads},
         epilogue.template epilogue<T, Acc>(), data<T>(*out));
   });

@@ -23,6 +23,14 @@ struct Features {
   int64_t width, heads;
 };
 
+// The rows that entries read: those from num_own on lie in `halo`, where it is not null.
+template <typename T>
+struct Input {
+  const T* rows;
+  const T* halo = nullptr;
+  int64_t num_own = 0;
+};
+
 // A factor for each row: data[r], or with a stride of 0 one for all. Null means ones.
 template <typename Acc>
 struct RowScale {

@@ -48,6 +48,12 @@ def put(x: Array, ids: Array) -> Array:
     return jnp.zeros_like(x).at[ids].set(x, **options)
 
 
+def add_rows(x: Array, ids: Array, rows: Array) -> Array:
+    """x, and added to those of its rows that ``ids`` name, once each, as many others."""
+    options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
+    return x.at[bounded(ids, x.shape[0])].add(rows, **options)
+
+
 def flat(x: Array) -> Array:
     """``(rows, *features)`` as a matrix."""
     return reshape(x, x.shape[0], row_width(x))

@@ -92,6 +92,18 @@ class Csr:
         return functools.reduce(operator.and_, checks)
 
 
+def rows_behind(csr: Csr, num_before: int, first: Any, most: int) -> Csr:
+    """The rows behind so many, whose entries begin at ``first``, and are so many at most.
+
+    Their ``order`` says which of all entries they are. Where they are fewer, others come along,
+    whose rows are out of range.
+    """
+    rows, cols, order = (
+        jax.lax.dynamic_slice(ids, (first,), (most,)) for ids in (csr.rows, csr.cols, csr.order)
+    )
+    return Csr(rows - num_before, cols, order, num_rows=csr.num_rows - num_before)
+
+
 class SparseMatrix(NamedTuple):
     """The same entries sorted by the row they go to and by the row they come from.
 

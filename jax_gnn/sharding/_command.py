@@ -124,10 +124,10 @@ class ExchangeCosts(NamedTuple):
         count, rounds = len(exchanges), exchanges[0].rounds
         return cls(
             own,
-            sum(int(each.send.indptr[-1]) for each in exchanges),
+            sum(int((each.send >= 0).sum()) for each in exchanges),
             sum(one.rows(count) for one in rounds),
             len(rounds),
-            count * (count - 1) * exchanges[0].send.num_src,
+            count * (count - 1) * exchanges[0].num_own,
         )
 
 

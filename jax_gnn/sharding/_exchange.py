@@ -11,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import STATIC
+from jax_gnn._core.arrays import STATIC, add_rows, take
 from jax_gnn._core.linear import Linear
-from jax_gnn._ops.segment_reduce.primitive import reduce_messages
-from jax_gnn.graph import Graph
 
 MOST_ROWS = 1.12
 """How many times the rows that are wanted may be sent, padding included."""
@@ -55,20 +53,16 @@ class Exchange:
     Its transpose sends back, and adds what comes to the gradients of own rows, in a fixed order.
 
     Attributes:
-        send: from own rows to slots, an edge for each row that is sent, so that gathering is a
-            sparse product, and so is its transpose.
+        send: ``(slots,)``, the own row that goes to each slot; -1 where none does.
         rounds: what is sent when; they share the slots out, in order.
         axis: the mesh's axis.
+        num_own: number of own rows.
     """
 
-    send: Graph
+    send: Array
     rounds: tuple[Round, ...] = field(metadata=STATIC)
     axis: str = field(metadata=STATIC)
-
-    @property
-    def num_own(self) -> int:
-        """Number of own rows."""
-        return self.send.num_src
+    num_own: int = field(metadata=STATIC)
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """Own rows, and those that other devices send, zeros where they send none.
@@ -109,11 +103,21 @@ class Exchange:
             start = stop
         return jnp.concatenate(found)
 
+    def add(self, own: Array, back: Array) -> Array:
+        """Own rows, and to each what comes back from the slots that it went to, in their order."""
+        # A piece is of one device, which a row goes to once: so XLA adds in place.
+        size, start = jax.lax.axis_size(self.axis), 0
+        for each in self.rounds:
+            for _ in range(size if each.pairs is None else 1):
+                ids, rows = (of[start : start + each.size] for of in (self.send, back))
+                own = add_rows(own, ids, rows)
+                start += each.size
+        return own
+
 
 def _fetched(exchange: Exchange, moving: tuple[Array]) -> list[Array]:
     (x,) = moving
-    rows = reduce_messages(x, None, exchange.send.matrix(), "sum")
-    return [x, exchange.travel(rows)]
+    return [x, exchange.travel(take(x, exchange.send))]
 
 
 def _brought_back(exchange: Exchange, moving: Any, cts: list[Array | None]) -> tuple[Array | None]:
@@ -122,15 +126,15 @@ def _brought_back(exchange: Exchange, moving: Any, cts: list[Array | None]) -> t
     if halo is None:
         return (own,)
     back = exchange.travel(halo, back=True)
-    last = None, None, own, None, None  # a residual
-    return (reduce_messages(back, None, exchange.send.matrix().T, "sum", None, last),)
+    own = jnp.zeros((exchange.num_own, *back.shape[1:]), back.dtype) if own is None else own
+    return (exchange.add(own, back),)
 
 
 _fetch = Linear(
     name="fetch_rows",
     result=lambda exchange, moving: [
         moving[0],
-        jax.ShapeDtypeStruct((exchange.send.num_dst, *moving[0].shape[1:]), moving[0].dtype),
+        jax.ShapeDtypeStruct((*exchange.send.shape, *moving[0].shape[1:]), moving[0].dtype),
     ],
     function=_fetched,
     transpose=_brought_back,

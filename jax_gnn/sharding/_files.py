@@ -46,7 +46,6 @@ def save_parts(
     num_parts: int,
     method: Method | Any = "stream",
     *,
-    overlap: bool = False,
     nodes: Mapping[str, Any] | None = None,
     edges: Mapping[str, Any] | None = None,
 ) -> None:
@@ -61,7 +60,6 @@ def save_parts(
         graph: the graph, as of `shard_graph`.
         num_parts: number of parts, one for each device.
         method: as of `shard_graph`.
-        overlap: likewise.
         nodes: by name, such as ``"x"``, what `ShardedGraph.shard` takes: ``(num_nodes, …)``, or by
             name of the type.
         edges: by another name, what `ShardedGraph.shard_edges` takes.
@@ -82,11 +80,10 @@ def save_parts(
     """
     path, whole = _folder(folder), checked_graph(graph)
     size = arguments.check_integer("num_parts", num_parts)
-    overlap = arguments.check_flag("overlap", overlap)
     if not 1 <= size <= whole.num_nodes:
         raise ValueError(f"num_parts must be 1 to num_nodes = {whole.num_nodes}, got {size}")
     with host_arrays():
-        pieces, places = pieces_of(whole, size, "", *parts_of(whole, size, method), overlap=overlap)
+        pieces, places = pieces_of(whole, size, "", *parts_of(whole, size, method))
     write(path, whole, pieces, places, nodes, edges)
 
 

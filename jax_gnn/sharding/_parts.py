@@ -14,10 +14,11 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core.activation import Activation
 from jax_gnn._core.arguments import check_features
-from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise, take
+from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
+from jax_gnn._core.csr import Csr, rows_behind
 from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
-from jax_gnn._ops.spmm.api import Reduce, spmm
+from jax_gnn._ops.spmm.api import Reduce, spmm, summed
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sharding._exchange import Exchange
@@ -72,8 +73,7 @@ class Part(Graph, _HasHalo):
 
     Attributes:
         exchange: what fetches rows from other devices.
-        remote: the edges from the halo alone, whose ``edge_ids`` are places in the part's order;
-            None where sums wait for all rows (``overlap=False`` of `shard_graph`).
+        num_far: most edges from the halo that a part has.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -85,7 +85,7 @@ class Part(Graph, _HasHalo):
         Array([[5., 1., 0.]], dtype=float32)
     """
 
-    remote: Graph | None = field(default=None, kw_only=True)
+    num_far: int = field(default=0, kw_only=True, metadata=STATIC)
 
     def aggregate(
         self,
@@ -100,15 +100,14 @@ class Part(Graph, _HasHalo):
     ) -> Array:
         """What `spmm` makes of the whole graph, for own nodes; in `jax.shard_map` alone.
 
-        With :attr:`remote`, sums and means over edges between own nodes do not wait for rows of
-        other devices, nor do their gradients. Maxima and minima do, and so do means of float16,
-        whose sums may overflow.
+        Sums and means read rows of other devices from where they arrive. Backward, the halo's
+        gradients come first, and travel while those of own rows are summed up.
 
         Args:
             x: ``(num_dst, *features)``, of own nodes.
             weight: as there, and so all that follow.
             reduce: likewise.
-            own_scale: likewise, of sums and means.
+            own_scale: likewise, where sources are the destinations.
             out_scale: likewise.
             residual: likewise.
             **last: likewise.
@@ -121,32 +120,29 @@ class Part(Graph, _HasHalo):
             ValueError: an argument has the wrong shape, or the call is not in `jax.shard_map`.
         """
         x = self._own(x)
-        adds_up = reduce == "sum" or (reduce == "mean" and x.dtype != jnp.float16)
-        if self.remote is None or not self.exchange.rounds or not adds_up:
-            if own_scale is not None and self.exchange.rounds:
+        scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
+        if not self.exchange.rounds:
+            return spmm(self, x, weight, reduce=reduce, residual=residual, **scales, **last)
+        if reduce not in ("sum", "mean"):
+            if own_scale is not None:
                 own = _times(_times(x, own_scale), out_scale)
                 residual = own if residual is None else own + residual
-                own_scale = None
-            last |= {"own_scale": own_scale, "out_scale": out_scale, "residual": residual}
-            return spmm(self, self.with_halo(x), weight, reduce=reduce, **last)
+            rows = self.with_halo(x)
+            last |= {"out_scale": out_scale, "residual": residual}
+            return spmm(self, rows, weight, reduce=reduce, **last)
         if reduce == "mean":
             count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
             own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
-            out_scale = _product(1 / count, out_scale)
+            scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
         own, halo = self.exchange(x)
-        scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
-        y = spmm(self._local, own, weight, **scales, residual=residual)
-        if weight is not None:
-            weight = take(jnp.asarray(weight), self.remote.edge_ids)
-        return spmm(self.remote, halo, weight, out_scale=out_scale, residual=y, **last)
+        rows = {"halo": halo, "far": self._far}
+        return summed(self, own, weight, residual=residual, **scales, **last, **rows)
 
     @property
-    def _local(self) -> Graph:
-        """The edges from own nodes: to a graph without the halo, those out of it are padding."""
-        return Graph(
-            *(self.indptr, self.rows, self.cols, self.t_indptr[: self.exchange.num_own + 1]),
-            *(self.t_rows, self.t_cols, self.t_order, self.edge_ids),
-        )
+    def _far(self) -> Csr:
+        """The edges from the halo, by source: the last ones there."""
+        by_source, num_own = self.matrix(weighted=True).by_col, self.exchange.num_own
+        return rows_behind(by_source, num_own, self.t_indptr[num_own], self.num_far)
 
 
 @public

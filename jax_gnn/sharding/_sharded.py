@@ -308,8 +308,6 @@ def shard_graph(
     mesh: Mesh,
     axis: str,
     method: Method | Any = "stream",
-    *,
-    overlap: bool = False,
 ) -> ShardedGraph:
     """Splits a graph over the devices of a mesh. Host only.
 
@@ -324,9 +322,6 @@ def shard_graph(
         axis: the axis of the mesh that nodes are split over.
         method: how, see :func:`partition`; or ``(num_nodes,)`` integers, the place in the axis of
             the device that each node goes to.
-        overlap: whether sums over edges between a device's own nodes begin while rows of other
-            devices travel, as is faster where links are slow; see :meth:`Part.aggregate`. Edges
-            from other devices are there twice then. Graphs with relations are not affected.
 
     Raises:
         TypeError: called inside ``jax.jit``, or an argument is of another type.
@@ -343,10 +338,9 @@ def shard_graph(
     graph = checked_graph(graph)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
-    overlap = arguments.check_flag("overlap", overlap)
     num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
     # Before an error that few may see.
-    check_same(mesh, graph=graph, axis=axis, method=method, overlap=overlap)
+    check_same(mesh, graph=graph, axis=axis, method=method)
     if num_nodes < num_parts:
         raise ValueError(
             f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
@@ -355,7 +349,7 @@ def shard_graph(
     with host_arrays():
         parts = parts_of(graph, num_parts, method)
         check_same(mesh, method=parts)  # as versions of METIS may differ
-        pieces, places = pieces_of(graph, num_parts, axis, *parts, overlap=overlap)
+        pieces, places = pieces_of(graph, num_parts, axis, *parts)
     return assembled(dict(enumerate(pieces)), places, mesh, axis)[0]
 
 

@@ -70,11 +70,9 @@ def pieces_of(
     axis: str,
     parts: Any,
     of_hyperedges: Any = None,
-    *,
-    overlap: bool = False,
 ) -> tuple[list[Piece], Any]:
     """The pieces of a graph of any kind, and the place of each node in the rows of all of them."""
-    pieces, how = [], (num_parts, axis, overlap)
+    pieces, how = [], (num_parts, axis)
     if isinstance(whole, Hypergraph):
         into, _ = split_arrays(whole.graph, of_hyperedges, *how, parts)
         back, places = split_arrays(whole.graph.transpose(), parts, *how, of_hyperedges)
@@ -89,13 +87,11 @@ def pieces_of(
     return pieces, places
 
 
-def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, most_far: int | None) -> Any:
-    """A graph as a part, with room for so many edges from the halo if they are kept apart."""
+def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, num_far: int) -> Any:
+    """A graph as a part; any has so many edges from the halo at most."""
     kept = {each.name: getattr(graph, each.name) for each in fields(graph)}
     if isinstance(graph, Graph):
-        if most_far is not None:
-            kept["remote"] = _from_halo(graph, exchange.num_own).pad(num_edges=most_far)
-        return Part(**kept, exchange=exchange)
+        return Part(**kept, exchange=exchange, num_far=num_far)
     sizes = whole.node_type_sizes
     if sizes is not None:
         types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
@@ -119,7 +115,6 @@ def split_arrays(
     parts: Any,
     num_parts: int,
     axis: str,
-    overlap: bool,
     src_parts: Any = None,
 ) -> tuple[list[Any], Any]:
     """Each part and its sources; the places of all nodes. All in numpy.
@@ -174,12 +169,10 @@ def split_arrays(
         }
         graphs = [each.pad(**most) for each in graphs]
     outs = [edges_of(each).t_indptr for each in graphs]
-    most_far = max(int(out[-1] - out[room]) for out in outs) if overlap else None
+    num_far = max(int(out[-1] - out[room]) for out in outs)
     made = []
     for row, made_of, ids in zip(send, graphs, sources, strict=True):
-        numbers = np.arange(slots)
-        sent = Graph.from_edges(row, numbers, num_src=room, num_dst=slots, validate=False)
-        part = _part(whole, made_of, ids, Exchange(sent, rounds, axis), most_far)
+        part = _part(whole, made_of, ids, Exchange(row, rounds, axis, room), num_far)
         made.append((part, ids))
     return made, (parts.astype(np.int64) * capacity + local).astype(dtype)
 
@@ -227,21 +220,6 @@ def _with_edges(
         node_type_names=whole.node_type_names,
         relation_names=whole.relation_names,
         self_relation=whole.self_relation,
-    )
-
-
-def _from_halo(graph: Any, num_own: int) -> Graph:
-    """The edges out of sources behind the first; ``edge_ids`` are their places among all."""
-    is_remote = graph.cols >= num_own
-    places: Any = np.flatnonzero(is_remote).astype(graph.cols.dtype)
-    ahead = np.zeros(graph.num_edges + 1, graph.cols.dtype)  # how many are, of each place
-    np.cumsum(is_remote, out=ahead[1:])
-    t_indptr = graph.t_indptr[num_own:]
-    out = slice(t_indptr[0], t_indptr[-1])
-    return Graph(
-        *(ahead[graph.indptr], graph.rows[places], graph.cols[places] - num_own),
-        *(t_indptr - t_indptr[0], graph.t_rows[out] - num_own, graph.t_cols[out]),
-        *(ahead[graph.t_order[out]], places),
     )
 
 

@@ -167,8 +167,8 @@ cudaError_t launch_softmax(cudaStream_t stream, Kernel kernel, const Csr<Index>&
   const Gathered<T, Acc> gathered = {value, nullptr, static_cast<int>(features.heads)};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kGatherThreads, static_cast<size_t>(shared)},
-                gather_kernel<Op, T, Acc, Last, NoDots, Softmax<Acc>>, csr, gathered, cut, output,
-                NoDots{}, softmax, fills, tails);
+                gather_kernel<Op, Gathered<T, Acc>, Last, NoDots, Softmax<Acc>>, csr, gathered, cut,
+                output, NoDots{}, softmax, fills, tails);
 }
 
 // Entries up to which an attention of relations may begin beside the product ahead of it. Blocks
@@ -487,8 +487,9 @@ cudaError_t attention_vjp(cudaStream_t stream, const Schedule& schedule, bool on
   places.cols = csr.order;
   places.num_cols = csr.num_weights;
   places.order = nullptr;
-  return segment_reduce<Acc, Acc>(stream, schedule, places, Reduce::kSum, to_score, nullptr,
-                                  Features{features.heads, 1}, {}, to_src_score, workspace);
+  return segment_reduce<Acc, Acc>(stream, schedule, places, Reduce::kSum, Input<Acc>{to_score},
+                                  nullptr, Features{features.heads, 1}, {}, to_src_score,
+                                  workspace);
 }
 
 template <typename T, typename Acc>

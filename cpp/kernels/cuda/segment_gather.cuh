@@ -55,11 +55,24 @@ struct GatherCut {
 };
 
 // What is gathered.
-template <typename T, typename Acc>
+template <typename T_, typename Acc_>
 struct Gathered {
+  using T = T_;
+  using Acc = Acc_;
+  static constexpr bool kHasHalo = false;
   const T* in;
   const Acc* weight;  // null means ones
   int heads;
+};
+
+// Of two arrays, as if the second were behind the first.
+template <typename T, typename Acc>
+struct Joined : Gathered<T, Acc> {
+  static constexpr bool kHasHalo = true;
+  Joined(const Gathered<T, Acc>& own, const Input<T>& input)
+      : Gathered<T, Acc>(own), halo(input.halo), num_own(static_cast<Index>(input.num_own)) {}
+  const T* halo;
+  Index num_own;
 };
 
 // Runs of a step whose epilogue waits.
@@ -96,12 +109,14 @@ __host__ __device__ int64_t gather_shared_bytes(const GatherCut& cut, const Soft
          runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
-template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
+template <class Op, class Rows, class Last = NoEpilogue, class Dots = NoDots,
           class Softmax = NoSoftmax>
 __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
-    gather_kernel(Csr<Index> csr, Gathered<T, Acc> gathered, GatherCut cut,
-                  Output<T, Op, Acc, Last> result, Dots dots, Softmax softmax, bool fills,
-                  Tails<Op, Acc> tails) {
+    gather_kernel(Csr<Index> csr, Rows gathered, GatherCut cut,
+                  Output<typename Rows::T, Op, typename Rows::Acc, Last> result, Dots dots,
+                  Softmax softmax, bool fills, Tails<Op, typename Rows::Acc> tails) {
+  using T = typename Rows::T;
+  using Acc = typename Rows::Acc;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
   constexpr bool kDots = Dots::kAny && !Dots::kSlopes;
   using W = Word<T, kVec>;
@@ -159,9 +174,14 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   T* const lane_out = output.out + column.first;
   const T* lane_in = gathered.in + column.first;
   hide(lane_in);
+  const T* lane_halo = nullptr;  // where its row would begin that is the first own one
   const T* lane_left = nullptr;
   if constexpr (Dots::kAny) lane_left = dots.left + column.first;
   const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
+  if constexpr (Rows::kHasHalo) {
+    lane_halo = gathered.halo + column.first - static_cast<int64_t>(gathered.num_own) * cut.width;
+    hide(lane_halo);
+  }
   const int first_head =
       gathered.heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
 
@@ -223,7 +243,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     __pipeline_commit();
   };
   const auto is_valid = [&](int entry, const Index* id) {
-    return entry < count && static_cast<unsigned>(id[ring_size]) < num_cols &&
+    return entry < count && static_cast<unsigned>(id[0]) < num_rows &&
+           static_cast<unsigned>(id[ring_size]) < num_cols &&
            (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
   };
   const ChunkWeights<Acc, Softmax> chunk_weights = {softmax,    shared_bytes, numbers_at, asked_at,
@@ -372,7 +393,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     read_shared(shared_bytes + rows_at + ring_bytes + at + half * sizeof(cols), cols);
     W* to = words + half * kHalf;
     const auto address = [&](int j) {
-      return reinterpret_cast<const W*>(row_at(lane_in, cols[j], row_bytes));
+      const T* from = lane_in;
+      if constexpr (Rows::kHasHalo) from = cols[j] < gathered.num_own ? lane_in : lane_halo;
+      return reinterpret_cast<const W*>(row_at(from, cols[j], row_bytes));
     };
     if (all_valid) {
 #pragma unroll

@@ -40,10 +40,10 @@ bool serves_with_dots(const Schedule& schedule, const Csr<int32_t>& csr, Feature
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
 // are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
 // maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp; only sums and means of
-// floating-point numbers have an epilogue.
+// floating-point numbers have an epilogue, and only sums by the kernel kGather a halo.
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
-                           Reduce reduce, const T* in, const Acc* weight, Features features,
+                           Reduce reduce, const Input<T>& in, const Acc* weight, Features features,
                            const Epilogue<T, Acc>& epilogue, T* out, void* workspace);
 
 // The derivatives of a weighted sum, given the sum's `in` over the transposed entries:

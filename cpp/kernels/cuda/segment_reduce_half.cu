@@ -4,10 +4,10 @@
 namespace jax_gnn::cuda {
 
 template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
-                                    const __half*, const float*, Features,
+                                    const Input<__half>&, const float*, Features,
                                     const Epilogue<__half, float>&, __half*, void*);
 template cudaError_t segment_reduce(cudaStream_t, const Schedule&, const Csr<int32_t>&, Reduce,
-                                    const __nv_bfloat16*, const float*, Features,
+                                    const Input<__nv_bfloat16>&, const float*, Features,
                                     const Epilogue<__nv_bfloat16, float>&, __nv_bfloat16*, void*);
 
 }  // namespace jax_gnn::cuda

@@ -16,12 +16,14 @@ using RowsOf = std::conditional_t<kVec == 1, Staged<T>, NoEpilogue>;
 
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& entries,
-                           Reduce reduce, const T* in, const Acc* weight, Features features,
-                           const Epilogue<T, Acc>& epilogue, T* out, void* workspace) {
+                           Reduce reduce, const Input<T>& input, const Acc* weight,
+                           Features features, const Epilogue<T, Acc>& epilogue, T* out,
+                           void* workspace) {
   if (entries.num_rows <= 0 || features.width <= 0) return cudaSuccess;
   Csr<Index> csr = entries;
   if (weight == nullptr) csr.order = nullptr;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
+  const T* const in = input.rows;
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
@@ -32,13 +34,22 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
         return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace,
                                  Start::kWaits, last);
       };
+      const Gathered<T, Acc> gathered = {in, weight, heads};
+      if (input.halo != nullptr) {
+        if constexpr (has_gather_walk<Op, T> && std::is_same_v<Op, SumOp<Acc, kVec>> &&
+                      !std::is_same_v<Last, NoEpilogue>)
+          if (schedule.kernel == Kernel::kGather)
+            return launch_gather<Op>(stream, schedule, csr, Joined<T, Acc>{gathered, input},
+                                     features.width, last, out, workspace);
+        return cudaErrorInvalidValue;
+      }
       if constexpr (has_step<Op, T>)
         if (schedule.kernel == Kernel::kStep)
           return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
       if constexpr (has_gather_walk<Op, T>)
         if (schedule.kernel == Kernel::kGather)
-          return launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
-                                   features.width, last, out, workspace);
+          return launch_gather<Op>(stream, schedule, csr, gathered, features.width, last, out,
+                                   workspace);
       if constexpr (std::is_same_v<Last, NoEpilogue>)
         if (csr.cols == nullptr && weight == nullptr)
           return with_message(RowMessage<T, Acc, kVec>{in, features.width}, RowsOf<T, kVec>{});
@@ -47,7 +58,7 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
     };
     const auto run_linear = [&](auto op) {
       if constexpr (!std::is_integral_v<T>)
-        if (epilogue.any()) return run(op, epilogue);
+        if (epilogue.any() || input.halo != nullptr) return run(op, epilogue);
       return run(op, NoEpilogue{});
     };
     switch (reduce) {
@@ -69,7 +80,7 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
     return cudaErrorInvalidValue;
   };
   constexpr int kWide = 16 / sizeof(T);
-  if (fits<kWide, T>(features, {in, out, epilogue.own, epilogue.residual}) &&
+  if (fits<kWide, T>(features, {in, input.halo, out, epilogue.own, epilogue.residual}) &&
       aligned(epilogue.bias, 16))
     return with_vec(std::integral_constant<int, kWide>{});
   return with_vec(std::integral_constant<int, 1>{});

@@ -114,7 +114,7 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
     if constexpr (sizeof(T) >= 4)  // copies into shared memory are of 4 bytes at least
       if (try_one_pass(std::integral_constant<int, 1>{}, error)) return error;
   }
-  error = segment_reduce(stream, schedule, csr, Reduce::kSum, in, weight, features,
+  error = segment_reduce(stream, schedule, csr, Reduce::kSum, Input<T>{in}, weight, features,
                          Epilogue<T, Acc>{}, out, workspace);
   return error != cudaSuccess ? error : all_dots();
 }

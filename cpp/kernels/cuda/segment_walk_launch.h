@@ -99,10 +99,11 @@ template <class Op, typename T>
 constexpr bool has_gather_walk =
     Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
 
-template <class Op, typename T, typename Acc, class Last, class Dots = NoDots>
+template <class Op, class Rows, typename T, class Last, class Dots = NoDots>
 cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                          const Gathered<T, Acc>& gathered, int64_t width, const Last& last, T* out,
+                          const Rows& gathered, int64_t width, const Last& last, T* out,
                           void* workspace, const Dots& dots = {}) {
+  using Acc = typename Rows::Acc;
   constexpr int kVec = Op::kVec;
   const Output<T, Op, Acc, Last> output = {out, csr.num_rows, width, last};
   const bool fills = fills_on_the_way(csr);
@@ -135,8 +136,8 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const int64_t shared =
       gather_shared_bytes<Op, Acc, Last, Dots>(cut, NoSoftmax{}, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
-                gather_kernel<Op, T, Acc, Last, Dots>, csr, gathered, cut, output, dots,
-                NoSoftmax{}, fills, tails);
+                gather_kernel<Op, Rows, Last, Dots>, csr, gathered, cut, output, dots, NoSoftmax{},
+                fills, tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.

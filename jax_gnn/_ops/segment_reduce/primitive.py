@@ -43,7 +43,7 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
 from jax_gnn._core.pieces import by_matrix
 from jax_gnn._core.schedule import L2_BYTES
-from jax_gnn._core.sharding import Piece, Sharding, reshape
+from jax_gnn._core.sharding import WHOLE, Piece, Sharding, reshape
 from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -68,6 +68,10 @@ class Messages(NamedTuple):
         residual: like the result, or None.
         bias: the features of a row in the accumulator type, or None.
         result_scale: p, as s.
+        halo: ``(more rows, *features)``, which columns name behind those of x, of a sum; or None.
+            Own features are those of x alone.
+        far: entries by row of the halo, whose ``order`` says which of all they are. By column the
+            matrix has them last.
     """
 
     x: Any
@@ -78,16 +82,23 @@ class Messages(NamedTuple):
     residual: Any = None
     bias: Any = None
     result_scale: Any = None
+    halo: Any = None
+    far: Csr | None = None
 
     @property
     def message(self) -> tuple[Any, Any, SparseMatrix]:
-        """What is summed up."""
+        """What is summed up, but for the halo."""
         return self[:3]
+
+    @property
+    def alone(self) -> Messages:
+        """All that is summed up, without the epilogue."""
+        return Messages(*self.message, halo=self.halo, far=self.far)
 
     @property
     def epilogue(self) -> tuple[Any, Any, Any, Any, Any]:
         """What rows go on with."""
-        return self[3:]
+        return self[3:8]
 
     @property
     def scale(self) -> Any:
@@ -108,25 +119,40 @@ def _reduce_call(
     platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
 ) -> Call | None:
     x, weight, matrix = operands.message
-    csr = matrix.by_row
+    csr, halo = matrix.by_row, operands.halo
     if _moves_weights(platform, csr, weight):
         csr, weight = _in_order(csr, weight)
-    found = csr_operands(csr, x.shape[0])
+    found = csr_operands(csr, x.shape[0] + (0 if halo is None else halo.shape[0]))
     if found is None or x.dtype not in DTYPES:  # such as a complex bias's gradient
         return None
     ids, flags = found
     sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
     has_epilogue = _has_epilogue(operands, relu)
     schedule, workspaces = plan("segment_reduce", csr, x, sums, heads, has_epilogue, weight)
+    if halo is not None and not (platform == "cuda" and schedule["kernel"] == "gather"):
+        x, halo = Operand.of(_joined_rows, x, halo), None
     last = "own", "out_scale", "residual", "bias", "result_scale"
     names = "weighted", *(f"has_{name}" for name in last)
     optional = weight, *operands.epilogue
     flags |= {
         "reduce": np.int64(REDUCTIONS.index(reduce)),
         "relu": np.bool_(relu),
+        "has_halo": np.bool_(halo is not None),
         **{name: np.bool_(each is not None) for name, each in zip(names, optional, strict=True)},
     }
-    return Call([x, *(each or x for each in optional), *ids], flags | schedule, workspaces)
+    return Call([x, *(each or x for each in (*optional, halo)), *ids], flags | schedule, workspaces)
+
+
+def _joined_rows(x: Array, halo: Array) -> Array:
+    return jnp.concatenate([x, halo])
+
+
+def _joined(operands: Messages) -> Messages:
+    """The same with the halo's rows behind those of x."""
+    if operands.halo is None:
+        return operands
+    x = _joined_rows(operands.x, operands.halo)
+    return operands._replace(x=x, halo=None, far=None)
 
 
 def _moves_weights(platform: str, csr: Csr, weight: Any) -> bool:
@@ -184,7 +210,7 @@ def _reduce_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Arra
 
 
 def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
-    if _has_epilogue(primals, _relu(bind)):
+    if primals.halo is not None or _has_epilogue(primals, _relu(bind)):
         return _epilogue_jvp(bind, primals, tangents)
     if tangents.x is None or tangents.weight is None:
         return multilinear_jvp(("x", "weight"), bind, primals, tangents)
@@ -204,10 +230,13 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         return _jvp_apart(bind, primals, tangents)
     # Behind the sum and its scales only additions and the ReLU, whose slope its result tells.
     result, terms = bind(primals), []
-    if tangents.x is not None:
-        last = {"own_scale": primals.own_scale, "out_scale": primals.out_scale}
-        message = Messages(tangents.x, primals.weight, primals.matrix, **last)
-        terms.append(_plain(bind)(message._replace(result_scale=result_scale)))
+    if tangents.x is not None or tangents.halo is not None:
+        own, halo = (
+            jnp.zeros_like(value) if value is not None and tangent is None else tangent
+            for value, tangent in ((x, tangents.x), (primals.halo, tangents.halo))
+        )
+        message = primals._replace(x=own, halo=halo, residual=None, bias=None)
+        terms.append(_plain(bind)(message))
     if tangents.own_scale is not None:
         scales = _times(tangents.own_scale, primals.scale)
         terms.append(row_wise(scales, x) * x.astype(scales.dtype))
@@ -235,7 +264,7 @@ def _jvp_apart(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array
     """The same with the epilogue in ``jax.numpy``, after the primitive."""
 
     def apart(operands: Messages) -> Array:
-        return _finished(bind, _plain(bind)(Messages(*operands.message)), operands)
+        return _finished(bind, _plain(bind)(_joined(operands.alone)), operands)
 
     return composed_jvp(apart, primals, tangents)
 
@@ -261,8 +290,22 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
     own_scale, counts = operands.own_scale, _counts_of(bind, ct, matrix)
     if own_scale is not None and counts is not None:  # what is divided by these below
         own_scale *= counts
-    ct = _scaled(ct, operands, counts)
-    return _plain(bind)(Messages(ct, weight, matrix.T, own_scale), reduce="sum")
+    ct, back = _scaled(ct, operands, counts), matrix.T
+    if operands.far is not None:  # entries of rows behind are padding
+        num_own = back.by_row.num_rows - operands.far.num_rows
+        back = back._replace(by_row=replace(back.by_row, num_rows=num_own))
+    return _plain(bind)(Messages(ct, weight, back, own_scale), reduce="sum")
+
+
+def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
+    _, weight, matrix = operands.message
+    (to_halo,) = halo_gradient(
+        (weight, matrix, operands.far),
+        (_scaled(ct, operands, None),),
+        heads=bind.attributes["heads"],
+        implementation=bind.implementation,
+    )
+    return to_halo
 
 
 def _reduce_transpose_weight(bind: Bind, ct: Array, operands: Messages) -> Array:
@@ -298,9 +341,16 @@ def _scaled(ct: Array, operands: Messages | None, counts: Array | None) -> Array
 
 
 def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
-    messages, are_batched = Messages(*operands.message), Messages(*batched.message)
+    messages, are_batched = operands.alone, batched.alone
+    if operands.halo is not None:
+        axes = [0 if each else None for each in (batched.x, batched.halo)]
+        moves = any(axis == 0 for axis in axes)
+        join = jax.vmap(_joined_rows, axes) if moves else _joined_rows
+        x = join(operands.x, operands.halo)
+        messages = messages._replace(x=x, halo=None, far=None)
+        are_batched = are_batched._replace(x=moves, halo=None, far=None)
     if not _has_epilogue(operands, _relu(bind)):
-        return batch(("weight",), bind, operands, batched, size)
+        return batch(("weight",), bind, messages, are_batched, size)
     if any(jax.tree.leaves(are_batched)):
         result = batch(("weight",), _plain(bind), messages, are_batched, size)
     else:
@@ -315,11 +365,11 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
 
 def _across(bind: Bind, operands: Messages, piece: Piece) -> Array:
     """Of runs of entries: what their results are together."""
-    x, weight, matrix = operands.message
+    message, matrix = operands.alone, operands.matrix
     if matrix.by_row.resorted:
         ids, num_rows = matrix.by_col.cols, matrix.by_row.num_rows
         matrix = sorted_segments(ids, num_rows, False, bind.implementation)
-    message = Messages(x, weight, matrix)
+        message = message._replace(matrix=matrix)
     result = _ACROSS[bind.attributes["reduce"]](_plain(bind), message, piece)
     return _finished(bind, result, operands) if _has_epilogue(operands, _relu(bind)) else result
 
@@ -360,6 +410,8 @@ def _reduce_sharding(operands: Messages, results: Any, **attributes: Any) -> Sha
             **dict.fromkeys(("own_scale", "out_scale", "result_scale"), "rows"),
             "residual": "rows features",
             "bias": "features",
+            "halo": f"{WHOLE} features",
+            **{f"far.{name}": WHOLE for name in ("rows", "cols", "order")},
         },
         "rows features",
         runs=runs,
@@ -379,12 +431,45 @@ segment_reduce = define(
         composition=composition,
         prefers_xla=_reduce_prefers_xla,
         jvp=_reduce_jvp,
-        transpose={"x": _reduce_transpose_x, "weight": _reduce_transpose_weight},
+        transpose={
+            "x": _reduce_transpose_x,
+            "halo": _reduce_transpose_halo,
+            "weight": _reduce_transpose_weight,
+        },
         batch=_reduce_batch,
         flops=_reduce_flops,
         family=FAMILY,
         sharding=_reduce_sharding,
     )
+)
+
+
+def _to_halo(known: Any, moving: tuple[Array], **attributes: Any) -> list[Array]:
+    weight, matrix, far = known
+    weight = None if weight is None else take(weight, far.order)
+    matrix = SparseMatrix(replace(far, order=None), matrix.by_row)
+    return [segment_reduce(*moving, weight, matrix, reduce="sum", **attributes)]
+
+
+def _to_halo_transpose(
+    known: Any, moving: Any, cts: list[Array | None], **attributes: Any
+) -> tuple[Array]:
+    (halo,), (weight, matrix, far) = cts, known
+    num_own = matrix.by_col.num_rows - far.num_rows
+    message = Messages(
+        jnp.zeros((num_own, *halo.shape[1:]), halo.dtype), weight, matrix, halo=halo, far=far
+    )
+    return (segment_reduce(*message, reduce="sum", **attributes),)
+
+
+# The gradient of a sum to its halo: of few entries, so that it comes before that to x.
+halo_gradient = Linear(
+    name="halo_gradient",
+    result=lambda known, moving, **_: [
+        jax.ShapeDtypeStruct((known[2].num_rows, *moving[0].shape[1:]), moving[0].dtype)
+    ],
+    function=_to_halo,
+    transpose=_to_halo_transpose,
 )
 
 
@@ -406,10 +491,12 @@ def reduce_messages(
     implementation: str | None = None,
     epilogue: tuple[Array | None, ...] = (None,) * 5,
     relu: bool = False,
+    halo: Array | None = None,
+    far: Csr | None = None,
 ) -> Array:
     """Reduces ``(rows, *features)`` with weights ``(entries, heads)`` of the first axis.
 
-    The epilogue is what `Messages` has of it: of all reductions.
+    The epilogue is what `Messages` has of it: of all reductions. Halo and ``far`` are those there.
     """
     dtype, features = x.dtype, x.shape[1:]
     if weight is not None and reduce in ("max", "min"):
@@ -417,10 +504,11 @@ def reduce_messages(
     own_scale, out_scale, residual, bias, result_scale = epilogue
     if weight is not None:
         x = flat(x)
+        halo = None if halo is None else flat(halo)
         residual = None if residual is None else flat(residual)
         bias = None if bias is None else bias.ravel()
     last = own_scale, out_scale, residual, bias, result_scale
-    operands = Messages(x, weight, matrix, *last)
+    operands = Messages(x, weight, matrix, *last, halo, far)
     has_epilogue, has_kernel = _has_epilogue(operands, relu), reduce in ("sum", "mean")
     options = {"reduce": reduce, "heads": 1 if weight is None else weight.shape[1]}
     if has_epilogue and has_kernel:

@@ -66,12 +66,16 @@ def segment_reduce(
     residual: Array | None = None,
     bias: Array | None = None,
     result_scale: Array | None = None,
+    halo: Array | None = None,
+    far: Csr | None = None,
     *,
     reduce: str,
     heads: int,
     relu: bool = False,
 ) -> Array:
-    result = _reduced(x, weight, matrix, reduce, heads)
+    del far
+    rows = x if halo is None else jnp.concatenate([x, halo])
+    result = _reduced(rows, weight, matrix, reduce, heads)
     last = own_scale, out_scale, residual, bias, result_scale
     if relu or any(each is not None for each in last):
         result = epilogue(result, x, *last, relu=relu)

@@ -99,8 +99,41 @@ def spmm(
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), own_scale=1, bias=-4, activation="relu")
         Array([2., 0., 0.], dtype=float32)
     """
+    return summed(
+        graph,
+        x,
+        weight,
+        reduce=reduce,
+        own_scale=own_scale,
+        out_scale=out_scale,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        result_scale=result_scale,
+        implementation=implementation,
+    )
+
+
+def summed(
+    graph: Graph,
+    x: Array,
+    weight: Array | None = None,
+    *,
+    reduce: Reduce = "sum",
+    own_scale: ArrayLike | None = None,
+    out_scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    activation: Activation | None = None,
+    residual: ArrayLike | None = None,
+    result_scale: ArrayLike | None = None,
+    implementation: Implementation | None = None,
+    halo: Array | None = None,
+    far: Csr | None = None,
+) -> Array:
+    """`spmm`, where the last sources may lie in an array of their own: see `Messages`."""
     graph = check_container("graph", graph, Graph)
-    num_src, num_dst = graph.num_src, graph.num_dst
+    num_dst = graph.num_dst
+    num_src = graph.num_src - (0 if halo is None else halo.shape[0])
     x = check_features("x", x, "num_src", num_src)
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
     check_choice("reduce", reduce, get_args(Reduce))
@@ -121,7 +154,7 @@ def spmm(
     relu = activation == "relu"
     in_kernel = result_scale if relu or activation is None else None
     last = own_scale, out_scale, residual, bias, in_kernel
-    result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu)
+    result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu, halo, far)
     return activated(result, activation, result_scale)
 
 
