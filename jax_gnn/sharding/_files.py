@@ -194,7 +194,7 @@ def write(
         told = json.dumps(_told(piece._replace(values=values), arrays))
         digests.append(digest(arrays))
         _save(folder / f"{number}.npz", {str(i): array for i, array in enumerate(arrays)})
-    capacity = max(len(pieces[0].node_ids), 1)
+    capacity = len(pieces[0].node_ids)
     plan = {"parts": (places // capacity).astype(np.int32), "num_parts": len(pieces)}
     _save(folder / PLAN, plan | {"places": places, "digests": np.stack(digests), "told": told})
 

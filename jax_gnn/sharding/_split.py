@@ -143,7 +143,8 @@ def split_arrays(
     slots = sum(each.slots(num_parts) for each in rounds)
     send = np.full((num_parts, slots), PADDING, dtype)
     sources = np.full((num_parts, room + slots), PADDING, dtype)
-    most_edges = max(map(len, edges_into))
+    # Parts have no arrays of no rows, which crash XLA of jaxlib 0.11 on several GPUs.
+    most_edges = max(1, *map(len, edges_into))
     place, graphs = local_src.copy(), []  # of each node, where it is a source
     for reader, halo in enumerate(halos):
         sources[reader, : len(own_src[reader])] = own_src[reader]
@@ -163,7 +164,7 @@ def split_arrays(
         )
     if isinstance(whole, RelationalGraph):  # parts have as many pairs as the one with most
         most = {
-            name: max(getattr(each, name) for each in graphs)
+            name: max(1, *(getattr(each, name) for each in graphs))
             for name in ("num_src_pairs", "num_dst_pairs")
             if getattr(whole, name) is not None
         }
@@ -184,7 +185,7 @@ def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]
     local = np.empty(len(parts), dtype)
     for ids in own:
         local[ids] = np.arange(len(ids))
-    return own, local, int(sizes.max(initial=0))
+    return own, local, int(sizes.max(initial=1))
 
 
 def _with_edges(
