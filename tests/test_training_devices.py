@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ MOST = min(4, jax.device_count())
 SMALL: Any = {"splits": 1, "epochs": 3, "hidden_features": 8, "dropout_rate": 0.0}
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """GPUs round factors to ten bits by default, and then not alike where rows differ a little."""
+    with jax.default_matmul_precision("highest"):
+        yield
 
 
 def settings(model: str, **changes: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,8 +145,9 @@ class Part(Graph, _HasHalo):
     def ahead(self, function: Callable[..., Array], *rows: Array) -> Array | None:
         """``function(*rows)``, a map of each row, of those rows that other devices wait for.
 
-        XLA then sends them while the map goes on with all rows. They are mapped twice, and so this
-        is None where they are more than half as many.
+        XLA then sends them while the map goes on with all rows. They are mapped twice, so this is
+        None where they are more than half as many. It also is where multiprocessors send them,
+        which maps leave none: unless ``XLA_FLAGS`` ask for copy engines.
 
         Args:
             function: of arrays of rows, to one.
@@ -154,8 +156,8 @@ class Part(Graph, _HasHalo):
         Returns:
             ``(slots, *features)``, for :meth:`aggregate` of the same map of all rows; or None.
         """
-        exchange = self.exchange
-        if not exchange.rounds or 2 * exchange.send.shape[0] > exchange.num_own:
+        exchange, num_sent = self.exchange, self.exchange.send.shape[0]
+        if not exchange.rounds or 2 * num_sent > exchange.num_own or not by_copy_engines():
             return None
         return jax.lax.stop_gradient(function(*map(exchange.picked, rows)))
 
@@ -332,6 +334,11 @@ class HypergraphPart:
             bias=bias,
             activation=activation,
         )
+
+
+def by_copy_engines() -> bool:
+    """Whether XLA is told to send rows by the copy engines of GPUs."""
+    return "COLLECTIVES_PEER_MEMORY" in os.environ.get("XLA_FLAGS", "")
 
 
 def _product(*scales: Any) -> Array | None:

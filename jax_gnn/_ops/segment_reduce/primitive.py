@@ -129,7 +129,11 @@ def _reduce_call(
     ids, flags = found
     sums = reduce in ("sum", "mean") and jnp.issubdtype(x.dtype, jnp.floating)
     has_epilogue = _has_epilogue(operands, relu)
-    schedule, workspaces = plan("segment_reduce", csr, x, sums, heads, has_epilogue, weight)
+    schedule, workspaces = plan(
+        "segment_reduce",
+        *(csr, x, sums, heads, has_epilogue, weight),
+        beside=end is not None,  # the gradient to own rows, while that to others' travels
+    )
     if halo is not None and not (platform == "cuda" and schedule["kernel"] == "gather"):
         x, halo = Operand.of(_joined_rows, x, halo), None
     last = "own", "out_scale", "residual", "bias", "result_scale"
@@ -457,9 +461,7 @@ def _to_halo(known: Any, moving: tuple[Array], **attributes: Any) -> list[Array]
     return [segment_reduce(*moving, weight, matrix, reduce="sum", **attributes)]
 
 
-def _to_halo_transpose(
-    known: Any, moving: Any, cts: list[Any], **attributes: Any
-) -> tuple[Array]:
+def _to_halo_transpose(known: Any, moving: Any, cts: list[Any], **attributes: Any) -> tuple[Array]:
     (halo,), (weight, matrix, far) = cts, known
     num_own = matrix.by_col.num_rows - far.csr.num_rows
     message = Messages(

@@ -55,6 +55,10 @@ _SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
 # The first of these for both gradients of a weighted sum.
 _SMALL_GRADIENTS = 3 * 2**16
 
+# How many times as many blocks share entries where other kernels run beside, for which blocks that
+# end make room.
+_BESIDE = 4
+
 # Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
 # faster on an H200. Bytes that are read one row after another, up to which the walk has as many
 # blocks as where it gathers.
@@ -232,6 +236,7 @@ def plan(
     heads: int = 1,
     epilogue: bool = False,
     weight: Operand | None = None,
+    beside: bool = False,
 ) -> tuple[dict[str, Any], list[Any]]:
     """What a kernel gets for rows of x: attributes of its schedule, and the workspace.
 
@@ -243,6 +248,7 @@ def plan(
         heads: Number of heads that features are of.
         epilogue: Whether rows have one.
         weight: ``(weights, heads)`` or None.
+        beside: Whether kernels of other streams run beside it.
     """
     width, itemsize = row_width(x), np.dtype(x.dtype).itemsize
     depth = known_width(width) // max(heads, 1)
@@ -262,6 +268,8 @@ def plan(
         ordered=csr.order is not None,
         weights=None if weight is None else weight.shape[0] * weight.shape[1],
     )
+    if beside and schedule.kernel == "gather":
+        schedule = schedule._replace(blocks=_BESIDE * schedule.blocks)
     attributes: dict[str, Any] = {
         "kernel": schedule.kernel,
         "lanes": np.int64(schedule.lanes),
