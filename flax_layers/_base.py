@@ -177,8 +177,25 @@ class Convolution(nnx.Module):
         narrow = kernel.shape[0] < kernel.shape[1]
         if narrow if graph is None else sums_first(graph, *kernel.shape, x=x):
             return self._product(aggregate(x), kernel, bias=bias, activation=activation)
-        y = self._product(x, kernel)
-        return aggregate(y, **epilogue(y, bias, activation))
+        y, sent = self._product_ahead(graph, x, kernel)
+        return aggregate(y, **sent, **epilogue(y, bias, activation))
+
+    def _product_ahead(
+        self, graph: Any, x: Array | HostRows, kernel: Array, *, scale: Array | None = None
+    ) -> tuple[Array, dict[str, Array]]:
+        """The product, and for `Part.aggregate` rows of it that other devices wait for."""
+
+        def ahead(x: Array, *scale: Array) -> Array:
+            own = jax.lax.optimization_barrier(kernel)  # else XLA makes one product of both
+            return self._product(x, own, scale=scale[0] if scale else None)
+
+        sent = None
+        if isinstance(graph, Part) and not isinstance(x, HostRows):
+            rows = (x,) if scale is None else (x, scale)
+            if all(each.shape[0] == graph.num_dst for each in rows):
+                sent = graph.ahead(ahead, *rows)
+        y = self._product(x, kernel, scale=scale)
+        return y, {} if sent is None else {"sent": sent}
 
 
 class Stack(nnx.Module):

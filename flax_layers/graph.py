@@ -201,8 +201,8 @@ class GCNConv(Convolution):
         if sums_first(graph, *kernel.shape, x=x):
             sums = aggregate(scaled(x, first))
             return scaled(self._product(sums, kernel, bias=bias, activation=activation), last)
-        y = self._product(x, kernel, scale=first)
-        return aggregate(y, result_scale=last, **epilogue(y, bias, activation))
+        y, sent = self._product_ahead(graph, x, kernel, scale=first)
+        return aggregate(y, result_scale=last, **sent, **epilogue(y, bias, activation))
 
 
 class GINConv(Convolution):

@@ -209,7 +209,8 @@ def test_each_edge_is_somewhere(
 
 def check_far(part: Part, cols: Any) -> None:
     """The edges from the halo, by source, are those among all that come from behind own nodes."""
-    far, num_own = part._far, part.exchange.num_own
+    (far, first), num_own = part._far, part.exchange.num_own
+    assert first == np.searchsorted(part.t_rows[: len(cols)], num_own)
     there = np.asarray(far.rows) >= 0
     order = np.asarray(far.order)[there]
     assert (np.diff(far.rows[there]) >= 0).all() and far.num_rows == part.num_src - num_own

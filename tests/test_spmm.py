@@ -44,7 +44,7 @@ from spmm_cases import (
 
 import jax_gnn
 from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
-from jax_gnn._core.csr import Csr, SparseMatrix, rows_behind
+from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce_vjp
 from jax_gnn._ops.spmm.api import summed
@@ -149,7 +149,7 @@ def epilogue_spec(
         if "halo" in names:
             num_own, most = x.shape[0], graph.num_edges  # the rest is padding
             by_source = graph.matrix(weighted=True).by_col
-            far = rows_behind(by_source, num_own, graph.t_indptr[num_own], most)
+            far = LastRows.of(by_source, num_own, graph.t_indptr[num_own], most)
             call = functools.partial(summed, far=far)
         return call(
             *(graph, x),
@@ -947,7 +947,7 @@ def test_rows_of_two_arrays(
     order = np.lexsort((src, dst, src < 0))
     edges = Edges(src[order], dst[order], num_own + num_halo, num_own)
     graph = graph_of(edges)
-    far = rows_behind(
+    far = LastRows.of(
         graph.matrix(weighted=True).by_col,
         num_own,
         graph.t_indptr[num_own],

@@ -11,7 +11,8 @@ namespace jax_gnn {
 
 struct ReduceAttributes {
   int64_t reduce;  // enum Reduce
-  bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale, has_halo;
+  bool weighted, has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale, has_halo,
+      has_end;
   bool gather, ordered;
   std::string_view kernel;
   int64_t lanes, threads;
@@ -45,7 +46,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<bool>("has_own"), StructMember<bool>("has_out_scale"),
     StructMember<bool>("has_residual"), StructMember<bool>("has_bias"), StructMember<bool>("relu"),
     StructMember<bool>("has_result_scale"), StructMember<bool>("has_halo"),
-    StructMember<bool>("gather"), StructMember<bool>("ordered"),
+    StructMember<bool>("has_end"), StructMember<bool>("gather"), StructMember<bool>("ordered"),
     StructMember<std::string_view>("kernel"), StructMember<int64_t>("lanes"),
     StructMember<int64_t>("threads"));
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::ReduceVjpAttributes, StructMember<bool>("gather"),
@@ -72,7 +73,7 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                           ffi::AnyBuffer weight, ffi::AnyBuffer own_scale, ffi::AnyBuffer out_scale,
                           ffi::AnyBuffer residual, ffi::AnyBuffer bias, ffi::AnyBuffer result_scale,
                           ffi::AnyBuffer halo, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
-                          ffi::AnyBuffer order, ffi::Result<ffi::AnyBuffer> out,
+                          ffi::AnyBuffer order, ffi::AnyBuffer end, ffi::Result<ffi::AnyBuffer> out,
                           ffi::Result<ffi::AnyBuffer> workspace, ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
   if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
@@ -141,11 +142,14 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   }
   error = check_workspace(*workspace, width, acc_dtype);
   if (error.failure()) return error;
+  if (attributes.has_end && !is_index(end, 1, ffi::S32)) return invalid("end must be one int32");
+  Csr<int32_t> csr = operands.csr();
+  csr.end = data_if<int32_t>(attributes.has_end, end);
   return dispatch_number<Backend>(dtype, [&](auto t, auto acc) {
     using T = typename decltype(t)::type;
     using Acc = typename decltype(acc)::type;
     return Backend::segment_reduce(
-        context, attributes, make_workspace(*workspace), operands.csr(), reduce,
+        context, attributes, make_workspace(*workspace), csr, reduce,
         Input<T>{data<const T>(in), data_if<T>(attributes.has_halo, halo), num_own},
         data_if<Acc>(attributes.weighted, weight), Features{width, heads},
         epilogue.template epilogue<T, Acc>(), data<T>(*out));

@@ -14,6 +14,7 @@ struct Csr {
   const Index* order;  // (count,): which weight an entry has, outside [0, num_weights) the entry is
                        // padding; null: entry e has weight e
   int64_t count, num_rows, num_cols, num_weights;
+  const Index* end = nullptr;  // one number, from which on entries are padding; null: not told
 };
 
 enum class Reduce { kSum, kMean, kMax, kMin, kProd, kLogSumExp };

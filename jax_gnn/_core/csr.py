@@ -92,16 +92,28 @@ class Csr:
         return functools.reduce(operator.and_, checks)
 
 
-def rows_behind(csr: Csr, num_before: int, first: Any, most: int) -> Csr:
-    """The rows behind so many, whose entries begin at ``first``, and are so many at most.
+class LastRows(NamedTuple):
+    """The rows behind so many.
 
-    Their ``order`` says which of all entries they are. Where they are fewer, others come along,
-    whose rows are out of range.
+    Attributes:
+        csr: their entries, whose ``order`` says which of all they are.
+        first: ``(1,)``, the number of entries ahead of them.
     """
-    rows, cols, order = (
-        jax.lax.dynamic_slice(ids, (first,), (most,)) for ids in (csr.rows, csr.cols, csr.order)
-    )
-    return Csr(rows - num_before, cols, order, num_rows=csr.num_rows - num_before)
+
+    csr: Csr
+    first: Any
+
+    @classmethod
+    def of(cls, csr: Csr, num_before: int, first: Any, most: int) -> LastRows:
+        """Those whose entries begin at ``first``, and are so many at most.
+
+        Where they are fewer, others come along, whose rows are out of range.
+        """
+        rows, cols, order = (
+            jax.lax.dynamic_slice(ids, (first,), (most,)) for ids in (csr.rows, csr.cols, csr.order)
+        )
+        last = Csr(rows - num_before, cols, order, num_rows=csr.num_rows - num_before)
+        return cls(last, jnp.reshape(first, 1))
 
 
 class SparseMatrix(NamedTuple):

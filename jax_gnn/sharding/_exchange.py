@@ -64,13 +64,15 @@ class Exchange:
     axis: str = field(metadata=STATIC)
     num_own: int = field(metadata=STATIC)
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array, sent: Array | None = None) -> tuple[Array, Array]:
         """Own rows, and those that other devices send, zeros where they send none.
 
         What goes on with the first is differentiated before what came back is added to it.
 
         Args:
             x: ``(num_own, *features)``, this device's rows.
+            sent: ``(slots, *features)``, of these what :meth:`picked` gives, if that is there
+                sooner. It is not differentiated.
 
         Returns:
             x, and ``(slots, *features)`` in its dtype.
@@ -87,8 +89,12 @@ class Exchange:
             ) from None
         if not self.rounds:
             return x, jnp.zeros((0, *x.shape[1:]), x.dtype)
-        own, halo = _fetch(self, (x,))
+        own, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
         return own, halo
+
+    def picked(self, x: Array) -> Array:
+        """The row in each slot: ``(slots, *features)``, zeros where there is none."""
+        return take(x, self.send)
 
     def travel(self, rows: Array, back: bool = False) -> Array:
         """What arrives in each slot of what all devices send, or send back."""
@@ -117,7 +123,7 @@ class Exchange:
 
 def _fetched(exchange: Exchange, moving: tuple[Array]) -> list[Array]:
     (x,) = moving
-    return [x, exchange.travel(take(x, exchange.send))]
+    return [x, exchange.travel(exchange.picked(x))]
 
 
 def _brought_back(exchange: Exchange, moving: Any, cts: list[Array | None]) -> tuple[Array | None]:
@@ -139,6 +145,16 @@ _fetch = Linear(
     function=_fetched,
     transpose=_brought_back,
 )
+
+
+@jax.custom_jvp
+def _send(exchange: Exchange, x: Array, sent: Array) -> tuple[Array, Array]:
+    return x, exchange.travel(sent)
+
+
+@_send.defjvp
+def _send_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _send(*primals), tuple(_fetch(primals[0], (tangents[1],)))
 
 
 def rounds_of(counts: np.ndarray) -> tuple[Round, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core.activation import Activation
 from jax_gnn._core.arguments import check_features
 from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
-from jax_gnn._core.csr import Csr, rows_behind
+from jax_gnn._core.csr import LastRows
 from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
 from jax_gnn._ops.spmm.api import Reduce, spmm, summed
@@ -96,6 +97,7 @@ class Part(Graph, _HasHalo):
         own_scale: ArrayLike | None = None,
         out_scale: ArrayLike | None = None,
         residual: ArrayLike | None = None,
+        sent: Array | None = None,
         **last: Any,
     ) -> Array:
         """What `spmm` makes of the whole graph, for own nodes; in `jax.shard_map` alone.
@@ -110,7 +112,8 @@ class Part(Graph, _HasHalo):
             own_scale: likewise, where sources are the destinations.
             out_scale: likewise.
             residual: likewise.
-            **last: likewise.
+            sent: rows of x that are computed ahead, for other devices; see :meth:`ahead`.
+            **last: as of `spmm`.
 
         Returns:
             ``(num_dst, *features)`` in the dtype of x.
@@ -127,22 +130,40 @@ class Part(Graph, _HasHalo):
             if own_scale is not None:
                 own = _times(_times(x, own_scale), out_scale)
                 residual = own if residual is None else own + residual
-            rows = self.with_halo(x)
+            rows = jnp.concatenate(self.exchange(x, sent))
             last |= {"out_scale": out_scale, "residual": residual}
             return spmm(self, rows, weight, reduce=reduce, **last)
         if reduce == "mean":
             count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
             own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
             scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
-        own, halo = self.exchange(x)
-        rows = {"halo": halo, "far": self._far}
-        return summed(self, own, weight, residual=residual, **scales, **last, **rows)
+        own, halo = self.exchange(x, sent)
+        last |= {"halo": halo, "far": self._far}
+        return summed(self, own, weight, residual=residual, **scales, **last)
+
+    def ahead(self, function: Callable[..., Array], *rows: Array) -> Array | None:
+        """``function(*rows)``, a map of each row, of those rows that other devices wait for.
+
+        XLA then sends them while the map goes on with all rows. They are mapped twice, and so this
+        is None where they are more than half as many.
+
+        Args:
+            function: of arrays of rows, to one.
+            *rows: ``(num_dst, …)``, of own nodes.
+
+        Returns:
+            ``(slots, *features)``, for :meth:`aggregate` of the same map of all rows; or None.
+        """
+        exchange = self.exchange
+        if not exchange.rounds or 2 * exchange.send.shape[0] > exchange.num_own:
+            return None
+        return jax.lax.stop_gradient(function(*map(exchange.picked, rows)))
 
     @property
-    def _far(self) -> Csr:
+    def _far(self) -> LastRows:
         """The edges from the halo, by source: the last ones there."""
         by_source, num_own = self.matrix(weighted=True).by_col, self.exchange.num_own
-        return rows_behind(by_source, num_own, self.t_indptr[num_own], self.num_far)
+        return LastRows.of(by_source, num_own, self.t_indptr[num_own], self.num_far)
 
 
 @public

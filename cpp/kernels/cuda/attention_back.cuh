@@ -416,7 +416,7 @@ __global__ void __launch_bounds__(
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
   const int count = static_cast<int>(min(per_team, csr.count - begin));
-  ask_for_edges(csr, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, edges);
   // The first team of a warp has most.
   const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
 

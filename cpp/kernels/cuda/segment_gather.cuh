@@ -10,7 +10,7 @@
 // shared memory, until teams, warps and blocks are joined (segment_runs.cuh). Where rows have an
 // epilogue, a step's runs wait there, too, until the next step's features are on their way: its
 // code stands once, not after each entry, and its latency is not added to theirs. The cut depends
-// on shapes only: the same bits on every run.
+// on shapes, and on where entries end, if that is told: the same bits on every run.
 //
 // With dots, each row that is gathered is also multiplied with the row of `left` that it is added
 // to. Those are copied into shared memory a step ahead, once for each run of a step, each lane's
@@ -53,6 +53,23 @@ struct GatherCut {
   int chunks;      // of a team
   int64_t width;
 };
+
+// How many entries there are, and how many chunks of them a team has.
+struct Extent {
+  int64_t count;
+  int chunks;
+};
+
+template <bool kHasEnd>
+__device__ __forceinline__ Extent extent_of(const Csr<Index>& csr, const GatherCut& cut,
+                                            int block_teams) {
+  if (!kHasEnd || csr.end == nullptr) return {csr.count, cut.chunks};
+  // One at least, as that may be padding, too. Read anew wherever it is asked for.
+  const int64_t end = *static_cast<const volatile Index*>(csr.end);
+  const int64_t count = max(min(end, csr.count), int64_t{1});
+  const int64_t of_team = ceil_div(count, int64_t{gridDim.x} * block_teams);
+  return {count, static_cast<int>((of_team + (1 << cut.chunk_bits) - 1) >> cut.chunk_bits)};
+}
 
 // What is gathered.
 template <typename T_, typename Acc_>
@@ -157,11 +174,14 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   if (!reads_ahead) wait_for_previous_launch();
   __syncthreads();
 
-  const int64_t per_team = int64_t{cut.chunks} << cut.chunk_bits;
+  // Others have no registers for it.
+  constexpr bool kHasEnd = std::is_same_v<Op, SumOp<Acc, kVec>> && !Dots::kAny && !Rows::kHasHalo;
+  const Extent extent = extent_of<kHasEnd>(csr, cut, block_teams);
+  const int64_t per_team = int64_t{extent.chunks} << cut.chunk_bits;
   const int64_t per_block = block_teams * per_team;
-  const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
-  const int count = static_cast<int>(min(per_team, csr.count - begin));
-  ask_for_edges(csr, per_block, edges);
+  const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, extent.count);
+  const int count = static_cast<int>(min(per_team, extent.count - begin));
+  ask_for_edges(csr.rows, extent.count, per_block, edges);
   // The first team of a warp has most.
   const int chunks = (__shfl_sync(kWholeWarp, count, 0) + chunk_size - 1) >> cut.chunk_bits;
 
@@ -345,7 +365,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
         *to = -1;
     };
     ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < csr.count, begin + count, around + 1);
+    ask_for_row(begin + count < extent.count, begin + count, around + 1);
     ask_for_row(count > 0, begin, around + 2);
   }
   if (!weighted)
@@ -589,7 +609,10 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * blockDim.x + threadIdx.x];
   left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
   runs.carry_on(state > 1, state == 3, around[2], first_run, run);
-  runs.complete(per_block, cut.width, fills, tails);
+  // Computed again, as there are no registers to keep it in.
+  runs.complete(
+      block_teams * (int64_t{extent_of<kHasEnd>(csr, cut, block_teams).chunks} << cut.chunk_bits),
+      cut.width, fills, tails);
 }
 
 }  // namespace

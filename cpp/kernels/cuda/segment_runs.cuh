@@ -38,14 +38,14 @@ __device__ __forceinline__ unsigned cut_size(int64_t size) {
 
 // Asks for pairs of ids: on either side of the first entry of the block before, of this and of the
 // next block, then the first and the last of all. They are on their way while entries are walked.
-__device__ __forceinline__ void ask_for_edges(const Csr<Index>& csr, int64_t per_block,
+__device__ __forceinline__ void ask_for_edges(const Index* rows, int64_t count, int64_t per_block,
                                               Index* edges) {
   if (threadIdx.x < 8) {
     const int pair = threadIdx.x / 2, second = threadIdx.x % 2;
-    const int64_t at = pair == 3 ? second * (csr.count - 1)
+    const int64_t at = pair == 3 ? second * (count - 1)
                                  : (int64_t{blockIdx.x} + pair - 1) * per_block - 1 + second;
-    if (at >= 0 && at < csr.count)
-      __pipeline_memcpy_async(&edges[threadIdx.x], csr.rows + at, sizeof(Index));
+    if (at >= 0 && at < count)
+      __pipeline_memcpy_async(&edges[threadIdx.x], rows + at, sizeof(Index));
     else
       edges[threadIdx.x] = -1;
   }

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   const int64_t end = min(begin + cut.per_warp, csr.count);
   const Index* rows = csr.rows;
   const int64_t per_block = warps * cut.per_warp;
-  ask_for_edges(csr, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, edges);
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   if (!column.active) sizes = {0, 0, 0};

@@ -36,9 +36,9 @@ from jax_gnn._core.arrays import (
     take,
 )
 from jax_gnn._core.batching import batch, batch_apart
-from jax_gnn._core.csr import Csr, SparseMatrix, entrywise
+from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, entrywise
 from jax_gnn._core.ids import PADDING, at_most, in_range
-from jax_gnn._core.kernels import csr_operands, like_first, per_entry, per_row
+from jax_gnn._core.kernels import csr_operands, like_first, narrow, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
 from jax_gnn._core.pieces import by_matrix
@@ -70,8 +70,8 @@ class Messages(NamedTuple):
         result_scale: p, as s.
         halo: ``(more rows, *features)``, which columns name behind those of x, of a sum; or None.
             Own features are those of x alone.
-        far: entries by row of the halo, whose ``order`` says which of all they are. By column the
-            matrix has them last.
+        far: entries by row of the halo, which the matrix has last by column.
+        end: ``(1,)``, from where on entries are padding; or None.
     """
 
     x: Any
@@ -83,7 +83,8 @@ class Messages(NamedTuple):
     bias: Any = None
     result_scale: Any = None
     halo: Any = None
-    far: Csr | None = None
+    far: LastRows | None = None
+    end: Any = None
 
     @property
     def message(self) -> tuple[Any, Any, SparseMatrix]:
@@ -119,7 +120,7 @@ def _reduce_call(
     platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
 ) -> Call | None:
     x, weight, matrix = operands.message
-    csr, halo = matrix.by_row, operands.halo
+    csr, halo, end = matrix.by_row, operands.halo, operands.end
     if _moves_weights(platform, csr, weight):
         csr, weight = _in_order(csr, weight)
     found = csr_operands(csr, x.shape[0] + (0 if halo is None else halo.shape[0]))
@@ -138,9 +139,12 @@ def _reduce_call(
         "reduce": np.int64(REDUCTIONS.index(reduce)),
         "relu": np.bool_(relu),
         "has_halo": np.bool_(halo is not None),
+        "has_end": np.bool_(end is not None),
         **{name: np.bool_(each is not None) for name, each in zip(names, optional, strict=True)},
     }
-    return Call([x, *(each or x for each in (*optional, halo)), *ids], flags | schedule, workspaces)
+    end = None if end is None else narrow(end, csr.count)
+    given = [x, *(each or x for each in (*optional, halo)), *ids, end or ids[0]]
+    return Call(given, flags | schedule, workspaces)
 
 
 def _joined_rows(x: Array, halo: Array) -> Array:
@@ -291,10 +295,11 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
     if own_scale is not None and counts is not None:  # what is divided by these below
         own_scale *= counts
     ct, back = _scaled(ct, operands, counts), matrix.T
-    if operands.far is not None:  # entries of rows behind are padding
-        num_own = back.by_row.num_rows - operands.far.num_rows
-        back = back._replace(by_row=replace(back.by_row, num_rows=num_own))
-    return _plain(bind)(Messages(ct, weight, back, own_scale), reduce="sum")
+    message, far = Messages(ct, weight, back, own_scale), operands.far
+    if far is not None:
+        own = replace(back.by_row, num_rows=back.by_row.num_rows - far.csr.num_rows)
+        message = message._replace(matrix=back._replace(by_row=own), end=far.first)
+    return _plain(bind)(message, reduce="sum")
 
 
 def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
@@ -357,7 +362,7 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
         result = jnp.broadcast_to((once := _plain(bind)(messages)), (size, *once.shape))
     axes = [0 if each else None for each in (batched.x, *batched.epilogue)]
 
-    def finish(result: Array, x: Array, *epilogue: Array | None) -> Array:
+    def finish(result: Array, x: Array, *epilogue: Any) -> Array:
         return _finished(bind, result, Messages(x, None, operands.matrix, *epilogue))
 
     return jax.vmap(finish, (0, *axes))(result, operands.x, *operands.epilogue)
@@ -411,7 +416,8 @@ def _reduce_sharding(operands: Messages, results: Any, **attributes: Any) -> Sha
             "residual": "rows features",
             "bias": "features",
             "halo": f"{WHOLE} features",
-            **{f"far.{name}": WHOLE for name in ("rows", "cols", "order")},
+            **{f"far.csr.{name}": WHOLE for name in ("rows", "cols", "order")},
+            **dict.fromkeys(("far.first", "end"), WHOLE),
         },
         "rows features",
         runs=runs,
@@ -445,17 +451,17 @@ segment_reduce = define(
 
 
 def _to_halo(known: Any, moving: tuple[Array], **attributes: Any) -> list[Array]:
-    weight, matrix, far = known
+    weight, matrix, (far, _) = known
     weight = None if weight is None else take(weight, far.order)
     matrix = SparseMatrix(replace(far, order=None), matrix.by_row)
     return [segment_reduce(*moving, weight, matrix, reduce="sum", **attributes)]
 
 
 def _to_halo_transpose(
-    known: Any, moving: Any, cts: list[Array | None], **attributes: Any
+    known: Any, moving: Any, cts: list[Any], **attributes: Any
 ) -> tuple[Array]:
     (halo,), (weight, matrix, far) = cts, known
-    num_own = matrix.by_col.num_rows - far.num_rows
+    num_own = matrix.by_col.num_rows - far.csr.num_rows
     message = Messages(
         jnp.zeros((num_own, *halo.shape[1:]), halo.dtype), weight, matrix, halo=halo, far=far
     )
@@ -466,7 +472,7 @@ def _to_halo_transpose(
 halo_gradient = Linear(
     name="halo_gradient",
     result=lambda known, moving, **_: [
-        jax.ShapeDtypeStruct((known[2].num_rows, *moving[0].shape[1:]), moving[0].dtype)
+        jax.ShapeDtypeStruct((known[2].csr.num_rows, *moving[0].shape[1:]), moving[0].dtype)
     ],
     function=_to_halo,
     transpose=_to_halo_transpose,
@@ -492,7 +498,7 @@ def reduce_messages(
     epilogue: tuple[Array | None, ...] = (None,) * 5,
     relu: bool = False,
     halo: Array | None = None,
-    far: Csr | None = None,
+    far: LastRows | None = None,
 ) -> Array:
     """Reduces ``(rows, *features)`` with weights ``(entries, heads)`` of the first axis.
 

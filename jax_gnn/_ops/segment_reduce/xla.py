@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, feature_wise, row_wise, take
-from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ids import bounded
 
 
@@ -67,13 +67,14 @@ def segment_reduce(
     bias: Array | None = None,
     result_scale: Array | None = None,
     halo: Array | None = None,
-    far: Csr | None = None,
+    far: LastRows | None = None,
+    end: Array | None = None,
     *,
     reduce: str,
     heads: int,
     relu: bool = False,
 ) -> Array:
-    del far
+    del far, end
     rows = x if halo is None else jnp.concatenate([x, halo])
     result = _reduced(rows, weight, matrix, reduce, heads)
     last = own_scale, out_scale, residual, bias, result_scale

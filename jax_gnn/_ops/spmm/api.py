@@ -25,7 +25,7 @@ from jax_gnn._core.arguments import (
     check_weight,
 )
 from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, row_wise
-from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import ids_at
 from jax_gnn._core.public import one_call, public
@@ -128,7 +128,7 @@ def summed(
     result_scale: ArrayLike | None = None,
     implementation: Implementation | None = None,
     halo: Array | None = None,
-    far: Csr | None = None,
+    far: LastRows | None = None,
 ) -> Array:
     """`spmm`, where the last sources may lie in an array of their own: see `Messages`."""
     graph = check_container("graph", graph, Graph)
