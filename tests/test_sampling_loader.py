@@ -34,11 +34,13 @@ def test_fetched_rows(rng: np.random.Generator, tmp_path: Any, dtype: str) -> No
         rows = rng.integers(-9, 9, shape).astype(dtype)
         ids = rng.choice([*range(-2, shape[0] + 2), 2**40, -(2**40)], 23)
         want = rows_at(rows, ids)
+        narrow = np.repeat(ids.clip(-9, 99).astype(np.int32), 2)[::2]
         np.save(tmp_path / "rows.npy", rows)
         mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
         out = np.full_like(want, 1)
         assert fetch_rows(rows, ids, out=out) is out
-        for found in (out, fetch_rows(mapped, ids), fetch_rows(np.asfortranarray(rows), ids)):
+        others = fetch_rows(mapped, ids), fetch_rows(np.asfortranarray(rows), ids)
+        for found in (out, *others, fetch_rows(rows, narrow)):
             assert found.dtype == dtype and type(found) is np.ndarray
             np.testing.assert_array_equal(found, want)
 

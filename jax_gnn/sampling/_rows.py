@@ -130,7 +130,8 @@ def fetch_rows(rows: np.ndarray, ids: Any, *, out: np.ndarray | None = None) -> 
         raise TypeError(f"rows must be an array of numpy, of numbers, got {kind}")
     if rows.ndim == 0:
         raise ValueError("rows must have rows, got shape ()")
-    ids = arguments.check_ids("ids", ids)
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int32 or ids.ndim != 1:
+        ids = arguments.check_ids("ids", ids)
     shape = (len(ids), *rows.shape[1:])
     if out is None:
         out = empty_vector(math.prod(shape), rows.dtype).reshape(shape)
@@ -139,13 +140,15 @@ def fetch_rows(rows: np.ndarray, ids: Any, *, out: np.ndarray | None = None) -> 
         raise TypeError(f"out must be an array of numpy of {rows.dtype}, got {kind}")
     elif out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(f"out must be contiguous, writable and of shape {shape}, got {out.shape}")
-    there = in_range(ids, len(rows))
     if not out.size or not rows.size:
         out[...] = 0
     elif rows.flags.c_contiguous and len(rows) <= MAX_SIZE:
-        narrow = np.where(there, ids, PADDING).astype(np.int32)
-        host_function("gather_rows")(_as_bytes(rows), narrow, _as_bytes(out))
+        if ids.dtype != np.int32:
+            ids = np.where(in_range(ids, len(rows)), ids, PADDING).astype(np.int32)
+        ids = np.ascontiguousarray(ids)
+        host_function("gather_rows")(_as_bytes(rows), ids, _as_bytes(out))
     else:
+        there = in_range(ids, len(rows))
         out[...] = rows[np.where(there, ids, 0)]
         out[~there] = 0
     return out

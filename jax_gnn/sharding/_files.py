@@ -21,12 +21,13 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
+from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
 from jax_gnn.sharding._partition import Method
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 from jax_gnn.sharding._processes import check_same, digest
 from jax_gnn.sharding._sharded import ShardedGraph, assembled, checked_graph, parts_of
-from jax_gnn.sharding._split import Piece, pieces_of, rows_of
+from jax_gnn.sharding._split import Piece, pieces_of
 
 PLAN = "plan.npz"
 KINDS: dict[str, Any] = {
@@ -225,7 +226,7 @@ def _of_nodes(name: str, given: Any, graph: Any) -> Any:
 
 def _picked(rows: dict[str, Any], ids: Any) -> dict[str, Any]:
     return jax.tree.map(
-        lambda each: rows_of(each.values, ids - each.start),
+        lambda each: fetch_rows(each.values, ids - each.start),
         rows,
         is_leaf=lambda each: isinstance(each, _Rows),
     )

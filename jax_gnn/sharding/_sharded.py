@@ -20,11 +20,12 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
+from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 from jax_gnn.sharding._processes import check_same
-from jax_gnn.sharding._split import Piece, hyperedge_parts, pieces_of, rows_of, square_of
+from jax_gnn.sharding._split import Piece, hyperedge_parts, pieces_of, square_of
 
 
 @public
@@ -186,7 +187,7 @@ class ShardedGraph:
         host, here = np.asarray(values), _rows_here(ids)
 
         def of_device(index: Any) -> Any:
-            return rows_of(host, here[index[0].start or 0])[None]
+            return fetch_rows(host, here[index[0].start or 0])[None]
 
         return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
 
@@ -214,7 +215,7 @@ class ShardedGraph:
         sharding = on_host(self._sharding, self.mesh.local_devices[0])
 
         def of_device(index: Any) -> Any:
-            return in_blocks(rows_of(host, here[index[0].start or 0]), shape)[None]
+            return in_blocks(fetch_rows(host, here[index[0].start or 0]), shape)[None]
 
         blocks = jax.make_array_from_callback((self.num_parts, *shape), sharding, of_device)
         return HostRows(blocks, capacity, host.dtype)

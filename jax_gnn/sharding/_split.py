@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from jax_gnn._core.triples import by_source
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
+from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, rounds_of, shares_of
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 
@@ -102,14 +105,6 @@ def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, num_far: int
     return RelationalPart(**kept, exchange=exchange)
 
 
-def rows_of(values: Any, ids: Any) -> Any:
-    """The rows of some ids in numpy, zeros where an id is out of range."""
-    found = np.zeros((*ids.shape, *values.shape[1:]), values.dtype)
-    own = in_range(ids, len(values))
-    found[own] = values[ids[own]]
-    return found
-
-
 def split_arrays(
     whole: Graph | RelationalGraph,
     parts: Any,
@@ -117,51 +112,50 @@ def split_arrays(
     axis: str,
     src_parts: Any = None,
 ) -> tuple[list[Any], Any]:
-    """Each part and its sources; the places of all nodes. All in numpy.
+    """Each part and its sources; the places of all nodes. All in numpy, parts by threads.
 
     Of a bipartite graph sources have parts of their own, and places are those of destinations.
     """
-    graph = edges_of(whole)
+    graph: Any = edges_of(whole)
     dtype = graph.indptr.dtype
-    narrow = np.min_scalar_type(num_parts)  # which numpy sorts by counting
-    parts = parts.astype(narrow)
     own, local, capacity = _owned(parts, num_parts, dtype)
     own_src, local_src, room = own, local, capacity
-    if src_parts is None:
-        src_parts = parts
-    else:
-        src_parts = src_parts.astype(narrow)
+    if src_parts is not None:
         own_src, local_src, room = _owned(src_parts, num_parts, dtype)
-    edges_into, degrees, halos = [], [], []
-    for reader in range(num_parts):
-        edges, into, cols = _edges_into(graph, own[reader])
-        edges_into.append(edges)
-        degrees.append(into)
-        halos.append(_halo(cols, own_src[reader], src_parts))
-    wanted = np.stack([np.bincount(src_parts[halo], minlength=num_parts) for halo in halos], 1)
-    rounds = rounds_of(wanted)
-    slots = sum(each.slots(num_parts) for each in rounds)
-    send = np.full((num_parts, slots), PADDING, dtype)
-    sources = np.full((num_parts, room + slots), PADDING, dtype)
-    # Parts have no arrays of no rows, which crash XLA of jaxlib 0.11 on several GPUs.
-    most_edges = max(1, *map(len, edges_into))
-    place, graphs = local_src.copy(), []  # of each node, where it is a source
-    for reader, halo in enumerate(halos):
-        sources[reader, : len(own_src[reader])] = own_src[reader]
-        starts = np.concatenate([[0], np.cumsum(wanted[:, reader])])
-        for owner in np.flatnonzero(wanted[:, reader]).tolist():
-            ids = halo[starts[owner] : starts[owner + 1]]
-            for share in shares_of(rounds, num_parts, owner, reader, len(ids)):
-                sent, count = ids[share.start : share.stop], share.stop - share.start
-                send[owner, share.sender : share.sender + count] = local_src[sent]
-                place[sent] = room + share.receiver + np.arange(count)
-                sources[reader, place[sent]] = sent
-        edges, edges_into[reader] = edges_into[reader], None
-        src = place[graph.cols[edges]]
-        place[halo] = local_src[halo]
-        graphs.append(
-            _with_edges(whole, edges, src, degrees[reader], (room + slots, capacity), most_edges)
-        )
+
+    def read(reader: int) -> tuple[Any, Any, list[Any]]:
+        edges, degrees, cols = _edges_into(graph, own[reader])
+        return edges, degrees, _halo(cols, own_src, reader)
+
+    with ThreadPoolExecutor(min(num_parts, os.cpu_count() or 1)) as pool:
+        edges_into, degrees, halos = map(list, zip(*pool.map(read, range(num_parts)), strict=True))
+        wanted = np.array([[len(ids) for ids in halo] for halo in halos]).T
+        rounds = rounds_of(wanted)
+        slots = sum(each.slots(num_parts) for each in rounds)
+        send = np.full((num_parts, slots), PADDING, dtype)
+        sources = np.full((num_parts, room + slots), PADDING, dtype)
+        # Parts have no arrays of no rows, which crash XLA of jaxlib 0.11 on several GPUs.
+        most_edges = max(1, *map(len, edges_into))
+
+        def with_sources(reader: int) -> tuple[Any, Any, Any]:
+            place = local_src.copy()  # of each node, where it is a source
+            sources[reader, : len(own_src[reader])] = own_src[reader]
+            for owner, ids in enumerate(halos[reader]):
+                for share in shares_of(rounds, num_parts, owner, reader, len(ids)):
+                    sent, at = ids[share.start : share.stop], room + share.receiver
+                    send[owner, share.sender : share.sender + len(sent)] = local_src[sent]
+                    place[sent] = np.arange(at, at + len(sent))
+                    sources[reader, at : at + len(sent)] = sent
+            count = len(edges_into[reader])
+            edges, edges_into[reader] = pad_ids(edges_into[reader], most_edges - count), None
+            src = fetch_rows(place, fetch_rows(graph.cols, edges))
+            src[count:] = PADDING
+            return edges, src, degrees[reader]
+
+        sizes = room + slots, capacity
+        graphs = [
+            _with_edges(whole, *each, *sizes) for each in pool.map(with_sources, range(num_parts))
+        ]
     if isinstance(whole, RelationalGraph):  # parts have as many pairs as the one with most
         most = {
             name: max(1, *(getattr(each, name) for each in graphs))
@@ -180,6 +174,7 @@ def split_arrays(
 
 def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]:
     """The nodes of each part, the row that each has there, and room for those of any part."""
+    parts = parts.astype(np.min_scalar_type(num_parts))  # which numpy sorts by counting
     sizes = np.bincount(parts, minlength=num_parts)
     own = np.split(np.argsort(parts, kind="stable"), np.cumsum(sizes)[:-1])
     local = np.empty(len(parts), dtype)
@@ -188,19 +183,17 @@ def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]
     return own, local, int(sizes.max(initial=1))
 
 
-def _with_edges(
-    whole: Any, edges: Any, src: Any, degrees: Any, sizes: tuple[int, int], room: int
-) -> Any:
+def _with_edges(whole: Any, edges: Any, src: Any, degrees: Any, num_src: int, num_dst: int) -> Any:
     """Some edges of a graph, which have other ends now, as a bipartite graph of its kind.
 
     They are by destination, of which each has as many as ``degrees`` says, and stay in that order
-    among those of one relation. ``edge_ids`` are the places that they had. Room is for so many.
+    among those of one relation. ``edges`` are the places that they had; the rest is padding.
     """
-    num_src, num_dst = sizes
-    count, new = len(edges), room - len(edges)
-    dst = np.repeat(np.arange(len(degrees), dtype=src.dtype), degrees)
+    count = int(degrees.sum())
+    ids = np.arange(len(degrees) + 1, dtype=src.dtype)
+    ids[-1] = PADDING
+    dst: Any = np.repeat(ids, np.append(degrees, len(edges) - count))
     input_edges = count_of(edges_of(whole).rows, src.dtype)
-    edges, src, dst = (pad_ids(ids, new) for ids in (edges, src, dst))
     if isinstance(whole, Graph):
         starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
         indptr = pad_indptr(starts, num_dst - len(degrees))
@@ -238,10 +231,9 @@ def _edges_into(graph: Any, nodes: Any) -> tuple[Any, Any, Any]:
     return places, degrees, cols
 
 
-def _halo(cols: Any, own_src: Any, parts: Any) -> Any:
-    """The sources of edges that are of other parts, by part."""
-    is_source = np.zeros(len(parts), bool)
+def _halo(cols: Any, own_src: list[Any], reader: int) -> list[Any]:
+    """The sources of edges that are of other parts, of each part."""
+    is_source = np.zeros(sum(map(len, own_src)), bool)
     is_source[cols] = True
-    is_source[own_src] = False
-    halo = np.flatnonzero(is_source)
-    return halo[np.argsort(parts[halo], kind="stable")]
+    is_source[own_src[reader]] = False
+    return [ids[is_source[ids]] for ids in own_src]
