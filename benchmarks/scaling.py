@@ -4,8 +4,8 @@
 device has as many nodes and edges, ``--scale`` of a million and of 25 million, and needs of others
 a quarter as many rows as it has; one device alone has a graph of that size to itself. Of strong
 scaling they share a twin of Reddit2, split by each method. On GPUs rows are also sent by the copy
-engines, which an option of XLA's asks for. Peers are the same model over a mesh that splits arrays
-of nodes and edges, which JAX's partitioner makes of it, here and in plain JAX.
+engines. Peers are the same model over a mesh that splits arrays of nodes and edges, which JAX's
+partitioner makes of it, here and in plain JAX.
 Losses must be the same. Steps take turns; several are one program, as in training.
 
 Of wide features, the same model has these on the devices or on the host, by `HostRows`. The case
@@ -42,7 +42,6 @@ CASES = "weak", "strong", "host", "graphs", "experts"
 ON_REQUEST = ("large",)
 RAGGED_DOT, ON_HOST = "ragged_dot", ", features on the host"
 COPIES = f"{OURS}, copy engines"
-COPIED = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
 ONE, AUTOMATIC, PLAIN = "one device", "split arrays", "split arrays, plain jax"
 
 
@@ -131,7 +130,10 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     here, plain, start, optimizer = _model(WIDTH)
     graph, *rows = whole = _data(problem.graph, WIDTH)
     single = _data(alone.graph, WIDTH) if alone else whole
-    sharded = shard_graph(graph, mesh, "nodes", method=problem.parts)
+    sharded, copying = (
+        shard_graph(graph, mesh, "nodes", method=problem.parts, copy_engines=copies)
+        for copies in (False, True)
+    )
 
     def at_parts(params: Any, sharded: Any, x: Any) -> Any:
         return sharded.apply(lambda part, x, params: here(params, part, x), x, params=params)
@@ -144,16 +146,17 @@ def _case(name: str, count: int, rounds: int, problem: _Problem, alone: _Problem
     over_all = jax.device_put(start, everywhere)
     calls: dict[str, tuple[Callable[..., Any], Any, Any]] = {
         OURS: (at_parts, over_all, (sharded, *map(sharded.shard, rows))),
+        COPIES: (at_parts, over_all, (copying, *map(sharded.shard, rows))),
         AUTOMATIC: (here, over_all, arrays),
         PLAIN: (plain, over_all, arrays),
         ONE: (here, *jax.device_put((start, single), jax.devices()[0])),
     }
-    if jax.devices()[0].platform == "gpu":
-        calls = {OURS: calls[OURS], COPIES: calls[OURS], **calls}
+    if jax.devices()[0].platform != "gpu":
+        del calls[COPIES]
     trained, memory = {}, {}
     for of, (function, state, data) in calls.items():
         several = functools.partial(_steps, function, optimizer)
-        options = COPIED if of == COPIES else None
+        options = copying.compiler_options if of == COPIES else None
         call, memory[of] = _compiled(several, state, *data, options=options)
         trained[of] = functools.partial(call, state, *data)
     losses = {of: float(call()[1][0]) for of, call in trained.items()}

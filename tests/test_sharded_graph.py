@@ -85,7 +85,7 @@ def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> Sh
         parts = np.full(graph.num_nodes, rng.integers(mesh.size))
     elif method == "metis":
         pytest.importorskip("pymetis")
-    return shard_graph(graph, mesh, "nodes", parts)
+    return shard_graph(graph, mesh, "nodes", parts, copy_engines=bool(rng.integers(2)))
 
 
 # --- Parts ---------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_means_of_half_types_and_own_rows(rng: np.random.Generator) -> None:
 
 
 def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
-    """In the computation that has collectives, what each instruction needs; these, and kernels."""
+    """Of the computation with collectives what each instruction needs; these; sums and products."""
     (body,) = (each for each in re.split(r"\n(?=\S)", text) if "source_target_pairs" in each)
     needs: dict[str, set[str]] = {}
     collectives, kernels = [], []
@@ -320,16 +320,19 @@ def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
         needs[name] = set(direct).union(*(needs[each] for each in direct))
         if "source_target_pairs" in made:
             collectives.append(name)
-        elif "jax_gnn_segment_reduce" in made and "custom-call(" in made:
+        elif re.search(r"jax_gnn_segment_|\bdot\(|\bdot_general\b", made):
             kernels.append(name)
     return needs, collectives, kernels
 
 
-def test_gradients_of_own_rows_do_not_wait(rng: np.random.Generator) -> None:
-    """For each exchange on the way back there is a kernel that waits for none of both."""
+@pytest.mark.parametrize("copy_engines", [False, True])
+def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -> None:
+    """Each exchange on the way back has a kernel that waits for none of both, with copies all."""
     src, dst = rng.integers(0, 400, (2, 4000))
+    src[:3900] = src[:3900] % 200 + dst[:3900] // 200 * 200  # few edges between both halves
     graph = Graph.from_edges(src, dst, num_nodes=400)
-    split = shard_graph(graph, mesh_of(2), "nodes", rng.integers(0, 2, 400))
+    parts = np.arange(400) // 200
+    split = shard_graph(graph, mesh_of(2), "nodes", parts, copy_engines=copy_engines)
     model = flax_layers.GCN(16, 16, 4, num_layers=3, rngs=nnx.Rngs(0))
     model.eval()
     definition, params, rest = nnx.split(model, nnx.Param, ...)
@@ -340,13 +343,14 @@ def test_gradients_of_own_rows_do_not_wait(rng: np.random.Generator) -> None:
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     with jax_gnn.implementation("cpu" if split.mesh.devices[0].platform == "cpu" else "cuda"):
-        needs, collectives, kernels = dependences(run.lower(params, x).compile().as_text())
+        compiled = run.lower(params, x).compile(split.compiler_options)
+    needs, collectives, kernels = dependences(compiled.as_text())
     assert len(collectives) == 6 * len(split.part.exchange.rounds) > 0
     beside = [
         any(k not in needs[exchange] and exchange not in needs[k] for k in kernels)
         for exchange in collectives
     ]
-    assert sum(beside) == len(collectives) // 2
+    assert sum(beside) == len(collectives) // (1 if copy_engines else 2)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "weighted", "gat"])

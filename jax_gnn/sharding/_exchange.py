@@ -20,6 +20,9 @@ MOST_ROWS = 1.12
 PADDING_COSTS = 0.5
 """What a row of padding counts against a row that is wanted, where a round's pairs are chosen."""
 
+COPY_ENGINES = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
+"""What tells XLA to send rows by the copy engines of GPUs, from jaxlib 0.11 on."""
+
 CANDIDATES = 32
 """How many sizes of a round are tried."""
 
@@ -57,12 +60,14 @@ class Exchange:
         rounds: what is sent when; they share the slots out, in order.
         axis: the mesh's axis.
         num_own: number of own rows.
+        by_copies: whether copy engines of GPUs send, as `COPY_ENGINES` tells XLA.
     """
 
     send: Array
     rounds: tuple[Round, ...] = field(metadata=STATIC)
     axis: str = field(metadata=STATIC)
     num_own: int = field(metadata=STATIC)
+    by_copies: bool = field(default=False, metadata=STATIC)
 
     def __call__(self, x: Array, sent: Array | None = None) -> tuple[Array, Array]:
         """Own rows, and those that other devices send, zeros where they send none.

@@ -90,7 +90,7 @@ def save_parts(
 
 @public
 def load_parts(
-    folder: str | os.PathLike[str], mesh: Mesh, axis: str
+    folder: str | os.PathLike[str], mesh: Mesh, axis: str, *, copy_engines: bool = False
 ) -> tuple[ShardedGraph, dict[str, Any]]:
     """Puts on the devices of a mesh what `save_parts` or ``jax-gnn partition`` wrote.
 
@@ -101,6 +101,7 @@ def load_parts(
         folder: that of the parts, alike for all processes.
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over, with a device for each part.
+        copy_engines: as of `shard_graph`.
 
     Returns:
         What `shard_graph` makes of the graph, to the bits; and by name the values that were saved
@@ -124,6 +125,7 @@ def load_parts(
     path = _folder(folder)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
+    copy_engines = arguments.check_flag("copy_engines", copy_engines)
     count, plan, pieces, failure = mesh.shape[axis], {}, {}, None
     own = NamedSharding(mesh, PartitionSpec(axis)).addressable_devices_indices_map((count,))
     try:
@@ -133,11 +135,12 @@ def load_parts(
     except Exception as error:
         failure = error
     try:  # also where reading failed, as others wait
-        check_same(mesh, axis=axis, folder=plan if failure is None else str(failure))
+        told = plan if failure is None else str(failure)
+        check_same(mesh, axis=axis, copy_engines=copy_engines, folder=told)
     finally:
         if failure is not None:
             raise failure
-    return assembled(pieces, plan["places"], mesh, axis)
+    return assembled(pieces, plan["places"], mesh, axis, copy_engines)
 
 
 def _folder(path: Any) -> Path:

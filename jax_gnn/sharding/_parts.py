@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,9 +144,9 @@ class Part(Graph, _HasHalo):
     def ahead(self, function: Callable[..., Array], *rows: Array) -> Array | None:
         """``function(*rows)``, a map of each row, of those rows that other devices wait for.
 
-        XLA then sends them while the map goes on with all rows. They are mapped twice, so this is
-        None where they are more than half as many. It also is where multiprocessors send them,
-        which maps leave none: unless ``XLA_FLAGS`` ask for copy engines.
+        Copy engines then send them while the map goes on with all rows. They are mapped twice, so
+        this is None where they are more than half as many. It also is where multiprocessors send
+        them, of which the map has all: unless `shard_graph` was told of copy engines.
 
         Args:
             function: of arrays of rows, to one.
@@ -157,7 +156,7 @@ class Part(Graph, _HasHalo):
             ``(slots, *features)``, for :meth:`aggregate` of the same map of all rows; or None.
         """
         exchange, num_sent = self.exchange, self.exchange.send.shape[0]
-        if not exchange.rounds or 2 * num_sent > exchange.num_own or not by_copy_engines():
+        if not exchange.rounds or 2 * num_sent > exchange.num_own or not exchange.by_copies:
             return None
         return jax.lax.stop_gradient(function(*map(exchange.picked, rows)))
 
@@ -334,11 +333,6 @@ class HypergraphPart:
             bias=bias,
             activation=activation,
         )
-
-
-def by_copy_engines() -> bool:
-    """Whether XLA is told to send rows by the copy engines of GPUs."""
-    return "COLLECTIVES_PEER_MEMORY" in os.environ.get("XLA_FLAGS", "")
 
 
 def _product(*scales: Any) -> Array | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 import jax
@@ -21,6 +21,7 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
 from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
@@ -72,6 +73,23 @@ class ShardedGraph:
     def num_nodes(self) -> int:
         """Number of nodes of the whole graph."""
         return self.places.shape[0]
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """What `jax.jit` is to be told for programs over the parts: of copy engines, if of any.
+
+        Example:
+            >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
+            >>> sharded = shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes")
+            >>> def aggregate(sharded, x):
+            ...     return sharded.apply(lambda part, x: part.aggregate(x), x)
+            >>> run = jax.jit(aggregate, compiler_options=sharded.compiler_options)
+            >>> run(sharded, sharded.shard(jnp.array([1.0, 2.0, 3.0])))
+            Array([[5., 1., 0.]], dtype=float32)
+        """
+        part: Any = self.part
+        exchange = part.into.exchange if isinstance(part, HypergraphPart) else part.exchange
+        return dict(COPY_ENGINES) if exchange.by_copies else {}
 
     @property
     def rows_moved(self) -> int:
@@ -309,6 +327,8 @@ def shard_graph(
     mesh: Mesh,
     axis: str,
     method: Method | Any = "stream",
+    *,
+    copy_engines: bool = False,
 ) -> ShardedGraph:
     """Splits a graph over the devices of a mesh. Host only.
 
@@ -323,6 +343,9 @@ def shard_graph(
         axis: the axis of the mesh that nodes are split over.
         method: how, see :func:`partition`; or ``(num_nodes,)`` integers, the place in the axis of
             the device that each node goes to.
+        copy_engines: whether rows are sent by the copy engines of GPUs of one host, as programs
+            that are compiled with :attr:`ShardedGraph.compiler_options` do. Layers then map rows
+            for other devices first.
 
     Raises:
         TypeError: called inside ``jax.jit``, or an argument is of another type.
@@ -339,9 +362,10 @@ def shard_graph(
     graph = checked_graph(graph)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
+    copy_engines = arguments.check_flag("copy_engines", copy_engines)
     num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
     # Before an error that few may see.
-    check_same(mesh, graph=graph, axis=axis, method=method)
+    check_same(mesh, graph=graph, axis=axis, method=method, copy_engines=copy_engines)
     if num_nodes < num_parts:
         raise ValueError(
             f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
@@ -351,7 +375,7 @@ def shard_graph(
         parts = parts_of(graph, num_parts, method)
         check_same(mesh, method=parts)  # as versions of METIS may differ
         pieces, places = pieces_of(graph, num_parts, axis, *parts)
-    return assembled(dict(enumerate(pieces)), places, mesh, axis)[0]
+    return assembled(dict(enumerate(pieces)), places, mesh, axis, copy_engines)[0]
 
 
 def checked_graph(graph: Any) -> Any:
@@ -371,7 +395,7 @@ def checked_graph(graph: Any) -> Any:
 
 
 def assembled(
-    pieces: Mapping[int, Piece], places: Any, mesh: Mesh, axis: str
+    pieces: Mapping[int, Piece], places: Any, mesh: Mesh, axis: str, copy_engines: bool
 ) -> tuple[ShardedGraph, Any]:
     """A graph, and the values that came with it, of pieces by their place in the mesh's axis.
 
@@ -391,7 +415,12 @@ def assembled(
 
     whole = NamedSharding(mesh, PartitionSpec())
     places = jax.make_array_from_callback(places.shape, whole, lambda index: places[index])
+
+    def told(value: Any) -> Any:
+        return replace(value, by_copies=copy_engines) if isinstance(value, Exchange) else value
+
     part, node_ids, values = jax.tree.map(stacked, *pieces.values())
+    part = jax.tree.map(told, part, is_leaf=lambda each: isinstance(each, Exchange))
     return ShardedGraph(part, node_ids, places, mesh, axis), values
 
 

@@ -57,7 +57,7 @@ _SMALL_GRADIENTS = 3 * 2**16
 
 # How many times as many blocks share entries where other kernels run beside, for which blocks that
 # end make room.
-_BESIDE = 4
+_BESIDE = 8
 
 # Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
 # faster on an H200. Bytes that are read one row after another, up to which the walk has as many
