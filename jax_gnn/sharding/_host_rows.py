@@ -118,8 +118,9 @@ class HostRows:
         dtypes = [leaf.dtype for leaf in leaves]
 
         def of_block(blocks: Array, number: Any, leaves: list[Array]) -> Any:
-            rows = jax.lax.dynamic_index_in_dim(blocks, number, keepdims=False)
-            rows = jax.device_put(rows, jax.memory.Space.Device).astype(self.dtype)
+            # The axis goes on the device: of a row in the host's memory jaxlib 0.11 cannot take it.
+            block = jax.lax.dynamic_slice_in_dim(blocks, number, 1)
+            rows = jax.device_put(block, jax.memory.Space.Device)[0].astype(self.dtype)
             own = [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
             return function(rows, *tree.unflatten(own))
 
