@@ -86,7 +86,7 @@ class Part(Graph, _HasHalo):
         Array([[5., 1., 0.]], dtype=float32)
     """
 
-    num_far: int = field(default=0, kw_only=True, metadata=STATIC)
+    num_far: int = field(kw_only=True, metadata=STATIC)
 
     def aggregate(
         self,
