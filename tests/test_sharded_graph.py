@@ -353,6 +353,27 @@ def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -
     assert sum(beside) == len(collectives) // (1 if copy_engines else 2)
 
 
+def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
+    """Only for copy engines, of few rows; they change nothing, and others are refused."""
+    src = rng.integers(0, 60, 400)
+    dst = np.where(np.arange(400) < 8, 59 - src, src // 30 * 30 + rng.integers(0, 30, 400))
+    graph = Graph.from_edges(src, dst, num_nodes=60)
+    x, kernel = rng.normal(size=(60, 4)), rng.normal(size=(4, 3))
+    want = np.asarray(jax_gnn.spmm(graph, x @ kernel, reduce="mean"))
+
+    def aggregate(part: Any, x: Any, cut: Any = None) -> Any:
+        sent = part.ahead(lambda x: x @ kernel, x)
+        assert (sent is None) != part.exchange.by_copies
+        return part.aggregate(x @ kernel, sent=None if sent is None else sent[:cut], reduce="mean")
+
+    for copies in (False, True):
+        split = shard_graph(graph, mesh_of(2), "nodes", np.arange(60) // 30, copy_engines=copies)
+        y = split.apply(aggregate, split.shard(x))
+        assert_close(split.unshard(y), want, 1e-5, "means")
+    with pytest.raises(ValueError, match="sent must be"):
+        split.apply(functools.partial(aggregate, cut=1), split.shard(x))
+
+
 @pytest.mark.parametrize("kind", ["gcn", "weighted", "gat"])
 def test_rows_of_others_that_are_kept(kind: str, rng: np.random.Generator) -> None:
     """For the gradient: none of sums whose weights are constant, none under `jax.checkpoint`."""

@@ -83,7 +83,7 @@ class Exchange:
             x, and ``(slots, *features)`` in its dtype.
 
         Raises:
-            ValueError: the call is not in `jax.shard_map`.
+            ValueError: the call is not in `jax.shard_map`, or ``sent`` is of other rows.
         """
         try:
             jax.lax.axis_size(self.axis)
@@ -94,7 +94,16 @@ class Exchange:
             ) from None
         if not self.rounds:
             return x, jnp.zeros((0, *x.shape[1:]), x.dtype)
-        own, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
+        if sent is None:
+            own, halo = _fetch(self, (x,))
+            return own, halo
+        wanted = *self.send.shape, *x.shape[1:]
+        if sent.shape != wanted or sent.dtype != x.dtype:
+            raise ValueError(
+                f"sent must be {wanted} in {x.dtype}, as what Part.ahead gives for x, got "
+                f"{sent.shape} in {sent.dtype}"
+            )
+        own, halo = _send(self, x, sent)
         return own, halo
 
     def picked(self, x: Array) -> Array:
