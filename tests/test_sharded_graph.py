@@ -762,6 +762,15 @@ def test_errors_of_hypergraphs() -> None:
             split.apply(other(2, 4, 2, rngs=rngs), rows)
 
 
+@pytest.mark.parametrize("num_parts", [1, 2, 8])
+def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
+    hypergraph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
+    split = shard_graph(hypergraph, mesh_of(num_parts), "nodes")
+    x = np.arange(9, dtype=np.float32)
+    y = split.apply(lambda part, x: part.aggregate(x, own_scale=2), split.shard(x))
+    np.testing.assert_array_equal(split.unshard(y), 2 * x)
+
+
 def test_errors_of_rows() -> None:
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")

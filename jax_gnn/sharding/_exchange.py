@@ -94,16 +94,13 @@ class Exchange:
             ) from None
         if not self.rounds:
             return x, jnp.zeros((0, *x.shape[1:]), x.dtype)
-        if sent is None:
-            own, halo = _fetch(self, (x,))
-            return own, halo
         wanted = *self.send.shape, *x.shape[1:]
-        if sent.shape != wanted or sent.dtype != x.dtype:
+        if sent is not None and (sent.shape, sent.dtype) != (wanted, x.dtype):
             raise ValueError(
                 f"sent must be {wanted} in {x.dtype}, as what Part.ahead gives for x, got "
                 f"{sent.shape} in {sent.dtype}"
             )
-        own, halo = _send(self, x, sent)
+        own, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
         return own, halo
 
     def picked(self, x: Array) -> Array:
