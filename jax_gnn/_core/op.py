@@ -288,11 +288,10 @@ def _abstract_eval(
 ) -> Any:
     del devices
     result = op.result(tree.unflatten(avals), **attributes)
-    # All operands vary over the same manual axes: any one passes them on.
-    found = jax.tree.map(functools.partial(shaped, avals[0]), result)
+    like = jax.tree.map(functools.partial(shaped, sharding.on_a_mesh(avals)), result)
     if not sharding.is_explicit(avals):
-        return found
-    results, result_tree = jax.tree.flatten(found)
+        return like
+    results, result_tree = jax.tree.flatten(like)
     split = _split(op, implementation, tree, avals, results, attributes)
     if split is None:
         given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in avals]
@@ -352,8 +351,15 @@ def _jvp(
     known = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
     bind = Bind(op, implementation, attributes)
     result, tangent = rule(bind, tree.unflatten(map(of_jax, primals)), tree.unflatten(known))
-    zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
-    return result, zero if tangent is None else tangent
+    if tangent is None:
+        zero = jax.tree.map(lambda x: ad.Zero(jax.typeof(x).to_tangent_aval()), result)
+        return result, zero
+    return result, jax.tree.map(tangent_like, tangent, result)
+
+
+def tangent_like(tangent: Array, result: Array) -> Array:
+    """Return a tangent split over explicit axes as its primal is."""
+    return sharding.like(tangent, jax.typeof(result))
 
 
 def _transpose(
@@ -465,16 +471,19 @@ def _lowered(
             f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
         )
     plain = functools.partial(_plain, op, implementation, tree, attributes)
-    several = sharding.is_explicit(ctx.avals_in) or sharding.partitions(ctx)
+    is_explicit = sharding.is_explicit(ctx.avals_in)
     split = None
-    if several:
+    # Plain XLA that was asked for is XLA's to split, and exported programs know no rules.
+    if is_explicit or (implementation != "xla" and sharding.partitions(ctx)):
         split = _split(op, implementation, tree, ctx.avals_in, ctx.avals_out, attributes)
-    if sharding.is_explicit(ctx.avals_in):
+    if is_explicit:
         if split is None:
             return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
         explicit = split.explicit(ctx.avals_in, ctx.avals_out)
         return mlir.lower_fun(explicit, multiple_results=True)(ctx, *values)
 
+    if split is not None:
+        return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
     call = None
     if implementation != "xla":
         leaves = [
@@ -488,8 +497,6 @@ def _lowered(
             def composed(*leaves: Any) -> Any:
                 return function(**tree.unflatten(leaves)._asdict())
 
-            if split is not None:  # of each device's piece
-                return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
             return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
         if platform in op.platforms and (
             implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
@@ -506,8 +513,6 @@ def _lowered(
             raise ValueError(missing)
         warnings.warn(f"{missing} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
         return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
-    if split is not None:
-        return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
     workspaces = [jax.core.ShapedArray(w.shape, w.dtype) for w in call.workspaces]
     inner = ctx.replace(
         avals_in=[operand.aval for operand in call.operands],

@@ -16,7 +16,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
-from jax_gnn._core.ids import PADDING, in_range
+from jax_gnn._core.ids import PADDING, bounded, in_range
 from jax_gnn._core.op import Bind
 from jax_gnn._core.sharding import WHOLE, Piece, Pieces, Sharding, axes_of
 from jax_gnn._core.sort import sorted_ids
@@ -43,14 +43,16 @@ def by_matrix(
         across: maps (bind, operands, runs), a device's run of the operands, to the results, where
             these are no sums.
         transposed: whether the op reads both halves of the matrix. Of a run, the half by column is
-            sorted anew.
+            sorted anew, for which it needs ids of rows and columns.
         reduces: for each result how, if they are not all sums.
     """
 
     def rule(named: Any, found: Sequence[Any], **attributes: Any) -> Sharding:
         csr = named.matrix.by_row
-        words = _words(csr, runs)
-        sizes = {"h": attributes.get("heads", 1)} | block_sizes(named.matrix)
+        is_gather = transposed and (csr.rows is None or csr.cols is None)
+        words = _words(csr, runs and not is_gather)
+        heads = attributes["heads"] if "heads" in attributes else _num_heads(named, operands)
+        sizes = {"h": heads} | block_sizes(named.matrix)
 
         def text(of: str, shape: Sequence[int]) -> str:
             named = [words.get(word, word) for word in axes_of(of)]
@@ -76,12 +78,13 @@ def by_matrix(
                 texts.append(text(operands[key], x.shape))
 
         def local(bind: Bind, own: Any, pieces: Pieces) -> list[Array]:
-            if "h" in pieces:
+            if "h" in pieces and "heads" in bind.attributes:
                 heads = bind.attributes["heads"] // pieces["h"].count
                 bind = replace(bind, attributes={**bind.attributes, "heads": heads})
             if "b" in pieces:
                 own = own._replace(matrix=block(own.matrix, pieces["b"]))
             elif "e" in pieces:
+                order = own.matrix.by_row.order
                 weights = [name for name, of in operands.items() if "weights" in of]
                 own = _run(own, weights, pieces["e"])
                 if transposed:
@@ -89,6 +92,14 @@ def by_matrix(
                 if across is not None and csr.rows is not None:
                     rest = {name: piece for name, piece in pieces.items() if name != "e"}
                     return split.joined(jax.tree.leaves(across(bind, own, pieces["e"])), rest)
+                if order is not None:
+                    # Gradients to weights go back to where the entries' order names these.
+                    count = csr.count
+                    put = [
+                        _put_weights(x, order, count) if "weights" in of else x
+                        for x, of in zip(jax.tree.leaves(bind(own)), results, strict=True)
+                    ]
+                    return split.joined(put, pieces, reduces)
             return split.joined(jax.tree.leaves(bind(own)), pieces, reduces)
 
         split = Sharding(
@@ -100,6 +111,14 @@ def by_matrix(
         return split
 
     return rule
+
+
+def _num_heads(named: Any, operands: Mapping[str, str]) -> int:
+    """Return the size of the axis ``h`` of an operand that has one; 1 if none has."""
+    for name, factors in operands.items():
+        if "h" in axes_of(factors) and (x := getattr(named, name, None)) is not None:
+            return x.shape[axes_of(factors).index("h")]
+    return 1
 
 
 def _words(csr: Csr, runs: bool) -> dict[str, str]:
@@ -211,6 +230,13 @@ def _run(own: Any, weights: Sequence[str], piece: Piece) -> Any:
         cols = jnp.arange(csr.count, dtype=csr.order.dtype) if cols is None else cols
         cols = jnp.where(in_range(csr.order, csr.count * piece.count), cols, PADDING)
     return own._replace(matrix=own.matrix._replace(by_row=Csr(csr.rows, cols, num_rows=num_rows)))
+
+
+def _put_weights(x: Array, order: Array, count: int) -> Array:
+    """Put the rows of a run among ``count``, where ``order`` names them; zeros elsewhere."""
+    options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
+    weights = jnp.zeros((count, *x.shape[1:]), x.dtype)
+    return weights.at[bounded(order, count)].set(x, **options)
 
 
 def _both_halves(matrix: SparseMatrix) -> SparseMatrix:

@@ -191,6 +191,14 @@ def is_explicit(avals: Sequence[Any]) -> bool:
     return any(axis is not None for aval in avals for axis in aval.sharding.spec)
 
 
+def on_a_mesh(avals: Sequence[Any]) -> Any:
+    """Return the first abstract value on a mesh: arrays that are closed over are on none.
+
+    Manual axes are those of any of them, as all operands vary over the same ones.
+    """
+    return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
+
+
 def _over(aval: Any, *spec: Any) -> NamedSharding:
     """A spec over the mesh of an abstract value: there may be no mesh set around."""
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*spec))
@@ -251,6 +259,14 @@ def like(x: Array, aval: Any) -> Array:
     return jax.sharding.reshard(x, _over(split, *aval.sharding.spec))
 
 
+def where(mask: Array, x: Array, other: Any) -> Array:
+    """``jnp.where``, where a smaller mask is split over explicit axes as ``x`` is."""
+    aval = jax.typeof(x)
+    if is_explicit([aval, jax.typeof(mask)]):
+        mask = like(jax.numpy.broadcast_to(mask, x.shape), aval)
+    return jax.numpy.where(mask, x, other)
+
+
 def whole(x: Array, axes: int | None = None) -> Array:
     """All of it on each device, of what is split over explicit axes; or its first ``axes``."""
     if not isinstance(x, jax.Array) or not is_explicit([jax.typeof(x)]):
@@ -274,7 +290,7 @@ class Split:
     local: Callable[[Sequence[Array], Pieces], list[Array]]
 
     def _chosen(self, avals: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any, Any]:
-        mesh = next(aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty)
+        mesh = on_a_mesh(avals).sharding.mesh
         given = [*map(spec_of, avals), *[()] * len(results)]
         pieces = self.rule.pieces(mesh, [each.shape for each in (*avals, *results)], given)
         return mesh, pieces, self.rule.specs(pieces)

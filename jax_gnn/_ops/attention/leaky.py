@@ -27,6 +27,7 @@ from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.sharding import where
 from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
@@ -98,7 +99,8 @@ def _dots(known: Keys, moving: PQ, *, heads: int, slope: float) -> list[Array]:
     for values, ids in zip(moving, (matrix.by_row.rows, matrix.by_row.cols), strict=True):
         if values is not None:
             terms += take(values.astype(z.dtype), ids)
-    terms = jnp.where(valid, jnp.where(z > 0, terms, slope * terms), 0)
+    slopes = jnp.where(z > 0, 1, jnp.asarray(slope, z.dtype))
+    terms = where(valid, slopes * terms, 0)
     return [jnp.sum(_per_head(terms, heads), axis=2)]
 
 

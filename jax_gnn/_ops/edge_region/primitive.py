@@ -275,14 +275,13 @@ def _sharding(operands: Operands, results: Any, *, region: Region) -> Sharding:
 
     by_row = operands.matrix.by_row
     into = [place for place, _ in region.outputs]
-    transposed = "col" in into
     runs = by_row.order is None and region.attained is None  # XLA finds maxima of all entries
     arrays = enumerate(zip(region.reads, region.rows, strict=True))
     rule = by_matrix(
         {f"arrays.{i}": text(*each) for i, each in arrays},
         *map(text, into, region.results),
-        runs=runs and not (transposed and (by_row.rows is None or by_row.cols is None)),
-        transposed=transposed,
+        runs=runs,
+        transposed="col" in into,
         reduces=["sum" if reduce == "none" else reduce for _, reduce in region.outputs],
     )
     return rule(operands, results, region=region)

@@ -19,6 +19,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.relational_aggregate import primitive
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method
 from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_matrix
@@ -155,7 +156,7 @@ def relational_lookup(
         )
     graph, weight = _messages(graph, weight, table.dtype)
     matrix = lookup_matrix(graph.matrix(weighted=True), graph.num_relations)
-    rows = table.reshape(graph.num_relations * graph.num_src, table.shape[2])
+    rows = reshape(table, graph.num_relations * graph.num_src, table.shape[2])
     column = None if weight is None else weight[:, None]
     return reduce_messages(rows, column, matrix, "sum", implementation)
 

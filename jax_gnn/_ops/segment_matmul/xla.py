@@ -16,13 +16,14 @@ from jax_gnn._core.arguments import check_concrete
 from jax_gnn._core.arrays import accumulator_dtype, column, feature_wise, promoted, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import index_dtype
+from jax_gnn._core.sharding import whole
 
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
     reason = "plain XLA adds them up in steps"
     check_concrete("the number of group_sizes", sizes.shape[0], reason)
-    sizes = sizes.astype(promoted(sizes.dtype, index_dtype(rows)))
+    sizes = whole(sizes).astype(promoted(sizes.dtype, index_dtype(rows)))
     ends = jax.lax.associative_scan(
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )

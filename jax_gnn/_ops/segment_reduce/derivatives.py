@@ -16,7 +16,7 @@ from jax_gnn._core.arrays import accumulator_dtype, flat, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import reshape
+from jax_gnn._core.sharding import like, reshape, where, whole
 from jax_gnn._ops.segment_reduce.select import segment_select
 
 
@@ -63,12 +63,12 @@ def not_padding(matrix: SparseMatrix) -> Array:
 def prod_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | None]:
     """Of a product: the sum of the tangents times the product of the others."""
     x, _, matrix = primals.message
-    csr, acc = matrix.by_row, accumulator_dtype(x.dtype)
-    factors = take(x, csr.cols)
+    csr, acc = jax.tree.map(whole, matrix.by_row), accumulator_dtype(x.dtype)
+    factors, tangents_of_factors = (whole(take(each, csr.cols), 1) for each in (x, tangents.x))
     valid = row_wise(csr.valid(x.shape[0]), factors)
-    factors = jnp.where(valid, factors, 1).astype(acc)
-    terms = _product_of_others(factors, csr.rows) * take(tangents.x, csr.cols).astype(acc)
-    terms = jnp.where(valid, terms, 0).astype(x.dtype)
+    factors = where(valid, factors, 1).astype(acc)
+    terms = _product_of_others(factors, csr.rows) * tangents_of_factors.astype(acc)
+    terms = where(valid, terms, 0).astype(x.dtype)
     in_order = SparseMatrix(replace(csr, cols=None), Csr(None, csr.rows, num_rows=csr.count))
     tangent = bind(primals._replace(x=terms, matrix=in_order), reduce="sum")
     return bind(primals), tangent
@@ -89,6 +89,6 @@ def _exclusive_products(x: Array, starts: Array, reverse: bool) -> Array:
     def combine(left: Any, right: Any) -> Any:
         return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
 
-    flags = jnp.broadcast_to(row_wise(starts, x), x.shape)
+    flags = like(jnp.broadcast_to(row_wise(starts, x), x.shape), jax.typeof(x))
     products, _ = jax.lax.associative_scan(combine, (x, flags), reverse=reverse)
     return jnp.where(flags, 1, jnp.roll(products, -1 if reverse else 1, axis=0))

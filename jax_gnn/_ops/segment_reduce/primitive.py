@@ -718,8 +718,8 @@ segment_reduce_vjp = define(
         flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
         family=FAMILY,
         sharding=by_matrix(
-            {"x": "cols (h k)", "weight": "entries h", "ct": "rows (h k)"},
-            *("cols (h k)", "entries h"),
+            {"x": "cols (h k)", "weight": "weights h", "ct": "rows (h k)"},
+            *("cols (h k)", "weights h"),
             transposed=True,
         ),
     )
