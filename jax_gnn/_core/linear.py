@@ -20,8 +20,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_gnn._core import ffi
-from jax_gnn._core.op import align_varying, cotangent_of, of_jax, replaced, shaped, tangent_like
-from jax_gnn._core.sharding import is_explicit, needs_devices, on_a_mesh
+from jax_gnn._core.op import align_varying, of_jax, replaced, shaped
+from jax_gnn._core.sharding import needs_devices, on_a_mesh
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -205,10 +205,6 @@ def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
     call = _Call.of(**params)
     known, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
-    if is_explicit(avals):  # what its primitives make of them
-        given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in avals]
-        found = jax.eval_shape(call.run, *given)
-        return [shaped(on_a_mesh(avals), each).update(sharding=each.sharding) for each in found]
     return [
         shaped(on_a_mesh(avals), jax.ShapeDtypeStruct((*sizes, *each.shape), each.dtype))
         for each in call.linear.result(known, moving, **call.attributes)
@@ -234,8 +230,7 @@ def _jvp(
         at, along = ([each[i] for i in moved] for each in (leaves, given))
         terms.append(jax.jvp(of_known, at, along)[1])
     tangent = terms[0] if len(terms) == 1 else [x + y for x, y in zip(*terms, strict=True)]
-    results = call.bind_leaves(leaves)
-    return results, [tangent_like(*pair) for pair in zip(tangent, results, strict=True)]
+    return call.bind_leaves(leaves), tangent
 
 
 def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
@@ -249,7 +244,7 @@ def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
     else:
         found = call.run_transpose([*known, *avals], given)
     return [None] * num_known + [
-        cotangent_of(x, ct) if ad.is_undefined_primal(x) else None
+        ct if ad.is_undefined_primal(x) else None
         for x, ct in zip(leaves[num_known:], found, strict=True)
     ]
 

@@ -39,13 +39,25 @@ class Bind:
     def __call__(self, operands: Any, **changes: Any) -> Any:
         """Applies the op to its operands, with its attributes but for the ``changes``."""
         leaves, tree = jax.tree.flatten(operands)
-        return self.op.primitive.bind(
-            *align_varying(leaves),
-            implementation=self.implementation,
-            tree=tree,
-            devices=sharding.needs_devices(),
-            **{**self.attributes, **changes},
-        )
+        attributes = {**self.attributes, **changes}
+
+        def call(*leaves: Array) -> Any:
+            return self.op.primitive.bind(
+                *leaves,
+                implementation=self.implementation,
+                tree=tree,
+                devices=sharding.needs_devices(),
+                **attributes,
+            )
+
+        leaves = align_varying(leaves)
+        avals = [jax.typeof(x) for x in leaves]
+        if not sharding.is_explicit(avals):
+            return call(*leaves)
+        results, result_tree = jax.tree.flatten(self.op.result(tree.unflatten(avals), **attributes))
+        split = _split(self.op, self.implementation, tree, avals, results, attributes)
+        specs = split.result_specs(avals, results) if split else [PartitionSpec() for _ in results]
+        return sharding.over_auto_axes(call, leaves, jax.tree.unflatten(result_tree, specs))
 
 
 @dataclass(frozen=True)
@@ -288,21 +300,7 @@ def _abstract_eval(
 ) -> Any:
     del devices
     result = op.result(tree.unflatten(avals), **attributes)
-    like = jax.tree.map(functools.partial(shaped, sharding.on_a_mesh(avals)), result)
-    if not sharding.is_explicit(avals):
-        return like
-    results, result_tree = jax.tree.flatten(like)
-    split = _split(op, implementation, tree, avals, results, attributes)
-    if split is None:
-        given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in avals]
-        plain = functools.partial(_plain, op, implementation, tree, attributes)
-        shardings = [each.sharding for each in jax.tree.leaves(jax.eval_shape(plain, *given))]
-    else:
-        specs = split.result_specs(avals, results)
-        shardings = [NamedSharding(x.sharding.mesh, s) for x, s in zip(results, specs, strict=True)]
-    return jax.tree.unflatten(
-        result_tree, [each.update(sharding=s) for each, s in zip(results, shardings, strict=True)]
-    )
+    return jax.tree.map(functools.partial(shaped, sharding.on_a_mesh(avals)), result)
 
 
 def _plain(op: Op, implementation: str | None, tree: Any, attributes: Any, *leaves: Any) -> Any:
@@ -351,15 +349,8 @@ def _jvp(
     known = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
     bind = Bind(op, implementation, attributes)
     result, tangent = rule(bind, tree.unflatten(map(of_jax, primals)), tree.unflatten(known))
-    if tangent is None:
-        zero = jax.tree.map(lambda x: ad.Zero(jax.typeof(x).to_tangent_aval()), result)
-        return result, zero
-    return result, jax.tree.map(tangent_like, tangent, result)
-
-
-def tangent_like(tangent: Array, result: Array) -> Array:
-    """Return a tangent split over explicit axes as its primal is."""
-    return sharding.like(tangent, jax.typeof(result))
+    zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
+    return result, zero if tangent is None else tangent
 
 
 def _transpose(
@@ -402,14 +393,8 @@ def _transpose(
     for name in wanted:
         place, ct = getattr(positions, name), found[name]
         for i, each in zip(place, ct, strict=True) if isinstance(place, tuple) else [(place, ct)]:
-            result[i] = cotangent_of(leaves[i], each)
+            result[i] = each
     return result
-
-
-def cotangent_of(x: Any, ct: Any) -> Any:
-    """A cotangent, split over explicit axes as what it belongs to is."""
-    known = ct is None or isinstance(ct, ad.Zero) or not ad.is_undefined_primal(x)
-    return ct if known else sharding.like(ct, x.aval)
 
 
 def _zero_cotangent(x: Any) -> Any:
@@ -471,17 +456,10 @@ def _lowered(
             f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
         )
     plain = functools.partial(_plain, op, implementation, tree, attributes)
-    is_explicit = sharding.is_explicit(ctx.avals_in)
     split = None
     # Plain XLA that was asked for is XLA's to split, and exported programs know no rules.
-    if is_explicit or (implementation != "xla" and sharding.partitions(ctx)):
+    if implementation != "xla" and sharding.partitions(ctx):
         split = _split(op, implementation, tree, ctx.avals_in, ctx.avals_out, attributes)
-    if is_explicit:
-        if split is None:
-            return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
-        explicit = split.explicit(ctx.avals_in, ctx.avals_out)
-        return mlir.lower_fun(explicit, multiple_results=True)(ctx, *values)
-
     if split is not None:
         return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
     call = None

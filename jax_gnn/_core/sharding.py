@@ -7,7 +7,8 @@ op on its piece. What no device reads may be called whole: XLA drops what would 
 
 * Axes of type *auto*, where XLA's partitioner chooses: below the primitive, so that derivatives and
   batching do not see it, the call is a ``jax.experimental.custom_partitioning``.
-* Axes of type *explicit*, where types say how arrays are split: it is a ``jax.shard_map``.
+* Axes of type *explicit*, where types say how arrays are split: these axes are made automatic
+  around the call, and the rule says how its results are split.
 """
 
 from __future__ import annotations
@@ -277,6 +278,56 @@ def whole(x: Array, axes: int | None = None) -> Array:
     )
 
 
+def over_auto_axes(call: Callable[..., Any], operands: Sequence[Any], specs: Any) -> Any:
+    """Call a function with its explicit mesh axes made automatic.
+
+    Its derivatives and batches are traced over automatic axes, too, where arrays that are split
+    differently may meet.
+
+    Args:
+        call: the function.
+        operands: its operands, pytrees; an array that occurs twice is passed as one.
+        specs: the partition of each result over the explicit axes, in the results' structure.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+    arrays = {id(x): x for x in leaves if isinstance(x, jax.Array)}
+    avals = [jax.typeof(x) for x in arrays.values()]
+    if not is_explicit(avals):
+        return call(*operands)
+
+    def of_arrays(*values: Array) -> Any:
+        by_id = dict(zip(arrays, values, strict=True))
+        return call(*tree.unflatten([by_id.get(id(x), x) for x in leaves]))
+
+    mesh = on_a_mesh(avals).sharding.mesh
+    axes = tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind is AxisType.Explicit
+    )
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return jax.sharding.auto_axes(of_arrays, axes=axes, out_sharding=shardings)(*arrays.values())
+
+
+def rows_like(position: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Decorate a function, so that its explicit mesh axes are made automatic.
+
+    Args:
+        position: the position of the argument like which the rows of the result are split.
+    """
+
+    def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
+        @functools.wraps(function)
+        def call(*operands: Any, **options: Any) -> Array:
+            spec = PartitionSpec(spec_of(jax.typeof(operands[position]))[0])
+            both = operands, options
+            return over_auto_axes(lambda args, kwargs: function(*args, **kwargs), both, spec)
+
+        return call
+
+    return decorate
+
+
 @dataclass(frozen=True)
 class Split:
     """A call, and the rule that splits it.
@@ -289,36 +340,12 @@ class Split:
     rule: Sharding
     local: Callable[[Sequence[Array], Pieces], list[Array]]
 
-    def _chosen(self, avals: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any, Any]:
-        mesh = on_a_mesh(avals).sharding.mesh
-        given = [*map(spec_of, avals), *[()] * len(results)]
-        pieces = self.rule.pieces(mesh, [each.shape for each in (*avals, *results)], given)
-        return mesh, pieces, self.rule.specs(pieces)
-
     def result_specs(self, avals: Sequence[Any], results: Sequence[Any]) -> list[PartitionSpec]:
-        """Of operands with explicit axes."""
-        return self._chosen(avals, results)[2][len(avals) :]
-
-    def explicit(self, avals: Sequence[Any], results: Sequence[Any]) -> Callable[..., list[Array]]:
-        """The call, of operands with explicit axes."""
-        mesh, pieces, specs = self._chosen(avals, results)
-        count = len(avals)
-        given = [entry for aval in avals for entry in spec_of(aval)]
-
-        def call(*leaves: Array) -> list[Array]:
-            placed = [
-                jax.sharding.reshard(x, NamedSharding(mesh, spec))
-                for x, spec in zip(leaves, specs[:count], strict=True)
-            ]
-            return jax.shard_map(
-                lambda *local: self.local(local, pieces),
-                mesh=mesh,
-                in_specs=tuple(specs[:count]),
-                out_specs=specs[count:],
-                axis_names={axis for entry in given for axis in _names(entry)},
-            )(*placed)
-
-        return call
+        """Return how results are split where operands are split over explicit axes."""
+        mesh = on_a_mesh(avals).sharding.mesh
+        specs = [*map(spec_of, avals), *[()] * len(results)]
+        pieces = self.rule.pieces(mesh, [each.shape for each in (*avals, *results)], specs)
+        return self.rule.specs(pieces)[len(avals) :]
 
     def auto(self) -> Callable[..., list[Array]]:
         """The call, where XLA chooses how operands are split."""

@@ -72,6 +72,12 @@ def _read_of(output: tuple[Into, str]) -> Read:
     return READ[into]
 
 
+def _traced(function: Callable[..., Sequence[Any]], rows: Sequence[Any]) -> Any:
+    """Return the closed jaxpr of a function of one entry's rows, which are on no mesh."""
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+
+
 @dataclass(frozen=True, eq=False)
 class Region:
     """A function of rows, and what it reads and makes.
@@ -105,7 +111,7 @@ class Region:
             reads: How each is read.
             outputs: For each result where it goes, and how it is reduced.
         """
-        closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+        closed = _traced(function, rows)
         assert not closed.consts, closed
         return Region(closed, tuple(reads), tuple(outputs))
 
@@ -117,7 +123,7 @@ class Region:
         outputs: Sequence[tuple[Into, str]],
     ) -> tuple[Region, list[Any]]:
         """Likewise of any function; what it closes over come first of its arguments, shared."""
-        closed = jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
+        closed = _traced(function, rows)
         jaxpr = closed.jaxpr
         jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
         alone = closed.replace(jaxpr=jaxpr, consts=[])

@@ -19,6 +19,7 @@ from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.sharding import rows_like
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import Dots, Given, Typed, typed_dots
 from jax_gnn._ops.attention.xla import ends, leaky, shares
@@ -207,6 +208,7 @@ class RGATScores(NamedTuple):
         )
 
 
+@rows_like(2)
 def attend_rgat(
     graph: RelationalGraph,
     x: Array,
@@ -276,6 +278,7 @@ def _rgat_by_source(
 # --- HGT -----------------------------------------------------------------------------------------
 
 
+@rows_like(3)
 def attend_hgt(
     graph: RelationalGraph,
     key: Array,

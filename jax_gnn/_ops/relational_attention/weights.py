@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core.arguments import check_features
 from jax_gnn._core.arrays import promoted
 from jax_gnn._core.public import public
+from jax_gnn._core.sharding import whole
 
 
 class RelationMaps(NamedTuple):
@@ -63,7 +64,8 @@ class RGATWeights(NamedTuple):
             ValueError: the shapes do not fit one another.
         """
         kernel, dst, src = (
-            check_features(name, x) for name, x in (("kernel", kernel), ("dst", dst), ("src", src))
+            whole(check_features(name, x))
+            for name, x in (("kernel", kernel), ("dst", dst), ("src", src))
         )
         dtype = promoted(promoted(kernel.dtype, dst.dtype), src.dtype)
         kernel, dst, src = (x.astype(dtype) for x in (kernel, dst, src))
@@ -125,7 +127,10 @@ class HGTWeights(NamedTuple):
             TypeError: an argument has the wrong type or dtype.
             ValueError: the shapes do not fit one another.
         """
-        a, m = check_features("attention", attention), check_features("message", message)
+        a, m = (
+            whole(check_features(name, x))
+            for name, x in (("attention", attention), ("message", message))
+        )
         if a.shape != m.shape:
             raise ValueError(
                 f"attention and message must have one shape, got {a.shape} and {m.shape}"
@@ -138,7 +143,7 @@ class HGTWeights(NamedTuple):
         relations, heads, depth, _ = a.shape
         factor: Any = 1 / math.sqrt(max(depth, 1))
         if prior is not None:
-            prior = check_features("prior", prior)
+            prior = whole(check_features("prior", prior))
             if prior.shape != (relations, heads):
                 raise ValueError(
                     f"prior must be (num_relations={relations}, heads={heads}), got shape "
