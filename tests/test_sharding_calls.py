@@ -6,8 +6,8 @@ CPU devices take the sharding rules that GPUs take. `calls` must trace every op 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,8 @@ from jax_gnn._core.linear import LINEARS, PRIMITIVE
 from jax_gnn._core.op import OPS
 from jax_gnn._core.sharding import like
 
-NODES, ROWS, EDGES, HEADS, WIDTH, OUT, RELATIONS, GROUPS = 16, 12, 32, 2, 4, 6, 2, 4
+# All different, so that a size tells what an axis is of.
+NODES, ROWS, EDGES, HEADS, WIDTH, OUT, RELATIONS, GROUPS = 20, 14, 32, 2, 8, 6, 4, 10
 KINDS = [AxisType.Auto, AxisType.Explicit]
 
 pytestmark = [
@@ -232,6 +233,12 @@ def devices() -> list[jax.Device]:
     return jax.devices() if len(jax.devices()) > 1 else jax.devices("cpu")
 
 
+def mesh_of_two_axes(kind: AxisType) -> Mesh:
+    if len(devices()) < 4:
+        pytest.skip("a mesh of two axes takes four devices")
+    return Mesh(np.array(devices()[:4]).reshape(2, 2), ("a", "b"), axis_types=(kind,) * 2)
+
+
 def split_leaves(call: Call) -> Iterator[tuple[int, int, str]]:
     """Yield index, axis and name of each array and axis that two devices can split."""
     leaves = jax.tree_util.tree_leaves_with_path((call.index, call.arrays))
@@ -291,25 +298,38 @@ def test_one_axis(name: str, kind: AxisType, rng: np.random.Generator) -> None:
             checked.check(mesh, {i: spec}, f"{message}, closed over", closed_over=True)
 
 
-@by_kind
 @pytest.mark.parametrize("name", NAMES)
-def test_several_axes(name: str, kind: AxisType, rng: np.random.Generator) -> None:
-    """Each array is split over any of two mesh axes, each on an axis of its own."""
-    if len(devices()) < 4:
-        pytest.skip("a mesh of two axes takes four devices")
-    mesh = Mesh(np.array(devices()[:4]).reshape(2, 2), ("a", "b"), axis_types=(kind,) * 2)
+def test_axes_of_two_sizes(name: str, rng: np.random.Generator) -> None:
+    """Explicit axes: where sizes are equal, arrays are split alike, as JAX's own operations ask."""
     call = calls(rng)[name]
     checked = Checked(call, rng)
-    axes: dict[int, list[int]] = {}
-    for i, axis, _ in split_leaves(call):
-        axes.setdefault(i, []).append(axis)
-    for _ in range(3):
+    sizes = sorted({np.shape(checked.leaves[i])[axis] for i, axis, _ in split_leaves(call)})
+    mesh = mesh_of_two_axes(AxisType.Explicit)
+    for pair in rng.permutation(list(itertools.permutations(sizes, 2)))[:4].tolist():
         specs = {}
-        for i, choices in axes.items():
-            spec: list[Any] = [None] * np.ndim(checked.leaves[i])
-            for mesh_axis in rng.permutation(["a", "b"])[: rng.integers(0, 3)]:
-                if choices:
-                    spec[choices.pop(rng.integers(len(choices)))] = str(mesh_axis)
+        for i, leaf in enumerate(checked.leaves):
+            entries = [dict(zip(pair, "ab", strict=True)).get(size) for size in np.shape(leaf)]
+            repeated = [entry in entries[:axis] for axis, entry in enumerate(entries)]
+            specs[i] = P(*np.where(repeated, None, entries).tolist())
+        checked.check(mesh, specs, f"sizes {pair}", closed_over=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_axes(name: str, rng: np.random.Generator) -> None:
+    """Automatic axes: each array is split on axes of its own."""
+    call = calls(rng)[name]
+    checked = Checked(call, rng)
+    mesh = mesh_of_two_axes(AxisType.Auto)
+    for _ in range(4):
+        choices: dict[int, list[int]] = {}
+        for i, axis, _ in split_leaves(call):
+            choices.setdefault(i, []).append(axis)
+        specs = {}
+        for i, axes in choices.items():
+            spec: list[str | None] = [None] * np.ndim(checked.leaves[i])
+            count = rng.integers(0, 1 + min(len(axes), 2))
+            for axis, name_of_axis in zip(rng.permutation(axes), rng.permutation(["a", "b"])[:count]):
+                spec[axis] = str(name_of_axis)
             specs[i] = P(*spec)
         checked.check(mesh, specs, str(specs), closed_over=False)
 

@@ -50,6 +50,8 @@ class Csr:
         num_rows: number of rows.
         resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
             :attr:`SparseMatrix.unsorted`.
+        own_cols: whether each entry's column is the entry itself, or padding: a run of entries reads
+            a run of columns.
         blocks: of how many matrices of one shape without common rows and columns it is made, one
             after another, see :func:`block_diagonal`.
     """
@@ -61,6 +63,7 @@ class Csr:
     slots: EdgeSplit | None = None
     num_rows: int = field(kw_only=True, metadata=STATIC)
     resorted: bool = field(default=False, kw_only=True, metadata=STATIC)
+    own_cols: bool = field(default=False, kw_only=True, metadata=STATIC)
     blocks: int = field(default=1, kw_only=True, metadata=STATIC)
 
     @property

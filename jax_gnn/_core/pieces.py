@@ -128,7 +128,7 @@ def _words(csr: Csr, runs: bool) -> dict[str, str]:
     entries = "e" if runs else WHOLE
     return {
         "rows": entries if csr.rows is None else WHOLE,
-        "cols": entries if csr.cols is None or csr.resorted else WHOLE,
+        "cols": entries if csr.cols is None or csr.resorted or csr.own_cols else WHOLE,
         "entries": entries,
         "weights": entries if csr.order is None else WHOLE,
     }
@@ -226,10 +226,16 @@ def _run(own: Any, weights: Sequence[str], piece: Piece) -> Any:
     there = {name: x for name in weights if (x := getattr(own, name)) is not None}
     own = own._replace(**{name: take(x, csr.order) for name, x in there.items()})
     cols, num_rows = csr.cols, csr.count if csr.rows is None else csr.num_rows
+    by_col = own.matrix.by_col
+    if csr.own_cols:
+        local = cols - (piece.index * csr.count).astype(cols.dtype)
+        cols = jnp.where(in_range(cols, csr.count * piece.count), local, PADDING)
+        by_col = replace(by_col, num_rows=csr.count)
     if csr.order is not None:  # entries whose order names no weight are padding
         cols = jnp.arange(csr.count, dtype=csr.order.dtype) if cols is None else cols
         cols = jnp.where(in_range(csr.order, csr.count * piece.count), cols, PADDING)
-    return own._replace(matrix=own.matrix._replace(by_row=Csr(csr.rows, cols, num_rows=num_rows)))
+    by_row = Csr(csr.rows, cols, num_rows=num_rows)
+    return own._replace(matrix=SparseMatrix(by_row, by_col))
 
 
 def _put_weights(x: Array, order: Array, count: int) -> Array:

@@ -31,7 +31,7 @@ def carried(matrix: SparseMatrix) -> SparseMatrix:
     valid = csr.valid(matrix.by_col.num_rows)
     places = jnp.arange(csr.count, dtype=csr.rows.dtype)
     return SparseMatrix(
-        Csr(csr.rows, jnp.where(valid, places, PADDING), num_rows=csr.num_rows),
+        Csr(csr.rows, jnp.where(valid, places, PADDING), num_rows=csr.num_rows, own_cols=True),
         Csr(None, jnp.where(valid, csr.rows, PADDING), num_rows=csr.count),
     )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype
+from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, row_wise
 from jax_gnn._core.batching import all_batched, disjoint_union
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Platform
@@ -45,7 +46,7 @@ class Aggregation(NamedTuple):
     """Operands of ``hypergraph_aggregate``; matrices with row pointers and slots.
 
     Attributes:
-        x: ``(nodes, features)``.
+        x: ``(nodes, *features)``.
         node_scale_in: ``(nodes,)`` i, or a single 1.
         hyperedge_scale: ``(hyperedges,)`` e, likewise.
         node_scale_out: ``(nodes,)`` o, likewise.
@@ -86,9 +87,9 @@ def _is_linear(bind: Bind, operands: Aggregation) -> bool:
 
 
 def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
-    """``(…, rows, features)`` times ``(…, rows)``; empty rows are 0, whatever both hold there."""
-    x = jnp.where((csr.counts == 0)[:, None], 0, x)
-    return (x.astype(scale.dtype) * mask_empty(scale, csr)[..., None]).astype(x.dtype)
+    """``(rows, *features)`` times ``(rows,)``; empty rows are 0, whatever both hold there."""
+    x = jnp.where(row_wise(csr.counts == 0, x), 0, x)
+    return (x.astype(scale.dtype) * row_wise(mask_empty(scale, csr), x)).astype(x.dtype)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -195,8 +196,13 @@ def _transpose_scale_out(bind: Bind, ct: Array, operands: Aggregation) -> Array:
 
 def _row_dot(x: Array, y: Array, csr: Csr) -> Array:
     acc = accumulator_dtype(x.dtype)
-    x = jnp.where((csr.counts == 0)[:, None], 0, x)
-    return jnp.sum(x.astype(acc) * y.astype(acc), 1)
+    x = jnp.where(row_wise(csr.counts == 0, x), 0, x)
+    return _dots(x.astype(acc), y.astype(acc))
+
+
+def _dots(x: Array, y: Array) -> Array:
+    """``(rows,)``, the dot product of each row of ``x`` with that of ``y``."""
+    return jnp.sum(x * y, tuple(range(1, x.ndim)))
 
 
 def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> Array:
@@ -208,7 +214,7 @@ def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> 
 
     sent = sums(operands.to_hyperedges, operands.x, operands.node_scale_in)
     received = sums(operands.to_nodes.T, ct, operands.node_scale_out)
-    return jnp.sum(sent * received, 1)
+    return _dots(sent, received)
 
 
 def _bare(matrix: SparseMatrix) -> SparseMatrix:
@@ -242,24 +248,28 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
     x, own_scale, dtype = operands.x, operands.own_scale, operands.hyperedge_scale.dtype
     in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
     if own_scale is not None and (in_batched or out_batched or batched.own_scale):
-        without = operands._replace(own_scale=None)
-        y = _batch_linear(bind, without, batched._replace(own_scale=None), size)
-        return add_own(y, x, own_scale)
-    # One hypergraph for all: the batch joins the features, and batched node scales go outside.
+        without, are_batched = operands._replace(own_scale=None), batched._replace(own_scale=None)
+        y = _batch_linear(bind, without, are_batched, size)
+        batches = any(jax.tree.leaves(are_batched)), batched.x, batched.own_scale
+        axes = [0 if is_batched else None for is_batched in batches]
+        return jax.vmap(add_own, axes)(y, x, own_scale)
+    # One hypergraph for all: the batch is an axis of the features, so that either may be split over
+    # devices. Batched node scales go outside.
     x_batched, inner = batched.x, operands
     if in_batched:
-        x = _scale_rows(x, operands.node_scale_in, operands.to_hyperedges.by_col)
+        scale = functools.partial(_scale_rows, csr=operands.to_hyperedges.by_col)
+        x = jax.vmap(scale, (0 if batched.x else None, 0))(x, operands.node_scale_in)
         x_batched, inner = True, inner._replace(node_scale_in=ones(dtype))
     if out_batched:
         inner = inner._replace(node_scale_out=ones(dtype))
     if x_batched:
-        nodes, features = x.shape[1:]
-        x = reshape(jnp.moveaxis(x, 0, 1), nodes, size * features)
+        x = jnp.moveaxis(x, 0, 1)
     y = bind(inner._replace(x=x))
     if x_batched:
-        y = jnp.moveaxis(reshape(y, nodes, size, features), 1, 0)
+        y = jnp.moveaxis(y, 1, 0)
     if out_batched:
-        y = _scale_rows(y, operands.node_scale_out, operands.to_nodes.by_row)
+        scale = functools.partial(_scale_rows, csr=operands.to_nodes.by_row)
+        y = jax.vmap(scale, (0 if x_batched else None, 0))(y, operands.node_scale_out)
     return y
 
 
@@ -301,18 +311,20 @@ def _sharding(operands: Aggregation, results: Any, **attributes: Any) -> Shardin
     def scale(x: Any, axis: str) -> str | None:
         return None if x is None else WHOLE if x.shape[0] == 1 else axis
 
+    features = [f"f{i}" for i in range(operands.x.ndim - 1)]
+    rows = " ".join([of_nodes, *features])
     named = Aggregation(
-        f"{of_nodes} f",
+        rows,
         scale(operands.node_scale_in, of_nodes),
         scale(operands.hyperedge_scale, of_hyperedges),
         scale(operands.node_scale_out, of_nodes),
         scale(operands.own_scale, of_nodes),
         halves[0],
         halves[1],
-        None if operands.residual is None else f"{of_nodes} f",
-        None if operands.bias is None else "f",
+        None if operands.residual is None else rows,
+        None if operands.bias is None else " ".join(features),
     )
-    return Sharding(jax.tree.leaves(named), [f"{of_nodes} f"], _local, sizes)
+    return Sharding(jax.tree.leaves(named), [rows], _local, sizes)
 
 
 def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
@@ -324,6 +336,24 @@ def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
 
 
 # --- The primitive -------------------------------------------------------------------------------
+
+
+def _composition(
+    platform: str, implementation: str | None, operands: Aggregation, relu: bool = False
+) -> Callable[..., Array] | None:
+    """Return the aggregation with all axes of the features joined, as kernels take them."""
+    del platform
+    if len(operands.x.shape) == 2:
+        return None
+
+    def joined(x: Array, residual: Array | None, bias: Array | None, **others: Any) -> Array:
+        residual = None if residual is None else flat(residual)
+        bias = None if bias is None else bias.ravel()
+        operands = Aggregation(x=flat(x), residual=residual, bias=bias, **others)
+        options = {"relu": True} if relu else {}
+        return aggregate(*operands, implementation=implementation, **options).reshape(x.shape)
+
+    return joined
 
 
 def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call | None:
@@ -378,7 +408,7 @@ def _blocks(slots: Any, teams: int, rounds: int) -> int:
 def _flops(operands: Aggregation, **attributes: Any) -> int:
     del attributes
     stages = operands.to_hyperedges.by_row, operands.to_nodes.by_row
-    return operands.x.shape[1] * sum(stage.count + stage.num_rows for stage in stages)
+    return row_width(operands.x) * sum(stage.count + stage.num_rows for stage in stages)
 
 
 # Attributes: relu, where there is one.
@@ -389,6 +419,7 @@ aggregate = define(
         result=like_first,
         xla=xla.hypergraph_aggregate,
         call=_call,
+        composition=_composition,
         jvp=_jvp,
         transpose={
             "x": _transpose_x,

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, take
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
 from jax_gnn._ops.segment_reduce.xla import epilogue
@@ -36,10 +36,10 @@ def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Ar
     """``row_scale[r] · Σ col_scale[c] · x[c]`` over the columns c of row r."""
     messages = take(x, csr.cols)
     if col_scale.shape[0] == x.shape[0]:
-        messages *= take(col_scale, csr.cols)[:, None]
+        messages *= row_wise(take(col_scale, csr.cols), messages)
     rows = jnp.where(in_range(csr.rows, csr.num_rows), csr.rows, csr.num_rows)  # dropped
     sums = JAX_OPS["sum"](messages, rows, csr.num_rows, indices_are_sorted=True)
-    return sums * mask_empty(row_scale, csr)[:, None]
+    return sums * row_wise(mask_empty(row_scale, csr), sums)
 
 
 def ones(acc: Any) -> Array:
@@ -55,5 +55,5 @@ def mask_empty(scale: Array, csr: Csr) -> Array:
 def add_own(y: Array | None, x: Array, own_scale: Array) -> Array:
     """``y + own_scale · x`` with one rounding; None is 0."""
     acc = own_scale.dtype
-    own = own_scale[..., None] * x.astype(acc)
+    own = row_wise(own_scale, x) * x.astype(acc)
     return (own if y is None else y.astype(acc) + own).astype(x.dtype)

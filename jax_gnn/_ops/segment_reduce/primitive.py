@@ -359,9 +359,9 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
         messages = messages._replace(x=x, halo=None, far=None)
         are_batched = are_batched._replace(x=moves, halo=None, far=None)
     if not _has_epilogue(operands, _relu(bind)):
-        return batch(("weight",), bind, messages, are_batched, size)
+        return _batch_of_sums(bind, messages, are_batched, size)
     if any(jax.tree.leaves(are_batched)):
-        result = batch(("weight",), _plain(bind), messages, are_batched, size)
+        result = _batch_of_sums(_plain(bind), messages, are_batched, size)
     else:
         result = jnp.broadcast_to((once := _plain(bind)(messages)), (size, *once.shape))
     axes = [0 if each else None for each in (batched.x, *batched.epilogue)]
@@ -370,6 +370,14 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
         return _finished(bind, result, Messages(x, None, operands.matrix, *epilogue))
 
     return jax.vmap(finish, (0, *axes))(result, operands.x, *operands.epilogue)
+
+
+def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int) -> Array:
+    if operands.weight is None and not any(jax.tree.leaves(batched.matrix)):
+        # The batch is an axis of the features, so that either may be split over devices.
+        result = bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1)))
+        return jnp.moveaxis(result, 1, 0)
+    return batch(("weight",), bind, operands, batched, size)
 
 
 def _across(bind: Bind, operands: Messages, piece: Piece) -> Array:
