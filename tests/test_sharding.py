@@ -167,7 +167,9 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
             (by_head, entries),
         ),
         "spmm, split features under vmap": Case(
-            jax.vmap(jax_gnn.spmm, (None, 0)), (graph, normal(COUNT, NODES, WIDTH)), (by_head, inner)
+            jax.vmap(jax_gnn.spmm, (None, 0)),
+            (graph, normal(COUNT, NODES, WIDTH)),
+            (by_head, inner),
         ),
         "hypergraph_aggregate, split features under vmap": Case(
             jax.vmap(jax_gnn.hypergraph_aggregate, (None, 0)),
@@ -175,7 +177,9 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
             (of_hypergraph, inner),
         ),
         "segment_softmax, batch": Case(
-            jax.vmap(softmax), (normal(COUNT, EDGES, WIDTH), np.stack([ids] * COUNT)), (entries,) * 2
+            jax.vmap(softmax),
+            (normal(COUNT, EDGES, WIDTH), np.stack([ids] * COUNT)),
+            (entries,) * 2,
         ),
         "dot_attention, edge features by edges": Case(
             lambda graph, q, k, v, features: jax_gnn.dot_attention(

@@ -328,8 +328,9 @@ def test_any_axes(name: str, rng: np.random.Generator) -> None:
         for i, axes in choices.items():
             spec: list[str | None] = [None] * np.ndim(checked.leaves[i])
             count = rng.integers(0, 1 + min(len(axes), 2))
-            for axis, name_of_axis in zip(rng.permutation(axes), rng.permutation(["a", "b"])[:count]):
-                spec[axis] = str(name_of_axis)
+            chosen = zip(rng.permutation(axes)[:count], rng.permutation(["a", "b"]), strict=False)
+            for axis, mesh_axis in chosen:
+                spec[axis] = str(mesh_axis)
             specs[i] = P(*spec)
         checked.check(mesh, specs, str(specs), closed_over=False)
 

@@ -50,8 +50,8 @@ class Csr:
         num_rows: number of rows.
         resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
             :attr:`SparseMatrix.unsorted`.
-        own_cols: whether each entry's column is the entry itself, or padding: a run of entries reads
-            a run of columns.
+        own_cols: whether each entry's column is the entry itself, or padding: a run of entries
+            reads a run of columns.
         blocks: of how many matrices of one shape without common rows and columns it is made, one
             after another, see :func:`block_diagonal`.
     """

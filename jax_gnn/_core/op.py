@@ -54,7 +54,9 @@ class Bind:
         avals = [jax.typeof(x) for x in leaves]
         if not sharding.is_explicit(avals):
             return call(*leaves)
-        results, result_tree = jax.tree.flatten(self.op.result(tree.unflatten(avals), **attributes))
+        results, result_tree = jax.tree.flatten(
+            self.op.result(jax.tree.unflatten(tree, avals), **attributes)
+        )
         split = _split(self.op, self.implementation, tree, avals, results, attributes)
         specs = split.result_specs(avals, results) if split else [PartitionSpec() for _ in results]
         return sharding.over_auto_axes(call, leaves, jax.tree.unflatten(result_tree, specs))

@@ -297,7 +297,7 @@ def over_auto_axes(call: Callable[..., Any], operands: Sequence[Any], specs: Any
 
     def of_arrays(*values: Array) -> Any:
         by_id = dict(zip(arrays, values, strict=True))
-        return call(*tree.unflatten([by_id.get(id(x), x) for x in leaves]))
+        return call(*jax.tree.unflatten(tree, [by_id.get(id(x), x) for x in leaves]))
 
     mesh = on_a_mesh(avals).sharding.mesh
     axes = tuple(

@@ -34,7 +34,7 @@ from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import like_first, narrow, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
 from jax_gnn._core.pieces import block, half, unread
-from jax_gnn._core.sharding import WHOLE, Pieces, Sharding, reshape
+from jax_gnn._core.sharding import WHOLE, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
 from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
