@@ -451,6 +451,38 @@ def test_tables_by_type(rng: Rng) -> None:
     assert found[1]["author"]["id"].tolist() == ["ann", "李"]
 
 
+def edges_lost(rng: Rng) -> tuple[Data, list[np.ndarray]]:
+    """Edges by type of which the first, the last and some between have ends out of range."""
+    kind, other = ("a", "w", "b"), ("b", "w", "b")
+    edges = {kind: [[9, 0, 9, 1, 1], [0, 0, 0, 1, 7]], other: [[0, 3, 1], [1, 0, 0]]}
+    graph = HeteroGraph.from_edges(edges, {"a": 2, "b": 2}, validate=False)
+    values = rng.normal(size=5), rng.normal(size=3)
+    left = [values[0][[1, 3]], values[1][[0, 2]]]
+    return Data(graph, edges={kind: {"w": values[0]}, other: {"w": values[1]}}), left
+
+
+def test_values_of_edges_that_were_lost(rng: Rng) -> None:
+    data, left = edges_lost(rng)
+    for table, want in zip(convert.to_table(data)[0].values(), left, strict=True):
+        np.testing.assert_array_equal(table["w"], want)
+    few = replace(data, edges={key: {"w": part["w"][1:]} for key, part in data.edges.items()})
+    with pytest.raises(ValueError, match=r"must have a row for each of 5 edges, got shape \(4,\)"):
+        convert.to_table(few)
+    by_hand = replace(data.graph, num_input_edges=None)
+    with pytest.raises(ValueError, match=r"edges\[.* must be left out .* num_input_edges is None"):
+        convert.to_table(replace(data, graph=by_hand))
+    assert convert.to_table(by_hand)[0].keys() == data.edges.keys()
+
+
+@pytest.mark.parametrize("package", ["pyg", "dgl"])
+def test_values_of_edges_that_were_lost_elsewhere(package: str, rng: Rng) -> None:
+    need({"pyg": "torch_geometric", "dgl": "dgl"}[package])
+    data, left = edges_lost(rng)
+    back = getattr(convert, f"from_{package}")(getattr(convert, f"to_{package}")(data))
+    for columns, want in zip(back.edges.values(), left, strict=True):
+        np.testing.assert_array_equal(columns["w"], want)
+
+
 @pytest.mark.parametrize("name", ["Data", "from_table"])
 def test_example(name: str) -> None:
     names = {**vars(convert), "jax_gnn": jax_gnn, "np": np}

@@ -510,6 +510,29 @@ def test_edge_values(rng: np.random.Generator, features: tuple[int, ...]) -> Non
         np.testing.assert_array_equal(got[:size], values[np.asarray(graph.edge_ids)[:size]])
         assert (got[size:] == 7).all()
         assert got.dtype == np.float32
+        back = graph.to_input_order(got, 9)
+        valid = np.isin(np.arange(24), np.asarray(graph.edge_ids))
+        np.testing.assert_array_equal(back, np.where(valid, values.T, np.float32(9)).T)
+
+
+def test_edge_values_in_the_order_of_the_input(rng: np.random.Generator) -> None:
+    """One unused edge more, and values that nobody brought to the graph's order are refused."""
+    values = np.arange(5.0, dtype=np.float32)
+    loops = SMALL.with_self_loops().pad(num_edges=14)
+    np.testing.assert_array_equal(loops.to_input_order(loops.edge_values(values)), values)
+    with pytest.raises(ValueError, match="in which symmetrized added 2"):
+        SMALL.symmetrized().to_input_order(np.ones(7))
+    with pytest.raises(ValueError, match=r"values must be \(num_edges=5, .*, got shape \(4,\)"):
+        SMALL.to_input_order(np.ones(4))
+    with pytest.raises(TypeError, match="call it on what a function under"):
+        jax.jit(Graph.to_input_order)(SMALL, values)
+    with pytest.raises(ValueError, match="needs num_input_edges of the graph, got None"):
+        dataclasses.replace(SMALL, num_input_edges=None).to_input_order(values)
+    x = rng.normal(size=(6, 2)).astype(np.float32)
+    right, wider = spmm(SMALL, x, SMALL.edge_values(values)), SMALL.pad(num_edges=6)
+    np.testing.assert_array_equal(spmm(wider, x, wider.edge_values(values)), right)
+    with pytest.raises(ValueError, match=r"weight must be \(num_edges=6.*got shape \(5,\)"):
+        jax.jit(spmm)(wider, x, values)
 
 
 def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
