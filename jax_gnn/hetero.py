@@ -38,8 +38,7 @@ class HeteroGraph:
             included, one of nodes to themselves not.
         inverse: whether the second half of these are inverse ones.
         num_input_edges: ``(types,)``, the number of edges that each type was built from, dropped
-            ones included. None of a graph that was sampled or put together by hand, whose
-            ``relational.nodes.edge_ids`` are not numbers of edges type by type.
+            ones included; None of a graph that was put together by hand.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1, 1], [0, 0, 2]]}
@@ -282,7 +281,7 @@ class HeteroGraph:
 
         Raises:
             TypeError: as :meth:`Graph.to_input_order`.
-            ValueError: likewise, or the graph was sampled or put together by hand.
+            ValueError: likewise, or ``num_input_edges`` is None.
         """
         joined = self.relational.to_input_order(values, fill_value)
         ends = np.cumsum([0, *self._input_counts("to_input_order")])
@@ -293,9 +292,8 @@ class HeteroGraph:
         """Number of edges of the input by type."""
         if self.num_input_edges is None:
             raise ValueError(
-                f"{caller} needs the number of edges that each type was built from, and this graph "
-                f"was sampled or put together by hand: call relational.{caller}, which knows "
-                "edges by relational.nodes.edge_ids, got num_input_edges=None"
+                f"{caller} needs the number of edges that each type was built from, got "
+                f"num_input_edges=None: build the graph by from_edges, or call relational.{caller}"
             )
         return np.asarray(self.num_input_edges).tolist()
 
