@@ -566,6 +566,17 @@ def test_as_many_edge_values_as_edges(count: int) -> None:
     np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)
 
 
+def test_edge_values_are_not_narrowed_in_silence() -> None:
+    """Times of 64 bits, where JAX has 32."""
+    for call in (SMALL.edge_values, SMALL.to_input_order):
+        assert call([-(2**31), 0, 1, 2, 2**31 - 1]).dtype == np.int32
+        for large in (2**31, -(2**40)):
+            with pytest.raises(ValueError, match=f"must fit in int32, .*, got {large}: subtract"):
+                call([0, 1, 2, 3, large])
+        with jax.enable_x64(True):
+            assert 2**40 in call(np.array([0, 1, 2, 3, 2**40]))
+
+
 def test_edge_values_are_no_scalar() -> None:
     with pytest.raises(ValueError, match=r"values must be \(num_input_edges, \*features\).*scalar"):
         SMALL.edge_values(1.0)

@@ -305,13 +305,18 @@ def column(values: list[Any]) -> np.ndarray:
     None stands for a value that is missing.
     """
     kinds = {type(value) for value in values}
+    if kinds == {int}:
+        for dtype in (np.int64, np.uint64):
+            with contextlib.suppress(OverflowError):
+                return np.array(values, dtype)
+        return objects(values)
     plain = kinds == {bool} or kinds <= {int, float} or kinds <= {list, np.ndarray}
     if kinds and (plain or all(issubclass(kind, np.generic) for kind in kinds)):
         with contextlib.suppress(
             ValueError, OverflowError
         ):  # rows of several lengths, large numbers
             array = np.asarray(values)
-            if array.dtype.kind in "biufc" and not (kinds == {int} and array.dtype.kind == "f"):
+            if array.dtype.kind in "biufc":
                 return array
     return objects(values)
 
