@@ -169,6 +169,23 @@ def test_pyg(rng: Rng) -> None:
     assert made.num_graphs == 3
     np.testing.assert_array_equal(made.edge_index, in_order(data.graph)[2:])
     assert_equal(convert.from_pyg(made), data, "nodes", "edges", "globals", "n_node", "n_edge")
+    for count in (1, 2):  # rows of a whole graph are of one graph, and are not those of a batch
+        single = pyg.Data(**made[0].to_dict())
+        single.y, single.title, single.u = made.y[0].repeat(7), "Ζωή", made.y[:1]
+        given = pyg.Batch.from_data_list([single] * count)
+        back = convert.from_pyg(given)
+        assert [len(part) for part in back.globals["y"]] == [14] * count
+        assert back.globals["u"].shape == (count, 2) and back.globals["title"] == ["Ζωή"] * count
+        again = convert.to_pyg(back)
+        assert again.title == given.title and again[count - 1].y.equal(single.y)
+    for wrong in (np.ones(3), np.float32(1), "ab"):
+        with pytest.raises(
+            ValueError, match=r"globals\['y'\] must have a row for each of 2 graphs"
+        ):
+            convert.to_pyg(replace(back, globals={"y": wrong}))
+    single.x = single.x.to_sparse()
+    with pytest.raises(TypeError, match=r"data\['x'\] must be .*sparse_coo: call its to_dense"):
+        convert.from_pyg(single)
     data = replace(hetero(rng), globals={"title": "李"})
     made = convert.to_pyg(data)
     assert made["none"].num_nodes == 0
@@ -230,6 +247,12 @@ def test_networkx(rng: Rng) -> None:
                 {k: v.tolist() for k, v in back.nodes.items()},
                 {k: v.tolist() for k, v in data.nodes.items()},
             )
+    for part in ("nodes", "edges", "graph"):
+        mixed = networkx.path_graph(2)
+        places = {"nodes": mixed.nodes[0], "edges": mixed.edges[0, 1], "graph": mixed.graph}
+        places[part].update({"v": 1.0, 1: 20})
+        with pytest.raises(TypeError, match=rf"attributes of .*{part} must have text .* got 1: re"):
+            convert.from_networkx(mixed)
     with pytest.raises(ValueError, match="node_names must differ from each other, got 'a' 2 times"):
         convert.to_networkx(Data(PAIR, node_names=np.array(["a", "a"])))
     with pytest.raises(ValueError, match="multigraph must be True: 2 edges are parallel"):

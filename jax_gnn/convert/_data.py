@@ -245,8 +245,10 @@ def named(name: str, tree: Any) -> Mapping[str, Any]:
     Raises:
         TypeError: these have no names.
     """
-    if not isinstance(tree, Mapping) or not all(isinstance(key, str) for key in tree):
+    if not isinstance(tree, Mapping):
         raise TypeError(f"{name} must be a mapping by name, got {type(tree).__name__}")
+    if other := [key for key in tree if not isinstance(key, str)]:
+        raise TypeError(f"{name} must have text as names, got {other[0]!r}: rename it")
     return tree
 
 
@@ -321,9 +323,13 @@ def column(values: list[Any]) -> np.ndarray:
     return objects(values)
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Dicts of attributes, one for each node or edge, as columns by name."""
-    names = dict.fromkeys(name for row in rows for name in row)
+def columns(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Dicts of attributes, one for each node or edge, as columns by name.
+
+    Raises:
+        TypeError: a name is no text; the error calls the rows ``title``.
+    """
+    names = named(title, dict.fromkeys(name for row in rows for name in row))
     return {name: column([row.get(name) for row in rows]) for name in names}
 
 
