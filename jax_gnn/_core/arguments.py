@@ -393,14 +393,15 @@ def as_numbers(name: str, values: Any, xp: Any) -> Any:
         ValueError: JAX has 32 bits for integers, and one needs more.
     """
     values = to_array(name, values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.size:
         limits = np.iinfo(jax.dtypes.canonicalize_dtype(values.dtype))
-        large = values[(values < limits.min) | (values > limits.max)]
-        if large.size:
-            raise ValueError(
-                f"{name} must fit in {limits.dtype}, as jax_enable_x64 is off, got {large[0]}: "
-                "subtract the least number, or turn it on"
-            )
+        extremes = (values.min(), values.max()) if limits.dtype != values.dtype else ()
+        for number in extremes:
+            if not limits.min <= number <= limits.max:
+                raise ValueError(
+                    f"{name} must fit in {limits.dtype}, as jax_enable_x64 is off, got {number}: "
+                    "subtract the least number, or turn it on"
+                )
     if xp is jnp:
         return as_array(name, values)
     values = to_numpy(name, values)
