@@ -619,13 +619,15 @@ def test_names_of_several_kinds() -> None:
     assert read({"src": [0, 0.0], "dst": [1, np.float64(1)]}).node_names is None
 
 
-def test_frames() -> None:
+def test_frames(tmp_path: Path) -> None:
     """An index is a column where it is asked for; lazy frames; categories beside text."""
     pandas, polars = need("pandas"), need("polars")
     edges = {"src": ["b"], "dst": ["c"]}
     nodes = pandas.DataFrame({"id": [*"abc"], "f": [1.0, 2.0, 3.0]})
-    for frame in (nodes[nodes.f > 1], nodes[nodes.f > 1].set_index("id")):
-        data = read(edges, frame)
+    nodes = nodes[nodes.f > 1]
+    nodes.to_parquet(tmp_path / "nodes.parquet")
+    for given in (nodes, nodes.set_index("id"), tmp_path / "nodes.parquet"):
+        data = read(edges, given)
         assert data.node_names.tolist() == ["b", "c"]
         assert [*data.nodes] == ["f"] and data.features().tolist() == [[2], [3]]
     frame = polars.DataFrame({"src": [*"ab"], "dst": [*"ba"], "how": [*"xy"]})

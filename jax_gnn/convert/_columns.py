@@ -49,14 +49,13 @@ def read_columns(name: str, table: Any, names: Sequence[str]) -> dict[str, Any]:
             return _read_text(path, names)
     elif type(table).__name__ == "LazyFrame":
         table = table.collect()
-    levels = getattr(getattr(table, "index", None), "names", None)  # of pandas
-    if named := [level for level in levels or () if level in names and level not in table.columns]:
-        table = table.reset_index(named)
     if isinstance(table, Mapping):
         columns = {str(key): _as_column(values) for key, values in table.items()}
     elif hasattr(table, "__arrow_c_stream__") and (arrow := _arrow(table)) is not None:
-        if levels is not None:  # the rest of the index is a column of Arrow's
-            arrow = arrow.select([*map(str, table.columns)])
+        index = (arrow.schema.pandas_metadata or {}).get("index_columns", ())  # names, or ranges
+        arrow = arrow.drop_columns(
+            [key for key in index if key in arrow.column_names and key not in names]
+        )
         _check_header(name, arrow.column_names)
         columns = dict(zip(arrow.column_names, map(_simple, arrow.columns), strict=True))
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
