@@ -548,8 +548,8 @@ def scaled(x: Array, scale: Array | None) -> Array:
 
 
 def inverse_root(x: Array) -> Array:
-    """``x^-1/2``; 0 where x is not positive."""
-    positive = x > 0
+    """Return ``x^-1/2``, 0 where x <= 0; NaN stays NaN."""
+    positive = ~(x <= 0)
     return jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, x, 1)), 0)
 
 

@@ -84,9 +84,9 @@ class Graph:
     of many small graphs, build all inside :func:`host_arrays`.
 
     Whatever ops take or give for each edge is in the graph's order: by destination, then source;
-    equal edges in the order of the input. :meth:`edge_values` brings values there. The graphs in a
-    :class:`jax_gnn.RelationalGraph` have another order for each destination, of which ops ask
-    nothing.
+    equal edges in the order of the input. :meth:`edge_values` brings values there, and
+    :meth:`to_input_order` back. The graphs in a :class:`jax_gnn.RelationalGraph` have another order
+    for each destination, of which ops ask nothing.
 
     Attributes:
         indptr: ``(num_dst + 1,)``, where each destination starts in ``rows`` and ``cols``.
@@ -119,8 +119,9 @@ class Graph:
         Graph(num_nodes=3, num_edges=3)
         >>> graph.rows, graph.cols
         (Array([0, 0, 1], dtype=int32), Array([1, 2, 0], dtype=int32))
-        >>> graph.edge_values([0.5, 1.0, 2.0])  # from the order of the input
-        Array([1. , 2. , 0.5], dtype=float32)
+        >>> weight = graph.edge_values([0.5, 1.0, 2.0])  # from the order of the input
+        >>> weight, graph.to_input_order(weight)
+        (Array([1. , 2. , 0.5], dtype=float32), Array([0.5, 1. , 2. ], dtype=float32))
     """
 
     indptr: Array
@@ -187,7 +188,10 @@ class Graph:
         num_dst: int | None = None,
         validate: bool = True,
     ) -> Graph:
-        """Builds a graph from edges in any order.
+        """Builds a graph from edges in any order, which it sorts.
+
+        Arrays with a value for each edge, in the order of ``src``, are not in the order that ops
+        take: :meth:`edge_values` brings them there.
 
         Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
         cannot be: there, and with ``validate=False``, edges with an id out of range are padding and
@@ -333,9 +337,71 @@ class Graph:
         """
         return self._values(values, fill_value, "num_input_edges")
 
+    def to_input_order(self, values: Any, fill_value: Any = 0) -> Array:
+        """Brings values from the graph's order back to that of the input: undoes `edge_values`.
+
+        Args:
+            values: ``(num_edges, *features)``, such as scores of edges. Those of self-loops that
+                were added, and of padding, are left out.
+            fill_value: value of edges of the input that the graph lacks, such as those dropped
+                because an id was out of range.
+
+        Returns:
+            ``(num_input_edges, *features)`` in the dtype of ``values``.
+
+        Raises:
+            TypeError: the graph is an argument of a function under ``jax.jit``, where the number of
+                rows is not known; or ``values`` are not numbers, or ``fill_value`` is none.
+            ValueError: ``values`` has not one row for each edge, or an edge of the input has two in
+                the graph, as :meth:`symmetrized` makes them.
+        """
+        return self._to_input_order(values, fill_value, "num_edges")
+
+    def _to_input_order(
+        self, values: Any, fill_value: Any, rows: str, edge_types: Any = None
+    ) -> Array:
+        """Same as `to_input_order`; of edges with one id, that of the lowest type was the input's.
+
+        Args:
+            values: as there.
+            fill_value: as there.
+            rows: name of the number of edges in errors.
+            edge_types: ``(num_edges,)``, type of each edge; inverse types come after all others.
+        """
+        if is_traced(self.edge_ids):
+            raise TypeError(
+                "to_input_order needs a graph whose arrays are known: call it on what a function "
+                "under jax.jit returns, got a traced graph"
+            )
+        if self.num_input_edges is None:
+            raise ValueError("to_input_order needs num_input_edges of the graph, got None")
+        ids, count = np.asarray(self.edge_ids), int(self.num_input_edges)
+        keys = np.zeros_like(ids) if edge_types is None else np.asarray(edge_types)
+        order = np.lexsort((keys, ids))[np.count_nonzero(ids < 0) :]
+        again = ids[order[1:]] == ids[order[:-1]]
+        if (again & (keys[order[1:]] == keys[order[:-1]])).any():
+            raise ValueError(
+                "to_input_order needs a graph with one edge for each edge of the input, such as "
+                "that before symmetrized, got one in which symmetrized added "
+                f"{np.count_nonzero(again)}"
+            )
+        first = order[np.append(True, ~again)[: len(order)]]
+        places = np.full(count, PADDING, ids.dtype)
+        places[ids[first]] = first
+        arrays: Any = places, np.asarray(len(ids), ids.dtype)
+        if namespace(self.edge_ids) is not np:
+            arrays = placed(arrays, device_of(self.edge_ids))
+        inverse = replace(self, edge_ids=arrays[0], num_input_edges=arrays[1])
+        return inverse._values(values, fill_value, rows)
+
+    def _renumbered(self, edge_ids: Any, num_input_edges: Any) -> Graph:
+        """Same graph, host arrays, whose i-th edge of the input is number ``edge_ids[i]``."""
+        ids = ids_at(edge_ids, self.edge_ids).astype(self.edge_ids.dtype)
+        return replace(self, edge_ids=ids, num_input_edges=jax.device_get(num_input_edges))
+
     @hosted("edge_ids", "num_input_edges")
     def _values(self, values: Any, fill_value: Any, rows: str) -> Array:
-        """The same, where errors say what the number of rows is called."""
+        """Same as `edge_values`; errors call the number of rows ``rows``."""
         xp = namespace(self.edge_ids)
         if xp is np:
             xp = namespace(arguments.to_array("values", values))
@@ -349,8 +415,7 @@ class Graph:
             and given != int(count)
         ):
             raise ValueError(
-                f"values must be ({rows}={count}, *features), one for each that the graph was "
-                f"built from, got shape {values.shape}"
+                f"values must be ({rows}={count}, *features), got shape {values.shape}"
             )
         fill = arguments.as_numbers("fill_value", fill_value, xp)
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
@@ -451,9 +516,7 @@ class Graph:
         num_dst = self.num_dst if num_dst is None else num_dst
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
-        order = graph.edge_ids
-        ids, count = edge_ids[order].astype(order.dtype), self.num_input_edges
-        graph = replace(graph, edge_ids=ids, num_input_edges=jax.device_get(count))
+        graph = graph._renumbered(edge_ids, self.num_input_edges)
         graph = graph if self.split is None else graph.with_edge_split()
         return graph if namespace(self.rows) is np else placed(graph, device_of(self.rows))
 

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, promoted
-from jax_gnn._core.ids import hosted, is_traced, namespace, on_host
+from jax_gnn._core.ids import device_of, hosted, is_traced, namespace, on_host, placed
 from jax_gnn.graph import Graph
 from jax_gnn.relational import PARTS, EdgeType, Part, RelationalGraph
 
@@ -37,7 +37,8 @@ class HeteroGraph:
         edge_types: (source type, relation, destination type) of each relation, inverse ones
             included, one of nodes to themselves not.
         inverse: whether the second half of these are inverse ones.
-        complete: whether ids were checked when it was built, so that no edge was dropped.
+        num_input_edges: ``(types,)``, the number of edges that each type was built from, dropped
+            ones included; None of a graph that was put together by hand.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1, 1], [0, 0, 2]]}
@@ -52,9 +53,9 @@ class HeteroGraph:
 
     relational: RelationalGraph
     graphs: tuple[Graph | None, ...] = ()
+    num_input_edges: Array | None = field(default=None, kw_only=True)
     edge_types: tuple[EdgeType, ...] = field(default=(), kw_only=True, metadata=STATIC)
     inverse: bool = field(default=False, kw_only=True, metadata=STATIC)
-    complete: bool = field(default=False, kw_only=True, metadata=STATIC)
 
     @classmethod
     def from_edges(
@@ -95,10 +96,16 @@ class HeteroGraph:
             validate=validate,
         )
         types: Any = (relational.relation_names or ())[: len(edges) * (1 + inverse)]
-        graphs = (None,) * len(types)
-        complete = validate and not is_traced(relational.edge_types)
-        flags: Any = {"inverse": bool(inverse), "complete": bool(complete)}
-        return cls(relational, graphs, edge_types=types, **flags)
+        counts = [np.shape(ends[0])[0] if len(ends) else 0 for ends in edges.values()]
+        indptr = relational.nodes.indptr
+        sizes: Any = np.array(counts, indptr.dtype)
+        graph = cls(
+            *(relational, (None,) * len(types)),
+            num_input_edges=sizes,
+            edge_types=types,
+            inverse=bool(inverse),
+        )
+        return placed(graph, device_of(indptr))
 
     # --- Names and sizes -----------------------------------------------------------------------
 
@@ -252,40 +259,67 @@ class HeteroGraph:
             if given[key].ndim == 0:
                 raise ValueError(f"{name} must be (num_edges, *features), got a scalar")
         _, dtype = _features("values", given)
-        if not is_traced(self.relational.edge_types):
-            self._check_lengths({key: len(each) for key, each in given.items()})
+        if not is_traced(self.num_input_edges):
+            for key, count in zip(types, self._input_counts("edge_values"), strict=True):
+                if len(given[key]) != count:
+                    raise ValueError(
+                        f"{names[key]} must be (num_input_edges={count}, *features), got shape "
+                        f"{given[key].shape}"
+                    )
         joined = xp.concatenate([each.astype(dtype) for each in given.values()])
         return self.relational.edge_values(joined, fill_value)
 
-    def _check_lengths(self, lengths: Mapping[EdgeType, int]) -> None:
-        """Raises an error where a type has not as many values as edges that it was built from."""
-        ids, kinds = map(np.asarray, (self.relational.nodes.edge_ids, self.relational.edge_types))
-        start = 0
-        for number, (key, length) in enumerate(lengths.items()):
-            own = ids[(kinds == number) & (ids >= 0)] - start
-            # Of edges that were dropped it is not known how many there were after the last one.
-            wanted = len(own) if self.complete else max(length, own.max(initial=-1) + 1)
-            if length != wanted or own.min(initial=0) < 0:
-                edges = f"of {len(own)} edges" if self.complete else "edge of the input"
-                raise ValueError(
-                    f"values[{key!r}] must have a value for each {edges}, got {length}"
-                    + ("" if self.complete or not number else ", or those before it are too many")
-                )
-            start += length
+    def to_input_order(self, values: ArrayLike, fill_value: Any = 0) -> dict[EdgeType, Array]:
+        """Brings values of edges back to the order of the input: undoes :meth:`edge_values`.
+
+        Args:
+            values: ``(num_edges, *features)`` in the order of ``relational``.
+            fill_value: as for :meth:`Graph.to_input_order`.
+
+        Returns:
+            By edge type ``(num_edges, *features)``, for all types that the graph was built from.
+
+        Raises:
+            TypeError: as :meth:`Graph.to_input_order`.
+            ValueError: likewise, or ``num_input_edges`` is None.
+        """
+        joined = self.relational.to_input_order(values, fill_value)
+        ends = np.cumsum([0, *self._input_counts("to_input_order")])
+        pieces = zip(self._types_given, ends[:-1], ends[1:], strict=True)
+        return {key: joined[start:end] for key, start, end in pieces}
+
+    def _input_counts(self, caller: str) -> list[int]:
+        """Number of edges of the input by type."""
+        if self.num_input_edges is None:
+            raise ValueError(
+                f"{caller} needs the number of edges that each type was built from, got "
+                f"num_input_edges=None: build the graph by from_edges, or call relational.{caller}"
+            )
+        return np.asarray(self.num_input_edges).tolist()
 
     @property
     def _types_given(self) -> tuple[EdgeType, ...]:
         """The edge types that the graph was built from."""
         return self.edge_types[: len(self.edge_types) // (1 + self.inverse)]
 
-    def _edges(self, edge_type: EdgeType) -> tuple[np.ndarray, np.ndarray]:
-        """Sources and destinations of one type, within their types, in the order of the input."""
-        nodes = self.relational.nodes
+    def _edges(self, edge_type: EdgeType) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray]:
+        """Edges of one type in the order of the input.
+
+        Returns:
+            Sources and destinations within their types; the number of each edge among those of the
+            type in the input, None where ``num_input_edges`` is; places in ``relational``.
+        """
+        nodes, number = self.relational.nodes, self.relation(edge_type)
         ids, kinds = map(np.asarray, (nodes.edge_ids, self.relational.edge_types))
-        edges = np.flatnonzero(kinds == self.relation(edge_type))
-        edges = edges[np.argsort(ids[edges], kind="stable")]
-        src, dst = (np.asarray(ends)[edges].astype(int) for ends in (nodes.cols, nodes.rows))
-        return src - self.slices[edge_type[0]].start, dst - self.slices[edge_type[2]].start
+        places = np.flatnonzero(kinds == number)
+        places = places[np.argsort(ids[places], kind="stable")]
+        src, dst = (np.asarray(array)[places].astype(int) for array in (nodes.cols, nodes.rows))
+        numbers = None
+        if self.num_input_edges is not None:
+            before = np.asarray(self.num_input_edges)[: number % len(self._types_given)]
+            numbers = ids[places].astype(int) - before.sum(dtype=int)
+        starts = [self.slices[end].start for end in edge_type[::2]]
+        return src - starts[0], dst - starts[1], numbers, places
 
     def edges(self) -> dict[EdgeType, tuple[np.ndarray, np.ndarray]]:
         """The edges by the edge types that the graph was built from, in that order. Host only.
@@ -299,7 +333,7 @@ class HeteroGraph:
         """
         if is_traced(self.relational.nodes.rows):
             raise TypeError("edges works on the host only: call it before jax.jit")
-        return {key: self._edges(key) for key in self._types_given}
+        return {key: self._edges(key)[:2] for key in self._types_given}
 
     def with_graphs(self, edge_types: Iterable[EdgeType] | None = None) -> HeteroGraph:
         """Adds the edges of some types, or of all, as graphs of their own. Host only.
@@ -318,13 +352,21 @@ class HeteroGraph:
         if not (edge_types is None or isinstance(edge_types, Iterable)):
             raise TypeError(f"edge_types must be edge types, got {edge_types!r}")
         sizes, graphs = self.num_nodes, list(self.graphs)
-        with on_host(on_host.value or namespace(self.relational.nodes.rows) is np):
+        with on_host(True):
             for key in self.edge_types if edge_types is None else edge_types:
                 number = self._number("edge_types", key)
-                graphs[number] = Graph.from_edges(
-                    *self._edges(key), num_src=sizes[key[0]], num_dst=sizes[key[2]]
-                )
-        return replace(self, graphs=tuple(graphs))
+                src, dst, ids, _ = self._edges(key)
+                graph = Graph.from_edges(src, dst, num_src=sizes[key[0]], num_dst=sizes[key[2]])
+                if ids is not None:
+                    count = self._input_counts("with_graphs")[number % len(self._types_given)]
+                    graph = graph._renumbered(ids, np.asarray(count, graph.edge_ids.dtype))
+                graphs[number] = graph
+        return self._like(replace(self, graphs=tuple(graphs)))
+
+    def _like(self, graph: HeteroGraph) -> HeteroGraph:
+        """Graph of host arrays, where the arrays of this one are."""
+        rows = self.relational.nodes.rows
+        return graph if namespace(rows) is np else placed(graph, device_of(rows))
 
     def graph(self, edge_type: EdgeType) -> Graph:
         """The edges of one type alone.
@@ -369,16 +411,34 @@ class HeteroGraph:
         arguments.numbers_by_name("edge types", known, types, "the graph", "edge_types")
         inverse = self.edge_types[len(given) :]
         prefix = inverse[0][1].removesuffix(given[0][1]) if inverse else ""
-        graph = HeteroGraph.from_edges(
-            {key: self._edges(key) for key in types[: len(given)]},
-            {name: self.num_nodes[name] for name in kinds},
-            inverse=self.inverse,
-            inverse_prefix=prefix,
-            self_relation=relational.self_relation,
-            parts=tuple(part for part in PARTS if getattr(relational, part) is not None),
-        )
-        alone = zip(self.edge_types, self.graphs, strict=True)
-        return graph.with_graphs(key for key, own in alone if own is not None)
+        edges = {key: self._edges(key) for key in types[: len(given)]}
+        with on_host(True):
+            graph = HeteroGraph.from_edges(
+                {key: ends[:2] for key, ends in edges.items()},
+                {name: self.num_nodes[name] for name in kinds},
+                inverse=self.inverse,
+                inverse_prefix=prefix,
+                self_relation=relational.self_relation,
+                parts=tuple(part for part in PARTS if getattr(relational, part) is not None),
+            )
+            if self.num_input_edges is not None:
+                by_type: Any = dict(zip(given, self._input_counts("in_order"), strict=True))
+                counts: Any = np.array([by_type[key] for key in edges], int)
+                starts = np.cumsum(counts) - counts
+                ids = [e[2] + first for e, first in zip(edges.values(), starts, strict=True)]
+                nodes = graph.relational.nodes
+                dtype = nodes.edge_ids.dtype
+                nodes = nodes._renumbered(
+                    np.concatenate([*ids, np.zeros(0, int)]), np.asarray(counts.sum(), dtype)
+                )
+                graph = replace(
+                    graph,
+                    relational=replace(graph.relational, nodes=nodes),
+                    num_input_edges=counts.astype(dtype),
+                )
+            alone = zip(self.edge_types, self.graphs, strict=True)
+            graph = graph.with_graphs(key for key, own in alone if own is not None)
+        return self._like(graph)
 
 
 def _features(name: str, given: Mapping[Any, Array]) -> tuple[tuple[int, ...], Any]:

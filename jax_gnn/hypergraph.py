@@ -33,7 +33,8 @@ class Hypergraph:
     Attributes:
         graph: the incidences, as edges from nodes to hyperedges; those of the tails, if directed.
             What ops take or give for each incidence is in the order of its edges: by hyperedge,
-            then node. :meth:`incidence_values` brings values there.
+            then node. :meth:`incidence_values` brings values there,
+            :meth:`to_input_order` back.
         head: the incidences of the heads, also as edges from nodes to hyperedges; None: those of
             ``graph``.
 
@@ -377,6 +378,24 @@ class Hypergraph:
             ValueError: ``values`` has not one row for each incidence of the input.
         """
         return self.graph._values(values, fill_value, "num_input_incidences")
+
+    def to_input_order(self, values: Any, fill_value: Any = 0) -> Array:
+        """Brings values of incidences back to the order of the input: undoes `incidence_values`.
+
+        For those of the heads of a directed hypergraph there is ``head.to_input_order``.
+
+        Args:
+            values: ``(num_incidences, *features)`` in the order of ``graph``.
+            fill_value: as for :meth:`Graph.to_input_order`.
+
+        Returns:
+            ``(num_input_incidences, *features)`` in the dtype of ``values``.
+
+        Raises:
+            TypeError: as :meth:`Graph.to_input_order`.
+            ValueError: likewise.
+        """
+        return self.graph._to_input_order(values, fill_value, "num_incidences")
 
     def check(self, name: str = "hypergraph") -> Hypergraph:
         """The hypergraph, if its arrays are such as ops take: see :meth:`Graph.check`.

@@ -57,7 +57,7 @@ class RelationalGraph:
 
     Whatever ops take or give for each edge is in one order in all parts: by destination, then
     relation, then source; equal edges in the order of the input. :meth:`edge_values` brings values
-    there. Hence ``nodes.cols`` need not ascend for each destination.
+    there, :meth:`to_input_order` back. Hence ``nodes.cols`` need not ascend for each destination.
 
     Attributes:
         nodes: the edges from sources to destinations; its second half by source, then destination,
@@ -578,6 +578,23 @@ class RelationalGraph:
             ValueError: ``values`` has not one row for each edge of the input.
         """
         return self.nodes.edge_values(values, fill_value)
+
+    def to_input_order(self, values: Any, fill_value: Any = 0) -> Array:
+        """Brings values from the graph's order back to that of the input: undoes `edge_values`.
+
+        Args:
+            values: ``(num_edges, *features)``. Those of edges that were added, inverse ones
+                included, are left out.
+            fill_value: as for :meth:`Graph.to_input_order`.
+
+        Returns:
+            ``(num_triples, *features)`` in the dtype of ``values``.
+
+        Raises:
+            TypeError: as :meth:`Graph.to_input_order`.
+            ValueError: likewise.
+        """
+        return self.nodes._to_input_order(values, fill_value, "num_edges", self.edge_types)
 
     def triples(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The edges that the graph was built from, in that order, then those added. Host only.

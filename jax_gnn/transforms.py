@@ -6,7 +6,6 @@ but its nodes count, whether they are padding or not.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -585,8 +584,7 @@ def _derived(
     with on_host(True):
         made = Graph.from_edges(*ends, num_nodes=len(nodes))
     order = made.edge_ids
-    count = jax.device_get(graph.num_input_edges)
-    made = replace(made, edge_ids=edge_ids[order].astype(order.dtype), num_input_edges=count)
+    made = made._renumbered(edge_ids, graph.num_input_edges)
     made = made if graph.split is None else made.with_edge_split()
     return Derived(_like(graph, made), nodes, edges[order])
 

@@ -60,6 +60,7 @@ MORE: dict[str, Callable[[], Any]] = {
     "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
     "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
     "values of relations": lambda: relational().edge_values(SRC),
+    "values in the input's order": lambda: relational().to_input_order(SRC),
     "values by type": lambda: MAKE["HeteroGraph"]().edge_values(dict.fromkeys(KEYS, OF_EDGES)),
     "values of incidences": lambda: directed().incidence_values(OF_EDGES[:, None]),
     "degrees": lambda: (MAKE["Graph"]().in_degrees(), MAKE["Graph"]().out_degrees()),

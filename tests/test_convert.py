@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import doctest
+import gzip
 import inspect
 import re
 import sys
@@ -168,6 +169,23 @@ def test_pyg(rng: Rng) -> None:
     assert made.num_graphs == 3
     np.testing.assert_array_equal(made.edge_index, in_order(data.graph)[2:])
     assert_equal(convert.from_pyg(made), data, "nodes", "edges", "globals", "n_node", "n_edge")
+    for count in (1, 2):  # rows of a whole graph are of one graph, and are not those of a batch
+        single = pyg.Data(**made[0].to_dict())
+        single.y, single.title, single.u = made.y[0].repeat(7), "Ζωή", made.y[:1]
+        given = pyg.Batch.from_data_list([single] * count)
+        back = convert.from_pyg(given)
+        assert [len(part) for part in back.globals["y"]] == [14] * count
+        assert back.globals["u"].shape == (count, 2) and back.globals["title"] == ["Ζωή"] * count
+        again = convert.to_pyg(back)
+        assert again.title == given.title and again[count - 1].y.equal(single.y)
+    for wrong in (np.ones(3), np.float32(1), "ab"):
+        with pytest.raises(
+            ValueError, match=r"globals\['y'\] must have a row for each of 2 graphs"
+        ):
+            convert.to_pyg(replace(back, globals={"y": wrong}))
+    single.x = single.x.to_sparse()
+    with pytest.raises(TypeError, match=r"data\['x'\] must be .*sparse_coo: call its to_dense"):
+        convert.from_pyg(single)
     data = replace(hetero(rng), globals={"title": "李"})
     made = convert.to_pyg(data)
     assert made["none"].num_nodes == 0
@@ -229,6 +247,12 @@ def test_networkx(rng: Rng) -> None:
                 {k: v.tolist() for k, v in back.nodes.items()},
                 {k: v.tolist() for k, v in data.nodes.items()},
             )
+    for part in ("nodes", "edges", "graph"):
+        mixed = networkx.path_graph(2)
+        places = {"nodes": mixed.nodes[0], "edges": mixed.edges[0, 1], "graph": mixed.graph}
+        places[part].update({"v": 1.0, 1: 20})
+        with pytest.raises(TypeError, match=rf"attributes of .*{part} must have text .* got 1: re"):
+            convert.from_networkx(mixed)
     with pytest.raises(ValueError, match="node_names must differ from each other, got 'a' 2 times"):
         convert.to_networkx(Data(PAIR, node_names=np.array(["a", "a"])))
     with pytest.raises(ValueError, match="multigraph must be True: 2 edges are parallel"):
@@ -451,6 +475,38 @@ def test_tables_by_type(rng: Rng) -> None:
     assert found[1]["author"]["id"].tolist() == ["ann", "李"]
 
 
+def edges_lost(rng: Rng) -> tuple[Data, list[np.ndarray]]:
+    """Edges by type of which the first, the last and some between have ends out of range."""
+    kind, other = ("a", "w", "b"), ("b", "w", "b")
+    edges = {kind: [[9, 0, 9, 1, 1], [0, 0, 0, 1, 7]], other: [[0, 3, 1], [1, 0, 0]]}
+    graph = HeteroGraph.from_edges(edges, {"a": 2, "b": 2}, validate=False)
+    values = rng.normal(size=5), rng.normal(size=3)
+    left = [values[0][[1, 3]], values[1][[0, 2]]]
+    return Data(graph, edges={kind: {"w": values[0]}, other: {"w": values[1]}}), left
+
+
+def test_values_of_edges_that_were_lost(rng: Rng) -> None:
+    data, left = edges_lost(rng)
+    for table, want in zip(convert.to_table(data)[0].values(), left, strict=True):
+        np.testing.assert_array_equal(table["w"], want)
+    few = replace(data, edges={key: {"w": part["w"][1:]} for key, part in data.edges.items()})
+    with pytest.raises(ValueError, match=r"must have a row for each of 5 edges, got shape \(4,\)"):
+        convert.to_table(few)
+    by_hand = replace(data.graph, num_input_edges=None)
+    with pytest.raises(ValueError, match=r"edges\[.* must be left out .* num_input_edges is None"):
+        convert.to_table(replace(data, graph=by_hand))
+    assert convert.to_table(by_hand)[0].keys() == data.edges.keys()
+
+
+@pytest.mark.parametrize("package", ["pyg", "dgl"])
+def test_values_of_edges_that_were_lost_elsewhere(package: str, rng: Rng) -> None:
+    need({"pyg": "torch_geometric", "dgl": "dgl"}[package])
+    data, left = edges_lost(rng)
+    back = getattr(convert, f"from_{package}")(getattr(convert, f"to_{package}")(data))
+    for columns, want in zip(back.edges.values(), left, strict=True):
+        np.testing.assert_array_equal(columns["w"], want)
+
+
 @pytest.mark.parametrize("name", ["Data", "from_table"])
 def test_example(name: str) -> None:
     names = {**vars(convert), "jax_gnn": jax_gnn, "np": np}
@@ -497,11 +553,90 @@ def test_csv_files(tmp_path: Path) -> None:
     for text, message in (
         ("src,dst\n1\n", r"a.csv:2 must have 2 cells as the header has, got 1"),
         ("src,src\n", "'src' twice"),
-        ("", "src must be a column of edges, , got 'src'"),
+        ("", "a.csv must have a header in its first line, got none"),
     ):
         (tmp_path / "a.csv").write_text(text)
         with pytest.raises(ValueError, match=message):
             convert.from_table(tmp_path / "a.csv")
+
+
+def test_text_files(tmp_path: Path) -> None:
+    """Compressed ones, lists of edges as SNAP has them, a header alone, whole numbers as floats."""
+    text = "src,dst,w\n1.0,2,5\n2.0,1,6\n"
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    data = read(tmp_path / "a.csv.gz")
+    assert data.node_names.tolist() == [1, 2]
+    assert data.edges["w"].tolist() == [5, 6]
+    pyarrow = need("pyarrow")
+    with pyarrow.output_stream(str(tmp_path / "a.csv.zst")) as file:
+        file.write(text.encode())
+    assert_equal(read(tmp_path / "a.csv.zst"), data)
+    lists = "# Directed graph\n# FromNodeId\tToNodeId\tSign\n30\t1412\t-1\n#\n\n1412 4 1\n"
+    (tmp_path / "a.txt").write_text(lists)
+    data = read(tmp_path / "a.txt")
+    assert data.node_names.tolist() == [4, 30, 1412]
+    assert data.edges["Sign"].tolist() == [-1, 1]
+    assert_equal(read(tmp_path / "a.txt", src="FromNodeId", dst="ToNodeId"), data)
+    (tmp_path / "a.txt").write_text("# Nodes: 0\n")
+    (tmp_path / "h.csv").write_text("src,dst,w\n")
+    for path in ("a.txt", "h.csv"):
+        assert read(tmp_path / path).graph.num_edges == 0
+    assert convert.from_table(tmp_path / "h.csv").edges["w"].shape == (0,)
+    for name, content, message in (
+        ("l.csv", "src,dst\na,b\nzoë,b\n".encode("latin-1"), "l.csv:3 must be UTF-8, got 'zo"),
+        ("s.txt", b"# a\n1 2\n1 2 3\n", "s.txt:3 must have 2 fields as the first edge has, got 3"),
+        ("d.csv.gz", gzip.compress(text.encode())[:-9], "d.csv.gz must be a whole file, got a dam"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            convert.from_table(tmp_path / name)
+
+
+def test_numbers_that_float32_rounds() -> None:
+    """Times keep their digits, and are told; what float32 has exactly is float32."""
+    edges = {"src": [0, 1], "dst": [1, 0], "time": [1_700_000_001, 1_700_000_063]}
+    edges |= {"some": [2**30 + 1, None], "small": [2**24, -(2**24)], "even": [2**40, 0]}
+    nodes = {"id": [0, 1], "since": np.array([2**63 - 1, 0]), "x": [1, 2]}
+    with pytest.warns(UserWarning, match="beyond 2"):
+        data = convert.from_table(edges, nodes)
+    assert data.edges["time"].dtype == np.int64
+    assert data.edges["time"].tolist() == edges["time"]
+    np.testing.assert_array_equal(data.edges["some"], [2**30 + 1, np.nan])
+    assert data.edges["small"].dtype == data.edges["even"].dtype == np.float32
+    assert data.features().tolist() == [[1], [2]]
+    told = "has numbers beyond 2**24, which float32 rounds: kept in int64"
+    assert f"edges['time'] {told}" in data.report
+    assert f"nodes['since'] {told}, so that features() takes it by name only" in data.report
+
+
+def test_names_of_several_kinds() -> None:
+    """64 bits without a sign, floats that are whole beside integers, and beside text."""
+    big = {"src": np.array([2**64 - 1, 1], np.uint64), "dst": np.array([2**63, 1], np.uint64)}
+    assert read(big).node_names.tolist() == [1, 2**63, 2**64 - 1]
+    assert read({"src": [2**64 - 1, 1], "dst": [2**63, 2]}).node_names.tolist()[-1] == 2**64 - 1
+    assert read({"src": [-1, 0], "dst": big["dst"]}).node_names.tolist() == [-1, 0, 1, 2**63]
+    assert read({"src": [0, 0.0, "a"], "dst": [1, 1.0, 2]}).node_names.tolist() == [*"012a"]
+    assert read({"src": [0, 0.0], "dst": [1, np.float64(1)]}).node_names is None
+
+
+def test_frames(tmp_path: Path) -> None:
+    """An index is a column where it is asked for; lazy frames; categories beside text."""
+    pandas, polars = need("pandas"), need("polars")
+    edges = {"src": ["b"], "dst": ["c"]}
+    nodes = pandas.DataFrame({"id": [*"abc"], "f": [1.0, 2.0, 3.0]})
+    nodes = nodes[nodes.f > 1]
+    nodes.to_parquet(tmp_path / "nodes.parquet")
+    for given in (nodes, nodes.set_index("id"), tmp_path / "nodes.parquet"):
+        data = read(edges, given)
+        assert data.node_names.tolist() == ["b", "c"]
+        assert [*data.nodes] == ["f"] and data.features().tolist() == [[2], [3]]
+    frame = polars.DataFrame({"src": [*"ab"], "dst": [*"ba"], "how": [*"xy"]})
+    wanted = read(frame, labels="how")
+    for kind in (polars.Categorical, polars.Enum(["b", "a", "x", "y"])):
+        for names in (["src"], ["dst", "how"], ["src", "dst", "how"]):
+            lazy = frame.lazy().with_columns(polars.col(names).cast(kind))
+            for given in (lazy, lazy.collect()):
+                assert_equal(read(given, labels="how"), wanted)
 
 
 # --- What is wrong --------------------------------------------------------------------------------

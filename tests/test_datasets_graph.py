@@ -143,6 +143,15 @@ def test_csv_of_numbers_to_regress_on(tmp_path):
     assert data.y[0] == 0.5 and data.x.tolist() == [[1], [2]]
 
 
+def test_csv_of_numbers_that_float32_rounds(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,target,x\n1,1700000001,1700000063\n2,,2\n")
+    (tmp_path / "edges.csv").write_text("src,dst,weight\n1,2,9999999999\n")
+    with pytest.warns(UserWarning) as told:
+        assert datasets.load_csv(tmp_path).edge_weight[0] == np.float32(1e10)
+    for found, what in zip(told, ("'x'", "'weight'", "'target'"), strict=True):
+        assert f"column {what} has numbers beyond 2**24" in str(found.message)
+
+
 def test_csv_of_text(tmp_path):
     (tmp_path / "nodes.csv").write_text("id,kind,label\nÇel,b,\nann,a,red\n007,b,blue\n")
     (tmp_path / "edges.csv").write_text("src,dst\nann,007\n")

@@ -42,6 +42,10 @@ def test_tu(tmp_path):
     write_tu(tmp_path, node_attributes="0.5, 1\n" * 5)
     found = load_graphs(tmp_path / "toy_A.txt")
     assert found.x.shape == (5, 4) and (found.x[:, 2:] == [0.5, 1]).all()
+    write_tu(tmp_path, graph_labels="nan\n4\n", graph_attributes="1\n2\n")
+    found = load_graphs(tmp_path / "toy_A.txt")
+    assert found.y.tolist() == [-1, 0] and found.label_names == ("4",)
+    assert found.unused == ("toy_edge_labels.txt", "toy_graph_attributes.txt")
 
 
 def test_tu_without_features_and_with_numbers(tmp_path):
@@ -55,6 +59,7 @@ def test_tu_without_features_and_with_numbers(tmp_path):
     ("changes", "message"),
     [
         ({"graph_labels": ""}, "toy_graph_labels.txt does not exist; it has the labels"),
+        ({"graph_labels": "1, 0\n0, 1\n"}, "toy_graph_labels.txt: expected one class .* 2 numbers"),
         ({"graph_labels": "1\n"}, "toy_graph_indicator.txt: node of graph 2, but 1 have labels"),
         ({"graph_indicator": "2\n1\n1\n2\n2\n"}, "expected graphs from 1, one after another"),
         ({"node_labels": "1\n2\n"}, "toy_node_labels.txt: expected 5 lines, one for each node"),
@@ -81,6 +86,12 @@ def test_gin(tmp_path):
     for number in range(10):
         (folder / f"test_idx-{number + 1}.txt").write_text(f"{number}\n" if number < 2 else "")
     assert load_graphs(path).folds.tolist() == [0, 1]
+    (folder / "test_idx-1.txt").write_text("")
+    assert load_graphs(path).folds.tolist() == [-1, 1]
+    (folder / "test_idx-4.txt").write_text("1\n")
+    with pytest.raises(ValueError, match="graph 1 is in folds 2 and 4"):
+        load_graphs(path)
+    (folder / "test_idx-4.txt").write_text("")
     path.write_text(GIN.replace("6 ", "4 "))  # one tag: degrees
     np.testing.assert_array_equal(load_graphs(path).x, np.eye(2)[[1, 1, 1, 0, 0]])
 

@@ -98,6 +98,7 @@ def test_every_block_is_found() -> None:
     print(f"{found} blocks: {found - marked} run, {marked} marked as not to be run")
 
 
+@pytest.mark.filterwarnings("ignore:from_table:UserWarning")  # of tables that lack something
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")  # PyG's, as it is imported
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_code_runs(page: Path, data: None, capsys: pytest.CaptureFixture[str]) -> None:

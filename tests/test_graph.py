@@ -510,6 +510,29 @@ def test_edge_values(rng: np.random.Generator, features: tuple[int, ...]) -> Non
         np.testing.assert_array_equal(got[:size], values[np.asarray(graph.edge_ids)[:size]])
         assert (got[size:] == 7).all()
         assert got.dtype == np.float32
+        back = graph.to_input_order(got, 9)
+        valid = np.isin(np.arange(24), np.asarray(graph.edge_ids))
+        np.testing.assert_array_equal(back, np.where(valid, values.T, np.float32(9)).T)
+
+
+def test_edge_values_in_the_order_of_the_input(rng: np.random.Generator) -> None:
+    """One unused edge more, and values that nobody brought to the graph's order are refused."""
+    values = np.arange(5.0, dtype=np.float32)
+    loops = SMALL.with_self_loops().pad(num_edges=14)
+    np.testing.assert_array_equal(loops.to_input_order(loops.edge_values(values)), values)
+    with pytest.raises(ValueError, match="in which symmetrized added 2"):
+        SMALL.symmetrized().to_input_order(np.ones(7))
+    with pytest.raises(ValueError, match=r"values must be \(num_edges=5, .*, got shape \(4,\)"):
+        SMALL.to_input_order(np.ones(4))
+    with pytest.raises(TypeError, match="call it on what a function under"):
+        jax.jit(Graph.to_input_order)(SMALL, values)
+    with pytest.raises(ValueError, match="needs num_input_edges of the graph, got None"):
+        dataclasses.replace(SMALL, num_input_edges=None).to_input_order(values)
+    x = rng.normal(size=(6, 2)).astype(np.float32)
+    right, wider = spmm(SMALL, x, SMALL.edge_values(values)), SMALL.pad(num_edges=6)
+    np.testing.assert_array_equal(spmm(wider, x, wider.edge_values(values)), right)
+    with pytest.raises(ValueError, match=r"weight must be \(num_edges=6.*got shape \(5,\)"):
+        jax.jit(spmm)(wider, x, values)
 
 
 def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
@@ -541,6 +564,17 @@ def test_as_many_edge_values_as_edges(count: int) -> None:
             jax.jit(graph.edge_values)(values)  # of values alone
     got = np.asarray(jax.jit(Graph.edge_values)(SMALL, values))[:, 0]
     np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)
+
+
+def test_edge_values_are_not_narrowed_in_silence() -> None:
+    """Times of 64 bits, where JAX has 32."""
+    for call in (SMALL.edge_values, SMALL.to_input_order):
+        assert call([-(2**31), 0, 1, 2, 2**31 - 1]).dtype == np.int32
+        for large in (2**31, -(2**40)):
+            with pytest.raises(ValueError, match=f"must fit in int32, .*, got {large}: subtract"):
+                call([0, 1, 2, 3, large])
+        with jax.enable_x64(True):
+            assert 2**40 in call(np.array([0, 1, 2, 3, 2**40]))
 
 
 def test_edge_values_are_no_scalar() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -104,9 +105,12 @@ def test_edge_values() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({WRITES: np.ones(3), CITES: np.ones(4)}, "a value for each of 4 edges, got 3"),  # same sum
-        ({CITES: np.ones(4), HAS: np.ones(1)}, "a value for each of 3 edges, got 4"),
-        ({HAS: np.ones(3)}, "a value for each of 2 edges, got 3"),
+        (
+            {WRITES: np.ones(3), CITES: np.ones(4)},
+            r"must be \(num_input_edges=4, .* got shape \(3,\)",
+        ),  # same sum
+        ({CITES: np.ones(4), HAS: np.ones(1)}, r"must be \(num_input_edges=3, .* got shape \(4,\)"),
+        ({HAS: np.ones(3)}, r"must be \(num_input_edges=2, .* got shape \(3,\)"),
         ({CITES: np.ones((3, 2))}, r"equal features for all types, got \(2,\) for .*'cites'"),
         ({CITES: None}, r"'cites', 'paper'\)\] must be"),
         ({CITES: 1.0}, r"'cites', 'paper'\)\] must be \(num_edges, \*features\), got a scalar"),
@@ -120,14 +124,34 @@ def test_bad_edge_values(change: Any, message: str, inverse: bool) -> None:
     assert any(str(key) in str(error.value) for key in change)
 
 
-def test_values_of_edges_that_were_dropped() -> None:
-    """As many as edges in the input."""
-    edges = {WRITES: [[0, 9], [1, 0]], CITES: [[2, 0], [3, -1]]}
-    graph = HeteroGraph.from_edges(edges, SIZES, validate=False)
-    found = graph.edge_values({WRITES: np.array([1, 2]), CITES: np.array([3.0, 4.0])})
-    assert sorted(found.tolist()) == [0, 0, 1, 3]  # padding has zeros
-    with pytest.raises(ValueError, match=r"'cites'.* for each edge of the input, got 1, or those"):
-        graph.edge_values({WRITES: np.ones(3), CITES: np.ones(1)})
+@pytest.mark.parametrize("inverse", [False, True])
+def test_values_of_edges_that_were_dropped(inverse: bool) -> None:
+    """Values are those of the input, there and back, in another order of types and by type."""
+    edges = {WRITES: [[9, 0, 2], [1, 3, 0]], CITES: [[2, 0, 3], [3, -1, 0]], HAS: [[], []]}
+    values = {WRITES: np.arange(1.0, 4), CITES: np.arange(4.0, 7), HAS: np.zeros(0)}
+    graph = HeteroGraph.from_edges(edges, SIZES, validate=False, inverse=inverse)
+    for made in (graph, graph.in_order([*SIZES][::-1], [*edges][::-1]).with_graphs()):
+        found = made.edge_values(values)
+        assert sorted(found[found > 0].tolist()) == sorted([2, 3, 4, 6] * (1 + inverse))
+        back = made.to_input_order(found, fill_value=-1)
+        assert {key: each.tolist() for key, each in back.items()} == {
+            WRITES: [-1, 2, 3],
+            CITES: [4, -1, 6],
+            HAS: [],
+        }
+        with pytest.raises(ValueError, match=r"'cites'.* must be \(num_input_edges=3, .*\(1,\)"):
+            graph.edge_values(values | {CITES: np.ones(1)})
+    for key in made.edge_types:
+        kind = key if key in edges else next(k for k in edges if k[1] == key[1][len("rev_") :])
+        alone = made.graph(key).edge_values(values[kind])
+        assert sorted(alone.tolist()) == [v for v in back[kind].tolist() if v > 0]
+    by_hand = replace(graph, num_input_edges=None)
+    for call in (
+        lambda: by_hand.edge_values(values),
+        lambda: by_hand.to_input_order(np.ones(by_hand.relational.num_edges)),
+    ):
+        with pytest.raises(ValueError, match=r"got num_input_edges=None: .* call relational\."):
+            call()
 
 
 def test_inverse_relations_that_exist_already() -> None:

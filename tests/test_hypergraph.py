@@ -439,6 +439,9 @@ def test_incidence_values(rng: np.random.Generator, scenario: str) -> None:
     np.add.at(back, (nodes[nodes >= 0], hyperedges[nodes >= 0]), got[nodes >= 0])
     np.testing.assert_allclose(back, want, atol=1e-12)
     assert (got[nodes < 0] == 0).all()
+    np.testing.assert_array_equal(
+        hypergraph.to_input_order(got), np.where(valid[:, None], values.astype(got.dtype), 0)
+    )
 
 
 def test_incidence_values_of_self_loops_and_padding() -> None:
@@ -452,6 +455,8 @@ def test_incidence_values_of_self_loops_and_padding() -> None:
         hypergraph.incidence_values(1.0)
     with pytest.raises(ValueError, match=r"\(num_input_incidences=3, .* shape \(2,\)"):
         added.incidence_values([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"\(num_incidences=7, .* shape \(3,\)"):
+        added.to_input_order([1.0, 2.0, 3.0])
 
 
 # --- Self-loops and padding ----------------------------------------------------------------------

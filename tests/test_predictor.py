@@ -25,6 +25,7 @@ from flax import nnx
 
 import jax_gnn
 from flax_layers import GCN, HGNN, HGT, RGCN, CompGCN, GCNConv, HeteroModel
+from flax_layers._base import inverse_root
 from flax_layers.training import (
     LINK_RECIPES,
     RECIPES,
@@ -148,6 +149,14 @@ def test_program_for_any_size(tmp_path: Path) -> None:
         predictor.export(path, Graph.from_edges([0, 1, 2], [1, 2, 0]), any_size=True)
     with pytest.raises(TypeError, match=r"must be of a jax_gnn\.Graph or .*, got dict"):
         predictor.export(path, {}, any_size=True)
+
+
+def test_missing_numbers_are_seen() -> None:
+    """One that is missing makes its row, and what depends on it, NaN: never zeros."""
+    preprocessing = Preprocessing.of(rows="row")
+    x = np.array([[1, -3], [np.nan, 2], [0, 0]], np.float32)
+    np.testing.assert_array_equal(preprocessing(x), [[0.25, -0.75], [np.nan] * 2, [0, 0]])
+    np.testing.assert_array_equal(inverse_root(np.array([4, -1, 0, np.nan])), [0.5, 0, 0, np.nan])
 
 
 @pytest.mark.parametrize("name", ["_cpu", "_cuda", "_cuda_emulated"])

@@ -231,6 +231,10 @@ def test_ops_take_its_graphs(rng: Rng) -> None:
     wanted = np.zeros((20, 3))
     np.add.at(wanted, dst, weights[:, None] * x[src])
     edge_weights = graph.edge_values(weights)
+    more = RelationalGraph.from_triples(src, rel, dst, 20, 6, inverse=True, self_relation=True)
+    for made in (graph, more):  # inverse edges have the ids of those that they reverse
+        order = np.asarray(made.nodes.edge_ids)
+        np.testing.assert_array_equal(made.to_input_order(order), np.arange(150))
     matrix = graph.matrix(weighted=True)
     assert isinstance(matrix, RelationalMatrix) and graph.pair_src and graph.pair_dst
     assert matrix.nodes.by_col.order is not None and graph.matrix().nodes.by_col.order is None

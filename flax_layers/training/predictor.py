@@ -34,7 +34,8 @@ class Preprocessing:
     Attributes:
         mean: ``(features,)``, subtracted; by type of nodes where features are; None: nothing is.
         std: ``(features,)``, what columns are divided by, likewise; None: by nothing.
-        rows: "row" divides each row by the sum of its absolute values.
+        rows: "row" divides each row by the sum of its absolute values; a row of zeros stays, and
+            one with a number that is missing is NaN.
         target_mean: ``(targets,)``, added to the results of a model that was trained on numbers
             that were standardized; None: nothing is.
         target_std: ``(targets,)``, what results are multiplied by before; None: by nothing.
@@ -120,7 +121,7 @@ class Preprocessing:
             x = x / feature_wise(std.astype(x.dtype), x)
         if self.rows == "row":
             total = jnp.abs(x).sum(axis=-1, keepdims=True)
-            x = jnp.where(total > 0, x / jnp.where(total > 0, total, 1), 0)
+            x = x / jnp.where(total == 0, 1, total)  # NaN stays NaN
         return x
 
 

@@ -386,7 +386,22 @@ def as_array(name: str, values: Any) -> Array:
 
 
 def as_numbers(name: str, values: Any, xp: Any) -> Any:
-    """An array of JAX or of numpy, in a dtype of JAX."""
+    """An array of JAX or of numpy, in a dtype of JAX that holds its integers.
+
+    Raises:
+        TypeError: it is no array of numbers.
+        ValueError: JAX has 32 bits for integers, and one needs more.
+    """
+    values = to_array(name, values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.size:
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(values.dtype))
+        extremes = (values.min(), values.max()) if limits.dtype != values.dtype else ()
+        for number in extremes:
+            if not limits.min <= number <= limits.max:
+                raise ValueError(
+                    f"{name} must fit in {limits.dtype}, as jax_enable_x64 is off, got {number}: "
+                    "subtract the least number, or turn it on"
+                )
     if xp is jnp:
         return as_array(name, values)
     values = to_numpy(name, values)

@@ -158,10 +158,12 @@ class Edges(NamedTuple):
 
     src: np.ndarray
     dst: np.ndarray
-    ids: np.ndarray
-    """Where each was in the input; -1 for those that were added."""
+    ids: Any
+    """Number of each edge in the input, -1 if it was added; None if the numbers are unknown."""
     places: np.ndarray
-    """Where each is in the graph's order."""
+    """Place of each edge in the graph's order."""
+    count: Any = None
+    """Number of edges of the input, dropped ones included; None if unknown."""
 
     def values(self, name: str, tree: Any) -> Any:
         """Arrays with a row for each of these edges, from a tree of them by edge of the input.
@@ -171,30 +173,30 @@ class Edges(NamedTuple):
         """
         if not jax.tree.leaves(tree):
             return tree
+        if self.ids is None:
+            raise ValueError(
+                f"{name} must be left out for a graph that does not know the edges it was built "
+                "from, as num_input_edges is None, got values"
+            )
         if (self.ids < 0).any():
             raise ValueError(
                 f"{name} must have a value for each edge, got none for the "
                 f"{int((self.ids < 0).sum())} edges that were added to the graph"
             )
-        whole = np.array_equal(self.ids, np.arange(len(self.ids)))
-        for path, array in jax.tree_util.tree_leaves_with_path(tree):
-            shape, least = np.shape(array), int(self.ids.max(initial=-1)) + 1
-            if not shape or shape[0] < least or (whole and shape[0] != least):
-                raise ValueError(
-                    f"{name}{jax.tree_util.keystr(path)} must have a row for each of {least} "
-                    f"edges, got shape {shape}"
-                )
-        return tree if whole else jax.tree.map(lambda array: np.asarray(array)[self.ids], tree)
+        count = int(self.ids.max(initial=-1)) + 1 if self.count is None else int(self.count)
+        check_rows(name, tree, "edges", count)
+        if np.array_equal(self.ids, np.arange(count)):
+            return tree
+        return jax.tree.map(lambda array: np.asarray(array)[self.ids], tree)
 
 
-def edges_of(graph: Graph, kinds: Any = None, kind: int | None = None) -> Edges:
-    """The edges of a graph, or those of one kind, where ``kinds`` has a number for each."""
+def edges_of(graph: Graph) -> Edges:
+    """The edges of a graph."""
     size = int(np.asarray(graph.indptr[-1]))
     src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
-    chosen = np.arange(size) if kinds is None else np.flatnonzero(np.asarray(kinds)[:size] == kind)
-    order = chosen[given_first(ids[chosen])]
+    order = given_first(ids)
     src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
-    return Edges(src, dst, ids, order)
+    return Edges(src, dst, ids, order, graph.num_input_edges)
 
 
 def incidences_of(hypergraph: Hypergraph) -> Edges:
@@ -210,13 +212,13 @@ def incidences_of(hypergraph: Hypergraph) -> Edges:
 
 def edges_by_type(graph: HeteroGraph) -> dict[EdgeType, Edges]:
     """The edges of each type, by number within the types at their ends."""
-    relational, starts = graph.relational, {k: rows.start for k, rows in graph.slices.items()}
-    found = {}
-    for number, key in enumerate(graph.edge_types):
-        src, dst, ids, places = edges_of(relational.nodes, relational.edge_types, number)
-        first = ids.min() if ids.size else 0  # types are one after another in the input
-        found[key] = Edges(src - starts[key[0]], dst - starts[key[2]], ids - first, places)
-    return found
+    known = graph.num_input_edges is not None
+    counts = np.asarray(graph.num_input_edges).tolist() if known else [None]
+    counts *= len(graph.edge_types)  # an inverse type has those of the type that it reverses
+    return {
+        key: Edges(*graph._edges(key), count)
+        for key, count in zip(graph.edge_types, counts, strict=False)
+    }
 
 
 # --- What conversions take and give ---------------------------------------------------------------
@@ -243,8 +245,10 @@ def named(name: str, tree: Any) -> Mapping[str, Any]:
     Raises:
         TypeError: these have no names.
     """
-    if not isinstance(tree, Mapping) or not all(isinstance(key, str) for key in tree):
+    if not isinstance(tree, Mapping):
         raise TypeError(f"{name} must be a mapping by name, got {type(tree).__name__}")
+    if other := [key for key in tree if not isinstance(key, str)]:
+        raise TypeError(f"{name} must have text as names, got {other[0]!r}: rename it")
     return tree
 
 
@@ -303,20 +307,29 @@ def column(values: list[Any]) -> np.ndarray:
     None stands for a value that is missing.
     """
     kinds = {type(value) for value in values}
+    if kinds == {int}:
+        for dtype in (np.int64, np.uint64):
+            with contextlib.suppress(OverflowError):
+                return np.array(values, dtype)
+        return objects(values)
     plain = kinds == {bool} or kinds <= {int, float} or kinds <= {list, np.ndarray}
     if kinds and (plain or all(issubclass(kind, np.generic) for kind in kinds)):
         with contextlib.suppress(
             ValueError, OverflowError
         ):  # rows of several lengths, large numbers
             array = np.asarray(values)
-            if array.dtype.kind in "biufc" and not (kinds == {int} and array.dtype.kind == "f"):
+            if array.dtype.kind in "biufc":
                 return array
     return objects(values)
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Dicts of attributes, one for each node or edge, as columns by name."""
-    names = dict.fromkeys(name for row in rows for name in row)
+def columns(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Dicts of attributes, one for each node or edge, as columns by name.
+
+    Raises:
+        TypeError: a name is no text; the error calls the rows ``title``.
+    """
+    names = named(title, dict.fromkeys(name for row in rows for name in row))
     return {name: column([row.get(name) for row in rows]) for name in names}
 
 

@@ -33,17 +33,18 @@ def from_dgl(graph: Any) -> Data:
         raise ValueError("graph must be no block, got one: dgl.block_to_graph makes a graph of it")
 
     def read(frame: Any) -> dict[str, Any]:
-        return {key: from_tensor(value) for key, value in frame.items()}
+        return {key: from_tensor(f"graph's {key!r}", value) for key, value in frame.items()}
 
     types = graph.canonical_etypes
     edges = {
-        key: [from_tensor(ids) for ids in graph.edges(etype=key, order="eid")] for key in types
+        key: [from_tensor("graph.edges()", ids) for ids in graph.edges(etype=key, order="eid")]
+        for key in types
     }
     if (graph.ntypes, graph.etypes) == ONE_TYPE:
         counts: dict[str, Any] = {}
         if graph.batch_size != 1:
-            counts["n_node"] = from_tensor(graph.batch_num_nodes())
-            counts["n_edge"] = from_tensor(graph.batch_num_edges())
+            counts["n_node"] = from_tensor("graph.batch_num_nodes()", graph.batch_num_nodes())
+            counts["n_edge"] = from_tensor("graph.batch_num_edges()", graph.batch_num_edges())
         made = Graph.from_edges(*edges[types[0]], num_nodes=graph.num_nodes())
         return Data(made, nodes=read(graph.ndata), edges=read(graph.edata), **counts)
     if graph.batch_size != 1:

@@ -55,7 +55,7 @@ def from_hypernetx(hypergraph: Any) -> Data:
     for part in (hypergraph.nodes, hypergraph.edges):
         names.append(list(part))
         found = dict(zip(part.dataframe.index, rows(part.dataframe), strict=True))
-        members.append(columns([found[name] for name in names[-1]]))
+        members.append(columns("properties", [found[name] for name in names[-1]]))
     number = [{name: i for i, name in enumerate(each)} for each in names]
     frame = hypergraph.dataframe
     made = Hypergraph.from_incidence(
@@ -68,7 +68,7 @@ def from_hypernetx(hypergraph: Any) -> Data:
         made,
         nodes=members[0],
         edges=members[1],
-        incidences=columns(rows(frame)),
+        incidences=columns("properties of incidences", rows(frame)),
         node_names=names_of(names[0]),
         edge_names=names_of(names[1]),
     )

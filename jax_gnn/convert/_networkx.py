@@ -11,6 +11,7 @@ from jax_gnn.convert._data import (
     Edges,
     as_data,
     attributes,
+    column,
     columns,
     distinct,
     edges_of,
@@ -36,7 +37,7 @@ def from_networkx(graph: Any) -> Data:
         ``edge_names`` are the keys of a multigraph's edges, ``globals`` the graph's attributes.
 
     Raises:
-        TypeError: it is no graph of networkx.
+        TypeError: it is no graph of networkx, or the name of an attribute is no text.
     """
     if not all(hasattr(graph, name) for name in ("is_multigraph", "adj", "is_directed")):
         raise TypeError(f"graph must be one of networkx, got {type(graph).__name__}")
@@ -50,12 +51,13 @@ def from_networkx(graph: Any) -> Data:
         back = np.flatnonzero(src != dst)
         src, dst = np.append(src, dst[back]), np.append(dst, src[back])
         order = np.append(order, back)
-    keys = columns([{"key": edge[2]} for edge in found])["key"] if keyed and found else None
+    keys = column([edge[2] for edge in found]) if keyed and found else None
+    attributes_of_edges = columns("attributes of edges", [edge[-1] for edge in found])
     return Data(
         Graph.from_edges(src, dst, num_nodes=len(nodes)),
-        nodes=columns([graph.nodes[node] for node in nodes]),
-        edges={name: values[order] for name, values in columns([e[-1] for e in found]).items()},
-        globals=dict(graph.graph),
+        nodes=columns("attributes of nodes", [graph.nodes[node] for node in nodes]),
+        edges={name: values[order] for name, values in attributes_of_edges.items()},
+        globals=dict(named("attributes of the graph", graph.graph)),
         node_names=names_of(nodes),
         edge_names=keys if keys is None else keys[order],
     )

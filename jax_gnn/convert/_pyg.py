@@ -41,16 +41,16 @@ def from_pyg(data: Any) -> Data:
         kind = type(data).__name__
         raise TypeError(f"data must be PyG's Data, HeteroData or Batch of Data, got {kind}")
     if not is_batch:
-        return _from_graphs([data])
+        return _from_graphs([data], is_batch=False)
     graphs = data.to_data_list()
     n_node, n_edge = (
         np.array([getattr(graph, name) for graph in graphs], np.int64)
         for name in ("num_nodes", "num_edges")
     )
-    return replace(_from_graphs(graphs), n_node=n_node, n_edge=n_edge)
+    return replace(_from_graphs(graphs, is_batch=True), n_node=n_node, n_edge=n_edge)
 
 
-def _from_graphs(graphs: list[Any]) -> Data:
+def _from_graphs(graphs: list[Any], is_batch: bool) -> Data:
     """One graph, or several one after another."""
     sizes = {
         "nodes": [graph.num_nodes or 0 for graph in graphs],
@@ -62,12 +62,15 @@ def _from_graphs(graphs: list[Any]) -> Data:
     for key, first in graphs[0]._store.items():
         if key in STRUCTURE:
             continue
-        values = [_read(graph[key]) for graph in graphs]
+        values = [_read(f"data[{key!r}]", graph[key]) for graph in graphs]
         by_row = graphs[0].__cat_dim__(key, first) == 0
         lengths = [_length(value) if by_row else None for value in values]
         fitting = [part for part, counts in sizes.items() if lengths == counts]
         part = fitting[-("edge" in key)] if fitting else "globals"
-        parts[part][key] = _joined(values, part)
+        if part == "globals" and not is_batch:
+            parts[part][key] = values[0]
+        else:
+            parts[part][key] = _joined(values, by_row=part != "globals")
     edge_index = np.concatenate(ends, axis=1)
     return Data(Graph.from_edges(*edge_index, num_nodes=int(starts[-1])), **parts)
 
@@ -82,16 +85,16 @@ def _from_hetero(data: Any) -> Data:
         for name, value in store.items():
             if name in STRUCTURE:
                 continue
-            value = _read(value)
+            value = _read(f"data[{key!r}][{name!r}]", value)
             if _length(value) == rows[key] and data.__cat_dim__(name, value, store) == 0:
-                columns[key][name] = _joined([value], "nodes")
+                columns[key][name] = _joined([value], by_row=True)
             else:
                 report.append(f"data[{key!r}][{name!r}] has not {rows[key]} rows: dropped")
     return Data(
         HeteroGraph.from_edges(edges, sizes),
         nodes={key: columns[key] for key in sizes},
         edges={key: columns[key] for key in edges},
-        globals={key: _read(value) for key, value in data._global_store.items()},
+        globals={key: _read(f"data[{key!r}]", value) for key, value in data._global_store.items()},
         report=tuple(report),
     )
 
@@ -103,12 +106,12 @@ def _edge_index(name: str, store: Any) -> np.ndarray:
             raise ValueError(f"{name} must have its edges as edge_index, got {key}")
     if store.get("edge_index") is None:
         return np.zeros((2, 0), np.int64)
-    return from_tensor(store["edge_index"])
+    return from_tensor(f"{name}.edge_index", store["edge_index"])
 
 
-def _read(value: Any) -> Any:
+def _read(name: str, value: Any) -> Any:
     """A tensor as an array; what else there is stays as it is."""
-    return from_tensor(value) if hasattr(value, "detach") else value
+    return from_tensor(name, value) if hasattr(value, "detach") else value
 
 
 def _length(value: Any) -> int | None:
@@ -118,14 +121,14 @@ def _length(value: Any) -> int | None:
     return len(value) if isinstance(value, list | tuple) else None
 
 
-def _joined(values: list[Any], part: str) -> Any:
-    """Rows one after another; where a graph has another number than one as a whole, a list."""
+def _joined(values: list[Any], by_row: bool) -> Any:
+    """Rows one after another, or a list of what graphs have as a whole, if not a row each."""
     if all(isinstance(value, np.ndarray) and value.ndim for value in values):
-        if part != "globals" or (len(values) > 1 and all(len(value) == 1 for value in values)):
+        if by_row or all(len(value) == 1 for value in values):
             return np.concatenate(values)
-    elif part != "globals":
-        return objects([each for value in values for each in value])
-    return values if len(values) > 1 else values[0]
+    elif by_row:
+        return objects([item for value in values for item in value])
+    return values
 
 
 def to_pyg(data: Any) -> Any:
@@ -165,6 +168,12 @@ def to_pyg(data: Any) -> Any:
             )
     if data.n_node is None or data.n_edge is None:
         return _graph(pyg, edge_index, values, whole, nodes, data.graph.num_nodes)
+    for name, value in whole.items():
+        if _length(np.asarray(value) if hasattr(value, "shape") else value) != len(data.n_node):
+            raise ValueError(
+                f"globals[{name!r}] must have a row for each of {len(data.n_node)} graphs, got "
+                f"{value!r:.80}"
+            )
     graphs = []
     starts, first = (np.cumsum([0, *counts]) for counts in (data.n_node, data.n_edge))
     for i, num_nodes in enumerate(data.n_node):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn.convert._columns import encode, floats, read_columns
+from jax_gnn.convert._columns import encode, numbers, read_columns
 from jax_gnn.convert._data import (
     Data,
     as_data,
@@ -43,10 +43,13 @@ def from_table(
 
     A table is the path of a CSV file with a header (TSV by its suffix, Parquet by pyarrow), a
     mapping of columns, or a data frame of pandas or polars, or whatever else has the Arrow C
-    stream interface, which pyarrow reads.
+    stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by pyarrow). A
+    file of another suffix that begins with ``#`` is a list of edges as SNAP has them: comments, and
+    fields between white space, of which the first two are the ends.
 
     Edges name nodes by text or integers; one whose end is missing, or stands in no row of
-    ``nodes``, is dropped. Where integers stand beside text, they are text. What was dropped,
+    ``nodes``, is dropped. Where integers stand beside text, they are text, and 1.0 is 1. The index
+    of a data frame is no column, unless it has the name of one that is asked for. What was dropped,
     missing or repeated is in ``report``, and one warning says it.
 
     Args:
@@ -65,7 +68,8 @@ def from_table(
         ``Data`` of a ``Graph``; of a ``RelationalGraph`` if ``relation`` is given, of a
         ``HeteroGraph`` of tables by type, of a ``Hypergraph``, whose memberships are
         ``incidences``, if that is wanted. All other columns of numbers are float32, NaN where
-        missing; those of text are dropped. ``categories`` has the values of ``one_hot`` and
+        missing, or of 64 bits if float32 would round numbers beyond 2**24, such as times; those of
+        text are dropped. ``categories`` has the values of ``one_hot`` and
         ``labels``, those of all tables together.
 
     Raises:
@@ -162,7 +166,7 @@ class _Table:
             raise ValueError(
                 f"edges must be by (source type, relation, destination type), got the key {key!r}"
             )
-        rest = read_columns(title, table, {column for _, column in roles})
+        rest = read_columns(title, table, [column for _, column in roles])
         names = {}
         for role, column in roles:
             if column not in rest:
@@ -182,7 +186,7 @@ class _Table:
                 if key not in labels:
                     array = (values[:, None] == np.arange(len(categories[key]))).astype(np.float32)
             else:
-                array = floats(values)
+                array = numbers(values)
                 if array is None:
                     report.append(
                         f"{name} holds no numbers, and is in neither one_hot nor labels: dropped"
@@ -190,6 +194,12 @@ class _Table:
                     del self.rest[key]
                     continue
                 missing = np.isnan(array)
+                if array.dtype != np.float32:
+                    left_out = self.title.startswith("nodes") and array.dtype.kind in "iu"
+                    report.append(
+                        f"{name} has numbers beyond 2**24, which float32 rounds: kept in "
+                        f"{array.dtype}{', so that features() takes it by name only' * left_out}"
+                    )
             if missing.any():
                 report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing")
             self.rest[key] = array if self.kept is None else array[self.kept]
@@ -225,7 +235,7 @@ def _ids(
     for kind, own in columns.items():
         names[kind], codes = encode({name: table.names[name] for table, name in own})
         kinds = set() if names[kind].dtype.kind in "iu" else {*map(type, names[kind].tolist())}
-        if not kinds <= {str}:
+        if not kinds <= {str} and kinds != {int}:
             given = " and ".join(sorted(each.__name__ for each in kinds))
             titles = ", ".join(name for _, name in own)
             raise TypeError(f"{titles} must be text or integers, as names are, got {given}")

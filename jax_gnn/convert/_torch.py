@@ -10,8 +10,15 @@ import numpy as np
 from jax_gnn.convert._data import package
 
 
-def from_tensor(tensor: Any) -> np.ndarray:
-    """A copy of a dense tensor on the host, in its dtype."""
+def from_tensor(name: str, tensor: Any) -> np.ndarray:
+    """A copy of a dense tensor on the host, in its dtype.
+
+    Raises:
+        TypeError: it is sparse, or of a layout of its own; the error calls it ``name``.
+    """
+    layout = str(getattr(tensor, "layout", type(tensor).__name__))
+    if layout != "torch.strided":
+        raise TypeError(f"{name} must be a dense tensor, got {layout}: call its to_dense() before")
     tensor = tensor.detach().cpu().contiguous().clone()
     if str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know
         torch = package("torch", "torch")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jax_gnn.convert import from_table
-from jax_gnn.convert._columns import encode, floats, read_columns
+from jax_gnn.convert._columns import encode, floats, numbers, read_columns
 from jax_gnn.datasets._check import Memory, as_path, blame, locate
 from jax_gnn.datasets._dataset import GraphDataset
 
@@ -88,6 +88,16 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
                     )
                 parts[SPLIT[kind]] = np.flatnonzero(codes[0] == number)
         features = [key for key in nodes if key not in ("id", "label")]
+        known = [(nodes_path, key, data.nodes[key]) for key in features]
+        known += [(edges_path, key, data.edges[key]) for key in ("weight",) if key in edges]
+        known += [] if targets is None else [(nodes_path, "target", numbers(targets))]
+        for file, key, column in known:
+            if column.dtype != np.float32:
+                warnings.warn(
+                    f"{file}: column {key!r} has numbers beyond 2**24, which float32 rounds: "
+                    "subtract the least, or divide",
+                    stacklevel=2,
+                )
         names = range(num_nodes) if data.node_names is None else data.node_names.tolist()
         if labels and not _are_classes(data.categories["label"].tolist()):
             raise ValueError("column 'label' has numbers that are no classes; call it 'target'")
@@ -105,7 +115,9 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             num_nodes=num_nodes,
             src=data.graph.cols,
             dst=data.graph.rows,
-            edge_weight=data.graph.edge_values(data.edges["weight"]) if "weight" in edges else None,
+            edge_weight=data.graph.edge_values(np.float32(data.edges["weight"]))
+            if "weight" in edges
+            else None,
             x=data.features(*features) if features else None,
             feature_names=tuple(
                 name
@@ -122,10 +134,10 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             node_names=tuple(map(str, names)),
             **parts,
         )
-    numbers = [key for key in features if key not in one_hot]
+    numeric = [key for key in features if key not in one_hot]
     taken = {
         "names": [key for key in ("id",) if key in nodes],
-        "numbers": numbers,
+        "numbers": numeric,
         "one-hot": [f"{key} ({len(data.categories[key])} values)" for key in one_hot],
         "classes": labels,
         "numbers to regress on": [] if targets is None else ["target"],

@@ -323,7 +323,7 @@ class GraphsDataset(NodeDataset):
         src: ``(num_edges,)`` int32, the node that each edge leaves.
         dst: ``(num_edges,)`` int32, the node that it enters, of the same graph.
         folds: ``(num_graphs,)`` int32, in which part of a published cross-validation each graph is
-            held out.
+            held out; -1 for none, so that it is trained on in all.
     """
 
     example: ClassVar[str] = "graph"
@@ -346,7 +346,7 @@ class GraphsDataset(NodeDataset):
             pair = int(self.src[across[0]]), int(self.dst[across[0]])
             raise ValueError(f"src, dst: edge {pair} joins two graphs")
         if self.folds is not None:
-            folds = self._set("folds", check_ids("folds", self.folds, MAX_SIZE))
+            folds = self._set("folds", check_ids("folds", self.folds, MAX_SIZE, start=-1))
             if folds.size != sizes.size:
                 raise ValueError(f"folds: expected {sizes.size} entries, got {folds.size}")
 

@@ -71,10 +71,19 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
                     f"{len(tables[what])}"
                 )
         y: Any
+        if labels is not None and labels.shape[1] != 1:
+            raise ValueError(
+                f"{files['graph_labels'].name}: expected one class on a line, got "
+                f"{labels.shape[1]} numbers; numbers to regress on are "
+                f"{files['graph_attributes'].name}"
+            )
         y, names = (attributes, None) if labels is None else _classes(labels[:, 0])
         if y.ndim == 2:
             y = (y[:, 0] if y.shape[1] == 1 else y).astype(np.float32)
-        unused = edges_path.parent.glob(f"{name}_edge_*.txt")
+        unused = [*edges_path.parent.glob(f"{name}_edge_*.txt")]
+        unused += (
+            [files["graph_attributes"]] if labels is not None and attributes is not None else []
+        )
         return _dataset(
             *(name, np.bincount(graph_of, minlength=num_graphs), ends.T, columns, memory),
             y=y,
@@ -172,7 +181,7 @@ def _integers(lines: Any, count: int) -> list[int]:
 
 
 def _folds(folder: Path, count: int) -> np.ndarray | None:
-    """The fold that each graph is held out in, where files say it."""
+    """The fold that each graph is held out in, -1 for none, where files say it."""
     if not folder.is_dir():
         return None
     folds = np.full(count, -1)
@@ -181,6 +190,9 @@ def _folds(folder: Path, count: int) -> np.ndarray | None:
         with blame(folder):
             if ids.size and not (ids.min() >= 0 and ids.max() < count):
                 raise ValueError(f"fold {number + 1} has graphs outside [0, {count})")
+            if (folds[ids] >= 0).any():
+                graph = ids[folds[ids] >= 0][0]
+                raise ValueError(f"graph {graph} is in folds {folds[graph] + 1} and {number + 1}")
         folds[ids] = number
     return folds
 
@@ -218,8 +230,8 @@ def load_ogb_graphs(path: str | os.PathLike[str]) -> GraphsDataset:
     with blame(files[3]):
         if labels.shape[1:] != (1,):
             raise ValueError(f"expected one label for a graph, got {labels.shape[1]} tasks")
-        whole = (labels == labels.round()).all()
-        y, label_names = _classes(labels[:, 0].astype(np.int64)) if whole else (labels[:, 0], None)
+        whole = ((labels == labels.round()) | np.isnan(labels)).all()
+        y, label_names = _classes(labels[:, 0]) if whole else (labels[:, 0], None)
     ends = ends.T + starts
     features = [file for file in (folder / "edge-feat.csv.gz",) if file.exists()]
     return _dataset(
@@ -322,7 +334,12 @@ def _numbers(path: Path, kinds: str, width: int | None = None) -> np.ndarray:
 
 
 def _classes(labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    names, y = np.unique(labels, return_inverse=True)
+    """Classes by number, -1 where the label is NaN, and their names."""
+    known = ~np.isnan(labels)
+    names, numbers = np.unique(labels[known], return_inverse=True)
+    y = np.full(len(labels), -1)
+    y[known] = numbers
+    names = names.astype(np.int64) if (names == names.round()).all() else names
     return y, tuple(map(str, names.tolist()))
 
 

@@ -166,7 +166,7 @@ def _sampled_plain(
         node_type_sizes=tuple(ids.shape[0] for ids in by_type),
         node_type_names=graph.node_types,
     )
-    typed = replace(graph, relational=found, graphs=(None,) * len(graph.edge_types), complete=False)
+    typed = replace(graph, relational=found, graphs=(None,) * len(graph.edge_types))
     return replace(own, graph=typed)
 
 
