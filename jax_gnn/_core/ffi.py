@@ -90,8 +90,13 @@ def _module(platform: Platform) -> types.ModuleType:
     found = metadata.distribution(CUDA_PACKAGE)
     if found.version != __version__:
         raise ImportError(f"{CUDA_PACKAGE} is {found.version}, jax-gnn-kernels {__version__}")
-    (entry_point,) = found.entry_points.select(group="jax_gnn.cuda")
-    return entry_point.load()
+    entry_points = tuple(found.entry_points.select(group="jax_gnn.cuda"))
+    if len(entry_points) != 1:
+        raise ImportError(
+            f"{CUDA_PACKAGE} is damaged: it has {len(entry_points)} entry points of the group "
+            "jax_gnn.cuda, not one"
+        )
+    return entry_points[0].load()
 
 
 def _ffi_version() -> tuple[int, ...]:
