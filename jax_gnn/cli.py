@@ -43,17 +43,17 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that answers an unknown word by the choices nearest to it."""
+    """Parser that answers an unknown command by those nearest to it, as all are a long list."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError:
-            choices = [str(choice) for choice in action.choices or ()]
-            close = difflib.get_close_matches(str(value), choices)
+            commands = action.choices if action.nargs == argparse.PARSER else ()
+            close = difflib.get_close_matches(value, commands or ())
             if not close:
                 raise
-            close.sort(key=lambda word: sorted(word) != sorted(str(value)))  # swapped letters first
+            close.sort(key=lambda word: sorted(word) != sorted(value))  # swapped letters first
             hint = f"unknown {value!r}; did you mean {' or '.join(close)}?"
             raise argparse.ArgumentError(action, hint) from None
 

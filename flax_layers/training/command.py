@@ -89,7 +89,7 @@ class _ByTask(argparse._SubParsersAction):
         tasks = [name for name in TASKS if f"{model}-{name}" in self.choices]
         tasks = ["node"] * (model in RECIPES) + tasks
         if tasks:
-            option = Parser(prog=f"{parser.prog} {model}", add_help=False)
+            option = argparse.ArgumentParser(prog=f"{parser.prog} {model}", add_help=False)
             option.add_argument("--task", choices=tasks, default=tasks[0])
             found, rest = option.parse_known_args(rest)
             model = model if found.task == "node" else f"{model}-{found.task}"
