@@ -347,11 +347,19 @@ def test_cuda_module_of_another_version(cuda: types.SimpleNamespace) -> None:
     assert status.hint == f"pip install --force-reinstall --no-deps {both}"
 
 
-def test_cuda_package_without_its_entry_point(cuda: types.SimpleNamespace) -> None:
-    cuda.build, cuda.version, cuda.entry_points = "no compiler", jax_gnn.__version__, 0
+@pytest.mark.parametrize("problem", ["entry point", "module", "version"])
+def test_damaged_cuda_package(cuda: types.SimpleNamespace, problem: str) -> None:
+    cuda.build, cuda.version = "no compiler", jax_gnn.__version__
+    reason = "is damaged: "
+    if problem == "entry point":
+        cuda.entry_points = 0
+    elif problem == "module":  # an entry point that names none
+        cuda.error = AttributeError("'NoneType' object has no attribute 'group'")
+    else:
+        cuda.version, reason = "", "is of an unknown version, jax-gnn-kernels "
     status = ffi._load_cuda()
     assert status.reason is not None and status.hint is not None
-    assert status.reason.startswith("jax-gnn-kernels-cuda13 is damaged: it has 0 entry points")
+    assert status.reason.startswith(f"jax-gnn-kernels-cuda13 {reason}")
     assert status.hint.startswith("pip install --force-reinstall --no-deps jax-gnn-kernels==")
 
 
