@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import time
@@ -103,9 +104,8 @@ class StateFile:
             return
         new = self._path.with_name(self._path.name + ".new")
         try:
-            with new.open("wb") as file:
-                texts = {k: json.dumps(v) for k, v in arrays.items() if isinstance(v, dict)}
-                np.savez(file, **arrays | texts)
+            texts = {k: json.dumps(v) for k, v in arrays.items() if isinstance(v, dict)}
+            write_arrays(new, arrays | texts)
             os.replace(new, self._path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
@@ -189,6 +189,16 @@ def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
     parts = [name for name, value in saved["data"].items() if value != current["data"].get(name)]
     differences = [f"other settings: {changes}"] if names else []
     return "; ".join(differences + ([f"other data: another {', '.join(parts)}"] if parts else []))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes an ``.npz`` file, made in memory.
+
+    On a disk that is full, the archive of `numpy.savez` complains again when it is collected.
+    """
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    path.write_bytes(buffer.getbuffer())
 
 
 def leaves(tree: Any, name: str) -> dict[str, Any]:
