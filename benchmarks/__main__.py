@@ -63,7 +63,11 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     def reported(
         name: str, title: str, run: Callable[[argparse.Namespace], Iterable[report.Document]]
     ) -> Callable[..., Any]:
-        add = command(name, title, lambda options: _report(run(options), options))
+        def run_and_report(options: argparse.Namespace) -> int:
+            _require_committed(options)
+            return _report(run(options), options)
+
+        add = command(name, title, run_and_report)
         add(
             "--platform",
             choices=("cpu", "gpu"),
@@ -156,6 +160,19 @@ def _parser(ops: dict[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _require_committed(options: argparse.Namespace) -> None:
+    """Checks that a report among the results can be made again from its commit.
+
+    Raises:
+        ValueError: Files differ from the commit, and no other file is named for the report.
+    """
+    if options.out is None and (report.commit() or "").endswith("+"):
+        raise ValueError(
+            "files differ from the commit, so nobody could make this report again: commit them, or "
+            "name a file for it by --out"
+        )
+
+
 def _report(documents: Iterable[report.Document], options: argparse.Namespace) -> int:
     for document in documents:  # written after each graph, should the run be cut off
         name = f"{options.command}-{_slug(document['machine']['device'])}.json"
@@ -195,6 +212,7 @@ def _compat(options: argparse.Namespace) -> list[report.Document]:
 
 
 def _measure_schedules(options: argparse.Namespace) -> int:
+    _require_committed(options)
     database = schedule_times.measure(options.data, options.seconds, options.quick)
     path = options.out or RESULTS / f"hypergraph_schedules-{_slug(database.device)}.json"
     schedule_times.write(database, path)

@@ -1,7 +1,6 @@
 """Flax NNX layers over the operations of `jax_gnn`."""
 
-from flax import nnx as _nnx
-
+from flax_layers import _installation  # before jax_gnn, which it checks
 from flax_layers._attention import AttentionOptions
 from flax_layers._base import LinearOptions, Stack
 from flax_layers._base import Signature as _Signature
@@ -139,5 +138,5 @@ __all__ = [
 
 for _name in __all__:
     _made = globals()[_name]
-    if isinstance(_made, type) and issubclass(_made, _nnx.Module):
+    if isinstance(_made, type) and issubclass(_made, _installation.nnx.Module):
         _made.__signature__ = _Signature()  # type: ignore[attr-defined]

@@ -28,6 +28,8 @@ def save(
 ) -> None:
     """Writes a model with the preprocessing of its features; replaces what was saved there.
 
+    An error leaves what was saved there whole.
+
     Needs the extra ``jax-gnn-kernels[train]``.
 
     Args:
@@ -42,6 +44,7 @@ def save(
     Raises:
         TypeError: `model` is none, or `arguments` are not what JSON has.
         ValueError: the preprocessing is not as described, or given of a model that has one.
+        OSError: the disk is full, or the folder cannot be written to.
 
     Example:
         >>> import tempfile
@@ -62,7 +65,7 @@ def load(path: str | os.PathLike[str], model: Any = None) -> Any:
     """Reads a model that `save` or ``jax-gnn train`` wrote; runs no code from the files.
 
     Args:
-        path: folder of the checkpoint.
+        path: folder of the checkpoint, or of the run of ``jax-gnn train`` that wrote it.
         model: of a class that is not `flax_layers`', what makes it: the class, which is called with
             the saved `arguments`, another function of these, or a module of the same shapes. Random
             keys are ``rngs`` where it takes these. None of other models.

@@ -7,13 +7,14 @@ Those come through entry points of the group ``jax_gnn.commands``: each is a fun
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import platform
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
@@ -24,7 +25,7 @@ from jax_gnn._tuning import command as tuning
 from jax_gnn._version import __version__
 from jax_gnn.sharding import _command as partitioning
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 """What `argparse.ArgumentParser.add_subparsers` returns."""
 
 
@@ -39,6 +40,22 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if action.default in (None, argparse.SUPPRESS) or action.nargs == 0:
             return action.help
         return f"{action.help} (default: %(default)s)"
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that answers an unknown command by those nearest to it, as all are a long list."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError:
+            commands = action.choices if action.nargs == argparse.PARSER else ()
+            close = difflib.get_close_matches(value, commands or ())
+            if not close:
+                raise
+            close.sort(key=lambda word: sorted(word) != sorted(value))  # swapped letters first
+            hint = f"unknown {value!r}; did you mean {' or '.join(close)}?"
+            raise argparse.ArgumentError(action, hint) from None
 
 
 def add_command(
@@ -204,7 +221,7 @@ def _add_partition(commands: Commands) -> None:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jax-gnn",
         description="GNN kernels for JAX.",
         epilog="example: jax-gnn train hgnn",
@@ -232,10 +249,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         exits by itself after ``--help`` and on unknown arguments.
     """
     args = _make_parser().parse_args(argv)
+    args.words = sys.argv[1:] if argv is None else [*argv]
     try:
         return args.run(args)
-    except KeyboardInterrupt:
-        print("jax-gnn: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # a command may say how to go on
+        print("; ".join(["jax-gnn: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import re
+import resource
 import sys
 import threading
 import time
@@ -309,6 +310,22 @@ def exact_products() -> Iterator[None]:
     """A GPU rounds the factors of float32 products to 10 bits, unless it is told not to."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def small_files() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which no file may have more bytes, as on a disk that is full."""
+
+    @contextmanager
+    def limited(most: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture(scope="module")

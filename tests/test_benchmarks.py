@@ -142,9 +142,17 @@ def test_a_run_in_which_nothing_can_run_says_why(tmp_path, capsys, broken_torch)
         (["--families", "tensorflow"], "no family is called 'tensorflow'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message, capsys):
-    assert main(["hypergraph_aggregate", "--platform", "cpu", *arguments]) == 2
+def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys):
+    command = ["hypergraph_aggregate", "--platform", "cpu", "--out", str(tmp_path / "report.json")]
+    assert main([*command, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["hypergraph_aggregate", "epochs", "measure-schedules"])
+def test_reports_of_changed_trees_are_refused(command, monkeypatch, capsys):
+    monkeypatch.setattr(report, "commit", lambda: "0123456789ab+")
+    assert main([command, *["--platform", "cpu"] * (command != "measure-schedules")]) == 2
+    assert "files differ from the commit" in capsys.readouterr().err
 
 
 def test_render_refuses_another_file(tmp_path, capsys):
@@ -1112,6 +1120,7 @@ def test_command(command, options, timed, constants, tmp_path, monkeypatch, caps
     assert_fits_a_screen(path.with_suffix(".png"))
 
 
-def test_a_model_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compat", "--platform", "cpu", "--cases", "none of"]) == 2
+def test_a_model_that_is_none_is_named(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compat", "--platform", "cpu", "--out", str(tmp_path / "report.json")]
+    assert main([*command, "--cases", "none of"]) == 2
     assert "no model is called 'none of'" in capsys.readouterr().err

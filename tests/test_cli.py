@@ -1,10 +1,12 @@
 import argparse
 import csv
 import dataclasses
+import errno
 import json
 import os
 import pickle
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from flax_layers.training import (
     sources,
 )
 from flax_layers.training.data import Fingerprint, fingerprint
+from flax_layers.training.report import LinkProgress
 from jax_gnn import cli
 from jax_gnn._core import ffi
 from jax_gnn.datasets import HypergraphDataset, digits_graph, load_graph, random_split
@@ -675,7 +678,8 @@ def test_interrupted_process(data, tmp_path):
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert err.endswith("jax-gnn: interrupted\n")
+    words = [*arguments, "--splits", "100000", "--resume"]
+    assert err.endswith(f"jax-gnn: interrupted; to go on: jax-gnn {shlex.join(words)}\n")
     assert "Traceback" not in err
 
 
@@ -687,6 +691,32 @@ def test_results_of_a_run_are_kept(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_nodes, "train", lambda *_, **__: reached.append(1) or 1 / 0)
     assert "ZeroDivisionError" in user_error(capsys, [*arguments, "--overwrite"])
     assert reached
+
+
+def test_full_disk_is_one_line(data, tmp_path, monkeypatch, capsys):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "checkpoint")
+
+    monkeypatch.setattr(run_nodes, "save_checkpoint", full)
+    folder = tmp_path / "out"
+    assert cli.main(small(data, "--no-baseline", "--output", str(folder))) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == f"jax-gnn: error: --output {folder}: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train gnc", "argument WHAT: unknown 'gnc'; did you mean gcn"),
+        ("trian gcn", "argument COMMAND: unknown 'trian'; did you mean train?"),
+        ("train sage --aggregation maxx", "argument --aggregation: invalid choice: 'maxx'"),
+        ("train xyzzy", "argument WHAT: invalid choice: 'xyzzy'"),
+    ],
+)
+def test_nearest_words(words, message, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(words.split())
+    assert message in capsys.readouterr().err
 
 
 def test_nearest_format(tmp_path):
@@ -819,9 +849,11 @@ def test_arguments_that_only_print(arguments, capsys):
         "--help": "example: jax-gnn train hgnn\n",
         "predict": "partition wrote (default: stream)\n",
     }
-    of_nodes = arguments[1:2] and arguments[1] in RECIPES
-    last = "the same results\n" if of_nodes else "replace the results of an earlier run there\n"
+    recipe = RECIPES.get(arguments[-2]) if arguments[0] == "train" else None
+    on_devices = recipe is not None and recipe.structure is not None
+    last = expected["predict"] if on_devices else "the same results\n"
     assert out.endswith(expected.get(arguments[0], last))
+    assert arguments[0] != "train" or "--resume" in out
 
 
 def test_typed_nodes_of_several_classes(tmp_path, capsys):
@@ -960,13 +992,37 @@ def test_links(model, tmp_path, capsys):
     )
 
 
-def test_edges_of_a_plain_graph(tmp_path, capsys):
+@pytest.fixture
+def plain_graph(tmp_path: Path) -> Path:
+    """An undirected graph without labels."""
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, 40, (2, 200))
     ends = {"src": np.append(src, dst), "dst": np.append(dst, src)}
     features = {"x": rng.normal(size=(40, 5)), "y": np.full(40, -1)}
     np.savez(path := tmp_path / "plain.npz", num_nodes=40, **ends, **features)
-    folder, table = tmp_path / "out", tmp_path / "edges.csv"
+    return path
+
+
+def test_interrupted_links_go_on(plain_graph, tmp_path, monkeypatch, capsys):
+    words = ["train", "gcn", "--task", "link", "--data", str(plain_graph), "--epochs", "4"]
+    words += ["--output", str(tmp_path / "out")]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LinkProgress, "__call__", interrupt)
+        assert cli.main(words) == 130
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == f"jax-gnn: interrupted; to go on: jax-gnn {shlex.join(words)} --resume"
+    assert cli.main(words) == 2
+    assert "--resume goes on with it" in capsys.readouterr().err
+    assert cli.main([*words, "--resume"]) == 0
+    assert len(json.loads((tmp_path / "out/results.json").read_text())["loss"]) == 4
+
+
+def test_edges_of_a_plain_graph(plain_graph, tmp_path, capsys):
+    path, folder, table = plain_graph, tmp_path / "out", tmp_path / "edges.csv"
     options = ["--data", str(path), "--epochs", "4", "--evaluate-every", "2", "--variational"]
     assert cli.main(["train", "gcn", "--task", "link", *options, "--output", str(folder)]) == 0
     out, err = capsys.readouterr()

@@ -250,3 +250,44 @@ def test_pages_are_short(page: Path) -> None:
         for sentence in re.split(r"(?<=[.!?])[*\])]* ", " ".join(paragraph.split())):
             most = MOST_WORDS_OF_A_SENTENCE if page.stem != NOBODY_READS else 10**5
             assert len(sentence.split()) <= most, sentence
+
+
+def test_tables_of_changed_trees_are_named() -> None:
+    """Those whose commit ends with a "+"; four tables of hypergnn are one name."""
+    text = (ROOT / "docs" / "speed.md").read_text()
+    paragraph = text.partition('**A commit with a "+"**')[2].partition("\n- **")[0]
+    count = re.search(r"These are (\d+)", paragraph)
+    tables = [
+        file.stem.rpartition("-nvidia")[0] or file.stem.removesuffix("-cpu")
+        for file in (ROOT / "benchmarks" / "results").glob("*.md")
+        if re.search(r"commit \w+\+;", file.read_text())
+    ]
+    assert count is not None and int(count[1]) == len(tables)
+    named = set(re.findall(r"`(\w+)`", paragraph)) - {"segment_softmax"}
+    assert named == {re.sub("^hypergnn_.*", "hypergnn", table) for table in tables}
+
+
+@pytest.mark.parametrize(
+    ("row", "table"),
+    [
+        ("segment sum", "segment_reduce"),
+        ("segment softmax", "segment_softmax"),
+        ("`spmm`, weighted", "spmm"),
+        ("`spmm`, small graphs", "spmm_small"),
+        ("`segment_matmul`", "segment_matmul"),
+        ("`hypergraph_aggregate`", "hypergraph_aggregate"),
+    ],
+)
+def test_speedups_of_the_readme_are_of_tables(row: str, table: str) -> None:
+    (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", PAGES[0].read_text(), re.MULTILINE)
+    text = (ROOT / "benchmarks" / "results" / f"{table}-nvidia-h200.md").read_text()
+    means = re.search(r"^\| best peer +\|(.*)\|$", text, re.MULTILINE)
+    cases = {case.split()[0] for case in re.findall(r"^\| (\S+ \d\S* \w+ )", text, re.MULTILINE)}
+    what, *columns = (cell.strip() for cell in line.split("|")[2:5])
+    assert what.startswith(f"{len(cases)} ")
+    parts = [part for cell in columns for part in cell.split(";") if "PubMed" not in part]
+    numbers = re.findall(r"[\d.]+", " ".join(parts))
+    assert means is not None and len(numbers) == len(means[1].split("|"))
+    for number, mean in zip(numbers, means[1].split("|"), strict=True):
+        digits = len(number.partition(".")[2])
+        assert float(number) == pytest.approx(float(mean), abs=0.51 * 10**-digits)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +18,7 @@ import jax
 import pytest
 
 import jax_gnn
+from flax_layers import _installation
 from jax_gnn import _cpu, cli
 from jax_gnn._core import ffi, refusal
 
@@ -33,7 +36,8 @@ def test_built_with_the_oldest_headers() -> None:
     oldest = ".".join(map(str, refusal.OLDEST_JAX))
     assert f"jax>={oldest}" in PROJECT["project"]["dependencies"]
     for build in (PROJECT, OF_CUDA):
-        assert f"jaxlib=={oldest}.0" in build["build-system"]["requires"]
+        names = [requirement.partition(";")[0] for requirement in build["build-system"]["requires"]]
+        assert f"jaxlib=={oldest}.0" in names
     assert _cpu.ffi_version == OLDEST_FFI
 
 
@@ -46,6 +50,45 @@ def test_one_version_for_all() -> None:
         "packages": ["jax_gnn", "flax_layers"],
         **{"py-api": OF_CUDA["tool"]["scikit-build"]["wheel"]["py-api"]},
     }
+
+
+def test_wheels_of_every_python_that_is_promised() -> None:
+    """The workflow builds and tests both distributions with each Python."""
+    for build in (PROJECT, OF_CUDA):
+        assert build["project"]["requires-python"] == ">=3.11"
+    workflow = (ROOT / ".github/workflows/wheels.yml").read_text()
+    assert 'python: ["3.11", "3.12"]' in workflow
+    step = re.search(r"- if: (.*)\n +run: \.ci/wheel wheels cuda13", workflow)
+    assert step is not None and "python" not in step[1]
+    assert "jax_gnn_kernels_cuda13-*" in (ROOT / ".ci/test").read_text()
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        ({}, ""),
+        ({"CMAKE_HOST_WIN32": "ON"}, "not for Windows: install it in WSL 2"),
+        ({"CMAKE_HOST_APPLE": "ON", "JAX_GNN_PROCESSOR": "x86_64"}, "not for macOS on x86_64"),
+        ({"CMAKE_HOST_APPLE": "ON", "JAX_GNN_PROCESSOR": "arm64"}, ""),
+        ({"musl": "ON"}, "not for musl"),
+    ],
+    ids=str,
+)
+def test_systems_that_cannot_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: dict[str, str], message: str
+) -> None:
+    cmake = shutil.which("cmake")
+    if cmake is None or sys.platform != "linux":
+        pytest.skip("needs cmake, on Linux")
+    if "musl" in system:
+        (tmp_path / "getconf").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "getconf").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    variables = [f"-D{name}={value}" for name, value in system.items()]
+    run = [cmake, *variables, "-P", str(ROOT / "cmake/platform.cmake")]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert (done.returncode == 0) is (message == "")
+    assert message in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.0", "1.0.0.dev3"])
@@ -174,16 +217,21 @@ def test_another_copy_is_told(
     assert f"{other} is another copy, unused: remove one" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("file", [*map(str, refusal.STRANGERS_FILES), "graph.py"])
+@pytest.mark.parametrize("file", [*map(str, refusal.STRANGERS_FILES), "__init__.py", "graph.py"])
 def test_files_of_another_package_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
 ) -> None:
-    """PyPI's jax-gnn, whose import package is called like this one."""
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).touch()
+    """PyPI's jax-gnn, whose import package has the same name, and what its removal leaves."""
+    if file != "__init__.py":
+        (tmp_path / "__init__.py").touch()
     if file == "graph.py":  # of this package alone
         return refusal.refuse_stranger(tmp_path)
-    line = re.escape(f"{tmp_path} has files of another package, jax-gnn on PyPI") + ".*pip install"
+    problem = "has no __init__.py: "
+    if file != "__init__.py":
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+        problem = "has files of another package, jax-gnn on PyPI"
+    line = re.escape(f"{tmp_path} {problem}") + ".*pip install"
     monkeypatch.setattr(sys, "argv", ["python"])
     with pytest.raises(ImportError, match=line):
         refusal.refuse_stranger(tmp_path)
@@ -194,13 +242,50 @@ def test_files_of_another_package_are_refused(
     assert not any((own / each).exists() for each in refusal.STRANGERS_FILES)
 
 
+INSTALLATION = str(Path(_installation.__file__))
+
+
+@pytest.mark.parametrize("installed_last", ["jax-gnn-kernels", "jax-gnn", None])
+def test_layers_and_command_check_before_they_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed_last: str | None
+) -> None:
+    """Where `jax_gnn` is not this package's: the other project's, or a rest without __init__.py."""
+    (tmp_path / "_core").symlink_to(Path(jax_gnn.__file__).parent / "_core")
+    if installed_last == "jax-gnn":
+        (tmp_path / "nn/conv").mkdir(parents=True)
+        (tmp_path / refusal.STRANGERS_FILES[0]).touch()
+    if installed_last is not None:
+        (tmp_path / "__init__.py").write_text("raise SystemError('never imported')")
+    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    if installed_last == "jax-gnn-kernels":
+        assert runpy.run_path(INSTALLATION)["nnx"] is _installation.nnx
+        return
+    with pytest.raises(ImportError, match=re.escape(str(tmp_path))):
+        runpy.run_path(INSTALLATION)
+    assert PROJECT["project"]["scripts"] == {"jax-gnn": "flax_layers._installation:main"}
+
+
+@pytest.mark.parametrize("error", ["AttributeError", "ImportError", "ModuleNotFoundError"])
+def test_flax_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
+    """Flax bounds JAX from below alone, and its import fails with a JAX that is newer."""
+    (tmp_path / "flax.py").write_text(f"raise {error}('jax has no HiPrimitive')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flax")
+    line = "^jax has no HiPrimitive"
+    if error != "ModuleNotFoundError":  # of a package that Flax needs
+        line = r"^flax [\d.]+ cannot be imported with jax .*Hi.*; run: pip install --upgrade flax"
+    with pytest.raises(ImportError, match=line):
+        runpy.run_path(INSTALLATION)
+
+
 # --- The CUDA module, built here or in a distribution of its own ---------------------------------
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """What `_load_cuda` finds: why none was built, an error, another distribution's version."""
-    given = types.SimpleNamespace(build="", error=None, version=None)
+    given = types.SimpleNamespace(build="", error=None, version=None, entry_points=1)
     own = types.SimpleNamespace(
         ffi_version=(0, 1), compiler="nvcc", architectures="90", targets=dict
     )
@@ -222,7 +307,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     def distribution(name: str) -> Any:
         if name != ffi.CUDA_PACKAGE or given.version is None:
             raise metadata.PackageNotFoundError(name)
-        points = Points([types.SimpleNamespace(load=loaded)])
+        points = Points([types.SimpleNamespace(load=loaded)] * given.entry_points)
         return types.SimpleNamespace(version=given.version, entry_points=points)
 
     monkeypatch.setattr(ffi, "_load", load)
@@ -260,6 +345,22 @@ def test_cuda_module_of_another_version(cuda: types.SimpleNamespace) -> None:
     assert status.reason == f"jax-gnn-kernels-cuda13 is 99.0, jax-gnn-kernels {version}"
     both = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
     assert status.hint == f"pip install --force-reinstall --no-deps {both}"
+
+
+@pytest.mark.parametrize("problem", ["entry point", "module", "version"])
+def test_damaged_cuda_package(cuda: types.SimpleNamespace, problem: str) -> None:
+    cuda.build, cuda.version = "no compiler", jax_gnn.__version__
+    reason = "is damaged: "
+    if problem == "entry point":
+        cuda.entry_points = 0
+    elif problem == "module":  # an entry point that names none
+        cuda.error = AttributeError("'NoneType' object has no attribute 'group'")
+    else:
+        cuda.version, reason = "", "is of an unknown version, jax-gnn-kernels "
+    status = ffi._load_cuda()
+    assert status.reason is not None and status.hint is not None
+    assert status.reason.startswith(f"jax-gnn-kernels-cuda13 {reason}")
+    assert status.hint.startswith("pip install --force-reinstall --no-deps jax-gnn-kernels==")
 
 
 @pytest.mark.parametrize("apart", [False, True])

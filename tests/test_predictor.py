@@ -324,6 +324,32 @@ def test_what_cannot_be_saved(
     assert not (tmp_path / "model").exists()
 
 
+# Where one array cannot be written, Orbax may drop the others' writes half-way, as it does reads.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_full_disk_leaves_the_model_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], small_files: Any
+) -> None:
+    """One line, where Orbax logs tracebacks and its storage raises a long text."""
+    folder = tmp_path / "model"
+    for width in (4, 300):
+        model = GCN(3, width, 2, rngs=nnx.Rngs(0))
+        if width == 4:
+            jax_gnn.save(folder, model)
+            continue
+        with small_files(100_000), pytest.raises(OSError) as raised:
+            jax_gnn.save(folder, model)
+        assert str(raised.value) == f"[Errno 27] File too large: '{folder}'"
+    assert "Traceback" not in capfd.readouterr().err
+    assert [*tmp_path.iterdir()] == [folder]
+    assert jax_gnn.load(folder).model.hidden_features == 4
+    jax_gnn.save(folder, model)
+    assert jax_gnn.load(folder).model.hidden_features == 300
+    (tmp_path / "file").write_text("of another kind")
+    with pytest.raises(NotADirectoryError):
+        jax_gnn.save(tmp_path / "file", model)
+    assert {file.name for file in tmp_path.iterdir()} == {"model", "file"}
+
+
 def test_features_of_another_width() -> None:
     for name in ("mean", "std"):
         preprocessing = Preprocessing.of(**{name: np.ones(5)})

@@ -397,6 +397,38 @@ def test_autoencoder_on_other_numbers(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(after["probability"], before["probability"])
 
 
+@pytest.mark.parametrize("config", [CompGCNLinkConfig, GCNLinkConfig])
+def test_resumed_runs_have_the_same_bits(
+    config: Any, tmp_path: Any, rng: np.random.Generator
+) -> None:
+    """Wherever they were interrupted, twice."""
+    relational = config is CompGCNLinkConfig
+    dataset: Any = make_dataset() if relational else make_graph()
+    small = {name: SMALL[name] for name in ("embedding_features", "hidden_features")}
+    small |= {"batch_size": 40} if relational else {}
+    given = config(**small, epochs=7, evaluate_every=3)
+    want, file = train_links(dataset, given), tmp_path / "state.npz"
+    stops = np.sort(rng.choice(7, 2, replace=False))
+    for stop in stops:
+
+        def halt(report: LinkReport, stop: int = stop) -> None:
+            if report.epoch == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_links(dataset, given, on_epoch=halt, state=file, resume=True)
+    with pytest.raises(ValueError, match="has the state of an interrupted training"):
+        train_links(dataset, given, state=file)
+    with pytest.raises(ValueError, match=r"other settings: seed=0 \(now 1\)$"):
+        train_links(dataset, dataclasses.replace(given, seed=1), state=file, resume=True)
+    reports: list[LinkReport] = []
+    found = train_links(dataset, given, on_epoch=reports.append, state=file, resume=True)
+    assert len(reports) == 6 - stops[-1] and not file.exists()
+    np.testing.assert_array_equal(found.losses, want.losses)
+    assert (found.epochs, found.valid, found.test) == (want.epochs, want.valid, want.test)
+    assert found.step_seconds.shape == (7,)
+
+
 def test_what_cannot_be_trained() -> None:
     with pytest.raises(
         TypeError, match="config must be such as GCNLinkConfig or RGCNLinkConfig, got GCNConfig"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -314,29 +316,50 @@ def test_what_cannot_be_resumed(tmp_path):
     with pytest.raises(Stopped):
         train(dataset, given, on_epoch=halt, state=file)
     whole = file.read_bytes()
-    for other in (dataclasses.replace(given, epochs=4), dataclasses.replace(given, seed=1)):
-        with pytest.raises(ValueError, match="is of a training with other settings or other data"):
-            train(dataset, other, state=file, resume=True)
-    reports = []
-    train(dataset, given, on_epoch=reports.append, state=file)
-    assert len(reports) == 3  # anew
+    other = dataclasses.replace(given, epochs=4, fanouts=(2, 2))
+    changes = r"epochs=3 \(now 4\), fanouts=\[3, 2\] \(now \[2, 2\]\)"
+    with pytest.raises(ValueError, match=f"is of a training with other settings: {changes}$"):
+        train(dataset, other, state=file, resume=True)
+    renamed = dataclasses.replace(dataset, name="other", x=dataset.x + 1)
+    with pytest.raises(ValueError, match=r"with other data: another name, features, scaling$"):
+        train(renamed, given, state=file, resume=True)
+    with pytest.raises(ValueError, match=r"has the state of an interrupted training: .*=True"):
+        train(dataset, given, state=file)
+    assert file.read_bytes() == whole
     for damaged in (b"PK", b"", whole[: len(whole) // 2]):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="holds no training to go on with"):
             train(dataset, given, state=file, resume=True)
 
 
+def test_full_disk_leaves_the_state_before(tmp_path, monkeypatch, small_files):
+    dataset, given = make_graph_dataset(), settings(SAGEConfig, batch_size=7, fanouts=(3, 2))
+    want, file = train(dataset, given), tmp_path / "state.npz"
+    monkeypatch.setattr(resume, "EVERY", 0.0)
+    with contextlib.ExitStack() as stack:
+
+        def fill_the_disk(_):
+            stack.enter_context(small_files(2000))
+
+        with pytest.raises(OSError, match=f"File too large: '{file}'"):
+            train(dataset, given, on_epoch=fill_the_disk, state=file)
+    assert [*tmp_path.iterdir()] == [file]
+    found = train(dataset, given, state=file, resume=True)
+    np.testing.assert_array_equal(found.run.train_loss, want.run.train_loss)
+
+
 def test_resumed_command(tmp_path, capsys, monkeypatch):
     data = save(tmp_path / "easy.npz", make_graph_dataset())
     batches = ["--batch-size", "7", "--fanouts", "3,2", "--splits", "1", "--epochs", "3"]
 
-    def run(name, *more):
-        folder = tmp_path / name
-        code = cli.main(["train", "sage", "--data", data, *batches, "--output", str(folder), *more])
-        capsys.readouterr()
-        return code, folder
+    def words(name, *more):
+        return ["train", "sage", "--data", data, *batches, "--output", str(tmp_path / name), *more]
 
-    _, whole = run("whole")
+    def run(*words):
+        code = cli.main([*words])
+        return code, (capsys.readouterr().err.splitlines() or [""])[-1]
+
+    assert run(*words("whole"))[0] == 0
     advance, calls = Runner.advance, []
 
     def stops(self, *arguments):
@@ -346,14 +369,31 @@ def test_resumed_command(tmp_path, capsys, monkeypatch):
         return advance(self, *arguments)
 
     monkeypatch.setattr(Runner, "advance", stops)
-    assert run("other")[0] == 130
-    assert run("other", "--resume")[0] == 0
+    other, folder = words("other"), tmp_path / "other"
+    line = f"jax-gnn: interrupted; to go on: jax-gnn {shlex.join(other)} --resume"
+    assert run(*other) == (130, line)
+    state = (folder / "state.npz").read_bytes()
+    for arguments, message in (
+        (other, f"{folder} has the state of an interrupted run: --resume goes on with it, --over"),
+        ([*other, "--resume", "--learning-rate", "0.5"], "learning_rate=0.01 (now 0.5)"),
+        (["predict", str(folder)], f"{folder} has no checkpoint yet, as its training was interr"),
+    ):
+        code, line = run(*arguments)
+        assert code == 2 and message in line
+    assert (folder / "state.npz").read_bytes() == state
+    assert run(*other, "--resume")[0] == 0
     assert len(calls) == 4
     first, again = (
-        json.loads((folder / "results.json").read_text())["jax_gnn"]["test_accuracy"]
-        for folder in (whole, tmp_path / "other")
+        json.loads((tmp_path / name / "results.json").read_text())["jax_gnn"]["test_accuracy"]
+        for name in ("whole", "other")
     )
     assert first == again
+    assert run("predict", str(folder), "--data", data)[0] == 0  # the folder of a run
+    calls[:] = [1]
+    assert run(*other, "--overwrite")[0] == 130
+    assert (folder / "state.npz").exists()
+    assert run(*other, "--overwrite")[0] == 0  # anew
+    assert len(calls) == 6
 
 
 # --- Room for sources ----------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import inspect
 import json
+import logging
 import os
+import re
+import shutil
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
@@ -31,6 +35,7 @@ from flax_layers.training.trained import TrainedModel, stack_of
 from jax_gnn import __version__
 from jax_gnn.datasets import RelationalDataset, Split
 
+CHECKPOINT, STATE = "checkpoint", "state.npz"  # in the folder of a run of ``jax-gnn train``
 INDEX = "index.npz"  # of models that predict edges
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 KEPT = nnx.Not(nnx.RngState)  # the variables that a checkpoint has
@@ -45,7 +50,7 @@ def save_checkpoint(
     std: Any = None,
     rows: str = "none",
 ) -> None:
-    """Writes a model; replaces a checkpoint that is there.
+    """Writes a model; replaces an earlier checkpoint at the end, which an error leaves whole.
 
     Of several processes (`jax.distributed`) all call it, with one folder that all of them see. What
     is split between them, each writes its own of; what all have is written once.
@@ -62,28 +67,66 @@ def save_checkpoint(
         TypeError: `trained` is no model, or `arguments` are not what JSON has.
         ValueError: The model's precision is not a `jax.lax.Precision` or the name of one, the
             preprocessing is not as it should be, or given of what has one.
+        OSError: The disk is full, or the folder cannot be written to.
     """
-    import orbax.checkpoint as ocp  # takes seconds to import
-
-    path = Path(path).absolute()
+    path = Path(path).resolve()
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     predictor = _predictor(trained, mean, std, rows)
     description = _description(predictor, arguments)
-    params = jax.tree.map(_shared, nnx.to_pure_dict(nnx.state(predictor.model, KEPT)))
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(
-            path,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params), config=ocp.args.JsonSave(description)
-            ),
-            force=True,
-        )
+    index = trained.index if isinstance(trained, TrainedLinks) else None
+    # What an earlier save wrote is replaced at the end, when all of this one is on the disk.
+    work = path.with_name(f"{path.name}.new")
+    try:
+        _write(work / CHECKPOINT, predictor, description, index)
+    except BaseException as error:
+        shutil.rmtree(work, ignore_errors=True)
+        if (code := _os_error_code(error)) is not None:
+            raise OSError(code, os.strerror(code), str(path)) from error
+        raise
     if jax.process_index() == 0:
-        if isinstance(trained, TrainedLinks) and trained.index is not None:
-            trained.index.write(path / INDEX)
+        if path.exists():
+            os.replace(path, work / "replaced")
+        os.replace(work / CHECKPOINT, path)
+        shutil.rmtree(work)
+    sync_global_devices(CHECKPOINT)  # nobody loads before
+
+
+def _write(
+    path: Path, predictor: Predictor, description: dict[str, Any], index: LinkIndex | None
+) -> None:
+    """Writes all files of a checkpoint."""
+    import orbax.checkpoint as ocp  # takes seconds to import
+
+    params = jax.tree.map(_shared, nnx.to_pure_dict(nnx.state(predictor.model, KEPT)))
+    log = logging.getLogger("absl")  # where Orbax writes the tracebacks of errors that it raises
+    disabled, log.disabled = log.disabled, True
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(
+                path,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(params), config=ocp.args.JsonSave(description)
+                ),
+                force=True,
+            )
+    finally:
+        log.disabled = disabled
+    if jax.process_index() == 0:
+        if index is not None:
+            index.write(path / INDEX)
         files = sorted(file for file in path.rglob("*") if file.is_file())
         sums = (f"{_sum(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
         (path / SUMS).write_text("".join(sums))
-    sync_global_devices(SUMS)  # nobody loads before
+    sync_global_devices(SUMS)
+
+
+def _os_error_code(error: BaseException) -> int | None:
+    """Returns the system's number of an error, also where storage tells it in a long text."""
+    if isinstance(error, OSError):
+        return error.errno
+    code = re.search(r"(?:os_error_code='|OS error )(\d+)", str(error))
+    return int(code[1]) if code else None
 
 
 def _shared(array: Any) -> Any:
@@ -118,7 +161,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None) -> Any:
     """Reads a model that `save_checkpoint` wrote.
 
     Args:
-        path: Folder of the checkpoint.
+        path: Folder of the checkpoint, or of the run of ``jax-gnn train`` that wrote it.
         model: What makes a model of a class that is not this package's: see `jax_gnn.load`.
 
     Returns:
@@ -134,6 +177,13 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None) -> Any:
     path = Path(path).absolute()
     if not path.is_dir():
         raise FileNotFoundError(f"no checkpoint folder {path}")
+    if (path / CHECKPOINT).is_dir():
+        path /= CHECKPOINT
+    elif (path / STATE).is_file():
+        raise ValueError(
+            f"{path} has no checkpoint yet, as its training was interrupted: the jax-gnn train of "
+            "before, with --resume, goes on with it"
+        )
     try:
         trained, missing = _load(path, model)
     except _Other as error:

@@ -18,7 +18,7 @@ from flax_layers.training.models import TASKS, spelled
 from flax_layers.training.options import add_devices, add_settings, groups_of
 from flax_layers.training.run_links import run_links
 from flax_layers.training.run_nodes import run_train
-from jax_gnn.cli import Commands, add_command
+from jax_gnn.cli import Commands, Parser, add_command
 from jax_gnn.datasets import (
     GraphsDataset,
     HypergraphDataset,
@@ -60,7 +60,7 @@ EXAMPLES = {
 }
 
 
-class _ModelParser(argparse.ArgumentParser):
+class _ModelParser(Parser):
     """Of a model's command, which takes no argument without an option's name."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -145,11 +145,6 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
     add_settings(recipe.config, groups, "checkpoint, plot and results")
     if recipe.structure is not None:
         add_devices(groups["execution"])
-    groups["execution"].add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with an interrupted run in the output folder, to the same results",
-    )
 
 
 def _add_model(models: Commands, recipe: Recipe) -> None:

@@ -24,6 +24,7 @@ from flax_layers import (
 from flax_layers.training.data import node_features, settled
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.models import recipe_among
+from flax_layers.training.resume import write_arrays
 from jax_gnn import RelationalGraph
 from jax_gnn.datasets import (
     EdgeSplit,
@@ -53,8 +54,7 @@ class LinkIndex(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Writes it to an ``.npz`` file."""
-        arrays: dict[str, Any] = {name: np.asarray(part) for name, part in self._asdict().items()}
-        np.savez(path, **arrays)
+        write_arrays(path, self._asdict())
 
     @classmethod
     def read(cls, path: Path) -> LinkIndex:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import dataclasses
 import difflib
 import functools
+import json
 import operator
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +45,7 @@ from flax_layers.training.link_tasks import (
     link_task,
 )
 from flax_layers.training.predictor import Predictor, Preprocessing
+from flax_layers.training.resume import StateFile, fill, leaves
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -416,6 +421,8 @@ def train_links(
     config: LinkConfig,
     *,
     on_epoch: Callable[[LinkReport], None] | None = None,
+    state: str | os.PathLike[str] | None = None,
+    resume: bool = False,
 ) -> LinkResult:
     """Trains a model to predict edges, and tests that of the best validation.
 
@@ -434,13 +441,17 @@ def train_links(
             `jax_gnn.datasets.with_split_edges` and `split_edges`.
         config: Settings; their class says which encoder.
         on_epoch: Called after each epoch.
+        state: A file to keep the state of the training in, as of `train`.
+        resume: Whether to go on from that file, as of `train`; times are those of all epochs.
 
     Returns:
         Losses, metrics, times and the best model.
 
     Raises:
         TypeError: The dataset or the configuration is of another kind.
-        ValueError: The dataset lacks a part of the split, or features, or is too small to split.
+        ValueError: The dataset lacks a part of the split, or features, or is too small to split; or
+            the state is of other settings or data, or exists without `resume`.
+        OSError: The state cannot be written, as the disk is full; the one before is left whole.
     """
     import optax  # part of the extra "train"
 
@@ -469,39 +480,49 @@ def train_links(
     chosen = config.implementation
     context = jax_gnn.implementation(chosen) if chosen else contextlib.nullcontext()
     data = task.data(model)  # on the device once
-    state = params, optimizer.init(params)
+    learned = params, optimizer.init(params), params  # of the last step, and the best parameters
     rng = np.random.default_rng(config.seed)
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
-    losses, seconds, validated, valid, evaluations = [], [], [], [], []
+    records: dict[str, Any] = {"losses": [], "seconds": [], "validations": [], "evaluations": []}
+    records |= {"compile_seconds": 0.0, "best": -1.0, "rng": rng.bit_generator.state}
     compiled: dict[Any, Any] = {}
-    compile_seconds, best, best_params = 0.0, -1.0, params
-    with context:
-        for epoch in range(config.epochs):
+    path = None if state is None else Path(state)
+    progress = StateFile(path, task.config, fingerprint(task.dataset), resume=resume)
+    if progress.arrays:
+        records = json.loads(str(progress.arrays["records"]))
+        rng.bit_generator.state = records["rng"]
+        learned = fill(learned, progress.arrays, "learned")
+    with context, progress:
+        for epoch in range(len(records["losses"]), config.epochs):
             batches = jax.tree.map(jnp.asarray, task.batches(rng))
             shapes = tuple(array.shape for array in jax.tree.leaves(batches))
             steps = shapes[0][0]
             keys = jax.random.split(jax.random.fold_in(key, epoch), steps)
-            given = state, batches, keys, data
+            *step_state, best_params = learned
+            arguments = tuple(step_state), batches, keys, data
             start = time.perf_counter()
             if shapes not in compiled:
-                compiled[shapes] = run_epoch.lower(*given).compile()
-                compile_seconds += time.perf_counter() - start
+                compiled[shapes] = run_epoch.lower(*arguments).compile()
+                records["compile_seconds"] += time.perf_counter() - start
                 start = time.perf_counter()
-            state, loss = jax.block_until_ready(compiled[shapes](*given))
-            seconds.append((time.perf_counter() - start) / steps)
-            losses.append(float(loss.mean()))
+            (params, moments), loss = jax.block_until_ready(compiled[shapes](*arguments))
+            records["seconds"].append((time.perf_counter() - start) / steps)
+            records["losses"].append(float(loss.mean()))
             metrics = None
             if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
                 start = time.perf_counter()
-                metrics = task.metrics(made_of(state[0]), "val")
-                evaluations.append(time.perf_counter() - start)
-                validated.append(epoch + 1)
-                valid.append(metrics)
-                if metrics[task.best_by] > best:
-                    best, best_params = metrics[task.best_by], state[0]
+                metrics = task.metrics(made_of(params), "val")
+                records["evaluations"].append(time.perf_counter() - start)
+                records["validations"].append((epoch + 1, metrics))
+                if metrics[task.best_by] > records["best"]:
+                    records["best"], best_params = metrics[task.best_by], params
+            learned = params, moments, best_params
+            records["rng"] = rng.bit_generator.state
+            snapshot = {name: copy.copy(values) for name, values in records.items()}
+            progress.keep({"records": snapshot, **leaves(learned, "learned")})
             if on_epoch is not None:
-                on_epoch(LinkReport(epoch, losses[-1], metrics))
-        nnx.update(model, best_params)
+                on_epoch(LinkReport(epoch, records["losses"][-1], metrics))
+        nnx.update(model, learned[2])
         test = task.metrics(model, "test")
         index = task.index(model)
     model.eval()
@@ -513,14 +534,15 @@ def train_links(
         numbering=numbering,
         index=index,
     )
+    epochs, metrics = zip(*records["validations"], strict=True)
     return LinkResult(
         trained,
-        np.array(losses),
-        tuple(validated),
-        tuple(valid),
+        np.array(records["losses"]),
+        epochs,
+        metrics,
         test,
-        np.array(seconds),
-        compile_seconds,
-        min(evaluations),
+        np.array(records["seconds"]),
+        records["compile_seconds"],
+        min(records["evaluations"]),
         task.best_by,
     )

@@ -28,7 +28,7 @@ from flax_layers.training.epochs import Runner, divided
 from flax_layers.training.feeds import Feed, feed_of
 from flax_layers.training.models import Recipe, recipe_of
 from flax_layers.training.records import EpochReport, TrainResult
-from flax_layers.training.resume import Best, Kept
+from flax_layers.training.resume import Best, SplitsState
 from flax_layers.training.trained import (
     TrainedModel,
     make_model,
@@ -68,8 +68,8 @@ def train(
         on_epoch: Called after each epoch of the library's run, several at a time.
         state: A file to keep the state of the training in, written every few seconds and where an
             exception ends the training; removed at the end. None keeps nothing.
-        resume: Whether to go on from that file, if it is there: to the bits of a training that was
-            not interrupted. Times are those since then.
+        resume: Whether to go on from that file, if it exists: to the bits of a training that was
+            not interrupted. Times are those since then. Else the file must not exist.
 
     Returns:
         Learning curves, times and the best model.
@@ -77,8 +77,9 @@ def train(
     Raises:
         TypeError: The dataset is not of the kind that the model takes.
         ValueError: The dataset has too few labelled nodes, no features or no published split, if it
-            is asked for; or the state is of other settings or data; or there are fewer devices, or
-            the model or a setting is for one alone.
+            is asked for; or the state is of other settings or data, or exists without `resume`; or
+            there are fewer devices, or the model or a setting is for one alone.
+        OSError: The state cannot be written, as the disk is full; the one before is left whole.
     """
     recipe = recipe_of(config, dataset)
     check_devices(config, devices)
@@ -106,11 +107,12 @@ def train(
     if twin and devices == 1:
         runners.append(_plain_runner(recipe, config, feed, size))
 
-    kept = Kept(None if state is None else Path(state), config, fingerprint(dataset), resume=resume)
-    best, errors = Best(), kept.errors()
-    with kept:
+    path = None if state is None else Path(state)
+    progress = SplitsState(path, config, fingerprint(dataset), resume=resume)
+    best, errors = Best(), progress.errors()
+    with progress:
         for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
-            if number < kept.split:
+            if number < progress.split:
                 continue
             own = target_scaled(dataset, config, split.train)
             data = feed.start(own, split, seed)
@@ -123,15 +125,15 @@ def train(
             for runner, start in zip(runners, starts, strict=False):
                 runner.start(*start)
             keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
-            done = kept.epoch if number == kept.split else 0
+            done = progress.epoch if number == progress.split else 0
             if done:
-                best = kept.restored(runners, (params, stats))
+                best = progress.restore(runners, (params, stats))
             for epoch in range(0, config.epochs, feed.epochs_per_call):
                 call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
                 if epoch < done:
                     continue
                 metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
-                kept.keep(number, epoch + len(call_keys), runners, best, errors)
+                progress.keep_splits(number, epoch + len(call_keys), runners, best, errors)
                 rate = None
                 if feed.sample is not None:
                     rate = len(split.train) / runners[0].last_epoch_seconds

@@ -94,7 +94,14 @@ def add_settings(
         help=f"folder of {written} (default: runs/{config.model}-<dataset>)",
     )
     groups["execution"].add_argument(
-        "--overwrite", action="store_true", help="replace the results of an earlier run there"
+        "--overwrite",
+        action="store_true",
+        help="replace the results of an earlier run there, and the state of an interrupted one",
+    )
+    groups["execution"].add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted run in the output folder, to the same results",
     )
 
 

@@ -44,7 +44,7 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint",
         type=Path,
         metavar="CHECKPOINT",
-        help="folder that jax-gnn train wrote, such as runs/gcn-cora/checkpoint",
+        help="folder that jax-gnn train wrote, such as runs/gcn-cora",
     )
     parser.add_argument(
         "--data",
@@ -297,9 +297,9 @@ def add_predict(commands: Commands) -> None:
         "After training for link prediction it ranks validation and test edges again. Relations,\n"
         "types and nodes are known by their names, where the data have them.\n\n"
         "examples:\n"
-        "  jax-gnn predict runs/hgnn-digits/checkpoint\n"
-        "  jax-gnn predict runs/gcn-cora/checkpoint --data planetoid/ind.cora.x\n"
-        "  jax-gnn predict runs/gcn-cora/checkpoint --data new.npz --output predictions.csv",
+        "  jax-gnn predict runs/hgnn-digits\n"
+        "  jax-gnn predict runs/gcn-cora --data planetoid/ind.cora.x\n"
+        "  jax-gnn predict runs/gcn-cora --data new.npz --output predictions.csv",
         run=_run_predict,
     )
     _add_predict_arguments(parser)

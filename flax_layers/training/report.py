@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from flax_layers.training import (
     EpochReport,
     LinkConfig,
 )
+from flax_layers.training.checkpoint import CHECKPOINT, STATE
 from flax_layers.training.plot import METRICS
 from jax_gnn.cli import UserError
 
@@ -34,22 +36,52 @@ def blame_output(path: Path) -> Iterator[None]:
     """Likewise about what is written."""
     try:
         yield
+    except BrokenPipeError:  # of what is printed
+        raise
     except OSError as error:
-        raise UserError(f"--output {path}: {error.strerror}") from error
+        raise UserError(f"--output {path}: {error.strerror or error}") from error
 
 
-def make_folder(args: argparse.Namespace, name: str) -> Path:
-    """Makes the folder of a run's results, by default ``runs/NAME``; another run's is kept."""
+def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
+    """Makes the folder of a run's results, by default ``runs/NAME``.
+
+    Returns:
+        The folder, and the file in it for the state of the training.
+
+    Raises:
+        UserError: The folder has the results of a run, or the state of an interrupted one, and the
+            options say neither to replace them nor to go on.
+    """
     path: Path = args.output or Path("runs") / name
+    state = path / STATE
     with blame_output(path):
         path.mkdir(parents=True, exist_ok=True)
-        taken = (path / "checkpoint").exists() or (path / "results.json").exists()
+        taken = (path / CHECKPOINT).exists() or (path / "results.json").exists()
+        if args.overwrite and not args.resume:
+            state.unlink(missing_ok=True)
+    if state.exists() and not args.resume:
+        raise UserError(
+            f"{path} has the state of an interrupted run: --resume goes on with it, --overwrite "
+            "starts anew, --output DIR writes elsewhere"
+        )
     if taken and not args.overwrite:
         raise UserError(
             f"{path} has the results of a run: --overwrite replaces them, --output DIR writes "
             "elsewhere"
         )
-    return path
+    return path, state
+
+
+@contextlib.contextmanager
+def tell_resume(args: argparse.Namespace, state: Path) -> Iterator[None]:
+    """Adds to an interruption the command that goes on, if there is a state to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not state.exists():
+            raise
+        words = args.words if args.resume else [*args.words, "--resume"]
+        raise KeyboardInterrupt(f"to go on: {shlex.join(['jax-gnn', *words])}") from None
 
 
 class Progress:

@@ -1,19 +1,21 @@
-"""What a training that was interrupted goes on from: one file, written every few seconds."""
+"""State of a training in one file, from which an interrupted one goes on."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
-from flax_layers.training.config import TrainConfig
+from flax_layers.training.config.settings import Config, settings
 from flax_layers.training.data import Fingerprint
 from flax_layers.training.epochs import Runner
 
@@ -28,113 +30,90 @@ class Best(NamedTuple):
     number: int = -1  # of the split
 
 
-class Kept:
-    """The state of a training in a file.
+class StateFile:
+    """Arrays that a training goes on from, in a file that is written every few seconds.
 
-    Order and samples of batches follow from seed and epoch. So what is to be kept is the number of
-    the split, that of its next epoch, each runner's parameters, moments, best and curves, and the
-    best split before. Inside a ``with`` block that ends by an exception, as an interruption is one,
-    the last state is written; at any other end the file is removed.
+    Order and samples of batches follow from seed and epoch, so they are no part of it. Inside a
+    ``with`` block that ends by an exception, as an interruption is one, the last state is written;
+    at any other end the file is removed.
 
     Attributes:
-        split: The split to go on with; 0 of a new training.
-        epoch: Its next epoch.
+        arrays: The state that was read, by name; empty at the start of a training.
     """
 
     def __init__(
-        self, path: Path | None, config: TrainConfig, data: Fingerprint, *, resume: bool
+        self, path: Path | None, config: Config, data: Fingerprint, *, resume: bool
     ) -> None:
-        """Reads the file, if it is there and is to be gone on from.
+        """Reads the file, if it exists.
 
         Args:
-            path: Of the file; None keeps nothing.
-            config: Of the training.
+            path: The file; None keeps nothing.
+            config: Settings of the training.
             data: What its dataset is recognised by.
-            resume: Whether to go on.
+            resume: Whether to go on from the file.
 
         Raises:
-            ValueError: The file is of a training with other settings or data, or is none.
+            ValueError: The file exists and `resume` is not set; or it holds a training with other
+                settings or data, or none.
         """
         self._path = path
-        self._unwritten: Callable[[], dict[str, Any]] | None = None
+        self._unwritten: dict[str, Any] | None = None
         self._written = time.monotonic()
-        self._found: dict[str, np.ndarray] = {}
-        self._of = json.dumps([repr(config), repr(data)])
-        if path is not None and resume and path.exists():
-            try:
-                with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                    self._found = dict(file)
-                of = str(self._found["of"])
-            except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                raise ValueError(f"{path} holds no training to go on with") from error
-            if of != self._of:
-                raise ValueError(f"{path} is of a training with other settings or other data")
-        self.split, self.epoch = (int(self._found.get(name, 0)) for name in ("split", "epoch"))
+        self.arrays: dict[str, np.ndarray] = {}
+        fields, options = dataclasses.asdict(config), settings(type(config))
+        chosen = {"model": config.model} | {name: fields.pop(name) for name in options}
+        of_data = {**data._asdict(), **fields}  # fields without an option follow from the data
+        self._identity = json.dumps({"settings": chosen, "data": of_data})
+        if path is None or not path.exists():
+            return
+        if not resume:
+            raise ValueError(
+                f"{path} has the state of an interrupted training: go on with it by resume=True, "
+                "or remove it to start anew"
+            )
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                self.arrays = dict(file)
+            saved = json.loads(str(self.arrays["identity"]))
+            differences = _differences(saved, json.loads(self._identity))
+        except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} holds no training to go on with") from error
+        if differences:
+            raise ValueError(f"{path} is of a training with {differences}")
 
-    def restored(self, runners: Sequence[Runner], variables: Any) -> Best:
-        """Gives runners, whose split has begun, the state that was kept, and returns the best.
+    def keep(self, arrays: Mapping[str, Any]) -> None:
+        """Keeps a state, which is written now or later, so nothing of it may change afterwards.
 
         Args:
-            runners: As many as were kept.
-            variables: Of the structure of those of the best split.
+            arrays: Arrays, numbers and text, and dictionaries, which are written as JSON.
         """
-        if not self._found:
-            return Best()
-        for i, runner in enumerate(runners):
-            runner.restore(_filled(runner.state, self._found, f"{i}/state"), self._curves(i))
-        number = int(self._found["best"])
-        if number < 0:
-            return Best()
-        best = _filled(variables, self._found, "best/variables")
-        return Best(float(self._found["best/valid"]), best, number)
-
-    def errors(self) -> list[dict[str, float]]:
-        """Those of the splits that have ended."""
-        return json.loads(str(self._found["errors"])) if self._found else []
-
-    def _curves(self, runner: int) -> list[np.ndarray]:
-        return [self._found[f"{runner}/curves/{split}"] for split in range(self.split + 1)]
-
-    def keep(
-        self,
-        split: int,
-        epoch: int,
-        runners: Sequence[Runner],
-        best: Best,
-        errors: list[dict[str, float]],
-    ) -> None:
-        """Keeps the state before an epoch, to be written now or later."""
         if self._path is None:
             return
-        of_splits = json.dumps(errors)
-        states, curves = zip(*[(runner.state, runner.curves()) for runner in runners], strict=True)
-
-        def arrays() -> dict[str, Any]:
-            found: dict[str, Any] = {
-                **{"of": self._of, "split": split, "epoch": epoch, "errors": of_splits},
-                **{"best": best.number, "best/valid": best.valid},
-                **_leaves(best.variables, "best/variables"),
-            }
-            for i, (state, own) in enumerate(zip(states, curves, strict=True)):
-                found |= _leaves(state, f"{i}/state")
-                found |= {f"{i}/curves/{n}": each for n, each in enumerate(own)}
-            return found
-
-        self._unwritten = arrays
+        self._unwritten = {"identity": self._identity, **arrays}
         if time.monotonic() >= self._written + EVERY:
             self._write()
 
     def _write(self) -> None:
-        """The file is there as a whole or as it was."""
-        if self._path is None or self._unwritten is None:
-            return
-        written = self._path.with_name(self._path.name + ".new")
-        with written.open("wb") as file:
-            np.savez(file, **self._unwritten())
-        os.replace(written, self._path)
-        self._unwritten, self._written = None, time.monotonic()
+        """Replaces the file as a whole, or leaves it as it is.
 
-    def __enter__(self) -> Kept:
+        Raises:
+            OSError: The disk is full, or the folder cannot be written to.
+        """
+        arrays, self._unwritten = self._unwritten, None
+        if self._path is None or arrays is None:
+            return
+        new = self._path.with_name(self._path.name + ".new")
+        try:
+            texts = {k: json.dumps(v) for k, v in arrays.items() if isinstance(v, dict)}
+            write_arrays(new, arrays | texts)
+            os.replace(new, self._path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        finally:
+            new.unlink(missing_ok=True)
+        self._written = time.monotonic()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -144,13 +123,91 @@ class Kept:
             self._path.unlink(missing_ok=True)
 
 
-def _leaves(tree: Any, name: str) -> dict[str, np.ndarray]:
-    return {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+class SplitsState(StateFile):
+    """The state of a training on several splits.
+
+    It has the number of the split, that of its next epoch, each runner's parameters, moments, best
+    and curves, and the best split before.
+
+    Attributes:
+        split: The split to go on with; 0 of a new training.
+        epoch: Its next epoch.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Reads the file: see `StateFile`."""
+        super().__init__(*args, **kwargs)
+        self.split, self.epoch = (int(self.arrays.get(name, 0)) for name in ("split", "epoch"))
+
+    def restore(self, runners: Sequence[Runner], variables: Any) -> Best:
+        """Gives runners, whose split has begun, their state, and returns the best split.
+
+        Args:
+            runners: As many as were kept.
+            variables: Of the structure of those of the best split.
+        """
+        if not self.arrays:
+            return Best()
+        for i, runner in enumerate(runners):
+            curves = [self.arrays[f"{i}/curves/{split}"] for split in range(self.split + 1)]
+            runner.restore(fill(runner.state, self.arrays, f"{i}/state"), curves)
+        number = int(self.arrays["best"])
+        if number < 0:
+            return Best()
+        best = fill(variables, self.arrays, "best/variables")
+        return Best(float(self.arrays["best/valid"]), best, number)
+
+    def errors(self) -> list[dict[str, float]]:
+        """Errors of the splits that have ended."""
+        return json.loads(str(self.arrays["errors"])) if self.arrays else []
+
+    def keep_splits(
+        self,
+        split: int,
+        epoch: int,
+        runners: Sequence[Runner],
+        best: Best,
+        errors: list[dict[str, float]],
+    ) -> None:
+        """Keeps the state before an epoch."""
+        arrays: dict[str, Any] = {
+            **{"split": split, "epoch": epoch, "errors": json.dumps(errors)},
+            **{"best": best.number, "best/valid": best.valid},
+            **leaves(best.variables, "best/variables"),
+        }
+        for i, runner in enumerate(runners):
+            arrays |= leaves(runner.state, f"{i}/state")
+            arrays |= {f"{i}/curves/{n}": curves for n, curves in enumerate(runner.curves())}
+        self.keep(arrays)
 
 
-def _filled(like: Any, found: dict[str, np.ndarray], name: str) -> Any:
-    """A tree like another one, of leaves that were kept."""
-    leaves, tree = jax.tree.flatten(like)
-    return jax.tree.unflatten(
-        tree, [jax.numpy.asarray(found[f"{name}/{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
-    )
+def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
+    """Names settings and parts of the data that differ, with old and new values; "" if none do."""
+    old, new = saved["settings"], current["settings"]
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    changes = ", ".join(f"{name}={old.get(name)!r} (now {new.get(name)!r})" for name in names)
+    parts = [name for name, value in saved["data"].items() if value != current["data"].get(name)]
+    differences = [f"other settings: {changes}"] if names else []
+    return "; ".join(differences + ([f"other data: another {', '.join(parts)}"] if parts else []))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes an ``.npz`` file, made in memory.
+
+    On a disk that is full, the archive of `numpy.savez` complains again when it is collected.
+    """
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    path.write_bytes(buffer.getbuffer())
+
+
+def leaves(tree: Any, name: str) -> dict[str, Any]:
+    """Returns the leaves of a tree by name, as `StateFile.keep` takes them."""
+    return {f"{name}/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def fill(like: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
+    """Returns a tree like another one, with `leaves` that were read."""
+    found, tree = jax.tree.flatten(like)
+    values = [jax.numpy.asarray(arrays[f"{name}/{i}"], x.dtype) for i, x in enumerate(found)]
+    return jax.tree.unflatten(tree, values)

@@ -20,9 +20,18 @@ from flax_layers.training import (
     save_checkpoint,
     train_links,
 )
+from flax_layers.training.checkpoint import CHECKPOINT
 from flax_layers.training.link_tasks import has_edge_split, link_task
 from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
-from flax_layers.training.report import LinkProgress, blame_data, make_folder, metric_names, percent
+from flax_layers.training.report import (
+    LinkProgress,
+    blame_data,
+    blame_output,
+    make_folder,
+    metric_names,
+    percent,
+    tell_resume,
+)
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
@@ -94,17 +103,20 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
         task = link_task(dataset, config)
     _tell_split(recipe, config, dataset, task)
     tell_data(dataset, config, task.config)
-    folder = make_folder(args, f"{config.model}-{dataset.name}")
-    with LinkProgress(config, task.best_by) as progress:
-        result = train_links(dataset, config, on_epoch=progress)
+    folder, state = make_folder(args, f"{config.model}-{dataset.name}")
+    bar = LinkProgress(config, task.best_by)
+    with tell_resume(args, state), blame_output(folder), bar as progress:
+        result = train_links(dataset, config, on_epoch=progress, state=state, resume=args.resume)
     checkpoint, plot, results = (
-        folder / name for name in ("checkpoint", "learning_curves.png", "results.json")
+        folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
-    save_checkpoint(checkpoint, result.trained)
+    with blame_output(folder):
+        save_checkpoint(checkpoint, result.trained)
     same = _same_ranks(checkpoint, result.trained, dataset)
-    plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
     step = float(np.median(result.step_seconds))
-    results.write_text(json.dumps(_results(dataset, task, result, step), indent=2) + "\n")
+    with blame_output(folder):
+        plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
+        results.write_text(json.dumps(_results(dataset, task, result, step), indent=2) + "\n")
     _print_result(result, step)
     if not same:
         print(f"jax-gnn: {checkpoint} ranks otherwise than the trained model", file=sys.stderr)

@@ -23,6 +23,7 @@ from flax_layers.training import (
     save_checkpoint,
     train,
 )
+from flax_layers.training.checkpoint import CHECKPOINT
 from flax_layers.training.config import SampledConfig
 from flax_layers.training.data import num_outputs
 from flax_layers.training.devices import check_devices
@@ -35,7 +36,14 @@ from flax_layers.training.options import (
     told,
 )
 from flax_layers.training.records import mean_and_std
-from flax_layers.training.report import ERRORS, Progress, blame_data, make_folder
+from flax_layers.training.report import (
+    ERRORS,
+    Progress,
+    blame_data,
+    blame_output,
+    make_folder,
+    tell_resume,
+)
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import (
@@ -199,33 +207,36 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     if recipe.structure is not None:
         over = {"devices": args.devices, "method": method_of(args, dataset)}
         check_devices(config, args.devices)
-    folder = make_folder(args, f"{config.model}-{dataset.name}")
+    folder, state = make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
     what = "fold" if folds else "split"
-    with Progress(folds or config.splits, config.epochs, measure, what) as progress:
+    bar = Progress(folds or config.splits, config.epochs, measure, what)
+    with tell_resume(args, state), blame_output(folder), bar as progress:
         baseline = not getattr(args, "no_baseline", True)
         result = train(
             *(dataset, config),
             baseline=baseline,
             **over,
             on_epoch=progress,
-            state=folder / "state.npz",
+            state=state,
             resume=args.resume,
         )
     _tell_notes(dataset, config, result.trained.config)
 
     described = _dataset_summary(dataset, result)
     checkpoint, plot, results = (
-        folder / name for name in ("checkpoint", "learning_curves.png", "results.json")
+        folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
-    save_checkpoint(checkpoint, result.trained)
+    with blame_output(folder):
+        save_checkpoint(checkpoint, result.trained)
     same = _same_predictions(checkpoint, result.trained, dataset, over)
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed
-    plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
     document = _results(described, result, measure, split, over.get("devices", 1))
-    results.write_text(json.dumps(document, indent=2) + "\n")
+    with blame_output(folder):
+        plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
+        results.write_text(json.dumps(document, indent=2) + "\n")
     _print_result(described, result)
     if not same:
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)

@@ -87,11 +87,18 @@ def _module(platform: Platform) -> types.ModuleType:
         return _load("_cpu")
     if not _module("cpu").cuda_build:
         return _load("_cuda")
-    found = metadata.distribution(CUDA_PACKAGE)
-    if found.version != __version__:
-        raise ImportError(f"{CUDA_PACKAGE} is {found.version}, jax-gnn-kernels {__version__}")
-    (entry_point,) = found.entry_points.select(group="jax_gnn.cuda")
-    return entry_point.load()
+    package = metadata.distribution(CUDA_PACKAGE)
+    try:
+        version = package.version
+        if version != __version__:
+            version = version or "of an unknown version"
+            raise ImportError(f"{CUDA_PACKAGE} is {version}, jax-gnn-kernels {__version__}")
+        (entry_point,) = package.entry_points.select(group="jax_gnn.cuda")
+        return entry_point.load()
+    except ImportError:
+        raise
+    except Exception as error:  # files of its metadata are missing or cut off
+        raise ImportError(f"{CUDA_PACKAGE} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _ffi_version() -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""What makes this package unusable is told in one line: the import's error, or the command's."""
+"""Refusals of a package that cannot work: one line, as the import's error or the command's.
+
+Imports the standard library alone: `flax_layers` runs this file before it imports `jax_gnn`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import NoReturn
 
 OLDEST_JAX = (0, 10)
 STRANGERS_FILES = Path("nn/conv/gcn.py"), Path("utils/jax_utils.py")
-"""Of another distribution, ``jax-gnn``, whose import package has this one's name."""
+"""Files of another distribution, ``jax-gnn``, whose import package has this one's name."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -23,16 +26,24 @@ def refuse(message: str) -> NoReturn:
 
 
 def refuse_stranger(folder: Path) -> None:
-    """Refuses a folder that has files of both distributions, of which pip does not warn.
+    """Refuses a package folder that the distribution ``jax-gnn`` shares, or shared.
 
-    Whichever came last has overwritten the other's ``__init__.py``.
+    pip warns neither when one of the two overwrites files of the other, nor when it uninstalls one
+    and so removes ``__init__.py`` of the other.
     """
     if any((folder / file).exists() for file in STRANGERS_FILES):
-        refuse(
-            f"{folder} has files of another package, jax-gnn on PyPI, beside those of "
-            "jax-gnn-kernels; run: pip uninstall -y jax-gnn jax-gnn-kernels && "
-            "pip install jax-gnn-kernels"
+        problem = "has files of another package, jax-gnn on PyPI, beside those of jax-gnn-kernels"
+    elif not (folder / "__init__.py").exists():
+        problem = (
+            "has no __init__.py: uninstalling another package of the same name, such as jax-gnn on "
+            "PyPI, removed files of jax-gnn-kernels"
         )
+    else:
+        return
+    refuse(
+        f"{folder} {problem}; run: pip uninstall -y jax-gnn jax-gnn-kernels && "
+        "pip install jax-gnn-kernels"
+    )
 
 
 def refuse_old_jax(version: str) -> None:
