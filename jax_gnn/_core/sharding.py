@@ -357,7 +357,7 @@ class Split:
             chosen = [NamedSharding(mesh, spec) for spec in self.rule.specs(pieces)]
 
             def call(*local: Array) -> list[Array]:
-                with as_wide_as(local):
+                with as_wide_as(local), without_mesh():
                     return self.local(local, pieces)
 
             return mesh, call, chosen[len(operands) :], tuple(chosen[: len(operands)])
@@ -366,6 +366,15 @@ class Split:
         text, options = self.rule.einsum()
         call.def_partition(partition, sharding_rule=text, **options)
         return call
+
+
+def without_mesh() -> AbstractContextManager[None]:
+    """Set no mesh around what is traced: code of one device, or of one entry's rows.
+
+    XLA's partitioner calls with the user's mesh still set, of which explicit axes would go into
+    the types, and so as custom calls into the program of each device.
+    """
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))

@@ -20,6 +20,7 @@ from jax import Array
 from jax.extend import core as jex
 
 from jax_gnn._core.op import replaced
+from jax_gnn._core.sharding import without_mesh
 from jax_gnn._ops.edge_region.row_program import (
     Into,
     Read,
@@ -74,7 +75,7 @@ def _read_of(output: tuple[Into, str]) -> Read:
 
 def _traced(function: Callable[..., Sequence[Any]], rows: Sequence[Any]) -> Any:
     """Return the closed jaxpr of a function of one entry's rows, which are on no mesh."""
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with without_mesh():
         return jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
 
 
