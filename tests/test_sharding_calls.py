@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,13 +22,14 @@ from op_suite import KERNELS, PLATFORM
 import jax_gnn
 from jax_gnn import Edge, Graph, Hypergraph, Node, RelationalGraph, program
 from jax_gnn._core import ffi
-from jax_gnn._core.linear import LINEARS, PRIMITIVE
 from jax_gnn._core.op import OPS
 from jax_gnn._core.sharding import like
 
 # All different, so that a size tells what an axis is of.
 NODES, ROWS, EDGES, HEADS, WIDTH, OUT, RELATIONS, GROUPS = 20, 14, 32, 2, 8, 6, 4, 10
 KINDS = [AxisType.Auto, AxisType.Explicit]
+MOST_INDEX_ARRAYS = 3
+"""Index arrays of a call that one test splits, each by itself."""
 
 pytestmark = [
     pytest.mark.skipif(not KERNELS, reason=f"jax_gnn has no kernels for {PLATFORM} here"),
@@ -287,15 +287,21 @@ class Checked:
 @by_kind
 @pytest.mark.parametrize("name", NAMES)
 def test_one_axis(name: str, kind: AxisType, rng: np.random.Generator) -> None:
-    """One axis of one array is split, and the arrays that are not split may be closed over."""
+    """One axis of an array is split, every one of the floats, some of the index arrays."""
     mesh = Mesh(np.array(devices()[:2]), ("d",), axis_types=(kind,))
     call = calls(rng)[name]
     checked, num_index = Checked(call, rng), len(jax.tree.leaves(call.index))
-    for i, axis, message in split_leaves(call):
-        spec = P(*[None] * axis, "d")
-        checked.check(mesh, {i: spec}, message, closed_over=False)
-        if i == num_index:
-            checked.check(mesh, {i: spec}, f"{message}, closed over", closed_over=True)
+    splits = list(split_leaves(call))
+    of_index = [split for split in splits if split[0] < num_index]
+    of_arrays = splits[len(of_index) :]
+    some = rng.permutation(len(of_index))[:MOST_INDEX_ARRAYS]
+    for i, axis, message in [*of_arrays, *(of_index[k] for k in some)]:
+        checked.check(mesh, {i: P(*[None] * axis, "d")}, message, closed_over=False)
+    i, axis, message = of_arrays[rng.integers(len(of_arrays))]
+    specs = {i: P(*[None] * axis, "d")}
+    checked.check(mesh, specs, f"{message}, the index closed over", closed_over=True)
+    by_entry = {i: P("d") for i, axis, _ in splits if np.shape(checked.leaves[i])[0] == EDGES}
+    checked.check(mesh, by_entry, "all that lies along the edges", closed_over=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -342,8 +348,6 @@ def test_all_ops_with_rules_are_called() -> None:
     def collect(jaxpr: Any) -> None:
         for equation in jaxpr.eqns:
             names.add(equation.primitive.name)
-            if equation.primitive is PRIMITIVE:
-                names.add(equation.params["linear"].name)
             for inner in jax.tree.leaves(
                 list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
             ):
@@ -355,4 +359,3 @@ def test_all_ops_with_rules_are_called() -> None:
         collect(jax.make_jaxpr(checked.value_and_gradients)(*call[1:], checked.cotangent))
     with_rules = {ffi.TARGET_PREFIX + name for name, op in OPS.items() if op.sharding is not None}
     assert with_rules - names == set()
-    assert set(LINEARS) - names == {"halo_gradient"}  # tests/test_sharded_graph.py
