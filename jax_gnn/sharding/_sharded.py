@@ -106,6 +106,12 @@ class ShardedGraph:
             return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
         return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
 
+    def __reduce__(self) -> Any:
+        """Pickle or copy, with devices by id: JAX does not pickle devices and meshes."""
+        ids = np.vectorize(lambda device: device.id, otypes=[int])(self.mesh.devices)
+        arrays = jax.device_get((self.part, self.node_ids, self.places))
+        return _on_devices, (*arrays, ids, self.mesh.axis_names, self.axis)
+
     def shard(self, values: Any, node_ids: Any = None) -> Any:
         """Rows of nodes, such as features, labels or masks, on the devices that own these.
 
@@ -309,6 +315,23 @@ class ShardedGraph:
     @property
     def _sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+
+def _on_devices(
+    part: Any, node_ids: Any, places: Any, ids: Any, axis_names: tuple[str, ...], axis: str
+) -> ShardedGraph:
+    """Place a pickled `ShardedGraph` on the devices of this process with the same ids."""
+    devices = {device.id: device for device in jax.devices()}
+    missing = sorted({*ids.ravel().tolist()} - devices.keys())
+    if missing:
+        raise ValueError(
+            f"ShardedGraph must be unpickled where JAX has its devices, got no devices {missing}: "
+            "shard the graph there, by shard_graph or load_parts"
+        )
+    mesh = Mesh(np.vectorize(devices.get, otypes=[object])(ids), axis_names)
+    part, node_ids = jax.device_put((part, node_ids), NamedSharding(mesh, PartitionSpec(axis)))
+    places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
+    return ShardedGraph(part, node_ids, places, mesh, axis)
 
 
 def _rows_here(array: Any) -> dict[int, Any]:
