@@ -193,7 +193,7 @@ class ConvE(nnx.Module):
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
         y = jax.nn.relu(normalized(self.norm1, self.convolution(image)))
-        y = self.dropout(y, **dropout).reshape(*batch, -1)
+        y = self.dropout(y, **dropout).reshape(*batch, self.output.in_features)
         return jax.nn.relu(normalized(self.norm2, self.dropout(self.output(y), **dropout)))
 
 

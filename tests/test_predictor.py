@@ -28,17 +28,21 @@ import flax_layers
 import jax_gnn
 from flax_layers import (
     GAE,
+    GAT,
     GCN,
     HGNN,
     HGT,
     RGCN,
     VGAE,
+    AllSetTransformer,
     CompGCN,
+    GATv2,
     GCNConv,
     GINClassifier,
     GraphClassifier,
     HeteroConv,
     HeteroModel,
+    HypergraphAttention,
     SAGEConv,
 )
 from flax_layers.training import (
@@ -143,8 +147,13 @@ def test_program_for_any_size(tmp_path: Path) -> None:
     path = tmp_path / "program"
     hypergraph = Hypergraph.from_incidence(*np.indices((6, 4)).reshape(2, -1))
     other = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
+    none = Hypergraph.from_incidence([], [], num_nodes=5, num_hyperedges=0)
     cases: list[tuple[nnx.Module, Any, Any]] = [
         (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
+        (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=5)),
+        (GAT(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=0)),
+        (HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, none),
+        (AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, none),
         (
             GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
             ring(4),
@@ -161,6 +170,9 @@ def test_program_for_any_size(tmp_path: Path) -> None:
             x = jnp.arange(3.0 * each.num_nodes).reshape(-1, 3)
             found = program.call(parameters, predictor.arrays(each, x))
             np.testing.assert_allclose(found, predictor(each, x), rtol=1e-5, atol=1e-6)
+    attr = {"edge_attr": jnp.ones((ring(4).num_edges, 2))}
+    predictor = Predictor(GATv2(3, 4, 2, edge_features=2, rngs=nnx.Rngs(0)))
+    predictor.export(path, ring(4), jnp.ones((5, 3)), any_size=True, **attr)
     with pytest.raises(ValueError, match=r"sizes differ .* got {'nodes': 3, 'edges': 3}"):
         predictor.export(path, Graph.from_edges([0, 1, 2], [1, 2, 0]), any_size=True)
     with pytest.raises(TypeError, match=r"must be of a jax_gnn\.Graph or .*, got dict"):
