@@ -480,7 +480,7 @@ def _parameters(kind: type[Any]) -> set[str]:
     names: set[str] = set()
     for base in kind.__mro__:
         if "__init__" in vars(base):
-            parameters = inspect.signature(base.__init__).parameters
+            parameters = inspect.signature(vars(base)["__init__"]).parameters
             names |= parameters.keys()
             if "options" not in parameters:
                 break
