@@ -25,7 +25,7 @@ from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
 from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
-from jax_gnn.sharding._processes import check_same
+from jax_gnn.sharding._processes import check_same, sample
 from jax_gnn.sharding._split import Piece, hyperedge_parts, pieces_of, square_of
 
 
@@ -115,6 +115,8 @@ class ShardedGraph:
     def shard(self, values: Any, node_ids: Any = None) -> Any:
         """Rows of nodes, such as features, labels or masks, on the devices that own these.
 
+        Of several processes all call it, with the same values; rows of 16 MiB are compared.
+
         Args:
             values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
                 type the rows of its nodes, where None stays None.
@@ -127,8 +129,8 @@ class ShardedGraph:
 
         Raises:
             TypeError: ``node_ids`` is no array of integers.
-            ValueError: ``values`` has another number of rows, the graph has no such type, or
-                ``node_ids`` does not name each node once.
+            ValueError: ``values`` has another number of rows, or differs between processes, the
+                graph has no such type, or ``node_ids`` does not name each node once.
         """
         if node_ids is not None:
             return jax.tree.map(self._of_split(node_ids), values)
@@ -183,7 +185,7 @@ class ShardedGraph:
             ``(devices, edges, *features)`` in the dtype of ``values``, zeros for padding.
 
         Raises:
-            ValueError: ``values`` has another number of rows.
+            ValueError: ``values`` has another number of rows, or differs between processes.
         """
         if isinstance(self.part, HypergraphPart):
             size, ids = self.part.num_whole_hyperedges, self.part.hyperedge_ids
@@ -195,6 +197,9 @@ class ShardedGraph:
 
     def _shard(self, values: Any, size_name: str, size: int | None, ids: Array) -> Array:
         shape = np.shape(values)
+        if not is_traced(values, ids):  # before an error that few may see
+            values = np.asarray(values)
+            check_same(self.mesh, values=sample(values))
         if not shape or shape[0] != (shape[0] if size is None else size):
             size_name += "" if size is None else f" = {size}"
             raise ValueError(f"values must be ({size_name}, ...), got shape {shape}")
@@ -208,10 +213,10 @@ class ShardedGraph:
                 out_specs=spec,
             )
             return own(values, ids)
-        host, here = np.asarray(values), _rows_here(ids)
+        here = _rows_here(ids)
 
         def of_device(index: Any) -> Any:
-            return fetch_rows(host, here[index[0].start or 0])[None]
+            return fetch_rows(values, here[index[0].start or 0])[None]
 
         return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
 
@@ -230,6 +235,7 @@ class ShardedGraph:
             ValueError: ``values`` has another number of rows, or ``block_rows`` is below 1.
         """
         host, here = check_rows(values, block_rows), _rows_here(self.node_ids)
+        check_same(self.mesh, values=sample(host))
         if len(host) != self.num_nodes:
             raise ValueError(
                 f"values must be (num_nodes = {self.num_nodes}, ...), got shape {host.shape}"
