@@ -21,6 +21,7 @@ _EDGE, _RETURN, _ACCEPT, _CLASS, _NEAR, _FAR = range(6)  # streams of random num
 _CERTAIN = 40  # rounds are so many times those that a draw takes on average: all but e⁻⁴⁰ succeed
 _MIN_ROUNDS = 64  # before edges are counted instead
 _CHUNK = 32  # edges of a walk that are counted at a time
+_ROUNDS_COST = 8  # edges that are counted in the time of a proposal, about
 _MAX_LOG_WEIGHT = 41.0  # of proposals: a chance of e⁻⁴¹ is below the resolution of a draw
 
 
@@ -41,8 +42,9 @@ def random_walk(
     likely. Otherwise these are the walks of node2vec: at v, having come from t, an edge to x is
     taken in proportion to 1 / p where x is t, to 1 where there is an edge from t to x, and to 1 / q
     elsewhere. This is exact, and needs no table of pairs of edges: edges are proposed and rejected,
-    which takes longer the further p and q are from 1. After as many proposals as v has edges, the
-    edges of each kind are counted instead. An edge that the graph has twice counts twice.
+    which takes longer the further p and q are from 1. Where many proposals fail, the edges of each
+    kind are counted instead, in the time of a pass over the edges of the largest node at hand. An
+    edge that the graph has twice counts twice.
 
     Args:
         graph: of one kind of nodes.
@@ -167,7 +169,7 @@ def _step(
     # A draw succeeds at least so often, however many edges lead back.
     rate = min(1 / (1 + 2 * largest / back), min(1.0, far) / (2 * largest))
     certain = math.ceil(min(_CERTAIN / rate, 2.0**24 - 1))
-    rounds = jnp.minimum(jnp.maximum(degrees.max(initial=0), _MIN_ROUNDS), certain)
+    rounds = jnp.minimum(jnp.maximum(degrees.max(initial=0) // _ROUNDS_COST, _MIN_ROUNDS), certain)
     nowhere = jnp.full_like(at, PADDING)
     (node,), found = redrawn(draw, (nowhere,), degrees == 0, rounds.astype(jnp.uint32))
     if certain <= _MIN_ROUNDS:
