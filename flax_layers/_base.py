@@ -86,6 +86,11 @@ def linear_options(options: dict[str, Any]) -> Any:
     return {name: options[name] for name in LinearOptions.__annotations__ if name in options}
 
 
+def kept_options(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Options as a static attribute, by which a module can be made again: without initialisers."""
+    return tuple(sorted(item for item in options.items() if not item[0].endswith("_init")))
+
+
 class Convolution(nnx.Module):
     """Base of the convolutions: one linear map beside the aggregation, and the options.
 

@@ -7,6 +7,7 @@ Chien et al., "You are AllSet: a multiset function framework for hypergraph neur
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, Unpack, get_args
 
 import jax
@@ -133,7 +134,7 @@ class _AttentionPooling(nnx.Module):
         scores = jax.nn.leaky_relu(self._scores(x), self.negative_slope)
         y = attend(hypergraph, to, scores, value.reshape(*value.shape[:-1], *seed.shape))
         y = finished(y, seed)
-        y = normalized(self.norm1, y.reshape(*y.shape[:-2], -1))
+        y = normalized(self.norm1, y.reshape(*y.shape[:-2], math.prod(y.shape[-2:])))
         return normalized(self.norm2, y + jax.nn.relu(self.mlp(y, dropout)))
 
     def _scores(self, x: Array) -> Array:

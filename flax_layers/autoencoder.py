@@ -178,8 +178,8 @@ class VGAE(GAE):
         divergence = (mean**2 + jnp.exp(2 * log_std) - 1 - 2 * log_std).sum(1).mean() / 2
         deterministic, rngs = named["deterministic"], named["rngs"]
         if self.deterministic if deterministic is None else deterministic:
-            return mean, divergence / len(y)
+            return mean, divergence / y.shape[0]
         rngs = self.rngs if rngs is None else rngs
         key = rngs["dropout"]() if isinstance(rngs, nnx.Rngs) else rngs()
         noise = jax.random.normal(key, mean.shape, mean.dtype)
-        return mean + noise * jnp.exp(log_std), divergence / len(y)
+        return mean + noise * jnp.exp(log_std), divergence / y.shape[0]

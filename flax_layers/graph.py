@@ -481,7 +481,7 @@ class GCN(Stack):
     def _convolve(self, number: int, graph: Any, x: Array, *arguments: Any, **named: Any) -> Array:
         # The kernel of the layer before applies a layer's scales of what it sums up, which are the
         # same at both ends of edges. They pass through a dropout.
-        scale = named["node_scale"]
+        scale = named.get("node_scale")
         if scale is not None and not isinstance(scale, tuple):
             named |= {"is_scaled": number > 1, "scales_result": number < self.num_layers}
         return super()._convolve(number, graph, x, *arguments, **named)

@@ -231,7 +231,7 @@ class GATConv(_GraphAttentionConv):
         bias = None
         if attr is not None:
             bias = self._scores(attr, self.edge_kernel, self.edge_attention)
-            bias = _per_head(jnp.broadcast_to(bias, (len(bias), *value.shape[1:-1])))
+            bias = _per_head(jnp.broadcast_to(bias, (bias.shape[0], *value.shape[1:-1])))
         shape = (graph.num_dst, *value.shape[1:])
         flat_value = _per_head(value, 1)
         of_dst, of_src = _per_head(dst_score), _per_head(src_score)
@@ -376,7 +376,7 @@ class GATv2Conv(_GraphAttentionConv):
         of_edges = None
         if attr is not None:
             of_edges = self._mapped(attr, self.edge_kernel, None)
-            of_edges = jnp.broadcast_to(of_edges, (len(of_edges), *right.shape[1:]))
+            of_edges = jnp.broadcast_to(of_edges, (of_edges.shape[0], *right.shape[1:]))
             of_edges = _per_head(of_edges, 1)
         shape = (graph.num_dst, *right.shape[1:])
         vector = jnp.broadcast_to(self._param(self.attention, src), right.shape[1:])
@@ -528,7 +528,7 @@ class TransformerConv(nnx.Module):
         of_edges = None
         if attr is not None and self.edge is not None:
             of_edges = self._split(linear(self.edge, attr))
-            of_edges = jnp.broadcast_to(of_edges, (len(of_edges), *value.shape[1:]))
+            of_edges = jnp.broadcast_to(of_edges, (of_edges.shape[0], *value.shape[1:]))
             of_edges = _per_head(of_edges, 1)
         shape = (graph.num_dst, *value.shape[1:])
         query, key, value = (_per_head(each, 1) for each in (query, key, value))

@@ -19,6 +19,7 @@ from flax_layers._base import (
     check_positive,
     end_sizes,
     finished,
+    kept_options,
     linear,
 )
 from flax_layers.graph import SAGEConv
@@ -346,6 +347,7 @@ class HeteroLinear(nnx.Module):
         )
         self.sizes = tuple(in_features.items())
         self.out_features = out_features
+        self.options = kept_options(options)
 
     @property
     def in_features(self) -> dict[str, int]:
@@ -462,6 +464,7 @@ class HeteroModel(nnx.Module):
         self.input = HeteroLinear(in_features, model.in_features, rngs=rngs, **options)
         self.model = model
         self.edge_types = None if edge_types is None else tuple(map(tuple, edge_types))
+        self.options = self.input.options
 
     @property
     def in_features(self) -> dict[str, int]:

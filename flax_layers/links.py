@@ -166,6 +166,7 @@ class ConvE(nnx.Module):
         self.filters = filters
         self.kernel_size = kernel_size
         self.dropout_rate = dropout_rate
+        self.param_dtype = param_dtype
 
     def __call__(
         self,
@@ -192,7 +193,7 @@ class ConvE(nnx.Module):
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
         y = jax.nn.relu(normalized(self.norm1, self.convolution(image)))
-        y = self.dropout(y, **dropout).reshape(*batch, -1)
+        y = self.dropout(y, **dropout).reshape(*batch, self.output.in_features)
         return jax.nn.relu(normalized(self.norm2, self.dropout(self.output(y), **dropout)))
 
 
@@ -273,6 +274,12 @@ class LinkPredictor(nnx.Module):
         self.encoder = encoder
         self.decoder = decoder
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
+        self.num_nodes = num_nodes
+        self.num_relations = num_relations
+        self.in_features = in_features
+        self.relation_features = relation_features
+        self.dropout_rate = dropout_rate
+        self.param_dtype = param_dtype
 
     def encode(
         self,

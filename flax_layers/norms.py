@@ -69,6 +69,7 @@ class _Norm(nnx.Module):
         self.num_features = num_features
         self.epsilon = check_finite("epsilon", epsilon)
         self.dtype = dtype
+        self.param_dtype = param_dtype
 
     def _operands(self, batch: Batch, x: ArrayLike) -> tuple[Array, Array, Array]:
         x = check_nodes(batch, x, self.num_features)

@@ -20,6 +20,7 @@ from flax_layers._base import (
     default_kernel_init,
     dropout_arguments,
     finished,
+    kept_options,
     linear,
     linear_options,
 )
@@ -184,6 +185,7 @@ class Set2Set(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(4 * n, param_dtype))
         self.in_features = in_features
         self.num_steps = num_steps
+        self.param_dtype = param_dtype
 
     def __call__(self, batch: Batch, x: ArrayLike) -> Array:
         """Reads out.
@@ -256,6 +258,7 @@ class TopKReadout(nnx.Module):
         )
         self.in_features = in_features
         self.k = k
+        self.param_dtype = param_dtype
 
     def __call__(self, batch: Batch, x: ArrayLike) -> Array:
         """Reads out.
@@ -373,8 +376,10 @@ class GINBlock(nnx.Module):
         if learn_eps:
             self.learned_eps = nnx.Param(jnp.asarray(eps, param_dtype))
         self.eps = eps
+        self.learn_eps = learn_eps
         self.in_features = in_features
         self.out_features = out_features
+        self.param_dtype = param_dtype
 
     def __call__(
         self, batch: Batch[Graph], x: ArrayLike, *, use_running_average: bool | None = None
@@ -478,6 +483,7 @@ class GINClassifier(nnx.Module):
         self.dropout_rate = dropout_rate
         self.eps = eps
         self.learn_eps = learn_eps
+        self.param_dtype = param_dtype
 
     def __call__(
         self,
@@ -575,7 +581,7 @@ class GraphClassifier(nnx.Module):
         self.out_features = out_features
         self.num_layers = num_layers
         self.dropout_rate = dropout_rate
-        self.options = tuple(sorted(options.items()))
+        self.options = kept_options(options)
 
     def __call__(
         self,

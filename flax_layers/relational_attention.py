@@ -295,7 +295,7 @@ class RGATConv(nnx.Module):
 
         def attend(src: Array, dst: Array | None = None) -> Array:
             y = rgat_attention(graph, src, weights, x_dst=dst, **options)
-            return y.reshape(graph.num_dst, -1)
+            return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
         y = over_batch(attend, *ends)
         if not self.concat:
@@ -781,7 +781,7 @@ class HGTConv(nnx.Module):
             method=method,
             precision=self.precision,
         )
-        return y.reshape(graph.num_dst, -1)
+        return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
     def _finish(self, y: Array, own: Array | None, types: NodeTypes) -> Array:
         """GELU, the map by type, and the skip connection of types that are as wide."""

@@ -387,6 +387,7 @@ class UniGCNIIConv(Convolution):
             raise ValueError(f"lamda must be a positive number, got {lamda}")
         options.setdefault("use_bias", False)
         super().__init__(features, features, rngs=rngs, **options)
+        self.features = features
         self.alpha = alpha
         self.lamda = lamda
         self.layer = layer

@@ -568,7 +568,8 @@ class Graph:
         def pad(ids: Array) -> Array:
             return pad_ids(ids, new_edges)
 
-        graph = Graph(
+        graph = replace(  # a part of a sharded graph stays one
+            self,
             indptr=pad_indptr(self.indptr, new_dst),
             rows=pad(self.rows),
             cols=pad(self.cols),
@@ -577,7 +578,8 @@ class Graph:
             t_cols=pad(self.t_cols),
             t_order=pad(self.t_order),
             edge_ids=pad(self.edge_ids),
-            num_input_edges=self.num_input_edges,
+            split=None,
+            t_split=None,
         )
         return graph if self.split is None else graph.with_edge_split()
 

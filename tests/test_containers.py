@@ -144,6 +144,25 @@ def gradients(loss: Callable[[Any], jax.Array]) -> dict[str, Callable[[Any], Any
     }
 
 
+EMPTY: dict[type[Any], Any] = {
+    Graph: Graph.from_edges([], [], num_nodes=0),
+    Hypergraph: Hypergraph.from_incidence([], [], num_nodes=0, num_hyperedges=0),
+    RelationalGraph: RelationalGraph.from_triples([], [], [], num_nodes=0, num_relations=2),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name in LAYERS])
+def test_layers_of_no_nodes(name: str) -> None:
+    case = LAYERS[name]
+    if name == "HGNN":  # has a weight for each of its hyperedges
+        pytest.skip("made for a number of hyperedges")
+    graph, layer = EMPTY[type(case.structure)], case.make(jnp.float32)
+    named = {key: jnp.zeros((0, *np.shape(value)[1:])) for key, value in case.named.items()}
+    layer.eval()
+    y = jax.eval_shape(lambda x: layer(graph, x, **named), shape(0, WIDTH))
+    assert y.shape[0] == 0
+
+
 @pytest.mark.parametrize("source", ["built inside", "of the host"])
 @pytest.mark.parametrize("name", CASES)
 def test_orders_of_transformations(name: str, source: str) -> None:

@@ -55,6 +55,22 @@ def test_graphs(name, chunk_edges, rng):
         check(model, graph, x, chunk_edges, edge_weight=rng.uniform(size=graph.num_edges))
 
 
+OPTIONS = [
+    (flax_layers.GCN, {"normalize": False}),
+    (flax_layers.GCN, {"add_self_loops": False, "use_bias": False}),
+    (flax_layers.GIN, {"learn_eps": True, "mlp_features": 6}),
+    (SAGE, {"aggregation": "max", "project": True, "root_weight": False, "normalize": True}),
+    (flax_layers.GATv2, {"add_self_loops": False, "share_weights": True}),
+    (flax_layers.GraphTransformer, {"gated": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_options(kind, options, rng):
+    model = kind(5, 8, 3, num_layers=2, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options)
+    check(model, make_graph(rng, 11, 40), rng.normal(size=(11, 5)), 17)
+
+
 @pytest.mark.parametrize("features", [True, False])
 def test_weights_of_relations(features, rng):
     triples = (rng.integers(0, size, 80) for size in (17, 3, 17))

@@ -16,6 +16,7 @@ import emulation
 import jax
 import jax.export
 import jax.numpy as jnp
+import layer_cases
 import numpy as np
 import pytest
 import test_training
@@ -23,8 +24,27 @@ import test_training_graphs
 import test_training_links
 from flax import nnx
 
+import flax_layers
 import jax_gnn
-from flax_layers import GCN, HGNN, HGT, RGCN, CompGCN, GCNConv, HeteroModel
+from flax_layers import (
+    GAE,
+    GAT,
+    GCN,
+    HGNN,
+    HGT,
+    RGCN,
+    VGAE,
+    AllSetTransformer,
+    CompGCN,
+    GATv2,
+    GCNConv,
+    GINClassifier,
+    GraphClassifier,
+    HeteroConv,
+    HeteroModel,
+    HypergraphAttention,
+    SAGEConv,
+)
 from flax_layers._base import inverse_root
 from flax_layers.training import (
     LINK_RECIPES,
@@ -34,6 +54,7 @@ from flax_layers.training import (
     TrainedLinks,
     TrainedModel,
 )
+from flax_layers.training.checkpoint import _described, _made, _variables
 from flax_layers.training.data import fingerprint
 from flax_layers.training.link_models import make_link_model
 from flax_layers.training.link_tasks import link_task
@@ -127,8 +148,13 @@ def test_program_for_any_size(tmp_path: Path) -> None:
     path = tmp_path / "program"
     hypergraph = Hypergraph.from_incidence(*np.indices((6, 4)).reshape(2, -1))
     other = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
+    none = Hypergraph.from_incidence([], [], num_nodes=5, num_hyperedges=0)
     cases: list[tuple[nnx.Module, Any, Any]] = [
         (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
+        (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=5)),
+        (GAT(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=0)),
+        (HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, none),
+        (AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, none),
         (
             GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
             ring(4),
@@ -145,6 +171,9 @@ def test_program_for_any_size(tmp_path: Path) -> None:
             x = jnp.arange(3.0 * each.num_nodes).reshape(-1, 3)
             found = program.call(parameters, predictor.arrays(each, x))
             np.testing.assert_allclose(found, predictor(each, x), rtol=1e-5, atol=1e-6)
+    attr = {"edge_attr": jnp.ones((ring(4).num_edges, 2))}
+    predictor = Predictor(GATv2(3, 4, 2, edge_features=2, rngs=nnx.Rngs(0)))
+    predictor.export(path, ring(4), jnp.ones((5, 3)), any_size=True, **attr)
     with pytest.raises(ValueError, match=r"sizes differ .* got {'nodes': 3, 'edges': 3}"):
         predictor.export(path, Graph.from_edges([0, 1, 2], [1, 2, 0]), any_size=True)
     with pytest.raises(TypeError, match=r"must be of a jax_gnn\.Graph or .*, got dict"):
@@ -246,13 +275,19 @@ def test_saved_again(saved: Path, tmp_path: Path) -> None:
 def test_models_of_this_package(tmp_path: Path) -> None:
     """They are made again by what they say of themselves."""
     rngs = nnx.Rngs(0)
-    typed = {"node_types": ("a", "b"), "relation_ends": (("a", "b"), ("b", "a"))}
+    typed = {"node_types": ("class", "b"), "relation_ends": (("class", "b"), ("b", "class"))}
     inner = HGT(8, 8, 2, heads=2, num_relations=2, **typed, rngs=rngs)
     models = [
         GCN(3, 4, 2, num_layers=3, precision="high", rngs=rngs),
         RGCN(5, 4, 2, num_relations=3, num_bases=2, rngs=rngs),
         CompGCN(3, 4, 2, num_relations=2, composition="sub", rngs=rngs),
-        HeteroModel({"b": 3, "a": 2}, inner, rngs=rngs),
+        GINClassifier(3, 4, 2, num_layers=2, learn_eps=True, rngs=rngs),
+        GraphClassifier(3, 4, 2, layers="GAT", heads=2, param_dtype=jnp.bfloat16, rngs=rngs),
+        GAE(GCN(3, 4, 2, use_bias=False, rngs=rngs)),
+        VGAE(GCN(3, 4, 2, rngs=rngs), rngs=rngs),
+        layer_cases.link_predictor(jnp.float32),
+        HeteroConv({("class", "r", "a"): SAGEConv((3, 2), 4, rngs=rngs)}),
+        HeteroModel({"b": 3, "class": 2}, inner, param_dtype=jnp.bfloat16, rngs=rngs),
     ]
     for number, model in enumerate(models):
         jax_gnn.save(tmp_path / f"{number}", model)
@@ -260,7 +295,23 @@ def test_models_of_this_package(tmp_path: Path) -> None:
         one, other = (nnx.split(each, nnx.RngState, ...) for each in (model, loaded))
         assert type(loaded) is type(model)
         jax.tree.map(np.testing.assert_array_equal, one[2], other[2])
-    assert list(loaded.in_features.items()) == [("b", 3), ("a", 2)]
+    assert list(loaded.in_features.items()) == [("b", 3), ("class", 2)]
+
+
+def test_modules_by_their_arguments() -> None:
+    """All modules, but for one whose argument is a module of another package."""
+    for name, case in layer_cases.LAYERS.items():
+        if name == "AttentionReadout":
+            continue
+        model = case.make(jnp.float32 if name == "Set2Set" else jnp.bfloat16)
+        for _, module in nnx.iter_modules(model):
+            if getattr(flax_layers, type(module).__name__, None) is not type(module):
+                continue
+            described = json.loads(json.dumps(_described(module)))
+            again = _made(described["class"], described["arguments"])
+            assert type(again) is type(module)
+            assert _variables(again) == _variables(module), (name, described)
+            assert json.loads(json.dumps(_described(again))) == described
 
 
 @pytest.mark.parametrize(

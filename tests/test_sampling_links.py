@@ -202,14 +202,23 @@ def test_corrupted_edges_have_their_distribution(
     for number, (s, d) in enumerate(zip(src, dst, strict=True)):
         heads = powers(counts.sum(1), power) * (counts[:, d] == 0)
         tails = powers(counts.sum(0), power) * (counts[s] == 0)
-        weights = np.zeros((NODES, NODES))  # what can be drawn of each side is as likely
-        for column, tosses in ((heads, side != "dst"), (tails, side != "src")):
-            share = column / max(column.sum(), 1e-9) * tosses
+        weights = np.zeros((NODES, NODES))  # a coin for each draw, also of one that is an edge
+        for column, degrees, tosses in (
+            (heads, counts.sum(1), side != "dst"),
+            (tails, counts.sum(0), side != "src"),
+        ):
+            share = column / powers(degrees, power).sum() * tosses
             if column is heads:
                 weights[:, d] += share
             else:
                 weights[s] += share
         check_distribution(pairs(*np.asarray(found)[:, number], NODES), weights)
+
+
+def test_corrupted_edges_of_the_side_that_has_some() -> None:
+    star = Graph.from_edges(np.zeros(50, int), np.arange(50), num_nodes=50)
+    src, dst = corrupted_edges(star, [0], [1], 1000, KEY, exclude_edges=True)
+    assert (np.asarray(src) > 0).all() and (np.asarray(dst) == 1).all()
 
 
 def test_corrupted_triples(rng: np.random.Generator) -> None:
@@ -361,13 +370,26 @@ def transitions(counts: np.ndarray, p: float, q: float) -> np.ndarray:
     return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
 
 
+def test_extreme_walks_end() -> None:
+    """Where nothing is near, all edges weigh next to nothing."""
+    square = Graph.from_edges([0, 0, 1, 2], [1, 2, 3, 3], num_nodes=4).symmetrized()
+    walks = np.asarray(random_walk(square, [0, 1], 30, KEY, p=1e10, q=1e10))
+    assert (abs(walks[:, 1:] % 3 - walks[:, :-1] % 3) > 0).all() and (walks >= 0).all()
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("p", "q"), [(1, 1), (0.25, 4), (4, 0.25), (0.5, 1), (10, 10), (0.1, 0.1)])
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        *((1, 1), (0.25, 4), (4, 0.25), (0.5, 1), (10, 10), (0.1, 0.1)),
+        *((1e10, 1e10), (1e3, 1e-3), (1e-10, 1e10), (1e25, 1e26), (1e200, 1e-200)),
+    ],
+)
 def test_walks_have_their_distribution(
     rng: np.random.Generator, p: float, q: float, reverse: bool
 ) -> None:
     """Of all pairs of steps, from a hub and from any other node."""
-    graph = lumpy_graph(rng, NODES, 30)
+    graph = lumpy_graph(rng, NODES, int(rng.choice([30, 300])))
     counts = counts_of(graph, NODES)
     counts = counts.T if reverse else counts
     first = counts / np.maximum(counts.sum(1, keepdims=True), 1)

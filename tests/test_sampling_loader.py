@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -173,6 +176,46 @@ def test_shards(rng: np.random.Generator) -> None:
         assert len({len(shard) for shard in shards}) == 1
         seeds = np.concatenate([batch.seeds for shard in shards for batch in shard])
         assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
+
+
+WORKERS = """
+import sys
+from typing import Any, NamedTuple
+import absl.flags
+import grain
+import jax_gnn
+import numpy as np
+
+class Rows(NamedTuple):
+    values: Any
+
+def batches(x):
+    with jax_gnn.host_arrays():
+        graph = jax_gnn.Graph.from_edges(np.arange(9), np.arange(9)[::-1], num_nodes=9)
+    epoch = jax_gnn.sampling.neighbor_batches(graph, np.arange(9), 4, (2,), x=x)
+    options = grain.MultiprocessingOptions(num_workers=1)
+    return len([*epoch.to_iter_dataset().mp_prefetch(options)])
+
+if __name__ == "__main__":
+    absl.flags.FLAGS(sys.argv[:1])
+    rows = np.ones((9, 1))
+    try:
+        batches(Rows(rows))
+    except TypeError as error:
+        print(error)
+    print(batches({"rows": rows}))
+"""
+
+
+def test_worker_processes(tmp_path: Path) -> None:
+    """They send all batches, or raise where a class of the rows cannot be imported there."""
+    pytest.importorskip("grain")
+    script = tmp_path / "script.py"
+    script.write_text(WORKERS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    error, count = done.stdout.splitlines() or [done.stderr, ""]
+    assert error.startswith("x must be a pytree of classes that a worker process can import"), error
+    assert count == "3", done.stderr
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {

@@ -299,6 +299,21 @@ def test_types_of_nodes(rng: np.random.Generator) -> None:
 GRAPH = library(np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_no_edges_and_no_seeds(on_host: bool) -> None:
+    graph = RelationalGraph.from_triples([], [], [], num_nodes=3, num_relations=2)
+    key: Any = np.array([0, 1], np.uint32) if on_host else jax.random.key(0)
+    graph = jax.tree.map(np.asarray, graph) if on_host else graph
+    for seeds in (np.array([0, 2], np.int32), np.zeros(0, np.int32)):
+        times = {"edge_time": np.zeros(0), "seed_time": np.ones(len(seeds))}
+        for fanout, options in ((2, times), ({0: 1, 1: 2}, {})):
+            blocks = sample_neighbors(
+                graph, seeds if on_host else jnp.asarray(seeds), (fanout,), key, **options
+            )
+            ids = np.asarray(blocks.node_ids)
+            np.testing.assert_array_equal(ids[ids >= 0], seeds)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

@@ -113,6 +113,18 @@ def test_errors_of_files(folder: Path, rng: np.random.Generator) -> None:
         load_parts(3, mesh_of(2), "nodes")  # type: ignore[arg-type]
 
 
+def test_parts_of_another_number(folder: Path, rng: np.random.Generator) -> None:
+    """Files of other names stay, and all do where the folder was none of parts."""
+    (folder / "mine.npz").write_bytes(b"")
+    save_parts(folder, random_graph(rng), 1)
+    assert {file.name for file in folder.iterdir()} == {"0.npz", "mine.npz", "plan.npz"}
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "7.npz").write_bytes(b"")
+    save_parts(other, random_graph(rng), 1)
+    assert (other / "7.npz").exists()
+
+
 def test_plans_made_by_hand(folder: Path, rng: np.random.Generator) -> None:
     """Are read or refused."""
     plan = dict(np.load(folder / "plan.npz"))

@@ -771,6 +771,43 @@ def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
     np.testing.assert_array_equal(split.unshard(y), 2 * x)
 
 
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("method", ["stream", "hash"])
+def test_degrees_are_of_the_whole_graph(
+    num_parts: int, method: Any, rng: np.random.Generator
+) -> None:
+    graph = random_graph(rng)
+    sharded = shard_graph(graph, mesh_of(num_parts), "nodes", method)
+    into, out = sharded.apply(lambda part: (part.in_degrees(), part.out_degrees()))
+    own = out[:, : sharded.node_ids.shape[1]]
+    np.testing.assert_array_equal(sharded.unshard(into), graph.in_degrees())
+    np.testing.assert_array_equal(sharded.unshard(own), graph.out_degrees())
+    halo = sharded.apply(lambda part, x: part.with_halo(x), own.astype(float))
+    np.testing.assert_array_equal(halo, out)
+    relational = random_relational(rng)
+    relations = shard_graph(relational, mesh_of(num_parts), "nodes", method)
+    counts = relations.apply(lambda part: part.relation_degrees())
+    np.testing.assert_array_equal(counts, [relational.relation_degrees()] * num_parts)
+    for each in (sharded.part.out_degrees, relations.part.relation_degrees):
+        with pytest.raises(ValueError, match=r"^part must be within ShardedGraph\.apply"):
+            each()
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_padded_parts(num_parts: int, rng: np.random.Generator) -> None:
+    graph, relational = random_graph(rng), random_relational(rng)
+    sharded = shard_graph(graph, mesh_of(num_parts), "nodes")
+    x = rng.normal(size=(graph.num_nodes, 3))
+    y = sharded.apply(
+        lambda part, x: part.pad(num_edges=part.num_edges + 9).aggregate(x), sharded.shard(x)
+    )
+    np.testing.assert_allclose(sharded.unshard(y), jax_gnn.spmm(graph, jnp.asarray(x)), atol=1e-4)
+    relations = shard_graph(relational, mesh_of(num_parts), "nodes")
+    for each in (sharded, relations):
+        with pytest.raises(ValueError, match=r"^num_dst must be None for a part, .* got 99"):
+            each.apply(lambda part: part.pad(num_dst=99).indptr)
+
+
 def test_errors_of_rows() -> None:
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")

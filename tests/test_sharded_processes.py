@@ -100,6 +100,22 @@ for name, given in {
     else:
         raise AssertionError(name)
 
+wide = np.zeros((50, 1 << 17), np.float32)  # more than what is compared of an array
+wide[0] = rank
+for call in (
+    lambda: sharded.shard(x + rank),
+    lambda: sharded.shard(x[: 50 - rank]),
+    lambda: sharded.shard(wide),
+    lambda: sharded.shard_edges(weights * (1 + rank)),
+    lambda: sharded.host_rows(x + rank),
+):
+    try:
+        call()
+    except ValueError as error:
+        assert str(error).startswith("values must be the same on all processes"), error
+    else:
+        raise AssertionError("values")
+
 lacks = rank == seed % 2
 if lacks:
     os.remove(f"{own}/{2 * rank + 1}.npz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -25,8 +26,8 @@ from flax import nnx
 from jax.experimental.multihost_utils import sync_global_devices
 
 import flax_layers
-from flax_layers import AttentionOptions, HeteroModel, LinearOptions, Stack
-from flax_layers._attention import AttentionConvolution
+from flax_layers import HeteroModel, Stack
+from flax_layers._base import Named
 from flax_layers.training.data import Fingerprint, Numbering
 from flax_layers.training.links import LINK_RECIPES, LinkIndex, TrainedLinks, make_link_model
 from flax_layers.training.models import RECIPES, Recipe
@@ -39,6 +40,8 @@ CHECKPOINT, STATE = "checkpoint", "state.npz"  # in the folder of a run of ``jax
 INDEX = "index.npz"  # of models that predict edges
 SUMS = "SHA256SUMS"  # in the format of the command sha256sum
 KEPT = nnx.Not(nnx.RngState)  # the variables that a checkpoint has
+INITIAL = {"self", "rngs", "kernel_init", "bias_init", "embedding_init", "options"}
+"""Parameters of ``__init__`` that a loaded model does not need: its variables are replaced."""
 
 
 def save_checkpoint(
@@ -291,12 +294,15 @@ def _made(name: str, arguments: dict[str, Any]) -> Any:
         raise ValueError(f"its class is {name!r:.80}, which is no model of flax_layers")
 
     def value(given: Any) -> Any:
-        if isinstance(given, dict) and "class" in given:
+        if isinstance(given, dict) and isinstance(given.get("class"), str):  # no size of a type
             return _made(given["class"], given["arguments"])
+        if isinstance(given, dict) and isinstance(given.get("by key"), list):
+            return {_tuples(key): value(item) for key, item in given["by key"]}
         return _tuples(given)
 
     make: Callable[..., Any] = kind
-    return make(**{key: value(given) for key, given in arguments.items()}, rngs=nnx.Rngs(0))
+    values = {key: value(given) for key, given in arguments.items()}
+    return make(**values | ({"rngs": nnx.Rngs(0)} if "rngs" in _parameters(kind) else {}))
 
 
 def _made_by(given: Any, arguments: dict[str, Any]) -> Any:
@@ -396,15 +402,8 @@ def _description(trained: Predictor, arguments: Mapping[str, Any] | None = None)
 
 def _class_description(model: Any, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """What makes a model again."""
-    name = type(model).__name__
-    ours = getattr(flax_layers, name, None) is type(model)
-    if ours and isinstance(model, Stack):
-        return {"class": name, "arguments": _arguments(model)}
-    if ours and isinstance(model, HeteroModel):
-        inner = _class_description(model.model, None)
-        if inner["class"] != "own":
-            sizes = {"in_features": dict(model.in_features), "edge_types": model.edge_types}
-            return {"class": name, "arguments": sizes | {"model": inner}}
+    with contextlib.suppress(_Unknown):
+        return _described(model)
     given = None if arguments is None else dict(arguments)
     try:
         if json.loads(json.dumps(given)) != given:
@@ -414,6 +413,18 @@ def _class_description(model: Any, arguments: Mapping[str, Any] | None) -> dict[
             f"arguments must be what JSON has, got {arguments!r:.200}: {error}"
         ) from None
     return {"class": "own", "arguments": given}
+
+
+class _Unknown(Exception):
+    """A module is not of this package, or one of its arguments is not."""
+
+
+def _described(module: Any) -> dict[str, Any]:
+    """Class and arguments of a module of this package."""
+    name = type(module).__name__
+    if name not in flax_layers.__all__ or getattr(flax_layers, name) is not type(module):
+        raise _Unknown
+    return {"class": name, "arguments": _arguments(module)}
 
 
 def _recipe_description(trained: TrainedModel) -> dict[str, Any]:
@@ -494,30 +505,47 @@ def _older(
     return TrainedModel(model, config, version=None), missing + _unnamed(description)
 
 
-def _arguments(model: Stack) -> dict[str, Any]:
-    """The model's arguments as JSON values, without those that matter only at initialisation."""
-    if not isinstance(model, Stack):  # it keeps all that it is given
-        names = {*inspect.signature(type(model).__init__).parameters}
-        names -= {"self", "rngs", "param_dtype", "options"}
-        given = {name: getattr(model, name) for name in names} | dict(getattr(model, "options", ()))
-        types = {name: given[name] for name in ("dtype", "param_dtype") if given.get(name)}
-        return given | {name: jnp.dtype(kind).name for name, kind in types.items()}
-    convolution = model.convolutions[0]
-    signatures = (Stack.__init__, type(model).__init__, type(convolution).__init__)
-    names = {name for init in signatures for name in inspect.signature(init).parameters}
-    names |= {*LinearOptions.__annotations__}
-    if isinstance(convolution, AttentionConvolution):
-        names |= {*AttentionOptions.__annotations__}
-    names -= {"self", "rngs", "options", "kernel_init", "bias_init"}
-    names -= {"features", "layer"}  # those of a convolution that its model chooses
-    # A model keeps each of its arguments as an attribute, or else its convolutions do.
-    arguments = {
-        name: getattr(model, name) if hasattr(model, name) else getattr(convolution, name)
-        for name in names
-    }
-    for name in ("dtype", "param_dtype"):
-        if arguments[name] is not None:
-            arguments[name] = jnp.dtype(arguments[name]).name
-    if arguments["precision"] is not None:
-        arguments["precision"] = jax.lax.Precision(arguments["precision"]).name.lower()
-    return arguments
+def _arguments(module: Any) -> dict[str, Any]:
+    """The arguments that make a module of this package again, as JSON values.
+
+    A module keeps each of its arguments as an attribute, or a stack's convolutions do, or it keeps
+    further ones as ``options``. Initialisers are left out.
+    """
+    values = dict(getattr(module, "options", ())) | _kept(module)
+    if isinstance(module, Stack):
+        chosen = {"features", "layer"}  # by the stack, for each convolution
+        convolution = _kept(module.convolutions[0])
+        values = {k: v for k, v in convolution.items() if k not in chosen} | values
+    return {name: _as_json(name, value) for name, value in values.items()}
+
+
+def _kept(module: Any) -> dict[str, Any]:
+    """The arguments that are attributes of a module."""
+    names = _parameters(type(module)) - INITIAL
+    return {name: getattr(module, name) for name in sorted(names) if hasattr(module, name)}
+
+
+def _parameters(kind: type[Any]) -> set[str]:
+    """Names of the arguments of a class, with those that it takes as ``**options``."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters
+            names |= parameters.keys()
+            if "options" not in parameters:
+                break
+            options = parameters["options"].annotation  # as text: Any, or Unpack of a TypedDict
+            if options != "Any":
+                unpacked: Any = getattr(flax_layers, options.removeprefix("Unpack[")[:-1])
+                return names | unpacked.__optional_keys__
+    return names
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if name in ("dtype", "param_dtype"):
+        return None if value is None else jnp.dtype(value).name
+    if name == "precision":
+        return None if value is None else jax.lax.Precision(value).name.lower()
+    if isinstance(value, Named):
+        return {"by key": [[key, _as_json(name, value[key])] for key in value]}
+    return _described(value) if isinstance(value, nnx.Module) else value

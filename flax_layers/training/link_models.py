@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -70,24 +71,26 @@ def _compgcn(config: CompGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> C
     )
 
 
-def _of_graphs(model: type[Any], *fields: str) -> Callable[[Any, int, nnx.Rngs], Any]:
+def _graph_encoder(
+    model: type[Any], fields: tuple[str, ...], config: Any, in_features: int, rngs: nnx.Rngs
+) -> Any:
     """An encoder whose further arguments are settings of the same name."""
+    options = {name: getattr(config, name) for name in fields}
+    width = config.embedding_features
+    if config.variational:
+        options["kernel_init"] = _glorot_of_halves(2 * width)
+    return model(
+        *(in_features, config.hidden_features),
+        2 * width if config.variational else width,
+        num_layers=config.num_layers,
+        dropout_rate=config.dropout_rate,
+        rngs=rngs,
+        **options,
+    )
 
-    def encoder(config: Any, in_features: int, rngs: nnx.Rngs) -> Any:
-        options = {name: getattr(config, name) for name in fields}
-        width = config.embedding_features
-        if config.variational:
-            options["kernel_init"] = _glorot_of_halves(2 * width)
-        return model(
-            *(in_features, config.hidden_features),
-            2 * width if config.variational else width,
-            num_layers=config.num_layers,
-            dropout_rate=config.dropout_rate,
-            rngs=rngs,
-            **options,
-        )
 
-    return encoder
+def _of_graphs(model: type[Any], *fields: str) -> Callable[[Any, int, nnx.Rngs], Any]:
+    return functools.partial(_graph_encoder, model, fields)
 
 
 def _glorot_of_halves(width: int) -> nnx.Initializer:

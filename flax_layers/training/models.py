@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -103,7 +102,7 @@ class Recipe(NamedTuple):
 
 
 def _stack(
-    convolution: plain.PlainConvolution, activation: Callable[[Array], Array] = jax.nn.relu
+    convolution: plain.PlainConvolution, activation: Literal["relu", "elu"] = "relu"
 ) -> Callable[..., Array]:
     return functools.partial(plain.stack, convolution, activation)
 
@@ -112,23 +111,38 @@ def _typed(model: Callable[..., Array]) -> Callable[..., Array]:
     return functools.partial(plain.behind_types, model)
 
 
-def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
+def _settings(names: tuple[str, ...], config: Any, structure: Any) -> dict[str, Any]:
     """Options of a convolution that are settings of the same name."""
-    return lambda config, _: {name: getattr(config, name) for name in names}
+    del structure
+    return {name: getattr(config, name) for name in names}
+
+
+def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
+    return functools.partial(_settings, names)
+
+
+def _classifier_options(
+    layers: str, names: tuple[str, ...], config: Any, structure: Any
+) -> dict[str, Any]:
+    """Options of a classifier of graphs with these layers."""
+    return {"layers": layers} | _settings(names, config, structure)
 
 
 def _layers(layers: str, *names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    """The same, of a classifier of graphs with these layers."""
-    return lambda config, graph: {"layers": layers} | _fields(*names)(config, graph)
+    return functools.partial(_classifier_options, layers, names)
+
+
+def _weighted_options(
+    names: tuple[str, ...], config: HGNNPConfig, hypergraph: Any
+) -> dict[str, Any]:
+    """Options of a convolution whose hyperedges may have learnable weights."""
+    learnable = config.learnable_hyperedge_weights
+    weights = {"num_hyperedges": hypergraph.num_hyperedges if learnable else None}
+    return _settings(names, config, hypergraph) | weights
 
 
 def _hgnn_options(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    def options(config: HGNNPConfig, hypergraph: Any) -> dict[str, Any]:
-        learnable = config.learnable_hyperedge_weights
-        weights = {"num_hyperedges": hypergraph.num_hyperedges if learnable else None}
-        return _fields(*names)(config, hypergraph) | weights
-
-    return options
+    return functools.partial(_weighted_options, names)
 
 
 def _rgcn_options(config: RGCNConfig, graph: Any) -> dict[str, Any]:
@@ -175,18 +189,33 @@ def _ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
     return tuple(zip(*found, strict=True))
 
 
+# Functions with a name, as recipes are pickled.
+def _graph(dataset: Any, config: Any) -> Any:
+    del config
+    return dataset.graph()
+
+
+def _graph_without_self_relation(dataset: Any, config: Any) -> Any:
+    del config
+    return dataset.graph(self_relation=False)
+
+
+def _hypergraph(dataset: Any, config: Any) -> Any:
+    return dataset.hypergraph(self_loops=config.self_loops)
+
+
 _ON_GRAPHS: dict[str, Any] = {
     "dataset": GraphDataset,
     "load": load_graph,
     "sizes": ("num_nodes", "num_edges"),
-    "structure": lambda dataset, _: dataset.graph(),
+    "structure": _graph,
     "plain_structure": plain.CooGraph.from_graph,
 }
 _ON_HYPERGRAPHS: dict[str, Any] = {
     "dataset": HypergraphDataset,
     "load": load_hypergraph,
     "sizes": ("num_nodes", "num_hyperedges", "num_incidences"),
-    "structure": lambda dataset, config: dataset.hypergraph(self_loops=config.self_loops),
+    "structure": _hypergraph,
     "plain_structure": plain.CooHypergraph.from_hypergraph,
 }
 _ON_RELATIONS: dict[str, Any] = {
@@ -291,14 +320,14 @@ _RECIPES = (
         "graph attention network (GAT, Veličković et al. 2018)",
         *(GAT, GATConfig),
         options=_fields("heads", "attention_dropout_rate"),
-        plain_model=_stack(plain.gat_convolution, jax.nn.elu),
+        plain_model=_stack(plain.gat_convolution, "elu"),
         **_ON_GRAPHS,
     ),
     Recipe(
         "graph attention network with dynamic scores (GATv2, Brody et al. 2022)",
         *(GATv2, GATv2Config),
         options=_fields("heads", "attention_dropout_rate", "share_weights"),
-        plain_model=_stack(plain.gatv2_convolution, jax.nn.elu),
+        plain_model=_stack(plain.gatv2_convolution, "elu"),
         **_ON_GRAPHS,
     ),
     Recipe(
@@ -335,7 +364,7 @@ _RECIPES = (
     Recipe(
         "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
         *(RGCN, RGCNConfig),
-        structure=lambda dataset, _: dataset.graph(),
+        structure=_graph,
         options=_rgcn_options,
         plain_structure=plain.CooTriples.from_graph,
         plain_model=_typed(_stack(plain.rgcn_convolution)),
@@ -344,7 +373,7 @@ _RECIPES = (
     Recipe(
         "relational graph attention network (RGAT, Busbridge et al. 2019)",
         *(RGAT, RGATConfig),
-        structure=lambda dataset, _: dataset.graph(),
+        structure=_graph,
         options=_rgat_options,
         plain_structure=plain.CooTriples.from_graph,
         plain_model=_typed(_stack(plain.rgat_convolution)),
@@ -353,7 +382,7 @@ _RECIPES = (
     Recipe(
         "heterogeneous graph transformer (HGT, Hu et al. 2020)",
         *(HGT, HGTConfig),
-        structure=lambda dataset, _: dataset.graph(self_relation=False),
+        structure=_graph_without_self_relation,
         options=_hgt_options,
         plain_structure=plain.CooTyped.from_graph,
         plain_model=_typed(plain.hgt),

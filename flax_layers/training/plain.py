@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -509,7 +509,7 @@ def _unit_rows(y: Array) -> Array:
 @_promotes
 def stack(
     convolution: PlainConvolution,
-    activation: Callable[[Array], Array],
+    activation: Literal["relu", "elu"],
     config: Any,
     params: dict[str, Any],
     graph: Any,
@@ -520,7 +520,8 @@ def stack(
 
     Args:
         convolution: One of this module.
-        activation: What stands between two of them.
+        activation: Function of `jax.nn` between two of them; by name, as `jax.nn.relu` itself
+            cannot be pickled.
         config: Settings of the training.
         params: ``{"conv1": {"kernel", "bias", …}, "conv2": …}``, and "output" if there is one.
         graph: What the convolution takes.
@@ -530,16 +531,16 @@ def stack(
     Returns:
         Logits, ``(num_nodes, out_features)``.
     """
-    dropout = Dropout(dropout_key)
+    activate, dropout = getattr(jax.nn, activation), Dropout(dropout_key)
     y: Any = None if x is None else dropout(x, config.input_dropout_rate)
     for number in range(1, config.num_layers + 1):
         if number > 1:
-            y = dropout(activation(y), config.dropout_rate)
+            y = dropout(activate(y), config.dropout_rate)
         if number == config.num_layers and hasattr(config, "heads"):
             config = dataclasses.replace(config, heads=1)
         y = convolution(params[f"conv{number}"], graph, y, config, dropout)
     if "output" in params:
-        y = _linear(params["output"], dropout(activation(y), config.dropout_rate))
+        y = _linear(params["output"], dropout(activate(y), config.dropout_rate))
     return y
 
 

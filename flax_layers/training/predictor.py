@@ -228,8 +228,9 @@ class Predictor:
             path: The file.
             graph: One as the program will be called with; only shapes and dtypes are looked at.
             x: Likewise, as is the rest.
-            any_size: Whether it is for any numbers of nodes and edges, rather than for these. Of
-                kernels it then has those for large graphs, which may add in another order.
+            any_size: Whether it is for any numbers of nodes and edges, 0 included, rather than for
+                these. Of kernels it then has those for large graphs, which may add in another
+                order.
             platforms: Such as ``["cpu", "cuda"]``; None for that at hand.
             **named: Other arrays that the model takes.
 
@@ -293,25 +294,30 @@ def _spec(array: Any, sizes: dict[int, Any]) -> jax.ShapeDtypeStruct:
 
 
 def _sizes(graph: Any) -> dict[int, Any]:
-    """Symbols for the sizes that arrays of a graph have rows for."""
+    """Symbols for the sizes that arrays of a graph have rows for.
+
+    `jax.export` takes a symbol for 1 at least. The symbols are therefore the lengths of row
+    pointers, one more than there are nodes or hyperedges, and the other counts plus 1.
+    """
     if isinstance(graph, Graph):
         counts = {"nodes": graph.num_nodes, "edges": graph.num_edges}
-        made = {"nodes + 1": graph.num_nodes + 1}
+        pointers = {"nodes": graph.num_nodes + 1}
     elif isinstance(graph, Hypergraph):
         names = "nodes", "hyperedges", "incidences"
         counts = {name: getattr(graph, f"num_{name}") for name in names}
-        made = {f"{rows} + 1": counts[rows] + 1 for rows in names[:2]} | {
-            f"floordiv(incidences, 8) + {rows} + 1": counts["incidences"] // 8 + counts[rows] + 1
-            for rows in names[:2]
+        pointers = {rows: counts[rows] + 1 for rows in names[:2]}
+        slots = counts["incidences"] // 8
+        pointers |= {
+            f"floordiv(incidences - 1, 8) + {rows}": slots + size for rows, size in pointers.items()
         }
     else:
         raise TypeError(
             f"any_size must be of a jax_gnn.Graph or jax_gnn.Hypergraph, got {type(graph).__name__}"
         )
-    made = counts | made
-    symbols = jax.export.symbolic_shape(", ".join(made))
-    found = dict(zip(made.values(), symbols, strict=True))
-    if len(found) < len(made):
+    sizes = {f"{name} - 1": size for name, size in counts.items()} | pointers
+    symbols = jax.export.symbolic_shape(", ".join(sizes))
+    found = dict(zip(sizes.values(), symbols, strict=True))
+    if len(found) < len(sizes):
         raise ValueError(
             f"graph must be one whose sizes differ if any_size is asked for, got {counts}"
         )

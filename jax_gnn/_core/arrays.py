@@ -33,6 +33,8 @@ def take(x: Array, ids: Array | None) -> Array:
         return x
     if x.shape[0] == 0:  # a gather wants one row at least
         return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
+    if jax.export.is_symbolic_dim(x.shape[0]):  # perhaps of no rows
+        x = jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
     # jnp.take would wrap -1 around.
     ids, x = whole(bounded(ids, x.shape[0])), whole(x, 1)
     mesh, own = jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.mesh

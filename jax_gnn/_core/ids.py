@@ -166,6 +166,8 @@ def ids_at(ids: Any, order: Any) -> Any:
     if xp is np:
         valid = in_range(order, len(ids))
         return np.where(valid, ids[np.where(valid, order, 0)], PADDING).astype(ids.dtype)
+    if jax.export.is_symbolic_dim(ids.shape[0]):  # perhaps of no rows
+        ids = pad_ids(ids, 1)
     at = whole(jnp.asarray(ids), 1).at[whole(bounded(order, ids.shape[0]))]
     return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
 

@@ -14,13 +14,15 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def public(function: F) -> F:
-    """A public function or class: its module is the package's.
+    """Mark a function or class as public, exported by the nearest package without an underscore.
 
-    Of a function, profiles show what it does under its name. Its signature stays.
+    ``__module__`` becomes that package, where `pickle` and documentation look the name up.
+    Operations of a function appear under its name in profiles. Its signature does not change.
     """
+    package = function.__module__.rpartition(".")[0].partition("._")[0]
     if not isinstance(function, type):
         function = jax.named_scope(function.__name__)(function)
-    function.__module__ = "jax_gnn"
+    function.__module__ = package
     return function
 
 

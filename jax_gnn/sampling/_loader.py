@@ -6,6 +6,8 @@ batch of seeds is sampled, and how its rows are fetched.
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -164,7 +166,8 @@ def neighbor_batches(
         fanouts: as for :func:`sample_neighbors`.
         x: ``(num_nodes, *features)`` of numpy, or a pytree of such, of which rows of all sources
             are fetched.
-        y: the same, of which rows of the seeds are fetched, such as labels.
+        y: the same, of which rows of the seeds are fetched, such as labels. Worker processes must
+            be able to import the classes of both pytrees.
         seed: of the order of seeds, and of what is drawn.
         shard: the number of this process, and how many there are. Each seed is in one shard; all
             shards have equally many batches.
@@ -243,6 +246,24 @@ class _Sample:
     x: Any
     y: Any
     options: dict[str, Any]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Check in a worker process that its batches can be sent back.
+
+        `multiprocessing.Queue` drops what it cannot pickle, and only prints a traceback: the epoch
+        would end without a batch, and without an exception.
+        """
+        self.__dict__.update(state)
+        if multiprocessing.parent_process() is None:
+            return
+        for name in ("x", "y"):
+            try:
+                pickle.dumps(jax.tree.map(lambda rows: rows[:0], state[name]))
+            except (pickle.PicklingError, AttributeError) as error:
+                raise TypeError(
+                    f"{name} must be a pytree of classes that a worker process can import, such as "
+                    f"those of a module beside the script, got one that it cannot pickle: {error}"
+                ) from error
 
     def __call__(self, seeds: np.ndarray, rng: np.random.Generator) -> SeedBatch:
         key = rng.integers(2**32, size=2, dtype=np.uint32)

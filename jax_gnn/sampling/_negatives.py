@@ -116,7 +116,8 @@ def corrupted_edges(
         rel: ``(count,)`` integers, their relations, if ``graph`` is a relational one. Where types
             of nodes are known, a node is replaced by one of its relation's.
         side: which end is drawn: ``"src"``, the head; ``"dst"``, the tail; ``"both"``: either, by
-            the toss of a coin.
+            the toss of a coin. With ``exclude_edges`` the coin is tossed again where an edge was
+            drawn, so that the side with more pairs that are no edges is drawn more often.
         degree_power: as for :func:`negative_edges`.
         exclude_edges: likewise.
         num_nodes: likewise.
@@ -330,14 +331,14 @@ def _corrupted_plain(
         there &= rel >= 0
     ranges = _of_each(ranges, rel, count * num)
     index = jnp.arange(count * num, dtype=jnp.uint32)
-    of_src = jnp.full(index.shape, side == "src")
-    if side == "both":
-        of_src = (bits(key, _SIDE, index, 0)[0] >> jnp.uint32(31)) == 0
     draw_src = _drawing(graph, _SRC, ranges.src, key, power)
     draw_dst = _drawing(graph, _DST, ranges.dst, key, power)
 
     def draw(step: Array) -> tuple[tuple[Array, ...], Array]:
         new_src, new_dst, accepted = src, dst, there
+        of_src = jnp.full(index.shape, side == "src")
+        if side == "both":  # again in each round: all pairs that may be drawn have their odds
+            of_src = (bits(key, _SIDE, index, step)[0] >> jnp.uint32(31)) == 0
         if side != "dst":
             node, right = draw_src(index, step)
             new_src, accepted = jnp.where(of_src, node, src), accepted & (right | ~of_src)

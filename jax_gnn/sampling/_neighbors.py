@@ -29,7 +29,7 @@ from jax_gnn.sampling._relational import (
     joined_seeds,
     total,
 )
-from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
+from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds, values_at
 
 
 class Rule(NamedTuple):
@@ -359,7 +359,7 @@ def sample(
     graphs: list[Any] = []
     for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
-        until = None if limits is None or owners is None else _at(limits, owners)
+        until = None if limits is None or owners is None else values_at(limits, owners)
 
         def draw(
             starts: Any,
@@ -413,10 +413,3 @@ def _draw(
     known = _time.earlier(rule.times, starts, degrees, limits)
     places, counts = uniform(known, fanout, key, layer, replace=replace)
     return _time.in_rows(rule.order, places, starts, degrees), counts
-
-
-def _at(values: Any, places: Any) -> Any:
-    """Values at places; where these are padding, any."""
-    if namespace(values, places) is np:
-        return values[np.maximum(places, 0)]
-    return values.at[jnp.maximum(places, 0)].get(mode="clip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
 from jax_gnn.sampling._random import threefry
-from jax_gnn.sampling._rows import first_place
+from jax_gnn.sampling._rows import first_place, values_at
 
 Fanout = int | tuple[int, ...]
 Draw = Callable[[Array, Array, int, tuple[Any, Any]], tuple[Array, Array]]
@@ -216,7 +217,7 @@ def by_relation(
 
 def first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Array:
     """Where edges of a relation, or of larger ones, start in each row."""
-    return first_place(starts, ends, lambda place: types[place] >= relations)
+    return first_place(starts, ends, lambda place: values_at(types, place) >= relations)
 
 
 def _counted_first(
@@ -233,9 +234,9 @@ def _counted_first(
     xp = namespace(degrees)
     columns = []
     for places, count in zip(offsets, counts, strict=True):
-        steps = xp.arange(places.shape[-1], dtype=count.dtype)
+        steps, width = xp.arange(places.shape[-1], dtype=count.dtype), math.prod(places.shape[1:])
         steps = xp.broadcast_to(steps, places.shape)
-        columns.append(xp.where(steps < count[..., None], places, most).reshape(rows, -1))
+        columns.append(xp.where(steps < count[..., None], places, most).reshape(rows, width))
     found = xp.sort(xp.concatenate(columns, axis=1), axis=1)
-    total = sum(count.reshape(rows, -1).sum(axis=1, dtype=count.dtype) for count in counts)
+    total = sum(count.sum(axis=tuple(range(1, count.ndim)), dtype=count.dtype) for count in counts)
     return xp.where(found == most, 0, found), xp.asarray(total, degrees.dtype)

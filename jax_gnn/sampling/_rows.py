@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import arguments
+from jax_gnn._core.arrays import take
 from jax_gnn._core.ffi import host_function
 from jax_gnn._core.ids import MAX_SIZE, PADDING, bounded, in_range, namespace
 from jax_gnn._core.public import public
@@ -57,6 +58,13 @@ def row_bounds(indptr: Any, nodes: Any, num_edges: int) -> tuple[Any, Any]:
     starts = xp.clip(indptr[place], 0, num_edges)
     ends = xp.clip(indptr[place + 1], starts, num_edges)
     return starts, xp.where(there, ends - starts, 0)
+
+
+def values_at(values: Any, places: Any) -> Any:
+    """Return the values at places; any values where places are padding."""
+    if namespace(values, places) is np:
+        return values[np.maximum(places, 0)]
+    return take(values, places)  # also of no values
 
 
 def first_place(starts: Any, ends: Any, holds: Callable[[Any], Any]) -> Any:

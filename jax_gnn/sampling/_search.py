@@ -137,7 +137,7 @@ def redrawn(
     draw: Callable[[Array], tuple[tuple[Array, ...], Array]],
     values: tuple[Array, ...],
     found: Array,
-    rounds: int,
+    rounds: int | Array,
 ) -> tuple[tuple[Array, ...], Array]:
     """Draws anew for whatever has not been accepted yet.
 

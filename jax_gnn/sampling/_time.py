@@ -16,7 +16,7 @@ from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import first_place
+from jax_gnn.sampling._rows import first_place, values_at
 
 
 @public
@@ -119,8 +119,11 @@ def earlier(times: Any, starts: Any, degrees: Any, limits: Any) -> Any:
     """How many edges of each row are no later than a limit, ``(rows,)``; in numpy where all are."""
     if namespace(times, starts, limits) is not np:
         times, starts, degrees, limits = align_varying([times, starts, degrees, limits])
-    found = first_place(starts, starts + degrees, lambda place: ~(times[place] <= limits))
-    return found - starts
+
+    def is_later(place: Any) -> Any:
+        return ~(values_at(times, place) <= limits)
+
+    return first_place(starts, starts + degrees, is_later) - starts
 
 
 def in_rows(order: Any, places: Any, starts: Any, degrees: Any) -> Any:

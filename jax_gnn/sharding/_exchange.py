@@ -85,13 +85,7 @@ class Exchange:
         Raises:
             ValueError: the call is not in `jax.shard_map`, or ``sent`` is of other rows.
         """
-        try:
-            jax.lax.axis_size(self.axis)
-        except NameError:
-            raise ValueError(
-                f"part must be within ShardedGraph.apply, or jax.shard_map over {self.axis!r}, to "
-                "fetch rows of other devices"
-            ) from None
+        self.check()
         if not self.rounds:
             return x, jnp.zeros((0, *x.shape[1:]), x.dtype)
         wanted = *self.send.shape, *x.shape[1:]
@@ -102,6 +96,16 @@ class Exchange:
             )
         own, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
         return own, halo
+
+    def check(self) -> None:
+        """Raise ValueError where devices cannot exchange rows: outside of `jax.shard_map`."""
+        try:
+            jax.lax.axis_size(self.axis)
+        except NameError:
+            raise ValueError(
+                f"part must be within ShardedGraph.apply, or jax.shard_map over {self.axis!r}, to "
+                "fetch rows of other devices"
+            ) from None
 
     def picked(self, x: Array) -> Array:
         """The row in each slot: ``(slots, *features)``, zeros where there is none."""

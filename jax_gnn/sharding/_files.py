@@ -57,7 +57,7 @@ def save_parts(
     mmap_mode="r")``, may be larger than it; edges may not. One process calls this.
 
     Args:
-        folder: to write to; parts that are there are replaced.
+        folder: to write to; parts that are there, of a whole plan, are removed.
         graph: the graph, as of `shard_graph`.
         num_parts: number of parts, one for each device.
         method: as of `shard_graph`.
@@ -188,7 +188,11 @@ def write(
     if both:
         raise ValueError(f"edges must have other names than nodes, got {min(both)!r} in both")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PLAN).unlink(missing_ok=True)  # which is there when all parts are
+    if (folder / PLAN).exists():
+        (folder / PLAN).unlink()  # which is there when all parts are
+        for file in folder.glob("*.npz"):  # those of another number of parts, too
+            if file.stem.isdecimal():
+                file.unlink()
     digests, told = [], ""
     for number, piece in enumerate(pieces):
         part: Any = piece.part

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,15 @@ class _HasHalo:
     def _own(self, x: ArrayLike) -> Array:
         return check_features("x", x, "num_own", self.exchange.num_own)
 
+    def _check_padding(self, **sizes: Any) -> None:
+        """Raise ValueError for capacities of nodes, whose rows the exchange names."""
+        for name in ("num_nodes", "num_src", "num_dst"):
+            if sizes.get(name) is not None:
+                raise ValueError(
+                    f"{name} must be None for a part, as other devices name its rows: pad the "
+                    f"graph before shard_graph, got {sizes[name]}"
+                )
+
 
 @public
 @jax.tree_util.register_dataclass
@@ -87,6 +96,31 @@ class Part(Graph, _HasHalo):
     """
 
     num_far: int = field(kw_only=True, metadata=STATIC)
+
+    def pad(self, **sizes: Any) -> Part:
+        """Pad to ``num_edges``; see `Graph.pad`.
+
+        Raises:
+            ValueError: the capacity is smaller than what is there, or is one of nodes.
+        """
+        self._check_padding(**sizes)
+        return cast(Part, super().pad(**sizes))
+
+    def out_degrees(self) -> Array:
+        """Number of edges out of each source in the whole graph: ``(num_src,)`` integers.
+
+        In `jax.shard_map` alone, as edges to nodes of other devices are counted there.
+
+        Raises:
+            ValueError: the call is not in `jax.shard_map`.
+        """
+        exchange, counts = self.exchange, super().out_degrees()
+        exchange.check()
+        if not exchange.rounds:
+            return counts
+        own, halo = counts[: exchange.num_own], counts[exchange.num_own :]
+        own = exchange.add(own, exchange.travel(halo, back=True))
+        return jnp.concatenate([own, exchange.travel(exchange.picked(own))])
 
     def aggregate(
         self,
@@ -174,7 +208,8 @@ class RelationalPart(RelationalGraph, _HasHalo):
     """What one device has of a sharded graph with relations: as :class:`Part`, with relations.
 
     It has all edges into its own nodes, and so each (destination, relation) pair of the whole graph
-    is in one part; a (source, relation) pair is in each part that it has edges to.
+    is in one part; a (source, relation) pair is in each part that it has edges to, of which
+    ``out_degrees`` counts those of this part.
 
     Attributes:
         exchange: what fetches rows from other devices.
@@ -198,6 +233,26 @@ class RelationalPart(RelationalGraph, _HasHalo):
     node_types: Array | None = field(default=None, kw_only=True)
     whole_type_sizes: tuple[int, ...] = field(default=(), kw_only=True, metadata=STATIC)
     num_whole_nodes: int = field(kw_only=True, metadata=STATIC)
+
+    def pad(self, **sizes: Any) -> RelationalPart:
+        """Pad to ``num_edges``, ``num_src_pairs`` and ``num_dst_pairs``; see `RelationalGraph.pad`.
+
+        Raises:
+            ValueError: as there, or a capacity is one of nodes.
+        """
+        self._check_padding(**sizes)
+        return cast(RelationalPart, super().pad(**sizes))
+
+    def relation_degrees(self) -> Array:
+        """Number of edges of each relation in the whole graph: ``(num_relations,)`` integers.
+
+        In `jax.shard_map` alone.
+
+        Raises:
+            ValueError: the call is not in `jax.shard_map`.
+        """
+        self.exchange.check()
+        return jax.lax.psum(super().relation_degrees(), self.exchange.axis)
 
 
 @public

@@ -25,7 +25,7 @@ from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
 from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
 from jax_gnn.sharding._partition import Method, partition
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
-from jax_gnn.sharding._processes import check_same
+from jax_gnn.sharding._processes import check_same, sample
 from jax_gnn.sharding._split import Piece, hyperedge_parts, pieces_of, square_of
 
 
@@ -106,8 +106,16 @@ class ShardedGraph:
             return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
         return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
 
+    def __reduce__(self) -> Any:
+        """Pickle or copy, with devices by id: JAX does not pickle devices and meshes."""
+        ids = np.vectorize(lambda device: device.id, otypes=[int])(self.mesh.devices)
+        arrays = jax.device_get((self.part, self.node_ids, self.places))
+        return _on_devices, (*arrays, ids, self.mesh.axis_names, self.axis)
+
     def shard(self, values: Any, node_ids: Any = None) -> Any:
         """Rows of nodes, such as features, labels or masks, on the devices that own these.
+
+        Of several processes all call it, with the same values; rows of 16 MiB are compared.
 
         Args:
             values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
@@ -121,8 +129,8 @@ class ShardedGraph:
 
         Raises:
             TypeError: ``node_ids`` is no array of integers.
-            ValueError: ``values`` has another number of rows, the graph has no such type, or
-                ``node_ids`` does not name each node once.
+            ValueError: ``values`` has another number of rows, or differs between processes, the
+                graph has no such type, or ``node_ids`` does not name each node once.
         """
         if node_ids is not None:
             return jax.tree.map(self._of_split(node_ids), values)
@@ -177,7 +185,7 @@ class ShardedGraph:
             ``(devices, edges, *features)`` in the dtype of ``values``, zeros for padding.
 
         Raises:
-            ValueError: ``values`` has another number of rows.
+            ValueError: ``values`` has another number of rows, or differs between processes.
         """
         if isinstance(self.part, HypergraphPart):
             size, ids = self.part.num_whole_hyperedges, self.part.hyperedge_ids
@@ -189,6 +197,9 @@ class ShardedGraph:
 
     def _shard(self, values: Any, size_name: str, size: int | None, ids: Array) -> Array:
         shape = np.shape(values)
+        if not is_traced(values, ids):  # before an error that few may see
+            values = np.asarray(values)
+            check_same(self.mesh, values=sample(values))
         if not shape or shape[0] != (shape[0] if size is None else size):
             size_name += "" if size is None else f" = {size}"
             raise ValueError(f"values must be ({size_name}, ...), got shape {shape}")
@@ -202,10 +213,10 @@ class ShardedGraph:
                 out_specs=spec,
             )
             return own(values, ids)
-        host, here = np.asarray(values), _rows_here(ids)
+        here = _rows_here(ids)
 
         def of_device(index: Any) -> Any:
-            return fetch_rows(host, here[index[0].start or 0])[None]
+            return fetch_rows(values, here[index[0].start or 0])[None]
 
         return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
 
@@ -224,6 +235,7 @@ class ShardedGraph:
             ValueError: ``values`` has another number of rows, or ``block_rows`` is below 1.
         """
         host, here = check_rows(values, block_rows), _rows_here(self.node_ids)
+        check_same(self.mesh, values=sample(host))
         if len(host) != self.num_nodes:
             raise ValueError(
                 f"values must be (num_nodes = {self.num_nodes}, ...), got shape {host.shape}"
@@ -309,6 +321,23 @@ class ShardedGraph:
     @property
     def _sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+
+def _on_devices(
+    part: Any, node_ids: Any, places: Any, ids: Any, axis_names: tuple[str, ...], axis: str
+) -> ShardedGraph:
+    """Place a pickled `ShardedGraph` on the devices of this process with the same ids."""
+    devices = {device.id: device for device in jax.devices()}
+    missing = sorted({*ids.ravel().tolist()} - devices.keys())
+    if missing:
+        raise ValueError(
+            f"ShardedGraph must be unpickled where JAX has its devices, got no devices {missing}: "
+            "shard the graph there, by shard_graph or load_parts"
+        )
+    mesh = Mesh(np.vectorize(devices.get, otypes=[object])(ids), axis_names)
+    part, node_ids = jax.device_put((part, node_ids), NamedSharding(mesh, PartitionSpec(axis)))
+    places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
+    return ShardedGraph(part, node_ids, places, mesh, axis)
 
 
 def _rows_here(array: Any) -> dict[int, Any]:

@@ -451,7 +451,8 @@ def _across(bind: Bind, operands: Attended, piece: Piece) -> list[Array]:
     share = jnp.exp(own - top)
     whole = piece.sum(share)
     share /= jnp.where(whole == 0, 1, whole)
-    parts = y.reshape(*share.shape, -1).astype(share.dtype) * share[..., None]
+    by_head = y.reshape(*share.shape, y.shape[1] // share.shape[1])
+    parts = by_head.astype(share.dtype) * share[..., None]
     log_sum = jnp.where(whole == 0, jnp.inf, jnp.log(whole))
     raw = raw if raw.shape[0] else piece.sum(raw)  # what is not kept is nobody's own
     return [piece.sum(parts).reshape(y.shape).astype(y.dtype), jnp.stack([top, log_sum], -1), raw]

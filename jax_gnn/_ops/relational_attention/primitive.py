@@ -191,7 +191,7 @@ def _projection_transpose(
         heads, rows = to_number.shape[1], vectors.reshape(len(vectors), -1)
         by_types = of_types(matrix, len(vectors))
         found = segment_reduce(rows, to_number, by_types, heads=heads, reduce="sum")
-        found = jnp.sum(found.reshape(len(found), heads, -1), 1)
+        found = jnp.sum(found.reshape(len(found), heads, found.shape[1] // heads), 1)
     if to_value is not None:
         pairs = part(matrix.pair_src)
         rows = product(to_value, kernel, pairs, None, transposed=True, precision=precision)
