@@ -963,7 +963,7 @@ def test_bad_segment_index(call: Callable[[], Any], error: type[Exception], mess
 def test_maxima_of_rounded_products_have_gradients(
     rng: np.random.Generator, dtype: str, implementation: str
 ) -> None:
-    """XLA may leave out the rounding of what it compares with a maximum, which none attains then."""
+    """XLA may leave out the rounding of what it compares with a maximum: none attains it then."""
     ids = np.sort(rng.integers(0, 7, 18))
     x, w = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((18, 3), (3, 3)))
 
