@@ -220,7 +220,7 @@ def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[An
         raw = operands["scale"] * split(picked(operands["row"], rows) * picked(key, cols)).sum(-1)
     elif KINDS[form.kind] is Leaky:
         z = picked(operands["row"], rows) + picked(key, cols)
-        raw = split(operands["vector"] * jnp.where(z > 0, z, form.slope * z)).sum(-1)
+        raw = split(operands["vector"] * jnp.where(z >= 0, z, form.slope * z)).sum(-1)
     else:
         valid &= ((entries.types >= 0) & (entries.types < RELATIONS))[:, None]
         raw = split(picked(value, cols) * picked(operands["of_value"], entries.types)).sum(-1)
@@ -232,7 +232,7 @@ def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[An
     valid &= raw > -jnp.inf
     raw = score = jnp.where(valid, raw, 0)
     if KINDS[form.kind] in (Ends, Typed):
-        score = jnp.where(raw > 0, raw, form.slope * raw)
+        score = jnp.where(raw >= 0, raw, form.slope * raw)
     weight, lse = softmax(score, valid, rows, csr.num_rows)
     weight *= jnp.where(valid, operands["entry_scale"], 0) if form.is_scaled else 1
     terms = weight[..., None] * split(picked(value, cols))
@@ -598,6 +598,23 @@ def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) 
     for name, gradient in gradients.items():
         is_key = kind != "ends" and name in ("row", "col")  # of dots that cancel, times large keys
         compare(found[name], gradient, f"{kind}, {name}", 1e-3 if is_key else 1e-4)
+
+
+@everywhere
+@pytest.mark.parametrize("kind", ["ends", "leaky", "typed"])
+def test_derivative_at_zero(rng: np.random.Generator, kind: str, implementation: str) -> None:
+    """The slope of LeakyReLUs is 1 there, as that of `jax.nn.leaky_relu`."""
+    entries = entries_of(rng, ("even", 90), SIZES)
+    operands = operands_of(rng, Form(kind), entries)
+    kept = "value", "vector", "entry_scale"
+    operands = {name: x if name in kept else 0 * x for name, x in operands.items()}
+    cts = tuple(rng.normal(size=(SIZES[0], n)) for n in (Form(kind).heads * 4, Form(kind).heads))
+    with setting(implementation, "float64"):
+        found, linear = (
+            with_gradients(ours, Form(kind)._replace(slope=slope), entries, operands, cts)
+            for slope in (0.2, 1.0)
+        )
+    compare(found, linear, kind)
 
 
 @everywhere

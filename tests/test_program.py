@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,7 +65,11 @@ def compared(function: Callable[..., Any], graph: Any, arguments: Any, **options
 # --- Models --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chosen", [passes.PASSES, (), ("compact",), ("order",)], ids="+".join)
+@pytest.mark.parametrize(
+    "chosen",
+    [passes.PASSES, (), ("compact",), ("order",), (*passes.PASSES, passes.DISTRIBUTE)],
+    ids="+".join,
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_model_is_its_reference(
     rng: np.random.Generator, model: str, chosen: tuple[str, ...]
@@ -334,6 +343,182 @@ def test_pytrees_and_static_arguments(rng: np.random.Generator) -> None:
         mixed(graph, x, {"w": w["w"][:2]})
 
 
+def test_static_arguments_of_other_types_are_others() -> None:
+    @program
+    def scaled(g, x: Node, k):
+        return x * (1 if k is True else 2 if isinstance(k, int) else 3 * jnp.copysign(1, k))
+
+    graph, x = Graph.from_edges([0], [0], num_nodes=1), np.ones((1, 2))
+    found = [float(scaled(graph, x, k)[0, 0]) for k in (1, True, 1.0, 0.0, -0.0, 1)]
+    assert found == [2, 1, 3, 3, -3, 2]
+
+
+@program
+def in_this_module(g, x: Node):
+    return g.sum(g.src(x))
+
+
+def test_programs_are_copied_and_pickled_after_a_call() -> None:
+    graph, x = Graph.from_edges([0, 1], [1, 0], num_nodes=2), np.ones((2, 2))
+    in_this_module(graph, x)
+    assert pickle.loads(pickle.dumps(in_this_module)) is in_this_module
+    assert copy.deepcopy(in_this_module) is in_this_module
+    other = program(MODELS["gcn"], passes=("order",))  # under another name
+    assert pickle.loads(pickle.dumps(other))._passes == ("order",)
+
+
+def test_cloudpickle_takes_programs_to_other_processes(tmp_path: Path) -> None:
+    """Those of a script and of a function go by value."""
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "script.py").write_text(
+        "import sys, cloudpickle, numpy as np\n"
+        "from jax_gnn import Graph, Node, program\n"
+        "@program\n"
+        "def doubled(g, x: Node):\n    return 2 * g.sum(g.src(x))\n"
+        "graph, x = Graph.from_edges([0, 1], [1, 0], num_nodes=2), np.ones((2, 2), np.float32)\n"
+        "doubled(graph, x)\n"
+        "inner = program(lambda g, x: x)\n"
+        "open(sys.argv[1], 'wb').write(cloudpickle.dumps((doubled, inner, graph, x)))\n"
+    )
+    file = tmp_path / "programs"
+    load = "import sys, pickle; p, q, g, x = pickle.load(open(sys.argv[1], 'rb')); print(p(g, x))"
+    subprocess.run([sys.executable, tmp_path / "script.py", file], check=True)
+    done = subprocess.run([sys.executable, "-c", load, file], check=True, capture_output=True)
+    assert b"[[2. 2.]" in done.stdout
+
+
+def test_a_program_leaks_no_tracers(rng: np.random.Generator) -> None:
+    with jax.checking_leaks():
+        made = program(MODELS["gated"])
+        graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+        made(graph, **random_arguments(rng, MODELS["gated"], graph))
+
+
+# --- What rewrites keep --------------------------------------------------------------------------
+
+
+def test_constants_are_what_they_are() -> None:
+    @program
+    def averages(g, x: Node):
+        ones = jnp.ones(4)
+        kept = jnp.mean(x, where=jnp.arange(4) < 2)
+        return jnp.average(x, weights=ones), kept, x / jnp.ones_like(x).sum(), x / (ones @ ones)
+
+    graph, x = Graph.from_edges([0], [1], num_nodes=2), np.arange(8.0).reshape(2, 4)
+    wanted = x.mean(1), x[:, :2].mean(1), x / 4, x / 4
+    assert largest_difference(averages(graph, x), wanted) < TOLERANCE
+
+
+def test_a_quotient_is_divided() -> None:
+    @program
+    def quotients(g, x: Node, e: Edge):
+        return g.sum(e * g.src(x)) / (g.sum(e) + jnp.asarray(1e-6, e.dtype)), x / x
+
+    graph = Graph.from_edges([0, 1], [1, 1], num_nodes=3)
+    x, e = jnp.full((3, 1), 41, jnp.float16), jnp.full((2, 1), 0.5, jnp.float16)
+    found, ones = quotients(graph, x, e)
+    assert np.isfinite(found).all() and np.all(ones == 1)
+
+
+@pytest.mark.parametrize("model", ["gat", "gat_of_pairs", "gatv2", "rgat", "rgat_of_heads"])
+@pytest.mark.parametrize("comparison", ["greater", "greater_equal"])
+def test_derivatives_at_a_kink_are_those_of_what_is_written(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, model: str, comparison: str
+) -> None:
+    """Where training begins at zeros, scores are 0."""
+    is_above = getattr(jnp, comparison)
+
+    def leaky_relu(x: Any, slope: float) -> Any:
+        return jnp.where(is_above(x, 0), x, slope * x)
+
+    monkeypatch.setattr(jax.nn, "leaky_relu", leaky_relu)
+    graph = random_graph(rng, Sizes())
+    arguments = random_arguments(rng, MODELS[model], graph)
+    zeros = {"a", "b", "a_h", "b_h", "a_s", "b_s", "a2_s", "w1_sh", "w2_sh"}
+    arguments |= {name: 0 * arguments[name] for name in zeros & arguments.keys()}
+    compared(MODELS[model], graph, arguments)
+
+
+def test_differences_keep_their_digits(rng: np.random.Generator) -> None:
+    @program
+    def differences(g, x: Node, w):
+        d = (g.src(x) - g.dst(x)) @ w
+        return g.max(d), g.sum(d), g.sum(g.src(x) - g.dst(x))
+
+    graph = Graph.from_edges(*rng.integers(50, size=(2, 400)), num_nodes=50)
+    x, w = 1000 + rng.normal(size=(50, 16)), rng.normal(size=(16, 16))
+    x = np.asarray(x, np.float32)
+    wanted = differences.reference(graph, x.astype(np.float64), w)
+    found = differences(graph, jnp.asarray(x), jnp.asarray(w, jnp.float32))
+    for a, b in zip(found, wanted, strict=True):
+        assert np.abs(np.where(np.isfinite(b), a - b, 0)).max() < 1e-3
+    asked = program(differences._function, passes=(*passes.PASSES, passes.DISTRIBUTE))
+    assert "'distribute'" in asked.explain(graph, x, w)
+
+
+@program
+def after_sums(g, x: Node, y: Node, v: Relation, w):
+    d = 1 / g.sum(1.0)  # infinite without edges
+    m = jnp.tanh(g.src(x) @ w) * g.relation(v) * g.src(y)
+    return g.sum(g.dst(d) * m), g.sum(g.dst(d) * g.src(y)), g.sum((g.src(y) * g.relation(v)) @ w)
+
+
+def test_rows_that_no_edge_reads_do_not_count(rng: np.random.Generator) -> None:
+    """Whatever they hold: neither to results nor to gradients."""
+    graph = RelationalGraph.from_triples([0, 1, 2], [0, 1, 0], [1, 2, 1], 5, 3)
+    x, y, v = rng.normal(size=(5, 4)), rng.normal(size=(5, 4)), rng.normal(size=(3, 4))
+    for array in (x, y, v):
+        array[-2:] = np.nan
+    v[1] = 1
+    arguments = {"x": x, "y": y, "v": v, "w": rng.normal(size=(4, 4))}
+    compared(after_sums._function, graph, arguments)
+    assert all(np.isfinite(each).all() for each in after_sums(graph, **arguments))
+
+
+def test_float16_products_stay_in_order() -> None:
+    """In another order they would be larger than 65,504."""
+
+    @program
+    def scaled(g, x: Node, s, w):
+        return g.sum(s * g.src(x)), (x * s) * x, g.sum(jnp.concatenate([g.src(x), g.dst(x)]) @ w)
+
+    graph = Graph.from_edges(np.arange(200), np.zeros(200, int), num_nodes=200)
+    x, s = jnp.full((200, 1), 1000, jnp.float16), jnp.asarray(1e-3, jnp.float16)
+    w = jnp.asarray([[80], [-80]], jnp.float16)
+    for found in scaled(graph, x, s, w):
+        assert np.isfinite(found).all()
+
+
+def test_counts_beyond_a_half_type() -> None:
+    """0 edges' numbers add up to 0, though float16 has no 70,000."""
+    graph = Graph.from_edges(np.zeros(70_000, int), np.zeros(70_000, int), num_nodes=1)
+    sums = program(lambda g, x: g.sum(x))
+    assert not sums(graph, jnp.zeros(2, jnp.float16)).any()
+
+
+def test_gradients_of_constant_indices_have_one_order(rng: np.random.Generator) -> None:
+    """They hold no scatter, which adds in any order on a GPU."""
+
+    @program
+    def correlated(g, x: Node, z: Relation):
+        places = (np.arange(4)[:, None] + np.arange(4)) % 4
+        twice = jnp.take(x, jnp.arange(6) % 3 - 2, axis=0)
+        return g.sum(g.relation(z)[places] @ g.src(x)), g.src(twice)[:, None], g.src(x)[2:]
+
+    graph = random_graph(rng, Sizes())
+    arguments = {"x": rng.normal(size=(9, 4)), "z": rng.normal(size=(4, 4))}
+    compared(correlated._function, graph, arguments)
+
+    def total(run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda arguments: sum(map(jnp.sum, run(graph, **arguments)))
+
+    texts = [
+        jax.jit(jax.grad(total(run))).lower(arguments).as_text()
+        for run in (correlated, correlated.reference)
+    ]
+    assert "stablehlo.scatter" not in texts[0] and "stablehlo.scatter" in texts[1]
+
+
 # --- Relations and types -------------------------------------------------------------------------
 
 
@@ -394,6 +579,43 @@ def test_refused_keys(rng: np.random.Generator) -> None:
         ValueError, match=r"g\.key takes a key that all edges share, got key, a row"
     ):
         of_edges(graph, jax.random.split(jax.random.key(0), 30))
+
+
+@program
+def dropped_features(g, x: Node, key: Node, of_edges: Edge):
+    h = x * jax.random.bernoulli(key, 0.5, x.shape)
+    kept = jax.random.bernoulli(of_edges, 0.5, x.shape)
+    return g.sum(jnp.where(kept, jnp.tanh(g.src(h)), jax.random.normal(g.dst(key)))), h
+
+
+def test_keys_of_nodes_and_edges(rng: np.random.Generator) -> None:
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9).pad(num_edges=33)
+    x = jnp.asarray(rng.normal(size=(9, 4)))
+    keys, of_edges = (jax.random.split(jax.random.key(i), n) for i, n in enumerate((9, 33)))
+    both = [run(graph, x, keys, of_edges) for run in (dropped_features, dropped_features.reference)]
+    assert largest_difference(*both) < TOLERANCE
+    masks = np.asarray(both[0][1]) != 0
+    assert len(np.unique(masks, axis=0)) > 1
+
+
+def test_a_shared_key_is_refused_where_rows_are_drawn(rng: np.random.Generator) -> None:
+    graph = Graph.from_edges(*rng.integers(9, size=(2, 30)), num_nodes=9)
+    x, key = rng.normal(size=(9, 4)), jax.random.key(0)
+
+    def masked(g, x: Node, key):
+        return g.sum(g.src(x * jax.random.bernoulli(key, 0.5, x.shape)))
+
+    def noisy(g, x: Node, key):
+        return g.sum(g.src(x) + jax.random.normal(key, (4,)))
+
+    def of_weights(g, x: Node, key):  # which all share
+        return g.sum(g.src(x) @ jax.random.normal(key, (4, 4)))
+
+    with pytest.raises(ValueError, match=r"same for each node, .* such as key: Node, and pass"):
+        program(masked)(graph, x, key)
+    with pytest.raises(ValueError, match=r"same for each edge, .* draw with g\.key\(key\)"):
+        program(noisy)(graph, x, key)
+    assert program(of_weights)(graph, x, key).shape == (9, 4)
 
 
 def test_a_mask_is_a_result_of_a_region(rng: np.random.Generator) -> None:
@@ -619,6 +841,10 @@ def inside_a_loop(g, x: Node):
     return jax.lax.fori_loop(0, 2, lambda i, h: h + g.sum(g.src(x)), x)
 
 
+def differentiates(g, x: Node):
+    return g.sum(jax.grad(lambda x: jnp.sum(g.src(x)))(x))
+
+
 def varies(g, x: Node) -> Node:
     return g.src(x)
 
@@ -647,6 +873,7 @@ REFUSED = {
     control_flow: (TypeError, r"`return g\.sum.*if .*`: Python looks at what a row holds"),
     side_effects: (TypeError, r"`jax\.debug\.print.*`: a program has no side effects"),
     inside_a_loop: (ValueError, r"holds a g\.…: rows are read and reduced outside of loops"),
+    differentiates: (TypeError, r"not differentiated through g\.… inside a program"),
     varies: (ValueError, r"annotated as a row of a node, and varies over more"),
     of_booleans: (TypeError, r"g\.sum takes numbers, got bool"),
 }
@@ -687,6 +914,38 @@ def test_refused_arguments(rng: np.random.Generator) -> None:
         program(MODELS["gcn"], passes=("fast",))
     with pytest.raises(TypeError, match=r"must take an edge, g, first, got no arguments"):
         program(lambda: 1)
+    with pytest.raises(TypeError, match=r"x must be an array .*, got float in a list: pass jnp"):
+        rgcn(graph, x.tolist(), w)
+    with pytest.raises(TypeError, match=r"passes must be a sequence of names, got 'order'"):
+        program(MODELS["gcn"], passes="order")
+    with pytest.raises(TypeError, match=r"takes a function of an edge, g, and of rows, got Graph"):
+        program(graph.nodes)
+    with pytest.raises(
+        TypeError, match=r"program forward must .*, got self: write the program out"
+    ):
+
+        class Layer:
+            @program
+            def forward(self, g, x: Node):
+                return g.sum(g.src(x))
+
+
+@pytest.mark.parametrize("name", ["degree", "std", "prod", "logsumexp", "other"])
+def test_what_an_edge_has_not(rng: np.random.Generator, name: str) -> None:
+    graph = random_graph(rng, Sizes())
+    hint = "" if name == "other" else ": write .*"
+    with pytest.raises(AttributeError, match=rf"g has no {name}{hint}; it has g\.src, .*g\.mean"):
+        program(lambda g, x: getattr(g, name)(x))(graph, np.ones(3))
+
+
+def test_a_partial_function_is_a_program(rng: np.random.Generator) -> None:
+    def scaled(g, x: Node, k: float):
+        return k * g.sum(g.src(x))
+
+    graph = random_graph(rng, Sizes())
+    x = rng.normal(size=(9, 3))
+    found = program(functools.partial(scaled, k=2.0))(graph, x)
+    assert largest_difference(found, 2 * program(scaled)(graph, x, 1.0)) < TOLERANCE
 
 
 def test_program_is_public() -> None:
@@ -744,10 +1003,12 @@ def test_products_with_a_vector_are_xlas(
     assert names.count("jax_gnn_segment_matmul") == 1
 
 
-def test_a_product_goes_behind_a_choice(rng: np.random.Generator) -> None:
+def test_a_product_goes_behind_a_choice_if_asked_to(rng: np.random.Generator) -> None:
     graph = random_graph(rng, Sizes(200, 3000))
     arguments = random_arguments(rng, MODELS["chosen_heads"], graph)
     plan = all_passes_of(program(MODELS["chosen_heads"]), graph, arguments)
+    assert "w1_sh) +node" not in explain.listed(plan.results, plan)
+    plan = Plan(plan.traced, plan.parts, (*passes.PASSES, passes.DISTRIBUTE))
     text = explain.explained(plan, graph)
     last = text[text.rindex("\nafter") : text.index("\nops")]
     assert re.search(r"einsum \S+ \(%\d+, w1_sh\) +node", last), last

@@ -958,6 +958,27 @@ def test_bad_segment_index(call: Callable[[], Any], error: type[Exception], mess
         call()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_maxima_of_rounded_products_have_gradients(
+    rng: np.random.Generator, dtype: str, implementation: str
+) -> None:
+    """XLA may leave out the rounding of what it compares with a maximum: none attains it then."""
+    ids = np.sort(rng.integers(0, 7, 18))
+    x, w = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((18, 3), (3, 3)))
+
+    def gradient(reduce: Callable[..., Any]) -> Any:
+        def total(w: Any) -> Any:
+            y = reduce(x @ w, ids, 7)
+            return jnp.sum(jnp.where(jnp.isfinite(y), y, 0), dtype=jnp.float32)
+
+        return np.asarray(jax.jit(jax.grad(total))(w), np.float32)
+
+    with setting(implementation, "float32"):
+        got = gradient(jax_gnn.segment_max)
+    np.testing.assert_allclose(got, gradient(jax.ops.segment_max), rtol=0.02, atol=0.05)
+
+
 # --- Size ----------------------------------------------------------------------------------------
 
 

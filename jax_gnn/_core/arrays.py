@@ -73,6 +73,18 @@ def accumulator_dtype(dtype: Any) -> Any:
     return dtype
 
 
+def rounded(x: Array) -> Array:
+    """The numbers of x in the dtype that kernels add in, for comparisons of half types.
+
+    XLA computes in float32 and leaves out the rounding between two conversions, in some places.
+    """
+    wide = accumulator_dtype(x.dtype)
+    if wide == x.dtype:
+        return x
+    limits = jnp.finfo(x.dtype)
+    return jax.lax.reduce_precision(x.astype(wide), limits.nexp, limits.nmant)
+
+
 def promoted(*dtypes: Any) -> Any:
     """What dtypes promote to by JAX's standard rules, also where promotion is set to be strict."""
     with jax.numpy_dtype_promotion("standard"):

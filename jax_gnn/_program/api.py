@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,15 +20,34 @@ from jax_gnn._core.public import public
 from jax_gnn._program import reference
 from jax_gnn._program.explain import explained, kernels
 from jax_gnn._program.maps import Maps, Structure, parts_of
-from jax_gnn._program.passes import PASSES
+from jax_gnn._program.passes import DISTRIBUTE, PASSES
 from jax_gnn._program.plan import Plan, planned, tuned
 from jax_gnn._program.regions import makers
 from jax_gnn._program.rows import Given, Row, in_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
-from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace
+from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace, written
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
+
+_BY_NAME = "_by_name"
+
+
+def _at_name(module: str, name: str) -> Any:
+    """The object of a module under a name, or None."""
+    try:
+        return operator.attrgetter(name)(sys.modules[module])
+    except (AttributeError, KeyError):
+        return None
+
+
+def _restored(function: Callable[..., Any], passes: Sequence[str], tune: bool) -> Program:
+    """An unpickled program: that of its module, if there is one."""
+    name = getattr(function, "__qualname__", "")
+    program = _at_name(function.__module__, name.removesuffix(f".{_BY_NAME}"))
+    if isinstance(program, Program) and vars(program).get(_BY_NAME) is function:
+        return program
+    return Program(function, passes, tune)
 
 
 class _Call(NamedTuple):
@@ -62,17 +84,58 @@ class Program:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._name = getattr(function, "__name__", "program")
+        self._name = getattr(written(function), "__name__", "program")
         self._passes = tuple(passes)
         self._tune = tune
         self._plans: dict[Any, Plan] = {}
+        if not isinstance(written(function), FunctionType):
+            raise TypeError(
+                "program takes a function of an edge, g, and of rows, got "
+                f"{type(function).__name__}: write one with def"
+            )
         self._signature = inspect.signature(function)
-        if not self._signature.parameters:
+        first = next(iter(self._signature.parameters), None)
+        if first is None:
             raise TypeError(f"program {self._name} must take an edge, g, first, got no arguments")
+        if first in ("self", "cls"):
+            raise TypeError(
+                f"program {self._name} must take an edge, g, first, got {first}: write the program "
+                "outside of the class, and pass it what it needs of the object"
+            )
 
     @functools.cached_property
     def _spaces(self) -> dict[str, Space]:
         return annotated_spaces(self._function)
+
+    # --- Copies --------------------------------------------------------------------------------
+
+    def __copy__(self) -> Program:
+        return self  # as a function is
+
+    def __deepcopy__(self, memo: Any) -> Program:
+        return self
+
+    def __reduce__(self) -> Any:
+        """The function and the options; plans are made again.
+
+        Under the function's name its module has the program, so that pickle would not find the
+        function. It finds `_by_name`.
+        """
+        is_named = _at_name(self.__module__, getattr(self, "__qualname__", "")) is self
+        function = self._by_name if is_named else self._function
+        return _restored, (function, self._passes, self._tune)
+
+    @functools.cached_property
+    def _by_name(self) -> FunctionType:
+        """A copy of the function under the name by which its module has it: this attribute's."""
+        of = self._function
+        assert isinstance(of, FunctionType)
+        copy = FunctionType(
+            of.__code__, of.__globals__, of.__name__, of.__defaults__, of.__closure__
+        )
+        functools.update_wrapper(copy, of).__dict__.pop("__wrapped__")
+        copy.__kwdefaults__, copy.__qualname__ = of.__kwdefaults__, f"{of.__qualname__}.{_BY_NAME}"
+        return copy
 
     # --- What users call -----------------------------------------------------------------------
 
@@ -159,6 +222,13 @@ class Program:
             space = self._spaces.get(first.key, Space.SHARED)
             name = f"{first.key}{jax.tree_util.keystr(path[1:])}"
             if space is not Space.SHARED or _is_array(leaf):
+                if not _is_array(leaf) and len(path) > 1:
+                    raise TypeError(
+                        f"program {self._name}: {first.key} must be an array with a row for each "
+                        f"{space.value}, or a pytree of such, got {type(leaf).__name__} in a "
+                        f"{type(bound.arguments[first.key]).__name__}: pass "
+                        f"jnp.asarray({first.key})"
+                    )
                 arrays[place] = leaf if _is_array(leaf) else to_array(name, leaf)
                 found.append((name, space))
 
@@ -166,8 +236,9 @@ class Program:
             new = [leaf for _, leaf in leaves]
             for place, row in zip(arrays, rows, strict=True):
                 new[place] = row
-            bound.arguments.update({edge: view, **jax.tree.unflatten(tree, new)})
-            return self._function(*bound.args, **bound.kwargs)
+            values = {edge: view, **jax.tree.unflatten(tree, new)}
+            call = inspect.BoundArguments(self._signature, {**values})
+            return self._function(*call.args, **call.kwargs)
 
         key: Any = (
             makers(),
@@ -175,7 +246,11 @@ class Program:
             _varying((graph, arrays)),
             *(_sort(each) for each in jax.tree.leaves(graph)),
             tree,
-            *(_sort(leaf) if i in arrays else leaf for i, (_, leaf) in enumerate(leaves)),
+            # 1, 1.0 and True are equal, as are 0.0 and -0.0, also within other values.
+            *(
+                _sort(x) if i in arrays else (type(x), x, repr(x))
+                for i, (_, x) in enumerate(leaves)
+            ),
         )
         try:
             hash(key)
@@ -309,9 +384,12 @@ def program(
 
     Args:
         function: of ``g`` and rows.
-        passes: which rewritings to apply, of ``"equal"``: equal values are one; ``"sums"``: linear
-            maps go behind sums; ``"order"``: of products and sums over edges; ``"compact"``: what
-            nodes, relations or their pairs suffice for is computed there.
+        passes: Names of the rewritings that are applied. ``"equal"``: equal values are computed
+            once; ``"sums"``: products of concatenations are sums of products; ``"order"``: products
+            and sums over edges take the order that costs least; ``"compact"``: functions of what
+            nodes, relations or their pairs have are computed for these. All of them by default.
+            ``"distribute"`` must be asked for: linear maps go behind sums and differences, as in
+            ``(x_u - x_v) @ w``, which loses digits where their terms cancel.
         tune: whether to measure the three ways that are counted best, once for each size of
             arguments, outside of ``jax.jit``.
 
@@ -320,8 +398,9 @@ def program(
         ``function``, a decorator.
 
     Raises:
-        TypeError: the function takes no arguments.
-        ValueError: a pass is unknown.
+        TypeError: `function` is no function, is a method or takes no arguments; or `passes` is a
+            string.
+        ValueError: A pass is unknown.
 
     Example:
         >>> @program
@@ -333,9 +412,12 @@ def program(
                [1.],
                [0.]], dtype=float32)
     """
-    unknown = [each for each in passes if each not in PASSES]
+    known = *PASSES, DISTRIBUTE
+    if isinstance(passes, str):
+        raise TypeError(f"passes must be a sequence of names, got {passes!r}: write ({passes!r},)")
+    unknown = [each for each in passes if each not in known]
     if unknown:
-        raise ValueError(f"passes must be among {', '.join(PASSES)}, got {', '.join(unknown)}")
+        raise ValueError(f"passes must be among {', '.join(known)}, got {', '.join(unknown)}")
     if function is None:
         return functools.partial(program, passes=passes, tune=tune)
     return Program(function, passes, tune)

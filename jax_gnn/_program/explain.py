@@ -17,7 +17,7 @@ from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.maps import Maps, Structure
-from jax_gnn._program.passes import PASSES, steps
+from jax_gnn._program.passes import DISTRIBUTE, PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
 from jax_gnn._program.plan import Plan, planned, with_regions
 from jax_gnn._program.regions import EdgeRegion, makers, missing
@@ -59,6 +59,13 @@ def explained(plan: Plan, graph: Structure, wanted: Sequence[str] = PASSES) -> s
     left_out = ", ".join(repr(each) for each in wanted if each not in plan.passes)
     if left_out:
         lines.append(f"  without {left_out}, with which edge regions are counted to gain less")
+    if DISTRIBUTE not in wanted:
+        other = planned(plan.traced, plan.parts, (*wanted, DISTRIBUTE), plan.maps)
+        if other.training < plan.training:
+            lines.append(
+                f"  the pass {DISTRIBUTE!r} would spare {plan.training - other.training:.1f} µs, "
+                "gradients included; it loses digits where terms cancel"
+            )
     lines += _regions(plan, graph) + _fallen_back(plan) + _missing_parts(plan, graph)
     return "\n".join(lines)
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
 from jax_gnn._core.arguments import precision_level
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
 from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._core.op import replaced
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
@@ -30,7 +32,8 @@ from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.einsum import einsum, placed, times
 from jax_gnn._program.maps import Maps
-from jax_gnn._program.match import Matcher, needed
+from jax_gnn._program.match import Matcher, needed, taken
+from jax_gnn._program.normal import is_view
 from jax_gnn._program.patterns import (
     HGT,
     RGAT,
@@ -45,6 +48,7 @@ from jax_gnn._program.patterns import (
 )
 from jax_gnn._program.reference import each_row, finished, is_empty
 from jax_gnn._program.rows import (
+    REACHED,
     Apply,
     Constant,
     Contract,
@@ -118,13 +122,14 @@ class Lowering:
             case Apply():
                 return self._apply(row)
             case Contract():
-                return self._contract(row)
+                return self._contract(row) if row.op.read_by is None else self._read_product(row)
             case Push():
                 return self._push(row)
 
     def _argument(self, row: Row, index: int) -> Array:
         x = jnp.asarray(self.given[index])
-        if row.space is not Space.EDGE or is_empty(x):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        if row.space is not Space.EDGE or is_empty(x) or is_key:
             return x
         valid = self.maps.counted(Space.EDGE)  # padding may hold anything
         return jnp.where(_spread(valid, x), x, jnp.zeros((), x.dtype))
@@ -132,6 +137,8 @@ class Lowering:
     def _apply(self, row: Row) -> Array:
         """One result of a function, all of which are computed at once."""
         assert isinstance(row.op, Apply)
+        if row.op.name == REACHED:
+            return _where_positive(self.maps.degrees(jnp.int32), self.array(row.operands[0]))
         key = row.op.function, row.operands
         if key not in self._several:
             self._several[key] = each_row(row, [self._safe(row, each) for each in row.operands])
@@ -140,17 +147,45 @@ class Lowering:
     def _safe(self, row: Row, operand: Row) -> Array:
         """An operand of a function, where rows that do not count are like the first that does.
 
-        A function that is not finite at them would spoil gradients to what rows share.
+        A function that is not finite at them would spoil gradients to what rows share. Functions
+        that are finite at zeros get zeros; what padding holds is zeros anyway.
         """
         assert isinstance(row.op, Apply)
         x = self.array(operand)
-        if operand.space is Space.SHARED or row.op.name in _FINITE or is_empty(x):
+        is_finite = row.op.name in _FINITE
+        if operand.space is Space.SHARED or is_empty(x) or (is_finite and not _has_unread(row)):
             return x
         counted = self.maps.counted(row.space, row.op.read_by)
         if counted is None:
             return x
         first = jnp.argmax(counted) if row.op.read_by else 0  # padding comes last
-        return jnp.where(_spread(counted, x), x, x[first][None])
+        other = jnp.zeros((), x.dtype) if is_finite else x[first][None]
+        return jnp.where(_spread(counted, x), x, other)
+
+    def _read_product(self, row: Row) -> Array:
+        """A product that a pass moved: derivatives do not see rows that no edge reads."""
+        counted = self.maps.counted(row.space, row.op.read_by) if _has_unread(row) else None  # type: ignore[union-attr]
+        if counted is None:
+            return self._contract(row)
+        matcher, sides = self.matcher, self.sides  # JAX keeps what the functions close over
+        rows = list(dict.fromkeys(taken(row, matcher)))
+
+        def product(graph: Any, counted: Any, *arrays: Array) -> Array:
+            lowering = Lowering(Maps(graph), matcher, sides, ())
+            lowering._found.update(zip(rows, arrays, strict=True))
+            return lowering._contract(row)
+
+        def counting(graph: Any, counted: Any, *arrays: Array) -> Array:
+            safe = (
+                jnp.where(_spread(counted, x), x, jnp.zeros((), x.dtype))
+                if of.space is row.space
+                else x
+                for of, x in zip(rows, arrays, strict=True)
+            )
+            return product(graph, counted, *safe)
+
+        call = derived_from(product, counting)
+        return call(self.maps.graph, counted, *map(self.array, rows))
 
     # --- Products ------------------------------------------------------------------------------
 
@@ -321,7 +356,9 @@ class Lowering:
         counts = self.maps.degrees(jnp.int32)
         x = jnp.broadcast_to(x, (counts.shape[0], *of.shape))
         if reduce == "sum":
-            return jnp.where(_spread(counts > 0, x), x * _spread(counts.astype(x.dtype), x), 0)
+            acc = accumulator_dtype(x.dtype) if x.dtype in FLOATS else x.dtype
+            total = x.astype(acc) * _spread(counts.astype(acc), x)
+            return _where_positive(counts, total.astype(x.dtype))
         empty = {"mean": 0, "max": _lowest(x.dtype), "min": _highest(x.dtype)}[reduce]
         return jnp.where(_spread(counts > 0, x), x, jnp.asarray(empty, x.dtype))
 
@@ -461,6 +498,8 @@ class Lowering:
                 labels,
                 True,
             )
+        if after and row.space is Space.NODE:
+            found = (_where_positive(self.maps.degrees(jnp.int32), found[0]), labels, True)
         return placed(found[0], labels, out, row.shape, leading=True)
 
 
@@ -485,6 +524,43 @@ def _repeated(x: Array, own: Labels, heads: Labels, sizes: Mapping[int, int]) ->
         x = x.reshape(x.shape[0], *spread, x.shape[-1])
         x = jnp.broadcast_to(x, (x.shape[0], *full, x.shape[-1]))
     return flat(x)
+
+
+def derived_from(function: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of pytrees that is differentiated as another function of the same values."""
+
+    def call(*operands: Any) -> Any:
+        leaves, tree = jax.tree.flatten(operands)
+
+        @jax.custom_jvp
+        def values(*leaves: Any) -> Any:
+            return function(*jax.tree.unflatten(tree, leaves))
+
+        def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+            moving = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
+
+            def moved(*some: Any) -> Any:
+                every = replaced(list(primals), moving, some)
+                return other(*jax.tree.unflatten(tree, every))
+
+            at, along = ([each[i] for i in moving] for each in (primals, tangents))
+            return jax.jvp(moved, at, along)
+
+        values.defjvp(derivative, symbolic_zeros=True)
+        return values(*leaves)
+
+    return call
+
+
+def _has_unread(row: Row) -> bool:
+    """Whether a pass moved a row to a space which may have rows that no edge reads."""
+    is_moved = isinstance(row.op, Apply) or (isinstance(row.op, Contract) and not is_view(row))
+    spaces = Space.NODE, Space.RELATION, Space.TYPE
+    return is_moved and row.op.read_by is not None and row.space in spaces  # type: ignore[union-attr]
+
+
+def _where_positive(counts: Array, x: Array) -> Array:
+    return jnp.where(_spread(counts > 0, x), x, jnp.zeros((), x.dtype))
 
 
 def _spread(mask: Any, x: Array) -> Array:
@@ -515,6 +591,7 @@ _FINITE = frozenset(
             "neg",
             "not",
             "one_minus_square",
+            REACHED,
             "or",
             "pad",
         ),

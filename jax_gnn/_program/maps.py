@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -158,11 +160,13 @@ class Maps:
 
     @staticmethod
     def _gather(x: Array, matrix: SparseMatrix) -> Array:
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # padding reads a key, too
+            return x[jnp.clip(matrix.by_col.cols, 0, max(x.shape[0] - 1, 0))]
         if x.dtype not in FLOATS:
             return take(x, matrix.by_col.cols)
         return gather(x, matrix)
 
-    def counted(self, space: Space, read_by: str | None = None) -> Array | None:
+    def counted(self, space: Space, read_by: Collection[str] | None = None) -> Array | None:
         """``(rows,)``, which rows are no padding and, if so, read by an edge; None: all are."""
         if space is Space.EDGE:
             return in_range(self.nodes.rows, self.parts.num_dst)
@@ -172,18 +176,20 @@ class Maps:
             return in_range(nodes, pairs.num_nodes)
         if read_by is None or space is Space.SHARED:
             return None
+        return functools.reduce(jnp.logical_or, (self._read(space, way) for way in sorted(read_by)))
+
+    def _read(self, space: Space, way: str) -> Array:
+        """``(rows,)``, which rows of nodes, relations or types edges read by a way."""
         if space is Space.NODE:
-            pointers = self.nodes.t_indptr if read_by == "src" else self.nodes.indptr
+            pointers = self.nodes.t_indptr if way == "src" else self.nodes.indptr
             return jnp.diff(pointers) > 0
         valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
         if space is Space.RELATION:
             return self._any(valid, self.matrix(Space.EDGE, "relation"))
-        if read_by == "type":
+        if way == "type":
             return jnp.asarray(self.graph.node_type_sizes) > 0  # type: ignore[union-attr]
-        end = "src" if read_by == "src_type" else "dst"
-        read = self.counted(Space.NODE, end)
-        assert read is not None
-        return self._any(read.astype(jnp.float32), self.types(end))
+        end = "src" if way == "src_type" else "dst"
+        return self._any(self._read(Space.NODE, end).astype(jnp.float32), self.types(end))
 
     @staticmethod
     def _any(valid: Array, matrix: SparseMatrix) -> Array:

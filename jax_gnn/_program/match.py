@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from jax_gnn._program import relational
-from jax_gnn._program.normal import taken_in
+from jax_gnn._program.normal import may_reorder, taken_in
 from jax_gnn._program.patterns import (
     HGT,
     RGAT,
@@ -177,10 +177,12 @@ class Matcher:
         heads = tuple(label for label in out if any(label in each.labels for each in weights))
         if left - set(heads):
             return None
-        if summed and not softmax and reduce == "sum":
+        if summed and not softmax and reduce == "sum" and may_reorder(product.dtype):
             found = self._relational(row, carried, weights, heads, out, after, full)
             if found is not None:
                 return found
+        if not may_reorder(product.dtype) and (after or len(carried) > 1 or len(weights) > 1):
+            return None
         value = self._value(carried, out, product)
         if value is None:
             return None
@@ -297,7 +299,7 @@ class Matcher:
         factors, out = factors_of(flat)
         scale = [each for each in factors if each.row.space is Space.SHARED and not each.labels]
         rest = [each for each in factors if each not in scale]
-        if len(rest) != 2:
+        if len(rest) != 2 or (len(scale) > 1 and not may_reorder(score.dtype)):
             return None
         dots = _edge_dots(flat, rest, out)
         if not isinstance(dots, EdgeDots) or dots.heads != out or dots.dst.way != "dst":
@@ -370,15 +372,16 @@ def at_home(row: Row, parts: Parts) -> Row:
         else:
             operands.append(each)
     op: Any = row.op
-    if isinstance(op, Apply):
-        op = replace(op, read_by=_read_by(op.read_by, home.way))
+    op = replace(op, read_by=_read_by(op.read_by, home.way))
     made = Row(op, tuple(operands), home.space, row.shape, row.dtype, row.line)
     return pull(at_home(made, parts), row.space, home.way)
 
 
-def _read_by(outer: str | None, way: str) -> str:
-    """By which way edges read what rows read by a way that they read by another one."""
-    return f"{outer}_type" if outer in ("src", "dst") and way == "type" else way
+def _read_by(outer: frozenset[str] | None, way: str) -> frozenset[str]:
+    """The ways by which edges read rows that other rows, which edges read, read by a way."""
+    if way != "type" or outer is None:
+        return frozenset([way])
+    return frozenset(f"{each}_type" if each in ("src", "dst") else way for each in outer)
 
 
 def _edge_dots(row: Row, factors: Sequence[Factor], out: Labels) -> EdgeDots | None:

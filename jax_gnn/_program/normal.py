@@ -1,8 +1,9 @@
 """One form for all products: whatever multiplies, sums over axes or moves them is an einsum.
 
-``*``, ``@``, ``jnp.einsum``, ``.sum()``, ``.T``, ``[:, None]`` and division become `Contract`, if
-numbers are floats. Axes of size 1 are left out of its labels. What only moves axes costs nothing,
-and is taken into whatever reads it. All else about a program stays as it was written.
+``*``, ``@``, ``jnp.einsum``, ``.sum()``, ``.T``, ``[:, None]`` and division by a constant become
+`Contract`, if numbers are floats. Axes of size 1 are left out of its labels. What only moves axes
+costs nothing, and is taken into whatever reads it. All else about a program stays as it was
+written.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_gnn._program.indexing import indexed
 from jax_gnn._program.rows import (
+    MAX_CONSTANT,
     Apply,
     Constant,
     Contract,
@@ -26,9 +30,11 @@ from jax_gnn._program.rows import (
     apply,
     constant,
     contract,
+    in_order,
     pull,
     rewritten,
 )
+from jax_gnn._program.spaces import Space
 
 
 def normal(results: Sequence[Row]) -> list[Row]:
@@ -36,7 +42,15 @@ def normal(results: Sequence[Row]) -> list[Row]:
     return rewritten(rewritten(results, _named), _normal)
 
 
-# --- LeakyReLU -----------------------------------------------------------------------------------
+def may_reorder(dtype: Any) -> bool:
+    """Whether factors of products, and parts of their sums, may be taken in another order.
+
+    Not those of float16: its largest number is 65,504, which a product in another order may exceed.
+    """
+    return dtype != np.float16
+
+
+# --- Constants and LeakyReLU ---------------------------------------------------------------------
 
 
 def _named(row: Row) -> Row:
@@ -44,12 +58,12 @@ def _named(row: Row) -> Row:
     if not isinstance(row.op, Apply):
         return row
     name, operands = row.op.name, row.operands
-    if name == "convert_element_type":
-        (of,) = operands
-        if of.dtype == row.dtype:
-            return of
-        if isinstance(of.op, Constant) and jnp.issubdtype(row.dtype, np.number):
-            return constant(of.op.value, row.dtype, row.line)
+    if name == "convert_element_type" and operands[0].dtype == row.dtype:
+        return operands[0]
+    if not row.shape:
+        value = constant_of(row)
+        if value is not None:
+            return constant(value, row.dtype, row.line)
     if name == "copy":
         return operands[0]
     if name == "add":  # Python's sum begins with 0
@@ -57,25 +71,44 @@ def _named(row: Row) -> Row:
             same = other.space is row.space and other.shape == row.shape
             if same and other.dtype == row.dtype and number_of(each) == 0:
                 return other
+    if (
+        name == "gather"
+        and row.space is not Space.SHARED
+        and jnp.issubdtype(row.dtype, np.floating)
+    ):
+        ids = constant_of(operands[1])
+        function = None if ids is None else indexed(operands[0].shape, ids, row.op.params)
+        if function is not None:
+            key = row.op.key, ids.shape, ids.tobytes()  # type: ignore[union-attr]
+            return replace(apply("take", function, operands[0], key=key), line=row.line)
     if name == "select_n" and len(operands) == 3:
         slope = _slope(*operands)
         if slope is not None:
-            return leaky_relu(operands[2], slope)
+            return leaky_relu(operands[2], slope, operands[0].op.name)  # type: ignore[union-attr]
     return row
 
 
-def leaky_relu(row: Row, slope: float) -> Row:
-    """The LeakyReLU of a row."""
+def leaky_relu(row: Row, slope: float, comparison: str) -> Row:
+    """The LeakyReLU of a row.
+
+    Args:
+        row: The row.
+        slope: The slope below 0.
+        comparison: Where the slope is 1: where the row is ``"ge"`` or ``"gt"`` 0. The derivative
+            at 0 depends on it.
+    """
+    is_above = getattr(jax.lax, comparison)
 
     def function(x: Any) -> list[Any]:
-        return [jnp.where(x >= 0, x, jnp.asarray(slope, x.dtype) * x)]
+        return [jnp.where(is_above(x, jnp.zeros_like(x)), x, jnp.asarray(slope, x.dtype) * x)]
 
-    op = Apply("leaky_relu", function, key=("leaky_relu", slope), params={"slope": slope})
+    params = {"slope": slope, "comparison": comparison}
+    op = Apply("leaky_relu", function, key=("leaky_relu", slope, comparison), params=params)
     return replace(row, op=op, operands=(row,))
 
 
 def _slope(condition: Row, below: Row, above: Row) -> float | None:
-    """That of where(x > 0, x, slope · x)."""
+    """The slope of where(x > 0, x, slope · x) or where(x >= 0, x, slope · x)."""
     if not isinstance(condition.op, Apply) or condition.op.name not in ("ge", "gt"):
         return None
     x, zero = condition.operands
@@ -88,16 +121,32 @@ def _slope(condition: Row, below: Row, above: Row) -> float | None:
 
 
 def number_of(row: Row) -> float | None:
-    """What a constant of one number is."""
-    if isinstance(row.op, Constant) and row.op.value.ndim == 0:
-        return float(row.op.value)
-    single = isinstance(row.op, Apply) and row.op.name in (
-        "broadcast_in_dim",
-        "convert_element_type",
-    )
-    if single or (isinstance(row.op, Contract) and len(row.operands) == 1):
+    """The number that a constant, or an array of copies of it, has; None of all other rows."""
+    if isinstance(row.op, Constant):
+        is_number = row.op.value.ndim == 0 and jnp.issubdtype(row.dtype, np.number)
+        return float(row.op.value) if is_number else None
+    if isinstance(row.op, Apply) and row.op.name == "broadcast_in_dim":
+        return number_of(row.operands[0])
+    if isinstance(row.op, Contract) and is_view(row):
         return number_of(row.operands[0])
     return None
+
+
+def constant_of(row: Row) -> np.ndarray | None:
+    """The numbers of a row that is a function of constants alone; None of all other rows."""
+    found: dict[Row, Any] = {}
+    for each in in_order([row]):
+        if isinstance(each.op, Constant):
+            found[each] = each.op.value
+            continue
+        is_plain = isinstance(each.op, Apply) and each.space is Space.SHARED
+        is_number = not jnp.issubdtype(each.dtype, jax.dtypes.extended)
+        if not is_plain or not is_number or each.size > MAX_CONSTANT:
+            return None
+        with jax.ensure_compile_time_eval():
+            values = [found[operand] for operand in each.operands]
+            found[each] = np.asarray(each.op.function(*values)[each.op.index])  # type: ignore[union-attr]
+    return np.asarray(found[row])
 
 
 # --- Products ------------------------------------------------------------------------------------
@@ -152,10 +201,11 @@ def _neg(row: Row, a: Row) -> Row | None:
 def _div(row: Row, a: Row, b: Row) -> Row | None:
     if not _floats(row):
         return None
-    number = number_of(b)
-    if number is None:
-        return _mul(row, a, apply("reciprocal", lambda x: 1 / x, b))
-    return _mul(row, a, constant(1 / number, row.dtype)) if number else None
+    number = number_of(b)  # XLA multiplies with the reciprocal of a constant, too
+    limits = jnp.finfo(row.dtype)
+    if not number or not limits.tiny <= abs(1 / number) <= limits.max:
+        return None
+    return _mul(row, a, constant(1 / number, row.dtype))
 
 
 def _dot(row: Row, a: Row, b: Row) -> Row | None:

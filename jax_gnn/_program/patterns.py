@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jax_gnn._ops.attention.xla import LEAKY_COMPARISON
 from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, pull
 from jax_gnn._program.spaces import Space
 
@@ -268,9 +269,14 @@ def factors_of(row: Row) -> tuple[list[Factor], Labels]:
 
 
 def leaky_of(row: Row) -> tuple[float, Row]:
-    """The slope of a LeakyReLU, and what it is of; a slope of 1 is none."""
+    """The slope of a LeakyReLU of attention's kernels, and its operand; otherwise 1 and the row.
+
+    These have the same derivative at 0, and -inf, which masks scores, stays -inf.
+    """
     if isinstance(row.op, Apply) and row.op.name == "leaky_relu":
-        return row.op.params["slope"], row.operands[0]
+        slope = row.op.params["slope"]
+        if row.op.params["comparison"] == LEAKY_COMPARISON and 0 < slope < math.inf:
+            return slope, row.operands[0]
     return 1.0, row
 
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
 
-from jax_gnn._core.op import replaced
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.lower import Lowering
+from jax_gnn._program.lower import Lowering, derived_from
 from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.match import Matcher, needed
-from jax_gnn._program.passes import PASSES, run
+from jax_gnn._program.passes import DISTRIBUTE, PASSES, run
 from jax_gnn._program.regions import Candidates, EdgeRegion, chosen, makers
 from jax_gnn._program.rows import Row, uses_of
 from jax_gnn._program.sides import Sides
@@ -118,24 +116,7 @@ class Plan:
         """What the program gives."""
         if self.differentiated is self:
             return self._run(graph, given)
-        leaves, tree = jax.tree.flatten((graph, list(given)))
-
-        @jax.custom_jvp
-        def values(*leaves: Any) -> Any:
-            return self._run(*jax.tree.unflatten(tree, leaves))
-
-        def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-            moving = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
-
-            def function(*some: Any) -> Any:
-                every = replaced(list(primals), moving, some)
-                return self.differentiated._run(*jax.tree.unflatten(tree, every))
-
-            at, along = ([each[i] for i in moving] for each in (primals, tangents))
-            return jax.jvp(function, at, along)
-
-        values.defjvp(derivative, symbolic_zeros=True)
-        return values(*leaves)
+        return derived_from(self._run, self.differentiated._run)(graph, list(given))
 
     def _run(self, graph: Structure, given: Sequence[Any]) -> Any:
         with jax.named_scope(self.traced.name):
@@ -177,10 +158,11 @@ def planned(traced: Traced, parts: Parts, passes: tuple[str, ...], maps: bool = 
 
 def _fewer(plan: Plan) -> list[Plan]:
     """The same with some of its passes, but for "equal", which costs nothing."""
+    others = [name for name in (*PASSES, DISTRIBUTE) if name != "equal" and name in plan.passes]
     choices = [
         tuple(name for name in plan.passes if name not in left_out)
-        for count in range(1, len(PASSES))
-        for left_out in itertools.combinations(PASSES[1:], count)
+        for count in range(1, len(others) + 1)
+        for left_out in itertools.combinations(others, count)
     ]
     return [replace(plan, passes=passes) for passes in dict.fromkeys(choices)]
 

@@ -19,6 +19,7 @@ from jax import Array
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import chosen_implementation
+from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
@@ -139,7 +140,7 @@ class EdgeRegion:
             return found[row] if row in found else read[self._reads[row]]
 
         for row in self.members:
-            operands = [value(each) for each in row.operands]
+            operands = align_varying([value(each) for each in row.operands])
             if isinstance(row.op, Contract):
                 found[row] = einsum(row, [(each, False) for each in operands])
             else:

@@ -23,6 +23,7 @@ from jax_gnn._ops.relational_attention.methods import (
 )
 from jax_gnn._ops.relational_attention.schedule import Method, expected, scores_by_edge_pay
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
+from jax_gnn._program.normal import may_reorder
 from jax_gnn._program.patterns import (
     HGT,
     RGAT,
@@ -121,6 +122,7 @@ def attention(program: Program, found: Sum, score: Row) -> Sum | RGAT | HGT:
     """A sum under the softmax of a score as the attention that it is, or itself."""
     parts = program.parts
     there = parts.rows.keys() >= {Space.SOURCE_PAIR, Space.DESTINATION_PAIR}
+    there = there and may_reorder(found.value.row.dtype)
     made: RGAT | HGT | None = None
     if isinstance(found.scores, Typed):
         if there and parts.num_src == parts.num_dst:
@@ -132,6 +134,7 @@ def attention(program: Program, found: Sum, score: Row) -> Sum | RGAT | HGT:
         and found.weight is None
         and found.value.way == "src_pair"
         and parts.num_src == parts.num_dst
+        and may_reorder(found.value.row.dtype)
     ):
         made = _hgt(program, found, found.scores)
     return found if made is None else made

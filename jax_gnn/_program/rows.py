@@ -72,11 +72,13 @@ class Contract:
         terms: For each operand the labels of its axes.
         out: The labels of the result's axes; one that no operand has is an axis of copies.
         precision: Of products of matrices.
+        read_by: The same as in `Apply`.
     """
 
     terms: tuple[Labels, ...]
     out: Labels
     precision: Any = None
+    read_by: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Apply:
         index: Which of these.
         key: What is equal of equal functions.
         params: Of the JAX primitive that it is.
-        read_by: Where a pass moved it: the way by which edges read the result. Rows that no edge
+        read_by: The ways by which edges read the result, where a pass moved it. Rows that no edge
             reads do not count then.
     """
 
@@ -98,7 +100,7 @@ class Apply:
     index: int = 0
     key: Any = None
     params: Any = field(default=None, compare=False)
-    read_by: str | None = None
+    read_by: frozenset[str] | None = None
 
 
 Operation = Given | Constant | Place | Pull | Push | Softmax | Contract | Apply
@@ -168,16 +170,19 @@ def contract(
         operands: The factors.
         terms: Their labels.
         out: Those of the result.
-        like: What has its dtype and its line.
+        like: What has its dtype and its line, and is read by the same ways.
         precision: Of products.
         sizes: Of labels that no operand has; by default the shape of `like`.
     """
     if sizes is None:
         sizes = dict(zip(out, like.shape, strict=True)) if len(out) == len(like.shape) else {}
     known = {**sizes, **sizes_of(operands, terms)}
-    op = Contract(tuple(terms), tuple(out), precision)
+    space = common_space(operands)
+    is_alike = isinstance(like.op, Apply | Contract) and space is like.space
+    read_by = like.op.read_by if is_alike else None  # type: ignore[union-attr]
+    op = Contract(tuple(terms), tuple(out), precision, read_by)
     shape = tuple(known[label] for label in out)
-    return Row(op, tuple(operands), common_space(operands), shape, like.dtype, like.line)
+    return Row(op, tuple(operands), space, shape, like.dtype, like.line)
 
 
 def apply(name: str, function: Callable[..., Any], *operands: Row, key: Any = None) -> Row:
@@ -191,6 +196,19 @@ def apply(name: str, function: Callable[..., Any], *operands: Row, key: Any = No
     op = Apply(name, listed, key=(name, key))
     space = common_space(operands)
     return Row(op, operands, space, out.shape, out.dtype, operands[0].line)
+
+
+MAX_CONSTANT = 1 << 16
+"""Most numbers of a constant array that is evaluated while a program is traced."""
+
+REACHED = "reached"
+"""The name of the function that is 0 at nodes without edges, and the identity elsewhere."""
+
+
+def reached(row: Row) -> Row:
+    """A row of nodes that is 0 where a node has no edges."""
+    op = Apply(REACHED, lambda x: [x], key=REACHED)
+    return Row(op, (row,), row.space, row.shape, row.dtype, row.line)
 
 
 def constant(value: Any, dtype: Any, line: str = "") -> Row:

@@ -8,7 +8,6 @@ finds what does not fit together. Errors name the user's line.
 from __future__ import annotations
 
 import functools
-import inspect
 import linecache
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,22 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.interpreters import batching
+from jax.interpreters import ad, batching
 
-from jax_gnn._program.rows import Apply, Constant, Given, Place, Push, Row, Softmax, apply, pull
+from jax_gnn._core.ids import is_traced
+from jax_gnn._program.rows import (
+    MAX_CONSTANT,
+    Apply,
+    Constant,
+    Given,
+    Place,
+    Push,
+    Row,
+    Softmax,
+    apply,
+    constant,
+    pull,
+)
 from jax_gnn._program.spaces import Space
 
 Node = Annotated[Array, Space.NODE]
@@ -59,10 +71,19 @@ def _batched(primitive: Any, operands: Any, dims: Any, **params: Any) -> Any:
     return primitive.bind(*operands, **params), dims[0]
 
 
+def _differentiated(primals: Any, tangents: Any, **params: Any) -> Any:
+    del primals, tangents, params
+    raise TypeError(
+        "rows are not differentiated through g.… inside a program, got a derivative of it: take "
+        "jax.grad of the program"
+    )
+
+
 def _primitive(name: str) -> Any:
     primitive = jex.Primitive(f"jax_gnn_{name}")
     primitive.def_abstract_eval(_same_aval)
     batching.primitive_batchers[primitive] = functools.partial(_batched, primitive)
+    ad.primitive_jvps[primitive] = _differentiated
     return primitive
 
 
@@ -70,11 +91,33 @@ _pull, _push, _softmax, _key_of = map(_primitive, ("pull", "push", "softmax", "k
 _OWN = {_pull, _push, _softmax, _key_of}
 
 
+_OTHERS = {
+    "degree": "g.sum(1.0), the number of edges into each node",
+    "in_degree": "g.sum(1.0)",
+    "out_degree": "an argument of nodes, graph.out_degrees()",
+    "count": "g.sum(1.0)",
+    "std": "jnp.sqrt(g.mean((m - g.dst(g.mean(m))) ** 2))",
+    "var": "g.mean((m - g.dst(g.mean(m))) ** 2)",
+    "prod": "jax_gnn.segment_prod outside of the program, or jnp.exp(g.sum(jnp.log(m))) if m > 0",
+    "logsumexp": "top = g.max(s), then top + jnp.log(g.sum(jnp.exp(s - g.dst(top))))",
+    "edge": "the argument itself, annotated as Edge",
+    "add": "g.sum",
+    "amax": "g.max",
+}
+"""In the place of methods that other libraries have."""
+
+
 class EdgeView:
     """One edge, as a program sees it: its first argument, called ``g``.
 
     Arguments and results of all methods are rows, or pytrees of such.
     """
+
+    def __getattr__(self, name: str) -> Any:
+        """Names what there is in the place of what there is not."""
+        methods = ", ".join(f"g.{each}" for each in vars(EdgeView) if not each.startswith("_"))
+        other = f": write {_OTHERS[name]}" if name in _OTHERS else ""
+        raise AttributeError(f"a program's g has no {name}{other}; it has {methods}")
 
     def src(self, row: Any) -> Any:
         """What the edge's source has of a node's row."""
@@ -138,12 +181,24 @@ def _each(primitive: Any, row: Any, **params: Any) -> Any:
 # --- Arguments -----------------------------------------------------------------------------------
 
 
+def written(function: Any) -> Any:
+    """The function that wrappers, methods and `functools.partial` objects call."""
+    while True:
+        inner = getattr(function, "__wrapped__", getattr(function, "__func__", None))
+        if isinstance(function, functools.partial):
+            inner = function.func
+        if inner is None:
+            return function
+        function = inner
+
+
 def annotated_spaces(function: Callable[..., Any]) -> dict[str, Space]:
     """Where the rows of each argument live, and of the result, called "return", if it says so.
 
     Raises:
         TypeError: an annotation has rows of two spaces.
     """
+    function = written(function)
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # of names that only type checkers see, or of an enclosing function
@@ -304,7 +359,7 @@ def trace(
     except (TypeError, ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(f"program {name}, {_line_of_error(error)}: {error}") from error
-    code = inspect.unwrap(function).__code__
+    code = written(function).__code__
     if closed.effects:
         lines = [_line_of(eqn, code) for eqn in closed.jaxpr.eqns if eqn.effects]
         raise TypeError(
@@ -323,6 +378,10 @@ def trace(
             consts.append(Row(Constant(array), (), Space.SHARED, (), array.dtype))
             continue
         number = len(arguments) + len(closed_over)
+        if _is_index(value):  # it is traced again for each call
+            consts.append(constant(np.asarray(value), value.dtype))
+            closed_over.append(value)
+            continue
         given = Given(number, "an array that the program closes over")
         consts.append(Row(given, (), Space.SHARED, np.shape(value), value.dtype))
         closed_over.append(value)
@@ -337,6 +396,14 @@ def trace(
     return Traced(name, tuple(results), tree[0], tuple(closed_over))
 
 
+def _is_index(value: Any) -> bool:
+    """Whether an array that a program closes over is known, and few whole numbers or masks."""
+    is_known = isinstance(value, np.ndarray) or (
+        isinstance(value, Array) and not is_traced(value) and value.is_fully_addressable
+    )
+    return is_known and value.dtype.kind in "iub" and value.size <= MAX_CONSTANT
+
+
 def _described(row: Row) -> str:
     """A row, as errors call it."""
     where = "shared" if row.space is Space.SHARED else f"a row of each {row.space.value}"
@@ -348,11 +415,18 @@ def _described(row: Row) -> str:
 
 
 class _Walk:
-    """Turns equations into rows."""
+    """Turns equations into rows.
+
+    Attributes:
+        name: The name of the program.
+        code: The code of its function.
+        drawn: For each shared row that depends on random numbers, the shapes that were drawn.
+    """
 
     def __init__(self, name: str, code: CodeType) -> None:
         self.name = name
         self.code = code
+        self.drawn: dict[Row, frozenset[tuple[int, ...]]] = {}
 
     def walk(self, jaxpr: Any, consts: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
         """The results of a jaxpr of these rows."""
@@ -465,7 +539,7 @@ class _Walk:
             )
         space = spaces.pop() if spaces else Space.SHARED
         function, key = _function_of(eqn, jaxpr)
-        return [
+        rows = [
             Row(
                 Apply(_name(eqn), function, i, key, eqn.params),
                 tuple(operands),
@@ -476,6 +550,27 @@ class _Walk:
             )
             for i, out in enumerate(eqn.outvars)
         ]
+        shapes = frozenset().union(*(self.drawn.get(each, ()) for each in operands))
+        if space is Space.SHARED:
+            shapes |= {row.shape for row in rows if _draws(eqn)}
+            self.drawn |= dict.fromkeys(rows, shapes) if shapes else {}
+        elif eqn.primitive.name != "dot_general":
+            self.check_drawn(eqn, shapes, self._apart(operands), line)
+        return rows
+
+    def check_drawn(
+        self, eqn: Any, shapes: frozenset[tuple[int, ...]], rows: Sequence[Row], line: str
+    ) -> None:
+        """Refuses random numbers of the shape of a row which are the same for all rows."""
+        for row in rows:
+            if row.shape in shapes:
+                what = row.space.value
+                hint = "with g.key(key)" if row.space is Space.EDGE else _KEYS
+                raise ValueError(
+                    f"program {self.name}, {line}: {eqn.primitive.name} takes random numbers that "
+                    f"are the same for each {what}, drawn with a key that all share, in the shape "
+                    f"of its row, {row.shape}: draw {hint}"
+                )
 
     @staticmethod
     def _apart(operands: Sequence[Row]) -> list[Row]:
@@ -525,6 +620,19 @@ def _has_own(eqn: Any) -> bool:
     return False
 
 
+_KEYS = (
+    "with keys of their own, an argument such as key: Node, and pass "
+    "jax.random.split(key, num_nodes)"
+)
+_DRAWS = frozenset(("random_bits", "random_gamma", "rng_bit_generator", "threefry2x32"))
+
+
+def _draws(eqn: Any) -> bool:
+    """Whether an equation draws random numbers, perhaps inside of its functions."""
+    inner = (each for jaxpr in _jaxprs(eqn.params.values()) for each in jaxpr.eqns)
+    return eqn.primitive.name in _DRAWS or any(map(_draws, inner))
+
+
 def _jaxprs(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, jex.ClosedJaxpr):
@@ -553,4 +661,4 @@ def _key(value: Any) -> Any:
         hash(value)
     except TypeError:
         return id(value)
-    return value
+    return type(value), value  # 1, 1.0 and True are equal

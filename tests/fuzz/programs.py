@@ -3,10 +3,18 @@
 ``python tests/fuzz/programs.py --programs N --seed S``
 
 A program has 5 to 30 steps of all kinds that programs are made of: rows of nodes, edges, relations,
-types and shared ones, products, functions, reductions, softmaxes. Its graph has a relation without
-edges, edges that are there twice, perhaps padding, where arrays of edges hold NaN, and perhaps not
-all parts. Values are compared under all combinations of passes, a `jax.vmap` under all passes;
-gradients and the JVP of gradients under all, or a combination that is drawn.
+types and shared ones, products, functions, reductions, softmaxes; constants that are made inside,
+kinks, exact zeros, quotients. Its graph has a relation without edges, edges that are there twice,
+perhaps padding, where arrays of edges hold NaN, and perhaps not all parts. Some arguments hold NaN
+where no edge reads them.
+
+Most programs are in float64. Values are compared under all passes and some combinations that are
+drawn, a `jax.vmap` under all passes; gradients and the JVP of gradients under one of these. A
+third of the programs is in float32, bfloat16 or float16, with features near 1,000 in some: the
+errors of values and gradients, against the reference in float64, are compared with those of the
+reference in the same dtype. Numbers that this has finite must be finite. Gradients through
+softmaxes of features near 1,000 are left out: they are differences of large dot products, which
+cancel exactly only in the reference's order of sums.
 
 A failure names the program and lists its steps: ``--only PROGRAM`` with the same seed repeats it.
 """
@@ -50,6 +58,9 @@ if jax.__version_info__ < (0, 11):  # later ones do not know it
 
 TOLERANCE = 1e-10
 ROUNDED = 1000  # times what one nudge of 2^-50 changes: there are as many operations
+DTYPES = *["float64"] * 6, "float32", "bfloat16", "float16"
+NUDGES = 4
+COMBINATIONS = 4
 D, H = 3, 2
 SHAPES = (), (D,), (H,), (H, D), (D, D)
 ANNOTATIONS: dict[Space, Any] = {
@@ -58,7 +69,43 @@ ANNOTATIONS: dict[Space, Any] = {
     Space.RELATION: Relation,
     Space.TYPE: NodeType,
 }
+
+
+def _number(x: Any, value: float) -> Any:
+    return jnp.asarray(value, x.dtype)
+
+
+def _averaged(x: Any) -> Any:
+    ones = jnp.ones(x.shape[-1:], x.dtype)
+    return x - jnp.average(x, -1, weights=ones, keepdims=True) if x.ndim else x
+
+
+def _averaged_where(x: Any) -> Any:
+    kept = jnp.arange(x.shape[-1]) != 1 if x.ndim else None
+    return x + jnp.mean(x, -1, where=kept, keepdims=True) if x.ndim else x
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    return a / jnp.where(b == 0, _number(b, 1), b)
+
+
+KINKS: dict[str, Callable[[Any], Any]] = {
+    "where >": lambda x: jnp.where(x > 0, x, _number(x, 0.2) * x),
+    "where >=": lambda x: jnp.where(x >= 0, x, _number(x, 0.2) * x),
+    "abs": jnp.abs,
+    "maximum of 0": lambda x: jnp.maximum(x, 0),
+    "clip": lambda x: jnp.clip(x, -1, 1),
+    "average": _averaged,
+    "average where": _averaged_where,
+    "by ones": lambda x: x / jnp.ones_like(x).sum(),
+    "third": lambda x: x / 3,
+    "iota": lambda x: x * jnp.arange(x.shape[-1], dtype=x.dtype) if x.ndim else x,
+    "array": lambda x: x + np.linspace(0, 1, x.shape[-1]).astype(x.dtype) if x.ndim else x,
+    "indexed": lambda x: x[..., np.array([0, 1, 1, 0])[: x.shape[-1]]] if x.ndim else x,
+    "x / x": lambda x: jnp.where(_quotient(x, x) >= 1, x, 2 * x),
+}
 UNARY: dict[str, Callable[[Any], Any]] = {
+    **KINKS,
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
     "relu": jax.nn.relu,
@@ -76,9 +123,12 @@ COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
-    "divide": lambda a, b: a / (1.5 + jnp.sin(b)),
+    "divide": lambda a, b: a / (_number(b, 1.5) + jnp.sin(b)),
+    "quotient": _quotient,
+    "maximum": lambda a, b: jnp.maximum(*jnp.broadcast_arrays(a, b)),
+    "where >": lambda a, b: jnp.where(a > 0, a, b),
     # Numbers that are equal but for rounding must be on one side.
-    "where": lambda a, b: jnp.where(a > b + 0.123, a, 2 * b),
+    "where": lambda a, b: jnp.where(a > b + _number(b, 0.123), a, 2 * b),
 }
 REDUCED = "sum", "sum", "sum", "mean", "max", "min", "softmax"
 
@@ -162,6 +212,9 @@ class Writer:
         for _ in range(rng.integers(2, 6)):
             shape = SHAPES[rng.integers(len(SHAPES))]
             self.kinds.append(Kind(spaces[rng.integers(len(spaces))], shape))
+        # These hold NaN where no edge reads them, and only edges may.
+        self.unread_inputs = len(self.kinds), len(self.kinds) + 1
+        self.kinds += [Kind(Space.NODE, (D,)), Kind(Space.RELATION, (D,))]
         self.inputs = tuple(self.kinds)
         self.steps: list[Step] = []
 
@@ -170,7 +223,8 @@ class Writer:
         count = self.rng.integers(5, 31)
         ways = [self.read, self.reduce, self.unary, self.combine, self.spread, self.multiply]
         ways += [self.dots, self.reshape, self.weighted, self.attend, self.multiply, self.read]
-        ways += [self.concatenate, self.attend_by_relation, self.disturb]
+        ways += [self.concatenate, self.attend_by_relation, self.disturb, self.by_degree]
+        ways += [self.unread, self.combine, self.unary, self.difference]
         while len(self.steps) < count:
             ways[self.rng.integers(len(ways))]()
         used = {i for step in self.steps for i in step.operands}
@@ -185,7 +239,8 @@ class Writer:
         found = [
             i
             for i, kind in enumerate(self.kinds)
-            if all(getattr(kind, name) in values for name, values in wanted.items())
+            if i not in self.unread_inputs
+            and all(getattr(kind, name) in values for name, values in wanted.items())
         ]
         if not found:
             return None
@@ -252,6 +307,52 @@ class Writer:
             return jnp.where(kept, x, jax.random.normal(key, x.shape, x.dtype) / 2)
 
         self.add("random", [row], function, self.kinds[row])
+
+    def by_degree(self) -> None:
+        """A row of edges by the degree of the destination, whose reciprocal may be infinite."""
+        row = self.any(space=(Space.EDGE,))
+        if row is None:
+            return
+
+        def function(g: Any, x: Any) -> Any:
+            return x * g.dst(1 / g.sum(jnp.ones((), x.dtype)))
+
+        self.add("by degree", [row], function, self.kinds[row])
+
+    def unread(self) -> None:
+        """A function of what edges read of arguments that hold NaN elsewhere."""
+        x, v = self.unread_inputs
+        weight = self.any(space=(Space.SHARED,), shape=((D, D),), late=False)
+        other = self.any(space=(Space.NODE,), shape=((D,),))
+        assert weight is not None and other is not None
+        choice = int(self.rng.integers(4))
+
+        def function(g: Any, x: Any, v: Any, w: Any, y: Any) -> Any:
+            return (
+                lambda: g.src(x) @ w / 2,
+                lambda: g.src(x) * g.src(y),
+                lambda: jnp.tanh(g.src(x)) * g.relation(v),
+                lambda: (g.relation(v) * g.src(y)) @ w / 2,
+            )[choice]()
+
+        kind = Kind(Space.EDGE, (D,))
+        self.add(f"unread {choice}", [x, v, weight, other], function, kind)
+
+    def difference(self) -> None:
+        """A product with the difference of the rows of both ends, and its sum."""
+        row = self.any(space=(Space.NODE,), shape=((D,), (H, D)))
+        weight = self.any(space=(Space.SHARED,), shape=((D, D),), late=False)
+        if row is None or weight is None:
+            return
+        name = ("sum", "max", "")[self.rng.integers(3)]
+
+        def function(g: Any, x: Any, w: Any) -> Any:
+            y = (g.src(x) - g.dst(x)) @ w
+            y = getattr(g, name)(y) if name else y
+            return jnp.where(jnp.isfinite(y), y, 0) if name == "max" else y
+
+        kind = Kind(Space.NODE if name else Space.EDGE, self.kinds[row].shape)
+        self.add(f"difference {name}", [row, weight], function, kind)
 
     def combine(self) -> None:
         row = self.any()
@@ -405,9 +506,20 @@ def check(seed: int, number: int) -> str:
         AssertionError: it is not what its reference is.
     """
     rng = np.random.default_rng([seed, number])
-    written = Writer(rng).write()
+    writer = Writer(rng)
+    written = writer.write()
     graph = _graph(int(rng.integers(len(GRAPHS))))
-    arguments = {f"x{i}": _array(rng, graph, kind) for i, kind in enumerate(written.inputs)}
+    dtype = DTYPES[int(rng.integers(len(DTYPES)))]
+    offset = {"float64": 0.0, "float16": 100.0}.get(dtype, 1000.0) * float(rng.random() < 0.5)
+    is_whole = dtype == "float64" and rng.random() < 0.3
+    arguments = {}
+    for i, kind in enumerate(written.inputs):
+        x = _array(rng, graph, kind)
+        x = np.round(x) if is_whole else x
+        x = x + offset if kind.space is Space.NODE else x
+        if i in writer.unread_inputs:
+            x[_unread(graph, kind.space)] = np.nan
+        arguments[f"x{i}"] = jnp.asarray(x, dtype)
     function = written.function()
     made = program(function)
     call = made._call(graph, (), arguments)
@@ -418,21 +530,35 @@ def check(seed: int, number: int) -> str:
             listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
             for passes in all_passes()
         }
+        some = rng.permutation(list(plans))[:COMBINATIONS]
+        plans = {text: plans[text] for text in some}
         for plan in (whole, *plans.values()):
             assert plan.matcher  # is found, and kept
     assert explained(whole, graph) and kernels(whole, graph).count("gradients") == len(
         whole.regions
     )
     drawn = whole if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
-    batch = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), arguments)
 
     def run(plan: Plan) -> Callable[..., Any]:
-        return lambda graph, **arguments: plan.run(graph, [arguments[name] for name in call.names])
+        return lambda graph, **arguments: plan.run(
+            graph, [*(arguments[name] for name in call.names), *plan.traced.closed_over]
+        )
+
+    described = f"program {number} in {dtype} near {offset:.0f}", str(written)
+    runs = {plan.passes: run(plan) for plan in (*plans.values(), whole)}
+    if dtype != "float64":
+        by_softmax = any("softmax" in name or "attention" in name for name, *_ in written.steps)
+        derived = None if offset and by_softmax else drawn.passes
+        is_compared = _compare_errors(
+            made, {**runs, drawn.passes: run(drawn)}, derived, graph, arguments, rng, described
+        )
+        return str(written) if is_compared else ""
+    batch = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), arguments)
 
     @jax.jit
     def found(graph: Any, arguments: Any) -> Any:
         reference = everything(made.reference, graph, arguments, number)
-        values = [run(plan)(graph, **arguments) for plan in plans.values()]
+        values = [run_plan(graph, **arguments) for run_plan in runs.values()]
         derived = everything(run(drawn), graph, arguments, number)
         batched = jax.vmap(lambda each: run(whole)(graph, **each))(batch)
         half = made.reference(graph, **jax.tree.map(lambda x: 0.5 * x, arguments))
@@ -440,7 +566,7 @@ def check(seed: int, number: int) -> str:
 
     def pairs(arguments: Any) -> list[tuple[Sequence[str], str, Any, Any]]:
         reference, values, derived, batched, half = found(graph, arguments)
-        each = [(plan.passes, y) for plan, y in zip(plans.values(), values, strict=True)]
+        each = [(passes, y) for passes, y in zip(runs, values, strict=True)]
         orders = zip(("values", "gradients", "second"), derived, reference, strict=True)
         return [
             *((passes, "values", y, reference[0]) for passes, y in each),
@@ -463,17 +589,95 @@ def check(seed: int, number: int) -> str:
             }
             limit = ROUNDED * largest_difference(pairs(nudged)[i][3], wanted)
             assert worst < limit, (
-                f"program {number}: {what} differ by {worst:.1e}, by rounding {limit:.1e}, after "
-                f"{', '.join(passes) or 'no'} passes\n{written}"
+                f"{described[0]}: {what} differ by {worst:.1e}, by rounding {limit:.1e}, after "
+                f"{', '.join(passes) or 'no'} passes\n{described[1]}"
             )
     return str(written)
 
 
-def _array(rng: np.random.Generator, graph: Any, kind: Kind) -> Any:
+def _unread(graph: Any, space: Space) -> np.ndarray:
+    """The rows of sources or relations that no edge reads."""
+    edges = int(graph.nodes.indptr[-1])
+    read = graph.nodes.cols if space is Space.NODE else graph.matrix(weighted=True).types
+    return np.setdiff1d(np.arange(*rows_of(graph, space)), np.asarray(read)[:edges])
+
+
+def _compare_errors(
+    made: Any,
+    runs: dict[Any, Callable[..., Any]],
+    drawn: Any,
+    graph: Any,
+    arguments: dict[str, Any],
+    rng: np.random.Generator,
+    described: tuple[str, str],
+) -> bool:
+    """Compares errors of values and gradients with those of the reference in the same dtype.
+
+    The reference's are the largest of some, at arguments that differ by a rounding: kinks may be on
+    either side there. Returns whether there was something to compare.
+    """
+    shapes = jax.eval_shape(made.reference, graph, **arguments)
+    weights = [rng.normal(size=each.shape) for each in jax.tree.leaves(shapes)]
+
+    def loss(arguments: Any, run: Callable[..., Any], graph: Any) -> Any:
+        found = jax.tree.leaves(run(graph, **arguments))
+        finite = (jnp.where(jnp.isfinite(y), y, 0) for y in found)
+        return sum(jnp.sum(w * y) for w, y in zip(weights, finite, strict=True))
+
+    def both(run: Callable[..., Any], graph: Any, arguments: Any) -> Any:
+        return jax.tree.leaves((run(graph, **arguments), jax.grad(loss)(arguments, run, graph)))
+
+    @jax.jit
+    def reference(arguments: Any) -> Any:
+        return both(made.reference, graph, arguments)
+
+    @jax.jit
+    def ours(graph: Any, arguments: Any) -> Any:
+        return {
+            passes: both(run, graph, arguments)
+            if passes == drawn
+            else jax.tree.leaves(run(graph, **arguments))
+            for passes, run in runs.items()
+        }
+
+    wide = {name: x.astype(np.float64) for name, x in arguments.items()}
+    eps = float(jnp.finfo(next(iter(arguments.values())).dtype).eps)
+    truth = [np.asarray(x) for x in jax.tree.leaves(reference(wide))]
+    plain = []
+    for i in range(NUDGES):
+        near = {
+            name: (x * (1 + (i > 0) * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
+            for name, x in arguments.items()
+        }
+        found = jax.tree.leaves(reference(near))
+        wide_near = jax.tree.leaves(reference({k: x.astype(np.float64) for k, x in near.items()}))
+        plain += [[np.asarray(x, np.float64) for x in each] for each in (found, wide_near)]
+    is_compared = False
+    for passes, values in ours(graph, arguments).items():
+        for i, mine in enumerate(np.asarray(x, np.float64) for x in values):
+            several = np.stack([each[i] for each in plain])
+            finite = np.isfinite(truth[i]) & np.isfinite(several).all(0)
+            if not finite.any():
+                continue
+            is_compared = True
+            wanted = truth[i][finite]
+            errors = np.abs(several[:, finite] - wanted).max(initial=0)
+            scale = np.abs(wanted).max(initial=0)
+            worst = np.abs(mine[finite] - wanted).max(initial=0)
+            limit = 16 * errors + 16 * eps * scale
+            assert worst <= limit, (
+                f"{described[0]}: result {i} is off by {worst:.1e}, the reference by "
+                f"{errors:.1e} of {scale:.1e}, after {', '.join(passes) or 'no'} passes\n"
+                f"{described[1]}"
+            )
+    return is_compared
+
+
+def _array(rng: np.random.Generator, graph: Any, kind: Kind) -> np.ndarray:
     array = rng.normal(size=(*rows_of(graph, kind.space), *kind.shape))
     if kind.space is Space.EDGE:
         array[int(graph.nodes.indptr[-1]) :] = np.nan
-    return jnp.asarray(array)
+    return array
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

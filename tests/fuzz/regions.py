@@ -45,6 +45,11 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "root": lambda x: jnp.sqrt(1 + x**2),
     "bump": lambda x: jnp.exp(-(x**2)),
     "cut": lambda x: jnp.where(x > 0, x, -0.1 * x),
+    "cut at 0": lambda x: jnp.where(x >= 0, x, 0.2 * x),
+    "abs": jnp.abs,
+    "maximum of 0": lambda x: jnp.maximum(x, 0),
+    "clip": lambda x: jnp.clip(x, -1, 1),
+    "third": lambda x: x / 3,
 }
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "plus": jnp.add,
@@ -203,6 +208,8 @@ def check(rng: np.random.Generator, implementation: str, dtype: str, gradients: 
     model, steps = random_model(rng)
     edges = Edges.random(rng, str(rng.choice(list(SCENARIOS))))
     arrays = edges.arrays(rng, model, dtype)
+    if rng.random() < 0.3:  # kinks are met exactly
+        arrays = [np.where(rng.random(x.shape) < 0.3, np.zeros((), x.dtype), x) for x in arrays]
     every = tuple(range(len(arrays)))
     wide = [np.asarray(x, np.float64) for x in arrays]
     with setting("xla", "float64"):

@@ -23,7 +23,7 @@ JAX_GNN_INLINE V leaky_score(V z, Acc slope) {
 // Its derivative.
 template <typename V, typename Acc>
 JAX_GNN_INLINE V leaky_slope(V z, Acc slope) {
-  return z > 0 ? broadcast<V>(Acc(1)) : broadcast<V>(slope);
+  return z >= 0 ? broadcast<V>(Acc(1)) : broadcast<V>(slope);
 }
 
 }  // namespace jax_gnn::cpu

@@ -46,7 +46,7 @@ struct BySource {
     const Acc scale =
         attention.edge_scale != nullptr ? attention.edge_scale[place * heads + head] : Acc(1);
     const Acc sum = additive ? record.dst_score + own : own;
-    const bool is_sloped = additive && !(sum > 0);
+    const bool is_sloped = additive && !(sum >= 0);
     const Acc score = is_sloped ? rounded_product(attention.slope, sum) : sum;
     const Acc part = exponential((score - record.stats.top) - record.stats.log_sum);
     const Acc sloped = is_sloped ? part * attention.slope : part;
@@ -155,7 +155,7 @@ struct SlopeMessage {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const Acc term = loaded.factors[j] * loaded.parts[i];
-      x[i] = row[i] + col[i] > 0 ? term : term * keys.slope;
+      x[i] = row[i] + col[i] >= 0 ? term : term * keys.slope;
     }
   }
 };

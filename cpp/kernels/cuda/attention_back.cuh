@@ -722,7 +722,7 @@ __global__ void __launch_bounds__(
           }
         } else {
           const Acc sum = record.dst_score + *number;  // of which one is 0 unless scores are sums
-          const bool below = kTyped ? is_sloped(sum) : !(sum > 0);
+          const bool below = kTyped ? is_sloped(sum) : !(sum >= 0);
           score = below ? rounded_product(slope, sum) : sum;
           if (below) sloped = slope;
           number += Layout::kNumbers;
@@ -779,7 +779,7 @@ __global__ void __launch_bounds__(
         const Acc sloped = to_scores[j] * slope;
 #pragma unroll
         for (int i = 0; i < kFeatures; ++i) {
-          const Acc part = z[j][i] > 0 ? to_scores[j] : sloped;
+          const Acc part = z[j][i] >= 0 ? to_scores[j] : sloped;
           to_vector[i] += part * z[j][i];
           run[kOfKeys + i] += part * vector[i / kVec][i % kVec];
         }

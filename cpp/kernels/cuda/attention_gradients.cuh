@@ -480,7 +480,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
         if constexpr (!kKeyed) {
           const Acc sum = number(Shared::kDstScore, j) + number(Shared::kSrcScore, j);
           score = leaky(sum, from.attention.slope);
-          if (!(sum > 0)) slope = from.attention.slope;
+          if (!(sum >= 0)) slope = from.attention.slope;
         }
         const Acc top = number(Shared::kStats, 2 * j), log_sum = number(Shared::kStats, 2 * j + 1);
         const Acc share = exponential((score - top) - log_sum);
@@ -552,7 +552,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
           z[i] += other[i];
           if constexpr (!kBySource)  // whatever rows hold that only padding reads
             if (!(counted >> j & 1)) z[i] = 0;
-          const Acc part = z[i] > 0 ? to_scores[j] : sloped;
+          const Acc part = z[i] >= 0 ? to_scores[j] : sloped;
           run[Op::kKeys + i] += part * vector[i];
           if constexpr (!kBySource) to_vector[i] += part * z[i];
         }

@@ -24,7 +24,7 @@ constexpr Acc kLowest = std::numeric_limits<Acc>::lowest();
 // Whether the LeakyReLU has its slope there: not at -inf, which stays what it is.
 template <typename Acc>
 __device__ __forceinline__ bool is_sloped(Acc x) {
-  return x <= 0 && x >= kLowest<Acc>;
+  return x < 0 && x >= kLowest<Acc>;
 }
 
 template <typename Acc>

@@ -480,7 +480,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
         Acc own[kVec];
         unpack<kVec, T>(left, own);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) x[i] = own[i] + x[i] > 0 ? high[i] : low[i];
+        for (int i = 0; i < kVec; ++i) x[i] = own[i] + x[i] >= 0 ? high[i] : low[i];
       }
       if constexpr (Softmax::kAny) {
 #pragma unroll

@@ -272,7 +272,7 @@ struct Dots {
 };
 
 // In place of Dots: what is summed up is a vector times the slopes of a LeakyReLU, 1 where
-// left[r, :] + in[cols[e], :] is above 0, and `slope` elsewhere.
+// left[r, :] + in[cols[e], :] is 0 or above, and `slope` elsewhere.
 template <typename T, typename Acc>
 struct Slopes {
   static constexpr bool kAny = true, kSlopes = true;

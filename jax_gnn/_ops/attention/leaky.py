@@ -87,7 +87,7 @@ def _scores(
     row_key: Array, col_key: Array, vector: Array, matrix: SparseMatrix, *, heads: int, slope: float
 ) -> Array:
     z, valid = _sums(row_key, col_key, matrix)
-    terms = jnp.where(valid, vector * jnp.where(z > 0, z, slope * z), 0)
+    terms = jnp.where(valid, vector * jnp.where(z >= 0, z, slope * z), 0)
     return jnp.sum(_per_head(terms, heads), axis=2)
 
 
@@ -99,7 +99,7 @@ def _dots(known: Keys, moving: PQ, *, heads: int, slope: float) -> list[Array]:
     for values, ids in zip(moving, (matrix.by_row.rows, matrix.by_row.cols), strict=True):
         if values is not None:
             terms += take(values.astype(z.dtype), ids)
-    slopes = jnp.where(z > 0, 1, jnp.asarray(slope, z.dtype))
+    slopes = jnp.where(z >= 0, 1, jnp.asarray(slope, z.dtype))
     terms = where(valid, slopes * terms, 0)
     return [jnp.sum(_per_head(terms, heads), axis=2)]
 
@@ -116,7 +116,7 @@ def _sum(
 ) -> Array:
     csr = matrix.by_row
     z, valid = _sums(row_key, col_key, matrix)
-    slopes = jnp.where(z > 0, 1, jnp.asarray(slope, z.dtype))
+    slopes = jnp.where(z >= 0, 1, jnp.asarray(slope, z.dtype))
     terms = _per_head(slopes, heads) * take(factor, csr.order)[..., None]
     terms = jnp.where(valid, terms.reshape(z.shape), 0)
     sums = into_rows(JAX_OPS["sum"], terms, valid[:, 0], csr)

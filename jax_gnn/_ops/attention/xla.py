@@ -36,15 +36,19 @@ def carried(matrix: SparseMatrix) -> SparseMatrix:
     )
 
 
+LEAKY_COMPARISON = "ge"
+"""LeakyReLUs in attention have slope 1 at 0, as `jax.nn.leaky_relu`, in all kernels."""
+
+
 def leaky(z: Array, slope: float) -> Array:
     """The LeakyReLU; -inf stays, whatever the slope is."""
     below = jnp.where(z == -jnp.inf, z, slope * jnp.where(z == -jnp.inf, 0, z))
-    return jnp.where(z > 0, z, below)
+    return jnp.where(z >= 0, z, below)
 
 
 def sloped(change: Array, z: Array, slope: float) -> Array:
     """A change times the slope of the LeakyReLU at z: its derivative, or the transpose of that."""
-    return change if slope == 1 else jnp.where(z > 0, change, slope * change)
+    return change if slope == 1 else jnp.where(z >= 0, change, slope * change)
 
 
 def _softmax(

@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, feature_wise, row_wise, take
+from jax_gnn._core.arrays import (
+    JAX_OPS,
+    accumulator_dtype,
+    column,
+    feature_wise,
+    rounded,
+    row_wise,
+    take,
+)
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ids import bounded
 
@@ -118,8 +126,7 @@ def _matching(
     heads: int,
 ) -> Array:
     """``(entries, features)``, whether an entry's message is what the row has."""
-    acc = accumulator_dtype(row_key.dtype)
-    p, q = take(row_key.astype(acc), csr.rows), take(col_key.astype(acc), csr.cols)
+    p, q = take(rounded(row_key), csr.rows), take(rounded(col_key), csr.cols)
     if weight is not None:
         weight = take(weight, csr.order)
         p, q = (_scale(p, weight, heads), q) if weight_on_row else (p, _scale(q, weight, heads))

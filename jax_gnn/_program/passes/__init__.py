@@ -8,13 +8,16 @@ from jax_gnn._program.normal import normal
 from jax_gnn._program.passes.compact import compact
 from jax_gnn._program.passes.equal import equal
 from jax_gnn._program.passes.order import order
-from jax_gnn._program.passes.sums import sums
+from jax_gnn._program.passes.sums import distribute, sums
 from jax_gnn._program.rows import Row
 from jax_gnn._program.spaces import Parts
 
 PASSES = ("equal", "sums", "order", "compact")
+DISTRIBUTE = "distribute"
+"""A pass that programs have to ask for: it may lose digits where terms cancel."""
+
 # Products are ordered between compact rows: what edges read says what an order costs.
-_SEQUENCE = ("equal", "sums", "equal", "compact", "order", "compact", "equal")
+_SEQUENCE = ("equal", "sums", DISTRIBUTE, "equal", "compact", "order", "compact", "equal")
 
 
 def steps(
@@ -33,8 +36,8 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
     """The program after one pass, of those that are wanted."""
     if name == "equal":
         return equal(results)
-    if name == "sums":
-        return sums(results, parts)
+    if name in ("sums", DISTRIBUTE):
+        return (sums if name == "sums" else distribute)(results, parts)
     if name == "compact":
         return compact(results, parts)
     return order(results, parts, compact="compact" in passes)

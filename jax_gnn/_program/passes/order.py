@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jax_gnn._program.cost import Costs
 from jax_gnn._program.match import Matcher, at_home
-from jax_gnn._program.normal import settled, taken_in
+from jax_gnn._program.normal import may_reorder, settled, taken_in
 from jax_gnn._program.patterns import Einsum, Factor, factors_of
 from jax_gnn._program.rows import (
     Contract,
@@ -27,6 +27,7 @@ from jax_gnn._program.rows import (
     fingerprint,
     in_order,
     pull,
+    reached,
     uses_of,
 )
 from jax_gnn._program.spaces import Parts, Space
@@ -100,7 +101,7 @@ class _Search:
 
     def ordered(self, old: Row, row: Row, new: dict[Row, Row]) -> Row:
         """A row in its best order."""
-        if old in self.inner:
+        if old in self.inner or not may_reorder(row.dtype):
             return row
         if isinstance(row.op, Contract):
             return self._product(self._flat(old, new), fused=old in self.scores)
@@ -282,7 +283,8 @@ class _Search:
             Factor(each.base if at is Space.NODE else each.row, each.labels) for each in others
         ]
         made = _product([factor, *moved], out, like)
-        return self._tree(*factors_of(made), made).row if len(moved) > 1 else made
+        made = self._tree(*factors_of(made), made).row if len(moved) > 1 else made
+        return reached(made) if at is Space.NODE else made  # 0 times what is not finite
 
     def _inside(
         self,
@@ -328,7 +330,8 @@ def _grown(results: Sequence[Row]) -> list[Row]:
             if not isinstance(row.op, Pull):
                 return False
             (of,) = row.operands
-            return isinstance(of.op, Contract) and uses[of] == 1 and uses[row] == 1
+            moves = isinstance(of.op, Contract) and may_reorder(of.dtype)
+            return moves and uses[of] == 1 and uses[row] == 1
 
         lone = {
             each

@@ -1,23 +1,24 @@
 """Linear maps go behind sums where a term can then be computed for fewer rows.
 
-(x_u - x_v) W becomes x_u W - x_v W, products of nodes; aᵀ[z_u ‖ z_v] becomes a₁ᵀz_u + a₂ᵀz_v; a
-choice of x_u or x_v, by a mask that all edges share, becomes one of x_u W or x_v W; and a sum over
-edges of two terms becomes two sums. Terms of long sums are added up by the space that suffices for
-them.
+By default aᵀ[z_u ‖ z_v] becomes a₁ᵀz_u + a₂ᵀz_v: the terms of one product are added in another
+order. The pass "distribute" goes further, and loses digits where terms cancel: (x_u - x_v) W
+becomes x_u W - x_v W, products of nodes; a choice of x_u or x_v, by a mask that all edges share,
+becomes one of x_u W or x_v W; a sum over edges of two terms becomes two sums; and terms of long
+sums are added up by the space that suffices for them.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_gnn._program.normal import settled, summed
+from jax_gnn._program.normal import may_reorder, settled, summed
 from jax_gnn._program.patterns import factors_of
 from jax_gnn._program.rows import (
     Apply,
@@ -38,13 +39,20 @@ _SUMS = {"add": jnp.add, "sub": jnp.subtract}
 
 
 def sums(results: Sequence[Row], parts: Parts) -> list[Row]:
-    """The same program with sums behind products, where that makes a product smaller."""
-    return rewritten(results, lambda row: _grouped(_apart(settled(row), parts), parts))
+    """The same program with products of concatenations as sums of smaller products."""
+    return rewritten(results, lambda row: _apart(settled(row), parts, _concatenated))
 
 
-def _apart(row: Row, parts: Parts) -> Row:
-    """A linear map of a sum as the sum of what it makes of the terms, where that pays."""
-    found = _behind_product(row, parts) or _behind_push(row, parts)
+def distribute(results: Sequence[Row], parts: Parts) -> list[Row]:
+    """The program with sums behind products and reductions, where that makes them smaller."""
+    return rewritten(results, lambda row: _grouped(_apart(settled(row), parts, _added), parts))
+
+
+def _apart(row: Row, parts: Parts, apart: Callable[[Row, int], _Apart | None]) -> Row:
+    """A linear map of a sum as the sum of its results for the terms, where that pays."""
+    found = _behind_product(row, parts, apart)
+    if found is None and apart is _added:
+        found = _behind_push(row, parts)
     return row if found is None else found
 
 
@@ -68,36 +76,64 @@ def _moves(space: Space, rows: Iterable[Row], parts: Parts) -> bool:
     return bool(over) and parts.home(space, over) is not None
 
 
-def _behind_product(row: Row, parts: Parts) -> Row | None:
+class _Apart(NamedTuple):
+    """A product whose factor in a place is made of terms.
+
+    Attributes:
+        terms: Each term, with the other factors of its product.
+        combine: Makes the result of two products.
+    """
+
+    terms: list[tuple[Row, list[Row]]]
+    combine: Callable[[Row, Row], Row]
+
+
+def _behind_product(
+    row: Row, parts: Parts, apart: Callable[[Row, int], _Apart | None]
+) -> Row | None:
     """A product of a sum as a sum of products, or None."""
     if not isinstance(row.op, Contract) or _moves(row.space, [row], parts):
         return None
+    if len(row.operands) < 2 or not may_reorder(row.dtype):
+        return None
     for place, each in enumerate(row.operands):
-        others = [other for i, other in enumerate(row.operands) if i != place]
-        if not isinstance(each.op, Apply) or each.space is Space.SHARED or not others:
+        if not isinstance(each.op, Apply) or each.space is Space.SHARED:
             continue
-        if each.op.name in _SUMS and each.shape == each.operands[0].shape == each.operands[1].shape:
-            terms = [(term, others) for term in each.operands]
-            combine = functools.partial(_combined, each.op.name)
-        elif each.op.name == "concatenate":
-            found = _sliced(row, place)
-            if found is None:
-                continue
-            terms, combine = found, functools.partial(_combined, "add")
-        elif each.op.name == "select_n" and len(each.operands) == 3:
-            mask = _kept_mask(row, place)
-            if mask is None:
-                continue
-            terms = [(term, others) for term in each.operands[1:]]
-            combine = functools.partial(apply, "select_n", jax.lax.select_n, mask)
-        else:
+        found = apart(row, place)
+        if found is None:
             continue
-        varying = [(term, rest) for term, rest in terms if term.space is not Space.SHARED]
+        varying = [(term, rest) for term, rest in found.terms if term.space is not Space.SHARED]
         if not any(_moves(row.space, [term, *rest], parts) for term, rest in varying):
             continue
-        products = [_apart(_with(row, place, *each), parts) for each in terms]
-        return functools.reduce(combine, products)
+        products = [_apart(_with(row, place, *each), parts, apart) for each in found.terms]
+        return functools.reduce(found.combine, products)
     return None
+
+
+def _concatenated(row: Row, place: int) -> _Apart | None:
+    """The parts of a concatenation, each with the parts of other factors that belong to it."""
+    each = row.operands[place]
+    if each.op.name != "concatenate":  # type: ignore[union-attr]
+        return None
+    terms = _sliced(row, place)
+    return None if terms is None else _Apart(terms, functools.partial(_combined, "add"))
+
+
+def _added(row: Row, place: int) -> _Apart | None:
+    """The terms of a sum or a difference, or what a shared mask chooses from, or parts."""
+    each = row.operands[place]
+    name = each.op.name  # type: ignore[union-attr]
+    others = [other for i, other in enumerate(row.operands) if i != place]
+    if name in _SUMS and each.shape == each.operands[0].shape == each.operands[1].shape:
+        terms = [(term, others) for term in each.operands]
+        return _Apart(terms, functools.partial(_combined, name))
+    if name == "concatenate":
+        return _concatenated(row, place)
+    mask = _kept_mask(row, place) if name == "select_n" and len(each.operands) == 3 else None
+    if mask is None:
+        return None
+    select = functools.partial(apply, "select_n", jax.lax.select_n, mask)
+    return _Apart([(term, others) for term in each.operands[1:]], select)
 
 
 def _combined(name: str, a: Row, b: Row) -> Row:
@@ -164,7 +200,7 @@ def _slice(row: Row, start: int, stop: int, axis: int) -> Row:
 
 def _behind_push(row: Row, parts: Parts) -> Row | None:
     """A sum over edges of two terms as two sums, or None."""
-    if not isinstance(row.op, Push) or row.op.reduce != "sum":
+    if not isinstance(row.op, Push) or row.op.reduce != "sum" or not may_reorder(row.dtype):
         return None
     (of,) = row.operands
     if not isinstance(of.op, Apply) or of.op.name not in _SUMS or of.space is Space.SHARED:
@@ -177,7 +213,7 @@ def _behind_push(row: Row, parts: Parts) -> Row | None:
         each.space is not Space.SHARED and _moves(of.space, [each], parts) for each in of.operands
     ):
         return None
-    pushed = [_apart(replace(row, operands=(each,)), parts) for each in of.operands]
+    pushed = [_apart(replace(row, operands=(each,)), parts, _added) for each in of.operands]
     return _combined(of.op.name, *pushed)
 
 
