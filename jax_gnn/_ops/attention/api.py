@@ -121,7 +121,7 @@ def gatv2_attention(
     ``e = (j → i)`` into i, for each head (Brody, Alon and Yahav 2022, arXiv 2105.14491, equation
     7). Edges read rows where they are: no array of messages is formed, forward or backward, unless
     edges have features. Derivatives of any order to all floating-point arguments; the LeakyReLU has
-    its slope below 0 at 0, too.
+    derivative 1 at 0, as `jax.nn.leaky_relu`.
 
     Args:
         graph: the graph.
