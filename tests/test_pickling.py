@@ -177,7 +177,7 @@ def test_objects_are_copied() -> None:
 def test_objects_of_another_process() -> None:
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", WORKER],
+        [sys.executable, "-P", "-c", WORKER],
         input=pickle.dumps(pickled()),
         stdout=subprocess.PIPE,
         env=environment,

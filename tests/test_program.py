@@ -382,8 +382,9 @@ def test_cloudpickle_takes_programs_to_other_processes(tmp_path: Path) -> None:
     )
     file = tmp_path / "programs"
     load = "import sys, pickle; p, q, g, x = pickle.load(open(sys.argv[1], 'rb')); print(p(g, x))"
-    subprocess.run([sys.executable, tmp_path / "script.py", file], check=True)
-    done = subprocess.run([sys.executable, "-c", load, file], check=True, capture_output=True)
+    python = [sys.executable, "-P"]  # the installed package, not the folder at hand
+    subprocess.run([*python, tmp_path / "script.py", file], check=True)
+    done = subprocess.run([*python, "-c", load, file], check=True, capture_output=True)
     assert b"[[2. 2.]" in done.stdout
 
 
@@ -439,6 +440,7 @@ def test_derivatives_at_a_kink_are_those_of_what_is_written(
     compared(MODELS[model], graph, arguments)
 
 
+@pytest.mark.usefixtures("exact_products")
 def test_differences_keep_their_digits(rng: np.random.Generator) -> None:
     @program
     def differences(g, x: Node, w):

@@ -353,6 +353,7 @@ def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -
     assert sum(beside) == len(collectives) // (1 if copy_engines else 2)
 
 
+@pytest.mark.usefixtures("exact_products")
 def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
     """Only for copy engines, of few rows; they change nothing, and others are refused."""
     src = rng.integers(0, 60, 400)

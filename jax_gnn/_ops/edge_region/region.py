@@ -7,6 +7,7 @@ reads is where its cotangent goes, and the other way around: so the transpose is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -74,8 +75,12 @@ def _read_of(output: tuple[Into, str]) -> Read:
 
 
 def _traced(function: Callable[..., Sequence[Any]], rows: Sequence[Any]) -> Any:
-    """Return the closed jaxpr of a function of one entry's rows, which are on no mesh."""
-    with without_mesh():
+    """Return the closed jaxpr of a function of one entry's rows.
+
+    Rows are on no mesh, unless within `jax.shard_map`, whose axes the function may name.
+    """
+    is_manual = jax.sharding.get_abstract_mesh().manual_axes
+    with contextlib.nullcontext() if is_manual else without_mesh():
         return jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
 
 
