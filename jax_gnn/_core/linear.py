@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_gnn._core import ffi
 from jax_gnn._core.op import align_varying, of_jax, replaced, shaped
-from jax_gnn._core.sharding import needs_devices, on_a_mesh
+from jax_gnn._core.sharding import batch_over_auto_axes, needs_devices, on_a_mesh
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -257,7 +257,8 @@ def _batch(
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     axes = (*params.pop("axes"), tuple(None if dim is None else 0 for dim in dims))
-    results = PRIMITIVE.bind(*moved, axes=axes, **params)
+    bind = functools.partial(PRIMITIVE.bind, axes=axes, **params)
+    results = batch_over_auto_axes(bind, moved, [dim is not None for dim in dims])
     return results, [0] * len(results)
 
 

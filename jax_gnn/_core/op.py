@@ -431,7 +431,11 @@ def _batch(
             op.result(tree.unflatten(each), **attributes),
         )
     else:
-        result = op.batch(bind, tree.unflatten(moved), tree.unflatten(batched), size)
+
+        def of_leaves(*leaves: Any) -> Any:
+            return op.batch(bind, jax.tree.unflatten(tree, leaves), tree.unflatten(batched), size)
+
+        result = sharding.batch_over_auto_axes(of_leaves, moved, batched)
     return result, jax.tree.map(lambda _: 0, result)
 
 

@@ -309,6 +309,24 @@ def over_auto_axes(call: Callable[..., Any], operands: Sequence[Any], specs: Any
     return jax.sharding.auto_axes(of_arrays, axes=axes, out_sharding=shardings)(*arrays.values())
 
 
+def batch_over_auto_axes(
+    rule: Callable[..., Any], operands: Sequence[Any], batched: Sequence[bool]
+) -> Any:
+    """Call a batching rule, with explicit axes made automatic if one of these splits the batch.
+
+    Args:
+        rule: maps the operands to results that have the batch as their first axis.
+        operands: arrays, of which those that are ``batched`` have it, too.
+        batched: whether each operand is.
+    """
+    of_batch = [x for x, is_batched in zip(operands, batched, strict=True) if is_batched]
+    entries = [spec_of(jax.typeof(x))[0] for x in of_batch]
+    entry = next((entry for entry in entries if entry is not None), None)
+    if entry is None:
+        return rule(*operands)
+    return over_auto_axes(rule, operands, PartitionSpec(entry))
+
+
 def rows_like(position: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Decorate a function, so that its explicit mesh axes are made automatic.
 

@@ -6,7 +6,6 @@ batch of seeds is sampled, and how its rows are fetched.
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -254,6 +253,8 @@ class _Sample:
         would end without a batch, and without an exception.
         """
         self.__dict__.update(state)
+        import multiprocessing  # not with `import jax_gnn`
+
         if multiprocessing.parent_process() is None:
             return
         for name in ("x", "y"):

@@ -828,8 +828,8 @@ def attention(random: Random, mode: Mode) -> Case:
 
 
 def _leaky(x: Dual, slope: float) -> Dual:
-    """A LeakyReLU, of a slope that is a power of two."""
-    above = x.value > 0
+    """A LeakyReLU whose slope is a power of two, with derivative 1 at 0."""
+    above = x.value >= 0
     below = (x * Dual(np.full(x.shape, slope))).where(~above)
     unsure = (np.abs(x.value) <= x.ball.radius) & (x.ball.radius > 0)
     return (x.where(above) + below).unsure(unsure)
