@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import repeated, reshape, whole
+from jax_gnn._core.sharding import reshape, whole
 
 
 def batch(
@@ -104,9 +104,9 @@ def one_by_one(bind: Callable[[Any], Any], operands: Any) -> Any:
 
 
 def all_batched(operands: Any, batched: Any, size: int) -> Any:
-    """The operands, of which those arrays that are not batched are repeated."""
-    leaves = zip(jax.tree.leaves(operands), jax.tree.leaves(batched), strict=True)
-    one = next(x for x, is_batched in leaves if is_batched)
-    return jax.tree.map(
-        lambda x, is_batched: x if is_batched else repeated(x, size, one), operands, batched
-    )
+    """Return the operands, of which those arrays that are not batched are repeated."""
+
+    def repeated(x: Array, is_batched: bool) -> Array:
+        return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+    return jax.tree.map(repeated, operands, batched)

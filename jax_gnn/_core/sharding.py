@@ -228,30 +228,6 @@ def reshape(x: Array, *shape: int) -> Array:
     return jax.lax.reshape(x, shape, out_sharding=_over(aval, *spec))
 
 
-def repeated(x: Array, size: int, batched: Array) -> Array:
-    """A batch of the same, split over explicit axes as another batch is."""
-    found = jax.numpy.broadcast_to(x, (size, *x.shape))
-    if not is_explicit([jax.typeof(batched)]):
-        return found
-    spec = spec_of(jax.typeof(batched))[0], *spec_of(jax.typeof(x))
-    return jax.sharding.reshard(found, _over(jax.typeof(batched), *spec))
-
-
-def same_batch(operands: Any, batched: Any) -> Any:
-    """Batches are split over explicit axes as the first of them that is, for ``jax.vmap``."""
-    each = zip(jax.tree.leaves(operands), jax.tree.leaves(batched), strict=True)
-    avals = [jax.typeof(x) for x, is_batched in each if is_batched]
-    split = next((aval for aval in avals if spec_of(aval)[0] is not None), None)
-    if split is None:
-        return operands
-
-    def placed(x: Array, each: bool) -> Array:
-        spec = spec_of(split)[0], *spec_of(jax.typeof(x))[1:]
-        return jax.sharding.reshard(x, _over(split, *spec)) if each else x
-
-    return jax.tree.map(placed, operands, batched)
-
-
 def like(x: Array, aval: Any) -> Array:
     """Split over explicit axes as another array of its shape is."""
     if not is_explicit([aval, jax.typeof(x)]):

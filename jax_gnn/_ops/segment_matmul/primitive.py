@@ -37,7 +37,7 @@ from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 from jax_gnn._core.pieces import half, unread
-from jax_gnn._core.sharding import WHOLE, Pieces, Sharding, reshape, same_batch, whole
+from jax_gnn._core.sharding import WHOLE, Pieces, Sharding, reshape, whole
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
 from jax_gnn._ops.segment_reduce.primitive import gather, total
@@ -505,8 +505,7 @@ def _matmul_apart(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
 
 def _mapped(function: Callable[..., Any], size: int, *batched: Any) -> Callable[..., Any]:
     axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    mapped = jax.vmap(function, in_axes=axes, axis_size=size)
-    return lambda *operands: mapped(*same_batch(operands, batched))
+    return jax.vmap(function, in_axes=axes, axis_size=size)
 
 
 def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> Array:
