@@ -43,11 +43,16 @@ def take(x: Array, ids: Array | None) -> Array:
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def put(x: Array, ids: Array) -> Array:
-    """As many rows as x has, of which ``ids``, once each, name where its own go; else zeros."""
-    x, ids = whole(x, 1), whole(bounded(ids, x.shape[0]))
+def put(x: Array, ids: Array, count: int | None = None) -> Array:
+    """Return zeros with the rows of x where ``ids``, each once, name their places.
+
+    There are ``count`` rows, by default as many as x has.
+    """
+    size = x.shape[0] if count is None else count
+    x, ids = whole(x, 1), whole(bounded(ids, size))
+    zeros = jnp.zeros_like(x) if count is None else jnp.zeros((size, *x.shape[1:]), x.dtype)
     options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
-    return jnp.zeros_like(x).at[ids].set(x, **options)
+    return zeros.at[ids].set(x, **options)
 
 
 def add_rows(x: Array, ids: Array, rows: Array) -> Array:

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import take
+from jax_gnn._core.arrays import put, take
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
-from jax_gnn._core.ids import PADDING, bounded, in_range
+from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.op import Bind
 from jax_gnn._core.sharding import WHOLE, Piece, Pieces, Sharding, axes_of
 from jax_gnn._core.sort import sorted_ids
@@ -94,12 +94,11 @@ def by_matrix(
                     return split.joined(jax.tree.leaves(across(bind, own, pieces["e"])), rest)
                 if order is not None:
                     # Gradients to weights go back to where the entries' order names these.
-                    count = csr.count
-                    put = [
-                        _put_weights(x, order, count) if "weights" in of else x
+                    local_results = [
+                        put(x, order, csr.count) if "weights" in of else x
                         for x, of in zip(jax.tree.leaves(bind(own)), results, strict=True)
                     ]
-                    return split.joined(put, pieces, reduces)
+                    return split.joined(local_results, pieces, reduces)
             return split.joined(jax.tree.leaves(bind(own)), pieces, reduces)
 
         split = Sharding(
@@ -236,13 +235,6 @@ def _run(own: Any, weights: Sequence[str], piece: Piece) -> Any:
         cols = jnp.where(in_range(csr.order, csr.count * piece.count), cols, PADDING)
     by_row = Csr(csr.rows, cols, num_rows=num_rows)
     return own._replace(matrix=SparseMatrix(by_row, by_col))
-
-
-def _put_weights(x: Array, order: Array, count: int) -> Array:
-    """Put the rows of a run among ``count``, where ``order`` names them; zeros elsewhere."""
-    options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
-    weights = jnp.zeros((count, *x.shape[1:]), x.dtype)
-    return weights.at[bounded(order, count)].set(x, **options)
 
 
 def _both_halves(matrix: SparseMatrix) -> SparseMatrix:
