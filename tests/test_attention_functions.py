@@ -55,7 +55,7 @@ def reference(
         return terms.reshape(*terms.shape[:2], math.prod(terms.shape[2:])).sum(2)
 
     def leaky(z: np.ndarray) -> np.ndarray:
-        return np.where(z.real > 0, z, 0.2 * z)
+        return np.where(z.real >= 0, z, 0.2 * z)
 
     for row in range(edges.num_dst):
         into = np.flatnonzero(edges.valid & (edges.dst == row))
