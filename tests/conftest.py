@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed", type=int, default=0, help="seed of the random inputs and of the selection; 0"
     )
     parser.addoption("--fuzz", action="store_true", help="draws a new seed")
+    parser.addoption("--examples", type=int, default=60, help="of each property by Hypothesis")
     parser.addoption(
         "--seeds", type=int, default=1, help="runs tests of random inputs for that many seeds"
     )
