@@ -24,7 +24,7 @@ import jax_gnn.sharding
 from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentIndex, TypePlan
 
 
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def ones(*shape: int, dtype=np.float32) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
@@ -58,7 +58,9 @@ SHAPES: list[Bad] = [
 SCALAR: list[Bad] = [("a scalar", lambda x: 1.5)]
 DATA = [*SCALAR, *SHAPES]
 FLOATS_ANY_ROWS: list[Bad] = [
-    *(*SCALAR, *COMPLEX, *TRUTH),
+    *SCALAR,
+    *COMPLEX,
+    *TRUTH,
     ("integers", lambda x: x.astype(np.int32)),
     ("float8", lambda x: jnp.asarray(x, jnp.float8_e4m3fn)),
 ]
@@ -66,7 +68,8 @@ FLOATS = [*FLOATS_ANY_ROWS, *SHAPES]
 REAL_ANY_ROWS = _without(FLOATS_ANY_ROWS, "integers", "float8")
 REALS = [*REAL_ANY_ROWS, *SHAPES]
 IDS_ANY_ROWS: list[Bad] = [
-    *(*TRUTH, *COMPLEX),
+    *TRUTH,
+    *COMPLEX,
     ("a scalar", lambda x: 1),
     ("floats", lambda x: x.astype(np.float32)),
     ("a matrix", lambda x: x[:, None]),
@@ -89,7 +92,9 @@ INTEGER: list[Bad] = [
 ]
 SIZE = [*INTEGER, ("-1", lambda x: -1), ("-2⁷⁰", lambda x: -(2**70))]
 VECTOR: list[Bad] = [
-    *(*TRUTH, *COMPLEX, *SHAPES),
+    *TRUTH,
+    *COMPLEX,
+    *SHAPES,
     ("three axes", lambda x: np.zeros((*np.shape(x), 1, 1), np.float32)),
 ]
 BIAS = [*COMPLEX, *SHAPES]
@@ -101,7 +106,8 @@ CHOICE: list[Bad] = [
     ("an array", lambda x: np.zeros(2)),
 ]
 MATRIX: list[Bad] = [
-    *(*SCALAR, *TRUTH),
+    *SCALAR,
+    *TRUTH,
     ("a vector", lambda x: x[0]),
     ("an axis more", lambda x: x[None]),
 ]
@@ -184,7 +190,7 @@ def function_of(name: str) -> str:
     return name.split(" ")[0]
 
 
-def _add(name: str, *spoilt: str, of: Any = jax_gnn, **arguments: Any) -> None:
+def _add(name: str, *spoilt: str, of=jax_gnn, **arguments) -> None:
     """A call of a function of the package, or of a method of an object."""
     path = function_of(name) if of is jax_gnn else function_of(name).split(".")[1]
     CALLS[name] = Call(operator.attrgetter(path)(of), arguments, spoilt)
@@ -317,7 +323,8 @@ _ROWS = [*SCALAR, *SHAPES]
 _GRAPHS: list[Bad] = [*ARRAYS, ("a hypergraph", lambda x: HYPERGRAPH)]
 _HYPERGRAPHS: list[Bad] = [*ARRAYS, ("a graph", lambda x: GRAPH)]
 _RELATIONALS: list[Bad] = [
-    *(*ARRAYS, ("a graph", lambda x: GRAPH)),
+    *ARRAYS,
+    ("a graph", lambda x: GRAPH),
     ("a type less", lambda x: replace(x, edge_types=x.edge_types[:-1])),
     ("a relation more", lambda x: replace(x, num_relations=x.num_relations + 1)),
     ("pairs only", lambda x: replace(x, out_of_pairs=None)),
@@ -380,7 +387,12 @@ _KINDS_OF: dict[tuple[str, str], list[Bad]] = {
     ("TypePlan.from_sizes", "group_sizes"): IDS_ANY_ROWS,
     ("TypePlan.sort", "x"): _ROWS,
     ("TypePlan.unsort", "x"): _ROWS,
-    **{(name, end): HOST_IDS for name in CALLS if ".from_" in name for end in ("src", "dst")},
+    **{
+        (name, argument): HOST_IDS
+        for name in CALLS
+        if ".from_" in name
+        for argument in ("src", "dst")
+    },
     ("Graph.from_edges of nodes", "num_nodes"): [*SIZE, *FEW],
     **{
         (name, size): _CAPACITY
@@ -435,15 +447,18 @@ _KINDS_OF: dict[tuple[str, str], list[Bad]] = {
     ("dot_attention", "scale"): [],
     **{(name, "graph"): _RELATIONALS for name in ("relational_aggregate", "relational_lookup")},
     ("relational_aggregate", "x"): [
-        *(*FLOATS, *_WIDTHS),
+        *FLOATS,
+        *_WIDTHS,
         ("a column less", lambda x: x[:, 1:]),
     ],
     ("relational_aggregate", "rhs"): [
-        *(*FLOATS, *_WIDTHS),
+        *FLOATS,
+        *_WIDTHS,
         ("transposed", lambda x: np.swapaxes(x, 1, 2)),
     ],
     ("relational_lookup", "table"): [
-        *(*FLOATS, *_WIDTHS),
+        *FLOATS,
+        *_WIDTHS,
         ("a source less", lambda x: x[:, 1:]),
     ],
 }
@@ -474,7 +489,9 @@ _KEYS: list[Bad] = [
     ("three words", lambda x: np.zeros(3, np.uint32)),
 ]
 _WEIGHTS: list[Bad] = [
-    *(*SHAPES, *COMPLEX, *TRUTH),
+    *SHAPES,
+    *COMPLEX,
+    *TRUTH,
     ("negative", lambda x: -x),
     ("nan", lambda x: x * np.nan),
     ("infinity", lambda x: x * np.inf),
@@ -497,8 +514,8 @@ _SAMPLING: dict[str, list[Bad]] = {
         *_without(_ROOM, "a list", "an array"),
         ("too few", lambda x: 1),
         *(
-            (what, lambda x, one=one: (9, one, 9)[: 2 + (one == 9)])
-            for what, one in (("a float inside", 1.5), ("a word inside", "a"), ("three", 9))
+            (what, lambda x, value=value: (9, value, 9)[: 2 + (value == 9)])
+            for what, value in (("a float inside", 1.5), ("a word inside", "a"), ("three", 9))
         ),
     ],
     "edge_probability": _WEIGHTS,
@@ -554,8 +571,10 @@ _KINDS_OF |= {
     **{
         (f"sampling.{name}", "graph"): ARRAYS
         for name in (
-            *("negative_edges", "corrupted_edges"),
-            *("EdgeProbability.from_weights", "EdgeTime.from_times"),
+            "negative_edges",
+            "corrupted_edges",
+            "EdgeProbability.from_weights",
+            "EdgeTime.from_times",
         )
     },
 }
@@ -595,17 +614,17 @@ def takes_none(function: Callable[..., Any], argument: str) -> bool:
 
 
 def ways(name: str, argument: str) -> list[Bad]:
-    """How the argument of a call of `CALLS` can be wrong."""
+    """Return the ways in which an argument of a call of `CALLS` can be wrong."""
     function, _, spoilt = CALLS[name]
-    found = [*OBJECTS, *([] if takes_none(function, argument) else NONE)]
+    faults = [*OBJECTS, *([] if takes_none(function, argument) else NONE)]
     if not spoilt or argument in spoilt:
         at = function_of(name), argument
-        found += _KINDS_OF.get((name, argument), _KINDS_OF.get(at, _KINDS.get(argument, [])))
-    return [bad for bad in found if (name, argument, bad[0]) not in _TAKEN]
+        faults += _KINDS_OF.get((name, argument), _KINDS_OF.get(at, _KINDS.get(argument, [])))
+    return [bad for bad in faults if (name, argument, bad[0]) not in _TAKEN]
 
 
 def fault(error: Exception, argument: str) -> str | None:
-    """What an error does not say: which argument is wrong, or what was given."""
+    """Return what the message of an error lacks, the argument or its value; None if nothing."""
     message, kind = str(error), type(error).__name__
     if not isinstance(error, TypeError | ValueError):
         return f"{kind}: {message.splitlines()[:1]}"
@@ -620,12 +639,12 @@ def fault(error: Exception, argument: str) -> str | None:
 # --- What errors say -----------------------------------------------------------------------------
 
 
-def bad(message: str, error: type[Exception] = ValueError, **changes: Any) -> Any:
-    """What differs from right arguments, and the error; dots stand for any words."""
+def bad(message: str, error: type[Exception] = ValueError, **changes) -> Any:
+    """Return an expected error, its message, the arguments that cause it; dots match anything."""
     return error, re.escape(message).replace(r"\.\.\.", ".*"), changes
 
 
-def with_arrays(**arrays: Any) -> Hypergraph:
+def with_arrays(**arrays) -> Hypergraph:
     return Hypergraph(replace(HYPERGRAPH.graph, **arrays))
 
 

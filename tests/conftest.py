@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
+def pytest_configure_node(node) -> None:
     node.workerinput["seed"] = node.config.option.seed
 
 
@@ -118,9 +118,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and _test(item)[1] not in ("test_value", "test_gradient")
     ]
     if (config.option.each or not _named(config)) and config.option.seeds == 1:
-        rest = set(items) - set(left_out)
+        candidates = set(items) - set(left_out)
         share = 1 if config.option.each else 0.2
-        left_out += _combinations(config, [item for item in items if item in rest], share)
+        left_out += _combinations(config, [item for item in items if item in candidates], share)
     left_out_ones = set(left_out)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out_ones]
@@ -132,10 +132,10 @@ _CLASSES = "classes"
 def _combinations(
     config: pytest.Config, items: list[pytest.Item], share: float
 ) -> list[pytest.Item]:
-    """What may be left out so that each test still takes that share of its parameters' values.
+    """Return the items to deselect, so that each test keeps a share of its parameters' values.
 
-    The seed chooses which, and their combinations; of classes, as layers, all are taken. Variants
-    of an op are one more parameter of their tests.
+    The seed chooses the values and their combinations. Classes, such as layers, are all kept.
+    Variants of an op count as one more parameter of their tests.
     """
     tests: dict[Any, list[tuple[pytest.Item, set[Any]]]] = {}
     for item in items:
@@ -161,8 +161,8 @@ def _combinations(
     return left_out
 
 
-def _values(item: Any) -> Iterator[Any]:
-    """Of the parameters of a test; those of one mark are one."""
+def _values(item) -> Iterator[Any]:
+    """Yield the parameters of a test with their values; those of one mark are one value."""
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     for value in parameters.values():
         if isinstance(value, type):
@@ -174,11 +174,11 @@ def _values(item: Any) -> Iterator[Any]:
     yield from ((name, id(value)) for name, value in parameters.items())
 
 
-def _implementation(item: Any) -> str | None:
+def _implementation(item) -> str | None:
     return item.callspec.params.get("implementation") if hasattr(item, "callspec") else None
 
 
-def _test(item: Any) -> tuple[str, str]:
+def _test(item) -> tuple[str, str]:
     return item.parent.nodeid, item.originalname
 
 
@@ -186,7 +186,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"random inputs: --seed {config.option.seed}"
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     option = config.option
     if not (option.all or option.each or _named(config) or hasattr(config, "workerinput")):
         terminalreporter.write_line(
@@ -224,8 +224,8 @@ def _keep_programs(config: pytest.Config) -> None:
 def _instructions() -> int:
     """A number for what this CPU's instructions are: programs are compiled for all of them."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^(?:flags|Features)\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
-        return zlib.crc32(found[1].encode()) if found else 0
+        flags = re.search(r"^(?:flags|Features)\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+        return zlib.crc32(flags[1].encode()) if flags else 0
     return 0
 
 
@@ -235,8 +235,8 @@ def _prune(folder: Path, days: int = 14) -> None:
             os.unlink(entry)
 
 
-def _put(self: Any, key: str, value: bytes) -> None:
-    """As JAX keeps a program, but at once, as other processes may look for it."""
+def _put(self, key: str, value: bytes) -> None:
+    """Store a program atomically, as other processes may read it."""
     path = Path(str(self.path), f"{key}-cache")
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
@@ -267,7 +267,7 @@ def _resident() -> int:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With ``--seeds N``, tests of random inputs run for N seeds, and share what they compile."""
+    """Repeat tests of random inputs for the seeds of ``--seeds N``, which share programs."""
     options = metafunc.config.option
     if "rng" in metafunc.fixturenames and options.seeds > 1:
         seeds = range(options.seed, options.seed + options.seeds)
@@ -278,7 +278,7 @@ def _seed_id(seed: int) -> str:
     return f"seed{seed}"
 
 
-def _seed_of(item: Any) -> int:
+def _seed_of(item) -> int:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return parameters.get("rng", item.config.option.seed)
 
@@ -341,7 +341,7 @@ def strict_promotion() -> Iterator[None]:
 
 @pytest.fixture
 def taking_less_than() -> Callable[[int], AbstractContextManager[None]]:
-    """What limits the memory that a block takes at any time, in bytes."""
+    """Limit the memory that a block may allocate at any time, in bytes."""
 
     @contextmanager
     def limit(num_bytes: int) -> Iterator[None]:

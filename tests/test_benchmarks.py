@@ -192,7 +192,7 @@ def test_speedups_are_over_the_fastest_right_peer():
 
 
 def large_report() -> dict:
-    """What a run over as many graphs and peers as there are leaves behind, with random times."""
+    """Return a report over all graphs and peers, with random times."""
     graphs = [f"graph-{number}-of-a-long-name" for number in range(13)]
     kinds = itertools.product(("fwd", "dX", "dW"), ("float32", "bfloat16"), (32, 64, 128))
     rng = np.random.default_rng(1)
@@ -298,8 +298,8 @@ def check_plain_jax(module, graph, case, problem: Problem) -> None:
         outputs, *_ = runtime.prepare(candidate)
         for output, expected in zip(outputs, problem.expected, strict=True):
             assert output.shape == expected.shape
-            taken = output if expected.rows is None else runtime.take(output, expected.rows)
-            error = relative_error(runtime.to_numpy(taken), expected.values)
+            checked = output if expected.rows is None else runtime.take(output, expected.rows)
+            error = relative_error(runtime.to_numpy(checked), expected.values)
             assert error < (problem.tolerance or TOLERANCE[case.dtype]), candidate.name
 
 
@@ -311,16 +311,23 @@ def tiny(request, monkeypatch):
     """A graph whose features come from a pool that repeats; perhaps too large to check whole."""
     monkeypatch.setattr(problems, "POOL_ROWS", 7)
     for module in (
-        *(bench_segment, bench_spmm, bench_matmul, bench_relational),
-        *(bench_relational_attention, bench_edge_attention),
+        bench_segment,
+        bench_spmm,
+        bench_matmul,
+        bench_relational,
+        bench_relational_attention,
+        bench_edge_attention,
     ):
         monkeypatch.setattr(module, "features", problems.features.__wrapped__)  # not kept
     for module in (bench_matmul, bench_relational, bench_relational_attention):
         monkeypatch.setattr(module, "_weights", module._weights.__wrapped__)
     if request.param == "a part":
         for module in (
-            *(problems, bench_matmul, bench_relational),
-            *(bench_relational_attention, bench_edge_attention),
+            problems,
+            bench_matmul,
+            bench_relational,
+            bench_relational_attention,
+            bench_edge_attention,
         ):
             monkeypatch.setattr(module, "CHECKED_NUMBERS", 500)
     return plain_graphs(None)["tiny"].load()
@@ -358,11 +365,11 @@ def test_products_are_checked_against_dense_ones(tiny, mode):
         np.asarray(v, float) for v in (problem.inputs["x"].whole(), problem.inputs["weight"])
     )
     matrix = dense(tiny, weight)
-    wanted = [matrix @ x]
+    results = [matrix @ x]
     if mode == "fwd+bwd":
         cotangent = problem.inputs["cotangent"].whole().astype(float)
-        wanted += [matrix.T @ cotangent, (cotangent[tiny.rows] * x[tiny.cols]).sum(1)]
-    for output, expected in zip(wanted, problem.expected, strict=True):
+        results += [matrix.T @ cotangent, (cotangent[tiny.rows] * x[tiny.cols]).sum(1)]
+    for output, expected in zip(results, problem.expected, strict=True):
         assert output.shape == expected.shape
         assert len(expected.rows) > 10
         np.testing.assert_allclose(output[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
@@ -380,20 +387,20 @@ def test_segmented_products_are_checked_against_their_definition(tiny, mode, siz
     rhs = (rhs.whole() if mode == "dW" else rhs).astype(float)
     by_group = np.split(np.arange(300), np.cumsum(sizes)[:-1])
     if mode == "dW":
-        wanted = np.stack([lhs[rows].T @ rhs[rows] for rows in by_group])
+        products = np.stack([lhs[rows].T @ rhs[rows] for rows in by_group])
     else:
         weights = rhs.transpose(0, 2, 1) if mode == "dX" else rhs
-        wanted = np.concatenate(
+        products = np.concatenate(
             [lhs[rows] @ weight for rows, weight in zip(by_group, weights, strict=True)]
         )
     (expected,) = problem.expected
-    assert expected.shape == wanted.shape
+    assert expected.shape == products.shape
     assert len(expected.rows) > (0 if mode == "dW" else 20)
-    np.testing.assert_allclose(wanted[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(products[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
     check_plain_jax(bench_matmul, groups, case, problem)
     (loop,) = bench_matmul.numpy_candidates(groups, case, problem)
     (output,), *_ = _NumPy(Settings("cpu")).prepare(loop)
-    np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(output, products, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", bench_lists.OP.modes)
@@ -410,15 +417,17 @@ def test_relational_sums_are_checked_against_their_definition(tiny, mode):
     problem = bench_relational.problem(graph, case)
     x, rhs = problem.inputs["x"].whole().astype(float), problem.inputs["rhs"].astype(float)
     scale = graph.mean[:, None].astype(float)
-    wanted = [np.zeros((graph.num_nodes, 3))]
-    np.add.at(wanted[0], graph.dst, scale * np.einsum("ek,ekn->en", x[graph.src], rhs[graph.rel]))
+    results = [np.zeros((graph.num_nodes, 3))]
+    np.add.at(results[0], graph.dst, scale * np.einsum("ek,ekn->en", x[graph.src], rhs[graph.rel]))
     if mode == "training":
         ct = problem.inputs["cotangent"].whole().astype(float)
-        wanted += [np.zeros_like(x), np.zeros_like(rhs)]
+        results += [np.zeros_like(x), np.zeros_like(rhs)]
         to_x = np.einsum("en,ekn->ek", ct[graph.dst], rhs[graph.rel])
-        np.add.at(wanted[1], graph.src, scale * to_x)
-        np.add.at(wanted[2], graph.rel, (scale * x[graph.src])[:, :, None] * ct[graph.dst][:, None])
-    for values, expected in zip(wanted, problem.expected, strict=True):
+        np.add.at(results[1], graph.src, scale * to_x)
+        np.add.at(
+            results[2], graph.rel, (scale * x[graph.src])[:, :, None] * ct[graph.dst][:, None]
+        )
+    for values, expected in zip(results, problem.expected, strict=True):
         assert values.shape == expected.shape
         assert len(expected.rows) > 1
         np.testing.assert_allclose(values[expected.rows], expected.values, rtol=1e-10, atol=1e-12)
@@ -458,11 +467,11 @@ def test_attention_is_checked_against_its_definition(tiny, kind, direction):
     value = inputs["value"].whole().reshape(200, 4, 3) if "value" in inputs else src
     weight = np.exp(score) * dense(tiny)[:, :, None]
     weight /= np.maximum(weight.sum(1, keepdims=True), 1e-30)
-    wanted = np.einsum("ijh,jhd->ihd", weight, value).reshape(200, 12)
+    dense_result = np.einsum("ijh,jhd->ihd", weight, value).reshape(200, 12)
     (result, *gradients) = problem.expected
-    assert result.shape == wanted.shape
+    assert result.shape == dense_result.shape
     assert len(result.rows) >= 1
-    np.testing.assert_allclose(wanted[result.rows], result.values, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(dense_result[result.rows], result.values, rtol=1e-10, atol=1e-12)
     assert [e.shape for e in gradients] == [x.shape for x in inputs.values() if direction != "fwd"]
     assert all(len(e.rows) >= 1 and e.values.any() for e in gradients)
     check_plain_jax(bench_edge_attention, tiny, case, problem)  # JAX's gradients
@@ -472,9 +481,9 @@ def test_the_gradient_to_a_vector_is_not_checked_where_that_takes_too_long(tiny,
     monkeypatch.setattr(bench_edge_attention, "CHECKED_NUMBERS", 100)
     case = Case("tiny", 3, "float32", "gatv2 h4 fwd+bwd")
     problem = bench_edge_attention.problem(tiny, case)
-    *others, vector = problem.expected
+    *gradients, vector = problem.expected
     assert len(vector.rows) == 0
-    assert all(len(e.rows) >= 1 for e in others)
+    assert all(len(e.rows) >= 1 for e in gradients)
     check_plain_jax(bench_edge_attention, tiny, case, problem)
 
 
@@ -507,9 +516,9 @@ def test_candidates_of_a_checkout_get_its_path(tmp_path):
     )
     case = Case("tiny", 3, "float32", "gat h1 fwd")
     assert session.prepare([case])["candidates"][case.name] == []
-    ((checkout, _, *rest),) = got
+    ((checkout, _, *arguments),) = got
     assert checkout == tmp_path / "Some"
-    assert rest[0] == case
+    assert arguments[0] == case
 
 
 @pytest.mark.parametrize(
@@ -557,19 +566,19 @@ def test_published_sums_and_products_are_skipped_where_there_is_none(op, dtype, 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 100])
 def test_partitions_of_a_hyperedge_are_paired(size):
-    """As HyperGef's balancer does it, one after the other."""
+    """The pairs are those of HyperGef's sequential balancer."""
     indptr = np.array([0, 5, 5, 6, 19], np.int32)
-    keys, row, start, end, first = [], [], [], [], 0
-    for hyperedge, (begin, last) in enumerate(itertools.pairwise(indptr.tolist())):
-        keys += range(begin, last, size)
-        count = -(-(last - begin) // size)
-        for written, read in itertools.product(range(first, first + count), repeat=2):
+    keys, row, start, ends, first = [], [], [], [], 0
+    for hyperedge, (begin, stop) in enumerate(itertools.pairwise(indptr.tolist())):
+        keys += range(begin, stop, size)
+        count = -(-(stop - begin) // size)
+        for written, source in itertools.product(range(first, first + count), repeat=2):
             row.append(hyperedge)
-            start.append(read)
-            end.append(written)
+            start.append(source)
+            ends.append(written)
         first += count
-    found = _pairs(indptr, -(-np.diff(indptr) // size), size)
-    for got, want in zip(found, ([*keys, 19], row, start, end), strict=True):
+    pairs = _pairs(indptr, -(-np.diff(indptr) // size), size)
+    for got, want in zip(pairs, ([*keys, 19], row, start, ends), strict=True):
         assert got.dtype == np.int32
         assert got.tolist() == want
 
@@ -726,8 +735,8 @@ def test_modes_and_widths_are_chosen():
     cases = op.cases("g", Settings("gpu"))
     assert {case.width for case in cases if case.mode == "sum"} == set(op.widths["gpu"])
     assert {case.width for case in cases if case.mode == "softmax"} == {4, 16, 32}
-    asked = op.cases("g", Settings("gpu", widths=(64,), modes=("softmax",)))
-    assert [(case.width, case.mode) for case in asked] == [(64, "softmax")]
+    cases = op.cases("g", Settings("gpu", widths=(64,), modes=("softmax",)))
+    assert [(case.width, case.mode) for case in cases] == [(64, "softmax")]
 
 
 def test_large_graphs_run_on_a_gpu_or_by_name():
@@ -758,8 +767,8 @@ planes {{ name: "/host:CPU" lines {{ name: "Stream #0" {overhead} }} }}
 def events(*spans: tuple[int, int, int]) -> str:
     """Events as (metadata id, begin, end) in nanoseconds."""
     return " ".join(
-        f"events {{ metadata_id: {kind} offset_ps: {begin}000 duration_ps: {end - begin}000 }}"
-        for kind, begin, end in spans
+        f"events {{ metadata_id: {kind} offset_ps: {begin}000 duration_ps: {stop - begin}000 }}"
+        for kind, begin, stop in spans
     )
 
 
@@ -879,8 +888,8 @@ def test_half_of_all_edges_lead_to_a_hub():
     assert graph.num_edges == 100
     assert set(graph.cols[graph.rows == 0]) == set(range(50))
     assert np.diff(graph.indptr)[1:].max() < 10
-    (found,) = select_workloads(load_op("edge_attention"), Settings("cpu", patterns=("hub",)))
-    assert not found.on_request
+    (workload,) = select_workloads(load_op("edge_attention"), Settings("cpu", patterns=("hub",)))
+    assert not workload.on_request
 
 
 def test_rows_are_even_but_for_a_hub():
@@ -896,10 +905,10 @@ def test_real_plain_graphs_replace_their_twins(tmp_path):
     folder = tmp_path / "homogeneous"
     folder.mkdir()
     np.savez(folder / "cora.npz", num_nodes=3, src=np.int32([2, 0, 1]), dst=np.int32([1, 1, 0]))
-    found = plain_graphs(tmp_path)
+    graphs = plain_graphs(tmp_path)
     assert "cora-twin" in plain_graphs(None)
-    assert "cora-twin" not in found
-    graph = found["cora"].load()
+    assert "cora-twin" not in graphs
+    graph = graphs["cora"].load()
     assert graph.rows.tolist() == [0, 1, 1]
     assert graph.cols.tolist() == [1, 0, 2]
     assert graph.indptr.tolist() == [0, 1, 3, 3]
@@ -910,12 +919,12 @@ def test_sizes_of_groups_are_read_and_drawn(tmp_path):
     folder.mkdir()
     bounds = np.array([0, 3, 3, 10])
     np.savez(folder / "some_segment_sizes.npz", toy_segment_ptr=bounds)
-    found = row_groups(tmp_path)
-    groups = found["toy"].load()
+    workloads = row_groups(tmp_path)
+    groups = workloads["toy"].load()
     assert groups.sizes.tolist() == [3, 0, 7]
     assert groups.indptr.tolist() == bounds.tolist()
     assert groups.ids.tolist() == [0] * 3 + [2] * 7
-    first, second = (found["uniform-50-100k"].load().sizes for _ in range(2))
+    first, second = (workloads["uniform-50-100k"].load().sizes for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert first.sum() == 100_000
     assert 1_500 < first.min() < first.max() < 2_500
@@ -996,8 +1005,8 @@ def test_an_epoch_takes_every_graph_once(monkeypatch: pytest.MonkeyPatch, ahead:
         pytest.importorskip("grain")
     monkeypatch.setattr(epochs, "LAYERS", 1)  # so that it compiles soon
     monkeypatch.setattr(epochs, "STEPS", 2)
-    made = epochs.molecules(40)
-    took = epochs._ours(made, 16, ahead=ahead)(np.arange(40))
+    dataset = epochs.molecules(40)
+    took = epochs._ours(dataset, 16, ahead=ahead)(np.arange(40))
     assert 0 < took.batches + took.calls <= took.seconds
     assert 0 <= took.right <= 1 and round(took.right * 40, 6).is_integer()
 
@@ -1032,11 +1041,11 @@ def test_report_of_a_command(tmp_path: Path) -> None:
     cases = [report.case("some graphs", "step", steps), report.case("a graph", "epoch", steps[3:])]
     machine = {"device": "a device", "cores": 2, "cpu": "a CPU", "load_average": 1.0}
     machine |= {"versions": {"jax": "1"}, "driver": None, "copy_bytes_per_second": 1e9}
-    made = report.document("some", "Some", machine, cases, about="As it is.", baseline="other")
+    document = report.document("some", "Some", machine, cases, about="As it is.", baseline="other")
     path = tmp_path / "report.json"
-    report.write(made, path)
-    assert report.read(path) == made
-    text = report.markdown(made).replace("  ", "").replace("| ", "|").replace(" |", "|")
+    report.write(document, path)
+    assert report.read(path) == document
+    text = report.markdown(document).replace("  ", "").replace("| ", "|").replace(" |", "|")
     assert "Times in ms" in text and "\nAs it is.\n" in text
     assert "|some graphs step|30.0|5.0|2e-07|other|300.0|10.00|300.0|10.00|" in text
     assert "|other|10.00|" in text and "floor" not in text
@@ -1113,8 +1122,8 @@ def test_command(command, options, timed, constants, tmp_path, monkeypatch, caps
     assert main([command, "--platform", "cpu", "--out", str(path), *options]) == 0
     shown = capsys.readouterr().out
     document = report.read(path)
-    found = {(case["mode"], name) for case in document["cases"] for name in report.timed(case)}
-    assert timed <= found
+    timed_rows = {(case["mode"], name) for case in document["cases"] for name in report.timed(case)}
+    assert timed <= timed_rows
     assert main(["render", str(path)]) == 0
     assert capsys.readouterr().out.strip() in shown
     assert_fits_a_screen(path.with_suffix(".png"))

@@ -32,14 +32,14 @@ SOURCES = {".cc", ".cu", ".cuh", ".h", ".py"}
 MOST_WORDS = {"README": 1000, "architecture": 2000, "index": 300, "start": 1200}
 MOST_WORDS_OF_A_SENTENCE = 35
 NO_CODE = ("text", "{toctree}", "{eval-rst}", "{include}")
-NOBODY_READS = "tried"  # a list of measurements, for whoever looks one up
+REFERENCE_PAGE = "tried"  # a list of measurements to look up, without a limit of sentences
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix("")).removeprefix("docs/")
 
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=name)
+on_all_pages = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
 def run_shell(example: Example) -> None:
@@ -69,7 +69,7 @@ def is_mark(example: Example) -> bool:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where commands run, with a graph in place of Cora."""
+    """Change to a folder with a random graph in Cora's files."""
     rng = np.random.default_rng(0)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "planetoid"
@@ -86,7 +86,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_block_is_found() -> None:
     """Blocks of no other languages, each of them run or marked, with a reason; -s prints counts."""
-    found = marked = 0
+    num_blocks = num_skipped = 0
     for page in PAGES:
         examples = list(BLOCKS.parse(page).examples())
         marks = [example for example in examples if is_mark(example)]
@@ -94,8 +94,10 @@ def test_every_block_is_found() -> None:
         fences = re.findall(r"^ *```(.*)\n(?:.*\n)*?^ *```$", page.read_text(), re.MULTILINE)
         code = [info for info in fences if not info.startswith(NO_CODE)]
         assert len(code) == len(examples) - len(marks), (page, fences)
-        found, marked = found + len(code), marked + len(marks)
-    print(f"{found} blocks: {found - marked} run, {marked} marked as not to be run")
+        num_blocks, num_skipped = num_blocks + len(code), num_skipped + len(marks)
+    print(
+        f"{num_blocks} blocks: {num_blocks - num_skipped} run, {num_skipped} marked to be skipped"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:from_table:UserWarning")  # of tables that lack something
@@ -124,7 +126,7 @@ OTHERS = {"pyg": "torch_geometric", "pyg-table": "torch_geometric"}
 
 
 def rows_of_code(page: Path) -> list[tuple[str, list[str], list[str]]]:
-    """What a row is about, and the lines of both columns."""
+    """Return the subject and the lines of both columns of each row of code."""
     rows = []
     for line in page.read_text().splitlines():
         cells = [re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split(" | ")]
@@ -134,11 +136,11 @@ def rows_of_code(page: Path) -> list[tuple[str, list[str], list[str]]]:
 
 
 def last_value(lines: list[str], names: dict[str, Any]) -> list[np.ndarray]:
-    """Runs lines; the arrays of what the last one is."""
-    *before, last = lines
+    """Run lines; return the arrays in the value of the last."""
+    *before, result = lines
     for line in before:
         exec(line, names)
-    value = eval(last, names)
+    value = eval(result, names)
     detached = jax.tree.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, value)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(detached)]
 
@@ -146,7 +148,7 @@ def last_value(lines: list[str], names: dict[str, Any]) -> list[np.ndarray]:
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 @pytest.mark.parametrize("page", COLUMNS, ids=name)
 def test_both_columns(page: Path, data: None) -> None:
-    """Both make the same numbers."""
+    """Both columns of a row make the same numbers."""
     rows = rows_of_code(page)
     assert len(rows) >= 12
     pytest.importorskip(OTHERS.get(page.stem, page.stem))
@@ -156,8 +158,8 @@ def test_both_columns(page: Path, data: None) -> None:
     for what, theirs, ours in rows:
         expected, got = (last_value(lines, document.namespace) for lines in (theirs, ours))
         assert len(expected) == len(got) > 0, what
-        for left, right in zip(expected, got, strict=True):
-            np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5, err_msg=what)
+        for expected_value, right in zip(expected, got, strict=True):
+            np.testing.assert_allclose(right, expected_value, rtol=1e-5, atol=1e-5, err_msg=what)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
@@ -171,7 +173,7 @@ def test_all_of_pyg_is_named() -> None:
         assert not set(names) - named, module
 
 
-@each_page
+@on_all_pages
 def test_links_lead_somewhere(page: Path) -> None:
     """To files and to headings of pages."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -192,7 +194,7 @@ def prose(page: Path) -> str:
 
 
 def in_code(page: Path) -> list[str]:
-    """What stands between backticks in a page's text, but for rows of code, which are run."""
+    """Return the text between backticks of a page, without rows of code, which are run."""
     text = re.sub(r"^\|[^`|]*\| `.*` \| `.*` \|$", "", prose(page), flags=re.MULTILINE)
     return re.findall(r"`([^`\n]+)`", text if page in COLUMNS else prose(page))
 
@@ -202,9 +204,9 @@ def matches(path: str) -> bool:
     return any(ROOT.glob(re.sub(r"<\w+>", "*", path)))
 
 
-@each_page
+@on_all_pages
 def test_files_exist(page: Path) -> None:
-    """Those of the checkout that are named in full, and sources that are named without a folder."""
+    """Pages name existing files, by full path or, for sources, by file name."""
     names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")}
     for code in in_code(page):
         for word in code.split():
@@ -214,31 +216,31 @@ def test_files_exist(page: Path) -> None:
                 assert Path(word).name in names, word
 
 
-def found(name: str) -> bool:
-    """Whether a dotted name is a module, or something in one; a star stands for any ending."""
-    *parents, last = name.split(".")
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module or a member of one; a star matches any ending."""
+    *parents, attribute = name.split(".")
     owner: Any = importlib.import_module(parents[0])
     for depth, parent in enumerate(parents[1:], 2):
         if not hasattr(owner, parent):
             importlib.import_module(".".join(parents[:depth]))
         owner = getattr(owner, parent)
-    if last.endswith("*"):
-        return any(each.startswith(last[:-1]) for each in dir(owner))
-    return hasattr(owner, last) or importlib.util.find_spec(name) is not None
+    if attribute.endswith("*"):
+        return any(member.startswith(attribute[:-1]) for member in dir(owner))
+    return hasattr(owner, attribute) or importlib.util.find_spec(name) is not None
 
 
-@each_page
+@on_all_pages
 def test_names_exist(page: Path) -> None:
     """``jax_gnn.name`` and ``flax_layers.Name``, and ``Graph.name`` of what jax_gnn exports."""
     for code in in_code(page):
         for name in re.findall(r"(?<![\w./])(?:jax_gnn|flax_layers)(?:\.\w+)+\*?", code):
-            assert found(name), name
+            assert exists(name), name
         for owner, name in re.findall(r"(?<![\w.])([A-Z]\w+)\.(\w+)", code):
             if owner in jax_gnn.__all__:
                 assert hasattr(getattr(jax_gnn, owner), name), f"{owner}.{name}"
 
 
-@each_page
+@on_all_pages
 def test_pages_are_short(page: Path) -> None:
     """Pages and their sentences; what stands between backticks is a word, tables are left out."""
     words = re.sub(r"<!--.*?-->", "", page.read_text()).split()
@@ -248,12 +250,12 @@ def test_pages_are_short(page: Path) -> None:
     text = re.sub(r"\]\([^)]*\)", "]", text)
     for paragraph in re.split(r"\n\s*\n|\n *(?:[-*]|\d+\.) ", text):
         for sentence in re.split(r"(?<=[.!?])[*\])]* ", " ".join(paragraph.split())):
-            most = MOST_WORDS_OF_A_SENTENCE if page.stem != NOBODY_READS else 10**5
+            most = MOST_WORDS_OF_A_SENTENCE if page.stem != REFERENCE_PAGE else 10**5
             assert len(sentence.split()) <= most, sentence
 
 
 def test_tables_of_changed_trees_are_named() -> None:
-    """Those whose commit ends with a "+"; four tables of hypergnn are one name."""
+    """The page lists tables whose commit ends with a "+"; four tables of hypergnn are one name."""
     text = (ROOT / "docs" / "speed.md").read_text()
     paragraph = text.partition('**A commit with a "+"**')[2].partition("\n- **")[0]
     count = re.search(r"These are (\d+)", paragraph)

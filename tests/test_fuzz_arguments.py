@@ -1,4 +1,4 @@
-"""Random calls of public functions, drawn by Hypothesis from the descriptions that other tests have.
+"""Random calls of public functions, drawn by Hypothesis from the specs of other tests.
 
 Right arguments are those of an `OpSpec`: any op, scenario of indices, width, dtype, implementation,
 transformation and mode of JAX, with NaN or infinity in rows that must not be read. Results are
@@ -47,14 +47,14 @@ number at a time."""
 
 def specs() -> dict[str, OpSpec]:
     """Return the description of each op and variant that has a suite, by module and class."""
-    found = {}
+    specs_by_suite = {}
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if "op_suite import" in path.read_text() and path != Path(__file__):
             for suite in vars(importlib.import_module(path.stem)).values():
-                if isinstance(suite, type) and issubclass(suite, CoreChecks):
-                    if isinstance(getattr(suite, "spec", None), OpSpec):
-                        found[f"{path.stem}.{suite.__name__}"] = suite.spec
-    return found
+                is_suite = isinstance(suite, type) and issubclass(suite, CoreChecks)
+                if is_suite and isinstance(getattr(suite, "spec", None), OpSpec):
+                    specs_by_suite[f"{path.stem}.{suite.__name__}"] = suite.spec
+    return specs_by_suite
 
 
 SPECS = specs()
@@ -90,9 +90,9 @@ RIGHT_CALLS = st.builds(
 
 @contextlib.contextmanager
 def modes(call: Call) -> Iterator[None]:
-    with setting(call.implementation, call.dtype):
-        with strict() if call.is_strict else contextlib.nullcontext():
-            yield
+    promotion = strict() if call.is_strict else contextlib.nullcontext()
+    with setting(call.implementation, call.dtype), promotion:
+        yield
 
 
 def check(call: Call) -> None:
@@ -190,16 +190,16 @@ def test_wrong_arguments(pytestconfig: pytest.Config) -> None:
         jitted = jitted and "." not in name and name != "implementation"
         traced = {key: x for key, x in passed.items() if jitted and can_be_traced(x)}
         static = {key: x for key, x in passed.items() if key not in traced}
-        with setting(None, "float64" if x64 else "float32"):
-            with strict() if is_strict else contextlib.nullcontext():
-                try:
-                    if jitted:
-                        jax.eval_shape(lambda arrays: function(**static, **arrays), traced)
-                    else:
-                        function(**passed)
-                except Exception as error:
-                    assert fault(error, argument) is None
+        promotion = strict() if is_strict else contextlib.nullcontext()
+        with setting(None, "float64" if x64 else "float32"), promotion:
+            try:
+                if jitted:
+                    jax.eval_shape(lambda arrays: function(**static, **arrays), traced)
                 else:
-                    raise AssertionError(f"{name} takes {argument}={described(passed[argument])}")
+                    function(**passed)
+            except Exception as error:
+                assert fault(error, argument) is None
+            else:
+                raise AssertionError(f"{name} takes {argument}={described(passed[argument])}")
 
     run(pytestconfig, wrong_calls(), is_refused_by_name)

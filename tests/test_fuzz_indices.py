@@ -17,11 +17,13 @@ CALLS, PROGRAMS = (60, 8) if emulation.WANTED else (400, 12)  # emulated: a thre
 
 def run(*command: str) -> str:
     """Runs Python in a process of its own, which may crash."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", *command], capture_output=True, text=True, timeout=1200
     )
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-2000:]}{done.stderr[-6000:]}"
-    return done.stdout
+    assert process.returncode == 0, (
+        f"{process.returncode}: {process.stdout[-2000:]}{process.stderr[-6000:]}"
+    )
+    return process.stdout
 
 
 def test_garbage_in_every_index_array(request: pytest.FixtureRequest) -> None:
@@ -31,8 +33,8 @@ def test_garbage_in_every_index_array(request: pytest.FixtureRequest) -> None:
         "seed": request.config.option.seed,
         "implementation": PLATFORM,
     }
-    found = run(str(FUZZER), *(f"--{name}={value}" for name, value in options.items()))
-    assert f" {CALLS} calls" in found
+    output = run(str(FUZZER), *(f"--{name}={value}" for name, value in options.items()))
+    assert f" {CALLS} calls" in output
 
 
 UNSORTED_ROWS = """

@@ -17,7 +17,7 @@ MODULES = (
 )
 STRUCTURES = ("graph", "hypergraph", "batch")
 # Names that say nothing of the argument.
-VAGUE = set("given found made kept told own other others last new right wrong one both".split())
+VAGUE = {"given", "found", "made", "kept", "told", "own", "other", "last", "right", "wrong", "both"}
 
 
 def rows() -> Iterator[tuple[list[str], str, list[str]]]:
@@ -65,7 +65,11 @@ def test_one_name_and_one_default(row):
     for name, signature in SIGNATURES.items():
         for parameter in signature.parameters.values():
             assert parameter.name not in refused, f"{name}: {parameter.name} is {terms[0]}"
-            if parameter.name in terms and default != "–" and parameter.default is not parameter.empty:
+            if (
+                parameter.name in terms
+                and default != "-"
+                and parameter.default is not parameter.empty
+            ):
                 shown = re.sub("'", '"', repr(parameter.default))
                 assert shown == default, f"{name}: {parameter}"
 

@@ -59,11 +59,11 @@ INT32 = np.iinfo(np.int32)
 
 
 class Draw:
-    """Random contents. ``kept``: what is promised of them is kept, though ids may be padding."""
+    """Random contents. ``is_consistent``: promises are kept, though ids may be padding."""
 
     def __init__(self, rng: np.random.Generator):
         self.rng = rng
-        self.kept = bool(rng.random() < 0.3)
+        self.is_consistent = bool(rng.random() < 0.3)
 
     def edges_of(self, size: int) -> np.ndarray:
         """Ids where mistakes would be."""
@@ -99,7 +99,7 @@ class Draw:
 
     def rows(self, count: int, size: int) -> np.ndarray:
         """Ids that ought to be sorted, with padding at the ends."""
-        if not self.kept:
+        if not self.is_consistent:
             return self.anything(count, size)
         rng = self.rng
         ids = np.sort(rng.integers(0, max(size, 1), count) // rng.choice([1, 1, 3]))
@@ -111,11 +111,11 @@ class Draw:
         return ids.astype(np.int32)
 
     def indptr(self, size: int, count: int) -> np.ndarray:
-        """Where rows ought to start."""
-        if not self.kept and self.rng.random() < 0.7:
+        """Return row pointers, sorted if promises are kept."""
+        if not self.is_consistent and self.rng.random() < 0.7:
             return self.anything(size + 1, count)
         starts = np.sort(self.rng.integers(0, count + 1, size + 1)).astype(np.int32)
-        if self.kept:
+        if self.is_consistent:
             starts[0], starts[-1] = (0, count) if size else (0, 0)
         return starts
 
@@ -123,7 +123,7 @@ class Draw:
         """The slots of these rows, or of any."""
         rng, num_rows = self.rng, len(indptr) - 1
         ids, places = csr.edge_split(indptr, cols)
-        if self.kept:
+        if self.is_consistent:
             return csr.EdgeSplit(ids, places)
         if rng.random() < 0.5:
             ids = self.anything(ids.size, num_cols).reshape(ids.shape)
@@ -140,7 +140,7 @@ class Draw:
 
     def graph(self, num_src: int, num_dst: int, count: int, split: bool) -> jax_gnn.Graph:
         """Built from ids of which many are padding, or filled with anything."""
-        if self.kept:
+        if self.is_consistent:
             src, dst = self.anything(count, num_src), self.anything(count, num_dst)
             graph = jax_gnn.Graph.from_edges(
                 src, dst, num_src=num_src, num_dst=num_dst, validate=False
@@ -149,15 +149,20 @@ class Draw:
         indptr, t_indptr = self.indptr(num_dst, count), self.indptr(num_src, count)
         cols, t_cols = self.anything(count, num_src), self.anything(count, num_dst)
         return jax_gnn.Graph(
-            *(indptr, self.anything(count, num_dst), cols),
-            *(t_indptr, self.anything(count, num_src), t_cols),
-            *(self.anything(count, count), self.anything(count, count)),
+            indptr,
+            self.anything(count, num_dst),
+            cols,
+            t_indptr,
+            self.anything(count, num_src),
+            t_cols,
+            self.anything(count, count),
+            self.anything(count, count),
             split=self.split(indptr, cols, num_src) if split else None,
             t_split=self.split(t_indptr, t_cols, num_dst) if split else None,
         )
 
     def numbers(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Of which sums are exact, so that their order does not matter."""
+        """Return numbers whose sums are exact in any order."""
         return self.rng.integers(-2, 3, shape).astype(jnp.dtype(dtype))
 
     def weights(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -252,8 +257,8 @@ def plain_spmm(reduce: str, size: Size, dtype: str) -> Any:
 def finished_spmm(reduce: str, size: Size, dtype: str) -> Any:
     names = "own_scale", "out_scale", "result_scale", "residual", "bias"
 
-    def call(graph: Any, x: Any, *last: Any) -> Any:
-        options = dict(zip(names, last, strict=True))
+    def call(graph, x, *epilogue) -> Any:
+        options = dict(zip(names, epilogue, strict=True))
         return jax_gnn.spmm(graph, x, reduce=reduce, activation="relu", **options)
 
     return (
@@ -282,11 +287,11 @@ def sddmm(kind: str, size: Size, dtype: str) -> Any:
 
 @op("attention additive", "attention gatv2", "attention dot")
 def attention(kind: str, size: Size, dtype: str) -> Any:
-    def call(graph: Any, left: Any, right: Any, third: Any, scale: Any) -> jax.Array:
+    def call(graph, row_key, col_key, value, scale) -> jax.Array:
         if kind == "additive":
-            operands = left[..., 0], right[..., 0], right
+            operands = row_key[..., 0], col_key[..., 0], col_key
         else:
-            operands = (left, right, third[0] if kind == "gatv2" else right)
+            operands = (row_key, col_key, value[0] if kind == "gatv2" else col_key)
         return getattr(jax_gnn, f"{kind}_attention")(graph, *operands, edge_scale=scale)
 
     return (
@@ -408,9 +413,9 @@ def integers(name: str, size: Size, dtype: str) -> Any:
 
 @op("SegmentIndex")
 def segment_index(size: Size, dtype: str) -> Any:
-    def function(ids: Any, nodes: Any, edges: Any) -> Any:
-        rows, order, back = ids
-        index = jax_gnn.SegmentIndex(back, rows, order, num_segments=size.rows)
+    def function(ids, nodes, edges) -> Any:
+        rows, order, inverse = ids
+        index = jax_gnn.SegmentIndex(inverse, rows, order, num_segments=size.rows)
         return index.gather(nodes), index.segment_sum(edges)
 
     def arguments(draw: Draw) -> Any:
@@ -428,9 +433,9 @@ def segment_index(size: Size, dtype: str) -> Any:
 
 
 def matrix(draw: Draw, size: Size) -> Any:
-    """Of the same entries where promises are kept, though padding is not -1; else of anything."""
+    """Return both halves of a matrix: consistent, with padding other than -1, or garbage."""
     count = size.entries
-    if not draw.kept:
+    if not draw.is_consistent:
         forward = draw.anything(count, size.rows), draw.anything(count, size.cols), None
         backward = (draw.anything(count, n) for n in (size.cols, size.rows, count))
     else:
@@ -441,20 +446,20 @@ def matrix(draw: Draw, size: Size) -> Any:
             )
         by_row, by_col = graph.matrix(weighted=True)
         padding = by_row.rows < 0  # the last, in either order
-        other = draw.anything(count, size.cols)
+        cols = draw.anything(count, size.cols)
         forward = (
             np.where(padding, draw.rng.choice([-1, size.rows, INT32.max]), by_row.rows),
-            np.where(padding, other, by_row.cols),
+            np.where(padding, cols, by_row.cols),
             None,
         )
         backward = (
             np.where(padding, draw.rng.choice([-1, size.cols, INT32.max]), by_col.rows),
-            np.where(padding, other, by_col.cols),
+            np.where(padding, cols, by_col.cols),
             np.where(padding, draw.rng.choice([-1, count, INT32.min]), by_col.order),
         )
 
-    def half(num_rows: int, *ids: Any) -> Csr:
-        narrow = (None if each is None else each.astype(np.int32) for each in ids)
+    def half(num_rows: int, *ids) -> Csr:
+        narrow = (None if array is None else array.astype(np.int32) for array in ids)
         return Csr(*narrow, num_rows=num_rows)
 
     return SparseMatrix(half(size.rows, *forward), half(size.cols, *backward))
@@ -477,11 +482,16 @@ def segment_reduce(size: Size, dtype: str) -> Any:
 
 @op("primitive segment_select weighted", "primitive segment_select plain")
 def segment_select(kind: str, size: Size, dtype: str) -> Any:
-    def function(ids: Any, row_key: Any, col_key: Any, value: Any, weight: Any, factor: Any) -> Any:
+    def function(ids, row_key, col_key, value, weight, factor) -> Any:
         weight = weight if kind == "weighted" else None
         return [
             select.segment_select(
-                *(row_key, col_key, value, weight, factor, ids),
+                row_key,
+                col_key,
+                value,
+                weight,
+                factor,
+                ids,
                 weight_on_row=weight_on_row,
                 heads=size.heads,
             )
@@ -498,7 +508,7 @@ def segment_select(kind: str, size: Size, dtype: str) -> Any:
 
 @op("primitive sddmm_select")
 def sddmm_select(size: Size, dtype: str) -> Any:
-    def function(ids: Any, a: Any, b: Any, row_key: Any, col_key: Any, weight: Any) -> Any:
+    def function(ids, a, b, row_key, col_key, weight) -> Any:
         return select.sddmm_select(
             a, b, row_key, col_key, weight, ids, weight_on_row=False, heads=size.heads
         )
@@ -545,9 +555,11 @@ def hypergraph(draw: Draw, size: Size, directed: bool = False) -> jax_gnn.Hyperg
 
 @op("hypergraph_aggregate undirected", "hypergraph_aggregate directed")
 def hypergraph_aggregate(kind: str, size: Size, dtype: str) -> Any:
-    def function(hypergraph: Any, x: Any, weight: Any, scale_in: Any, scale_out: Any) -> Any:
+    def function(hypergraph, x, weight, scale_in, scale_out) -> Any:
         return jax_gnn.hypergraph_aggregate(
-            *(hypergraph, x, weight),
+            hypergraph,
+            x,
+            weight,
             node_scale_in=scale_in,
             node_scale_out=scale_out,
             own_scale=0.5 if kind == "directed" else None,
@@ -574,7 +586,7 @@ def normalized(size: Size, dtype: str) -> Any:
 
 @op("hypergraph stages")
 def hypergraph_stages(size: Size, dtype: str) -> Any:
-    def function(hypergraph: Any, x: Any, weight: Any) -> Any:
+    def function(hypergraph, x, weight) -> Any:
         h = jax_gnn.node_to_hyperedge(hypergraph, x, weight, reduce="max")
         h = jnp.where(jnp.isfinite(h), h, 0)
         y = jax_gnn.hyperedge_to_node(hypergraph, h, weight, reduce="mean")
@@ -591,24 +603,26 @@ def hypergraph_stages(size: Size, dtype: str) -> Any:
 
 
 def sizes_of(draw: Draw, groups: int, rows: int) -> np.ndarray:
-    if not draw.kept:
+    if not draw.is_consistent:
         return draw.anything(groups, rows)
     starts = np.sort(draw.rng.integers(0, rows + 1, groups + 1))
     return np.diff(starts).astype(np.int32)
 
 
 def offset_of(draw: Draw, groups: int) -> np.ndarray:
-    return np.int32(0 if draw.kept else draw.rng.choice(draw.edges_of(groups)))
+    return np.int32(0 if draw.is_consistent else draw.rng.choice(draw.edges_of(groups)))
 
 
 @op("segment_matmul none", "segment_matmul gelu")
 def segment_matmul(activation: str, size: Size, dtype: str) -> Any:
     groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
 
-    def function(ids: Any, lhs: Any, rhs: Any, bias: Any) -> Any:
+    def function(ids, lhs, rhs, bias) -> Any:
         sizes, offset = ids
         return jax_gnn.segment_matmul(
-            *(lhs, rhs, sizes),
+            lhs,
+            rhs,
+            sizes,
             bias=bias,
             group_offset=offset,
             activation=None if activation == "none" else activation,
@@ -630,10 +644,10 @@ def segment_matmul(activation: str, size: Size, dtype: str) -> Any:
 def segment_outer(size: Size, dtype: str) -> Any:
     groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
 
-    def function(ids: Any, lhs: Any, rhs: Any) -> Any:
+    def function(ids, lhs, rhs) -> Any:
         sizes, offset = ids
         return jax_gnn.segment_outer(
-            *(lhs, rhs, sizes), num_groups=groups, group_offset=offset, precision="highest"
+            lhs, rhs, sizes, num_groups=groups, group_offset=offset, precision="highest"
         )
 
     def arguments(draw: Draw) -> Any:
@@ -650,10 +664,12 @@ def segment_outer(size: Size, dtype: str) -> Any:
 def listed_matmul(size: Size, dtype: str) -> Any:
     groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
 
-    def function(ids: Any, lhs: Any, rhs: Any, bias: Any, scale: Any) -> Any:
+    def function(ids, lhs, rhs, bias, scale) -> Any:
         sizes, offset, lhs_rows, out_rows = ids
         return jax_gnn.segment_matmul(
-            *(lhs, rhs, sizes),
+            lhs,
+            rhs,
+            sizes,
             group_offset=offset,
             lhs_rows=lhs_rows,
             out_rows=out_rows,
@@ -664,7 +680,7 @@ def listed_matmul(size: Size, dtype: str) -> Any:
 
     def arguments(draw: Draw) -> Any:
         out_rows = draw.anything(size.entries, size.entries)
-        if draw.kept:
+        if draw.is_consistent:
             out_rows = draw.rng.permutation(size.entries).astype(np.int32)
             out_rows[draw.rng.random(size.entries) < 0.2] = draw.rng.choice([-1, size.entries])
         lists = draw.anything(size.entries, size.rows), out_rows
@@ -683,10 +699,12 @@ def listed_matmul(size: Size, dtype: str) -> Any:
 def listed_outer(size: Size, dtype: str) -> Any:
     groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
 
-    def function(ids: Any, lhs: Any, rhs: Any, scale: Any) -> Any:
+    def function(ids, lhs, rhs, scale) -> Any:
         sizes, offset, lhs_rows, rhs_rows = ids
         return jax_gnn.segment_outer(
-            *(lhs, rhs, sizes),
+            lhs,
+            rhs,
+            sizes,
             num_groups=groups,
             group_offset=offset,
             lhs_rows=lhs_rows,
@@ -713,10 +731,18 @@ def primitive_matmul(size: Size, dtype: str) -> Any:
     groups, k, n = min(size.cols, 50), min(size.width, 40), min(size.depth, 50)
     count = size.entries
 
-    def function(ids: Any, lhs: Any, rhs: Any) -> Any:
+    def function(ids, lhs, rhs) -> Any:
         sizes, gather, scatter = ids
         return products.segment_matmul(
-            *(lhs, rhs, None, None, None, sizes, jnp.zeros((1,), jnp.int32), gather, scatter),
+            lhs,
+            rhs,
+            None,
+            None,
+            None,
+            sizes,
+            jnp.zeros((1,), jnp.int32),
+            gather,
+            scatter,
             transposed=False,
             precision=jax.lax.Precision.HIGHEST,
             activation=None,
@@ -725,16 +751,16 @@ def primitive_matmul(size: Size, dtype: str) -> Any:
 
     def arguments(draw: Draw) -> Any:
         rows, by_col = draw.anything(count, size.rows), draw.anything(count, size.rows)
-        order, places, back = (draw.anything(count, count) for _ in range(3))
-        if draw.kept:
+        order, places, inverse = (draw.anything(count, count) for _ in range(3))
+        if draw.is_consistent:
             order = np.argsort(rows, kind="stable").astype(np.int32)
             places = draw.rng.permutation(count).astype(np.int32)
-            by_col, back = rows[order], np.argsort(places).astype(np.int32)
+            by_col, inverse = rows[order], np.argsort(places).astype(np.int32)
         gather = SparseMatrix(
             Csr(None, rows, num_rows=count), Csr(by_col, order, num_rows=size.rows)
         )
         return (
-            (sizes_of(draw, groups, count), gather, csr.permutation(places, back)),
+            (sizes_of(draw, groups, count), gather, csr.permutation(places, inverse)),
             draw.numbers((size.rows, k), dtype),
             draw.numbers((groups, k, n), dtype),
         )
@@ -746,15 +772,19 @@ def primitive_matmul(size: Size, dtype: str) -> Any:
 def type_plan(size: Size, dtype: str) -> Any:
     groups, k = min(size.cols, 50), min(size.width, 40)
 
-    def function(plan: Any, x: Any, rhs: Any) -> Any:
+    def function(plan, x, rhs) -> Any:
         product = jax_gnn.segment_matmul(plan.sort(x), rhs, plan.group_sizes, precision="highest")
         return plan.unsort(product)
 
     def arguments(draw: Draw) -> Any:
         count = size.entries
-        order = draw.rng.permutation(count).astype(np.int32) if draw.kept else None
-        inverse = np.argsort(order).astype(np.int32) if draw.kept else draw.anything(count, count)
-        order = order if draw.kept else draw.anything(count, count)
+        order = draw.rng.permutation(count).astype(np.int32) if draw.is_consistent else None
+        inverse = (
+            np.argsort(order).astype(np.int32)
+            if draw.is_consistent
+            else draw.anything(count, count)
+        )
+        order = order if draw.is_consistent else draw.anything(count, count)
         return (
             jax_gnn.TypePlan(sizes_of(draw, groups, count), order, inverse),
             draw.numbers((count, k), dtype),
@@ -770,11 +800,11 @@ RELATIONS = 3
 
 
 def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.RelationalGraph:
-    """Built from ids of which many are padding, or filled with anything; with a pair an edge."""
+    """Return a graph built from ids with padding, or of garbage; one pair for each edge."""
     num_src, num_dst, count = size.cols, size.rows, size.entries
-    ends = {"from_pairs": ("src", num_src), "to_pairs": ("dst", num_dst)}
-    of_pairs = [part for part in ends if part in parts]
-    if draw.kept:
+    nodes_by_part = {"from_pairs": ("src", num_src), "to_pairs": ("dst", num_dst)}
+    of_pairs = [part for part in nodes_by_part if part in parts]
+    if draw.is_consistent:
         graph = jax_gnn.RelationalGraph.from_triples(
             *(draw.anything(count, n) for n in (num_src, RELATIONS, num_dst)),
             num_relations=RELATIONS,
@@ -783,25 +813,27 @@ def relational(draw: Draw, size: Size, parts: tuple[Any, ...]) -> jax_gnn.Relati
             parts=tuple(of_pairs),
             validate=False,
         )
-        graph = graph.pad(**{f"num_{ends[part][0]}_pairs": count for part in of_pairs})
+        graph = graph.pad(**{f"num_{nodes_by_part[part][0]}_pairs": count for part in of_pairs})
     else:
         built: dict[str, Any] = {}
         for part in of_pairs:
-            side, num_nodes = ends[part]
+            side, num_nodes = nodes_by_part[part]
             sizes = (count, num_dst) if side == "src" else (num_src, count)
             edges = draw.graph(*sizes, count, False)
             kind = OutOfPairs if side == "src" else IntoPairs
             held = [f.name for f in dataclasses.fields(kind) if not f.metadata]
             name = "out_of_pairs" if side == "src" else "into_pairs"
-            built[name] = kind(*(getattr(edges, each) for each in held))
+            built[name] = kind(*(getattr(edges, field) for field in held))
             built[f"pair_{side}"] = Pairs(
-                *(draw.anything(count, num_nodes), sizes_of(draw, RELATIONS, count)),
+                draw.anything(count, num_nodes),
+                sizes_of(draw, RELATIONS, count),
                 *(draw.anything(count, n) for n in (num_nodes, count, count)),
                 num_nodes=num_nodes,
                 by_node=side == "dst",
             )
         graph = jax_gnn.RelationalGraph(
-            *(draw.graph(num_src, num_dst, count, False), draw.anything(count, RELATIONS)),
+            draw.graph(num_src, num_dst, count, False),
+            draw.anything(count, RELATIONS),
             num_relations=RELATIONS,
             **built,
         )
@@ -851,7 +883,7 @@ def relational_lookup(way: str, size: Size, dtype: str) -> Any:
 
 @op("Graph.from_edges")
 def from_edges(size: Size, dtype: str) -> Any:
-    def function(pairs: Any, x: Any) -> Any:
+    def function(pairs, x) -> Any:
         graph = jax_gnn.Graph.from_edges(*pairs, num_src=size.cols, num_dst=size.rows)
         return jax_gnn.spmm(graph, x)
 
@@ -863,7 +895,7 @@ def from_edges(size: Size, dtype: str) -> Any:
 
 @op("RelationalGraph.from_triples")
 def from_triples(size: Size, dtype: str) -> Any:
-    def function(triples: Any, x: Any) -> Any:
+    def function(triples, x) -> Any:
         graph = jax_gnn.RelationalGraph.from_triples(
             *triples, num_src=size.cols, num_dst=size.rows, num_relations=3
         )
@@ -883,15 +915,15 @@ def from_triples(size: Size, dtype: str) -> Any:
 
 @op("RelationalGraph.with_parts")
 def with_parts(size: Size, dtype: str) -> Any:
-    """Of arrays that hold anything: on the host they are refused, or sorted as they are."""
+    """Containers built of garbage: refused on the host, or sorted as they are."""
     del dtype
 
     def arguments(draw: Draw) -> Any:
         nodes = [draw.indptr(size.rows, size.entries)]
         nodes += [draw.anything(size.entries, n) for n in (size.rows, size.cols)]
         nodes += [draw.indptr(size.cols, size.entries)]
-        ends = (size.cols, size.rows, size.entries, size.entries)
-        nodes += [draw.anything(size.entries, n) for n in ends]
+        sizes = (size.cols, size.rows, size.entries, size.entries)
+        nodes += [draw.anything(size.entries, n) for n in sizes]
         graph = jax_gnn.RelationalGraph(
             jax_gnn.Graph(*nodes), draw.anything(size.entries, 3), num_relations=3
         )
@@ -910,8 +942,8 @@ def edge_split(size: Size, dtype: str) -> Any:
         arrays = draw.indptr(size.rows, size.entries), draw.anything(size.entries, size.cols)
         return (*arrays, *csr.edge_split(*arrays)), ()
 
-    def function(arrays: Any, _: Any) -> Any:
-        """That both ways to cut rows agree is checked where they are not equal."""
+    def function(arrays, _) -> Any:
+        """Both ways to cut rows into slots, on the host and inside `jit`."""
         indptr, cols, ids, places = arrays
         split = csr.edge_split(indptr, cols)
         return (split.ids == ids).all() & (split.places == places).all()
@@ -922,14 +954,14 @@ def edge_split(size: Size, dtype: str) -> Any:
 # --- Programs ------------------------------------------------------------------------------------
 
 
-def is_float(x: Any) -> bool:
+def is_float(x) -> bool:
     return isinstance(x, np.ndarray | jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def with_derivatives(function: Program) -> Program:
     """Value, tangent and gradients, of what has them."""
 
-    def run(ids: Any, *operands: Any) -> Any:
+    def run(ids, *operands) -> Any:
         if not operands or not all(map(is_float, jax.tree.leaves(operands))):
             return function(ids, *operands)
         value, pull = jax.vjp(functools.partial(function, ids), *operands)
@@ -976,14 +1008,14 @@ class Compiled:
         checks["calls"] += 1
         if self.name == "edge_split":
             assert results[0], "the slots are not those of the native function"
-        if rng.random() < 0.25 and (self.implementation == "cpu" or draw.kept):
+        if rng.random() < 0.25 and (self.implementation == "cpu" or draw.is_consistent):
             disturb_memory()
             again = self.run(self.implementation, arguments)
             disturb_memory()
             for i, (a, b) in enumerate(zip(results, again, strict=True)):
                 assert a.tobytes() == b.tobytes(), f"other bits the second time, in result {i}"
             checks["repeated"] += 1
-        if self.compares and draw.kept and rng.random() < 0.5:
+        if self.compares and draw.is_consistent and rng.random() < 0.5:
             for i, (got, want) in enumerate(zip(results, self.run("xla", arguments), strict=True)):
                 self._compare(got, want, f"result {i}")
             checks["compared"] += 1
@@ -1038,11 +1070,11 @@ def selection(options: argparse.Namespace, number: int) -> list[Compiled]:
 # --- Processes -----------------------------------------------------------------------------------
 
 
-def work(options: argparse.Namespace, first: int, last: int, progress: Callable[[int], Any]) -> str:
-    """Calls ``first`` to ``last`` - 1, all of one process; what was done."""
+def work(options: argparse.Namespace, first: int, stop: int, progress: Callable[[int], Any]) -> str:
+    """Make calls ``first`` to ``stop`` - 1 of one process; return the counts of checks."""
     programs = selection(options, first // PER_PROCESS)
     checks: collections.Counter[str] = collections.Counter()
-    for number in range(first, last):
+    for number in range(first, stop):
         progress(number)
         if options.until and time.time() > options.until:
             break
@@ -1055,18 +1087,18 @@ def work(options: argparse.Namespace, first: int, last: int, progress: Callable[
     return " ".join(f"{name}={count}" for name, count in sorted(checks.items()))
 
 
-def ranges(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Cut where the programs change."""
-    while first < last:
-        end = min(last, (first // PER_PROCESS + 1) * PER_PROCESS)
-        yield first, end
-        first = end
+def ranges(first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of calls that share a selection of programs."""
+    while first < stop:
+        boundary = min(stop, (first // PER_PROCESS + 1) * PER_PROCESS)
+        yield first, boundary
+        first = boundary
 
 
-def run_apart(options: argparse.Namespace, first: int, last: int) -> collections.Counter[str]:
-    """Runs calls in another process, and watches it."""
+def run_apart(options: argparse.Namespace, first: int, stop: int) -> collections.Counter[str]:
+    """Run calls in another process, and stop it if it makes no progress."""
     with tempfile.NamedTemporaryFile() as file:
-        command = [sys.executable, "-P", __file__, f"--worker={first}:{last}:{file.name}"]
+        command = [sys.executable, "-P", __file__, f"--worker={first}:{stop}:{file.name}"]
         for name in ("seed", "implementation", "programs", "until"):
             command.append(f"--{name}={getattr(options, name)}")
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -1089,8 +1121,8 @@ def run_apart(options: argparse.Namespace, first: int, last: int) -> collections
                 f"--programs {options.programs} failed: {code}; repeat with --only {at}"
             )
         assert process.stdout is not None
-        done = dict(part.split("=") for part in process.stdout.read().split())
-        return collections.Counter({name: int(count) for name, count in done.items()})
+        report = dict(part.split("=") for part in process.stdout.read().split())
+        return collections.Counter({name: int(count) for name, count in report.items()})
 
 
 def main() -> None:
@@ -1110,21 +1142,20 @@ def main() -> None:
         print(work(options, options.only, options.only + 1, lambda number: None))
         return
     if options.worker:
-        first, last, progress = options.worker.split(":")
+        first, stop, progress = options.worker.split(":")
         handle = os.open(progress, os.O_WRONLY)
-        print(work(options, int(first), int(last), lambda n: os.pwrite(handle, b"%12d" % n, 0)))
+        print(work(options, int(first), int(stop), lambda n: os.pwrite(handle, b"%12d" % n, 0)))
         return
     total: collections.Counter[str] = collections.Counter()
     begun = time.monotonic()
-    for first, last in ranges(0, options.calls):
-        total += run_apart(options, first, last)
+    for first, stop in ranges(0, options.calls):
+        total += run_apart(options, first, stop)
         if options.until and time.time() > options.until:
             break
     seconds = time.monotonic() - begun
-    done = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
-    print(
-        f"--seed {options.seed} --implementation {options.implementation}: {done}, {seconds:.0f} s"
-    )
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
+    call = f"--seed {options.seed} --implementation {options.implementation}"
+    print(f"{call}: {counts}, {seconds:.0f} s")
 
 
 if __name__ == "__main__":
