@@ -55,7 +55,7 @@ from op_spec import (
 
 import jax_gnn
 from jax_gnn._core import ffi
-from jax_gnn._core.sharding import like
+from jax_gnn._core.sharding import reshard_like
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 KERNELS = tuple(s.platform for s in ffi.status() if s.platform == PLATFORM and s.available)
@@ -651,7 +651,7 @@ class OpSuite(CoreChecks):
         @jax.jit
         def both(index: Any, cotangent: jax.Array, *operands: jax.Array) -> Any:
             value, pull = jax.vjp(functools.partial(function, index), *operands)
-            return value, pull(like(cotangent, jax.typeof(value)))
+            return value, pull(reshard_like(cotangent, jax.typeof(value)))
 
         like_value = jax.eval_shape(function, index, *operands)
         (cotangent,) = random_like(rng, [like_value], dtype)

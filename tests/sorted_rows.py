@@ -54,7 +54,9 @@ def _evaluate(jaxpr: Any, values: Any, found: list[tuple[str, Array]]) -> list[A
         name, params = equation.primitive.name, equation.params
         made_of = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
         if equation.primitive is linear.PRIMITIVE:
-            inner_ones = jax.make_jaxpr(functools.partial(linear.made_of, **params))(*operands)
+            inner_ones = jax.make_jaxpr(functools.partial(linear.apply_equation, **params))(
+                *operands
+            )
             results = _evaluate(inner_ones, operands, found)
         elif name.startswith(ffi.TARGET_PREFIX):
             record = op.OPS[name.removeprefix(ffi.TARGET_PREFIX)]

@@ -47,7 +47,7 @@ from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce_vjp
-from jax_gnn._ops.spmm.api import summed
+from jax_gnn._ops.spmm.api import spmm_with_halo
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
@@ -150,7 +150,7 @@ def epilogue_spec(
             num_own, most = x.shape[0], graph.num_edges  # the rest is padding
             by_source = graph.matrix(weighted=True).by_col
             far = LastRows.of(by_source, num_own, graph.t_indptr[num_own], most)
-            call = functools.partial(summed, far=far)
+            call = functools.partial(spmm_with_halo, far=far)
         return call(
             *(graph, x),
             reduce="mean" if reduce is mean else "sum",
@@ -962,7 +962,7 @@ def test_rows_of_two_arrays(
     with setting(implementation, dtype), schedules.use(schedules.Schedule("gather", *schedule)):
         x, halo, cotangent = typed((x, halo, cotangent), dtype)
         weight = None if weight is None else typed((weight,), dtype)[0]
-        call = functools.partial(summed, graph, weight=weight, far=far, own_scale=2)
+        call = functools.partial(spmm_with_halo, graph, weight=weight, far=far, own_scale=2)
         value, vjp = jax.vjp(lambda x, halo: call(x, halo=halo, out_scale=scale), x, halo)
         to_x, to_halo = vjp(cotangent)
     x, halo, cotangent = (np.asarray(each, float) for each in (x, halo, cotangent))

@@ -22,7 +22,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def activated(result: Array, activation: Activation | None, scale: Array | None = None) -> Array:
+def apply_activation(
+    result: Array, activation: Activation | None, scale: Array | None = None
+) -> Array:
     """Applies what kernels of sums do not: all but the ReLU, and a scale of rows after that."""
     if activation in (None, "relu"):
         return result

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype
-from jax_gnn._core.ids import index_dtype, is_traced, signed
+from jax_gnn._core.ids import as_signed, index_dtype, is_traced
 
 C = TypeVar("C")
 
@@ -96,7 +96,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
+def check_scale_column(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
     """A factor for each row, as a column."""
     if scale is None:
         return None
@@ -155,7 +155,7 @@ def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> t
     return first, second
 
 
-def edge_ends(name: str, edges: Any) -> Any:
+def split_edge_pairs(name: str, edges: Any) -> Any:
     """Sources and destinations: the rows of ``(2, num_edges)``, or of pairs that are tuples."""
     wanted = f"{name}, where dst is not given, must be (2, num_edges) integers or a list of tuples"
     if isinstance(edges, str | bytes) or not isinstance(edges, Iterable):
@@ -212,7 +212,7 @@ def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if traced:
-        return signed(ids)
+        return as_signed(ids)
     if ids.dtype == np.uint64:  # what int64 does not hold is out of range as its largest number
         ids = np.minimum(ids, np.iinfo(np.int64).max)
     return ids.astype(np.int64, copy=False)
@@ -245,7 +245,7 @@ def check_size(name: str, size: Any, *ids: Any) -> Any:
     return size
 
 
-def either_nodes(num_nodes: Any, num_src: Any, num_dst: Any) -> str:
+def num_nodes_conflict(num_nodes: Any, num_src: Any, num_dst: Any) -> str:
     """What is wrong with giving all of these."""
     return (
         "num_nodes stands for num_src and num_dst: give it or those, not both, got "
@@ -375,13 +375,13 @@ def to_numpy(name: str, values: Any) -> np.ndarray:
     """An array of numbers, of whatever type."""
     if type(values) is np.ndarray:
         return values
-    with blame(name, "an array of numbers", values):
+    with argument_errors(name, "an array of numbers", values):
         return np.asarray(values)
 
 
 def as_array(name: str, values: Any) -> Array:
     """An array of JAX."""
-    with blame(name, "an array of numbers", values):
+    with argument_errors(name, "an array of numbers", values):
         return jnp.asarray(values)
 
 
@@ -410,14 +410,14 @@ def as_numbers(name: str, values: Any, xp: Any) -> Any:
     return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
 
 
-def missing(dtype: Any) -> Any:
+def fill_value(dtype: Any) -> Any:
     """What a gather of JAX puts where nothing is: NaN or, of integers, the extreme value."""
     if jnp.issubdtype(dtype, np.inexact):
         return np.nan
     return True if dtype == np.bool_ else (np.iinfo(dtype).min or np.iinfo(dtype).max)
 
 
-def growth(name: str, wanted: int | None, size: int) -> int:
+def added_size(name: str, wanted: int | None, size: int) -> int:
     """How much a size must grow to reach a wanted capacity, which is checked; None leaves it."""
     if wanted is None:
         return 0
@@ -433,7 +433,7 @@ def is_real(dtype: Any) -> bool:
 
 
 @contextlib.contextmanager
-def blame(name: str, what: str, given: Any) -> Iterator[None]:
+def argument_errors(name: str, what: str, given: Any) -> Iterator[None]:
     """Says of errors of JAX and numpy which argument is to blame, and what it must be."""
     try:
         yield

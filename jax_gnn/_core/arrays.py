@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.ids import bounded
-from jax_gnn._core.sharding import reshape, whole
+from jax_gnn._core.ids import clip_ids
+from jax_gnn._core.sharding import replicate, reshape
 
 # Dtypes that kernels take, as weighted features or without weights.
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
@@ -36,20 +36,20 @@ def take(x: Array, ids: Array | None) -> Array:
     if jax.export.is_symbolic_dim(x.shape[0]):  # perhaps of no rows
         x = jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
     # jnp.take would wrap -1 around.
-    ids, x = whole(bounded(ids, x.shape[0])), whole(x, 1)
+    ids, x = replicate(clip_ids(ids, x.shape[0])), replicate(x, 1)
     mesh, own = jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.mesh
     if mesh.manual_axes and not own.empty and own != mesh:
         x = jnp.copy(x)  # of outside of jax.shard_map, which JAX indexes with no id of inside
     return x.at[ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def put(x: Array, ids: Array, count: int | None = None) -> Array:
+def scatter_rows(x: Array, ids: Array, count: int | None = None) -> Array:
     """Return zeros with the rows of x where ``ids``, each once, name their places.
 
     There are ``count`` rows, by default as many as x has.
     """
     size = x.shape[0] if count is None else count
-    x, ids = whole(x, 1), whole(bounded(ids, size))
+    x, ids = replicate(x, 1), replicate(clip_ids(ids, size))
     zeros = jnp.zeros_like(x) if count is None else jnp.zeros((size, *x.shape[1:]), x.dtype)
     options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
     return zeros.at[ids].set(x, **options)
@@ -58,10 +58,10 @@ def put(x: Array, ids: Array, count: int | None = None) -> Array:
 def add_rows(x: Array, ids: Array, rows: Array) -> Array:
     """x, and added to those of its rows that ``ids`` name, once each, as many others."""
     options: Any = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
-    return x.at[bounded(ids, x.shape[0])].add(rows, **options)
+    return x.at[clip_ids(ids, x.shape[0])].add(rows, **options)
 
 
-def flat(x: Array) -> Array:
+def as_matrix(x: Array) -> Array:
     """``(rows, *features)`` as a matrix."""
     return reshape(x, x.shape[0], row_width(x))
 
@@ -78,7 +78,7 @@ def accumulator_dtype(dtype: Any) -> Any:
     return dtype
 
 
-def rounded(x: Array) -> Array:
+def round_to_dtype(x: Array) -> Array:
     """The numbers of x in the dtype that kernels add in, for comparisons of half types.
 
     XLA computes in float32 and leaves out the rounding between two conversions, in some places.
@@ -106,28 +106,28 @@ def feature_wise(values: Array, x: Array) -> Array:
     return jnp.expand_dims(values, tuple(range(x.ndim - values.ndim)))
 
 
-def outline(value: Any) -> str:
+def summarize(value: Any) -> str:
     """What something is, in a few words: of arrays in it dtypes and shapes, as of JAX."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {outline(part)}' for key, part in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {summarize(part)}' for key, part in value.items())}}}"
     if type(value) in (tuple, list):
-        return f"[{', '.join(map(outline, value))}]"
+        return f"[{', '.join(map(summarize, value))}]"
     return repr(value)
 
 
-def outline_fields(made: Any) -> str:
+def summarize_fields(made: Any) -> str:
     """Fields of a dataclass, but for those that are None or empty."""
     given = {f.name: getattr(made, f.name) for f in fields(made)}
     shown = (
-        f"{name}={outline(value)}"
+        f"{name}={summarize(value)}"
         for name, value in given.items()
         if not (value is None or (isinstance(value, Mapping | tuple) and not value))
     )
     return f"{type(made).__name__}({', '.join(shown)})"
 
 
-def column(mask: Array) -> Array:
+def as_column(mask: Array) -> Array:
     """A vector as a matrix, to work with features."""
     return mask[:, None]

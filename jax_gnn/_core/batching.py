@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
+from jax_gnn._core.csr import SparseMatrix, block_diagonal, fits_block_diagonal
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import reshape, whole
+from jax_gnn._core.sharding import replicate, reshape
 
 
-def batch(
+def batch_features(
     weights: Sequence[str],
     bind: Bind,
     operands: Any,
@@ -69,7 +69,7 @@ def batch(
     return jax.tree.map(unfold, result)
 
 
-def batch_apart(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
+def batch_composition(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     """Batching of a primitive by that of the primitives that it stands for."""
     del size
     axes = tuple(jax.tree.map(lambda is_batched: 0 if is_batched else None, batched))
@@ -80,12 +80,14 @@ def batch_apart(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
 
 def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     """Joins a batch of matrices to one without common rows, and applies a primitive to that."""
-    operands = all_batched(operands, batched, size)
+    operands = broadcast_batch(operands, batched, size)
     if size == 1:
         one = bind(jax.tree.map(lambda x: x[0], operands))
         return jax.tree.map(lambda each: each[None], one)
-    if not joinable(size, *(each for each in operands if isinstance(each, SparseMatrix))):
-        return one_by_one(bind, operands)
+    if not fits_block_diagonal(
+        size, *(each for each in operands if isinstance(each, SparseMatrix))
+    ):
+        return map_batch(bind, operands)
     joined = [
         block_diagonal(each)
         if isinstance(each, SparseMatrix)
@@ -98,12 +100,12 @@ def disjoint_union(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     )
 
 
-def one_by_one(bind: Callable[[Any], Any], operands: Any) -> Any:
+def map_batch(bind: Callable[[Any], Any], operands: Any) -> Any:
     """A batch of calls, one after the other."""
-    return jax.lax.map(bind, jax.tree.map(whole, operands))
+    return jax.lax.map(bind, jax.tree.map(replicate, operands))
 
 
-def all_batched(operands: Any, batched: Any, size: int) -> Any:
+def broadcast_batch(operands: Any, batched: Any, size: int) -> Any:
     """Return the operands, of which those arrays that are not batched are repeated."""
 
     def repeated(x: Array, is_batched: bool) -> Array:

@@ -27,7 +27,7 @@ from jax_gnn._core.ids import (
     pad_ids,
     row_ids,
 )
-from jax_gnn._core.sharding import whole
+from jax_gnn._core.sharding import replicate
 
 SLOT_SIZE = 8
 
@@ -155,7 +155,7 @@ def permutation(order: Array, inverse: Array) -> SparseMatrix:
     return SparseMatrix(Csr(None, order, num_rows=count), Csr(None, inverse, num_rows=count))
 
 
-def inverse_of(order: Any) -> Any:
+def inverse_permutation(order: Any) -> Any:
     """The inverse of a permutation, whose ids out of range are left out: -1 where nothing is."""
     count = order.shape[0]
     if namespace(order) is np:
@@ -163,12 +163,12 @@ def inverse_of(order: Any) -> Any:
         inverse = np.full_like(order, PADDING)
         inverse[order[valid]] = np.flatnonzero(valid)
         return inverse
-    order = whole(jnp.where(in_range(order, count), order, count))
+    order = replicate(jnp.where(in_range(order, count), order, count))
     places = jnp.arange(count, dtype=order.dtype)
     return jnp.full_like(order, PADDING).at[order].set(places, mode="drop")
 
 
-def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:
+def orient_by_weights(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:
     """What belongs to rows, to columns and the matrix, or of its transpose.
 
     Of the two the one whose entries are in the order of the weights.
@@ -240,7 +240,7 @@ def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
 # --- A batch of matrices -------------------------------------------------------------------------
 
 
-def joinable(size: int, *matrices: SparseMatrix) -> bool:
+def fits_block_diagonal(size: int, *matrices: SparseMatrix) -> bool:
     """Whether joined ids fit the type of those of one, of matrices that are each a batch."""
     ids = [half.ids for matrix in matrices for half in matrix]
     sizes = [half.num_rows for matrix in matrices for half in matrix] + [i.shape[1] for i in ids]
@@ -281,7 +281,7 @@ def _join(csr: Csr, num_cols: int) -> Csr:
     indptr = csr.indptr
     if indptr is not None:  # the last row of each block runs on over the block's padding
         end = jnp.full((1,), size * count, indptr.dtype)
-        indptr = jnp.concatenate([whole(shifted(indptr[:, :-1], count)).ravel(), end])
+        indptr = jnp.concatenate([replicate(shifted(indptr[:, :-1], count)).ravel(), end])
     slots = None if csr.slots is None else _join_slots(csr.slots, num_rows, num_cols)
     return replace(
         csr,

@@ -52,7 +52,7 @@ CUDA_PACKAGE = "jax-gnn-kernels-cuda13"
 _FOLDER = Path(__file__).parents[1]
 
 
-def copies() -> list[Path]:
+def package_copies() -> list[Path]:
     """Folders of this package on the path, the one in use first."""
     found = (Path(root, "jax_gnn").resolve() for root in sys.path)
     return list(dict.fromkeys([_FOLDER, *(f for f in found if (f / "__init__.py").is_file())]))
@@ -67,7 +67,7 @@ def _why_not(name: str, error: ImportError) -> str:
         if isinstance(error, ModuleNotFoundError):
             return f"{files[0]} is of {of} {here}: {mend}"
         return f"{files[0]} is damaged, or of {of} {here} ({error}): {mend}"
-    if built := [folder for folder in copies() if any(folder.glob(f"{name}.*"))]:
+    if built := [folder for folder in package_copies() if any(folder.glob(f"{name}.*"))]:
         before = f"goes before {built[0]} on the path"
         return f"{_FOLDER} is not built, and {before}: start Python elsewhere"
     if (_FOLDER.parent / "CMakeLists.txt").exists():
@@ -159,7 +159,7 @@ def _load_cuda() -> PlatformStatus:
     return _register(module, "cuda", f"{module.compiler}, architectures {module.architectures}")
 
 
-def no_gpu() -> str | None:
+def why_no_gpu() -> str | None:
     """Why CUDA kernels that are there are not used: JAX has no GPU; None where it has one."""
     try:
         if any(device.platform == "gpu" for device in jax.devices()):

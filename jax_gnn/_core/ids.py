@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.sharding import whole
+from jax_gnn._core.sharding import replicate
 
 try:
     from jax.errors import InconclusiveDimensionOperation as UnknownSize
@@ -64,7 +64,7 @@ def namespace(*arrays: Any) -> Any:
 on_host = jax.make_user_context(default_value=False)
 
 
-def placed(tree: Any, device: Any = None) -> Any:
+def to_device(tree: Any, device: Any = None) -> Any:
     """What was built on the host, as arrays of JAX, all at once, and uncopied where that may be.
 
     Inside :func:`jax_gnn.host_arrays` it stays as it is, and JAX is not asked.
@@ -83,7 +83,7 @@ def device_of(*arrays: Any) -> Any:
     return next((device for x in bound for device in x.devices()), None)
 
 
-def hosted(*fields: str) -> Callable[[F], F]:
+def run_on_host(*fields: str) -> Callable[[F], F]:
     """Runs a method of a container in numpy, which compiles nothing, where no array is traced.
 
     Arrays of JAX, of the container or among the arguments, are copied to the host, all at once; new
@@ -113,7 +113,7 @@ def hosted(*fields: str) -> Callable[[F], F]:
             self = jax.tree.map(fetched, self)
             result = method(self, *map(fetched, args), **{k: fetched(x) for k, x in kwargs.items()})
             result = jax.tree.map(lambda x: originals.get(id(x), x), result)
-            return placed(result, device_of(*arrays))
+            return to_device(result, device_of(*arrays))
 
         return call  # type: ignore[return-value]
 
@@ -132,7 +132,7 @@ def _on_one_device(arrays: list[Array]) -> bool:
 # than 2³¹ rows. These two come first.
 
 
-def signed(ids: Any) -> Array:
+def as_signed(ids: Any) -> Array:
     """Integers as int32 or, if their type holds more, int64; in JAX.
 
     What that cannot hold becomes its largest or smallest number: still out of range, in order.
@@ -150,13 +150,13 @@ def signed(ids: Any) -> Array:
     return jnp.asarray(ids, dtype)
 
 
-def bounded(ids: Any, size: int) -> Array:
+def clip_ids(ids: Any, size: int) -> Array:
     """Ids to index with: of 64 bits, those out of range become -1 or ``size``, in order."""
-    ids = signed(ids)
+    ids = as_signed(ids)
     return jnp.clip(ids, -1, size) if ids.dtype.itemsize == 8 else ids
 
 
-def ids_at(ids: Any, order: Any) -> Any:
+def take_ids(ids: Any, order: Any) -> Any:
     """``ids[order]``, padding where ``order`` is padding; None takes all."""
     if order is None:
         return ids
@@ -168,11 +168,11 @@ def ids_at(ids: Any, order: Any) -> Any:
         return np.where(valid, ids[np.where(valid, order, 0)], PADDING).astype(ids.dtype)
     if jax.export.is_symbolic_dim(ids.shape[0]):  # perhaps of no rows
         ids = pad_ids(ids, 1)
-    at = whole(jnp.asarray(ids), 1).at[whole(bounded(order, ids.shape[0]))]
+    at = replicate(jnp.asarray(ids), 1).at[replicate(clip_ids(order, ids.shape[0]))]
     return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
 
 
-def count_of(ids: Any, dtype: Any) -> Any:
+def id_count(ids: Any, dtype: Any) -> Any:
     """How many ids there are, as a scalar array: of numpy, if that many are known."""
     count = ids.shape[0]
     return (jnp if jax.export.is_symbolic_dim(count) else np).asarray(count, dtype)
@@ -210,7 +210,7 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
     return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
 
 
-def kept_first(keep: Array) -> Array:
+def compaction_targets(keep: Array) -> Array:
     """Where each of the entries that are kept goes, one behind the other; past the end of others.
 
     :func:`moved` brings ids there.
@@ -220,7 +220,7 @@ def kept_first(keep: Array) -> Array:
     return jnp.where(keep, before, count)
 
 
-def moved(ids: Array, target: Array) -> Array:
+def scatter_ids(ids: Array, target: Array) -> Array:
     """Ids at their new places, as many as before; padding where there are none."""
     return jnp.full_like(ids, PADDING).at[target].set(ids, mode="drop")
 

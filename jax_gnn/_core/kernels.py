@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr
-from jax_gnn._core.ids import MAX_SIZE, at_most, bounded
+from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.op import Operand
 
 
@@ -29,20 +29,20 @@ def csr_operands(csr: Csr, num_cols: int) -> tuple[list[Operand], dict[str, Any]
         "ordered": np.bool_(csr.order is not None),
     }
     ids = [
-        narrow(ids or csr.rows, size)
+        narrow_ids(ids or csr.rows, size)
         for ids, size in zip((csr.rows, csr.cols, csr.order), sizes, strict=True)
     ]
     return ids, attributes
 
 
-def narrow(ids: Operand, size: int) -> Operand:
+def narrow_ids(ids: Operand, size: int) -> Operand:
     """Makes ids int32; those out of range stay so, on their side."""
     if ids.dtype == np.int32:
         return ids
-    return Operand.of(lambda wide: bounded(wide, size).astype(jnp.int32), ids)
+    return Operand.of(lambda wide: clip_ids(wide, size).astype(jnp.int32), ids)
 
 
-def workspace_of(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:
+def block_workspace(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:
     """What so many blocks leave to others; as workspace_bytes in segments.h."""
     block_bytes = 64 + 2 * (-(-2 * width * acc.itemsize // 16) * 16)
     return jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)
@@ -55,10 +55,10 @@ _MOST_BLOCKS, _LEAST_ENTRIES = 1024, 16
 
 def unscheduled_workspace(csr: Csr, width: int, dtype: Any) -> jax.ShapeDtypeStruct:
     """Of a sum without a schedule, whose runs have so many numbers."""
-    return workspace_of(most_blocks(csr), width, np.dtype(accumulator_dtype(dtype)))
+    return block_workspace(max_blocks(csr), width, np.dtype(accumulator_dtype(dtype)))
 
 
-def most_blocks(csr: Csr) -> int:
+def max_blocks(csr: Csr) -> int:
     """That share the entries of a sum without a schedule."""
     # Not min and max, as sizes may be symbolic.
     needed = jax.core.max_dim(1, -(-csr.count // _LEAST_ENTRIES))

@@ -20,8 +20,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_gnn._core import ffi
-from jax_gnn._core.op import align_varying, of_jax, replaced, shaped
-from jax_gnn._core.sharding import batch_over_auto_axes, needs_devices, on_a_mesh
+from jax_gnn._core.op import abstract_like, align_varying, as_jax, replace_items
+from jax_gnn._core.sharding import batch_over_auto_axes, first_on_mesh, needs_devices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,7 +206,7 @@ def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
     known, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
     return [
-        shaped(on_a_mesh(avals), jax.ShapeDtypeStruct((*sizes, *each.shape), each.dtype))
+        abstract_like(first_on_mesh(avals), jax.ShapeDtypeStruct((*sizes, *each.shape), each.dtype))
         for each in call.linear.result(known, moving, **call.attributes)
     ]
 
@@ -215,8 +215,8 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Array], list[Array]]:
     call = _Call.of(**params)
-    leaves = [of_jax(x) for x in primals]
-    given = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
+    leaves = [as_jax(x) for x in primals]
+    given = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
     num_known = call.num_known
     terms = []
     if any(t is not None for t in given[num_known:]):
@@ -225,7 +225,7 @@ def _jvp(
     if moved:
 
         def of_known(*values: Array) -> list[Array]:
-            return call.run(*replaced(leaves, moved, values))
+            return call.run(*replace_items(leaves, moved, values))
 
         at, along = ([each[i] for i in moved] for each in (leaves, given))
         terms.append(jax.jvp(of_known, at, along)[1])
@@ -236,9 +236,9 @@ def _jvp(
 def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
     call = _Call.of(**params)
     num_known = call.num_known
-    known = [of_jax(x) for x in leaves[:num_known]]
+    known = [as_jax(x) for x in leaves[:num_known]]
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in leaves[num_known:]]
-    given = [None if isinstance(ct, ad.Zero) else of_jax(ct) for ct in cts]
+    given = [None if isinstance(ct, ad.Zero) else as_jax(ct) for ct in cts]
     if all(ct is None for ct in given):
         found: list[Any] = [ad.Zero(aval.to_ct_aval()) for aval in avals]
     else:
@@ -253,7 +253,7 @@ def _batch(
     leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[list[Array], list[int]]:
     moved = [
-        of_jax(leaf) if dim is None else jnp.moveaxis(leaf, dim, 0)
+        as_jax(leaf) if dim is None else jnp.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     axes = (*params.pop("axes"), tuple(None if dim is None else 0 for dim in dims))
@@ -262,7 +262,7 @@ def _batch(
     return results, [0] * len(results)
 
 
-def made_of(*leaves: Array, **params: Any) -> list[Array]:
+def apply_equation(*leaves: Array, **params: Any) -> list[Array]:
     """The results of an equation of `PRIMITIVE`, by the primitives that its function applies."""
     return _Call.of(**params).run(*leaves)
 
@@ -274,4 +274,4 @@ PRIMITIVE.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[PRIMITIVE] = _jvp
 ad.primitive_transposes[PRIMITIVE] = _transpose
 batching.primitive_batchers[PRIMITIVE] = _batch
-mlir.register_lowering(PRIMITIVE, mlir.lower_fun(made_of, multiple_results=True))
+mlir.register_lowering(PRIMITIVE, mlir.lower_fun(apply_equation, multiple_results=True))

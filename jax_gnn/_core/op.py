@@ -89,7 +89,7 @@ class Operand:
         """What a function makes of operands."""
         avals = [operand.aval for operand in operands]
         like = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-        aval = shaped(avals[0], like)
+        aval = abstract_like(avals[0], like)
 
         def lower(ctx: Any) -> Any:
             inner = ctx.replace(avals_in=avals, avals_out=[aval])
@@ -275,13 +275,13 @@ def composed_jvp(
     moving = [i for i, change in enumerate(changes) if change is not None]
 
     def moved(values: list[Any]) -> Array:
-        return function(jax.tree.unflatten(tree, replaced(leaves, moving, values)))
+        return function(jax.tree.unflatten(tree, replace_items(leaves, moving, values)))
 
     at, along = ([each[i] for i in moving] for each in (leaves, changes))
     return jax.jvp(moved, (at,), (along,))
 
 
-def replaced(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+def replace_items(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
     """The leaves, with other values in some places."""
     found = list(leaves)
     for i, value in zip(places, values, strict=True):
@@ -292,7 +292,7 @@ def replaced(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
-def of_jax(value: Any) -> Any:
+def as_jax(value: Any) -> Any:
     """JAX keeps arrays that a jitted function closes over as numpy's: rules get its own."""
     return jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value
 
@@ -302,7 +302,7 @@ def _abstract_eval(
 ) -> Any:
     del devices
     result = op.result(tree.unflatten(avals), **attributes)
-    return jax.tree.map(functools.partial(shaped, sharding.on_a_mesh(avals)), result)
+    return jax.tree.map(functools.partial(abstract_like, sharding.first_on_mesh(avals)), result)
 
 
 def _plain(op: Op, implementation: str | None, tree: Any, attributes: Any, *leaves: Any) -> Any:
@@ -329,7 +329,7 @@ def _split(
     return sharding.Split(rule, local)
 
 
-def shaped(aval: Any, like: Any) -> Any:
+def abstract_like(aval: Any, like: Any) -> Any:
     """An abstract value with another shape and dtype, that varies over the same manual axes."""
     whole = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
     return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=whole)
@@ -348,9 +348,9 @@ def _jvp(
     del devices
     linear = tuple(key for key in op.transpose if isinstance(key, str))
     rule = op.jvp or functools.partial(multilinear_jvp, linear)
-    known = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
+    known = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
     bind = Bind(op, implementation, attributes)
-    result, tangent = rule(bind, tree.unflatten(map(of_jax, primals)), tree.unflatten(known))
+    result, tangent = rule(bind, tree.unflatten(map(as_jax, primals)), tree.unflatten(known))
     zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
     return result, zero if tangent is None else tangent
 
@@ -366,7 +366,7 @@ def _transpose(
 ) -> list[Any]:
     del devices
     bind = Bind(op, implementation, attributes)
-    operands = tree.unflatten(map(of_jax, leaves))
+    operands = tree.unflatten(map(as_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
     wanted = [
         name
@@ -417,7 +417,7 @@ def _batch(
     bind = Bind(op, implementation, attributes)
     batched = [dim is not None for dim in dims]
     moved = [
-        of_jax(leaf) if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
+        as_jax(leaf) if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
@@ -441,7 +441,7 @@ def _batch(
 
 def lower(op: Op, platform: str, ctx: Any, *values: Any, **params: Any) -> Any:
     """Lowers an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
-    with sharding.as_wide_as(ctx.avals_in):
+    with sharding.enable_x64_for(ctx.avals_in):
         return _lowered(op, platform, ctx, *values, **params)
 
 
@@ -464,7 +464,7 @@ def _lowered(
     plain = functools.partial(_plain, op, implementation, tree, attributes)
     split = None
     # Plain XLA that was asked for is XLA's to split, and exported programs know no rules.
-    if implementation != "xla" and sharding.partitions(ctx):
+    if implementation != "xla" and sharding.is_partitioned(ctx):
         split = _split(op, implementation, tree, ctx.avals_in, ctx.avals_out, attributes)
     if split is not None:
         return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)

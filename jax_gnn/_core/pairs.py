@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.csr import inverse_of
+from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import PADDING, in_range, row_starts
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._core.sort import sorted_ids
@@ -38,14 +38,14 @@ def _xla(rows: Array, types: Array, *, num_relations: int, num_pairs: int) -> li
     """The arrays of `Pairs`, where the edges of each start, and the pair of each edge."""
     count, dtype = rows.shape[0], rows.dtype
     valid = rows >= 0
-    number, first = numbered(valid, rows, types)
+    number, first = number_runs(valid, rows, types)
     indptr = row_starts(jnp.where(valid, number, count), count)[: num_pairs + 1]
     types = jnp.where(in_range(types, num_relations), types, num_relations).astype(dtype)
-    sorted_nodes = written(first, rows, PADDING)[:num_pairs]
-    relations = written(first, types, num_relations)[:num_pairs]
+    sorted_nodes = scatter_values(first, rows, PADDING)[:num_pairs]
+    relations = scatter_values(first, types, num_relations)[:num_pairs]
     places = sorted_ids(relations, num_relations)[1]
-    sizes = sizes_of(relations, num_relations)
-    pairs = sorted_nodes[places], sizes, sorted_nodes, inverse_of(places), places
+    sizes = relation_sizes(relations, num_relations)
+    pairs = sorted_nodes[places], sizes, sorted_nodes, inverse_permutation(places), places
     found = *pairs, indptr, jnp.where(valid, number, PADDING)
     return [ids.astype(dtype) for ids in found]
 
@@ -91,7 +91,7 @@ relation_pairs = define(
 # --- In plain JAX --------------------------------------------------------------------------------
 
 
-def numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:
+def number_runs(valid: Array, *keys: Array) -> tuple[Array, Array]:
     """Numbers the runs of equal keys; and the same at the first of each run, elsewhere -1."""
     change = [key != jnp.roll(key, 1) for key in keys]
     new = valid & (change[0] | change[1] | (jnp.arange(valid.shape[0]) == 0))
@@ -99,11 +99,11 @@ def numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:
     return number, jnp.where(new, number, PADDING)
 
 
-def written(places: Array, values: Array, fill: int) -> Array:
+def scatter_values(places: Array, values: Array, fill: int) -> Array:
     """Values at their places, which are all different but for -1: nowhere."""
     places = jnp.where(places == PADDING, values.shape[0], places)
     return jnp.full_like(values, fill).at[places].set(values, mode="drop")
 
 
-def sizes_of(rel: Array, num_relations: int) -> Array:
+def relation_sizes(rel: Array, num_relations: int) -> Array:
     return jnp.zeros(num_relations, rel.dtype).at[rel].add(1, mode="drop")

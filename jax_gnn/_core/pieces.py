@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import put, take
+from jax_gnn._core.arrays import scatter_rows, take
 from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import WHOLE, Piece, Pieces, Sharding, axes_of
+from jax_gnn._core.sharding import UNSPLIT, Piece, Pieces, Sharding, parse_axes
 from jax_gnn._core.sort import sorted_ids
 
 
-def by_matrix(
+def matrix_sharding(
     operands: Mapping[str, str],
     *results: str,
     runs: bool = True,
@@ -55,12 +55,12 @@ def by_matrix(
         sizes = {"h": heads} | block_sizes(named.matrix)
 
         def text(of: str, shape: Sequence[int]) -> str:
-            named = [words.get(word, word) for word in axes_of(of)]
+            named = [words.get(word, word) for word in parse_axes(of)]
             if "features" in named:
                 at, count = named.index("features"), len(shape) - len(named) + 1
                 named[at : at + 1] = ["(h k)"] if count == 1 else [f"f{i}" for i in range(count)]
             if shape and shape[0] <= 1 and named[0] in words.values():
-                named[0] = WHOLE  # one for all, or none
+                named[0] = UNSPLIT  # one for all, or none
             for axis, size in zip(named, shape, strict=True):
                 outer, *inner = axis.strip("()").split()
                 sizes.update({name: size // max(sizes[outer], 1) for name in inner})
@@ -82,7 +82,7 @@ def by_matrix(
                 heads = bind.attributes["heads"] // pieces["h"].count
                 bind = replace(bind, attributes={**bind.attributes, "heads": heads})
             if "b" in pieces:
-                own = own._replace(matrix=block(own.matrix, pieces["b"]))
+                own = own._replace(matrix=local_blocks(own.matrix, pieces["b"]))
             elif "e" in pieces:
                 order = own.matrix.by_row.order
                 weights = [name for name, of in operands.items() if "weights" in of]
@@ -95,7 +95,7 @@ def by_matrix(
                 if order is not None:
                     # Gradients to weights go back to where the entries' order names these.
                     local_results = [
-                        put(x, order, csr.count) if "weights" in of else x
+                        scatter_rows(x, order, csr.count) if "weights" in of else x
                         for x, of in zip(jax.tree.leaves(bind(own)), results, strict=True)
                     ]
                     return split.joined(local_results, pieces, reduces)
@@ -115,8 +115,8 @@ def by_matrix(
 def _num_heads(named: Any, operands: Mapping[str, str]) -> int:
     """Return the size of the axis ``h`` of an operand that has one; 1 if none has."""
     for name, factors in operands.items():
-        if "h" in axes_of(factors) and (x := getattr(named, name, None)) is not None:
-            return x.shape[axes_of(factors).index("h")]
+        if "h" in parse_axes(factors) and (x := getattr(named, name, None)) is not None:
+            return x.shape[parse_axes(factors).index("h")]
     return 1
 
 
@@ -124,12 +124,12 @@ def _words(csr: Csr, runs: bool) -> dict[str, str]:
     """The factors of what lies along a matrix."""
     if csr.blocks > 1:
         return {"rows": "(b r)", "cols": "(b n)", "entries": "(b e)", "weights": "(b e)"}
-    entries = "e" if runs else WHOLE
+    entries = "e" if runs else UNSPLIT
     return {
-        "rows": entries if csr.rows is None else WHOLE,
-        "cols": entries if csr.cols is None or csr.resorted or csr.own_cols else WHOLE,
+        "rows": entries if csr.rows is None else UNSPLIT,
+        "cols": entries if csr.cols is None or csr.resorted or csr.own_cols else UNSPLIT,
         "entries": entries,
-        "weights": entries if csr.order is None else WHOLE,
+        "weights": entries if csr.order is None else UNSPLIT,
     }
 
 
@@ -137,15 +137,15 @@ def _texts(matrix: SparseMatrix, entries: str, transposed: bool) -> SparseMatrix
     """The factors of a matrix's arrays."""
     by_row, by_col = matrix
     if transposed:
-        of_cols = WHOLE if by_row.blocks == 1 else entries
-        return SparseMatrix(half(by_row, entries), half(by_col, of_cols, "t"))
+        of_cols = UNSPLIT if by_row.blocks == 1 else entries
+        return SparseMatrix(half_factors(by_row, entries), half_factors(by_col, of_cols, "t"))
     if by_row.resorted:  # plain XLA reads ids as they were, and a run is sorted by itself
-        whole = WHOLE if by_row.blocks == 1 else entries
-        return SparseMatrix(half(by_row, whole), half(by_col, entries))
-    return SparseMatrix(half(by_row, entries), unread(by_col))
+        whole = UNSPLIT if by_row.blocks == 1 else entries
+        return SparseMatrix(half_factors(by_row, whole), half_factors(by_col, entries))
+    return SparseMatrix(half_factors(by_row, entries), unread(by_col))
 
 
-def half(csr: Csr, entries: str, slots: str = "s") -> Csr:
+def half_factors(csr: Csr, entries: str, slots: str = "s") -> Csr:
     """The factors of the arrays of a half that is read, by those of its entries.
 
     Args:
@@ -154,11 +154,11 @@ def half(csr: Csr, entries: str, slots: str = "s") -> Csr:
         slots: the name of that of slots, where there are blocks.
     """
     ids: dict[str, Any] = {name: None if getattr(csr, name) is None else entries for name in _IDS}
-    of_slots = f"(b {slots}) {WHOLE}" if csr.blocks > 1 else f"{WHOLE} {WHOLE}"
+    of_slots = f"(b {slots}) {UNSPLIT}" if csr.blocks > 1 else f"{UNSPLIT} {UNSPLIT}"
     return replace(
         csr,
         **ids,
-        indptr=None if csr.indptr is None else WHOLE,
+        indptr=None if csr.indptr is None else UNSPLIT,
         slots=None if csr.slots is None else EdgeSplit(of_slots, of_slots),
     )
 
@@ -168,7 +168,7 @@ _IDS = "rows", "cols", "order"
 
 def unread(tree: Any) -> Any:
     """The factors of arrays that nothing reads."""
-    return jax.tree.map(lambda x: " ".join([WHOLE] * len(x.shape)), tree)
+    return jax.tree.map(lambda x: " ".join([UNSPLIT] * len(x.shape)), tree)
 
 
 def block_sizes(matrix: SparseMatrix) -> dict[str, int]:
@@ -181,7 +181,7 @@ def block_sizes(matrix: SparseMatrix) -> dict[str, int]:
     return {name: size if name == "b" else size // by_row.blocks for name, size in found.items()}
 
 
-def block(matrix: SparseMatrix, piece: Piece) -> SparseMatrix:
+def local_blocks(matrix: SparseMatrix, piece: Piece) -> SparseMatrix:
     """A device's blocks, of which ids count from their start."""
     by_row, by_col = matrix
     num_rows, num_cols = (half.num_rows // piece.count for half in matrix)

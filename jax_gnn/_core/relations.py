@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
-from jax_gnn._core.ids import ids_at, namespace, pad_ids
+from jax_gnn._core.ids import namespace, pad_ids, take_ids
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +84,7 @@ class Pairs:
         of_nodes = Csr(
             *(
                 self.sorted_nodes,
-                ids_at(relations, self.order),
+                take_ids(relations, self.order),
                 None if self.by_node else self.order,
             ),
             num_rows=self.num_nodes,

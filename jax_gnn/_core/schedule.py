@@ -113,17 +113,17 @@ class Family(Generic[S]):
     def known(self, **call: Any) -> dict[str, Any]:
         """The call with typical numbers in the place of symbolic ones."""
         return {
-            name: known_size(value) if name in self.sizes else known_width(value)
+            name: concrete_size(value) if name in self.sizes else concrete_width(value)
             for name, value in call.items()
         }
 
 
-def known_size(size: Any) -> int:
+def concrete_size(size: Any) -> int:
     """A number of rows, a typical one where it is symbolic."""
     return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(size) else size
 
 
-def known_width(width: Any) -> int:
+def concrete_width(width: Any) -> int:
     """A number of features, a typical one where it is symbolic."""
     return _SYMBOLIC_WIDTH if jax.export.is_symbolic_dim(width) else width
 

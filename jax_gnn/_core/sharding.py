@@ -28,7 +28,7 @@ from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-WHOLE = "."
+UNSPLIT = "."
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ Pieces = Mapping[str, Piece]
 _REDUCE = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 
 
-def axes_of(text: str) -> list[str]:
+def parse_axes(text: str) -> list[str]:
     """The axes that a rule's string names, brackets in one."""
     return re.findall(r"\([^)]*\)|\S+", text)
 
@@ -95,11 +95,11 @@ class Sharding:
         found, unnamed = [], 0
         for text in (*self.operands, *self.results):
             axes = []
-            for axis in axes_of(text):
+            for axis in parse_axes(text):
                 names = tuple(axis.strip("()").split())
                 if len(names) > 1:  # in brackets JAX takes no factor of size 1
                     names = tuple(n for n in names if self.sizes[n] > 1) or names[-1:]
-                if axis == WHOLE:
+                if axis == UNSPLIT:
                     unnamed += 1
                     names = (f"WHOLE{unnamed}",)
                 axes.append(names)
@@ -181,7 +181,7 @@ def _names(entry: Any) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def spec_of(aval: Any) -> tuple[Any, ...]:
+def full_spec(aval: Any) -> tuple[Any, ...]:
     """How an array is split over explicit axes: an entry for each of its axes."""
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (len(aval.shape) - len(spec))
@@ -192,7 +192,7 @@ def is_explicit(avals: Sequence[Any]) -> bool:
     return any(axis is not None for aval in avals for axis in aval.sharding.spec)
 
 
-def on_a_mesh(avals: Sequence[Any]) -> Any:
+def first_on_mesh(avals: Sequence[Any]) -> Any:
     """Return the first abstract value on a mesh: arrays that are closed over are on none.
 
     Manual axes are those of any of them, as all operands vary over the same ones.
@@ -222,13 +222,13 @@ def reshape(x: Array, *shape: int) -> Array:
                 new, j = new * shape[j], j + 1
         first = next((k for k in range(first, i) if x.shape[k] > 1), first)
         to = next((k for k in range(to, j) if shape[k] > 1), to)
-        axes = spec_of(aval)[first]
+        axes = full_spec(aval)[first]
         if shape[to] % math.prod(aval.sharding.mesh.shape[axis] for axis in _names(axes)) == 0:
             spec[to] = axes
     return jax.lax.reshape(x, shape, out_sharding=_over(aval, *spec))
 
 
-def like(x: Array, aval: Any) -> Array:
+def reshard_like(x: Array, aval: Any) -> Array:
     """Split over explicit axes as another array of its shape is."""
     if not is_explicit([aval, jax.typeof(x)]):
         return x
@@ -240,17 +240,17 @@ def where(mask: Array, x: Array, other: Any) -> Array:
     """``jnp.where``, where a smaller mask is split over explicit axes as ``x`` is."""
     aval = jax.typeof(x)
     if is_explicit([aval, jax.typeof(mask)]):
-        mask = like(jax.numpy.broadcast_to(mask, x.shape), aval)
+        mask = reshard_like(jax.numpy.broadcast_to(mask, x.shape), aval)
     return jax.numpy.where(mask, x, other)
 
 
-def whole(x: Array, axes: int | None = None) -> Array:
+def replicate(x: Array, axes: int | None = None) -> Array:
     """All of it on each device, of what is split over explicit axes; or its first ``axes``."""
     if not isinstance(x, jax.Array) or not is_explicit([jax.typeof(x)]):
         return x
     axes = x.ndim if axes is None else axes
     return jax.sharding.reshard(
-        x, _over(jax.typeof(x), *[None] * axes, *spec_of(jax.typeof(x))[axes:])
+        x, _over(jax.typeof(x), *[None] * axes, *full_spec(jax.typeof(x))[axes:])
     )
 
 
@@ -275,7 +275,7 @@ def over_auto_axes(call: Callable[..., Any], operands: Sequence[Any], specs: Any
         by_id = dict(zip(arrays, values, strict=True))
         return call(*jax.tree.unflatten(tree, [by_id.get(id(x), x) for x in leaves]))
 
-    mesh = on_a_mesh(avals).sharding.mesh
+    mesh = first_on_mesh(avals).sharding.mesh
     axes = tuple(
         name
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -296,14 +296,14 @@ def batch_over_auto_axes(
         batched: whether each operand is.
     """
     of_batch = [x for x, is_batched in zip(operands, batched, strict=True) if is_batched]
-    entries = [spec_of(jax.typeof(x))[0] for x in of_batch]
+    entries = [full_spec(jax.typeof(x))[0] for x in of_batch]
     entry = next((entry for entry in entries if entry is not None), None)
     if entry is None:
         return rule(*operands)
     return over_auto_axes(rule, operands, PartitionSpec(entry))
 
 
-def rows_like(position: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+def auto_axes_like(position: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Decorate a function, so that its explicit mesh axes are made automatic.
 
     Args:
@@ -313,7 +313,7 @@ def rows_like(position: int) -> Callable[[Callable[..., Array]], Callable[..., A
     def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
         @functools.wraps(function)
         def call(*operands: Any, **options: Any) -> Array:
-            spec = PartitionSpec(spec_of(jax.typeof(operands[position]))[0])
+            spec = PartitionSpec(full_spec(jax.typeof(operands[position]))[0])
             both = operands, options
             return over_auto_axes(lambda args, kwargs: function(*args, **kwargs), both, spec)
 
@@ -336,8 +336,8 @@ class Split:
 
     def result_specs(self, avals: Sequence[Any], results: Sequence[Any]) -> list[PartitionSpec]:
         """Return how results are split where operands are split over explicit axes."""
-        mesh = on_a_mesh(avals).sharding.mesh
-        specs = [*map(spec_of, avals), *[()] * len(results)]
+        mesh = first_on_mesh(avals).sharding.mesh
+        specs = [*map(full_spec, avals), *[()] * len(results)]
         pieces = self.rule.pieces(mesh, [each.shape for each in (*avals, *results)], specs)
         return self.rule.specs(pieces)[len(avals) :]
 
@@ -351,7 +351,7 @@ class Split:
             chosen = [NamedSharding(mesh, spec) for spec in self.rule.specs(pieces)]
 
             def call(*local: Array) -> list[Array]:
-                with as_wide_as(local), without_mesh():
+                with enable_x64_for(local), without_mesh():
                     return self.local(local, pieces)
 
             return mesh, call, chosen[len(operands) :], tuple(chosen[: len(operands)])
@@ -374,7 +374,7 @@ def without_mesh() -> AbstractContextManager[None]:
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
-def as_wide_as(arrays: Sequence[Any]) -> AbstractContextManager[Any]:
+def enable_x64_for(arrays: Sequence[Any]) -> AbstractContextManager[Any]:
     """Takes 64-bit arrays for what they are.
 
     XLA's partitioner calls from a thread that does not know of the user's ``jax.enable_x64``.
@@ -402,7 +402,7 @@ def needs_devices() -> tuple[Any, ...]:
     return _needs_devices() if chooses and jax.device_count() > 1 else ()
 
 
-def partitions(ctx: Any) -> bool:
+def is_partitioned(ctx: Any) -> bool:
     """Whether a lowering is of a program for several devices that XLA's partitioner splits."""
     devices = getattr(ctx.module_context.axis_context, "device_assignment", None)
     return (

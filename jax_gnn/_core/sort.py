@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.batching import one_by_one
+from jax_gnn._core.batching import map_batch
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import at_most, ids_at, in_range
+from jax_gnn._core.ids import at_most, in_range, take_ids
 from jax_gnn._core.kernels import like_first
 from jax_gnn._core.op import Bind, Call, Op, define
-from jax_gnn._core.sharding import WHOLE, Sharding, whole
+from jax_gnn._core.sharding import UNSPLIT, Sharding, replicate
 
 
 class Ids(NamedTuple):
@@ -54,7 +54,7 @@ def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
     block = num_segments + 1  # the last is for padding
     limit = jnp.iinfo(ids.dtype).max
     if not all(at_most(size * each, limit) for each in (block, count)):
-        return one_by_one(bind, operands)
+        return map_batch(bind, operands)
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
     ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block
     order = bind(Ids(ids.ravel()), num_segments=size * block)
@@ -73,7 +73,7 @@ segment_order = define(
         transpose={},
         batch=_batch,
         sharding=lambda *_, **attributes: Sharding(
-            [WHOLE], [WHOLE], lambda bind, operands, pieces: bind(operands)
+            [UNSPLIT], [UNSPLIT], lambda bind, operands, pieces: bind(operands)
         ),
     )
 )
@@ -87,10 +87,10 @@ def sorted_ids(ids: Array, bound: int, implementation: str | None = None) -> tup
         bound: what they are below. Others come last, as the bound.
         implementation: of the sort, for tests.
     """
-    ids = whole(ids)
+    ids = replicate(ids)
     ids = jnp.where(in_range(ids, bound), ids, bound)
     order = segment_order(ids, num_segments=bound, implementation=implementation)
-    return ids_at(ids, order), order
+    return take_ids(ids, order), order
 
 
 def sorted_segments(

@@ -15,19 +15,19 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import ffi
-from jax_gnn._core.csr import inverse_of
+from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import (
     PADDING,
     at_most,
-    ids_at,
     in_range,
     index_dtype,
     is_traced,
     pad_ids,
     pad_indptr,
     row_starts,
+    take_ids,
 )
-from jax_gnn._core.pairs import numbered, relation_pairs, sizes_of, written
+from jax_gnn._core.pairs import number_runs, relation_pairs, relation_sizes, scatter_values
 from jax_gnn._core.relations import Pairs
 from jax_gnn._core.sort import sorted_ids
 
@@ -171,7 +171,7 @@ def sort_triples(
     )
 
 
-def by_source(rows: Any, cols: Any, valid: int, num_src: int) -> tuple[Any, Any, Any, Any]:
+def sort_by_source(rows: Any, cols: Any, valid: int, num_src: int) -> tuple[Any, Any, Any, Any]:
     """Edges by source, of edges by destination in numpy: all that a `Graph` has of that order.
 
     Args:
@@ -202,24 +202,24 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
         results[1] = results[1][: size + 1]
         return Pairs(*found, num_nodes=num_src, by_node=False), OutOfPairs(*results)
 
-    t_types = ids_at(edges.types, edges.t_order)
+    t_types = take_ids(edges.types, edges.t_order)
     t_types = jnp.where(in_range(t_types, num_relations), t_types, num_relations).astype(dtype)
     by_rel = sorted_ids(t_types, num_relations)[1]
     columns = t_types, edges.t_rows, edges.t_cols, edges.t_order
     rel, src, t_cols, t_order = (ids[by_rel] for ids in columns)
     valid = rel < num_relations
-    number, first = numbered(valid, rel, src)
+    number, first = number_runs(valid, rel, src)
     rows = jnp.where(valid, number, PADDING)
     # What pairs have of their first edges, at once; past the last pair the place where edges end.
-    room, last = most_pairs(count, num_src, num_relations), edges.t_indptr[-1].astype(dtype)
+    room, last = max_pairs(count, num_src, num_relations), edges.t_indptr[-1].astype(dtype)
     ends = jnp.stack([jnp.asarray(PADDING, dtype), jnp.asarray(num_relations, dtype), last])
     own = jnp.stack([src, rel, jnp.arange(count, dtype=dtype)], axis=1)
     table = jnp.broadcast_to(ends, (room + 1, 3))
     table = table.at[jnp.where(first < 0, room + 1, first)].set(own, mode="drop")
-    nodes, sizes = table[:room, 0], sizes_of(table[:room, 1], num_relations)
-    out = OutOfPairs(written(t_order, rows, PADDING), table[:, 2], rows, t_cols, t_order)
+    nodes, sizes = table[:room, 0], relation_sizes(table[:room, 1], num_relations)
+    out = OutOfPairs(scatter_values(t_order, rows, PADDING), table[:, 2], rows, t_cols, t_order)
     order = sorted_ids(nodes, num_src)[1]
-    pairs = (nodes, sizes, nodes[order], order, inverse_of(order))
+    pairs = (nodes, sizes, nodes[order], order, inverse_permutation(order))
     return Pairs(*pairs, num_nodes=num_src, by_node=False), out
 
 
@@ -235,14 +235,14 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
         results[0] = results[0][: size + 1]
         return Pairs(*found, num_nodes=num_dst, by_node=True), IntoPairs(*results)
 
-    room = most_pairs(count, num_dst, num_relations)
+    room = max_pairs(count, num_dst, num_relations)
     found = relation_pairs(edges.rows, edges.types, num_relations=num_relations, num_pairs=room)
     *pairs, indptr, rows = (ids.astype(dtype) for ids in found)
-    into = IntoPairs(indptr, rows, ids_at(rows, edges.t_order))
+    into = IntoPairs(indptr, rows, take_ids(rows, edges.t_order))
     return Pairs(*pairs, num_nodes=num_dst, by_node=True), into
 
 
-def most_pairs(count: int, num_nodes: int, num_relations: int) -> int:
+def max_pairs(count: int, num_nodes: int, num_relations: int) -> int:
     """How many pairs of a node and a relation some edges may have."""
     return num_nodes * num_relations if at_most(num_nodes * num_relations, count) else count
 

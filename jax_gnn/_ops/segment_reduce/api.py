@@ -17,13 +17,13 @@ from jax.lax import GatherScatterMode
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import check_integer
-from jax_gnn._core.arrays import accumulator_dtype, flat
-from jax_gnn._core.csr import inverse_of, permutation, segments
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix
+from jax_gnn._core.csr import inverse_permutation, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.sharding import reshape
+from jax_gnn._ops.segment_reduce.arguments import SegmentArgs, as_floating, parse_segment_args
 from jax_gnn._ops.segment_reduce.primitive import total
-from jax_gnn._ops.segment_reduce.problem import Problem, check_problem, real
 from jax_gnn._ops.segment_softmax import primitive
 
 F = TypeVar("F", bound=Callable[..., Array])
@@ -83,11 +83,11 @@ def segment_sum(
         >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([4., 0., 2.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _reduce(problem, "sum")
+    return _reduce(args, "sum")
 
 
 @public
@@ -114,11 +114,11 @@ def segment_mean(
         >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([2., 0., 2.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _mean(problem)
+    return _mean(args)
 
 
 @public
@@ -147,11 +147,11 @@ def segment_max(
         >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([  3., -inf,   2.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _reduce(problem, "max")
+    return _reduce(args, "max")
 
 
 @public
@@ -180,11 +180,11 @@ def segment_min(
         >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1., inf,  2.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _reduce(problem, "min")
+    return _reduce(args, "min")
 
 
 @public
@@ -213,11 +213,11 @@ def segment_prod(
         >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3., 1., 2.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _reduce(problem, "prod")
+    return _reduce(args, "prod")
 
 
 @public
@@ -247,11 +247,11 @@ def segment_var(
         >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _var(problem, check_integer("ddof", ddof))
+    return _var(args, check_integer("ddof", ddof))
 
 
 @public
@@ -279,11 +279,11 @@ def segment_std(
         >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _std(problem, check_integer("ddof", ddof))
+    return _std(args, check_integer("ddof", ddof))
 
 
 @public
@@ -310,11 +310,11 @@ def segment_logsumexp(
         >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3.126928,     -inf, 2.      ], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _logsumexp(problem)
+    return _logsumexp(args)
 
 
 @public
@@ -341,11 +341,11 @@ def segment_softmax(
         >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _softmax(problem)
+    return _softmax(args)
 
 
 @public
@@ -372,87 +372,87 @@ def segment_argmax(
         >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1, -1,  2], dtype=int32)
     """
-    problem = check_problem(
+    args = parse_segment_args(
         *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
         *(bucket_size, mode, indptr, implementation),
     )
-    return _argmax(problem)
+    return _argmax(args)
 
 
 # --- Compiled as a whole, also where called eagerly: the same roundings everywhere ---------------
 
 
 @functools.partial(jax.jit, static_argnames="reduce")
-def _reduce(problem: Problem, reduce: str) -> Array:
-    return problem.reduce(reduce)
+def _reduce(args: SegmentArgs, reduce: str) -> Array:
+    return args.reduce(reduce)
 
 
 @jax.jit
-def _mean(problem: Problem) -> Array:
-    if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
-        counts = jnp.maximum(problem.groups.counts, 1).astype(problem.data.dtype)
-        return problem.reduce("sum") / problem.row_wise(counts)
-    return real(problem).reduce("mean")
+def _mean(args: SegmentArgs) -> Array:
+    if jnp.issubdtype(args.data.dtype, jnp.complexfloating):
+        counts = jnp.maximum(args.groups.counts, 1).astype(args.data.dtype)
+        return args.reduce("sum") / args.row_wise(counts)
+    return as_floating(args).reduce("mean")
 
 
 @functools.partial(jax.jit, static_argnames="ddof")
-def _var(problem: Problem, ddof: int) -> Array:
-    problem = real(problem)
-    return _variance(problem, ddof).astype(problem.data.dtype)
+def _var(args: SegmentArgs, ddof: int) -> Array:
+    args = as_floating(args)
+    return _variance(args, ddof).astype(args.data.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="ddof")
-def _std(problem: Problem, ddof: int) -> Array:
-    problem = real(problem)
-    variance = _variance(problem, ddof)
+def _std(args: SegmentArgs, ddof: int) -> Array:
+    args = as_floating(args)
+    variance = _variance(args, ddof)
     positive = variance > 0
     root = jnp.sqrt(jnp.where(positive, variance, 1))
-    return jnp.where(positive, root, variance).astype(problem.data.dtype)  # NaN stays
+    return jnp.where(positive, root, variance).astype(args.data.dtype)  # NaN stays
 
 
-def _variance(problem: Problem, ddof: int) -> Array:
+def _variance(args: SegmentArgs, ddof: int) -> Array:
     # Half types would lose the differences.
-    data = problem.data.astype(accumulator_dtype(problem.data.dtype))
-    counts = problem.row_wise(problem.groups.counts)
-    means = problem.gather(problem.with_data(data).reduce("mean"))
-    differences = jnp.where(problem.row_wise(problem.groups.valid), data - means, 0)
-    squares = problem.with_data(differences**2).reduce("sum")
+    data = args.data.astype(accumulator_dtype(args.data.dtype))
+    counts = args.row_wise(args.groups.counts)
+    means = args.gather(args.with_data(data).reduce("mean"))
+    differences = jnp.where(args.row_wise(args.groups.valid), data - means, 0)
+    squares = args.with_data(differences**2).reduce("sum")
     divisors = jnp.maximum(counts - ddof, 1).astype(squares.dtype)
     return jnp.where(counts > ddof, squares / divisors, 0)
 
 
 @jax.jit
-def _logsumexp(problem: Problem) -> Array:
-    return real(problem).reduce("logsumexp")
+def _logsumexp(args: SegmentArgs) -> Array:
+    return as_floating(args).reduce("logsumexp")
 
 
 @jax.jit
-def _softmax(problem: Problem) -> Array:
-    problem = real(problem)
-    groups, x = problem.groups, flat(problem.data)
+def _softmax(args: SegmentArgs) -> Array:
+    args = as_floating(args)
+    groups, x = args.groups, as_matrix(args.data)
     if groups.is_sorted:
         y = primitive.segment_softmax(x, groups.matrix, implementation=groups.implementation)
     else:
         rows, order = groups.matrix.by_row.rows, groups.matrix.by_row.cols
-        sort = permutation(order, inverse_of(order))
+        sort = permutation(order, inverse_permutation(order))
         y = primitive.segment_softmax(
             total(x, sort, groups.implementation),
             segments(rows, groups.size),
             implementation=groups.implementation,
         )
         y = total(y, sort.T, groups.implementation)
-    return reshape(y, *problem.data.shape)
+    return reshape(y, *args.data.shape)
 
 
 @jax.jit
-def _argmax(problem: Problem) -> Array:
-    data = jax.lax.stop_gradient(problem.data)
+def _argmax(args: SegmentArgs) -> Array:
+    data = jax.lax.stop_gradient(args.data)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
         raise TypeError(f"data must be real numbers, got {data.dtype}")
-    problem = problem.with_data(data)
-    top = problem.gather(problem.reduce("max"))
+    args = args.with_data(data)
+    top = args.gather(args.reduce("max"))
     attained = (data == top) | ((data != data) & (top != top))
     count = data.shape[0]
-    positions = problem.row_wise(jnp.arange(count, dtype=problem.groups.ids.dtype))
-    first = problem.with_data(jnp.where(attained, positions, count)).reduce("min")
+    positions = args.row_wise(jnp.arange(count, dtype=args.groups.ids.dtype))
+    first = args.with_data(jnp.where(attained, positions, count)).reduce("min")
     return jnp.where(first < count, first, -1)

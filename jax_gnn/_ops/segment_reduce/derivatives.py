@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, flat, row_wise, take
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import in_range
 from jax_gnn._core.op import Bind
-from jax_gnn._core.sharding import like, reshape, where, whole
+from jax_gnn._core.sharding import replicate, reshape, reshard_like, where
 from jax_gnn._ops.segment_reduce.select import segment_select
 
 
@@ -27,9 +27,9 @@ def extremum_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array 
     result = bind(primals)
 
     def select(value: Array | None, factor: Array | None) -> Array:
-        value = None if value is None else flat(value)
+        value = None if value is None else as_matrix(value)
         return segment_select(
-            *(flat(result), flat(x), value, weight, factor, matrix),
+            *(as_matrix(result), as_matrix(x), value, weight, factor, matrix),
             weight_on_row=False,
             heads=bind.attributes["heads"],
             implementation=bind.implementation,
@@ -63,8 +63,8 @@ def not_padding(matrix: SparseMatrix) -> Array:
 def prod_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[Array, Array | None]:
     """Of a product: the sum of the tangents times the product of the others."""
     x, _, matrix = primals.message
-    csr, acc = jax.tree.map(whole, matrix.by_row), accumulator_dtype(x.dtype)
-    factors, tangents_of_factors = (whole(take(each, csr.cols), 1) for each in (x, tangents.x))
+    csr, acc = jax.tree.map(replicate, matrix.by_row), accumulator_dtype(x.dtype)
+    factors, tangents_of_factors = (replicate(take(each, csr.cols), 1) for each in (x, tangents.x))
     valid = row_wise(csr.valid(x.shape[0]), factors)
     factors = where(valid, factors, 1).astype(acc)
     terms = _product_of_others(factors, csr.rows) * tangents_of_factors.astype(acc)
@@ -89,6 +89,6 @@ def _exclusive_products(x: Array, starts: Array, reverse: bool) -> Array:
     def combine(left: Any, right: Any) -> Any:
         return jnp.where(right[1], right[0], left[0] * right[0]), left[1] | right[1]
 
-    flags = like(jnp.broadcast_to(row_wise(starts, x), x.shape), jax.typeof(x))
+    flags = reshard_like(jnp.broadcast_to(row_wise(starts, x), x.shape), jax.typeof(x))
     products, _ = jax.lax.associative_scan(combine, (x, flags), reverse=reverse)
     return jnp.where(flags, 1, jnp.roll(products, -1 if reverse else 1, axis=0))

@@ -14,7 +14,7 @@ from jax_gnn._core.arguments import as_array, check_ids, check_size
 from jax_gnn._core.arrays import DTYPES, STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import PADDING, index_dtype, placed
+from jax_gnn._core.ids import PADDING, index_dtype, to_device
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
 
@@ -90,7 +90,7 @@ class SegmentIndex:
         if (ids[1:] < ids[:-1]).any():
             order = np.argsort(ids, kind="stable").astype(dtype)
             rows = ids[order]
-        return placed(cls(ids, rows, order, num_segments=num_segments))
+        return to_device(cls(ids, rows, order, num_segments=num_segments))
 
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
         """The rows of x that the ids name.

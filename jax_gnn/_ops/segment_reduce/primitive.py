@@ -28,22 +28,22 @@ from jax import Array
 from jax_gnn._core.arrays import (
     DTYPES,
     accumulator_dtype,
+    as_matrix,
     feature_wise,
-    flat,
-    put,
     row_width,
     row_wise,
+    scatter_rows,
     take,
 )
-from jax_gnn._core.batching import batch, batch_apart
-from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, entrywise
+from jax_gnn._core.batching import batch_composition, batch_features
+from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, orient_by_weights
 from jax_gnn._core.ids import PADDING, at_most, in_range
-from jax_gnn._core.kernels import csr_operands, like_first, narrow, per_entry, per_row
+from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.schedule import L2_BYTES
-from jax_gnn._core.sharding import WHOLE, Piece, Sharding, reshape
+from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
 from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -146,7 +146,7 @@ def _reduce_call(
         "has_end": np.bool_(end is not None),
         **{name: np.bool_(each is not None) for name, each in zip(names, optional, strict=True)},
     }
-    end = None if end is None else narrow(end, csr.count)
+    end = None if end is None else narrow_ids(end, csr.count)
     given = [x, *(each or x for each in (*optional, halo)), *ids, end or ids[0]]
     return Call(given, flags | schedule, workspaces)
 
@@ -377,7 +377,7 @@ def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int)
         # The batch is an axis of the features, so that either may be split over devices.
         result = bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1)))
         return jnp.moveaxis(result, 1, 0)
-    return batch(("weight",), bind, operands, batched, size)
+    return batch_features(("weight",), bind, operands, batched, size)
 
 
 def _across(bind: Bind, operands: Messages, piece: Piece) -> Array:
@@ -420,16 +420,16 @@ _ACROSS: dict[str, Callable[[Bind, Messages, Piece], Array]] = {
 
 def _reduce_sharding(operands: Messages, results: Any, **attributes: Any) -> Sharding:
     runs = attributes["reduce"] in _ACROSS or operands.matrix.by_row.rows is None
-    rule = by_matrix(
+    rule = matrix_sharding(
         {
             "x": "cols features",
             "weight": "weights h",
             **dict.fromkeys(("own_scale", "out_scale", "result_scale"), "rows"),
             "residual": "rows features",
             "bias": "features",
-            "halo": f"{WHOLE} features",
-            **{f"far.csr.{name}": WHOLE for name in ("rows", "cols", "order")},
-            **dict.fromkeys(("far.first", "end"), WHOLE),
+            "halo": f"{UNSPLIT} features",
+            **{f"far.csr.{name}": UNSPLIT for name in ("rows", "cols", "order")},
+            **dict.fromkeys(("far.first", "end"), UNSPLIT),
         },
         "rows features",
         runs=runs,
@@ -519,9 +519,9 @@ def reduce_messages(
         x = x.astype(accumulator_dtype(dtype))  # else rounding would hide which was the maximum
     own_scale, out_scale, residual, bias, result_scale = epilogue
     if weight is not None:
-        x = flat(x)
-        halo = None if halo is None else flat(halo)
-        residual = None if residual is None else flat(residual)
+        x = as_matrix(x)
+        halo = None if halo is None else as_matrix(halo)
+        residual = None if residual is None else as_matrix(residual)
         bias = None if bias is None else bias.ravel()
     last = own_scale, out_scale, residual, bias, result_scale
     operands = Messages(x, weight, matrix, *last, halo, far)
@@ -580,9 +580,9 @@ sddmm = define(
         xla=xla.sddmm,
         call=_sddmm_call,
         transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
-        batch=functools.partial(batch, (), per_entry=True),
+        batch=functools.partial(batch_features, (), per_entry=True),
         flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
-        sharding=by_matrix({"a": "rows features", "b": "cols features"}, "entries h"),
+        sharding=matrix_sharding({"a": "rows features", "b": "cols features"}, "entries h"),
     )
 )
 
@@ -621,7 +621,7 @@ def _vjp_call(platform: str, operands: Cotangents) -> Call | None:
 
 
 def _dots_moved_back(to_x: Array, dots: Array, *operands: Array) -> list[Array]:
-    return [to_x, put(dots, operands[-1])]
+    return [to_x, scatter_rows(dots, operands[-1])]
 
 
 def _both_tangents(
@@ -681,7 +681,7 @@ def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: An
 def _gradient_to_weight(
     x: Array, ct: Array, matrix: SparseMatrix, heads: int, **options: Any
 ) -> Array:
-    a, b, matrix = entrywise(ct, x, matrix)
+    a, b, matrix = orient_by_weights(ct, x, matrix)
     return sddmm(a, b, matrix, heads=heads, **options)
 
 
@@ -721,11 +721,11 @@ segment_reduce_vjp = define(
         call=_vjp_call,
         jvp=_both_gradients_jvp,
         transpose={"ct": _both_gradients_transpose},
-        batch=batch_apart,
+        batch=batch_composition,
         several=True,
         flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
         family=FAMILY,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {"x": "cols (h k)", "weight": "weights h", "ct": "rows (h k)"},
             *("cols (h k)", "weights h"),
             transposed=True,

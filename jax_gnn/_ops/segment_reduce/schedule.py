@@ -10,9 +10,9 @@ import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr
-from jax_gnn._core.kernels import workspace_of
+from jax_gnn._core.kernels import block_workspace
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, define_family, known_width
+from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width, define_family
 
 Kernel = Literal["walk", "gather", "step"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
@@ -203,7 +203,7 @@ def covering_lanes(width: int, itemsize: int) -> int:
 
     A lane reads 16 bytes where rows are aligned to that, else one feature.
     """
-    width = known_width(width)
+    width = concrete_width(width)
     return _lanes_of(width, word_features(width, itemsize))
 
 
@@ -251,7 +251,7 @@ def plan(
         beside: Whether kernels of other streams run beside it.
     """
     width, itemsize = row_width(x), np.dtype(x.dtype).itemsize
-    depth = known_width(width) // max(heads, 1)
+    depth = concrete_width(width) // max(heads, 1)
     if op == "segment_reduce_vjp" and jax.export.is_symbolic_dim(width):
         depth = 0  # it takes two passes
     schedule = FAMILY.choose(
@@ -276,7 +276,7 @@ def plan(
         "threads": np.int64(schedule.threads),
     }
     if op == "segment_reduce_vjp":
-        one_pass = holds_heads(schedule.lanes, known_width(width), depth, itemsize)
+        one_pass = holds_heads(schedule.lanes, concrete_width(width), depth, itemsize)
         attributes["one_pass"] = np.bool_(one_pass)
     # Not min and max, as sizes may be symbolic.
     if schedule.kernel == "step":
@@ -284,4 +284,4 @@ def plan(
     else:
         teams = schedule.threads // schedule.lanes
         blocks = jax.core.min_dim(schedule.blocks, jax.core.max_dim(1, -(-csr.count // teams)))
-    return attributes, [workspace_of(blocks, width, np.dtype(accumulator_dtype(x.dtype)))]
+    return attributes, [block_workspace(blocks, width, np.dtype(accumulator_dtype(x.dtype)))]

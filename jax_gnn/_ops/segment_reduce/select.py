@@ -17,11 +17,11 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import row_width
-from jax_gnn._core.batching import batch
-from jax_gnn._core.csr import SparseMatrix, entrywise
+from jax_gnn._core.batching import batch_features
+from jax_gnn._core.csr import SparseMatrix, orient_by_weights
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
@@ -104,7 +104,7 @@ def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array
 
 def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Array:
     row_key, col_key, value, weight, _, matrix = operands
-    on_rows, on_cols, in_order = entrywise((ct, row_key), (value, col_key), matrix)
+    on_rows, on_cols, in_order = orient_by_weights((ct, row_key), (value, col_key), matrix)
     return sddmm_select(
         *(on_rows[0], on_cols[0], on_rows[1], on_cols[1], weight, in_order),
         weight_on_row=bind.attributes["weight_on_row"] ^ (in_order is not matrix),
@@ -143,10 +143,10 @@ segment_select = define(
         xla=xla.segment_select,
         call=_select_call,
         transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
-        batch=functools.partial(batch, ("weight", "factor")),
+        batch=functools.partial(batch_features, ("weight", "factor")),
         flops=_flops,
         family=FAMILY,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {
                 "row_key": "rows features",
                 **dict.fromkeys(("col_key", "value"), "cols features"),
@@ -167,9 +167,9 @@ sddmm_select = define(
         xla=xla.sddmm_select,
         call=_sddmm_select_call,
         transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
-        batch=functools.partial(batch, ("weight",), per_entry=True),
+        batch=functools.partial(batch_features, ("weight",), per_entry=True),
         flops=_flops,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {
                 **dict.fromkeys(("a", "row_key"), "rows features"),
                 **dict.fromkeys(("b", "col_key"), "cols features"),

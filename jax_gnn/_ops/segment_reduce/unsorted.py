@@ -15,8 +15,8 @@ from jax import Array
 
 from jax_gnn._core.arrays import DTYPES, JAX_OPS, row_width, take
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import MAX_SIZE, at_most, bounded
-from jax_gnn._core.kernels import narrow
+from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
+from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
@@ -44,7 +44,7 @@ def _call(platform: str, operands: Rows, **attributes: Any) -> Call | None:
     x, ids = operands
     size = attributes.get("num_rows", x.shape[0])
     found = {"reduce": np.int64(REDUCTIONS.index(attributes["reduce"]))} if attributes else {}
-    return Call([x, narrow(ids, size)], found)
+    return Call([x, narrow_ids(ids, size)], found)
 
 
 def _never_batched(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
@@ -72,7 +72,7 @@ def _scattered(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeDtypeS
 
 
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
-    return JAX_OPS[reduce](x, bounded(ids, num_rows), num_rows)
+    return JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows)
 
 
 def _gathered(operands: Rows) -> jax.ShapeDtypeStruct:

@@ -11,14 +11,14 @@ from jax import Array
 from jax_gnn._core.arrays import (
     JAX_OPS,
     accumulator_dtype,
-    column,
+    as_column,
     feature_wise,
-    rounded,
+    round_to_dtype,
     row_wise,
     take,
 )
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
-from jax_gnn._core.ids import bounded
+from jax_gnn._core.ids import clip_ids
 
 
 def _scale(x: Array, weight: Array | None, heads: int) -> Array:
@@ -31,7 +31,7 @@ def _scale(x: Array, weight: Array | None, heads: int) -> Array:
 
 def into_rows(reduce: Any, messages: Array, valid: Array, csr: Csr) -> Array:
     """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
-    rows = bounded(csr.rows, csr.num_rows)
+    rows = clip_ids(csr.rows, csr.num_rows)
     if csr.cols is not None or csr.order is not None:  # jax.ops itself drops rows out of range
         rows = jnp.where(valid, rows, csr.num_rows)
     return reduce(messages, rows, csr.num_rows)
@@ -102,7 +102,7 @@ def _reduced(
     if weight is not None:
         x = _scale(x, take(weight, csr.order), heads)
     if csr.rows is None:
-        return jnp.where(column(valid), x, 0)
+        return jnp.where(as_column(valid), x, 0)
     if reduce == "mean":
         count = into_rows(JAX_OPS["sum"], valid.astype(x.dtype), valid, csr)
         result = into_rows(JAX_OPS["sum"], x, valid, csr)
@@ -126,11 +126,11 @@ def _matching(
     heads: int,
 ) -> Array:
     """``(entries, features)``, whether an entry's message is what the row has."""
-    p, q = take(rounded(row_key), csr.rows), take(rounded(col_key), csr.cols)
+    p, q = take(round_to_dtype(row_key), csr.rows), take(round_to_dtype(col_key), csr.cols)
     if weight is not None:
         weight = take(weight, csr.order)
         p, q = (_scale(p, weight, heads), q) if weight_on_row else (p, _scale(q, weight, heads))
-    return (p == q) & column(csr.valid(col_key.shape[0]))
+    return (p == q) & as_column(csr.valid(col_key.shape[0]))
 
 
 def segment_select(
@@ -167,7 +167,7 @@ def _dots(a: Array, b: Array, csr: Csr, heads: int, mask: Array) -> Array:
 
 def sddmm(a: Array, b: Array, matrix: SparseMatrix, *, heads: int) -> Array:
     csr = matrix.by_row
-    return _dots(a, b, csr, heads, column(csr.valid(b.shape[0])))
+    return _dots(a, b, csr, heads, as_column(csr.valid(b.shape[0])))
 
 
 def sddmm_select(

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, column, row_width, take
-from jax_gnn._core.batching import all_batched, batch, disjoint_union
+from jax_gnn._core.arrays import accumulator_dtype, as_column, row_width, take
+from jax_gnn._core.batching import batch_features, broadcast_batch, disjoint_union
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece
 from jax_gnn._ops.segment_reduce.derivatives import not_padding
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
@@ -69,7 +69,7 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
     dy, dt, _ = tangents
     terms = [] if dt is None else [bind(primals._replace(t=dt))]
     if dy is not None:
-        counted = column(not_padding(matrix))
+        counted = as_column(not_padding(matrix))
         y, t, dy = (jnp.where(counted, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
 
         def mean(p: Array) -> Array:
@@ -86,9 +86,9 @@ def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
 
 def _batch(fill: float, bind: Bind, operands: Any, batched: Any, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        return batch((), bind, operands, batched, size)
+        return batch_features((), bind, operands, batched, size)
     # There are no columns to mark padding in: it gets values that change nothing.
-    *values, matrix = all_batched(operands, batched, size)
+    *values, matrix = broadcast_batch(operands, batched, size)
     valid = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, :, None]
     operands = type(operands)(*(jnp.where(valid, value, fill) for value in values), matrix)
     result = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
@@ -134,7 +134,9 @@ segment_softmax = define(
         batch=functools.partial(_batch, -np.inf),
         flops=_flops,
         family=FAMILY,
-        sharding=by_matrix({"x": "entries features"}, "entries features", across=_softmax_across),
+        sharding=matrix_sharding(
+            {"x": "entries features"}, "entries features", across=_softmax_across
+        ),
     )
 )
 
@@ -152,7 +154,7 @@ segment_softmax_tangent = define(
         batch=functools.partial(_batch, 0.0),
         flops=_flops,
         family=FAMILY,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             dict.fromkeys(("y", "t"), "entries features"),
             "entries features",
             across=_tangent_across,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.activation import Activation, activated
+from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arguments import (
     as_ids,
     check_bias,
@@ -24,10 +24,10 @@ from jax_gnn._core.arguments import (
     check_size,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, row_wise
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix, promoted, row_wise
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import ids_at
+from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.sharding import reshape
 from jax_gnn._core.sort import sorted_ids
@@ -99,7 +99,7 @@ def spmm(
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), own_scale=1, bias=-4, activation="relu")
         Array([2., 0., 0.], dtype=float32)
     """
-    return summed(
+    return spmm_with_halo(
         graph,
         x,
         weight,
@@ -114,7 +114,7 @@ def spmm(
     )
 
 
-def summed(
+def spmm_with_halo(
     graph: Graph,
     x: Array,
     weight: Array | None = None,
@@ -155,7 +155,7 @@ def summed(
     in_kernel = result_scale if relu or activation is None else None
     last = own_scale, out_scale, residual, bias, in_kernel
     result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu, halo, far)
-    return activated(result, activation, result_scale)
+    return apply_activation(result, activation, result_scale)
 
 
 @public
@@ -212,7 +212,7 @@ def sddmm(
         if features[0] == 0 and len(features) == 2:  # kernels have one head at least
             return sddmm(graph, a, b, op="mul", implementation=implementation).sum(2)
         dots = primitive.sddmm(
-            *(flat(a), flat(b), graph.matrix(weighted=True)),
+            *(as_matrix(a), as_matrix(b), graph.matrix(weighted=True)),
             heads=features[0] if len(features) == 2 else 1,
             implementation=implementation,
         )
@@ -279,6 +279,6 @@ def index_segment_reduce(
     sources, order = sorted_ids(index, x.shape[0], implementation)
     matrix = SparseMatrix(
         Csr(segment_ids, index, num_rows=num_segments),
-        Csr(sources, ids_at(segment_ids, order), order, num_rows=x.shape[0]),
+        Csr(sources, take_ids(segment_ids, order), order, num_rows=x.shape[0]),
     )
     return reduce_messages(x, weight, matrix, reduce, implementation)

@@ -12,9 +12,9 @@ from jax import Array
 from jax.lax import GatherScatterMode
 
 from jax_gnn._core.arguments import (
+    argument_errors,
     as_array,
     as_ids,
-    blame,
     check_flag,
     check_integer,
     check_size,
@@ -22,7 +22,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation, check_implementation
-from jax_gnn._core.ids import bounded, in_range, row_ids
+from jax_gnn._core.ids import clip_ids, in_range, row_ids
 from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
 
@@ -53,7 +53,7 @@ class Segments:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Problem:
+class SegmentArgs:
     """Checked arguments of a reduction."""
 
     data: Array
@@ -61,7 +61,7 @@ class Problem:
     unique_indices: bool = field(metadata=STATIC)
     bucket_size: int | None = field(metadata=STATIC)
 
-    def with_data(self, data: Array) -> Problem:
+    def with_data(self, data: Array) -> SegmentArgs:
         return replace(self, data=data)
 
     def reduce(self, reduce: str) -> Array:
@@ -75,7 +75,7 @@ class Problem:
                 return self.data[:0]
             return JAX_OPS[reduce](
                 self.data,
-                bounded(groups.ids, groups.size),
+                clip_ids(groups.ids, groups.size),
                 groups.size,
                 groups.is_sorted,
                 self.unique_indices,
@@ -97,15 +97,15 @@ class Problem:
         return row_wise(x, self.data)
 
 
-def real(problem: Problem) -> Problem:
+def as_floating(args: SegmentArgs) -> SegmentArgs:
     """With floating-point data; complex numbers are refused."""
-    dtype = problem.data.dtype
+    dtype = args.data.dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"data must be real numbers, got {dtype}")
-    return problem if dtype in FLOATS else problem.with_data(problem.data.astype(jnp.float32))
+    return args if dtype in FLOATS else args.with_data(args.data.astype(jnp.float32))
 
 
-def check_problem(
+def parse_segment_args(
     data: Any,
     segment_ids: Any,
     num_segments: Any,
@@ -115,7 +115,7 @@ def check_problem(
     mode: Any,
     indptr: Any,
     implementation: Any,
-) -> Problem:
+) -> SegmentArgs:
     """The arguments that all reductions have, checked."""
     data = as_array("data", data)
     if data.ndim == 0:
@@ -124,7 +124,7 @@ def check_problem(
         data.shape, segment_ids, num_segments, indices_are_sorted, mode, indptr
     )
     check_implementation(implementation)
-    return Problem(
+    return SegmentArgs(
         data,
         Segments(ids, size, is_sorted, implementation),
         check_flag("unique_indices", unique_indices),
@@ -153,7 +153,7 @@ def _check_segments(
     is_sorted = check_flag("indices_are_sorted", is_sorted)
     if not (mode is None or isinstance(mode, str | GatherScatterMode)):
         raise TypeError(f"mode must be a GatherScatterMode or its name, got {type(mode).__name__}")
-    with blame("mode", "a GatherScatterMode or its name", mode):
+    with argument_errors("mode", "a GatherScatterMode or its name", mode):
         clip = mode is not None and GatherScatterMode.from_any(mode) == GatherScatterMode.CLIP
     if (segment_ids is None) == (indptr is None):
         given = "none" if segment_ids is None else "both"
@@ -165,7 +165,7 @@ def _check_segments(
         size = indptr.shape[0] - 1
         if num_segments is not None and check_size("num_segments", num_segments) != size:
             raise ValueError(f"num_segments must be {size} as indptr says, got {num_segments}")
-        return row_ids(bounded(indptr, shape[0]), shape[0]), size, True
+        return row_ids(clip_ids(indptr, shape[0]), shape[0]), size, True
     ids = as_ids("segment_ids", segment_ids)
     if ids.shape[0] != shape[0]:
         raise ValueError(
