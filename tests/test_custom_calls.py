@@ -8,7 +8,6 @@ out of bounds (run under AddressSanitizer or compute-sanitizer, these tests say 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,12 +46,7 @@ def raw_operands() -> list[Any]:
     return values
 
 
-def call(
-    target: str,
-    operands: Sequence[Any],
-    results: Sequence[tuple[Any, str]],
-    attributes: dict[str, Any] = AGGREGATE_ATTRIBUTES,
-) -> Any:
+def call(target, operands, results, attributes=AGGREGATE_ATTRIBUTES) -> Any:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
     raw = jax.ffi.ffi_call(f"jax_gnn_{target}", shapes)
     return jax.block_until_ready(raw(*operands, **attributes))
@@ -126,7 +120,7 @@ WRONG_OPERANDS |= WRONG_SLOTS if PLATFORM == "cuda" else WRONG_INDICES
         for value in values
     ],
 )
-def test_raw_call_with_wrong_operand(target: str, position: int, value: np.ndarray) -> None:
+def test_raw_call_with_wrong_operand(target, position, value) -> None:
     operands = raw_operands()
     operands[position] = value
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
@@ -143,7 +137,7 @@ def test_raw_call_with_wrong_operand(target: str, position: int, value: np.ndarr
         ("hypergraph_aggregate", (((5, 2), "float32"), ((6,), "float32"))),
     ],
 )
-def test_raw_call_with_wrong_result(target: str, results: Any) -> None:
+def test_raw_call_with_wrong_result(target, results) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"jax_gnn: .* result has the wrong shape"):
         call(target, raw_operands(), (*results, *WORKSPACES))
 
@@ -151,7 +145,7 @@ def test_raw_call_with_wrong_result(target: str, results: Any) -> None:
 @needs_kernels
 @pytest.mark.parametrize("position", [2, 3])
 @pytest.mark.parametrize("wrong", [((0, 96), "uint8"), ((1, 80), "uint8"), ((1, 96), "int8")])
-def test_raw_call_with_wrong_workspace(position: int, wrong: Any) -> None:
+def test_raw_call_with_wrong_workspace(position, wrong) -> None:
     results = list(AGGREGATE_RESULTS)
     results[position] = wrong
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the workspace must be bytes"):
@@ -160,7 +154,7 @@ def test_raw_call_with_wrong_workspace(position: int, wrong: Any) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("threads", [0, 16, 100, 2048])
-def test_raw_call_with_wrong_schedule(threads: int) -> None:
+def test_raw_call_with_wrong_schedule(threads) -> None:
     attributes = {**AGGREGATE_ATTRIBUTES, "threads": np.int64(threads)}
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the schedule is wrong"):
         call("hypergraph_aggregate", raw_operands(), AGGREGATE_RESULTS, attributes)
@@ -178,9 +172,7 @@ def test_raw_call_with_wrong_schedule(threads: int) -> None:
         (("walk", 3, 128, 1), "sum", "the schedule is wrong"),
     ],
 )
-def test_kernels_that_cannot_do_a_call_are_refused(
-    schedule: Any, reduce: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_cannot_do_a_call_are_refused(schedule, reduce, message, monkeypatch) -> None:
     """The same in Python, which makes a walk of them, is left out."""
     wanted = schedules.Schedule(*schedule)
     family = replace(segment_schedule.FAMILY, possible=lambda chosen, op, **call: wanted)
@@ -228,9 +220,7 @@ def test_raw_call_with_wrong_number_of_buffers() -> None:
         ("segment_scatter", (floats(3), np.zeros(3, np.int32), 5), ((4,), "float32"), "no such"),
     ],
 )
-def test_raw_calls_by_ids_in_any_order(
-    target: str, operands: Any, result: Any, message: str
-) -> None:
+def test_raw_calls_by_ids_in_any_order(target, operands, result, message) -> None:
     arrays, reduce = operands[:2], operands[2] if len(operands) > 2 else 0
     attributes = {"reduce": np.int64(reduce)} if target == "segment_scatter" else {}
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: .*{message}"):
@@ -240,7 +230,7 @@ def test_raw_calls_by_ids_in_any_order(
 # --- Corrupt indices -----------------------------------------------------------------------------
 
 
-def corrupt(rng: np.random.Generator, size: int, array: np.ndarray) -> np.ndarray:
+def corrupt(rng, size, array) -> np.ndarray:
     """Overwrites entries with anything."""
     limits = np.iinfo(np.int32)
     values = rng.choice(
@@ -251,7 +241,7 @@ def corrupt(rng: np.random.Generator, size: int, array: np.ndarray) -> np.ndarra
     return np.where(where, values, array).astype(np.int32)
 
 
-def corrupted(rng: np.random.Generator, arrays: Sequence[np.ndarray]) -> Hypergraph:
+def corrupted(rng, arrays) -> Hypergraph:
     """Of hand-made index arrays."""
     size = len(arrays[1])
     ids = rng.choice(size, size).astype(np.int32)
@@ -259,7 +249,7 @@ def corrupted(rng: np.random.Generator, arrays: Sequence[np.ndarray]) -> Hypergr
     return Hypergraph(graph.with_edge_split())
 
 
-def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
+def value_and_gradients(hypergraph, x, weight) -> Any:
     y, vjp = jax.vjp(functools.partial(hypergraph_aggregate, hypergraph), x, weight)
     return y, vjp(jnp.ones_like(y))
 
@@ -269,12 +259,7 @@ def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
     ("num_nodes", "num_hyperedges", "size", "runs"), [(7, 5, 24, 40), (900, 400, 6000, 4)]
 )
 def test_corrupt_indices_stay_in_bounds(
-    rng: np.random.Generator,
-    num_nodes: int,
-    num_hyperedges: int,
-    size: int,
-    runs: int,
-    implementation: str,
+    rng, num_nodes, num_hyperedges, size, runs, implementation
 ) -> None:
     arrays = incidence_arrays(num_nodes, num_hyperedges, size)
     x, weight = np.ones((num_nodes, 20), np.float32), np.ones(num_hyperedges, np.float32)
@@ -290,7 +275,7 @@ def test_corrupt_indices_stay_in_bounds(
 
 @needs_kernels
 @pytest.mark.parametrize("rounds", [(1, 1), (2, 3)])
-def test_corrupt_slots_stay_in_bounds(rng: np.random.Generator, rounds: tuple[int, int]) -> None:
+def test_corrupt_slots_stay_in_bounds(rng, rounds) -> None:
     """Results may be anything, but no kernel waits for ever, or leaves its arrays."""
     num_nodes, num_hyperedges, size = 900, 40, 6000
     arrays = incidence_arrays(num_nodes, num_hyperedges, size)
@@ -309,7 +294,7 @@ def test_corrupt_slots_stay_in_bounds(rng: np.random.Generator, rounds: tuple[in
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_corrupt_indices_under_vmap(rng: np.random.Generator, implementation: str) -> None:
+def test_corrupt_indices_under_vmap(rng, implementation) -> None:
     arrays = incidence_arrays(7, 5, 24)
     x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
     mapped = jax.jit(jax.vmap(value_and_gradients, in_axes=(0, None, None)))
@@ -322,7 +307,7 @@ def test_corrupt_indices_under_vmap(rng: np.random.Generator, implementation: st
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_directions_of_different_lengths(implementation: str) -> None:
+def test_directions_of_different_lengths(implementation) -> None:
     forward, backward = incidence_arrays(7, 5, 24)[:3], incidence_arrays(7, 5, 24)[3:]
     x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
     with jax_gnn.implementation(implementation):
@@ -339,7 +324,7 @@ def test_directions_of_different_lengths(implementation: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("normalization", [None, "symmetric", "row"])
-def test_intermediates(rng: np.random.Generator, normalization: Any) -> None:
+def test_intermediates(rng, normalization) -> None:
     """Forward and forward with backward hold one (num_hyperedges, features) array beside results,
     and two more where the gradient to the hyperedges' weights is asked for.
 
@@ -358,7 +343,7 @@ def test_intermediates(rng: np.random.Generator, normalization: Any) -> None:
     )
     x, weight = floats(num_nodes, features), floats(num_hyperedges)
 
-    def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
+    def energy(hypergraph, x, weight) -> Any:
         y = hypergraph_aggregate(hypergraph, x, weight, normalization=normalization)
         return jnp.sum(y**2)
 

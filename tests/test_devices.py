@@ -50,7 +50,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 class OnAllDevices:
     """Subclasses have a fixture ``call``: a function, and its arguments."""
 
-    def test_each_and_side_by_side(self, call: Call) -> None:
+    def test_each_and_side_by_side(self, call) -> None:
         function, arguments = call
         placed = [jax.device_put(arguments, device) for device in DEVICES]
         with setting(PLATFORM):
@@ -61,7 +61,7 @@ class OnAllDevices:
         different: list[Any] = []
         start = threading.Barrier(len(DEVICES))
 
-        def repeat(there: Any) -> None:
+        def repeat(there) -> None:
             try:
                 with setting(PLATFORM):
                     start.wait()
@@ -78,13 +78,13 @@ class OnAllDevices:
             thread.join()
         assert not different
 
-    def test_sharded(self, call: Call) -> None:
+    def test_sharded(self, call) -> None:
         """All devices do the same, in one program."""
         function, arguments = call
         everywhere, each = PartitionSpec(), PartitionSpec("devices")
         mesh = Mesh(np.array(DEVICES), ("devices",))
 
-        def local(arguments: Any) -> Any:
+        def local(arguments) -> Any:
             return jax.tree.map(lambda leaf: leaf[None], function(*arguments))
 
         sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=everywhere, out_specs=each))
@@ -104,7 +104,7 @@ class OnAllDevices:
 @pytest.mark.parametrize("suite", [f"{file}.{name}" for file in SUITES for name in SUITES[file]])
 class TestOps(OnAllDevices):
     @pytest.fixture
-    def call(self, suite: str, dtype: str, rng: np.random.Generator) -> Call:
+    def call(self, suite, dtype, rng) -> Call:
         """Value and gradients."""
         module, name = suite.split(".")
         spec: OpSpec = getattr(importlib.import_module(module), name).spec
@@ -114,7 +114,7 @@ class TestOps(OnAllDevices):
             result = jax.eval_shape(spec.function, case.index, *operands)
         (cotangent,) = random_like(rng, [result], dtype)
 
-        def function(index: Any, cotangent: Any, *operands: Any) -> Any:
+        def function(index, cotangent, *operands) -> Any:
             return spec.function(index, *operands), spec.vjp(index, cotangent, *operands)
 
         return jax.jit(function), (case.index, cotangent, *operands)
@@ -123,15 +123,15 @@ class TestOps(OnAllDevices):
 @pytest.mark.parametrize("model", ["rgat", "gatv2", "gated", "cf_conv", "painn", "pna"])
 class TestPrograms(OnAllDevices):
     @pytest.fixture
-    def call(self, model: str, rng: np.random.Generator) -> Call:
+    def call(self, model, rng) -> Call:
         """Value and gradients, of which edge regions are a part."""
         graph = random_graph(rng, Sizes(300, 3000, padding=5))
         arguments = random_arguments(rng, MODELS[model], graph)
         arguments = jax.tree.map(lambda x: np.asarray(x, np.float32), arguments)
         run = program(MODELS[model])
 
-        def function(graph: Any, arguments: Any) -> Any:
-            def loss(arguments: Any) -> Any:
+        def function(graph, arguments) -> Any:
+            def loss(arguments) -> Any:
                 found = jax.tree.leaves(run(graph, **arguments))
                 return sum(jnp.sum(jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for y in found)
 
@@ -143,13 +143,13 @@ class TestPrograms(OnAllDevices):
 @pytest.mark.parametrize("kind", ["tree", "distinct", "weighted"])
 class TestDraws(OnAllDevices):
     @pytest.fixture
-    def call(self, kind: str, rng: np.random.Generator) -> Call:
+    def call(self, kind, rng) -> Call:
         """Blocks of neighbours."""
         graph = lumpy_graph(rng, 200, 4000)
         weight = rng.random(graph.num_edges) if kind == "weighted" else None
         seeds = rng.integers(-1, 201, 64).astype(np.int32)
 
-        def function(graph: Any, seeds: Any, key: Any, weight: Any) -> Any:
+        def function(graph, seeds, key, weight) -> Any:
             options = {"tree": kind == "tree", "edge_probability": weight}
             return sample_neighbors(graph, seeds, (5, 3), key, **options)
 

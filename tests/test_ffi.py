@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,12 +65,12 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
 }
 
 
-def bind(op: Op, implementation: str | None = None) -> Any:
+def bind(op, implementation=None) -> Any:
     """The op as a function of its operands."""
     return functools.partial(op, **ATTRIBUTES.get(op.name, {}), implementation=implementation)
 
 
-def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
+def lowered(function, operands, platform) -> str:
     return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -86,11 +85,7 @@ INTEGERS = {
 """Ops without derivatives, and without arithmetic that counts."""
 
 
-def faults(
-    registry: Mapping[str, Op],
-    statuses: Sequence[ffi.PlatformStatus],
-    samples: Mapping[str, tuple[Any, ...]],
-) -> list[str]:
+def faults(registry, statuses, samples) -> list[str]:
     """What the primitives of a registry lack."""
     found = [
         f"{status.platform} target {target} belongs to no primitive"
@@ -119,14 +114,14 @@ def faults(
     return found
 
 
-def attempt(found: list[str], what: str, function: Any, *arguments: Any) -> Any:
+def attempt(found, what, function, *arguments) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
         found.append(f"{what} ({type(error).__name__})")
 
 
-def lowering_faults(op: Op, statuses: Sequence[ffi.PlatformStatus], operands: Any) -> list[str]:
+def lowering_faults(op, statuses, operands) -> list[str]:
     found: list[str] = []
     name, default, plain = op.name, bind(op), bind(op, "xla")
     for status in statuses:
@@ -144,14 +139,14 @@ def lowering_faults(op: Op, statuses: Sequence[ffi.PlatformStatus], operands: An
     return found
 
 
-def traced(function: Any, *arguments: Any) -> Any:
+def traced(function, *arguments) -> Any:
     return jax.eval_shape(function, *arguments)
 
 
-def rule_faults(op: Op, operands: Sequence[Any], i: int) -> list[str]:
+def rule_faults(op, operands, i) -> list[str]:
     found: list[str] = []
 
-    def function(x: Any) -> Any:
+    def function(x) -> Any:
         return bind(op)(*operands[:i], x, *operands[i + 1 :])
 
     x, name = operands[i], op.name
@@ -171,7 +166,7 @@ def rule_faults(op: Op, operands: Sequence[Any], i: int) -> list[str]:
     return found
 
 
-def cost_faults(op: Op, operands: Sequence[Any]) -> list[str]:
+def cost_faults(op, operands) -> list[str]:
     """No call reads less than its first operand, nor gives less than its result."""
     attributes = ATTRIBUTES.get(op.name, {})
     shapes = jax.eval_shape(bind(op), *operands)
@@ -214,15 +209,13 @@ def test_the_cost_of_a_call() -> None:
         (ad.primitive_transposes, "no transpose in operand 2"),
     ],
 )
-def test_missing_rule_is_found(
-    monkeypatch: pytest.MonkeyPatch, rules: dict[Any, Any], message: str
-) -> None:
+def test_missing_rule_is_found(monkeypatch, rules, message) -> None:
     registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
     monkeypatch.delitem(rules, registry["hypergraph_aggregate"].primitive)
     assert any(message in fault for fault in faults(registry, [], SAMPLES))
 
 
-def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transpose_of_one_operand_is_found(monkeypatch) -> None:
     registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
     monkeypatch.delitem(registry["hypergraph_aggregate"].transpose, "hyperedge_scale")
     found = faults(registry, [], SAMPLES)
@@ -280,15 +273,13 @@ def test_status_says_what_there_is() -> None:
             assert status.hint
 
 
-def without_kernels(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def without_kernels(monkeypatch, platform) -> None:
     status = ffi.PlatformStatus(platform, False, (), "never built", "build it")
     monkeypatch.setitem(ffi.STATUS, platform, status)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_platform_without_kernel_warns_and_uses_xla(
-    monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
+def test_platform_without_kernel_warns_and_uses_xla(monkeypatch, platform) -> None:
     without_kernels(monkeypatch, platform)
     with pytest.warns(
         RuntimeWarning, match=rf"no {platform} kernel here: never built\. .*build it"
@@ -298,9 +289,7 @@ def test_platform_without_kernel_warns_and_uses_xla(
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_platform_without_kernel_refuses_what_was_demanded(
-    monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
+def test_platform_without_kernel_refuses_what_was_demanded(monkeypatch, platform) -> None:
     without_kernels(monkeypatch, platform)
     with (
         jax_gnn.implementation(platform),
@@ -310,7 +299,7 @@ def test_platform_without_kernel_refuses_what_was_demanded(
 
 
 @needs_kernels
-def test_fallback_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback_computes_the_same(monkeypatch) -> None:
     want = hypergraph_aggregate(HYPERGRAPH, X)
     without_kernels(monkeypatch, PLATFORM)
     with pytest.warns(RuntimeWarning, match="Using plain XLA instead"):
@@ -321,11 +310,11 @@ def test_fallback_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Choice of the implementation ----------------------------------------------------------------
 
 
-def implementations_in(function: Any, *operands: Any) -> set[str]:
+def implementations_in(function, *operands) -> set[str]:
     """The implementations asked for in the primitives of a function."""
     found = set()
 
-    def walk(jaxpr: Any) -> None:
+    def walk(jaxpr) -> None:
         for equation in jaxpr.eqns:
             if "implementation" in equation.params:
                 found.add(str(equation.params["implementation"]))
@@ -341,7 +330,7 @@ def test_context_retraces_what_was_jitted() -> None:
     seen = []
 
     @jax.jit
-    def function(x: Any) -> Any:
+    def function(x) -> Any:
         seen.append(ffi.chosen_implementation.value)
         return hypergraph_aggregate(HYPERGRAPH, x)
 
@@ -377,7 +366,7 @@ def test_argument_goes_before_context() -> None:
 
 
 def test_derivatives_and_batches_keep_the_implementation() -> None:
-    def energy(x: Any, weight: Any) -> Any:
+    def energy(x, weight) -> Any:
         y = hypergraph_aggregate(
             HYPERGRAPH, x, weight, normalization="symmetric", implementation="xla"
         )
@@ -392,7 +381,7 @@ def test_derivatives_and_batches_keep_the_implementation() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "CPU", "", 3])
-def test_unknown_implementation(name: Any) -> None:
+def test_unknown_implementation(name) -> None:
     with pytest.raises(ValueError, match=r"None or one of \('cuda', 'cpu', 'xla'\), got"):
         jax_gnn.implementation(name)
     with pytest.raises(ValueError, match=r"None or one of \('cuda', 'cpu', 'xla'\), got"):

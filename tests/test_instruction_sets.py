@@ -19,7 +19,7 @@ ENTRIES, ROWS, NODES = 900, 50, 40
 
 
 @pytest.fixture(params=NAMES)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+def instruction_set(request) -> Iterator[str]:
     if request.param not in HERE:
         pytest.skip(f"this machine or this build has no {request.param}")
     _cpu.limit_instruction_set(request.param)
@@ -27,13 +27,13 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     _cpu.limit_instruction_set(HERE[-1])
 
 
-def graph_of(rng: np.random.Generator) -> Graph:
+def graph_of(rng) -> Graph:
     ends = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
     return Graph.from_edges(*ends, num_src=NODES, num_dst=ROWS)
 
 
-def reductions(reduce: str) -> Callable[..., jax.Array]:
-    def run(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def reductions(reduce) -> Callable[..., jax.Array]:
+    def run(rng, dtype, width) -> jax.Array:
         ids = np.sort(rng.integers(0, ROWS, ENTRIES))
         data = jnp.asarray(rng.uniform(-1, 1, (ENTRIES, width)), dtype)
         function = getattr(jax_gnn, f"segment_{reduce}")
@@ -42,17 +42,17 @@ def reductions(reduce: str) -> Callable[..., jax.Array]:
     return run
 
 
-def spmm(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def spmm(rng, dtype, width) -> jax.Array:
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
     return jax_gnn.spmm(graph_of(rng), x, jnp.asarray(rng.uniform(-1, 1, ENTRIES), jnp.float32))
 
 
-def sddmm(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def sddmm(rng, dtype, width) -> jax.Array:
     a, b = (jnp.asarray(rng.uniform(-1, 1, (size, width)), dtype) for size in (ROWS, NODES))
     return jax_gnn.sddmm(graph_of(rng), a, b)
 
 
-def hypergraph(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def hypergraph(rng, dtype, width) -> jax.Array:
     ends = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
     structure = Hypergraph.from_incidence(*ends, num_nodes=NODES, num_hyperedges=ROWS)
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
@@ -60,26 +60,26 @@ def hypergraph(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
     return jax_gnn.hypergraph_aggregate(structure, x, hyperedge_scale=scale)
 
 
-def matmul(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def matmul(rng, dtype, width) -> jax.Array:
     sizes = np.array([0, 1, 7, 130, 300, 462], np.int32)
     lhs = jnp.asarray(rng.uniform(-1, 1, (ENTRIES, width)), dtype)
     rhs = jnp.asarray(rng.uniform(-1, 1, (len(sizes), width, width)), dtype)
     return jax_gnn.segment_matmul(lhs, rhs, sizes, activation="silu")
 
 
-def outer(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def outer(rng, dtype, width) -> jax.Array:
     sizes = np.array([0, 1, 7, 130, 300, 462], np.int32)
     lhs, rhs = (jnp.asarray(rng.uniform(-1, 1, (ENTRIES, width)), dtype) for _ in range(2))
     return jax_gnn.segment_outer(lhs, rhs, sizes)
 
 
-def region(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def region(rng, dtype, width) -> jax.Array:
     """The gradient of a linear map of what edges make, whose own values count as much."""
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
     w = jnp.asarray(rng.uniform(-1, 1, (width, width)) / width**0.5, dtype)
     matrix = graph_of(rng).matrix(weighted=True)
 
-    def total(x: jax.Array, w: jax.Array) -> jax.Array:
+    def total(x, w) -> jax.Array:
         reads, outputs = ("col", "shared"), [("row", "sum")]
         (y,) = edge_region(lambda x, w: [jax.nn.softplus(x) @ w], (x, w), reads, outputs, matrix)
         return jnp.sum(jnp.square(y))
@@ -95,9 +95,7 @@ OPS = {f"segment_{name}": reductions(name) for name in ("sum", "max", "logsumexp
 @pytest.mark.parametrize("width", [1, 13, 67])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)
-def test_value(
-    instruction_set: str, op: str, dtype: str, width: int, rng: np.random.Generator
-) -> None:
+def test_value(instruction_set, op, dtype, width, rng) -> None:
     results, seed = {}, rng.integers(2**32)
     for implementation in ("cpu", "xla"):
         with jax_gnn.implementation(implementation):
@@ -108,7 +106,7 @@ def test_value(
     np.testing.assert_allclose(results["cpu"], results["xla"], atol=tolerance * scale, rtol=0)
 
 
-def test_variants_are_used(instruction_set: str) -> None:
+def test_variants_are_used(instruction_set) -> None:
     """From AVX2 on a product and a sum are rounded once, together; in the baseline they are not."""
     if len(HERE) == 1:
         pytest.skip("this machine or this build has one variant")

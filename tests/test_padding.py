@@ -17,7 +17,6 @@ from layer_cases import (
     RELATIONAL,
     WITH_INVERSE,
     WITH_SELF,
-    LayerCase,
 )
 from op_spec import assert_close, setting
 from op_suite import IMPLEMENTATIONS
@@ -47,14 +46,14 @@ class Edges(NamedTuple):
     nodes: int
 
     @classmethod
-    def random(cls, rng: np.random.Generator, nodes: int, count: int) -> Edges:
+    def random(cls, rng, nodes, count) -> Edges:
         """The first half of the nodes has most edges, some have none."""
         src, dst = (np.minimum(*rng.integers(nodes, size=(2, count))) for _ in range(2))
         rel = rng.integers(RELATIONS, size=count)
         order = np.lexsort((src, rel, dst))
         return cls(src[order], dst[order], rel[order], nodes)
 
-    def container(self, kind: str, new: int = 0) -> Any:
+    def container(self, kind, new=0) -> Any:
         """Of edges that are traced, with so many more that are padding."""
         src, dst, rel = (
             jnp.concatenate([jnp.asarray(ids), jnp.full(new, -1)]) if new else ids
@@ -70,10 +69,10 @@ class Edges(NamedTuple):
         return RelationalGraph.from_triples(src, rel, dst, self.nodes, RELATIONS, **options)
 
 
-def padded(rng: np.random.Generator, container: Any, edges: Edges) -> Any:
+def padded(rng, container, edges) -> Any:
     """By a few or by as many as there are; of some sizes by nothing."""
 
-    def grown(size: int) -> int:
+    def grown(size) -> int:
         return size + int(rng.choice([0, 1, 7, size // 2, size]))
 
     if isinstance(container, Graph):
@@ -92,7 +91,7 @@ def padded(rng: np.random.Generator, container: Any, edges: Edges) -> Any:
 class Problem:
     """A model of float64, and its gradients on containers of several sizes."""
 
-    def __init__(self, rng: np.random.Generator, case: LayerCase, nodes: int) -> None:
+    def __init__(self, rng, case, nodes) -> None:
         self.kind = KINDS[id(case.structure)]
         self.edges = Edges.random(rng, nodes, 4 * nodes)
         sizes = {
@@ -112,7 +111,7 @@ class Problem:
             for name, value in case.named.items()
         }
 
-    def operands(self, container: Any) -> tuple[Any, Any, Any]:
+    def operands(self, container) -> tuple[Any, Any, Any]:
         """What is differentiated, and with garbage in padding."""
         x = self._filled(self.features, container.num_nodes)
         edges = container.graph if isinstance(container, Hypergraph) else container
@@ -123,14 +122,14 @@ class Problem:
         return self.params, x, given
 
     @staticmethod
-    def _filled(values: np.ndarray, size: int) -> np.ndarray:
+    def _filled(values, size) -> np.ndarray:
         new = np.full((size - len(values), *values.shape[1:]), 1e3)
         return np.concatenate([values, new])
 
-    def gradients(self, operands: Any, container: Any) -> Any:
+    def gradients(self, operands, container) -> Any:
         """The value, and the gradients of all operands."""
 
-        def loss(operands: Any) -> Any:
+        def loss(operands) -> Any:
             params, x, given = operands
             y = nnx.merge(self.definition, params, self.rest)(container, x, **given)
             y = y[0] if isinstance(y, tuple) else y
@@ -141,7 +140,7 @@ class Problem:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 @every_model
-def test_values_and_gradients(rng: np.random.Generator, name: str, implementation: str) -> None:
+def test_values_and_gradients(rng, name, implementation) -> None:
     with setting(implementation, "float64"):
         problem = Problem(rng, MODELS[name], int(rng.integers(150, 250)))
         container = problem.edges.container(problem.kind)
@@ -161,12 +160,12 @@ def test_values_and_gradients(rng: np.random.Generator, name: str, implementatio
 
 
 @every_model
-def test_rows_ascend(rng: np.random.Generator, name: str) -> None:
+def test_rows_ascend(rng, name) -> None:
     """Of a container that was padded, and of one that is built of traced edges, some padding."""
     with setting(None, "float64"):
         problem = Problem(rng, MODELS[name], 9)
 
-        def both(container: Any) -> Any:
+        def both(container) -> Any:
             traced = problem.edges.container(problem.kind, new=5)
             return [problem.gradients(problem.operands(each), each) for each in (container, traced)]
 

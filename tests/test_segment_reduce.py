@@ -40,11 +40,11 @@ DROP_IN = ("sum", "prod", "max", "min")
 ALL = (*DROP_IN, "mean", "var", "std", "logsumexp", "softmax", "argmax")
 
 
-def ours(name: str) -> Callable[..., jax.Array]:
+def ours(name) -> Callable[..., jax.Array]:
     return getattr(jax_gnn, f"segment_{name}")
 
 
-def theirs(name: str) -> Callable[..., jax.Array]:
+def theirs(name) -> Callable[..., jax.Array]:
     return getattr(jax.ops, f"segment_{name}")
 
 
@@ -97,7 +97,7 @@ class TestLogSumExp(CoreChecks):
 # --- Drop-in for jax.ops -------------------------------------------------------------------------
 
 
-def random_ids(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
+def random_ids(rng, count, size) -> np.ndarray:
     """Ids of which some are out of range."""
     ids = rng.integers(0, size, count)
     where = rng.random(count) < 0.2
@@ -108,9 +108,7 @@ def random_ids(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
 @on_all
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_as_jax_ops(
-    rng: np.random.Generator, name: str, is_sorted: bool, implementation: str
-) -> None:
+def test_as_jax_ops(rng, name, is_sorted, implementation) -> None:
     data = distinct(rng, (40, 3)).astype(np.float32)
     ids = random_ids(rng, 40, 7)
     ids = np.sort(ids) if is_sorted else ids
@@ -119,7 +117,7 @@ def test_as_jax_ops(
     with setting(implementation):
         for op in (ours(name), theirs(name)):
 
-            def function(data: Any, op: Any = op) -> jax.Array:
+            def function(data, op=op) -> jax.Array:
                 return op(data, ids, 7, is_sorted, False, None, None)  # all by position
 
             value = function(data)
@@ -136,9 +134,7 @@ def test_as_jax_ops(
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int16", "uint32", "int32", "int64", "bool", "complex64"]
 )
-def test_other_dtypes_as_jax_ops(
-    rng: np.random.Generator, name: str, dtype: str, implementation: str
-) -> None:
+def test_other_dtypes_as_jax_ops(rng, name, dtype, implementation) -> None:
     """Integers are exact and wrap around; what has no kernel is left to XLA."""
     if dtype == "complex64":
         data = (rng.normal(size=(40, 3)) + 1j * rng.normal(size=(40, 3))).astype(dtype)
@@ -160,7 +156,7 @@ def test_other_dtypes_as_jax_ops(
 
 
 @pytest.mark.parametrize("name", DROP_IN)
-def test_number_of_segments_by_default(rng: np.random.Generator, name: str) -> None:
+def test_number_of_segments_by_default(rng, name) -> None:
     data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
     for kind in (np.asarray, jnp.asarray, list):
         got, want = (op(data, kind(ids)) for op in (ours(name), lambda d, i: theirs(name)(d, ids)))
@@ -172,7 +168,7 @@ def test_number_of_segments_by_default(rng: np.random.Generator, name: str) -> N
 @on_all
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("mode", ["clip", "fill", "drop", None, jax.lax.GatherScatterMode.CLIP])
-def test_modes(rng: np.random.Generator, name: str, mode: Any, implementation: str) -> None:
+def test_modes(rng, name, mode, implementation) -> None:
     data = distinct(rng, (40, 3)).astype(np.float32)
     ids = random_ids(rng, 40, 7)
     with setting(implementation):
@@ -181,7 +177,7 @@ def test_modes(rng: np.random.Generator, name: str, mode: Any, implementation: s
 
 
 @pytest.mark.parametrize("name", DROP_IN)
-def test_buckets(rng: np.random.Generator, name: str) -> None:
+def test_buckets(rng, name) -> None:
     data, ids = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 5, 40)
     got, want = (op(data, ids, 5, bucket_size=7) for op in (ours(name), theirs(name)))
     assert_close(got, want, 1e-5, "value")
@@ -190,7 +186,7 @@ def test_buckets(rng: np.random.Generator, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "mean"])
-def test_no_segments_of_complex_numbers(name: str) -> None:
+def test_no_segments_of_complex_numbers(name) -> None:
     data, ids = np.ones((4, 3), np.complex64), np.zeros(4, np.int32)
     y, pull = jax.vjp(lambda data: ours(name)(data, ids, 0), data)
     assert y.shape == (0, 3)
@@ -198,7 +194,7 @@ def test_no_segments_of_complex_numbers(name: str) -> None:
 
 
 @on_all
-def test_subnormal_halves(implementation: str) -> None:
+def test_subnormal_halves(implementation) -> None:
     # As threads of XLA have them, floats below 2^-126 count as 0: none may stand for a half.
     data = np.arange(2**16, dtype=np.uint16).view(np.float16)
     data = data[np.isfinite(data)]
@@ -219,16 +215,14 @@ def test_subnormal_halves(implementation: str) -> None:
         ("mean", "num_segments", 2**70, ValueError, "num_segments must fit 64 bits"),
     ],
 )
-def test_bad_options(
-    name: str, option: str, value: Any, error: type[Exception], message: str
-) -> None:
+def test_bad_options(name, option, value, error, message) -> None:
     arguments = {"num_segments": 3, option: value}
     with pytest.raises(error, match=message):
         ours(name)(np.ones((2, 2), np.float32), np.array([0, 1]), **arguments)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_traced_under_jit(rng: np.random.Generator, name: str) -> None:
+def test_traced_under_jit(rng, name) -> None:
     """With the number of segments static, as jax.ops users write it."""
     data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
     jitted = jax.jit(ours(name), static_argnames=("num_segments", "indices_are_sorted"))
@@ -239,12 +233,7 @@ def test_traced_under_jit(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
-def test_in_place_of_jax_ops(
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: tuple[int, ...],
-    implementation: str | None,
-) -> None:
+def test_in_place_of_jax_ops(rng, monkeypatch, shape, implementation) -> None:
     """As users patch libraries: what falls back to ``jax.ops`` means those of JAX."""
     ids, originals = random_ids(rng, 40, 7), {name: theirs(name) for name in DROP_IN}
     hypergraph = Hypergraph.from_incidence(ids % 5, np.arange(40) % 3, validate=False)
@@ -270,13 +259,11 @@ def test_in_place_of_jax_ops(
 @pytest.mark.parametrize("shape", [(), (3, 3, 4)], ids=str)
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("implementation", [None, "xla"])
-def test_plain_xla_gets_what_users_gave(
-    name: str, shape: tuple[int, ...], implementation: str | None
-) -> None:
+def test_plain_xla_gets_what_users_gave(name, shape, implementation) -> None:
     """Of flattened features it makes a copy, which takes longer than the sum; so the gradient."""
     data, ids = np.ones((40, *shape), np.float32), np.zeros(40, np.int32)
 
-    def function(data: Any) -> jax.Array:
+    def function(data) -> jax.Array:
         return ours(name)(data, ids, 7)
 
     with setting(implementation):
@@ -292,9 +279,7 @@ def test_plain_xla_gets_what_users_gave(
 @on_all
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "prod", "logsumexp", "softmax"])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
-def test_batches_of_any_features(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], implementation: str
-) -> None:
+def test_batches_of_any_features(rng, name, shape, implementation) -> None:
     """Mapped along each axis, with one set of ids for all and with sets of their own."""
     data, ids = (
         distinct(rng, (40, *shape)).astype(np.float32),
@@ -302,7 +287,7 @@ def test_batches_of_any_features(
     )
     both = np.stack([data, -data])
 
-    def function(data: Any, ids: Any) -> Any:
+    def function(data, ids) -> Any:
         op = functools.partial(ours(name), segment_ids=ids, num_segments=7)
         value, vjp = jax.vjp(lambda x: jnp.where(jnp.isfinite(op(x)), op(x), 0), data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=np.float32)).reshape(value.shape))
@@ -322,7 +307,7 @@ def test_batches_of_any_features(
 # --- Ids of any integer type ---------------------------------------------------------------------
 
 
-def far_ids(rng: np.random.Generator, is_sorted: bool) -> tuple[np.ndarray, np.ndarray]:
+def far_ids(rng, is_sorted) -> tuple[np.ndarray, np.ndarray]:
     """``(40,)`` int64 ids, of which some are padding beyond 32 bits; and with padding next to 0."""
     ids = rng.integers(0, 7, 40)
     where = rng.permutation(40)[: len(FAR)]
@@ -334,15 +319,13 @@ def far_ids(rng: np.random.Generator, is_sorted: bool) -> tuple[np.ndarray, np.n
 @on_all
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_ids_beyond_32_bits_are_padding(
-    rng: np.random.Generator, name: str, is_sorted: bool, implementation: str
-) -> None:
+def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) -> None:
     """Checked before JAX narrows them, whether 64 bits are enabled or not; gradients too."""
     far, near = far_ids(rng, is_sorted)
     data = distinct(rng, (40, 2)).astype(np.float32)
     data[(near < 0) | (near >= 7)] = np.nan
 
-    def results(ids: Any) -> Any:
+    def results(ids) -> Any:
         op = functools.partial(
             ours(name), segment_ids=ids, num_segments=7, indices_are_sorted=is_sorted
         )
@@ -367,9 +350,7 @@ def test_ids_beyond_32_bits_are_padding(
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
-def test_ids_of_narrow_and_unsigned_types(
-    rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str
-) -> None:
+def test_ids_of_narrow_and_unsigned_types(rng, dtype, is_sorted, implementation) -> None:
     """The largest numbers are padding, at the end if sorted; of more segments than ids can name."""
     info = np.iinfo(dtype)
     size = 7 if info.max > 2**31 else 70_000
@@ -388,7 +369,7 @@ def test_ids_of_narrow_and_unsigned_types(
 
 
 @on_all
-def test_row_pointers_beyond_32_bits(implementation: str) -> None:
+def test_row_pointers_beyond_32_bits(implementation) -> None:
     """Past the elements are past them."""
     data = np.arange(5, dtype=np.float32)
     for x64 in ("float32", "int64"):
@@ -400,9 +381,7 @@ def test_row_pointers_beyond_32_bits(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("x64", [False, True])
-def test_segment_index_of_ids_beyond_32_bits(
-    rng: np.random.Generator, x64: bool, implementation: str
-) -> None:
+def test_segment_index_of_ids_beyond_32_bits(rng, x64, implementation) -> None:
     x = rng.normal(size=(7, 3)).astype(np.float32)
     with setting(implementation, "int64" if x64 else "float32"):
         for is_sorted in (False, True):
@@ -432,7 +411,7 @@ def test_sizes_that_need_64_bits() -> None:
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_empty_segments(dtype: str, implementation: str) -> None:
+def test_empty_segments(dtype, implementation) -> None:
     data, ids = jnp.zeros((0, 2), dtype), np.zeros(0, np.int32)
     least, most = (
         (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max) if dtype == "int32" else (-np.inf, np.inf)
@@ -449,9 +428,7 @@ def test_empty_segments(dtype: str, implementation: str) -> None:
 @on_all
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_ties_share_the_gradient(
-    rng: np.random.Generator, name: str, dtype: str, implementation: str
-) -> None:
+def test_ties_share_the_gradient(rng, name, dtype, implementation) -> None:
     """Equally, as the derivative is that of the mean of the messages that tie; and so forward."""
     data = rng.integers(-1, 2, (30, 3)).astype(dtype)
     ids = rng.integers(-1, 4, 30)
@@ -474,7 +451,7 @@ def test_ties_share_the_gradient(
 
 
 @on_all
-def test_nan_and_infinity(implementation: str) -> None:
+def test_nan_and_infinity(implementation) -> None:
     """As jax.ops: a NaN is the maximum and the minimum of its segment, and of no other."""
     data = np.array([1, np.nan, 3, np.inf, 4, -np.inf, 5], np.float32)
     ids = np.array([0, 0, 0, 1, 1, 2, 2])
@@ -490,7 +467,7 @@ def test_nan_and_infinity(implementation: str) -> None:
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("width", [1, 8])
-def test_means_of_equal_numbers(dtype: str, width: int, implementation: str) -> None:
+def test_means_of_equal_numbers(dtype, width, implementation) -> None:
     """Are these numbers, to the last digit, of segments of all lengths."""
     lengths = np.arange(1, 400)
     ids = np.repeat(np.arange(len(lengths)), lengths)
@@ -504,7 +481,7 @@ def test_means_of_equal_numbers(dtype: str, width: int, implementation: str) -> 
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_argmax(rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str) -> None:
+def test_argmax(rng, dtype, is_sorted, implementation) -> None:
     """The first of those that tie, as in numpy."""
     data = rng.integers(-3, 4, (50, 3)).astype(dtype)
     ids = random_ids(rng, 50, 9)
@@ -522,7 +499,7 @@ def test_argmax(rng: np.random.Generator, dtype: str, is_sorted: bool, implement
 
 
 @on_all
-def test_argmax_of_nan_and_infinity(implementation: str) -> None:
+def test_argmax_of_nan_and_infinity(implementation) -> None:
     data = np.array([1, np.nan, 3, np.nan, -np.inf, -np.inf], np.float32)
     ids = np.array([0, 0, 0, 0, 1, 1])
     with setting(implementation):
@@ -533,9 +510,7 @@ def test_argmax_of_nan_and_infinity(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_products_with_zeros(
-    rng: np.random.Generator, is_sorted: bool, implementation: str
-) -> None:
+def test_products_with_zeros(rng, is_sorted, implementation) -> None:
     """First and second derivatives are exact with 0, 1, 2 and 3 zeros in a segment."""
     ids = np.repeat(np.arange(4), 4)
     data = rng.uniform(0.5, 2, 16)
@@ -545,10 +520,10 @@ def test_products_with_zeros(
         order = rng.permutation(16)
         ids, data = ids[order], data[order]
 
-    def product(data: Any) -> jax.Array:
+    def product(data) -> jax.Array:
         return jax_gnn.segment_prod(data, ids, 4, indices_are_sorted=is_sorted)
 
-    def one_by_one(data: Any) -> jax.Array:
+    def one_by_one(data) -> jax.Array:
         factors = [[data[i] for i in np.flatnonzero(ids == segment)] for segment in range(4)]
         return jnp.stack([functools.reduce(operator.mul, row) for row in factors])
 
@@ -561,7 +536,7 @@ def test_products_with_zeros(
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_logsumexp_of_extremes(dtype: str, implementation: str) -> None:
+def test_logsumexp_of_extremes(dtype, implementation) -> None:
     """No overflow; infinities as in jax.nn.logsumexp."""
     data = np.array([6e4, 6e4, -6e4, -6e4, -np.inf, 2, -np.inf, -np.inf, np.inf, 1]).astype(
         jnp.dtype(dtype)
@@ -580,7 +555,7 @@ def test_logsumexp_of_extremes(dtype: str, implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("ddof", [0, 1, 3])
-def test_variance_and_deviation(rng: np.random.Generator, ddof: int, implementation: str) -> None:
+def test_variance_and_deviation(rng, ddof, implementation) -> None:
     """As in numpy; also far from the origin, where a difference of large sums would be lost."""
     ids = np.sort(rng.integers(0, 8, 30))
     data = rng.normal(size=(30, 2)) + 1000
@@ -594,7 +569,7 @@ def test_variance_and_deviation(rng: np.random.Generator, ddof: int, implementat
 
 
 @on_all
-def test_deviation_of_equal_elements(implementation: str) -> None:
+def test_deviation_of_equal_elements(implementation) -> None:
     """Where it is 0, so is its gradient."""
     ids = np.array([0, 0, 1, 1])
     data = np.array([2, 2, 1, 3], np.float32)
@@ -606,7 +581,7 @@ def test_deviation_of_equal_elements(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax"])
-def test_integers_give_floats(rng: np.random.Generator, name: str, implementation: str) -> None:
+def test_integers_give_floats(rng, name, implementation) -> None:
     data, ids = rng.integers(-5, 5, (20, 2)), rng.integers(0, 4, 20)
     with setting(implementation):
         got = ours(name)(data, ids, 4)
@@ -617,7 +592,7 @@ def test_integers_give_floats(rng: np.random.Generator, name: str, implementatio
 
 @on_all
 @pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax", "argmax"])
-def test_complex_numbers(name: str, implementation: str) -> None:
+def test_complex_numbers(name, implementation) -> None:
     """The mean is defined; where an order or a real result is needed, they are refused."""
     data, ids = np.array([1 + 2j, 3, 5j], np.complex64), np.array([0, 0, 1])
     with setting(implementation):
@@ -629,7 +604,7 @@ def test_complex_numbers(name: str, implementation: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "prod"])
-def test_truth_values_are_no_numbers(name: str) -> None:
+def test_truth_values_are_no_numbers(name) -> None:
     with pytest.raises(TypeError, match="data must be numbers, got bool"):
         ours(name)(np.array([True, False]), np.array([0, 1]), 2)
 
@@ -637,7 +612,7 @@ def test_truth_values_are_no_numbers(name: str) -> None:
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_half_types_accumulate_in_float32(dtype: str, is_sorted: bool, implementation: str) -> None:
+def test_half_types_accumulate_in_float32(dtype, is_sorted, implementation) -> None:
     """A running sum of ones would stop at 256 in bfloat16, at 2048 in float16."""
     count = 2**15
     data, ids = jnp.ones((count, 3), dtype), np.zeros(count, np.int32)
@@ -648,7 +623,7 @@ def test_half_types_accumulate_in_float32(dtype: str, is_sorted: bool, implement
         assert (np.asarray(jax_gnn.segment_var(data, ids, **options)) == 0).all()
 
 
-def test_ids_that_are_not_sorted_after_all(rng: np.random.Generator) -> None:
+def test_ids_that_are_not_sorted_after_all(rng) -> None:
     """The result is anything, but of its shape, and nothing outside the buffers is touched."""
     ids = rng.integers(-3, 50, 3000).astype(np.int32)
     data = rng.normal(size=(3000, 5)).astype(np.float32)
@@ -671,15 +646,13 @@ def test_ids_that_are_not_sorted_after_all(rng: np.random.Generator) -> None:
         *((name, dtype) for name in ("sum", "max", "softmax") for dtype in ("float64", "bfloat16")),
     ],
 )
-def test_same_bits_in_100_runs(
-    rng: np.random.Generator, name: str, dtype: str, implementation: str
-) -> None:
+def test_same_bits_in_100_runs(rng, name, dtype, implementation) -> None:
     """Value and gradient, alone and under vmap over everything, with unsorted ids."""
     sizes = (3, 6000, 5)
     ids = np.minimum(rng.geometric(0.01, sizes[:2]), 900).astype(np.int32)  # long-tailed
     data = rng.normal(size=sizes).astype(jnp.dtype(dtype))
 
-    def results(ids: Any, data: Any) -> Any:
+    def results(ids, data) -> Any:
         op = functools.partial(ours(name), segment_ids=ids, num_segments=901)
         if name in ("argmax", "prod"):  # the derivative of a product is no kernel
             return op(data)
@@ -709,9 +682,7 @@ SCHEDULES = [
 @on_kernels
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: "-".join(map(str, s)))
 @pytest.mark.parametrize("shape", ["tail", "giant", "empty"])
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator, schedule: schedules.Schedule, shape: str, implementation: str
-) -> None:
+def test_schedules_give_the_same_result(rng, schedule, shape, implementation) -> None:
     """However the entries are dealt out, for segments shared by many blocks and for none."""
     count, size = 60_000, 400
     ids = uneven_ids(rng, shape, count, size)
@@ -734,9 +705,7 @@ def test_schedules_give_the_same_result(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("width, lanes", [(1, 1), (2, 2), (3, 4)])
 @pytest.mark.parametrize("size", [6_000, 20_000, 60_000])
-def test_many_narrow_rows(
-    rng: np.random.Generator, size: int, width: int, lanes: int, dtype: str, implementation: str
-) -> None:
+def test_many_narrow_rows(rng, size, width, lanes, dtype, implementation) -> None:
     """Rows of an entry or none, up to more of them than wait to be written side by side."""
     count = 6_000
     ids = rng.integers(size, size=count)
@@ -761,7 +730,7 @@ def test_many_narrow_rows(
 
 
 @on_kernels
-def test_a_forced_schedule_is_used(implementation: str) -> None:
+def test_a_forced_schedule_is_used(implementation) -> None:
     """The program names the kernel; the number of blocks is in the shape of the workspace."""
     data, ids = np.ones((9000, 4), np.float32), np.zeros(9000, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=2, indices_are_sorted=True)
@@ -784,9 +753,7 @@ def test_a_forced_schedule_is_used(implementation: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("size", [1, 300, 30_000])
 @pytest.mark.parametrize("width", [1, 3, 70])
-def test_unsorted_ids(
-    rng: np.random.Generator, width: int, size: int, dtype: str, implementation: str
-) -> None:
+def test_unsorted_ids(rng, width, size, dtype, implementation) -> None:
     """Many or few to a row; sums are exact in any order."""
     count = 20_000
     ids = rng.integers(-1, size + 1, count)
@@ -794,7 +761,7 @@ def test_unsorted_ids(
     valid = (ids >= 0) & (ids < size)
     counts = np.bincount(ids[valid], minlength=size)[:, None]
 
-    def want(ufunc: np.ufunc, start: int) -> np.ndarray:
+    def want(ufunc, start) -> np.ndarray:
         result = np.full((size, width), start)
         ufunc.at(result, ids[valid], data[valid])
         return result
@@ -821,9 +788,7 @@ def test_unsorted_ids(
         (8200, 1000, 256, True, True),
     ],
 )
-def test_plain_xla_where_it_is_faster(
-    count: int, size: int, width: int, is_sorted: bool, by_kernel: bool
-) -> None:
+def test_plain_xla_where_it_is_faster(count, size, width, is_sorted, by_kernel) -> None:
     """Not where kernels are asked for."""
     data, ids = np.ones((count, width), np.float32), np.zeros(count, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=size, indices_are_sorted=is_sorted)
@@ -836,7 +801,7 @@ def test_plain_xla_where_it_is_faster(
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-def test_scatter_and_gather_in_any_order(rng: np.random.Generator, dtype: str) -> None:
+def test_scatter_and_gather_in_any_order(rng, dtype) -> None:
     """Kernels for large arrays, on small ones: all numbers are exact, and each is added in turn."""
     ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
     with setting(None, dtype):
@@ -861,7 +826,7 @@ def test_kernels_of_large_results() -> None:
     """Ids in any order are scattered, unsorted; the gradient is a gather."""
     x, ids = np.ones((30_000, 64), np.float32), np.zeros(30_000, np.int32)
 
-    def value(x: Any, size: int) -> Any:
+    def value(x, size) -> Any:
         return jax.vjp(lambda x: jax_gnn.segment_sum(x, ids, size), x)[1](jnp.ones((size, 64)))
 
     for size, targets in ((100, []), (30_000, ["gather_rows", "segment_scatter"])):
@@ -878,7 +843,7 @@ def test_kernels_of_large_results() -> None:
 
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_segment_index(rng: np.random.Generator, is_sorted: bool, implementation: str) -> None:
+def test_segment_index(rng, is_sorted, implementation) -> None:
     """Gather and segment sum of ids known beforehand, with their derivatives, jitted and mapped."""
     case = segment_case("sorted" if is_sorted else "unsorted", distinct)(rng, "padding", (3,))
     ids, size = case.plain
@@ -890,10 +855,10 @@ def test_segment_index(rng: np.random.Generator, is_sorted: bool, implementation
     padded = np.where(valid[:, None], edges, np.nan)
     with setting(implementation, "float64"):
 
-        def gather(x: Any, index: SegmentIndex) -> Any:
+        def gather(x, index) -> Any:
             return index.gather(x)
 
-        def total(x: Any, index: SegmentIndex) -> Any:
+        def total(x, index) -> Any:
             return index.segment_sum(x)
 
         for function, matrix, values, dirty in (
@@ -911,11 +876,11 @@ def test_segment_index(rng: np.random.Generator, is_sorted: bool, implementation
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_segment_index_never_sorts_or_scatters(rng: np.random.Generator, is_sorted: bool) -> None:
+def test_segment_index_never_sorts_or_scatters(rng, is_sorted) -> None:
     ids = rng.integers(0, 6, 40)
     index = SegmentIndex.from_ids(np.sort(ids) if is_sorted else ids, 6)
 
-    def energy(x: Any) -> jax.Array:
+    def energy(x) -> jax.Array:
         return jnp.sum(index.segment_sum(jnp.tanh(index.gather(x))) ** 2)
 
     program = str(jax.make_jaxpr(jax.grad(energy))(np.ones((6, 2), np.float32)))
@@ -953,22 +918,20 @@ def test_segment_index_never_sorts_or_scatters(rng: np.random.Generator, is_sort
         ),
     ],
 )
-def test_bad_segment_index(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_bad_segment_index(call, error, message) -> None:
     with pytest.raises(error, match=message):
         call()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_maxima_of_rounded_products_have_gradients(
-    rng: np.random.Generator, dtype: str, implementation: str
-) -> None:
+def test_maxima_of_rounded_products_have_gradients(rng, dtype, implementation) -> None:
     """XLA may leave out the rounding of what it compares with a maximum: none attains it then."""
     ids = np.sort(rng.integers(0, 7, 18))
     x, w = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((18, 3), (3, 3)))
 
-    def gradient(reduce: Callable[..., Any]) -> Any:
-        def total(w: Any) -> Any:
+    def gradient(reduce) -> Any:
+        def total(w) -> Any:
             y = reduce(x @ w, ids, 7)
             return jnp.sum(jnp.where(jnp.isfinite(y), y, 0), dtype=jnp.float32)
 
@@ -984,7 +947,7 @@ def test_maxima_of_rounded_products_have_gradients(
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")
 @pytest.mark.parametrize("is_sorted", [True, False])
-def test_more_than_2_to_the_31_elements(is_sorted: bool) -> None:
+def test_more_than_2_to_the_31_elements(is_sorted) -> None:
     rows, width = 2**16 + 3, 2**15 + 8
     ids = np.arange(rows, dtype=np.int32) * 5 // rows
     data = jnp.arange(rows, dtype=jnp.bfloat16)[:, None] // 256 + jnp.zeros(width, jnp.bfloat16)

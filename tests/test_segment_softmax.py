@@ -12,7 +12,6 @@ from op_spec import OpSpec, assert_close, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
 from segment_cases import (
     Elements,
-    Kind,
     normal,
     on_segments,
     segment_case,
@@ -25,7 +24,7 @@ from jax_gnn import schedules, segment_logsumexp, segment_softmax, segment_sum
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
-def reference(elements: Elements, data: np.ndarray) -> np.ndarray:
+def reference(elements, data) -> np.ndarray:
     result = np.zeros_like(data)
     for segment in np.unique(elements.ids[elements.valid]):
         mine = elements.ids == segment
@@ -34,7 +33,7 @@ def reference(elements: Elements, data: np.ndarray) -> np.ndarray:
     return result
 
 
-def softmax_spec(kind: Kind) -> OpSpec:
+def softmax_spec(kind) -> OpSpec:
     return OpSpec(
         function=on_segments(segment_softmax, kind),
         reference=reference,
@@ -63,9 +62,7 @@ class TestSoftmaxByIndptr(CoreChecks):
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_sums_to_one(
-    rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str
-) -> None:
+def test_sums_to_one(rng, dtype, is_sorted, implementation) -> None:
     """Also one giant segment in a half type, where each share is tiny."""
     count = 3000
     ids = np.where(rng.random(count) < 0.8, 5, rng.integers(-1, 40, count))
@@ -85,9 +82,7 @@ def test_sums_to_one(
 @pytest.mark.parametrize(
     "levels", [(0, 100), (1, -200), (-200, -300), (-200, 20), (-np.inf, 0), (0, -np.inf, 50)]
 )
-def test_levels_of_a_giant_segment(
-    rng: np.random.Generator, levels: tuple[float, ...], implementation: str
-) -> None:
+def test_levels_of_a_giant_segment(rng, levels, implementation) -> None:
     """Parts of a segment are measured apart: some small, some not, some without a finite number."""
     count = 12_000
     data = rng.normal(size=(len(levels), count, 2)) + np.reshape(levels, (-1, 1, 1))
@@ -99,7 +94,7 @@ def test_levels_of_a_giant_segment(
 
 
 @on_all
-def test_extremes(implementation: str) -> None:
+def test_extremes(implementation) -> None:
     """No overflow; a -inf has no share; NaN and all of -inf spoil their own segment only."""
     inf = np.inf
     data = np.array([1e30, 1e30, -1e30, -1e30, -inf, 3, 88, 0, np.nan, 1, -inf, -inf], np.float32)
@@ -116,9 +111,7 @@ def test_extremes(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_share_of_a_lone_element_is_one(
-    rng: np.random.Generator, dtype: str, implementation: str
-) -> None:
+def test_share_of_a_lone_element_is_one(rng, dtype, implementation) -> None:
     """Exactly, with or without other segments, of small numbers and of large ones."""
     ids = np.sort(rng.integers(0, 4000, 4000))  # a third of them alone
     lone = np.bincount(ids, minlength=4000)[ids] == 1
@@ -134,7 +127,7 @@ def test_share_of_a_lone_element_is_one(
 
 
 @on_all
-def test_logarithm_is_log_softmax(rng: np.random.Generator, implementation: str) -> None:
+def test_logarithm_is_log_softmax(rng, implementation) -> None:
     """Softmax and logsumexp of the same segments agree, through their derivatives."""
     ids = np.sort(rng.integers(0, 6, 40))
     data = rng.normal(size=(40, 3))
@@ -149,9 +142,7 @@ def test_logarithm_is_log_softmax(rng: np.random.Generator, implementation: str)
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("blocks", [1, 2, 5, 100])
 @pytest.mark.parametrize("shape", ["tail", "giant", "empty"])
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator, blocks: int, shape: str, implementation: str
-) -> None:
+def test_schedules_give_the_same_result(rng, blocks, shape, implementation) -> None:
     """Segments that many blocks share, in value and derivative."""
     count, size = 60_000, 400
     ids = uneven_ids(rng, shape, count, size)

@@ -17,7 +17,7 @@ TILE = 4096
 """Ids that a block of the CUDA kernel reads at once."""
 
 
-def ids_of(rng: np.random.Generator, count: int, bound: int, kind: str, dtype: str) -> np.ndarray:
+def ids_of(rng, count, bound, kind, dtype) -> np.ndarray:
     """Some out of range on either side; most of them one id, or all different."""
     last = np.iinfo(dtype).max
     ids = rng.integers(-2, min(bound + 2, last), count, dtype, endpoint=True)
@@ -28,7 +28,7 @@ def ids_of(rng: np.random.Generator, count: int, bound: int, kind: str, dtype: s
     return ids
 
 
-def in_order(ids: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
+def in_order(ids, bound) -> tuple[np.ndarray, np.ndarray]:
     keys = np.where((ids >= 0) & (ids < bound), ids, bound)
     order = np.argsort(keys, kind="stable")
     return keys[order], order
@@ -38,9 +38,7 @@ def in_order(ids: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("kind", ["any", "one", "far"])
 @pytest.mark.parametrize("count", [0, 1, 33, TILE, 3 * TILE + 5])
 @pytest.mark.parametrize("bound", [0, 1, 31, 32, 511, 512, 70_000, 2**27, 2**31 - 1, 2**50])
-def test_sorted_ids(
-    rng: np.random.Generator, bound: int, count: int, kind: str, implementation: str | None
-) -> None:
+def test_sorted_ids(rng, bound, count, kind, implementation) -> None:
     dtypes = ["int64"] if bound >= 2**31 else ["int32", "int64"]
     dtype = str(rng.choice(dtypes))
     with jax.enable_x64(dtype == "int64"):
@@ -53,7 +51,7 @@ def test_sorted_ids(
 
 @pytest.mark.skipif(not emulation.WANTED, reason="about the CUDA kernel")
 @pytest.mark.parametrize("bound", [7, 300_000])
-def test_more_ids_than_blocks_have_at_once(rng: np.random.Generator, bound: int) -> None:
+def test_more_ids_than_blocks_have_at_once(rng, bound) -> None:
     """Of 128 parts of the ids, each has two tiles, the last fewer."""
     ids = ids_of(rng, 128 * TILE + int(rng.integers(1, 99)), bound, "any", "int32")
     found = jax.jit(partial(sorted_ids, bound=bound, implementation="cuda"))(ids)
@@ -63,7 +61,7 @@ def test_more_ids_than_blocks_have_at_once(rng: np.random.Generator, bound: int)
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bound", [3, 40_000, 2**30])
-def test_a_batch(rng: np.random.Generator, bound: int, implementation: str | None) -> None:
+def test_a_batch(rng, bound, implementation) -> None:
     """By one sort, or, where keys would have too many bits, one after the other."""
     ids = np.stack([ids_of(rng, 50, bound, "any", "int32") for _ in range(3)])
     found = jax.vmap(partial(sorted_ids, bound=bound, implementation=implementation))(ids)
@@ -72,11 +70,11 @@ def test_a_batch(rng: np.random.Generator, bound: int, implementation: str | Non
             np.testing.assert_array_equal(each, wanted)
 
 
-def test_no_derivative(rng: np.random.Generator) -> None:
+def test_no_derivative(rng) -> None:
     """Values may be brought in order all the same."""
     ids = rng.integers(0, 9, 20)
 
-    def weighed(x: jax.Array) -> jax.Array:
+    def weighed(x) -> jax.Array:
         return jnp.sum(x[sorted_ids(jnp.asarray(ids), 9)[1]] * jnp.arange(20.0))
 
     wanted = np.argsort(np.argsort(ids, kind="stable"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
 
 
-def of_kernels(widths: Sequence[Any], of_xla: Sequence[Any]) -> list[tuple[Any, str]]:
+def of_kernels(widths, of_xla) -> list[tuple[Any, str]]:
     """Widths and implementations: kernels have code for each width, plain XLA has one for all."""
     both = [(width, kernel) for width in widths for kernel in KERNELS]
     return both + [(width, "xla") for width in of_xla]
@@ -63,17 +63,17 @@ def of_kernels(widths: Sequence[Any], of_xla: Sequence[Any]) -> list[tuple[Any, 
 
 
 def spmm_spec(
-    *weight: str,
-    heads: int | None = None,
-    numbers: Callable[..., np.ndarray] = normal,
-    function: Callable[..., jax.Array] = spmm,
-    reference: Callable[..., np.ndarray] = spmm_reference,
-    bare_ids: bool = False,
-    extremum: bool = False,
+    *weight,
+    heads=None,
+    numbers=normal,
+    function=spmm,
+    reference=spmm_reference,
+    bare_ids=False,
+    extremum=False,
 ) -> OpSpec:
     """Describes spmm, with or without weights, or with a weight for each head."""
 
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    def make_case(rng, scenario, features) -> Case:
         edges = random_edges(rng, scenario)
         if bare_ids:
             order = np.argsort(edges.dst, kind="stable")
@@ -102,15 +102,13 @@ def spmm_spec(
     )
 
 
-def epilogue_spec(
-    *names: str, heads: int | None = None, reduce: Any = total, relu: bool = False
-) -> OpSpec:
+def epilogue_spec(*names, heads=None, reduce=total, relu=False) -> OpSpec:
     """Describes spmm with an epilogue: of the arguments ``names``, in the order of the kernel.
 
     With a halo, that is an array of the sources behind those that are destinations, too.
     """
 
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    def make_case(rng, scenario, features) -> Case:
         has_own, has_halo = "own_scale" in names, "halo" in names
         edges = random_edges(rng, scenario, square=has_own)
         if has_halo:
@@ -144,7 +142,7 @@ def epilogue_spec(
             )
         return Case(graph_of(edges), edges, operands, tuple(map(padding.get, ("x", *names))))
 
-    def function(graph: Graph, x: Any, *operands: Any) -> jax.Array:
+    def function(graph, x, *operands) -> jax.Array:
         call: Any = spmm
         if "halo" in names:
             num_own, most = x.shape[0], graph.num_edges  # the rest is padding
@@ -158,13 +156,13 @@ def epilogue_spec(
             **dict(zip(names, operands, strict=True)),
         )
 
-    def before_relu(edges: Edges, x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
+    def before_relu(edges, x, *operands) -> np.ndarray:
         last = dict(zip(names, operands, strict=True)) | {"result_scale": None}
         rows = np.concatenate([x, last.pop("halo", x[:0])])
         sums = spmm_reference(edges, rows, last.pop("weight", None), reduce=reduce)
         return with_epilogue(sums, x, **last)
 
-    def reference(edges: Edges, *operands: np.ndarray) -> np.ndarray:
+    def reference(edges, *operands) -> np.ndarray:
         result_scale = dict(zip(("x", *names), operands, strict=True)).get("result_scale")
         before = before_relu(edges, *operands)
         return with_epilogue(before, operands[0], result_scale=result_scale, relu=relu)
@@ -185,14 +183,10 @@ def epilogue_spec(
     )
 
 
-def sddmm_spec(
-    op: str,
-    combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda features: features,
-) -> OpSpec:
+def sddmm_spec(op, combine, shape=lambda features: features) -> OpSpec:
     """Describes sddmm, with features of a shape made from the one asked for."""
 
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    def make_case(rng, scenario, features) -> Case:
         edges = random_edges(rng, scenario)
         a = rng.normal(size=(edges.num_dst, *shape(features)))
         b = rng.normal(size=(edges.num_src, *shape(features)))
@@ -202,7 +196,7 @@ def sddmm_spec(
         )
         return Case(graph_of(edges), edges, (a, b), padding)
 
-    def reference(edges: Edges, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def reference(edges, a, b) -> np.ndarray:
         like = combine(a[:0], b[:0])
         result = np.zeros((len(edges.src), *like.shape[1:]), np.result_type(a, b))
         result[edges.valid] = combine(a[edges.dst[edges.valid]], b[edges.src[edges.valid]])
@@ -219,7 +213,7 @@ def sddmm_spec(
     )
 
 
-def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def dot(a, b) -> np.ndarray:
     return (a * b).sum(-1)
 
 
@@ -227,7 +221,7 @@ GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
 LOOP = Graph.from_edges([0, 1], [1, 0])
 
 
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def ones(*shape, dtype=np.float32) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
@@ -310,7 +304,7 @@ class TestBiasOfMean(CoreChecks):
     spec = epilogue_spec("residual", "bias", reduce=mean, relu=True)
 
 
-def reduce_by_ids(index: Any, x: Any, weight: Any, **options: Any) -> jax.Array:
+def reduce_by_ids(index, x, weight, **options) -> jax.Array:
     cols, rows, like_segments = index
     return index_segment_reduce(x, cols, rows, like_segments.shape[0], weight, **options)
 
@@ -330,7 +324,7 @@ class TestIndexSegmentMax(CoreChecks):
     )
 
 
-def as_heads(features: tuple[int, ...]) -> tuple[int, int]:
+def as_heads(features) -> tuple[int, int]:
     return int(np.prod(features)), 3
 
 
@@ -353,9 +347,7 @@ class TestSddmmMul(CoreChecks):
     ("width", "implementation"), of_kernels([1, 2, 5, 16, 33, 64, 100, 260], of_xla=[1, 33])
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_dots_of_all_widths(
-    rng: np.random.Generator, width: int, dtype: str, implementation: str
-) -> None:
+def test_dots_of_all_widths(rng, width, dtype, implementation) -> None:
     """One head, as other widths of a head are multiples of 3 in the suite."""
     case = sddmm_spec("dot", dot, lambda _: (width,)).make_case(rng, "random", ())
     a, b = typed(case.operands, dtype)
@@ -368,7 +360,7 @@ def test_dots_of_all_widths(
 
 
 @on_all
-def test_sddmm_add(rng: np.random.Generator, implementation: str) -> None:
+def test_sddmm_add(rng, implementation) -> None:
     """Attention scores: one number a head from either side; in the wider of two dtypes."""
     graph = graph_of(random_edges(rng, "random"))
     a, b = rng.normal(size=(6, 2)).astype(np.float16), rng.normal(size=(9, 2)).astype(np.float32)
@@ -382,7 +374,7 @@ def test_sddmm_add(rng: np.random.Generator, implementation: str) -> None:
     assert_close(to_b, np.repeat(graph.out_degrees(), 2).reshape(9, 2), 1e-6, "gradient to b")
 
 
-def with_holes(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
+def with_holes(rng) -> tuple[Graph, Edges, np.ndarray]:
     """A graph in which sources inside of rows are out of range; its edges; which those are."""
     edges = random_edges(rng, "empty")
     graph = on_host(graph_of(edges))
@@ -397,7 +389,7 @@ def with_holes(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
 
 @on_all
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_padding_inside_rows(rng: np.random.Generator, reduce: str, implementation: str) -> None:
+def test_padding_inside_rows(rng, reduce, implementation) -> None:
     """It is skipped, in value and gradients, as if the graph had been built without."""
     graph, edges, holes = with_holes(rng)
     x, weight = rng.normal(size=(9, 2, 3)), rng.normal(size=(len(holes), 2))
@@ -409,7 +401,7 @@ def test_padding_inside_rows(rng: np.random.Generator, reduce: str, implementati
     with setting(implementation, "float64"):
 
         @jax.jit
-        def run(graph: Graph, weight: Any) -> Any:
+        def run(graph, weight) -> Any:
             value, vjp = jax.vjp(functools.partial(op, graph), x, weight)
             return value, *vjp(cotangent)
 
@@ -426,9 +418,7 @@ def test_padding_inside_rows(rng: np.random.Generator, reduce: str, implementati
 
 @on_all
 @pytest.mark.parametrize("op", ["dot", "add", "sub", "mul"])
-def test_sddmm_of_padding_inside_rows(
-    rng: np.random.Generator, op: str, implementation: str
-) -> None:
+def test_sddmm_of_padding_inside_rows(rng, op, implementation) -> None:
     graph, edges, holes = with_holes(rng)
     a, b = rng.normal(size=(6, 2, 3)), rng.normal(size=(9, 2, 3))
     a[unused(edges.dst[~holes], 6, 1)] = np.nan
@@ -446,7 +436,7 @@ def test_sddmm_of_padding_inside_rows(
 
 
 @on_all
-def test_no_heads(implementation: str) -> None:
+def test_no_heads(implementation) -> None:
     graph = Graph.from_edges([0, 1, 1], [1, 0, 1], num_nodes=2)
     x, weight = jnp.zeros((2, 0, 3)), jnp.zeros((3, 0))
     with jax_gnn.implementation(implementation):
@@ -463,9 +453,7 @@ def test_no_heads(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("x64", [False, True])
-def test_hand_made_graphs_beyond_32_bits(
-    rng: np.random.Generator, x64: bool, implementation: str
-) -> None:
+def test_hand_made_graphs_beyond_32_bits(rng, x64, implementation) -> None:
     """Ids out of range are padding, whatever JAX makes of them when it indexes."""
     edges = random_edges(rng, "random")
     graph = graph_of(edges).pad(num_edges=40)
@@ -474,7 +462,7 @@ def test_hand_made_graphs_beyond_32_bits(
     rows = normal(rng, (edges.num_dst, 3))
     operands = typed((x, weight, rows), "float32")
 
-    def results(graph: Graph, x: Any, weight: Any, rows: Any) -> list[Any]:
+    def results(graph, x, weight, rows) -> list[Any]:
         reduced = [spmm(graph, x, weight, reduce=reduce) for reduce in ("sum", "max")]
         reduced += [
             spmm(graph, x, reduce="mean"),
@@ -493,7 +481,7 @@ def test_hand_made_graphs_beyond_32_bits(
 
 
 @on_all
-def test_edges_of_no_nodes(implementation: str) -> None:
+def test_edges_of_no_nodes(implementation) -> None:
     """Padding alone, where there is nothing that it could read."""
     nothing = Graph.from_edges(np.zeros(0, int), np.zeros(0, int), num_src=0, num_dst=2)
     graph = nothing.pad(num_edges=5)
@@ -512,9 +500,7 @@ def test_edges_of_no_nodes(implementation: str) -> None:
 @on_all
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_ties_share_the_gradient(
-    rng: np.random.Generator, name: str, weighted: bool, implementation: str
-) -> None:
+def test_ties_share_the_gradient(rng, name, weighted, implementation) -> None:
     """Equally among the messages; the gradients to x and to the weights follow."""
     edges = random_edges(rng, "duplicates")
     graph, size = graph_of(edges), len(edges.src)
@@ -532,7 +518,7 @@ def test_ties_share_the_gradient(
     np.add.at(wanted_x, edges.src, weight[:, None] * share)
     with setting(implementation, "float64"):
 
-        def op(x: Any, weight: Any) -> jax.Array:
+        def op(x, weight) -> jax.Array:
             return finite(spmm)(graph, x, weight if weighted else None, reduce=name)
 
         to_x, to_weight = jax.vjp(op, x, weight)[1](cotangent)
@@ -543,7 +529,7 @@ def test_ties_share_the_gradient(
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
+def test_half_types_accumulate_in_float32(dtype, implementation) -> None:
     count = 2**15
     graph = Graph.from_edges(np.arange(count), np.zeros(count, int), num_src=count, num_dst=2)
     x, weight = jnp.ones((count, 3), dtype), jnp.full(count, 0.5, dtype)
@@ -560,7 +546,7 @@ def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> No
 
 
 @on_all
-def test_weighted_maximum_of_half_types(rng: np.random.Generator, implementation: str) -> None:
+def test_weighted_maximum_of_half_types(rng, implementation) -> None:
     """Which message is the maximum is decided before it is rounded to the type of x."""
     graph = Graph.from_edges([0, 1], [0, 0], num_src=2, num_dst=1)
     x, weight = jnp.ones((2, 1), jnp.bfloat16), np.array([1, 1 + 2**-12], np.float32)
@@ -570,7 +556,7 @@ def test_weighted_maximum_of_half_types(rng: np.random.Generator, implementation
 
 
 @on_all
-def test_transposed_graph(rng: np.random.Generator, implementation: str) -> None:
+def test_transposed_graph(rng, implementation) -> None:
     """The gradient to x is spmm of the transpose with its weights."""
     graph = graph_of(random_edges(rng, "padding"))
     weight, cotangent = rng.normal(size=24), rng.normal(size=(6, 3))
@@ -584,7 +570,7 @@ def test_transposed_graph(rng: np.random.Generator, implementation: str) -> None
 
 
 @pytest.fixture(params=[False, True], ids=["where they are", "moved"])
-def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def moved(request, monkeypatch) -> None:
     """Weights in the order of entries ahead of CUDA kernels, as many numbers have them."""
     if request.param:
         monkeypatch.setattr(primitive, "_MOVED", 0)
@@ -593,7 +579,7 @@ def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 also_moved = pytest.mark.usefixtures("moved")
 
 
-def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
+def long_tailed(rng) -> tuple[Graph, Edges, np.ndarray]:
     """A padded graph with a giant source, empty rows both ways and holes inside of rows."""
     count = 700
     src = np.where(rng.random(count) < 0.4, 5, rng.integers(0, 30, count))
@@ -624,9 +610,7 @@ def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
 )
 @also_moved
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_both_gradients(
-    rng: np.random.Generator, heads_and_depth: tuple[int, int], dtype: str, implementation: str
-) -> None:
+def test_both_gradients(rng, heads_and_depth, dtype, implementation) -> None:
     """Of all widths, with NaN in all that is padding."""
     heads, depth = heads_and_depth
     graph, edges, holes = long_tailed(rng)
@@ -656,15 +640,15 @@ def test_both_gradients(
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_one_pass_where_both_gradients_are_wanted(rng: np.random.Generator, reduce: str) -> None:
+def test_one_pass_where_both_gradients_are_wanted(rng, reduce) -> None:
     """Those that are wanted alone, and of graphs without weights, stay single."""
     graph = graph_of(random_edges(rng, "random"))
     x, weight = rng.normal(size=(9, 5)), rng.normal(size=24)
 
-    def energy(x: Any, weight: Any) -> jax.Array:
+    def energy(x, weight) -> jax.Array:
         return jnp.sum(jnp.sin(spmm(graph, x, weight, reduce=reduce)))
 
-    def primitives(wanted: int | tuple[int, ...]) -> list[str]:
+    def primitives(wanted) -> list[str]:
         program = jax.make_jaxpr(jax.grad(energy, wanted))(x, weight).jaxpr
         names = (equation.primitive.name for equation in program.eqns)
         return sorted(name for name in names if name.startswith("jax_gnn_"))
@@ -680,9 +664,7 @@ def test_one_pass_where_both_gradients_are_wanted(rng: np.random.Generator, redu
             assert_close(jax.grad(energy, i)(x, weight), both[i], 1e-12, "gradient")
 
 
-def gradients_reference(
-    edges: Edges, x: np.ndarray, weight: np.ndarray, cotangent: np.ndarray
-) -> np.ndarray:
+def gradients_reference(edges, x, weight, cotangent) -> np.ndarray:
     """Those of spmm with a weight for each head, to x and to the weights, one after the other."""
     to_x = spmm_reference(
         Edges(edges.dst, edges.src, edges.num_dst, edges.num_src), cotangent, weight
@@ -695,9 +677,7 @@ def gradients_reference(
 
 @on_all
 @pytest.mark.parametrize("heads", [1, 2])
-def test_derivatives_of_both_gradients(
-    rng: np.random.Generator, heads: int, implementation: str
-) -> None:
+def test_derivatives_of_both_gradients(rng, heads, implementation) -> None:
     """To all operands together and alone, to third order; transposed; mapped over any operands."""
     edges = random_edges(rng, "padding")
     graph = graph_of(edges)
@@ -705,16 +685,16 @@ def test_derivatives_of_both_gradients(
     weight = rng.normal(size=(24, heads))
 
     @jax.jit
-    def gradients(x: Any, weight: Any, cotangent: Any) -> Any:
+    def gradients(x, weight, cotangent) -> Any:
         return jax.vjp(functools.partial(spmm, graph), x, weight)[1](cotangent)
 
     @jax.jit
-    def apart(x: Any, weight: Any, cotangent: Any) -> Any:
+    def apart(x, weight, cotangent) -> Any:
         (to_x,) = jax.vjp(lambda x: spmm(graph, x, weight), x)[1](cotangent)
         (to_weight,) = jax.vjp(lambda weight: spmm(graph, x, weight), weight)[1](cotangent)
         return to_x, to_weight
 
-    def close(got: Any, want: Any, what: str) -> None:
+    def close(got, want, what) -> None:
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert_close(a, b, 1e-12, what)
 
@@ -732,7 +712,7 @@ def test_derivatives_of_both_gradients(
         check_second_derivatives(spec, rng, spec.make_case(), 1e-12)
         for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
 
-            def energy(function: Any, *operands: Any) -> jax.Array:
+            def energy(function, *operands) -> jax.Array:
                 return sum(jnp.sum(jnp.sin(y)) for y in function(*operands))
 
             results = [
@@ -757,7 +737,7 @@ def test_derivatives_of_both_gradients(
                 for ct, operand in zip(results, operands, strict=False)
             ]
 
-            def linear(cotangent: Any, results: Any = results) -> Any:
+            def linear(cotangent, results=results) -> Any:
                 pairs = zip(results, gradients(x, weight, cotangent), strict=True)
                 return [y for ct, y in pairs if ct is not None]
 
@@ -769,7 +749,7 @@ def test_derivatives_of_both_gradients(
 # --- Programs ------------------------------------------------------------------------------------
 
 
-def sizes(jaxpr: Any) -> Iterator[int]:
+def sizes(jaxpr) -> Iterator[int]:
     """Of all arrays that a program makes."""
     for equation in jaxpr.eqns:
         yield from (int(np.prod(v.aval.shape)) for v in equation.outvars)
@@ -783,17 +763,15 @@ def sizes(jaxpr: Any) -> Iterator[int]:
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 @pytest.mark.parametrize("heads", [(), (4,)])
-def test_no_array_of_messages(
-    rng: np.random.Generator, reduce: str, heads: tuple[int, ...]
-) -> None:
+def test_no_array_of_messages(rng, reduce, heads) -> None:
     """Neither forward nor backward, nor in second derivatives."""
     graph = Graph.from_edges(*rng.integers(0, 20, (2, 500)), num_nodes=20)
     x, weight = ones(20, *heads, 16), ones(500, *heads)
 
-    def energy(x: Any, weight: Any) -> jax.Array:
+    def energy(x, weight) -> jax.Array:
         return jnp.sum(finite(spmm)(graph, x, weight, reduce=reduce) ** 3)
 
-    def derivatives(x: Any, weight: Any) -> Any:
+    def derivatives(x, weight) -> Any:
         first = jax.grad(energy, (0, 1))
         return first(x, weight), jax.jvp(first, (x, weight), (x, weight))[1]
 
@@ -802,14 +780,14 @@ def test_no_array_of_messages(
     assert max(sizes(program)) <= largest_wanted < 500 * x[0].size
 
 
-def test_sorting_is_for_the_gradient_only(rng: np.random.Generator) -> None:
+def test_sorting_is_for_the_gradient_only(rng) -> None:
     """index_segment_reduce sorts ids for its backward pass; without one, nothing is sorted."""
     x, ids = ones(9, 3), np.sort(rng.integers(0, 9, 30)).astype(np.int32)
 
-    def op(x: Any, index: Any) -> jax.Array:
+    def op(x, index) -> jax.Array:
         return index_segment_reduce(x, index, ids, 9)
 
-    def gradient(x: Any, index: Any) -> jax.Array:
+    def gradient(x, index) -> jax.Array:
         return jax.grad(lambda x: jnp.sum(op(x, index) ** 2))(x)
 
     for function, sorts in ((op, False), (gradient, True)):
@@ -820,9 +798,7 @@ def test_sorting_is_for_the_gradient_only(rng: np.random.Generator) -> None:
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_same_bits_in_100_runs(
-    rng: np.random.Generator, reduce: str, dtype: str, implementation: str
-) -> None:
+def test_same_bits_in_100_runs(rng, reduce, dtype, implementation) -> None:
     """Value and gradients, alone and under vmap over features, weights and graphs."""
     count, nodes = 6000, 500
     tail = np.minimum(rng.geometric(0.01, (2, 2, count)), nodes - 1)
@@ -830,7 +806,7 @@ def test_same_bits_in_100_runs(
     x = rng.normal(size=(2, nodes, 2, 9)).astype(jnp.dtype(dtype))
     weight = rng.normal(size=(2, count, 2)).astype(jnp.dtype(dtype))
 
-    def results(graph: Graph, x: Any, weight: Any) -> Any:
+    def results(graph, x, weight) -> Any:
         op = finite(functools.partial(spmm, reduce=reduce))
         value, vjp = jax.vjp(functools.partial(op, graph), x, weight)
         return value, vjp(jnp.cos(value)), sddmm(graph, value, x)
@@ -847,9 +823,7 @@ def test_same_bits_in_100_runs(
 @on_kernels
 @pytest.mark.parametrize("lanes", [1, 8, 32])
 @pytest.mark.parametrize("blocks", [1, 3, 500])
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator, lanes: int, blocks: int, implementation: str
-) -> None:
+def test_schedules_give_the_same_result(rng, lanes, blocks, implementation) -> None:
     """Long-tailed in rows and in columns, so that blocks share rows both ways."""
     src, dst = np.minimum(rng.geometric(0.02, (2, 60_000)), 299)
     graph = Graph.from_edges(src, dst, num_nodes=300)
@@ -884,13 +858,7 @@ def test_schedules_give_the_same_result(
         ("step", 8, 256, 16),
     ],
 )
-def test_sums_with_kernels_of_their_own(
-    rng: np.random.Generator,
-    schedule: tuple[Any, int, int, int],
-    heads: int | None,
-    dtype: str,
-    implementation: str,
-) -> None:
+def test_sums_with_kernels_of_their_own(rng, schedule, heads, dtype, implementation) -> None:
     """Of teams with ranges of their own, and of one step: long runs and gaps, padding in rows and
     columns; with weights, in order, and without.
     """
@@ -932,13 +900,7 @@ def test_sums_with_kernels_of_their_own(
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("heads", [None, 1, 4])
 @pytest.mark.parametrize("schedule", [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)])
-def test_rows_of_two_arrays(
-    rng: np.random.Generator,
-    schedule: tuple[int, int, int],
-    heads: int | None,
-    dtype: str,
-    implementation: str,
-) -> None:
+def test_rows_of_two_arrays(rng, schedule, heads, dtype, implementation) -> None:
     """By the kernel that reads them from where they are; there are wide and narrow rows."""
     count, num_own, num_halo = 4_000, int(rng.integers(300, 600)), int(rng.integers(1, 300))
     of_heads = () if heads is None else (heads,)
@@ -993,11 +955,7 @@ def test_rows_of_two_arrays(
     ],
 )
 def test_both_gradients_with_kernels_of_their_own(
-    rng: np.random.Generator,
-    schedule: tuple[Any, int, int, int],
-    heads: int,
-    dtype: str,
-    implementation: str,
+    rng, schedule, heads, dtype, implementation
 ) -> None:
     """As the sums above, through an order, without one, and through one that is no permutation."""
     count, nodes, width = 3_000, 700, 28 if heads == 1 else 32
@@ -1050,7 +1008,7 @@ def test_both_gradients_with_kernels_of_their_own(
 
 
 @contextlib.contextmanager
-def filled_memory(byte: int) -> Iterator[None]:
+def filled_memory(byte) -> Iterator[None]:
     """Fresh memory is filled, so that to read it unwritten shows in results."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for each in (byte, 0):
@@ -1063,7 +1021,7 @@ def filled_memory(byte: int) -> Iterator[None]:
 # --- Epilogues -----------------------------------------------------------------------------------
 
 
-def long_runs_and_gaps(rng: np.random.Generator, nodes: int, count: int) -> Edges:
+def long_runs_and_gaps(rng, nodes, count) -> Edges:
     """A giant row, rows without edges between others and at both ends, and padding."""
     src, dst = rng.integers(0, nodes, (2, count))
     dst[: count // 3] = nodes // 2
@@ -1085,9 +1043,7 @@ def long_runs_and_gaps(rng: np.random.Generator, nodes: int, count: int) -> Edge
         *((width, ("walk", 4, 64, 3)) for width in (33, 64)),
     ],
 )
-def test_epilogues(
-    rng: np.random.Generator, width: int, schedule: Any, count: int, implementation: str
-) -> None:
+def test_epilogues(rng, width, schedule, count, implementation) -> None:
     nodes, limits = 400, {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
     edges = long_runs_and_gaps(rng, nodes, count)
     graph = graph_of(edges)
@@ -1123,9 +1079,7 @@ def test_epilogues(
 @on_all
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_epilogue_of_extremum(
-    rng: np.random.Generator, dtype: str, reduce: str, implementation: str
-) -> None:
+def test_epilogue_of_extremum(rng, dtype, reduce, implementation) -> None:
     edges = random_edges(rng, "giant", square=True)
     graph = graph_of(edges)
     x, residual = typed(normal(rng, (2, edges.num_dst, 3)), dtype)
@@ -1143,7 +1097,7 @@ def test_epilogue_of_extremum(
 
 @on_all
 @pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
-def test_other_activations(rng: np.random.Generator, activation: str, implementation: str) -> None:
+def test_other_activations(rng, activation, implementation) -> None:
     edges = random_edges(rng, "random", square=True)
     x = normal(rng, (edges.num_dst, 4))
     function = {
@@ -1157,14 +1111,14 @@ def test_other_activations(rng: np.random.Generator, activation: str, implementa
 
 
 @on_all
-def test_nan_stays_behind_a_relu(implementation: str) -> None:
+def test_nan_stays_behind_a_relu(implementation) -> None:
     with setting(implementation):
         got = spmm(LOOP, np.float32([np.nan, -1]), own_scale=0.0, activation="relu")
     np.testing.assert_array_equal(got, [np.nan, np.nan])
 
 
 @on_kernels
-def test_sums_of_half_types_overflow_only_where_results_do(implementation: str) -> None:
+def test_sums_of_half_types_overflow_only_where_results_do(implementation) -> None:
     graph = Graph.from_edges(np.arange(64), np.zeros(64, int), num_src=64, num_dst=2)
     x = np.full((64, 8), 60_000, np.float16)
     with setting(implementation):
@@ -1172,7 +1126,7 @@ def test_sums_of_half_types_overflow_only_where_results_do(implementation: str) 
     np.testing.assert_array_equal(got, [[30_000] * 8, [-30_000] * 8])
 
 
-def primitives(jaxpr: Any) -> list[Any]:
+def primitives(jaxpr) -> list[Any]:
     """The equations of this library's primitives."""
     found = []
     for equation in jaxpr.eqns:
@@ -1194,12 +1148,12 @@ def test_without_epilogue_nothing_is_added() -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_gradients_of_epilogues_are_one_more_sum(rng: np.random.Generator, reduce: str) -> None:
+def test_gradients_of_epilogues_are_one_more_sum(rng, reduce) -> None:
     """Own features cost no further pass backward either."""
     edges = random_edges(rng, "random", square=True)
     graph, nodes = graph_of(edges), edges.num_dst
 
-    def energy(x: Any, own_scale: Any, residual: Any, bias: Any) -> Any:
+    def energy(x, own_scale, residual, bias) -> Any:
         options = {"own_scale": own_scale, "residual": residual, "bias": bias}
         y = spmm(graph, x, reduce=reduce, out_scale=ones(nodes), activation="relu", **options)
         return (y * y).sum()
