@@ -261,11 +261,7 @@ class OpSuite(CoreChecks):
     @pytest.mark.parametrize("dtype", list(TOLERANCE))
     @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])  # widths matter to kernels
     def test_features(
-        self,
-        rng: np.random.Generator,
-        dtype: str,
-        features: tuple[int, ...],
-        implementation: str,
+        self, rng: np.random.Generator, dtype: str, features: tuple[int, ...], implementation: str
     ) -> None:
         with setting(implementation, dtype):
             self.check_value(rng, "random", features, dtype)

@@ -79,8 +79,7 @@ OF_KIND: dict[str, Scores] = {
     "leaky of values": Leaky(floats(5, 4), None, floats(1, 4)),
     "typed": Typed(floats(2, 4), floats(4, 1), None, None, ids(0, 1, 1, 0), ids(1, 0, 0)),
     "typed of rows": Typed(
-        *(floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0)),
-        ids(1, 0, 0),
+        *(floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0)), ids(1, 0, 0)
     ),
 }
 
@@ -127,10 +126,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "sddmm": (floats(5, 2), floats(3, 2), MATRIX),
     "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), MATRIX),
     "segment_softmax": (floats(4, 2), segments(ids(0, 0, 1, 4), 5)),
-    "segment_softmax_tangent": (
-        *(floats(4, 2), floats(4, 2)),
-        segments(ids(0, 0, 1, 4), 5),
-    ),
+    "segment_softmax_tangent": (*(floats(4, 2), floats(4, 2)), segments(ids(0, 0, 1, 4), 5)),
     "attention": (floats(3, 4), OF_KIND["leaky"], floats(4, 1), MATRIX),
     "attention_vjp": (
         *(floats(3, 4), OF_KIND["ends"], floats(4, 1), *ATTENDED, floats(0, 1)),

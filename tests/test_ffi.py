@@ -393,8 +393,5 @@ def test_implementation_of_another_platform() -> None:
     message = rf"implementation='{OTHER_PLATFORM}' was asked for, .*compiled for ({compiled_for})"
     with pytest.raises(ValueError, match=message):
         hypergraph_aggregate(HYPERGRAPH, X, implementation=OTHER_PLATFORM)
-    with (
-        jax_gnn.implementation(OTHER_PLATFORM),
-        pytest.raises(ValueError, match=message),
-    ):
+    with jax_gnn.implementation(OTHER_PLATFORM), pytest.raises(ValueError, match=message):
         jax.jit(lambda x: hypergraph_aggregate(HYPERGRAPH, x))(X)

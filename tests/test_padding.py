@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import (
-    DIRECTED,
-    GRAPH,
-    HYPERGRAPH,
-    LAYERS,
-    RELATIONAL,
-    WITH_INVERSE,
-    WITH_SELF,
-)
+from layer_cases import DIRECTED, GRAPH, HYPERGRAPH, LAYERS, RELATIONAL, WITH_INVERSE, WITH_SELF
 from op_spec import assert_close, setting
 from op_suite import IMPLEMENTATIONS
 from sorted_rows import unsorted_ops

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from op_spec import OpSpec, assert_close, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, CoreChecks, OpSuite
-from segment_cases import (
-    Elements,
-    normal,
-    on_segments,
-    segment_case,
-    segment_index,
-    uneven_ids,
-)
+from segment_cases import Elements, normal, on_segments, segment_case, segment_index, uneven_ids
 
 from jax_gnn import schedules, segment_logsumexp, segment_softmax, segment_sum
 

@@ -148,7 +148,7 @@ def epilogue_spec(*names, heads=None, reduce=total, relu=False) -> OpSpec:
             num_own, most = x.shape[0], graph.num_edges  # the rest is padding
             by_source = graph.matrix(weighted=True).by_col
             far = LastRows.of(by_source, num_own, graph.t_indptr[num_own], most)
-            call = functools.partial(spmm_with_halo, far=far)
+            call = functools.partial(spmm_with_halo, halo_rows=far)
         return call(
             *(graph, x),
             reduce="mean" if reduce is mean else "sum",
@@ -573,7 +573,7 @@ def test_transposed_graph(rng, implementation) -> None:
 def moved(request, monkeypatch) -> None:
     """Weights in the order of entries ahead of CUDA kernels, as many numbers have them."""
     if request.param:
-        monkeypatch.setattr(primitive, "_MOVED", 0)
+        monkeypatch.setattr(primitive, "_MIN_PERMUTED_WEIGHTS", 0)
 
 
 also_moved = pytest.mark.usefixtures("moved")
@@ -924,7 +924,7 @@ def test_rows_of_two_arrays(rng, schedule, heads, dtype, implementation) -> None
     with setting(implementation, dtype), schedules.use(schedules.Schedule("gather", *schedule)):
         x, halo, cotangent = typed((x, halo, cotangent), dtype)
         weight = None if weight is None else typed((weight,), dtype)[0]
-        call = functools.partial(spmm_with_halo, graph, weight=weight, far=far, own_scale=2)
+        call = functools.partial(spmm_with_halo, graph, weight=weight, halo_rows=far, own_scale=2)
         value, vjp = jax.vjp(lambda x, halo: call(x, halo=halo, out_scale=scale), x, halo)
         to_x, to_halo = vjp(cotangent)
     x, halo, cotangent = (np.asarray(each, float) for each in (x, halo, cotangent))

@@ -18,15 +18,7 @@ from jax import Array
 
 from jax_gnn._core import ffi
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import (
-    PADDING,
-    at_most,
-    in_range,
-    is_traced,
-    namespace,
-    pad_ids,
-    row_ids,
-)
+from jax_gnn._core.ids import PADDING, at_most, in_range, is_traced, namespace, pad_ids, row_ids
 from jax_gnn._core.sharding import replicate
 
 SLOT_SIZE = 8

@@ -1,9 +1,9 @@
-"""A function that is linear in some of its operands, given with its transpose.
+"""Functions that are linear in some of their operands, declared with their transposes.
 
-JAX transposes a linear function equation by equation. Where the whole has a better transpose, such
-as one kernel with all gradients in place of one for each term, a :class:`Linear` says so: it is
-made of other primitives, and JVP, transpose and batching follow from its two functions. All share
-one primitive, and none has a kernel of its own.
+JAX transposes a linear function equation by equation. Some functions have a better transpose as a
+whole, such as one kernel with all gradients in place of one kernel for each term. A `Linear` is
+such a function, in other primitives, and its transpose: JVP and batching follow from both. All
+`Linear` functions share one primitive, which has no kernel.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_gnn._core import ffi
-from jax_gnn._core.op import abstract_like, align_varying, as_jax, replace_items
+from jax_gnn._core.op import abstract_like, align_varying, as_jax, move_batch_axes, replace_items
 from jax_gnn._core.sharding import batch_over_auto_axes, first_on_mesh, needs_devices
+from jax_gnn._core.types import PyTree
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,17 +30,16 @@ class Linear:
     """A function of ``known`` and ``moving`` operands that is linear in the latter together.
 
     ``known`` is a pytree of arrays, ``moving`` a tuple, named or not, of single arrays, with None
-    for zeros. Its attributes are static keyword arguments, which all three functions get.
+    for zeros. All three functions get its attributes, which are static keyword arguments.
 
     Attributes:
-        name: what messages and printed programs call it.
-        result: maps (known, moving), of which arrays have only shapes and dtypes, to the shape and
-            dtype of each result, in a list.
-        function: maps (known, moving) to the results, in a list. It is differentiated in what is
-            known.
-        transpose: maps (known, moving, cotangents), where the arrays of ``moving`` have only shapes
-            and dtypes, and a cotangent may be None for zeros, to a tuple: the cotangent of each
-            operand in ``moving``. What it gives for a None is not looked at.
+        name: for messages and printed programs.
+        result: maps (known, moving), whose arrays have only shapes and dtypes, to a list with the
+            shape and dtype of each result.
+        function: maps (known, moving) to the list of results. JAX differentiates it in ``known``.
+        transpose: maps (known, moving, cotangents), where arrays of ``moving`` have only shapes and
+            dtypes, and None is a zero cotangent, to a tuple with the cotangent of each operand in
+            ``moving``. The cotangents of operands that are None are ignored.
     """
 
     name: str
@@ -48,24 +48,24 @@ class Linear:
     transpose: Callable[..., Sequence[Array | None]]
 
     def __post_init__(self) -> None:
-        """Lists it in `LINEARS`."""
+        """Register the function in `LINEARS`."""
         LINEARS[self.name] = self
 
     def __call__(
         self,
-        known: Any,
+        known: PyTree,
         moving: Sequence[Array | None],
         *,
         implementation: str | None = None,
         **attributes: Any,
     ) -> list[Array]:
-        """The results, as a list; ``implementation`` is that of all primitives in it."""
+        """Return the list of results; ``implementation`` is that of all primitives in it."""
         ffi.check_implementation(implementation)
         chosen = implementation or ffi.chosen_implementation.value
         return _Call(self, chosen, attributes, None, ()).bind(known, moving)
 
     def __repr__(self) -> str:
-        """Its name: as in a printed program."""
+        """Return the name, for printed programs."""
         return self.name
 
 
@@ -74,15 +74,14 @@ LINEARS: dict[str, Linear] = {}
 
 @dataclass(frozen=True)
 class _Call:
-    """What an equation knows, operands aside.
+    """The parameters of an equation.
 
     Attributes:
         linear: the function.
-        implementation: of the primitives in it.
-        attributes: its own.
-        tree: of (known, moving).
-        axes: for each batch, the innermost first, whether a leaf has it as its first axis: 0 or
-            None.
+        implementation: of the primitives in the function.
+        attributes: of the function.
+        tree: the structure of (known, moving).
+        axes: for each batch, the innermost first, the axis of the batch in each leaf: 0 or None.
     """
 
     linear: Linear
@@ -98,13 +97,13 @@ class _Call:
         implementation: Any,
         tree: Any,
         axes: Any,
-        devices: Any,
+        devices: object,
         **attributes: Any,
     ) -> _Call:
         del devices
         return _Call(linear, implementation, attributes, tree, axes)
 
-    def bind(self, known: Any, moving: Any, axes: Any = ()) -> list[Array]:
+    def bind(self, known: PyTree, moving: PyTree, axes: PyTree = ()) -> list[Array]:
         leaves, tree = jax.tree.flatten((known, moving))
         return PRIMITIVE.bind(
             *align_varying(leaves),
@@ -123,20 +122,18 @@ class _Call:
     def bind_tangents(
         self, leaves: Sequence[Array], tangents: Sequence[Array | None]
     ) -> list[Array]:
-        """With tangents in place of leaves that move; None stands for zeros."""
-        known = range(self.num_known)
-        there = [i for i, t in enumerate(tangents) if t is not None]
-        if any(all(of_batch[i] is None for i in (*known, *there)) for of_batch in self.axes):
-            # What alone has a batch stays, as nothing else would say that there is one.
+        """Apply the function to tangents in place of moving leaves; None stands for zeros."""
+        num_known = self.num_known
+        present = [i for i, t in enumerate(tangents) if i < num_known or t is not None]
+        if any(all(axes[i] is None for i in present) for axes in self.axes):
+            # A leaf that alone has a batch stays, as it determines the size of the batch.
             tangents = [
                 jnp.zeros_like(leaf) if t is None else t
                 for leaf, t in zip(leaves, tangents, strict=True)
             ]
-            there = list(range(len(leaves)))
-        given = [*leaves[: len(known)], *tangents[len(known) :]]
-        kept = sorted({*known, *there})
-        axes = tuple(tuple(of_batch[i] for i in kept) for of_batch in self.axes)
-        known, moving = self.tree.unflatten(given)
+            present = list(range(len(leaves)))
+        axes = tuple(tuple(axes[i] for i in present) for axes in self.axes)
+        known, moving = self.tree.unflatten([*leaves[:num_known], *tangents[num_known:]])
         return self.bind(known, moving, axes)
 
     @property
@@ -144,55 +141,58 @@ class _Call:
         return self.tree.children()[0].num_leaves
 
     def run(self, *leaves: Array) -> list[Array]:
-        """The function, of leaves with all their batches."""
+        """Apply the function to leaves with all their batches."""
 
         def function(*leaves: Array) -> list[Array]:
             with ffi.chosen_implementation(self.implementation):
                 return self.linear.function(*self.tree.unflatten(leaves), **self.attributes)
 
-        for of_batch in self.axes:
-            function = jax.vmap(function, of_batch)
+        for axes in self.axes:
+            function = jax.vmap(function, axes)
         return function(*leaves)
 
     def run_transpose(self, leaves: Sequence[Any], cts: list[Array | None]) -> list[Any]:
-        """The transpose, likewise; leaves that move are shapes."""
+        """Apply the transpose to known leaves and cotangents; moving leaves are only shapes."""
         num_known = self.num_known
         _, moving = self.tree.unflatten(self.unbatched(leaves))
-        there = [i for i, each in enumerate(moving) if each is not None]
+        present = [i for i, operand in enumerate(moving) if operand is not None]
 
         def function(known: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
-            both = self.tree.unflatten([*known, *[None] * len(there)])
+            known, _ = self.tree.unflatten([*known, *[None] * len(present)])
             with ffi.chosen_implementation(self.implementation):
-                found = self.linear.transpose(both[0], moving, cts, **self.attributes)
-            return [found[i] for i in there]
+                results = self.linear.transpose(known, moving, cts, **self.attributes)
+            return [results[i] for i in present]
 
-        for of_batch in self.axes:
-            function = _batched_transpose(function, of_batch, num_known)
+        for axes in self.axes:
+            function = _batched_transpose(function, axes, num_known)
         return function(leaves[:num_known], cts)
 
     def unbatched(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of leaves without their batches."""
+        """Return shapes and dtypes of leaves without their batches."""
         return [
             jax.ShapeDtypeStruct(leaf.shape[sum(axis == 0 for axis in axes) :], leaf.dtype)
             for leaf, *axes in zip(leaves, *self.axes, strict=True)
         ]
 
     def sizes(self, leaves: Sequence[Any]) -> tuple[int, ...]:
-        """Of the batches, the outermost first."""
-        found: list[int] = []
-        for i, of_batch in enumerate(self.axes):
-            leaf = next(k for k, axis in enumerate(of_batch) if axis == 0)
-            found.append(leaves[leaf].shape[sum(axes[leaf] == 0 for axes in self.axes[i + 1 :])])
-        return tuple(found[::-1])
+        """Return the sizes of the batches, the outermost first."""
+        sizes: list[int] = []
+        for i, axes in enumerate(self.axes):
+            leaf = axes.index(0)
+            position = sum(outer[leaf] == 0 for outer in self.axes[i + 1 :])
+            sizes.append(leaves[leaf].shape[position])
+        return tuple(sizes[::-1])
 
 
-def _batched_transpose(function: Any, of_batch: Sequence[int | None], num_known: int) -> Any:
+def _batched_transpose(
+    function: Callable[..., list[Array | None]], leaf_axes: Sequence[int | None], num_known: int
+) -> Callable[..., list[Array | None]]:
     def batched(known: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
-        axes = list(of_batch[:num_known]), [None if ct is None else 0 for ct in cts]
-        found = jax.vmap(function, axes)(known, cts)
+        axes = list(leaf_axes[:num_known]), [None if ct is None else 0 for ct in cts]
+        results = jax.vmap(function, axes)(known, cts)
         return [
             ct if ct is None or axis == 0 else jnp.sum(ct, 0)
-            for ct, axis in zip(found, of_batch[num_known:], strict=True)
+            for ct, axis in zip(results, leaf_axes[num_known:], strict=True)
         ]
 
     return batched
@@ -206,8 +206,10 @@ def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
     known, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
     return [
-        abstract_like(first_on_mesh(avals), jax.ShapeDtypeStruct((*sizes, *each.shape), each.dtype))
-        for each in call.linear.result(known, moving, **call.attributes)
+        abstract_like(
+            first_on_mesh(avals), jax.ShapeDtypeStruct((*sizes, *result.shape), result.dtype)
+        )
+        for result in call.linear.result(known, moving, **call.attributes)
     ]
 
 
@@ -216,18 +218,17 @@ def _jvp(
 ) -> tuple[list[Array], list[Array]]:
     call = _Call.of(**params)
     leaves = [as_jax(x) for x in primals]
-    given = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
-    num_known = call.num_known
-    terms = []
-    if any(t is not None for t in given[num_known:]):
-        terms.append(call.bind_tangents(leaves, given))
-    moved = [i for i, t in enumerate(given[:num_known]) if t is not None]
-    if moved:
+    directions = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
+    num_known, terms = call.num_known, []
+    if any(t is not None for t in directions[num_known:]):
+        terms.append(call.bind_tangents(leaves, directions))
+    differentiated = [i for i, t in enumerate(directions[:num_known]) if t is not None]
+    if differentiated:
 
         def of_known(*values: Array) -> list[Array]:
-            return call.run(*replace_items(leaves, moved, values))
+            return call.run(*replace_items(leaves, differentiated, values))
 
-        at, along = ([each[i] for i in moved] for each in (leaves, given))
+        at, along = ([values[i] for i in differentiated] for values in (leaves, directions))
         terms.append(jax.jvp(of_known, at, along)[1])
     tangent = terms[0] if len(terms) == 1 else [x + y for x, y in zip(*terms, strict=True)]
     return call.bind_leaves(leaves), tangent
@@ -238,32 +239,29 @@ def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
     num_known = call.num_known
     known = [as_jax(x) for x in leaves[:num_known]]
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in leaves[num_known:]]
-    given = [None if isinstance(ct, ad.Zero) else as_jax(ct) for ct in cts]
-    if all(ct is None for ct in given):
-        found: list[Any] = [ad.Zero(aval.to_ct_aval()) for aval in avals]
+    cotangents = [None if isinstance(ct, ad.Zero) else as_jax(ct) for ct in cts]
+    if all(ct is None for ct in cotangents):
+        results: list[Any] = [ad.Zero(aval.to_ct_aval()) for aval in avals]
     else:
-        found = call.run_transpose([*known, *avals], given)
+        results = call.run_transpose([*known, *avals], cotangents)
     return [None] * num_known + [
         ct if ad.is_undefined_primal(x) else None
-        for x, ct in zip(leaves[num_known:], found, strict=True)
+        for x, ct in zip(leaves[num_known:], results, strict=True)
     ]
 
 
 def _batch(
     leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
 ) -> tuple[list[Array], list[int]]:
-    moved = [
-        as_jax(leaf) if dim is None else jnp.moveaxis(leaf, dim, 0)
-        for leaf, dim in zip(leaves, dims, strict=True)
-    ]
     axes = (*params.pop("axes"), tuple(None if dim is None else 0 for dim in dims))
     bind = functools.partial(PRIMITIVE.bind, axes=axes, **params)
-    results = batch_over_auto_axes(bind, moved, [dim is not None for dim in dims])
+    leaves, batched = move_batch_axes(leaves, dims), [dim is not None for dim in dims]
+    results = batch_over_auto_axes(bind, leaves, batched)
     return results, [0] * len(results)
 
 
 def apply_equation(*leaves: Array, **params: Any) -> list[Array]:
-    """The results of an equation of `PRIMITIVE`, by the primitives that its function applies."""
+    """Return the results of an equation of `PRIMITIVE`, by the primitives of its function."""
     return _Call.of(**params).run(*leaves)
 
 

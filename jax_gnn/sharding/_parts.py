@@ -172,7 +172,7 @@ class Part(Graph, _HasHalo):
             own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
             scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
         own, halo = self.exchange(x, sent)
-        last |= {"halo": halo, "far": self._far}
+        last |= {"halo": halo, "halo_rows": self._far}
         return spmm_with_halo(self, own, weight, residual=residual, **scales, **last)
 
     def ahead(self, function: Callable[..., Array], *rows: Array) -> Array | None:

@@ -1,8 +1,8 @@
-"""The primitives in plain ``jax.numpy``."""
+"""The primitives of reductions in plain ``jax.numpy``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,15 @@ from jax_gnn._core.ids import clip_ids
 
 
 def _scale(x: Array, weight: Array | None, heads: int) -> Array:
-    """Multiplies ``(entries, heads · features)`` by ``(entries, heads)``."""
+    """Multiply ``(entries, heads · features)`` by ``(entries, heads)``."""
     if weight is None:
         return x
     split = x.reshape(x.shape[0], heads, x.shape[1] // heads)
     return (split * weight[:, :, None]).reshape(x.shape)
 
 
-def into_rows(reduce: Any, messages: Array, valid: Array, csr: Csr) -> Array:
-    """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
+def into_rows(reduce: Callable[..., Array], messages: Array, valid: Array, csr: Csr) -> Array:
+    """Apply a reduction of ``jax.ops`` to the messages of all valid entries."""
     rows = clip_ids(csr.rows, csr.num_rows)
     if csr.cols is not None or csr.order is not None:  # jax.ops itself drops rows out of range
         rows = jnp.where(valid, rows, csr.num_rows)
@@ -48,10 +48,7 @@ def epilogue(
     *,
     relu: bool,
 ) -> Array:
-    """What rows go on with, of what there is, in the accumulator type, whatever the result's is.
-
-    ``result_scale · relu(out_scale · (result + own_scale · x) + residual + bias)``.
-    """
+    """Apply the epilogue of `Messages` to reduced rows, in the accumulator type."""
     result = result.astype(accumulator_dtype(result.dtype))
     if own_scale is not None:
         result += row_wise(own_scale, result) * x.astype(result.dtype)
@@ -75,25 +72,23 @@ def segment_reduce(
     bias: Array | None = None,
     result_scale: Array | None = None,
     halo: Array | None = None,
-    far: LastRows | None = None,
-    end: Array | None = None,
+    halo_rows: LastRows | None = None,
+    num_valid: Array | None = None,
     *,
     reduce: str,
     heads: int,
     relu: bool = False,
 ) -> Array:
-    del far, end
+    del halo_rows, num_valid
     rows = x if halo is None else jnp.concatenate([x, halo])
-    result = _reduced(rows, weight, matrix, reduce, heads)
-    last = own_scale, out_scale, residual, bias, result_scale
-    if relu or any(each is not None for each in last):
-        result = epilogue(result, x, *last, relu=relu)
+    result = _reduce(rows, weight, matrix, reduce, heads)
+    operands = own_scale, out_scale, residual, bias, result_scale
+    if relu or any(operand is not None for operand in operands):
+        result = epilogue(result, x, *operands, relu=relu)
     return result.astype(x.dtype)
 
 
-def _reduced(
-    x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str, heads: int
-) -> Array:
+def _reduce(x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str, heads: int) -> Array:
     csr = matrix.unsorted or matrix.by_row
     if csr.rows is None and weight is None:
         return take(x, csr.cols)
@@ -108,24 +103,19 @@ def _reduced(
         result = into_rows(JAX_OPS["sum"], x, valid, csr)
         result /= row_wise(jnp.maximum(count, 1), result)
     elif reduce == "logsumexp":
-        top = into_rows(JAX_OPS["max"], x, valid, csr)
-        top = jnp.where(jnp.isfinite(top), top, 0)
-        powers = jnp.exp(x - take(top, csr.rows))
-        result = jnp.log(into_rows(JAX_OPS["sum"], powers, valid, csr)) + top
+        maximum = into_rows(JAX_OPS["max"], x, valid, csr)
+        maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
+        powers = jnp.exp(x - take(maximum, csr.rows))
+        result = jnp.log(into_rows(JAX_OPS["sum"], powers, valid, csr)) + maximum
     else:
         result = into_rows(JAX_OPS[reduce], x, valid, csr)
     return result
 
 
 def _matching(
-    row_key: Array,
-    col_key: Array,
-    weight: Array | None,
-    csr: Csr,
-    weight_on_row: bool,
-    heads: int,
+    row_key: Array, col_key: Array, weight: Array | None, csr: Csr, weight_on_row: bool, heads: int
 ) -> Array:
-    """``(entries, features)``, whether an entry's message is what the row has."""
+    """Return ``(entries, features)``: whether an entry's message equals the key of its row."""
     p, q = take(round_to_dtype(row_key), csr.rows), take(round_to_dtype(col_key), csr.cols)
     if weight is not None:
         weight = take(weight, csr.order)

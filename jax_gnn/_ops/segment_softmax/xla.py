@@ -14,8 +14,8 @@ def segment_softmax(x: Array, matrix: SparseMatrix) -> Array:
     csr, dtype = matrix.by_row, x.dtype
     valid = csr.valid(x.shape[0])
     x = x.astype(accumulator_dtype(dtype))
-    top = into_rows(JAX_OPS["max"], x, valid, csr)
-    powers = jnp.exp(x - take(top, csr.rows))
+    maximum = into_rows(JAX_OPS["max"], x, valid, csr)
+    powers = jnp.exp(x - take(maximum, csr.rows))
     y = powers / take(into_rows(JAX_OPS["sum"], powers, valid, csr), csr.rows)
     return jnp.where(as_column(valid), y, 0).astype(dtype)
 
