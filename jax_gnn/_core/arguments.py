@@ -202,8 +202,8 @@ def check_columns(columns: Mapping[str, object]) -> list[Any]:
     first_name, first = next(iter(checked.items()))
     for name, ids in checked.items():
         if (size := ids.shape[0]) != (first_size := first.shape[0]):
-            both = f"{first_name} and {name}"
-            raise ValueError(f"{both} must have the same length, got {first_size} and {size}")
+            names = f"{first_name} and {name}"
+            raise ValueError(f"{names} must have the same length, got {first_size} and {size}")
     return list(checked.values())
 
 
@@ -569,5 +569,5 @@ def numbers_by_name(
 
 
 def _list_few(names: Sequence[Hashable]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"{name!r:.200}" for name in names[:3]) + rest
+    tail = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"{name!r:.200}" for name in names[:3]) + tail

@@ -27,19 +27,20 @@ from jax_gnn._core.types import PyTree
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Linear:
-    """A function of ``known`` and ``moving`` operands that is linear in the latter together.
+    """A function of ``residuals`` and ``moving`` operands that is linear in the latter together.
 
-    ``known`` is a pytree of arrays, ``moving`` a tuple, named or not, of single arrays, with None
-    for zeros. All three functions get its attributes, which are static keyword arguments.
+    Residuals are a pytree of arrays, ``moving`` is a tuple, named or not, of single arrays, with
+    None for zeros. All three functions get its attributes, which are static keyword arguments.
 
     Attributes:
         name: for messages and printed programs.
-        result: maps (known, moving), whose arrays have only shapes and dtypes, to a list with the
-            shape and dtype of each result.
-        function: maps (known, moving) to the list of results. JAX differentiates it in ``known``.
-        transpose: maps (known, moving, cotangents), where arrays of ``moving`` have only shapes and
-            dtypes, and None is a zero cotangent, to a tuple with the cotangent of each operand in
-            ``moving``. The cotangents of operands that are None are ignored.
+        result: maps (residuals, moving), whose arrays have only shapes and dtypes, to a list with
+            the shape and dtype of each result.
+        function: maps (residuals, moving) to the list of results. JAX differentiates it in the
+            residuals.
+        transpose: maps (residuals, moving, cotangents), where arrays of ``moving`` have only shapes
+            and dtypes, and None is a zero cotangent, to a tuple with the cotangent of each operand
+            in ``moving``. The cotangents of operands that are None are ignored.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Linear:
 
     def __call__(
         self,
-        known: PyTree,
+        residuals: PyTree,
         moving: Sequence[Array | None],
         *,
         implementation: str | None = None,
@@ -62,7 +63,7 @@ class Linear:
         """Return the list of results; ``implementation`` is that of all primitives in it."""
         ffi.check_implementation(implementation)
         chosen = implementation or ffi.chosen_implementation.value
-        return _Call(self, chosen, attributes, None, ()).bind(known, moving)
+        return _Call(self, chosen, attributes, None, ()).bind(residuals, moving)
 
     def __repr__(self) -> str:
         """Return the name, for printed programs."""
@@ -80,7 +81,7 @@ class _Call:
         linear: the function.
         implementation: of the primitives in the function.
         attributes: of the function.
-        tree: the structure of (known, moving).
+        tree: the structure of (residuals, moving).
         axes: for each batch, the innermost first, the axis of the batch in each leaf: 0 or None.
     """
 
@@ -91,20 +92,12 @@ class _Call:
     axes: tuple[tuple[int | None, ...], ...]
 
     @staticmethod
-    def of(
-        *,
-        linear: Linear,
-        implementation: Any,
-        tree: Any,
-        axes: Any,
-        devices: object,
-        **attributes: Any,
-    ) -> _Call:
-        del devices
+    def of(linear: Linear, implementation: Any, tree: Any, axes: Any, **attributes: Any) -> _Call:
+        del attributes["devices"]
         return _Call(linear, implementation, attributes, tree, axes)
 
-    def bind(self, known: PyTree, moving: PyTree, axes: PyTree = ()) -> list[Array]:
-        leaves, tree = jax.tree.flatten((known, moving))
+    def bind(self, residuals: PyTree, moving: PyTree, axes: PyTree = ()) -> list[Array]:
+        leaves, tree = jax.tree.flatten((residuals, moving))
         return PRIMITIVE.bind(
             *align_varying(leaves),
             linear=self.linear,
@@ -116,15 +109,15 @@ class _Call:
         )
 
     def bind_leaves(self, leaves: Sequence[Array]) -> list[Array]:
-        known, moving = self.tree.unflatten(leaves)
-        return self.bind(known, moving, self.axes)
+        residuals, moving = self.tree.unflatten(leaves)
+        return self.bind(residuals, moving, self.axes)
 
     def bind_tangents(
         self, leaves: Sequence[Array], tangents: Sequence[Array | None]
     ) -> list[Array]:
         """Apply the function to tangents in place of moving leaves; None stands for zeros."""
-        num_known = self.num_known
-        present = [i for i, t in enumerate(tangents) if i < num_known or t is not None]
+        num_residuals = self.num_residuals
+        present = [i for i, t in enumerate(tangents) if i < num_residuals or t is not None]
         if any(all(axes[i] is None for i in present) for axes in self.axes):
             # A leaf that alone has a batch stays, as it determines the size of the batch.
             tangents = [
@@ -133,11 +126,13 @@ class _Call:
             ]
             present = list(range(len(leaves)))
         axes = tuple(tuple(axes[i] for i in present) for axes in self.axes)
-        known, moving = self.tree.unflatten([*leaves[:num_known], *tangents[num_known:]])
-        return self.bind(known, moving, axes)
+        residuals, moving = self.tree.unflatten(
+            [*leaves[:num_residuals], *tangents[num_residuals:]]
+        )
+        return self.bind(residuals, moving, axes)
 
     @property
-    def num_known(self) -> int:
+    def num_residuals(self) -> int:
         return self.tree.children()[0].num_leaves
 
     def run(self, *leaves: Array) -> list[Array]:
@@ -152,20 +147,20 @@ class _Call:
         return function(*leaves)
 
     def run_transpose(self, leaves: Sequence[Any], cts: list[Array | None]) -> list[Any]:
-        """Apply the transpose to known leaves and cotangents; moving leaves are only shapes."""
-        num_known = self.num_known
+        """Apply the transpose to residuals and cotangents; moving leaves are only shapes."""
+        num_residuals = self.num_residuals
         _, moving = self.tree.unflatten(self.unbatched(leaves))
         present = [i for i, operand in enumerate(moving) if operand is not None]
 
-        def function(known: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
-            known, _ = self.tree.unflatten([*known, *[None] * len(present)])
+        def function(residuals: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
+            residuals, _ = self.tree.unflatten([*residuals, *[None] * len(present)])
             with ffi.chosen_implementation(self.implementation):
-                results = self.linear.transpose(known, moving, cts, **self.attributes)
+                results = self.linear.transpose(residuals, moving, cts, **self.attributes)
             return [results[i] for i in present]
 
         for axes in self.axes:
-            function = _batched_transpose(function, axes, num_known)
-        return function(leaves[:num_known], cts)
+            function = _batched_transpose(function, axes, num_residuals)
+        return function(leaves[:num_residuals], cts)
 
     def unbatched(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
         """Return shapes and dtypes of leaves without their batches."""
@@ -185,14 +180,14 @@ class _Call:
 
 
 def _batched_transpose(
-    function: Callable[..., list[Array | None]], leaf_axes: Sequence[int | None], num_known: int
+    function: Callable[..., list[Array | None]], leaf_axes: Sequence[int | None], num_residuals: int
 ) -> Callable[..., list[Array | None]]:
-    def batched(known: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
-        axes = list(leaf_axes[:num_known]), [None if ct is None else 0 for ct in cts]
-        results = jax.vmap(function, axes)(known, cts)
+    def batched(residuals: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
+        axes = list(leaf_axes[:num_residuals]), [None if ct is None else 0 for ct in cts]
+        results = jax.vmap(function, axes)(residuals, cts)
         return [
             ct if ct is None or axis == 0 else jnp.sum(ct, 0)
-            for ct, axis in zip(results, leaf_axes[num_known:], strict=True)
+            for ct, axis in zip(results, leaf_axes[num_residuals:], strict=True)
         ]
 
     return batched
@@ -203,14 +198,13 @@ def _batched_transpose(
 
 def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
     call = _Call.of(**params)
-    known, moving = call.tree.unflatten(call.unbatched(avals))
+    residuals, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
-    return [
-        abstract_like(
-            first_on_mesh(avals), jax.ShapeDtypeStruct((*sizes, *result.shape), result.dtype)
-        )
-        for result in call.linear.result(known, moving, **call.attributes)
+    shapes = [
+        jax.ShapeDtypeStruct((*sizes, *result.shape), result.dtype)
+        for result in call.linear.result(residuals, moving, **call.attributes)
     ]
+    return [abstract_like(first_on_mesh(avals), shape) for shape in shapes]
 
 
 def _jvp(
@@ -219,34 +213,34 @@ def _jvp(
     call = _Call.of(**params)
     leaves = [as_jax(x) for x in primals]
     directions = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
-    num_known, terms = call.num_known, []
-    if any(t is not None for t in directions[num_known:]):
+    num_residuals, terms = call.num_residuals, []
+    if any(t is not None for t in directions[num_residuals:]):
         terms.append(call.bind_tangents(leaves, directions))
-    differentiated = [i for i, t in enumerate(directions[:num_known]) if t is not None]
+    differentiated = [i for i, t in enumerate(directions[:num_residuals]) if t is not None]
     if differentiated:
 
-        def of_known(*values: Array) -> list[Array]:
+        def of_residuals(*values: Array) -> list[Array]:
             return call.run(*replace_items(leaves, differentiated, values))
 
         at, along = ([values[i] for i in differentiated] for values in (leaves, directions))
-        terms.append(jax.jvp(of_known, at, along)[1])
+        terms.append(jax.jvp(of_residuals, at, along)[1])
     tangent = terms[0] if len(terms) == 1 else [x + y for x, y in zip(*terms, strict=True)]
     return call.bind_leaves(leaves), tangent
 
 
 def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
     call = _Call.of(**params)
-    num_known = call.num_known
-    known = [as_jax(x) for x in leaves[:num_known]]
-    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in leaves[num_known:]]
+    num_residuals = call.num_residuals
+    residuals = [as_jax(x) for x in leaves[:num_residuals]]
+    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in leaves[num_residuals:]]
     cotangents = [None if isinstance(ct, ad.Zero) else as_jax(ct) for ct in cts]
     if all(ct is None for ct in cotangents):
         results: list[Any] = [ad.Zero(aval.to_ct_aval()) for aval in avals]
     else:
-        results = call.run_transpose([*known, *avals], cotangents)
-    return [None] * num_known + [
+        results = call.run_transpose([*residuals, *avals], cotangents)
+    return [None] * num_residuals + [
         ct if ad.is_undefined_primal(x) else None
-        for x, ct in zip(leaves[num_known:], results, strict=True)
+        for x, ct in zip(leaves[num_residuals:], results, strict=True)
     ]
 
 

@@ -152,8 +152,8 @@ def _reduce_call(
         "has_end": np.bool_(num_valid is not None),
         **{name: np.bool_(value is not None) for name, value in zip(names, optional, strict=True)},
     }
-    last = ids[0] if num_valid is None else narrow_ids(num_valid, csr.count)
-    arrays = [x, *(operand or x for operand in (*optional, halo)), *ids, last]
+    limit = ids[0] if num_valid is None else narrow_ids(num_valid, csr.count)
+    arrays = [x, *(operand or x for operand in (*optional, halo)), *ids, limit]
     return Call(arrays, flags | schedule, workspaces)
 
 
@@ -466,17 +466,17 @@ segment_reduce = define(
 Sums = tuple[Array | None, SparseMatrix, LastRows]  # weight, matrix, rows of the halo
 
 
-def _to_halo(known: Sums, moving: tuple[Array], **attributes: Any) -> list[Array]:
-    weight, matrix, (csr, _) = known
+def _to_halo(residuals: Sums, moving: tuple[Array], **attributes: Any) -> list[Array]:
+    weight, matrix, (csr, _) = residuals
     weight = None if weight is None else take(weight, csr.order)
     matrix = SparseMatrix(replace(csr, order=None), matrix.by_row)
     return [segment_reduce(*moving, weight, matrix, reduce="sum", **attributes)]
 
 
 def _to_halo_transpose(
-    known: Sums, moving: PyTree, cts: list[Array], **attributes: Any
+    residuals: Sums, moving: PyTree, cts: list[Array], **attributes: Any
 ) -> tuple[Array]:
-    (halo,), (weight, matrix, halo_rows) = cts, known
+    (halo,), (weight, matrix, halo_rows) = cts, residuals
     num_own = matrix.by_col.num_rows - halo_rows.csr.num_rows
     x = jnp.zeros((num_own, *halo.shape[1:]), halo.dtype)
     message = Messages(x, weight, matrix, halo=halo, halo_rows=halo_rows)
@@ -486,8 +486,8 @@ def _to_halo_transpose(
 # The gradient of a sum to its halo, of few entries: it is computed, and sent, before that to x.
 halo_gradient = Linear(
     name="halo_gradient",
-    result=lambda known, moving, **_: [
-        jax.ShapeDtypeStruct((known[2].csr.num_rows, *moving[0].shape[1:]), moving[0].dtype)
+    result=lambda residuals, moving, **_: [
+        jax.ShapeDtypeStruct((residuals[2].csr.num_rows, *moving[0].shape[1:]), moving[0].dtype)
     ],
     function=_to_halo,
     transpose=_to_halo_transpose,
@@ -627,9 +627,9 @@ Pair = tuple[Array | None, Array | None]  # tangents of x and weight
 
 
 def _both_tangents(
-    known: tuple[Array, Array, SparseMatrix], moving: Pair, **attributes: Any
+    residuals: tuple[Array, Array, SparseMatrix], moving: Pair, **attributes: Any
 ) -> list[Array]:
-    x, weight, matrix = known
+    x, weight, matrix = residuals
     dx, dweight = moving
     terms = [
         segment_reduce(values, weights, matrix, **attributes)
@@ -640,18 +640,20 @@ def _both_tangents(
 
 
 def _both_tangents_transpose(
-    known: tuple[Array, Array, SparseMatrix], moving: Pair, cts: list[Array], **attributes: Any
+    residuals: tuple[Array, Array, SparseMatrix], moving: Pair, cts: list[Array], **attributes: Any
 ) -> list[Array]:
-    x, weight, matrix = known
+    x, weight, matrix = residuals
     bind = Bind(segment_reduce, None, attributes)
     ct = _scaled(cts[0], None, _mean_counts(bind, cts[0], matrix))
     return segment_reduce_vjp(x, weight, ct, matrix)
 
 
-# The derivative of a sum or mean in both. Its known operands are x, weight and the matrix.
+# The derivative of a sum or mean in both. Its residuals are x, weight and the matrix.
 segment_reduce_jvp = Linear(
     name="segment_reduce_jvp",
-    result=lambda known, moving, **_: [per_row(Messages(known[0], known[1], known[2]))],
+    result=lambda residuals, moving, **_: [
+        per_row(Messages(residuals[0], residuals[1], residuals[2]))
+    ],
     function=_both_tangents,
     transpose=_both_tangents_transpose,
 )
