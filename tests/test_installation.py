@@ -199,7 +199,7 @@ def test_module_that_does_not_load(folder: Path) -> None:
     assert finder is not None
     with pytest.raises(ImportError) as raised:
         importlib.util.module_from_spec(finder)
-    message = ffi._why_not("_cpu", raised.value)
+    message = ffi._why_missing("_cpu", raised.value)
     assert message.startswith(f"{file} is damaged, or of another Python or processor than ")
     assert "pip install --force-reinstall" in message and "\n" not in message
 
