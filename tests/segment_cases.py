@@ -15,7 +15,7 @@ Kind = Literal["sorted", "unsorted", "indptr"]
 
 
 class Elements(NamedTuple):
-    """What references get: the segment of each element, and the number of segments."""
+    """Arguments of references: the segment of each element, and the number of segments."""
 
     ids: np.ndarray
     num_segments: int
@@ -51,10 +51,10 @@ def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 FAR = np.array([2**32, -(2**32), 2**40 + 1, 2**31, -(2**31) - 1, -(2**63), 2**63 - 2**32])
 
 
-def with_far_padding(rng: np.random.Generator, graph: Any) -> Any:
+def with_far_padding(rng: np.random.Generator, graph) -> Any:
     """A graph whose arrays are numpy's int64, with such ids in place of the -1 of padding."""
 
-    def far(ids: Any) -> np.ndarray:
+    def far(ids) -> np.ndarray:
         ids = np.asarray(ids).astype(np.int64)
         return np.where(ids == -1, rng.choice(FAR, ids.shape), ids)
 
@@ -77,10 +77,10 @@ def segment_index(elements: Elements, kind: Kind) -> Any:
     return ids.astype(np.int32), np.zeros(size, np.int32)
 
 
-def on_segments(op: Callable[..., Any], kind: Kind, **options: Any) -> Callable[..., jax.Array]:
+def on_segments(op, kind: Kind, **options) -> Callable[..., jax.Array]:
     """The op as a function of (index, data)."""
 
-    def function(index: Any, data: Any) -> jax.Array:
+    def function(index, data) -> jax.Array:
         if kind == "indptr":
             return op(data, indptr=index, **options)
         ids, like_segments = index
@@ -120,14 +120,14 @@ def each_segment(
 
 
 def segment_spec(
-    op: Callable[..., Any],
+    op,
     reduce: Callable[[np.ndarray], np.ndarray],
     *,
     kind: Kind = "sorted",
     numbers: Callable[..., np.ndarray] = normal,
     empty: float = 0.0,
     linear: bool = False,
-    **options: Any,
+    **options,
 ) -> OpSpec:
     """Describes a reduction; infinities of empty segments are for :func:`finite`."""
     return OpSpec(
@@ -144,7 +144,7 @@ def segment_spec(
 def finite(op: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Makes the infinities of empty segments 0, so that functions of the result are finite too."""
 
-    def function(*arguments: Any, **options: Any) -> jax.Array:
+    def function(*arguments, **options) -> jax.Array:
         result = op(*arguments, **options)
         return jnp.where(jnp.isfinite(result), result, 0)
 

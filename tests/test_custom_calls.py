@@ -38,7 +38,7 @@ AGGREGATE_ATTRIBUTES = {
 
 
 def raw_operands() -> list[Any]:
-    """What the kernel gets of the primitive's operands."""
+    """Return the kernel's operands for the primitive's operands."""
     *values, to_hyperedges, to_nodes, residual, bias = SAMPLES["hypergraph_aggregate"]
     values += residual, bias
     for stage in (to_hyperedges.by_row, to_nodes.by_row):
@@ -173,9 +173,9 @@ def test_raw_call_with_wrong_schedule(threads) -> None:
     ],
 )
 def test_kernels_that_cannot_do_a_call_are_refused(schedule, reduce, message, monkeypatch) -> None:
-    """The same in Python, which makes a walk of them, is left out."""
-    wanted = schedules.Schedule(*schedule)
-    family = replace(segment_schedule.FAMILY, possible=lambda chosen, op, **call: wanted)
+    """The fallback to a walk, in Python, is disabled."""
+    forced = schedules.Schedule(*schedule)
+    family = replace(segment_schedule.FAMILY, possible=lambda chosen, op, **call: forced)
     monkeypatch.setattr(segment_schedule, "FAMILY", family)
     graph = Graph.from_edges([0, 1, 2], [1, 1, 0], num_nodes=3)
     jax.clear_caches()  # which do not know of the family
@@ -215,7 +215,8 @@ def test_raw_call_with_wrong_number_of_buffers() -> None:
         (
             "segment_scatter",
             (floats(3, 2).astype(np.float16), np.zeros(3, np.int32)),
-            *(((4, 2), "float16"), "half types"),
+            ((4, 2), "float16"),
+            "half types",
         ),
         ("segment_scatter", (floats(3), np.zeros(3, np.int32), 5), ((4,), "float32"), "no such"),
     ],
@@ -231,7 +232,7 @@ def test_raw_calls_by_ids_in_any_order(target, operands, result, message) -> Non
 
 
 def corrupt(rng, size, array) -> np.ndarray:
-    """Overwrites entries with anything."""
+    """Overwrite some entries by arbitrary ids."""
     limits = np.iinfo(np.int32)
     values = rng.choice(
         [limits.min, limits.max, -1, 0, 1, size, size + 1, -size], array.shape
@@ -242,7 +243,7 @@ def corrupt(rng, size, array) -> np.ndarray:
 
 
 def corrupted(rng, arrays) -> Hypergraph:
-    """Of hand-made index arrays."""
+    """Return a hypergraph of corrupt index arrays."""
     size = len(arrays[1])
     ids = rng.choice(size, size).astype(np.int32)
     graph = Graph(*(corrupt(rng, size, array) for array in arrays), t_order=ids, edge_ids=ids)
@@ -267,7 +268,7 @@ def test_corrupt_indices_stay_in_bounds(
     with jax_gnn.implementation(implementation):
         for _ in range(runs):
             results = jitted(corrupted(rng, arrays), x, weight)
-            # Results are anything, but made of the ones given, not of memory found elsewhere.
+            # Results are anything, but computed from operands of ones, not from other memory.
             for array in jax.tree.leaves(results):
                 assert np.isfinite(array).all()
                 assert np.abs(array).max() <= 20.0 * size**2
@@ -286,7 +287,7 @@ def test_corrupt_slots_stay_in_bounds(rng, rounds) -> None:
     with schedules.use(schedules.HypergraphSchedule(64, *rounds)):
         for _ in range(10):
             split, t_split = (
-                EdgeSplit(*(corrupt(rng, size, array) for array in each)) for each in splits
+                EdgeSplit(*(corrupt(rng, size, array) for array in part)) for part in splits
             )
             jax.block_until_ready(
                 jitted(Hypergraph(replace(graph, split=split, t_split=t_split)), x, weight)
@@ -311,9 +312,9 @@ def test_directions_of_different_lengths(implementation) -> None:
     forward, backward = incidence_arrays(7, 5, 24)[:3], incidence_arrays(7, 5, 24)[3:]
     x, weight = np.ones((7, 3), np.float32), np.ones(5, np.float32)
     with jax_gnn.implementation(implementation):
-        for one, other in ((3, 24), (24, 0)):
-            sides = (forward[0], *(ids[:one] for ids in forward[1:]))
-            sides += (backward[0], *(ids[:other] for ids in backward[1:]))
+        for num_forward, num_backward in ((3, 24), (24, 0)):
+            sides = (forward[0], *(ids[:num_forward] for ids in forward[1:]))
+            sides += (backward[0], *(ids[:num_backward] for ids in backward[1:]))
             hypergraph = Hypergraph(Graph(*sides, t_order=sides[-1], edge_ids=sides[2]))
             for array in jax.tree.leaves(value_and_gradients(hypergraph, x, weight)):
                 assert np.isfinite(array).all()
@@ -353,7 +354,7 @@ def test_intermediates(rng, normalization) -> None:
     tails = 0
     if jax.default_backend() == "gpu":  # what blocks leave to others; one has 16 slots at least
         slots = (incidence.left.size // 8 + rows + 1 for rows in (num_nodes, num_hyperedges))
-        tails = sum(-(-each // 16) * (64 + 16 * features) for each in slots)
+        tails = sum(-(-num_slots // 16) * (64 + 16 * features) for num_slots in slots)
     for function, count in (
         (energy, 1),
         (jax.value_and_grad(energy, argnums=1), 1),

@@ -75,25 +75,29 @@ def lowered(function, operands, platform) -> str:
 
 
 INNER = {"edge_walk", "gather_rows", "segment_scatter"}
-"""What other ops are made of when they are lowered: it meets no transformation."""
+"""Ops that occur only when other ops are lowered, and are never transformed."""
 
 
 INTEGERS = {
-    *("relation_pairs", "segment_order"),
-    *("sample_block", "sample_distinct", "sample_uniform", "sample_weighted"),
+    "relation_pairs",
+    "segment_order",
+    "sample_block",
+    "sample_distinct",
+    "sample_uniform",
+    "sample_weighted",
 }
 """Ops without derivatives, and without arithmetic that counts."""
 
 
 def faults(registry, statuses, samples) -> list[str]:
-    """What the primitives of a registry lack."""
-    found = [
+    """Return the faults of the primitives of a registry."""
+    problems = [
         f"{status.platform} target {target} belongs to no primitive"
         for status in statuses
         for target in status.targets
         if target not in registry
     ]
-    found += [
+    problems += [
         f"{status.platform}: no kernels and no reason"
         for status in statuses
         if not status.available and not (status.reason and status.hint)
@@ -102,41 +106,41 @@ def faults(registry, statuses, samples) -> list[str]:
         if name in INNER:
             continue
         if name in samples:
-            found += lowering_faults(op, statuses, samples[name])
+            problems += lowering_faults(op, statuses, samples[name])
             for i, sample in enumerate(samples[name]):
                 if sample is not None:  # absent
-                    found += rule_faults(op, samples[name], i)
-            found += cost_faults(op, samples[name])
+                    problems += rule_faults(op, samples[name], i)
+            problems += cost_faults(op, samples[name])
         else:
-            found.append(f"{name}: no sample operands")
+            problems.append(f"{name}: no sample operands")
         if not op.transpose and op.jvp is None and name not in INTEGERS:
-            found.append(f"{name}: linear in nothing")
-    return found
+            problems.append(f"{name}: linear in nothing")
+    return problems
 
 
-def attempt(found, what, function, *arguments) -> Any:
+def attempt(problems, what, function, *arguments) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        found.append(f"{what} ({type(error).__name__})")
+        problems.append(f"{what} ({type(error).__name__})")
 
 
 def lowering_faults(op, statuses, operands) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     name, default, plain = op.name, bind(op), bind(op, "xla")
     for status in statuses:
         platform = status.platform
         if not status.available or platform not in op.platforms:
             continue
         if name not in status.targets:
-            found.append(f"{name}: no {platform} kernel")
+            problems.append(f"{name}: no {platform} kernel")
         elif f"@jax_gnn_{name}(" not in lowered(default, operands, platform):
-            found.append(f"{name}: kernel not used on {platform}")
+            problems.append(f"{name}: kernel not used on {platform}")
     for function, platform in ((default, "tpu"), (plain, "cpu"), (plain, "cuda")):
         what = f"{name}: no XLA lowering on {platform}"
-        if "custom_call" in (attempt(found, what, lowered, function, operands, platform) or ""):
-            found.append(f"{name}: custom calls in plain XLA on {platform}")
-    return found
+        if "custom_call" in (attempt(problems, what, lowered, function, operands, platform) or ""):
+            problems.append(f"{name}: custom calls in plain XLA on {platform}")
+    return problems
 
 
 def traced(function, *arguments) -> Any:
@@ -144,7 +148,7 @@ def traced(function, *arguments) -> Any:
 
 
 def rule_faults(op, operands, i) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
 
     def function(x) -> Any:
         return bind(op)(*operands[:i], x, *operands[i + 1 :])
@@ -152,18 +156,18 @@ def rule_faults(op, operands, i) -> list[str]:
     x, name = operands[i], op.name
     batch = jax.tree.map(lambda array: array[None], x)
     # Traced, not run: values are those of the ops' own tests.
-    attempt(found, f"{name}: no batching in operand {i}", traced, jax.vmap(function), batch)
+    attempt(problems, f"{name}: no batching in operand {i}", traced, jax.vmap(function), batch)
     if np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         tangent = functools.partial(jax.jvp, function)
-        attempt(found, f"{name}: no jvp in operand {i}", traced, tangent, (x,), (x,))
+        attempt(problems, f"{name}: no jvp in operand {i}", traced, tangent, (x,), (x,))
         gradient = jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(function(x)))))
-        attempt(found, f"{name}: no reverse mode in operand {i}", traced, gradient, x)
+        attempt(problems, f"{name}: no reverse mode in operand {i}", traced, gradient, x)
     operand = op.operands(*operands)._fields[i]
     if any(operand in (key if isinstance(key, tuple) else (key,)) for key in op.transpose):
         cotangent = jax.eval_shape(function, x)
         transposed = jax.linear_transpose(function, x)
-        attempt(found, f"{name}: no transpose in operand {i}", traced, transposed, cotangent)
-    return found
+        attempt(problems, f"{name}: no transpose in operand {i}", traced, transposed, cotangent)
+    return problems
 
 
 def cost_faults(op, operands) -> list[str]:
@@ -185,16 +189,16 @@ def test_every_primitive_is_complete() -> None:
 
 def test_the_cost_of_a_call() -> None:
     """Four edges, of 4 + 4 bytes of ids, and two features of five nodes."""
-    x, weight, matrix, *last = SAMPLES["segment_reduce"]
+    x, weight, matrix, *epilogue = SAMPLES["segment_reduce"]
     attributes = ATTRIBUTES["segment_reduce"]
-    ids, read, written = 4 * 8, 5 * 2 * 4, 5 * 2 * 4
+    ids, num_read, written = 4 * 8, 5 * 2 * 4, 5 * 2 * 4
     cost = OPS["segment_reduce"].cost(x, None, matrix, **attributes)
-    assert cost == (ids + read + written, 4 * 2)
+    assert cost == (ids + num_read + written, 4 * 2)
     cost = OPS["segment_reduce"].cost(x, weight, matrix, **attributes)
-    assert cost == (ids + read + 4 * 4 + written, 2 * 4 * 2)
-    cost = OPS["segment_reduce"].cost(x, None, matrix, *last, **attributes)
-    of_last = 4 * (5 + 1 + 5 * 2 + 2)
-    assert cost == (ids + read + of_last + written, 4 * 2 + 5 * 5 * 2)
+    assert cost == (ids + num_read + 4 * 4 + written, 2 * 4 * 2)
+    cost = OPS["segment_reduce"].cost(x, None, matrix, *epilogue, **attributes)
+    of_epilogue = 4 * (5 + 1 + 5 * 2 + 2)
+    assert cost == (ids + num_read + of_epilogue + written, 4 * 2 + 5 * 5 * 2)
     lhs, rhs, bias, _, _, sizes, offset, *_ = SAMPLES["segment_matmul"]
     operands = lhs, rhs, bias, None, None, sizes, offset, None, None
     cost = OPS["segment_matmul"].cost(*operands, **ATTRIBUTES["segment_matmul"])
@@ -218,8 +222,8 @@ def test_missing_rule_is_found(monkeypatch, rules, message) -> None:
 def test_missing_transpose_of_one_operand_is_found(monkeypatch) -> None:
     registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
     monkeypatch.delitem(registry["hypergraph_aggregate"].transpose, "hyperedge_scale")
-    found = faults(registry, [], SAMPLES)
-    assert "hypergraph_aggregate: no reverse mode in operand 2 (KeyError)" in found
+    problems = faults(registry, [], SAMPLES)
+    assert "hypergraph_aggregate: no reverse mode in operand 2 (KeyError)" in problems
 
 
 def test_bare_primitive_is_found() -> None:
@@ -239,7 +243,7 @@ def test_bare_primitive_is_found() -> None:
     object.__setattr__(bare, "primitive", primitive)
     status = ffi.PlatformStatus("cpu", True, ("other",))
     silent = ffi.PlatformStatus("cuda", False, ())
-    found = faults({"bare": bare, "unknown": bare}, [status, silent], {"bare": (floats(3),)})
+    problems = faults({"bare": bare, "unknown": bare}, [status, silent], {"bare": (floats(3),)})
     for part in (
         "cpu target other belongs to no primitive",
         "bare: no cpu kernel",
@@ -250,7 +254,7 @@ def test_bare_primitive_is_found() -> None:
         "bare: linear in nothing",
         "unknown: no sample operands",
     ):
-        assert any(fault.startswith(part) for fault in found), (part, found)
+        assert any(fault.startswith(part) for fault in problems), (part, problems)
 
 
 # --- Platforms -----------------------------------------------------------------------------------
@@ -311,19 +315,19 @@ def test_fallback_computes_the_same(monkeypatch) -> None:
 
 
 def implementations_in(function, *operands) -> set[str]:
-    """The implementations asked for in the primitives of a function."""
-    found = set()
+    """Return the implementations that the primitives of a function demand."""
+    names = set()
 
     def walk(jaxpr) -> None:
         for equation in jaxpr.eqns:
             if "implementation" in equation.params:
-                found.add(str(equation.params["implementation"]))
+                names.add(str(equation.params["implementation"]))
             for inner in jax.tree.leaves(list(equation.params.values())):
                 if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
                     walk(getattr(inner, "jaxpr", inner))
 
     walk(jax.make_jaxpr(function)(*operands).jaxpr)
-    return found
+    return names
 
 
 def test_context_retraces_what_was_jitted() -> None:

@@ -28,8 +28,8 @@ def instruction_set(request) -> Iterator[str]:
 
 
 def graph_of(rng) -> Graph:
-    ends = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
-    return Graph.from_edges(*ends, num_src=NODES, num_dst=ROWS)
+    edges = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
+    return Graph.from_edges(*edges, num_src=NODES, num_dst=ROWS)
 
 
 def reductions(reduce) -> Callable[..., jax.Array]:
@@ -53,8 +53,8 @@ def sddmm(rng, dtype, width) -> jax.Array:
 
 
 def hypergraph(rng, dtype, width) -> jax.Array:
-    ends = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
-    structure = Hypergraph.from_incidence(*ends, num_nodes=NODES, num_hyperedges=ROWS)
+    edges = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
+    structure = Hypergraph.from_incidence(*edges, num_nodes=NODES, num_hyperedges=ROWS)
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
     scale = jnp.asarray(rng.uniform(-1, 1, ROWS), jnp.float32)
     return jax_gnn.hypergraph_aggregate(structure, x, hyperedge_scale=scale)
@@ -74,7 +74,7 @@ def outer(rng, dtype, width) -> jax.Array:
 
 
 def region(rng, dtype, width) -> jax.Array:
-    """The gradient of a linear map of what edges make, whose own values count as much."""
+    """Return the gradient of a linear map of edge values that are computed in a region."""
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
     w = jnp.asarray(rng.uniform(-1, 1, (width, width)) / width**0.5, dtype)
     matrix = graph_of(rng).matrix(weighted=True)
@@ -107,24 +107,24 @@ def test_value(instruction_set, op, dtype, width, rng) -> None:
 
 
 def test_variants_are_used(instruction_set) -> None:
-    """From AVX2 on a product and a sum are rounded once, together; in the baseline they are not."""
+    """AVX2 and later round a product and a sum once; the baseline rounds both."""
     if len(HERE) == 1:
         pytest.skip("this machine or this build has one variant")
     if "Clang" in _cpu.compiler:
         pytest.skip("clang rounds some of these products and sums apart in every variant")
     small = np.float32(2**-13)  # (1 + small) (1 - small) rounds to 1
-    rest = 0 if instruction_set == "baseline" else -small * small
-    left, right = np.array([-1, 1 + small], np.float32), np.array([1, 1 - small], np.float32)
+    rounding = 0 if instruction_set == "baseline" else -small * small
+    lhs, rhs = np.array([-1, 1 + small], np.float32), np.array([1, 1 - small], np.float32)
     with jax_gnn.implementation("cpu"):
         for width in (1, 4, 16):
-            rows, weight = np.tile(left[:, None], width), jnp.asarray(right)
+            rows, weight = np.tile(lhs[:, None], width), jnp.asarray(rhs)
             graph = Graph.from_edges([0, 1], [0, 0], num_src=2, num_dst=1)
             sums = jax_gnn.spmm(graph, rows, weight)
             product = jax_gnn.segment_matmul(
-                left[None], np.tile(right[:, None], width)[None], np.array([1], np.int32)
+                lhs[None], np.tile(rhs[:, None], width)[None], np.array([1], np.int32)
             )
             for result in (sums, product):
-                np.testing.assert_array_equal(np.asarray(result), np.full((1, width), rest))
+                np.testing.assert_array_equal(np.asarray(result), np.full((1, width), rounding))
 
 
 def test_unknown_name() -> None:

@@ -30,7 +30,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 
 class Edges(NamedTuple):
-    """Of a graph, of a hypergraph or with relations: in the order that containers keep."""
+    """Edges of a graph, a hypergraph or with relations, in the order of containers."""
 
     src: np.ndarray
     dst: np.ndarray
@@ -46,7 +46,7 @@ class Edges(NamedTuple):
         return cls(src[order], dst[order], rel[order], nodes)
 
     def container(self, kind, new=0) -> Any:
-        """Of edges that are traced, with so many more that are padding."""
+        """Build a container, with ``new`` edges of padding, which may be traced."""
         src, dst, rel = (
             jnp.concatenate([jnp.asarray(ids), jnp.full(new, -1)]) if new else ids
             for ids in self[:3]
@@ -62,7 +62,7 @@ class Edges(NamedTuple):
 
 
 def padded(rng, container, edges) -> Any:
-    """By a few or by as many as there are; of some sizes by nothing."""
+    """Pad each size by nothing, a few, or as many as there are."""
 
     def grown(size) -> int:
         return size + int(rng.choice([0, 1, 7, size // 2, size]))
@@ -70,8 +70,8 @@ def padded(rng, container, edges) -> Any:
     if isinstance(container, Graph):
         return container.pad(num_nodes=grown(edges.nodes), num_edges=grown(container.num_edges) + 1)
     if isinstance(container, Hypergraph):
-        more = grown(len(edges.src)) + 1
-        return container.pad(num_nodes=grown(edges.nodes), num_incidences=more)
+        num_incidences = grown(len(edges.src)) + 1
+        return container.pad(num_nodes=grown(edges.nodes), num_incidences=num_incidences)
     return container.pad(
         num_nodes=grown(edges.nodes),
         num_edges=grown(container.num_edges) + 1,
@@ -98,20 +98,20 @@ class Problem:
         self.ct = rng.normal(size=(*self.features.shape[:-1], options["out_features"]))
         lengths = {"relations": sizes["num_relations"], "edge": len(self.edges.src)}
         lengths |= {"incidence": lengths["edge"], "hyperedge": nodes}
-        self.given = {
+        self.named = {
             name: rng.uniform(0.5, 2, (lengths[name.split("_")[0]], *value.shape[1:]))
             for name, value in case.named.items()
         }
 
     def operands(self, container) -> tuple[Any, Any, Any]:
-        """What is differentiated, and with garbage in padding."""
+        """Return the differentiated operands, with garbage in padding."""
         x = self._filled(self.features, container.num_nodes)
         edges = container.graph if isinstance(container, Hypergraph) else container
-        given = {
+        named = {
             name: self._filled(value, edges.num_edges) if name[:4] in ("edge", "inci") else value
-            for name, value in self.given.items()
+            for name, value in self.named.items()
         }
-        return self.params, x, given
+        return self.params, x, named
 
     @staticmethod
     def _filled(values, size) -> np.ndarray:
@@ -119,11 +119,11 @@ class Problem:
         return np.concatenate([values, new])
 
     def gradients(self, operands, container) -> Any:
-        """The value, and the gradients of all operands."""
+        """Return the value, and the gradients to all operands."""
 
         def loss(operands) -> Any:
-            params, x, given = operands
-            y = nnx.merge(self.definition, params, self.rest)(container, x, **given)
+            params, x, named = operands
+            y = nnx.merge(self.definition, params, self.rest)(container, x, **named)
             y = y[0] if isinstance(y, tuple) else y
             return jnp.vdot(y[: self.edges.nodes], self.ct)
 
@@ -136,15 +136,15 @@ def test_values_and_gradients(rng, name, implementation) -> None:
     with setting(implementation, "float64"):
         problem = Problem(rng, MODELS[name], int(rng.integers(150, 250)))
         container = problem.edges.container(problem.kind)
-        other = padded(rng, container, problem.edges)
+        padded_container = padded(rng, container, problem.edges)
         gradients = jax.jit(problem.gradients)
-        wanted = gradients(problem.operands(container), container)
-        found = gradients(problem.operands(other), other)
-    leaves = jax.tree_util.tree_leaves_with_path(wanted)
+        expected = gradients(problem.operands(container), container)
+        result = gradients(problem.operands(padded_container), padded_container)
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
     # Some gradients are 0, as those of keys' biases, which move all scores alike: what is found is
     # what sums round to.
     largest = max(np.abs(want).max(initial=0) for _, want in leaves)
-    for (path, want), got in zip(leaves, jax.tree.leaves(found), strict=True):
+    for (path, want), got in zip(leaves, jax.tree.leaves(result), strict=True):
         at, want, got = jax.tree_util.keystr(path), np.atleast_1d(want), np.atleast_1d(got)
         assert (got[len(want) :] == 0).all(), f"{at} of padding"
         scale = max(np.abs(want).max(initial=0), largest / 1000)
@@ -153,13 +153,13 @@ def test_values_and_gradients(rng, name, implementation) -> None:
 
 @every_model
 def test_rows_ascend(rng, name) -> None:
-    """Of a container that was padded, and of one that is built of traced edges, some padding."""
+    """Rows ascend in a padded container, and in one of traced edges with padding."""
     with setting(None, "float64"):
         problem = Problem(rng, MODELS[name], 9)
 
         def both(container) -> Any:
             traced = problem.edges.container(problem.kind, new=5)
-            return [problem.gradients(problem.operands(each), each) for each in (container, traced)]
+            return [problem.gradients(problem.operands(x), x) for x in (container, traced)]
 
         container = problem.edges.container(problem.kind)
         assert not unsorted_ops(both, padded(rng, container, problem.edges))

@@ -223,7 +223,7 @@ def test_bad_options(name, option, value, error, message) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_traced_under_jit(rng, name) -> None:
-    """With the number of segments static, as jax.ops users write it."""
+    """The number of segments is static, as jax.ops users write it."""
     data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
     jitted = jax.jit(ours(name), static_argnames=("num_segments", "indices_are_sorted"))
     assert_close(
@@ -234,7 +234,7 @@ def test_traced_under_jit(rng, name) -> None:
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
 def test_in_place_of_jax_ops(rng, monkeypatch, shape, implementation) -> None:
-    """As users patch libraries: what falls back to ``jax.ops`` means those of JAX."""
+    """Fallbacks call the functions of JAX even where users have replaced those of ``jax.ops``."""
     ids, originals = random_ids(rng, 40, 7), {name: theirs(name) for name in DROP_IN}
     hypergraph = Hypergraph.from_incidence(ids % 5, np.arange(40) % 3, validate=False)
     for name in DROP_IN:
@@ -260,7 +260,7 @@ def test_in_place_of_jax_ops(rng, monkeypatch, shape, implementation) -> None:
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_plain_xla_gets_what_users_gave(name, shape, implementation) -> None:
-    """Of flattened features it makes a copy, which takes longer than the sum; so the gradient."""
+    """Flattened features would be a copy, slower than the sum; so would those of the gradient."""
     data, ids = np.ones((40, *shape), np.float32), np.zeros(40, np.int32)
 
     def function(data) -> jax.Array:
@@ -280,12 +280,12 @@ def test_plain_xla_gets_what_users_gave(name, shape, implementation) -> None:
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "prod", "logsumexp", "softmax"])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
 def test_batches_of_any_features(rng, name, shape, implementation) -> None:
-    """Mapped along each axis, with one set of ids for all and with sets of their own."""
+    """Data are mapped along each axis, with the same ids and with separate ids."""
     data, ids = (
         distinct(rng, (40, *shape)).astype(np.float32),
         random_ids(rng, 80, 7).reshape(2, -1),
     )
-    both = np.stack([data, -data])
+    pair = np.stack([data, -data])
 
     def function(data, ids) -> Any:
         op = functools.partial(ours(name), segment_ids=ids, num_segments=7)
@@ -296,12 +296,12 @@ def test_batches_of_any_features(rng, name, shape, implementation) -> None:
     with setting(implementation):
         for axis, ids_axis in ((0, None), (len(shape) + 1, 0)):
             mapped = jax.jit(jax.vmap(function, (axis, ids_axis)))(
-                np.moveaxis(both, 0, axis), ids[0] if ids_axis is None else ids
+                np.moveaxis(pair, 0, axis), ids[0] if ids_axis is None else ids
             )
             for i in range(2):
-                want = jitted(both[i], ids[0 if ids_axis is None else i])
-                for one, other in zip(*map(jax.tree.leaves, (mapped, want)), strict=True):
-                    assert_close(one[i], other, 1e-4, f"{axis=}, {ids_axis=}")
+                want = jitted(pair[i], ids[0 if ids_axis is None else i])
+                for got, expected in zip(*map(jax.tree.leaves, (mapped, want)), strict=True):
+                    assert_close(got[i], expected, 1e-4, f"{axis=}, {ids_axis=}")
 
 
 # --- Ids of any integer type ---------------------------------------------------------------------
@@ -320,7 +320,7 @@ def far_ids(rng, is_sorted) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) -> None:
-    """Checked before JAX narrows them, whether 64 bits are enabled or not; gradients too."""
+    """Ids are checked before JAX narrows them, whether 64 bits are enabled or not."""
     far, near = far_ids(rng, is_sorted)
     data = distinct(rng, (40, 2)).astype(np.float32)
     data[(near < 0) | (near >= 7)] = np.nan
@@ -336,15 +336,18 @@ def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) ->
 
     with setting(None, "int64"):
         wide = jnp.asarray(far)
-    for x64, kinds in (("float32", (far, far.tolist(), wide)), ("int64", (far, wide))):
+    for x64, kinds in (
+        ("float32", (far, far.tolist(), wide)),
+        ("int64", (far, wide)),
+    ):
         with setting(implementation, x64):
             jitted = jax.jit(results)
             want = jitted(near)
             got = [results(ids) for ids in kinds]
             got += [jitted(wide)] if x64 == "int64" else []  # else JAX narrows what is traced
         for values in got:
-            for one, other in zip(*map(jax.tree.leaves, (values, want)), strict=True):
-                assert_close(one, other, 1e-6, x64)
+            for value, expected_value in zip(*map(jax.tree.leaves, (values, want)), strict=True):
+                assert_close(value, expected_value, 1e-6, x64)
 
 
 @on_all
@@ -361,21 +364,21 @@ def test_ids_of_narrow_and_unsigned_types(rng, dtype, is_sorted, implementation)
     for x64 in ("float32", "int64"):
         with setting(implementation, x64):
             want = jax_gnn.segment_sum(data, near, size, is_sorted)
-            given = [ids, ids.tolist()]
-            given += [jnp.asarray(ids)] if jnp.asarray(ids).dtype == dtype else []
-            for each in given:
-                got = jax_gnn.segment_sum(data, each, size, is_sorted)
+            variants = [ids, ids.tolist()]
+            variants += [jnp.asarray(ids)] if jnp.asarray(ids).dtype == dtype else []
+            for variant in variants:
+                got = jax_gnn.segment_sum(data, variant, size, is_sorted)
                 np.testing.assert_array_equal(got, want)
 
 
 @on_all
 def test_row_pointers_beyond_32_bits(implementation) -> None:
-    """Past the elements are past them."""
+    """Pointers past the elements, beyond 32 bits too, mean their end."""
     data = np.arange(5, dtype=np.float32)
     for x64 in ("float32", "int64"):
         with setting(implementation, x64):
-            for end in (5, 2**31, 2**32, 2**32 + 2, 2**63 - 1):
-                got = jax_gnn.segment_sum(data, indptr=np.array([0, 2, end, end]))
+            for pointer in (5, 2**31, 2**32, 2**32 + 2, 2**63 - 1):
+                got = jax_gnn.segment_sum(data, indptr=np.array([0, 2, pointer, pointer]))
                 np.testing.assert_array_equal(got, [1, 9, 0])
 
 
@@ -385,15 +388,15 @@ def test_segment_index_of_ids_beyond_32_bits(rng, x64, implementation) -> None:
     x = rng.normal(size=(7, 3)).astype(np.float32)
     with setting(implementation, "int64" if x64 else "float32"):
         for is_sorted in (False, True):
-            far, near = (SegmentIndex.from_ids(ids, 7) for ids in far_ids(rng, is_sorted))
-            edges = near.gather(x)
-            np.testing.assert_array_equal(far.gather(x), edges)
-            np.testing.assert_array_equal(far.segment_sum(edges), near.segment_sum(edges))
+            far_index, index = (SegmentIndex.from_ids(ids, 7) for ids in far_ids(rng, is_sorted))
+            edges = index.gather(x)
+            np.testing.assert_array_equal(far_index.gather(x), edges)
+            np.testing.assert_array_equal(far_index.segment_sum(edges), index.segment_sum(edges))
             for method in (SegmentIndex.gather, SegmentIndex.segment_sum):
                 values = x if method is SegmentIndex.gather else edges
                 gradients = [
-                    jax.grad(lambda v, i=index: (method(i, v) ** 2).sum())(values)  # noqa: B023
-                    for index in (far, near)
+                    jax.grad(lambda v, i=any_index: (method(i, v) ** 2).sum())(values)  # noqa: B023
+                    for any_index in (far_index, index)
                 ]
                 np.testing.assert_array_equal(*gradients)
 
@@ -416,10 +419,10 @@ def test_empty_segments(dtype, implementation) -> None:
     least, most = (
         (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max) if dtype == "int32" else (-np.inf, np.inf)
     )
-    wanted = {"sum": 0, "prod": 1, "max": least, "min": most, "mean": 0, "argmax": -1}
-    wanted |= {"logsumexp": -np.inf, "var": 0, "std": 0}
+    expected = {"sum": 0, "prod": 1, "max": least, "min": most, "mean": 0, "argmax": -1}
+    expected |= {"logsumexp": -np.inf, "var": 0, "std": 0}
     with setting(implementation):
-        for name, want in wanted.items():
+        for name, want in expected.items():
             got = ours(name)(data, ids, 3)
             assert got.shape == (3, 2)
             assert (np.asarray(got) == want).all(), name
@@ -429,7 +432,7 @@ def test_empty_segments(dtype, implementation) -> None:
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_ties_share_the_gradient(rng, name, dtype, implementation) -> None:
-    """Equally, as the derivative is that of the mean of the messages that tie; and so forward."""
+    """The derivative is that of the mean of the tied elements, in both modes."""
     data = rng.integers(-1, 2, (30, 3)).astype(dtype)
     ids = rng.integers(-1, 4, 30)
     extreme = {"max": np.max, "min": np.min}[name]
@@ -443,16 +446,16 @@ def test_ties_share_the_gradient(rng, name, dtype, implementation) -> None:
     tangent = tangent.astype(dtype)
     with setting(implementation, dtype):
         function = functools.partial(ours(name), segment_ids=ids, num_segments=4)
-        _, moved = jax.jvp(function, (data,), (tangent,))
+        _, derivative = jax.jvp(function, (data,), (tangent,))
         (gradient,) = jax.vjp(function, data)[1](cotangent)
     tolerance = 4e-3 if dtype == "float16" else 1e-6
     assert_close(gradient, np.einsum("snk,sk->nk", share, cotangent), tolerance, "gradient")
-    assert_close(moved, np.einsum("snk,nk->sk", share, tangent), tolerance, "tangent")
+    assert_close(derivative, np.einsum("snk,nk->sk", share, tangent), tolerance, "tangent")
 
 
 @on_all
 def test_nan_and_infinity(implementation) -> None:
-    """As jax.ops: a NaN is the maximum and the minimum of its segment, and of no other."""
+    """A NaN is the maximum and the minimum of its segment alone, as in jax.ops."""
     data = np.array([1, np.nan, 3, np.inf, 4, -np.inf, 5], np.float32)
     ids = np.array([0, 0, 0, 1, 1, 2, 2])
     with setting(implementation):
@@ -468,7 +471,7 @@ def test_nan_and_infinity(implementation) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("width", [1, 8])
 def test_means_of_equal_numbers(dtype, width, implementation) -> None:
-    """Are these numbers, to the last digit, of segments of all lengths."""
+    """A mean of equal numbers is that number exactly, for segments of all lengths."""
     lengths = np.arange(1, 400)
     ids = np.repeat(np.arange(len(lengths)), lengths)
     numbers = np.arange(width) - 3.0
@@ -556,7 +559,7 @@ def test_logsumexp_of_extremes(dtype, implementation) -> None:
 @on_all
 @pytest.mark.parametrize("ddof", [0, 1, 3])
 def test_variance_and_deviation(rng, ddof, implementation) -> None:
-    """As in numpy; also far from the origin, where a difference of large sums would be lost."""
+    """Variances are those of numpy, also far from 0, where large sums would lose differences."""
     ids = np.sort(rng.integers(0, 8, 30))
     data = rng.normal(size=(30, 2)) + 1000
     with setting(implementation):
@@ -570,7 +573,7 @@ def test_variance_and_deviation(rng, ddof, implementation) -> None:
 
 @on_all
 def test_deviation_of_equal_elements(implementation) -> None:
-    """Where it is 0, so is its gradient."""
+    """The gradient of a deviation of 0 is 0."""
     ids = np.array([0, 0, 1, 1])
     data = np.array([2, 2, 1, 3], np.float32)
     with setting(implementation):
@@ -624,7 +627,7 @@ def test_half_types_accumulate_in_float32(dtype, is_sorted, implementation) -> N
 
 
 def test_ids_that_are_not_sorted_after_all(rng) -> None:
-    """The result is anything, but of its shape, and nothing outside the buffers is touched."""
+    """Results are arbitrary, but have the right shape, and no access leaves the buffers."""
     ids = rng.integers(-3, 50, 3000).astype(np.int32)
     data = rng.normal(size=(3000, 5)).astype(np.float32)
     for name in ALL:
@@ -659,12 +662,12 @@ def test_same_bits_in_100_runs(rng, name, dtype, implementation) -> None:
         value, vjp = jax.vjp(op, data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=dtype)).reshape(value.shape))
 
-    one, mapped = jax.jit(results), jax.jit(jax.vmap(results))
+    single, mapped = jax.jit(results), jax.jit(jax.vmap(results))
     with setting(implementation, dtype):
-        want, wanted = one(ids[0], data[0]), mapped(ids, data)
+        want, expected = single(ids[0], data[0]), mapped(ids, data)
         for _ in range(99):
-            assert same_bits(one(ids[0], data[0]), want)
-            assert same_bits(mapped(ids, data), wanted)
+            assert same_bits(single(ids[0], data[0]), want)
+            assert same_bits(mapped(ids, data), expected)
 
 
 # --- Schedules -----------------------------------------------------------------------------------
@@ -683,7 +686,7 @@ SCHEDULES = [
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: "-".join(map(str, s)))
 @pytest.mark.parametrize("shape", ["tail", "giant", "empty"])
 def test_schedules_give_the_same_result(rng, schedule, shape, implementation) -> None:
-    """However the entries are dealt out, for segments shared by many blocks and for none."""
+    """All schedules agree, for segments that many blocks share, and for empty segments."""
     count, size = 60_000, 400
     ids = uneven_ids(rng, shape, count, size)
     data = rng.normal(size=(count, 19)).astype(np.float32)
@@ -721,9 +724,9 @@ def test_many_narrow_rows(rng, size, width, lanes, dtype, implementation) -> Non
         schedule = schedules.Schedule("walk", lanes, 64, 5)
         with setting(implementation, dtype), schedules.use(schedule):
             op = functools.partial(ours(name), indices_are_sorted=True)
-            given = jnp.asarray(data, dtype)
-            got = op(given, ids.astype(np.int32), size)
-        exact = np.asarray(given).astype(float)
+            typed_data = jnp.asarray(data, dtype)
+            got = op(typed_data, ids.astype(np.int32), size)
+        exact = np.asarray(typed_data).astype(float)
         want = each_segment(reduce, empty)(Elements(ids, size), exact)
         tolerance = {"float32": 1e-5, "bfloat16": 1e-2, "float64": 1e-12}[dtype]
         assert_close(np.asarray(got).astype(float), want, tolerance, name)
@@ -754,7 +757,7 @@ def test_a_forced_schedule_is_used(implementation) -> None:
 @pytest.mark.parametrize("size", [1, 300, 30_000])
 @pytest.mark.parametrize("width", [1, 3, 70])
 def test_unsorted_ids(rng, width, size, dtype, implementation) -> None:
-    """Many or few to a row; sums are exact in any order."""
+    """Rows have many entries or few; sums are exact in any order."""
     count = 20_000
     ids = rng.integers(-1, size + 1, count)
     data = rng.integers(-3, 4, (count, width))
@@ -766,11 +769,11 @@ def test_unsorted_ids(rng, width, size, dtype, implementation) -> None:
         ufunc.at(result, ids[valid], data[valid])
         return result
 
-    wanted = {"sum": want(np.add, 0), "max": want(np.maximum, -4), "min": want(np.minimum, 4)}
+    expected = {"sum": want(np.add, 0), "max": want(np.maximum, -4), "min": want(np.minimum, 4)}
     if dtype != "int32":
-        wanted["mean"] = wanted["sum"] / np.maximum(counts, 1)
+        expected["mean"] = expected["sum"] / np.maximum(counts, 1)
     with setting(implementation, dtype):
-        for name, values in wanted.items():
+        for name, values in expected.items():
             got = np.asarray(ours(name)(jnp.asarray(data, dtype), ids, size), np.float64)
             filled = got if name in ("sum", "mean") else np.where(counts > 0, got, values)
             assert_close(filled, values, 4e-3 if dtype == "bfloat16" else 1e-6, name)
@@ -789,7 +792,7 @@ def test_unsorted_ids(rng, width, size, dtype, implementation) -> None:
     ],
 )
 def test_plain_xla_where_it_is_faster(count, size, width, is_sorted, by_kernel) -> None:
-    """Not where kernels are asked for."""
+    """A demanded kernel is used even where plain XLA is faster."""
     data, ids = np.ones((count, width), np.float32), np.zeros(count, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=size, indices_are_sorted=is_sorted)
     for implementation, kernel in ((None, by_kernel), ("cpu", True)):
@@ -802,7 +805,7 @@ def test_plain_xla_where_it_is_faster(count, size, width, is_sorted, by_kernel) 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 def test_scatter_and_gather_in_any_order(rng, dtype) -> None:
-    """Kernels for large arrays, on small ones: all numbers are exact, and each is added in turn."""
+    """Kernels for large arrays are exact on small arrays, and add elements in order."""
     ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
     with setting(None, dtype):
         for width, count, size in ((3, 40, 7), (100, 3000, 50), (1, 0, 3)):
@@ -823,7 +826,7 @@ def test_scatter_and_gather_in_any_order(rng, dtype) -> None:
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
 def test_kernels_of_large_results() -> None:
-    """Ids in any order are scattered, unsorted; the gradient is a gather."""
+    """Unsorted ids are scattered without a sort; the gradient is a gather."""
     x, ids = np.ones((30_000, 64), np.float32), np.zeros(30_000, np.int32)
 
     def value(x, size) -> Any:
@@ -832,10 +835,10 @@ def test_kernels_of_large_results() -> None:
     for size, targets in ((100, []), (30_000, ["gather_rows", "segment_scatter"])):
         lowered = jax.jit(jax_gnn.segment_sum, static_argnums=2).lower(x, ids, size).as_text()
         lowered += jax.jit(value, static_argnums=1).lower(x, size).as_text()
-        found = [
+        kernels = [
             name for name in ("gather_rows", "segment_scatter") if f"jax_gnn_{name}" in lowered
         ]
-        assert found == targets
+        assert kernels == targets
 
 
 # --- Static indices ------------------------------------------------------------------------------
@@ -844,7 +847,7 @@ def test_kernels_of_large_results() -> None:
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_segment_index(rng, is_sorted, implementation) -> None:
-    """Gather and segment sum of ids known beforehand, with their derivatives, jitted and mapped."""
+    """Gather and segment sum by constant ids, with derivatives, jitted and mapped."""
     case = segment_case("sorted" if is_sorted else "unsorted", distinct)(rng, "padding", (3,))
     ids, size = case.plain
     valid = case.plain.valid
@@ -926,7 +929,7 @@ def test_bad_segment_index(call, error, message) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_maxima_of_rounded_products_have_gradients(rng, dtype, implementation) -> None:
-    """XLA may leave out the rounding of what it compares with a maximum: none attains it then."""
+    """XLA may compare unrounded products with a maximum, which none of them attains then."""
     ids = np.sort(rng.integers(0, 7, 18))
     x, w = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((18, 3), (3, 3)))
 

@@ -94,12 +94,14 @@ def test_extremes(implementation) -> None:
     ids = np.repeat(np.arange(6), 2)
     with setting(implementation):
         y = np.asarray(segment_softmax(data, ids, 6, indices_are_sorted=True))
-        kept = slice(0, 8)
-        gradient = jax.grad(lambda data: segment_softmax(data, ids, 6, True)[kept][::2].sum())(data)
+        finite = slice(0, 8)
+        gradient = jax.grad(lambda data: segment_softmax(data, ids, 6, True)[finite][::2].sum())(
+            data
+        )
     small = np.exp(-88.0)
-    assert_close(y[kept], [0.5, 0.5, 0.5, 0.5, 0, 1, 1 - small, small], 1e-6, "value")
+    assert_close(y[finite], [0.5, 0.5, 0.5, 0.5, 0, 1, 1 - small, small], 1e-6, "value")
     assert np.isnan(y[8:]).all()
-    assert_close(gradient[kept], [0.25, -0.25, 0.25, -0.25, 0, 0, 0, 0], 1e-6, "gradient")
+    assert_close(gradient[finite], [0.25, -0.25, 0.25, -0.25, 0, 0, 0, 0], 1e-6, "gradient")
 
 
 @on_all

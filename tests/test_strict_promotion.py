@@ -83,7 +83,7 @@ def test_containers(make, dtype) -> None:
         with strict_of(sizes):
             ids = SRC.astype(dtype), DST.astype(dtype)
             jax.eval_shape(make, *ids)
-            jax.eval_shape(jax.vmap(make), *(np.stack([each, each]) for each in ids))
+            jax.eval_shape(jax.vmap(make), *(np.stack([array, array]) for array in ids))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -175,9 +175,9 @@ def test_features_of_more_bits_than_parameters(rng, name) -> None:
         layer, wide = (case.make(dtype) for dtype in ("float32", "float64"))
         params = nnx.state(layer, nnx.Param)
         params = jax.tree.map(lambda p: rng.uniform(0.1, 1, p.shape).astype("f"), params)
-        for each, dtype in ((layer, "float32"), (wide, "float64")):
-            each.eval()
-            nnx.update(each, converted(params, dtype))
+        for model, dtype in ((layer, "float32"), (wide, "float64")):
+            model.eval()
+            nnx.update(model, converted(params, dtype))
         # Operands beside the features may have fewer bits, too.
         named = converted(case.named, "float32")
 
@@ -186,14 +186,14 @@ def test_features_of_more_bits_than_parameters(rng, name) -> None:
             exact = case.call(wide, *operands, **converted(named, "float64"))
             return case.call(layer, *operands, **named), exact
 
-        for found, exact in zip(*map(jax.tree.leaves, both(case.operands)), strict=True):
-            assert found.dtype == "float64"
-            np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12 * np.abs(exact).max())
+        for result, exact in zip(*map(jax.tree.leaves, both(case.operands)), strict=True):
+            assert result.dtype == "float64"
+            np.testing.assert_allclose(result, exact, rtol=1e-12, atol=1e-12 * np.abs(exact).max())
 
 
 def test_all_layers_are_here() -> None:
     public = {getattr(flax_layers, name) for name in flax_layers.__all__}
     public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, nnx.Module)}
-    made = [nnx.eval_shape(functools.partial(case.make, "float32")) for case in LAYERS.values()]
-    found = {type(module) for layer in made for _, module in nnx.iter_modules(layer)}
-    assert public - found == {flax_layers.Stack}
+    layers = [nnx.eval_shape(functools.partial(case.make, "float32")) for case in LAYERS.values()]
+    kinds = {type(module) for layer in layers for _, module in nnx.iter_modules(layer)}
+    assert public - kinds == {flax_layers.Stack}
