@@ -746,7 +746,7 @@ def test_derivatives_of_both_gradients(rng, heads, implementation) -> None:
                 pairs = zip(results, gradients(x, weight, cotangent), strict=True)
                 return [y for ct, y in pairs if ct is not None]
 
-            (transposed_sum,) = jax.linear_transpose(linear, cotangent)(
+            (back_ct,) = jax.linear_transpose(linear, cotangent)(
                 [c for c in results if c is not None]
             )
             want = spmm(graph, cts[0], weight) + spmm(graph, x, cts[1])

@@ -20,6 +20,7 @@ from jax_gnn._core import ffi
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import PADDING, at_most, in_range, is_traced, namespace, pad_ids, row_ids
 from jax_gnn._core.sharding import replicate
+from jax_gnn._core.types import IdArray
 
 SLOT_SIZE = 8
 
@@ -188,7 +189,7 @@ def num_slots(num_rows: int, num_entries: int) -> int:
     return num_entries // SLOT_SIZE + num_rows + 1
 
 
-def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
+def edge_split(indptr: IdArray, cols: IdArray) -> EdgeSplit:
     """Cut the rows of a CSR matrix into slots: natively, or in ``jax.numpy`` if traced.
 
     Row starts out of range, or before the end of the previous row, are clipped.

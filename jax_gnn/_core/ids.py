@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.sharding import replicate
-from jax_gnn._core.types import PyTree
+from jax_gnn._core.types import DType, IdArray, PyTree
 
 try:
     from jax.errors import InconclusiveDimensionOperation as UnknownSize
@@ -26,7 +26,7 @@ PADDING = -1  # out of range whatever the sizes are
 MAX_SIZE = 2**31 - 1  # kernels take int32 ids
 
 
-def in_range(ids: Any, size: int) -> Any:
+def in_range(ids: IdArray, size: int) -> Any:
     """Return whether each id is in ``[0, size)``, and so not padding."""
     return (ids >= 0) & (ids < size)
 
@@ -134,7 +134,7 @@ def _on_one_device(arrays: list[Array]) -> bool:
 # of less than 2³¹ rows. Call `as_signed` and `clip_ids` before.
 
 
-def as_signed(ids: Any) -> Array:
+def as_signed(ids: IdArray) -> Array:
     """Return integers as int32 or, if their type holds more, int64, in JAX.
 
     Numbers that do not fit become the largest or smallest: still out of range, in order.
@@ -152,13 +152,13 @@ def as_signed(ids: Any) -> Array:
     return jnp.asarray(ids, dtype)
 
 
-def clip_ids(ids: Any, size: int) -> Array:
+def clip_ids(ids: IdArray, size: int) -> Array:
     """Return ids to index with: 64-bit ids out of range become -1 or ``size``, in order."""
     ids = as_signed(ids)
     return jnp.clip(ids, -1, size) if ids.dtype.itemsize == 8 else ids
 
 
-def take_ids(ids: Any, order: Any) -> Any:
+def take_ids(ids: IdArray, order: Any) -> Any:
     """Return ``ids[order]``, padding where ``order`` is padding; all ids for None."""
     if order is None:
         return ids
@@ -174,7 +174,7 @@ def take_ids(ids: Any, order: Any) -> Any:
     return at.get(mode="fill", fill_value=PADDING, wrap_negative_indices=False)
 
 
-def id_count(ids: Any, dtype: Any) -> Any:
+def id_count(ids: IdArray, dtype: DType) -> Any:
     """Return the number of ids as a scalar array: of numpy unless it is symbolic."""
     count = ids.shape[0]
     return (jnp if jax.export.is_symbolic_dim(count) else np).asarray(count, dtype)
@@ -227,14 +227,14 @@ def scatter_ids(ids: Array, target: Array) -> Array:
     return jnp.full_like(ids, PADDING).at[target].set(ids, mode="drop")
 
 
-def pad_ids(ids: Any, new: int) -> Any:
+def pad_ids(ids: IdArray, new: int) -> Any:
     """Append padding."""
     if isinstance(ids, np.ndarray):  # several times as fast as np.pad
         return np.concatenate([ids, np.full(new, PADDING, ids.dtype)])
     return jnp.pad(ids, (0, new), constant_values=PADDING)
 
 
-def pad_indptr(indptr: Any, new: int) -> Any:
+def pad_indptr(indptr: IdArray, new: int) -> Any:
     """Append empty rows."""
     if isinstance(indptr, np.ndarray):
         return np.concatenate([indptr, np.full(new, indptr[-1], indptr.dtype)])

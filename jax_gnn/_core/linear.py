@@ -18,11 +18,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.tree_util import PyTreeDef
 
 from jax_gnn._core import ffi
 from jax_gnn._core.op import abstract_like, align_varying, as_jax, move_batch_axes, replace_items
 from jax_gnn._core.sharding import batch_over_auto_axes, first_on_mesh, needs_devices
-from jax_gnn._core.types import PyTree
+from jax_gnn._core.types import Attribute, Aval, Leaf, PyTree
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +59,7 @@ class Linear:
         moving: Sequence[Array | None],
         *,
         implementation: str | None = None,
-        **attributes: Any,
+        **attributes: Attribute,
     ) -> list[Array]:
         """Return the list of results; ``implementation`` is that of all primitives in it."""
         ffi.check_implementation(implementation)
@@ -88,11 +89,17 @@ class _Call:
     linear: Linear
     implementation: str | None
     attributes: Any
-    tree: Any
+    tree: PyTreeDef
     axes: tuple[tuple[int | None, ...], ...]
 
     @staticmethod
-    def of(linear: Linear, implementation: Any, tree: Any, axes: Any, **attributes: Any) -> _Call:
+    def of(
+        linear: Linear,
+        implementation: str | None,
+        tree: PyTreeDef,
+        axes: PyTree,
+        **attributes: Attribute,
+    ) -> _Call:
         del attributes["devices"]
         return _Call(linear, implementation, attributes, tree, axes)
 
@@ -146,7 +153,7 @@ class _Call:
             function = jax.vmap(function, axes)
         return function(*leaves)
 
-    def run_transpose(self, leaves: Sequence[Any], cts: list[Array | None]) -> list[Any]:
+    def run_transpose(self, leaves: Sequence[Leaf], cts: list[Array | None]) -> list[Any]:
         """Apply the transpose to residuals and cotangents; moving leaves are only shapes."""
         num_residuals = self.num_residuals
         _, moving = self.tree.unflatten(self.unbatched(leaves))
@@ -162,14 +169,14 @@ class _Call:
             function = _batched_transpose(function, axes, num_residuals)
         return function(leaves[:num_residuals], cts)
 
-    def unbatched(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    def unbatched(self, leaves: Sequence[Leaf]) -> list[jax.ShapeDtypeStruct]:
         """Return shapes and dtypes of leaves without their batches."""
         return [
             jax.ShapeDtypeStruct(leaf.shape[sum(axis == 0 for axis in axes) :], leaf.dtype)
             for leaf, *axes in zip(leaves, *self.axes, strict=True)
         ]
 
-    def sizes(self, leaves: Sequence[Any]) -> tuple[int, ...]:
+    def sizes(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
         """Return the sizes of the batches, the outermost first."""
         sizes: list[int] = []
         for i, axes in enumerate(self.axes):
@@ -196,7 +203,7 @@ def _batched_transpose(
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
-def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
+def _abstract_eval(*avals: Aval, **params: Attribute) -> list[Any]:
     call = _Call.of(**params)
     residuals, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
@@ -208,7 +215,7 @@ def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    primals: Sequence[Leaf], tangents: Sequence[Leaf], **params: Attribute
 ) -> tuple[list[Array], list[Array]]:
     call = _Call.of(**params)
     leaves = [as_jax(x) for x in primals]
@@ -228,7 +235,7 @@ def _jvp(
     return call.bind_leaves(leaves), tangent
 
 
-def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
+def _transpose(cts: Sequence[Leaf], *leaves: Leaf, **params: Attribute) -> list[Any]:
     call = _Call.of(**params)
     num_residuals = call.num_residuals
     residuals = [as_jax(x) for x in leaves[:num_residuals]]
@@ -245,7 +252,7 @@ def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
 
 
 def _batch(
-    leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
+    leaves: Sequence[Leaf], dims: Sequence[int | None], **params: Attribute
 ) -> tuple[list[Array], list[int]]:
     axes = (*params.pop("axes"), tuple(None if dim is None else 0 for dim in dims))
     bind = functools.partial(PRIMITIVE.bind, axes=axes, **params)
@@ -254,7 +261,7 @@ def _batch(
     return results, [0] * len(results)
 
 
-def apply_equation(*leaves: Array, **params: Any) -> list[Array]:
+def apply_equation(*leaves: Array, **params: Attribute) -> list[Array]:
     """Return the results of an equation of `PRIMITIVE`, by the primitives of its function."""
     return _Call.of(**params).run(*leaves)
 

@@ -22,12 +22,13 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from jax_gnn._core import ffi, sharding
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import UnknownSize
 from jax_gnn._core.schedule import Family
-from jax_gnn._core.types import PyTree, Shaped
+from jax_gnn._core.types import Attribute, Aval, Leaf, LoweringContext, PyTree, Shaped
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Operand:
         lower: maps the context of a lowering to the value.
     """
 
-    aval: Any
+    aval: Aval
     lower: Callable[[Any], Any]
 
     @property
@@ -92,7 +93,7 @@ class Operand:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         aval = abstract_like(avals[0], jax.eval_shape(function, *shapes))
 
-        def lower(ctx: Any) -> Any:
+        def lower(ctx: LoweringContext) -> Any:
             inner = ctx.replace(avals_in=avals, avals_out=[aval])
             values = [operand.lower(ctx) for operand in operands]
             return mlir.lower_fun(function, multiple_results=False)(inner, *values)[0]
@@ -199,13 +200,15 @@ class Op:
     sharding: Callable[..., sharding.Sharding] | None = None
     primitive: Primitive = field(init=False)
 
-    def __call__(self, *operands: Any, implementation: str | None = None, **attributes: Any) -> Any:
+    def __call__(
+        self, *operands: PyTree, implementation: str | None = None, **attributes: Attribute
+    ) -> Any:
         """Apply the primitive to operands, in the order of their names."""
         ffi.check_implementation(implementation)
         chosen = implementation or ffi.chosen_implementation.value
         return Bind(self, chosen, attributes)(self.operands(*operands))
 
-    def cost(self, *operands: Any, platform: Platform = "cuda", **attributes: Any) -> Cost:
+    def cost(self, *operands: PyTree, platform: Platform = "cuda", **attributes: Attribute) -> Cost:
         """Return the minimal cost of a call, from the operands' shapes and dtypes."""
         named = self.operands(*operands)
         arrays = jax.tree.map(
@@ -280,7 +283,7 @@ def composed_jvp(
 
 
 def replace_items(
-    leaves: Sequence[Any], positions: Sequence[int], values: Sequence[object]
+    leaves: Sequence[Leaf], positions: Sequence[int], values: Sequence[object]
 ) -> list[Any]:
     """Return the leaves, with other values at some positions."""
     result = list(leaves)
@@ -292,26 +295,28 @@ def replace_items(
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
-def as_jax(value: Any) -> Any:
+def as_jax(value: Leaf) -> Any:
     """Convert arrays of numpy, as which JAX keeps those that a jitted function closes over."""
     return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
 def _parse(
-    op: Op, *, implementation: str | None, tree: Any, devices: object, **attributes: object
+    op: Op, *, implementation: str | None, tree: PyTreeDef, devices: object, **attributes: object
 ) -> tuple[Bind, Any]:
     """Return the parameters of an equation as its `Bind` and the structure of its operands."""
     del devices
     return Bind(op, implementation, attributes), tree
 
 
-def _abstract_eval(op: Op, *avals: Any, **params: Any) -> Any:
+def _abstract_eval(op: Op, *avals: Aval, **params: Attribute) -> Any:
     bind, tree = _parse(op, **params)
     result = op.result(tree.unflatten(avals), **bind.attributes)
     return jax.tree.map(functools.partial(abstract_like, sharding.first_on_mesh(avals)), result)
 
 
-def _split(bind: Bind, tree: Any, avals: Sequence[Any], results: Any) -> sharding.Split | None:
+def _split(
+    bind: Bind, tree: PyTreeDef, avals: Sequence[Aval], results: PyTree
+) -> sharding.Split | None:
     if bind.op.sharding is None:
         return None
     rule = bind.op.sharding(tree.unflatten(avals), results, **bind.attributes)
@@ -322,7 +327,7 @@ def _split(bind: Bind, tree: Any, avals: Sequence[Any], results: Any) -> shardin
     return sharding.Split(rule, local)
 
 
-def abstract_like(aval: Any, like: Shaped) -> Any:
+def abstract_like(aval: Aval, like: Shaped) -> Any:
     """Return an abstract value with the shape and dtype of ``like`` on the mesh of ``aval``.
 
     It varies over the same manual axes.
@@ -331,7 +336,9 @@ def abstract_like(aval: Any, like: Shaped) -> Any:
     return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=replicated)
 
 
-def _jvp(op: Op, primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+def _jvp(
+    op: Op, primals: Sequence[Leaf], tangents: Sequence[Leaf], **params: Attribute
+) -> tuple[Any, Any]:
     bind, tree = _parse(op, **params)
     linear = tuple(key for key in op.transpose if isinstance(key, str))
     rule = op.jvp or functools.partial(multilinear_jvp, linear)
@@ -341,7 +348,7 @@ def _jvp(op: Op, primals: Sequence[Any], tangents: Sequence[Any], **params: Any)
     return result, zero if tangent is None else tangent
 
 
-def _transpose(op: Op, cotangent: Any, *leaves: Any, **params: Any) -> list[Any]:
+def _transpose(op: Op, cotangent: PyTree, *leaves: Leaf, **params: Attribute) -> list[Any]:
     bind, tree = _parse(op, **params)
     operands = tree.unflatten(map(as_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
@@ -375,11 +382,11 @@ def _transpose(op: Op, cotangent: Any, *leaves: Any, **params: Any) -> list[Any]
     return flat
 
 
-def _zero_cotangent(x: Any) -> Any:
+def _zero_cotangent(x: Leaf) -> Any:
     return ad.Zero(x.aval.to_ct_aval()) if ad.is_undefined_primal(x) else None
 
 
-def move_batch_axes(leaves: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+def move_batch_axes(leaves: Sequence[Leaf], dims: Sequence[int | None]) -> list[Any]:
     """Return the leaves with the axis of the batch, where they have one, as the first."""
     return [
         as_jax(leaf) if dim is None else jnp.moveaxis(leaf, dim, 0)
@@ -388,7 +395,7 @@ def move_batch_axes(leaves: Sequence[Any], dims: Sequence[int | None]) -> list[A
 
 
 def _batch(
-    op: Op, leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
+    op: Op, leaves: Sequence[Leaf], dims: Sequence[int | None], **params: Attribute
 ) -> tuple[Any, Any]:
     bind, tree = _parse(op, **params)
     batched = [dim is not None for dim in dims]
@@ -412,13 +419,15 @@ def _batch(
     return result, jax.tree.map(lambda _: 0, result)
 
 
-def lower(op: Op, platform: str, ctx: Any, *values: Any, **params: Any) -> Any:
+def lower(op: Op, platform: str, ctx: LoweringContext, *values: Leaf, **params: Attribute) -> Any:
     """Lower an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
     with sharding.enable_x64_for(ctx.avals_in):
         return _lower(platform, ctx, values, *_parse(op, **params))
 
 
-def _lower(platform: str, ctx: Any, values: Sequence[Any], bind: Bind, tree: Any) -> Any:
+def _lower(
+    platform: str, ctx: LoweringContext, values: Sequence[Leaf], bind: Bind, tree: PyTreeDef
+) -> Any:
     op, implementation, attributes = bind.op, bind.implementation, bind.attributes
     if implementation not in (None, "xla", platform):
         raise ValueError(
@@ -470,7 +479,7 @@ def _lower(platform: str, ctx: Any, values: Sequence[Any], bind: Bind, tree: Any
     return _lower_call(op, call, ctx)
 
 
-def _lower_call(op: Op, call: Call, ctx: Any) -> Any:
+def _lower_call(op: Op, call: Call, ctx: LoweringContext) -> Any:
     """Lower a custom call, whose workspaces are results that nothing reads."""
     workspaces = [jax.core.ShapedArray(w.shape, w.dtype) for w in call.workspaces]
     inner = ctx.replace(
@@ -494,7 +503,7 @@ def _prefers_xla(op: Op, *arguments: Any, **attributes: object) -> bool:
         return False
 
 
-def _value(value: Any, ctx: object) -> Any:
+def _value(value: Leaf, ctx: object) -> Any:
     del ctx
     return value
 
@@ -502,13 +511,13 @@ def _value(value: Any, ctx: object) -> Any:
 # --- Manual mesh axes ----------------------------------------------------------------------------
 
 
-def varying_axes(aval: Any) -> frozenset[str]:
+def varying_axes(aval: Aval) -> frozenset[str]:
     """Return the manual mesh axes that an abstract value varies over."""
     manual = getattr(aval, "manual_axis_type", None)
     return manual.varying if manual is not None else aval.vma
 
 
-def align_varying(operands: Sequence[Any]) -> list[Any]:
+def align_varying(operands: Sequence[PyTree]) -> list[Any]:
     """Cast all operands to vary over the union of their manual mesh axes, as ``jax.numpy`` does.
 
     The cast transposes into a sum over the axes, so that gradients to replicated operands of a

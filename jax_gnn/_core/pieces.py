@@ -20,7 +20,7 @@ from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.op import Bind
 from jax_gnn._core.sharding import UNSPLIT, Piece, Pieces, Sharding, parse_axes
 from jax_gnn._core.sort import sorted_ids
-from jax_gnn._core.types import PyTree
+from jax_gnn._core.types import Attribute, Aval, IdArray, PyTree
 
 
 def matrix_sharding(
@@ -47,7 +47,7 @@ def matrix_sharding(
         reduces: the reduction of each result; by default all are sums.
     """
 
-    def rule(named: Any, result_avals: Sequence[Any], **attributes: Any) -> Sharding:
+    def rule(named: PyTree, result_avals: Sequence[Aval], **attributes: Attribute) -> Sharding:
         csr = named.matrix.by_row
         is_gather = transposed and (csr.rows is None or csr.cols is None)
         words = _words(csr, runs and not is_gather)
@@ -76,7 +76,7 @@ def matrix_sharding(
                 key = jax.tree_util.keystr(path, simple=True, separator=".")
                 texts.append(text(operands[key], x.shape))
 
-        def local(bind: Bind, arrays: Any, pieces: Pieces) -> list[Array]:
+        def local(bind: Bind, arrays: PyTree, pieces: Pieces) -> list[Array]:
             if "h" in pieces and "heads" in bind.attributes:
                 heads = bind.attributes["heads"] // pieces["h"].count
                 bind = replace(bind, attributes={**bind.attributes, "heads": heads})
@@ -108,7 +108,7 @@ def matrix_sharding(
     return rule
 
 
-def _num_heads(named: Any, operands: Mapping[str, str]) -> int:
+def _num_heads(named: PyTree, operands: Mapping[str, str]) -> int:
     """Return the size of the axis ``h`` of an operand that has one; 1 if none has."""
     for name, factors in operands.items():
         if "h" in parse_axes(factors) and (x := getattr(named, name, None)) is not None:
@@ -191,7 +191,7 @@ def local_blocks(matrix: SparseMatrix, piece: Piece) -> SparseMatrix:
 def _half_block(csr: Csr, num_rows: int, num_cols: int, piece: Piece) -> Csr:
     count = csr.count
 
-    def local(ids: Any, size: int) -> Any:
+    def local(ids: IdArray, size: int) -> Any:
         return None if ids is None else ids - (piece.index * size).astype(ids.dtype)
 
     indptr, slots = csr.indptr, csr.slots
@@ -214,7 +214,7 @@ def _half_block(csr: Csr, num_rows: int, num_cols: int, piece: Piece) -> Csr:
     )
 
 
-def _local_run(operands: Any, weights: Sequence[str], piece: Piece) -> Any:
+def _local_run(operands: PyTree, weights: Sequence[str], piece: Piece) -> Any:
     """Return a device's run of entries, with its weights in the order of the entries."""
     csr = operands.matrix.by_row
     if csr.resorted:

@@ -18,6 +18,7 @@ import jax
 import jax.export
 
 from jax_gnn._core import schedule_cache
+from jax_gnn._core.types import Attribute
 
 S = TypeVar("S", bound=tuple[Any, ...])
 
@@ -87,7 +88,7 @@ class Family(Generic[S]):
     describe: Callable[[S], str]
     possible: Callable[..., S] = lambda schedule, op, **call: schedule
 
-    def choose(self, op: str, **call: Any) -> S:
+    def choose(self, op: str, **call: Attribute) -> S:
         """Return the schedule for a call of a kernel, a pure function of shapes."""
         call = self.known(**call)
         if type(_forced.value) is self.schedule:
@@ -98,7 +99,7 @@ class Family(Generic[S]):
             schedule = self.rule(op, **call)
         return self.possible(schedule, op, **call)
 
-    def key(self, op: str, **call: Any) -> str:
+    def key(self, op: str, **call: Attribute) -> str:
         """Return the key of all calls whose sizes round to the same powers of two."""
         words = [op]
         for name in self.exact:
@@ -107,7 +108,7 @@ class Family(Generic[S]):
         sizes = (f"{name} 2^{round(math.log2(max(call[name], 1)))}" for name in self.sizes)
         return " ".join([*words, *sizes])
 
-    def known(self, **call: Any) -> dict[str, Any]:
+    def known(self, **call: Attribute) -> dict[str, Any]:
         """Return the call with typical numbers in place of symbolic ones."""
         return {
             name: concrete_size(value) if name in self.sizes else concrete_width(value)
@@ -115,12 +116,12 @@ class Family(Generic[S]):
         }
 
 
-def concrete_size(size: Any) -> int:
+def concrete_size(size: int) -> int:
     """Return a number of rows, a typical one if it is symbolic."""
     return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(size) else size
 
 
-def concrete_width(width: Any) -> int:
+def concrete_width(width: int) -> int:
     """Return a number of features, a typical one if it is symbolic."""
     return _SYMBOLIC_WIDTH if jax.export.is_symbolic_dim(width) else width
 

@@ -30,7 +30,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from jax_gnn._core.types import PyTree
+from jax_gnn._core.types import Attribute, Aval, LoweringContext, PyTree, Shaped
 
 UNSPLIT = "."
 
@@ -177,23 +177,23 @@ class Sharding:
         }
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: object) -> tuple[str, ...]:
     """Return the mesh axes of an entry of a spec."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def full_spec(aval: Any) -> tuple[Any, ...]:
+def full_spec(aval: Aval) -> tuple[Any, ...]:
     """Return an entry for each axis of an array: the explicit mesh axes that split it."""
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (len(aval.shape) - len(spec))
 
 
-def is_explicit(avals: Sequence[Any]) -> bool:
+def is_explicit(avals: Sequence[Aval]) -> bool:
     """Whether an array is split over an explicit mesh axis."""
     return any(axis is not None for aval in avals for axis in aval.sharding.spec)
 
 
-def first_on_mesh(avals: Sequence[Any]) -> Any:
+def first_on_mesh(avals: Sequence[Aval]) -> Any:
     """Return the first abstract value on a mesh, as arrays that are closed over are on none.
 
     All operands vary over the same manual axes, so that any of them tells these axes.
@@ -201,7 +201,7 @@ def first_on_mesh(avals: Sequence[Any]) -> Any:
     return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
 
 
-def _over(aval: Any, *spec: Any) -> NamedSharding:
+def _over(aval: Aval, *spec: object) -> NamedSharding:
     """Return a sharding over the mesh of an abstract value; no mesh need be set around."""
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*spec))
 
@@ -231,7 +231,7 @@ def reshape(x: Array, *shape: int) -> Array:
     return jax.lax.reshape(x, shape, out_sharding=_over(aval, *spec))
 
 
-def reshard_like(x: Array, aval: Any) -> Array:
+def reshard_like(x: Array, aval: Aval) -> Array:
     """Split x over explicit mesh axes as another array of its shape is."""
     avals = [aval, jax.typeof(x)]
     if not is_explicit(avals):
@@ -256,7 +256,7 @@ def replicate(x: Array, axes: int | None = None) -> Array:
     return jax.sharding.reshard(x, _over(aval, *[None] * axes, *full_spec(aval)[axes:]))
 
 
-def over_auto_axes(call: Callable[..., Any], operands: Sequence[Any], specs: PyTree) -> Any:
+def over_auto_axes(call: Callable[..., Any], operands: Sequence[PyTree], specs: PyTree) -> Any:
     """Call a function with its explicit mesh axes made automatic.
 
     Derivatives and batches of the function are traced over automatic axes, too, where arrays with
@@ -288,7 +288,7 @@ def over_auto_axes(call: Callable[..., Any], operands: Sequence[Any], specs: PyT
 
 
 def batch_over_auto_axes(
-    rule: Callable[..., Any], operands: Sequence[Any], batched: Sequence[bool]
+    rule: Callable[..., Any], operands: Sequence[PyTree], batched: Sequence[bool]
 ) -> Any:
     """Call a batching rule; explicit mesh axes are made automatic if one of them splits the batch.
 
@@ -316,7 +316,7 @@ def auto_axes_like(position: int) -> Callable[[Callable[..., Array]], Callable[.
 
     def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
         @functools.wraps(function)
-        def call(*operands: Any, **options: Any) -> Array:
+        def call(*operands: PyTree, **options: Attribute) -> Array:
             spec = PartitionSpec(full_spec(jax.typeof(operands[position]))[0])
             arguments = operands, options
             return over_auto_axes(lambda args, kwargs: function(*args, **kwargs), arguments, spec)
@@ -338,7 +338,7 @@ class Split:
     rule: Sharding
     local: Callable[[Sequence[Array], Pieces], list[Array]]
 
-    def result_specs(self, avals: Sequence[Any], results: Sequence[Any]) -> list[PartitionSpec]:
+    def result_specs(self, avals: Sequence[Aval], results: Sequence[Aval]) -> list[PartitionSpec]:
         """Return the specs of results for operands that are split over explicit mesh axes."""
         mesh = first_on_mesh(avals).sharding.mesh
         specs = [*map(full_spec, avals), *[()] * len(results)]
@@ -348,7 +348,7 @@ class Split:
     def auto(self) -> Callable[..., list[Array]]:
         """Return the call as a function whose operands XLA splits."""
 
-        def partition(mesh: Any, operands: Any, results: Any) -> Any:
+        def partition(mesh: Any, operands: PyTree, results: PyTree) -> Any:
             arrays = [*operands, *results]
             shardings = [x.sharding for x in arrays]
             specs = [s.spec if isinstance(s, NamedSharding) else () for s in shardings]
@@ -379,7 +379,7 @@ def without_mesh() -> AbstractContextManager[None]:
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
-def enable_x64_for(arrays: Sequence[Any]) -> AbstractContextManager[Any]:
+def enable_x64_for(arrays: Sequence[Shaped]) -> AbstractContextManager[Any]:
     """Enable 64 bits if an array has them.
 
     XLA's partitioner calls from a thread that lacks the user's ``jax.enable_x64``.
@@ -407,7 +407,7 @@ def needs_devices() -> tuple[Any, ...]:
     return _needs_devices() if chooses and jax.device_count() > 1 else ()
 
 
-def is_partitioned(ctx: Any) -> bool:
+def is_partitioned(ctx: LoweringContext) -> bool:
     """Whether XLA's partitioner splits the program of a lowering over several devices."""
     devices = getattr(ctx.module_context.axis_context, "device_assignment", None)
     return (

@@ -45,7 +45,7 @@ from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
 from jax_gnn._core.sort import sorted_segments
-from jax_gnn._core.types import PyTree
+from jax_gnn._core.types import Attribute, PyTree
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 from jax_gnn._ops.segment_reduce.unsorted import REDUCTIONS, composition
@@ -364,7 +364,7 @@ def _reduce_batch(bind: Bind, operands: Messages, batched: Messages, size: int) 
         result = jnp.broadcast_to((row_sums := sums(messages)), (size, *row_sums.shape))
     axes = [0 if is_batched else None for is_batched in (batched.x, *batched.epilogue)]
 
-    def finish(result: Array, *arrays: Any) -> Array:
+    def finish(result: Array, *arrays: PyTree) -> Array:
         x, *epilogue = arrays
         return _with_epilogue(bind, result, Messages(x, None, operands.matrix, *epilogue))
 
@@ -419,7 +419,7 @@ _ACROSS: dict[str, Callable[[Bind, Messages, Piece], Array]] = {
 }
 
 
-def _reduce_sharding(operands: Messages, results: PyTree, **attributes: Any) -> Sharding:
+def _reduce_sharding(operands: Messages, results: PyTree, **attributes: Attribute) -> Sharding:
     runs = attributes["reduce"] in _ACROSS or operands.matrix.by_row.rows is None
     rule = matrix_sharding(
         {
@@ -466,7 +466,7 @@ segment_reduce = define(
 Sums = tuple[Array | None, SparseMatrix, LastRows]  # weight, matrix, rows of the halo
 
 
-def _to_halo(residuals: Sums, moving: tuple[Array], **attributes: Any) -> list[Array]:
+def _to_halo(residuals: Sums, moving: tuple[Array], **attributes: Attribute) -> list[Array]:
     weight, matrix, (csr, _) = residuals
     weight = None if weight is None else take(weight, csr.order)
     matrix = SparseMatrix(replace(csr, order=None), matrix.by_row)
@@ -474,7 +474,7 @@ def _to_halo(residuals: Sums, moving: tuple[Array], **attributes: Any) -> list[A
 
 
 def _to_halo_transpose(
-    residuals: Sums, moving: PyTree, cts: list[Array], **attributes: Any
+    residuals: Sums, moving: PyTree, cts: list[Array], **attributes: Attribute
 ) -> tuple[Array]:
     (halo,), (weight, matrix, halo_rows) = cts, residuals
     num_own = matrix.by_col.num_rows - halo_rows.csr.num_rows
@@ -627,7 +627,7 @@ Pair = tuple[Array | None, Array | None]  # tangents of x and weight
 
 
 def _both_tangents(
-    residuals: tuple[Array, Array, SparseMatrix], moving: Pair, **attributes: Any
+    residuals: tuple[Array, Array, SparseMatrix], moving: Pair, **attributes: Attribute
 ) -> list[Array]:
     x, weight, matrix = residuals
     dx, dweight = moving
@@ -640,7 +640,10 @@ def _both_tangents(
 
 
 def _both_tangents_transpose(
-    residuals: tuple[Array, Array, SparseMatrix], moving: Pair, cts: list[Array], **attributes: Any
+    residuals: tuple[Array, Array, SparseMatrix],
+    moving: Pair,
+    cts: list[Array],
+    **attributes: Attribute,
 ) -> list[Array]:
     x, weight, matrix = residuals
     bind = Bind(segment_reduce, None, attributes)
@@ -668,7 +671,7 @@ def _both_gradients(
     ]
 
 
-def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Any) -> Array:
+def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Attribute) -> Array:
     heads = weight.shape[1]
     return segment_reduce(ct, weight, matrix.T, reduce="sum", heads=heads, **options)
 

@@ -18,7 +18,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.types import PyTree
+from jax_gnn._core.types import Attribute, PyTree
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
 """Names of reductions, in the order of ``enum Reduce`` in segments.h."""
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
     ids: Any
 
 
-def _call(platform: str, operands: Rows, **attributes: Any) -> Call | None:
+def _call(platform: str, operands: Rows, **attributes: Attribute) -> Call | None:
     del platform
     x, ids = operands
     size = attributes.get("num_rows", x.shape[0])

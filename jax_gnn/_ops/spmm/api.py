@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 from jax import Array
@@ -31,6 +31,7 @@ from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.sharding import reshape
 from jax_gnn._core.sort import sorted_ids
+from jax_gnn._core.types import Attribute
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import Messages, gather, reduce_messages, reduce_rows
 from jax_gnn.graph import Graph
@@ -171,7 +172,7 @@ def spmm_with_halo(
     *,
     halo: Array | None = None,
     halo_rows: LastRows | None = None,
-    **options: Any,
+    **options: Attribute,
 ) -> Array:
     """Apply `spmm` where the last sources lie in an array of their own: see `Messages`."""
     args = parse_spmm_args(graph, x, weight, SpmmOptions(**options), halo, halo_rows)
