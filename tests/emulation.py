@@ -46,6 +46,7 @@ def _install() -> None:
     cuda_compile.missing = lambda: None
     cuda_compile.architecture = lambda: "host"
     ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
+    # The same primitives get a lowering that passes the platform "cuda" on a CPU.
     for record in op.OPS.values():
         emulated = dataclasses.replace(record, name=names.get(record.name, record.name))
         object.__setattr__(emulated, "primitive", record.primitive)
@@ -59,6 +60,7 @@ def _host_compiler(text: str, arch: str, fma: bool) -> cuda_compile.Binary:
     root = pathlib.Path(__file__).parents[1] / "cpp"
     source = '#include "region_text.h"\n' + cuda_compile.source_of(text)
     source += "JAX_GNN_REGION(region, jax_gnn::cuda::Text)\n"
+    # Cache by source and headers, as a compilation takes seconds.
     key = hashlib.sha256(source.encode())
     for path in sorted([*root.glob("kernels/cuda/*.cuh"), *root.glob("emulator/*")]):
         key.update(path.read_bytes())

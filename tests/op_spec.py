@@ -63,6 +63,7 @@ class Incidence:
         rights = (
             rng.permutation(num_right - 1)[: num_right - spare] if spare else np.arange(num_right)
         )
+        # Pairs are distinct where there are enough, as for edges of a simple graph.
         if size <= len(lefts) * len(rights) and scenario != "duplicates":
             pairs = rng.choice(len(lefts) * len(rights), size, replace=False)
         else:
@@ -74,10 +75,7 @@ class Incidence:
             )
         )
         if scenario == "duplicates":
-            src[size // 2 :], dst[size // 2 :] = (
-                src[: size // 2],
-                dst[: size // 2],
-            )
+            src[size // 2 :], dst[size // 2 :] = (src[: size // 2], dst[: size // 2])
         if scenario == "giant":
             dst[:] = rng.integers(num_right)
         if scenario == "padding":
@@ -239,6 +237,7 @@ def all_pairs(rng: np.random.Generator, rows) -> list[tuple[Any, ...]]:
         return set(itertools.combinations(enumerate(row), 2))
 
     missing = set().union(*map(pairs, rows))
+    # Greedy covering: take the row with most pairs that no chosen row has.
     chosen = []
     while missing:
         best = max(rng.permutation(len(rows)), key=lambda at: len(pairs(rows[at]) & missing))
@@ -289,6 +288,7 @@ def same_bits(first, second) -> bool:
 
 # --- Derivatives of the reference ----------------------------------------------------------------
 
+# Complex steps have no cancellation, so that derivatives are exact to rounding.
 _STEP = 1e-40
 
 
@@ -391,6 +391,7 @@ def reference_second_derivative(
     Both have the elements of all operands, one operand after another, along a last axis.
     """
     count = sum(np.size(operand) for operand in operands)
+    # Each element of an operand gets a step of its own, so that one evaluation has all derivatives.
     steps, points = iter(1j * _STEP * np.eye(count)), []
     for operand, along in zip(wide(operands), wide(direction), strict=True):
         duals = np.empty(operand.shape, object)

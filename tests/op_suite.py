@@ -196,6 +196,7 @@ class CoreChecks:
                 jax.vmap(gradient)(index_batch, batch),
             )
 
+        # Lowering alone finds promotions: nothing is compiled.
         wide_index = jax.tree.map(lambda ids: np.asarray(ids, np.int64), case.index)
         indices = [case.index, wide_index] if dtype == "float64" else [case.index]
         for index, implementation in itertools.product(indices, IMPLEMENTATIONS):
@@ -279,6 +280,7 @@ class OpSuite(CoreChecks):
     def test_same_bits_every_run(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "large", (17,))
         operands = typed(case.operands, "float32")
+        # Eager, jitted and mapped calls are different programs of the same kernels.
         no_batch = (None,) * len(operands[1:])
         batch_of_one = jax.tree.map(lambda ids: ids[None], case.index)
         with setting(implementation):
@@ -356,6 +358,7 @@ class OpSuite(CoreChecks):
         assert_close(value, want, TOLERANCE["float64"], "linearize")
         want = reference_tangent(self.spec, case.plain, case.operands, tangents)
         assert_close(linearized, want, TOLERANCE["float64"], "linearize")
+        # Contract the Jacobians with the tangents, to compare with one tangent of the reference.
         contracted = sum(
             np.tensordot(block, tangent, np.ndim(tangent))
             for block, tangent in zip(forward, tangents, strict=True)
@@ -434,10 +437,7 @@ class OpSuite(CoreChecks):
         empties = [jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), x) for x in arguments]
         with setting(implementation):
             result = self.spec.jitted(*arguments)
-            for in_axes in [
-                (0,) * len(empties),
-                *np.where(np.eye(len(empties)), 0, None).tolist(),
-            ]:
+            for in_axes in [(0,) * len(empties), *np.where(np.eye(len(empties)), 0, None).tolist()]:
                 mixed = [
                     x if axis is None else x_empty
                     for x, x_empty, axis in zip(arguments, empties, in_axes, strict=True)

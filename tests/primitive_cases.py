@@ -58,6 +58,7 @@ def floats(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
+# The matrices have padding, an empty row and a row of two entries.
 MATRIX = SparseMatrix(  # four edges of five rows and three columns
     Csr(ids(0, 0, 1, 4), ids(2, 0, 0, -1), num_rows=5),
     Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=3),

@@ -42,6 +42,7 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers that differ within each column and stay apart in each dtype: a maximum is unique."""
     count = shape[0]
+    # Steps are powers of two, so that half types represent the numbers exactly.
     step = 4.0 / 2 ** max(count - 1, 0).bit_length()
     numbers = step * (np.arange(count) - (count - 1) / 2)
     return rng.permuted(np.broadcast_to(numbers.reshape(-1, *[1] * len(shape[1:])), shape), axis=0)
@@ -154,6 +155,7 @@ def finite(op: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 # --- References ----------------------------------------------------------------------------------
 
 
+# References take complex numbers, for complex steps: they order by the real part.
 def largest(data: np.ndarray) -> np.ndarray:
     """The maximum along the first axis, of complex numbers by their real part."""
     return np.take_along_axis(data, data.real.argmax(0, keepdims=True), 0)[0]

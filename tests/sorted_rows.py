@@ -28,6 +28,7 @@ def unsorted_ops(function, *arguments) -> list[str]:
     jaxpr = jax.make_jaxpr(function)(*arguments)
     names: list[str] = []
 
+    # The flags are computed in one jitted program; names are collected while it is traced.
     def flags(*leaves) -> list[Array]:
         names.clear()
         checks: list[tuple[str, Array]] = []
@@ -103,6 +104,7 @@ def _op(
     def plain(*leaves) -> Any:
         return record.xla(**tree.unflatten(leaves)._asdict(), **attributes)
 
+    # Check the rows of the op itself, then look into its plain version.
     for csr in jax.tree.leaves(tree.unflatten(leaves), is_leaf=lambda csr: isinstance(csr, Csr)):
         if isinstance(csr, Csr) and csr.rows is not None:
             checks.append((record.name, _ascend(csr.rows, csr.num_rows)))

@@ -32,6 +32,7 @@ def random_edges(rng: np.random.Generator, scenario: str, *, square: bool = Fals
     if square:
         nodes = max(incidence.num_left, incidence.num_right)
         incidence = replace(incidence, num_left=nodes, num_right=nodes)
+    # The order of edges of `Graph`, so that weights need no permutation.
     order = np.lexsort((incidence.left, incidence.right, ~incidence.valid))
     ids = (incidence.left[order], incidence.right[order])
     return Edges(*ids, incidence.num_left, incidence.num_right)
@@ -92,6 +93,7 @@ def keep_apart(
     weight = weight.copy()
     for row in np.unique(edges.dst[edges.valid]):
         ids = np.flatnonzero(edges.valid & (edges.dst == row))
+        # Draw until the two extreme messages of each feature are well apart.
         for _ in range(100 if len(ids) > 1 else 0):
             of_row = weight[ids]
             messages = np.sort(

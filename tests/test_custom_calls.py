@@ -233,6 +233,7 @@ def test_raw_calls_by_ids_in_any_order(target, operands, result, message) -> Non
 
 def corrupt(rng, size, array) -> np.ndarray:
     """Overwrite some entries by arbitrary ids."""
+    # Extremes of the type, ids next to the range, and ids in range at wrong places.
     limits = np.iinfo(np.int32)
     values = rng.choice(
         [limits.min, limits.max, -1, 0, 1, size, size + 1, -size], array.shape
@@ -348,6 +349,7 @@ def test_intermediates(rng, normalization) -> None:
         y = hypergraph_aggregate(hypergraph, x, weight, normalization=normalization)
         return jnp.sum(y**2)
 
+    # Bytes of the one large array, and a bound of all others.
     intermediate = 4 * num_hyperedges * features
     small = 4 * (4 * num_hyperedges + 8 * num_nodes * features)
     assert small < intermediate / 4

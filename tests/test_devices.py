@@ -71,6 +71,7 @@ class OnAllDevices:
                 failures.append(error)
                 raise
 
+        # All devices run at once; a barrier starts them together.
         threads = [threading.Thread(target=repeat, args=(copy,)) for copy in copies]
         for thread in threads:
             thread.start()

@@ -162,6 +162,7 @@ def rule_faults(op, operands, i) -> list[str]:
         attempt(problems, f"{name}: no jvp in operand {i}", traced, tangent, (x,), (x,))
         gradient = jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(function(x)))))
         attempt(problems, f"{name}: no reverse mode in operand {i}", traced, gradient, x)
+    # Linear operands must have a transpose that linear_transpose finds.
     operand = op.operands(*operands)._fields[i]
     if any(operand in (key if isinstance(key, tuple) else (key,)) for key in op.transpose):
         cotangent = jax.eval_shape(function, x)
@@ -174,6 +175,7 @@ def cost_faults(op, operands) -> list[str]:
     """No call reads less than its first operand, nor gives less than its result."""
     attributes = ATTRIBUTES.get(op.name, {})
     shapes = jax.eval_shape(bind(op), *operands)
+    # Bounds of the bytes: first operand and results, and all operands.
     least = sum(x.nbytes for x in jax.tree.leaves(operands[0])) + sum(
         math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
     )
@@ -238,6 +240,7 @@ def test_bare_primitive_is_found() -> None:
         transpose={},
         batch=lambda *_: None,
     )
+    # A primitive with abstract evaluation alone lacks all other rules.
     primitive = Primitive("jax_gnn_bare")
     primitive.def_abstract_eval(lambda x, *, implementation, tree, devices: x)
     object.__setattr__(bare, "primitive", primitive)

@@ -93,6 +93,7 @@ def test_transposes_are_those_of_the_function(case, implementation, rng) -> None
         assert [(x.shape, x.dtype) for x in record.result(residuals, part, **attributes)] == [
             (x.shape, x.dtype) for x in shapes
         ]
+        # JAX transposes the function equation by equation: the reference.
         cts = ones_like(shapes, rng)
         got = jax.jit(jax.linear_transpose(ours, part))(cts)
         assert_close(got, jax.jit(jax.linear_transpose(plain, part))(cts))
@@ -139,6 +140,7 @@ def test_batches(case, batched, rng) -> None:
     known_axes, moving_axes = axes(residuals, in_known), axes(moving, in_moving)
     if in_known and isinstance(residuals, pair_attention.Known):
         operands = pair_attention.Operands(*jax.tree.map(of_batch, residuals.operands[:6]), TYPED)
+        # Residuals that are results must belong to the batched operands.
         steps = functools.partial(pair_attention._steps, **attributes)
         steps_of_batch = jax.vmap(steps, (pair_attention.Operands(*[0] * 6, None),))(operands)
         residuals = pair_attention.Known(operands, *steps_of_batch)

@@ -115,6 +115,7 @@ class Problem:
 
     @staticmethod
     def _filled(values, size) -> np.ndarray:
+        # Garbage that would show in any sum.
         new = np.full((size - len(values), *values.shape[1:]), 1e3)
         return np.concatenate([values, new])
 

@@ -112,6 +112,7 @@ def test_as_jax_ops(rng, name, is_sorted, implementation) -> None:
     data = distinct(rng, (40, 3)).astype(np.float32)
     ids = random_ids(rng, 40, 7)
     ids = np.sort(ids) if is_sorted else ids
+    # The same call of both libraries, value and gradient.
     cotangent = rng.normal(size=(7, 3)).astype(np.float32)
     results = []
     with setting(implementation):
@@ -334,12 +335,10 @@ def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) ->
         value, vjp = jax.vjp(op, data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=np.float32)).reshape(value.shape))
 
+    # An int64 array of JAX outlives the setting that made it.
     with setting(None, "int64"):
         wide = jnp.asarray(far)
-    for x64, kinds in (
-        ("float32", (far, far.tolist(), wide)),
-        ("int64", (far, wide)),
-    ):
+    for x64, kinds in (("float32", (far, far.tolist(), wide)), ("int64", (far, wide))):
         with setting(implementation, x64):
             jitted = jax.jit(results)
             want = jitted(near)
@@ -355,6 +354,7 @@ def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) ->
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
 def test_ids_of_narrow_and_unsigned_types(rng, dtype, is_sorted, implementation) -> None:
     """The largest numbers are padding, at the end if sorted; of more segments than ids can name."""
+    # Ids cover the extremes of the type, and small segments between.
     info = np.iinfo(dtype)
     size = 7 if info.max > 2**31 else 70_000
     ids = rng.choice(np.array([info.min, 0, 1, 2, 3, info.max - 1, info.max], dtype), 50)
@@ -416,6 +416,7 @@ def test_sizes_that_need_64_bits() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_empty_segments(dtype, implementation) -> None:
     data, ids = jnp.zeros((0, 2), dtype), np.zeros(0, np.int32)
+    # An empty segment has the identity of its reduction.
     least, most = (
         (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max) if dtype == "int32" else (-np.inf, np.inf)
     )
@@ -436,6 +437,7 @@ def test_ties_share_the_gradient(rng, name, dtype, implementation) -> None:
     data = rng.integers(-1, 2, (30, 3)).astype(dtype)
     ids = rng.integers(-1, 4, 30)
     extreme = {"max": np.max, "min": np.min}[name]
+    # The reference averages over ties, segment by segment.
     share = np.zeros((4, 30, 3))  # derivative of each segment by each element
     for segment in range(4):
         mine = ids == segment
@@ -472,6 +474,7 @@ def test_nan_and_infinity(implementation) -> None:
 @pytest.mark.parametrize("width", [1, 8])
 def test_means_of_equal_numbers(dtype, width, implementation) -> None:
     """A mean of equal numbers is that number exactly, for segments of all lengths."""
+    # Lengths cover all splits of a segment over lanes, teams and blocks.
     lengths = np.arange(1, 400)
     ids = np.repeat(np.arange(len(lengths)), lengths)
     numbers = np.arange(width) - 3.0
@@ -617,6 +620,7 @@ def test_truth_values_are_no_numbers(name) -> None:
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_half_types_accumulate_in_float32(dtype, is_sorted, implementation) -> None:
     """A running sum of ones would stop at 256 in bfloat16, at 2048 in float16."""
+    # Half types cannot represent running sums of so many ones.
     count = 2**15
     data, ids = jnp.ones((count, 3), dtype), np.zeros(count, np.int32)
     options: Any = {"num_segments": 2, "indices_are_sorted": is_sorted}
@@ -651,6 +655,7 @@ def test_ids_that_are_not_sorted_after_all(rng) -> None:
 )
 def test_same_bits_in_100_runs(rng, name, dtype, implementation) -> None:
     """Value and gradient, alone and under vmap over everything, with unsorted ids."""
+    # Long tails make blocks share segments, where an order of additions could vary.
     sizes = (3, 6000, 5)
     ids = np.minimum(rng.geometric(0.01, sizes[:2]), 900).astype(np.int32)  # long-tailed
     data = rng.normal(size=sizes).astype(jnp.dtype(dtype))
@@ -712,6 +717,7 @@ def test_many_narrow_rows(rng, size, width, lanes, dtype, implementation) -> Non
     """Rows of an entry or none, up to more of them than wait to be written side by side."""
     count = 6_000
     ids = rng.integers(size, size=count)
+    # Mostly rows of one entry or none, some longer rows, and padding.
     ids[:700] = rng.integers(size // 2, size // 2 + 9, 700)  # some longer ones
     ids[700:720] = rng.choice([-1, size], 20)
     ids = np.sort(ids)
@@ -761,6 +767,7 @@ def test_unsorted_ids(rng, width, size, dtype, implementation) -> None:
     count = 20_000
     ids = rng.integers(-1, size + 1, count)
     data = rng.integers(-3, 4, (count, width))
+    # numpy adds in the order of the ids; integers make the order irrelevant.
     valid = (ids >= 0) & (ids < size)
     counts = np.bincount(ids[valid], minlength=size)[:, None]
 
@@ -806,6 +813,7 @@ def test_plain_xla_where_it_is_faster(count, size, width, is_sorted, by_kernel) 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 def test_scatter_and_gather_in_any_order(rng, dtype) -> None:
     """Kernels for large arrays are exact on small arrays, and add elements in order."""
+    # Small integers are exact in all dtypes, in any order of additions.
     ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
     with setting(None, dtype):
         for width, count, size in ((3, 40, 7), (100, 3000, 50), (1, 0, 3)):
@@ -852,6 +860,7 @@ def test_segment_index(rng, is_sorted, implementation) -> None:
     ids, size = case.plain
     valid = case.plain.valid
     index = SegmentIndex.from_ids(ids, size)
+    # Gather and sum are products with a one-hot matrix and its transpose.
     one_hot = np.zeros((len(ids), size))
     one_hot[valid, ids[valid]] = 1
     x, edges = rng.normal(size=(2, size, 3)), rng.normal(size=(2, len(ids), 3))
@@ -955,6 +964,7 @@ def test_more_than_2_to_the_31_elements(is_sorted) -> None:
     ids = np.arange(rows, dtype=np.int32) * 5 // rows
     data = jnp.arange(rows, dtype=jnp.bfloat16)[:, None] // 256 + jnp.zeros(width, jnp.bfloat16)
     assert data.size > 2**31
+    # The array has more elements than 32 bits address.
     order = np.argsort(-ids, kind="stable")
     if not is_sorted:
         ids = ids[order]

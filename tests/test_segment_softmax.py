@@ -57,6 +57,7 @@ class TestSoftmaxByIndptr(CoreChecks):
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_sums_to_one(rng, dtype, is_sorted, implementation) -> None:
     """Also one giant segment in a half type, where each share is tiny."""
+    # Most elements are in one segment, so that shares are tiny.
     count = 3000
     ids = np.where(rng.random(count) < 0.8, 5, rng.integers(-1, 40, count))
     ids = np.sort(ids) if is_sorted else ids
@@ -77,6 +78,7 @@ def test_sums_to_one(rng, dtype, is_sorted, implementation) -> None:
 )
 def test_levels_of_a_giant_segment(rng, levels, implementation) -> None:
     """Parts of a segment are measured apart: some small, some not, some without a finite number."""
+    # The parts of a segment that different blocks reduce have very different maxima.
     count = 12_000
     data = rng.normal(size=(len(levels), count, 2)) + np.reshape(levels, (-1, 1, 1))
     data = data.reshape(-1, 2).astype(np.float32)
@@ -108,6 +110,7 @@ def test_extremes(implementation) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_share_of_a_lone_element_is_one(rng, dtype, implementation) -> None:
     """Exactly, with or without other segments, of small numbers and of large ones."""
+    # Magnitudes vary, as exp(x - max) must be exactly 1 for any x.
     ids = np.sort(rng.integers(0, 4000, 4000))  # a third of them alone
     lone = np.bincount(ids, minlength=4000)[ids] == 1
     data = (rng.normal(size=(4000, 5)) * rng.choice([0.1, 3, 300], (4000, 1))).astype(
@@ -151,6 +154,7 @@ def test_schedules_give_the_same_result(rng, blocks, shape, implementation) -> N
     ):
         y, dy = jax.jit(lambda x, dx: jax.jvp(function, (x,), (dx,)))(data, tangent)
     assert_close(y, reference(elements, data), 1e-12, "value")
+    # A complex step gives the exact derivative of the reference.
     step = 1e-40
     want = reference(elements, data + 1j * step * tangent).imag / step
     assert_close(dy, want, 1e-12, "tangent")

@@ -29,6 +29,7 @@ def ids_of(rng, count, bound, kind, dtype) -> np.ndarray:
 
 
 def in_order(ids, bound) -> tuple[np.ndarray, np.ndarray]:
+    # Padding sorts last, as the bound.
     keys = np.where((ids >= 0) & (ids < bound), ids, bound)
     order = np.argsort(keys, kind="stable")
     return keys[order], order

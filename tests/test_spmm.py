@@ -129,6 +129,7 @@ def epilogue_spec(*names, heads=None, reduce=total, relu=False) -> OpSpec:
             "halo": (edges.num_src - edges.num_dst, *features),
         }
         x = normal(rng, (edges.num_src, *features))
+        # Rows that no edge reads are padding, unless own features read them.
         padding = {
             "x": None if has_own else unused(edges.src[edges.valid], edges.num_src, x.ndim),
             "weight": ~edges.valid.reshape(-1, *[1] * len(of_heads)),
@@ -381,6 +382,7 @@ def test_sddmm_add(rng, implementation) -> None:
 
 def with_holes(rng) -> tuple[Graph, Edges, np.ndarray]:
     """A graph in which sources inside of rows are out of range; its edges; which those are."""
+    # Invalidate sources in both halves of the matrix, and sort the half by source again.
     edges = random_edges(rng, "empty")
     graph = on_host(graph_of(edges))
     holes = rng.permutation(len(edges.src)) < 7
@@ -586,6 +588,7 @@ also_moved = pytest.mark.usefixtures("moved")
 
 def long_tailed(rng) -> tuple[Graph, Edges, np.ndarray]:
     """A padded graph with a giant source, empty rows both ways and holes inside of rows."""
+    # One source has 40 % of the edges; the last rows and columns have none.
     count = 700
     src = np.where(rng.random(count) < 0.4, 5, rng.integers(0, 30, count))
     dst = rng.integers(0, 19, count)
@@ -619,6 +622,7 @@ def test_both_gradients(rng, heads_and_depth, dtype, implementation) -> None:
     """Gradients are right for all widths, with NaN in all padding."""
     heads, depth = heads_and_depth
     graph, edges, holes = long_tailed(rng)
+    # NaN in all that must not be read.
     valid = np.flatnonzero(~holes)
     src, dst = edges.src[valid], edges.dst[valid]
     x = rng.normal(size=(41, heads, depth))
@@ -634,6 +638,7 @@ def test_both_gradients(rng, heads_and_depth, dtype, implementation) -> None:
             lambda graph, x, weight, ct: jax.vjp(functools.partial(spmm, graph), x, weight)[1](ct)
         )(graph, x, weight, cotangent)
     assert (to_x.dtype, to_weight.dtype) == (x.dtype, weight.dtype)
+    # The reference in float64, by unbuffered additions.
     messages = weight.astype(float)[valid][..., None] * cotangent.astype(float)[dst]
     expected_x = np.zeros(x.shape)
     np.add.at(expected_x, src, messages)
@@ -658,6 +663,7 @@ def test_one_pass_where_both_gradients_are_wanted(rng, reduce) -> None:
         names = (equation.primitive.name for equation in program.eqns)
         return sorted(name for name in names if name.startswith("jax_gnn_"))
 
+    # A mean needs the counts of its rows, by a further sum.
     counts = ["jax_gnn_segment_reduce"] * (reduce == "mean")
     forward = [*counts, "jax_gnn_segment_reduce"]
     assert primitives((0, 1)) == [*forward, "jax_gnn_segment_reduce_vjp"]
@@ -782,6 +788,7 @@ def test_no_array_of_messages(rng, reduce, heads) -> None:
         first = jax.grad(energy, (0, 1))
         return first(x, weight), jax.jvp(first, (x, weight), (x, weight))[1]
 
+    # Messages would be 500 rows: more than all arrays of nodes and weights.
     program = jax.make_jaxpr(derivatives)(x, weight).jaxpr
     size_limit = max(x.size, weight.size)
     assert max(sizes(program)) <= size_limit < 500 * x[0].size
@@ -808,6 +815,7 @@ def test_sorting_is_for_the_gradient_only(rng) -> None:
 def test_same_bits_in_100_runs(rng, reduce, dtype, implementation) -> None:
     """Value and gradients, alone and under vmap over features, weights and graphs."""
     count, nodes = 6000, 500
+    # Long tails make blocks share rows, where an order of additions could vary.
     tail = np.minimum(rng.geometric(0.01, (2, 2, count)), nodes - 1)
     graphs = [Graph.from_edges(*ids, num_nodes=nodes) for ids in tail]
     x = rng.normal(size=(2, nodes, 2, 9)).astype(jnp.dtype(dtype))
@@ -832,9 +840,11 @@ def test_same_bits_in_100_runs(rng, reduce, dtype, implementation) -> None:
 @pytest.mark.parametrize("blocks", [1, 3, 500])
 def test_schedules_give_the_same_result(rng, lanes, blocks, implementation) -> None:
     """Long-tailed in rows and in columns, so that blocks share rows both ways."""
+    # Long tails in rows and columns.
     src, dst = np.minimum(rng.geometric(0.02, (2, 60_000)), 299)
     graph = Graph.from_edges(src, dst, num_nodes=300)
     x, weight = rng.normal(size=(300, 19)), rng.normal(size=60_000)
+    # The dense matrix of the weights.
     matrix = np.zeros((300, 300))
     np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), weight)
     cotangent = rng.normal(size=(300, 19))
@@ -859,14 +869,11 @@ def test_schedules_give_the_same_result(rng, lanes, blocks, implementation) -> N
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("heads", [None, 1, 4])
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        *(("gather", *sizes) for sizes in GATHER_SIZES),
-        ("step", 8, 256, 16),
-    ],
+    "schedule", [*(("gather", *sizes) for sizes in GATHER_SIZES), ("step", 8, 256, 16)]
 )
 def test_sums_with_kernels_of_their_own(rng, schedule, heads, dtype, implementation) -> None:
     """Sums by each kernel are those of the reference: long runs, gaps and padding."""
+    # A row with a quarter of the edges, a geometric tail, and padding in rows and columns.
     count, nodes, of_heads = 4_000, 700, () if heads is None else (heads,)
     src, dst = np.minimum(rng.geometric(0.01, (2, count)), nodes - 2)
     dst[: count // 4] = 300
@@ -975,6 +982,7 @@ def test_both_gradients_with_kernels_of_their_own(
     cols[rng.random(count) < 0.03] = nodes
     rows, cols = np.sort(rows).astype(np.int32), cols.astype(np.int32)
     shuffled = rng.permutation(count).astype(np.int32)
+    # An order with repeated and missing weights, which a hand-made graph may have.
     broken = np.where(rng.random(count) < 0.3, np.roll(shuffled, 1), shuffled)
     broken[::50] = count
     x, ct = (rng.normal(size=(nodes, width)) for _ in range(2))
@@ -1008,6 +1016,7 @@ def test_both_gradients_with_kernels_of_their_own(
             assert_close(to_x, want.reshape(nodes, width), limit, "gradient to x")
             assert_close(alone, want.reshape(nodes, width), limit, "gradient to x alone")
             dots = (wide_ct[dst] * wide_x[src]).sum(-1)
+            # Weights that several entries name have no defined gradient.
             once = np.bincount(at[at < count], minlength=count) <= 1  # of others it is any
             want = np.zeros((count, heads))
             want[to] = dots
@@ -1057,6 +1066,7 @@ def long_runs_and_gaps(rng, nodes, count) -> Edges:
     ],
 )
 def test_epilogues(rng, width, schedule, count, implementation) -> None:
+    # Random subsets of the epilogue, all of it first, for each dtype.
     nodes, limits = 400, {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
     edges = long_runs_and_gaps(rng, nodes, count)
     graph = graph_of(edges)
@@ -1100,6 +1110,7 @@ def test_epilogue_of_extremum(rng, dtype, reduce, implementation) -> None:
         plain = spmm(graph, x, reduce=reduce)
         epilogue = {"own_scale": 2, "out_scale": 0.5, "residual": residual, "bias": ones(3)}
         got = spmm(graph, x, reduce=reduce, activation="relu", **epilogue)
+    # Rows without edges stay infinite through the epilogue.
     some = np.isfinite(np.asarray(plain, float)[:, 0])
     assert some.any() and not some.all()
     wide = [np.asarray(operand, float) for operand in (plain, x, residual)]
@@ -1187,6 +1198,7 @@ def test_gradients_of_epilogues_are_one_more_sum(rng, reduce) -> None:
 def test_more_than_2_to_the_31_elements() -> None:
     """Rows of x lie beyond what 32 bits address."""
     rows, width = 2**16 + 3, 2**15 + 8
+    # Small integers, exact in bfloat16, tell rows apart.
     x = (jnp.arange(rows, dtype=jnp.float32) % 251).astype(jnp.bfloat16)[:, None]
     x = x + jnp.zeros(width, jnp.bfloat16)
     assert x.size > 2**31

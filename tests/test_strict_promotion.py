@@ -193,6 +193,7 @@ def test_features_of_more_bits_than_parameters(rng, name) -> None:
 
 def test_all_layers_are_here() -> None:
     public = {getattr(flax_layers, name) for name in flax_layers.__all__}
+    # Modules that are only parts of layers are reached through these.
     public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, nnx.Module)}
     layers = [nnx.eval_shape(functools.partial(case.make, "float32")) for case in LAYERS.values()]
     kinds = {type(module) for layer in layers for _, module in nnx.iter_modules(layer)}

@@ -52,6 +52,7 @@ def batch_features(
             return value
         if not is_batched:
             value = jnp.broadcast_to(value, (size, *value.shape))
+        # (batch, rows, outer, width, …) becomes (rows, outer · batch · width, …).
         _, rows, *features = value.shape
         width, inner = math.prod(features[:1]), features[1:]
         value = reshape(value, size, rows, outer, width // outer, *inner)
@@ -88,6 +89,7 @@ def disjoint_union(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> 
     if not fits_block_diagonal(size, *(x for x in operands if isinstance(x, SparseMatrix))):
         return map_batch(bind, operands)
 
+    # Rows of one element of the batch follow those of another, as blocks of the matrix do.
     def join(x: Array) -> Array:
         return reshape(x, size * x.shape[1], *x.shape[2:])
 

@@ -145,6 +145,7 @@ def permutation(order: Array, inverse: Array) -> SparseMatrix:
 def inverse_permutation(order: Any) -> Any:
     """Return the inverse of a permutation; ids out of range are dropped, and leave -1."""
     count = order.shape[0]
+    # A scatter; on the host without JAX, so that containers are built without compiling.
     if namespace(order) is np:
         valid = in_range(order, count)
         inverse = np.full_like(order, PADDING)
@@ -209,6 +210,8 @@ def edge_split(indptr: IdArray, cols: IdArray) -> EdgeSplit:
         ffi.host_function("edge_split")(*contiguous, *split)
         return jax.device_put(split) if isinstance(indptr, jax.Array) else split
     starts = jax.lax.cummax(jnp.clip(jnp.asarray(indptr), 0, count))
+    # Each slot finds its row from the slots before it, and its entries from its position in the
+    # row. Lanes past the end of the row read an appended entry of padding.
     num_slots_of_row = jnp.maximum(-(-jnp.diff(starts) // SLOT_SIZE), 1)
     first = jnp.pad(jnp.cumsum(num_slots_of_row, dtype=dtype), (1, 0))
     rows = row_ids(first, size)
@@ -283,6 +286,7 @@ def _join(csr: Csr, num_cols: int) -> Csr:
 def _join_slots(slots: EdgeSplit, num_rows: int, num_cols: int) -> EdgeSplit:
     """Join slots; surplus slots get a row past the last, at which kernels do not stop."""
     ids, places = slots
+    # Kernels stop at a row of -1, so that only the last block may have one.
     block = jnp.arange(ids.shape[0], dtype=ids.dtype)[:, None]
     rows, place = places[..., 0], places[..., 1]
     rows = jnp.where(in_range(rows, num_rows), rows + block * num_rows, len(ids) * num_rows)

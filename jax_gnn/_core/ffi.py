@@ -87,6 +87,7 @@ def _module(platform: Platform) -> types.ModuleType:
         return _load("_cpu")
     if not _module("cpu").cuda_build:
         return _load("_cuda")
+    # Both distributions must have one version, as handlers and their callers change together.
     package = metadata.distribution(CUDA_PACKAGE)
     try:
         version = package.version
@@ -166,6 +167,7 @@ def why_no_gpu() -> str | None:
             return None
     except RuntimeError:  # JAX_PLATFORMS names a platform that cannot start
         pass
+    # Look for the cause from the top: plugin, driver, device, configuration.
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return "JAX is a build for CPUs: pip install 'jax[cuda13]'"
     try:

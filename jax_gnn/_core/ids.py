@@ -104,6 +104,7 @@ def run_on_host(*fields: str) -> Callable[[F], F]:
             arrays = [x for x in values if isinstance(x, jax.Array)]
             if not arrays or is_traced(*arrays) or not _on_one_device(arrays):
                 return method(self, *args, **kwargs)
+            # Results that are arguments again, unchanged, are returned as the original arrays.
             copies = dict(zip(map(id, arrays), jax.device_get(arrays), strict=True))
             originals = {id(copies[id(x)]): x for x in arrays}
 
@@ -147,6 +148,7 @@ def as_signed(ids: IdArray) -> Array:
         if not is_traced(ids) and jax.dtypes.canonicalize_dtype(ids.dtype) != ids.dtype:
             ids = np.asarray(ids)  # JAX drops half the bits once 64 bits are disabled
         source, limits = np.iinfo(ids.dtype), np.iinfo(dtype)
+        # Clip before narrowing: ids out of range stay out of range.
         clip = jnp.clip if isinstance(ids, jax.Array) else np.clip
         ids = clip(ids, max(source.min, limits.min), min(source.max, limits.max))
     return jnp.asarray(ids, dtype)

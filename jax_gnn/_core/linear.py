@@ -149,6 +149,7 @@ class _Call:
             with ffi.chosen_implementation(self.implementation):
                 return self.linear.function(*self.tree.unflatten(leaves), **self.attributes)
 
+        # Batches were added from the inside out, so that vmap wraps in the same order.
         for axes in self.axes:
             function = jax.vmap(function, axes)
         return function(*leaves)
@@ -223,6 +224,7 @@ def _jvp(
     num_residuals, terms = call.num_residuals, []
     if any(t is not None for t in directions[num_residuals:]):
         terms.append(call.bind_tangents(leaves, directions))
+    # JAX differentiates the function in its residuals, equation by equation.
     differentiated = [i for i, t in enumerate(directions[:num_residuals]) if t is not None]
     if differentiated:
 
@@ -254,6 +256,7 @@ def _transpose(cts: Sequence[Leaf], *leaves: Leaf, **params: Attribute) -> list[
 def _batch(
     leaves: Sequence[Leaf], dims: Sequence[int | None], **params: Attribute
 ) -> tuple[list[Array], list[int]]:
+    # A batch is another entry of `axes`: the function itself is batched only when it is applied.
     axes = (*params.pop("axes"), tuple(None if dim is None else 0 for dim in dims))
     bind = functools.partial(PRIMITIVE.bind, axes=axes, **params)
     leaves, batched = move_batch_axes(leaves, dims), [dim is not None for dim in dims]

@@ -53,6 +53,8 @@ class Bind:
                 **bind.attributes,
             )
 
+        # The result of an op on a mesh with explicit axes has a split that only its rule knows: the
+        # call runs over automatic axes, and the rule supplies the split of each result.
         leaves = align_varying(leaves)
         avals = [jax.typeof(x) for x in leaves]
         if not sharding.is_explicit(avals):
@@ -216,6 +218,7 @@ class Op:
         )
         has_kernel = platform in self.platforms
         call = self.call(platform, arrays, **attributes) if has_kernel else None
+        # An array that several operands share is read once.
         inputs = jax.tree.leaves(arrays) if call is None else call.operands
         results = jax.tree.leaves(self.result(named, **attributes))
         transferred = [*{id(operand): operand for operand in inputs}.values(), *results]
@@ -365,6 +368,7 @@ def _transpose(op: Op, cotangent: PyTree, *leaves: Leaf, **params: Attribute) ->
         for name in linear:
             x = getattr(operands, name)
             results[name] = jax.tree.map(_zero_cotangent, x, is_leaf=ad.is_undefined_primal)
+    # A key is the name of one operand, or the names of operands with a common rule.
     keys = {
         name: key for key in op.transpose for name in (key if isinstance(key, tuple) else (key,))
     }
@@ -451,6 +455,7 @@ def _lower(
         split = _split(bind, tree, ctx.avals_in, ctx.avals_out)
     if split is not None:
         return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
+    # Kernels see operands as lazy values: a composition or a call may use few of them.
     operands = tree.unflatten(
         [
             Operand(aval, functools.partial(_value, value))
@@ -467,6 +472,7 @@ def _lower(
     call = op.call(platform, operands, **attributes)
     if call is None:
         return lower_function(plain)
+    # A kernel that was not built is an error only where it was demanded.
     state = ffi.STATUS[platform]
     if op.name not in state.targets:
         problem = (
@@ -491,6 +497,7 @@ def _lower_call(op: Op, call: Call, ctx: LoweringContext) -> Any:
     results = lowering(inner, *arguments, **call.attributes)[: len(ctx.avals_out)]
     if call.finish is None:
         return results
+    # `finish` computes on the kernel's results, such as dots to be scattered, within one lowering.
     finish_ctx = ctx.replace(avals_in=[*ctx.avals_out, *inner.avals_in])
     finish = mlir.lower_fun(call.finish, multiple_results=op.several)
     return finish(finish_ctx, *results, *arguments)

@@ -50,6 +50,7 @@ def matrix_sharding(
     def rule(named: PyTree, result_avals: Sequence[Aval], **attributes: Attribute) -> Sharding:
         csr = named.matrix.by_row
         is_gather = transposed and (csr.rows is None or csr.cols is None)
+        # A gather has no ids of rows, by which its transposed half could be sorted.
         words = _words(csr, runs and not is_gather)
         heads = attributes["heads"] if "heads" in attributes else _num_heads(named, operands)
         sizes = {"h": heads} | block_sizes(named.matrix)
@@ -86,6 +87,7 @@ def matrix_sharding(
                 order = arrays.matrix.by_row.order
                 weights = [name for name, factors in operands.items() if "weights" in factors]
                 arrays = _local_run(arrays, weights, pieces["e"])
+                # Each device sorts its run by column, as the whole half by column is no run.
                 if transposed:
                     arrays = arrays._replace(matrix=_both_halves(arrays.matrix))
                 if across is not None and csr.rows is not None:
@@ -194,6 +196,7 @@ def _half_block(csr: Csr, num_rows: int, num_cols: int, piece: Piece) -> Csr:
     def local(ids: IdArray, size: int) -> Any:
         return None if ids is None else ids - (piece.index * size).astype(ids.dtype)
 
+    # Row pointers and slots of a block are contiguous, too.
     indptr, slots = csr.indptr, csr.slots
     if indptr is not None:
         starts = jax.lax.dynamic_slice_in_dim(indptr, piece.index * num_rows, num_rows + 1)

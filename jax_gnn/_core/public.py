@@ -42,6 +42,7 @@ def one_call(*static: str) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> object:
+            # jax.jit would refuse arguments of other types with a message that does not name them.
             options = [kwargs[name] for name in static if name in kwargs]
             arrays = jax.tree.leaves((args, [kwargs[name] for name in kwargs.keys() - {*static}]))
             compiles = all(isinstance(array, jax.Array) for array in arrays) and all(

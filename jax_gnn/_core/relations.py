@@ -56,6 +56,7 @@ class Pairs:
     @property
     def relations(self) -> Any:
         """Relation of each pair in the order of relations, ``(num_pairs,)``, then padding."""
+        # Pairs of a relation are contiguous, so that sizes alone determine relations.
         bounds = jnp.cumsum(self.sizes, dtype=self.sizes.dtype)
         pairs = jnp.arange(self.num_pairs, dtype=bounds.dtype)
         relations = jnp.searchsorted(bounds, pairs, side="right", method="scan_unrolled")

@@ -126,6 +126,7 @@ def store(device: str, tuned: Mapping[str, Tuned]) -> None:
             entries = read()
         entries.setdefault(device, {}).update(tuned)
         document = {"version": VERSION, "devices": entries}
+        # A rename is atomic: readers see the old file or the new one.
         handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
         try:
             with os.fdopen(handle, "w") as out:

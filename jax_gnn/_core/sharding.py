@@ -112,6 +112,7 @@ class Sharding:
 
     def pieces(self, mesh: Any, shapes: Sequence[Any], specs: Sequence[Any]) -> dict[str, Piece]:
         """Return the split factors, from the specs of the arrays; large arrays take precedence."""
+        # Greedy: each mesh axis of the largest array goes to the first factor that it divides.
         sizes = dict(self.sizes)
         for shape, axes in zip(shapes, self._arrays, strict=True):
             pairs = zip(shape, axes, strict=True)
@@ -267,6 +268,7 @@ def over_auto_axes(call: Callable[..., Any], operands: Sequence[PyTree], specs: 
         operands: pytrees; an array that occurs twice is passed once.
         specs: the split of each result over the explicit axes, in the structure of the results.
     """
+    # JAX maps over arrays only: other leaves are closed over.
     leaves, tree = jax.tree.flatten(operands)
     arrays = {id(x): x for x in leaves if isinstance(x, jax.Array)}
     avals = [jax.typeof(x) for x in arrays.values()]

@@ -119,6 +119,7 @@ def sort_triples(
     count = src.shape[0] * (1 + inverse) + (num_src if loops else 0)
     dtype = index_dtype(num_src, num_dst, num_relations * (1 + inverse) + loops, count)
     if not is_traced(src, rel, dst):
+        # The compiled function fills these arrays, in the order of `SortedTriples`.
         indptr, t_indptr = (empty_vector(size + 1, dtype) for size in (num_dst, num_src))
         edges = [empty_vector(count, dtype) for _ in range(6)]
         types = None if rel is None else empty_vector(count, dtype)
@@ -208,6 +209,7 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     columns = t_types, edges.t_rows, edges.t_cols, edges.t_order
     rel, src, t_cols, t_order = (ids[by_rel] for ids in columns)
     valid = rel < num_relations
+    # Equal (relation, source) pairs are runs: the number of a run is the number of its pair.
     number, first = number_runs(valid, rel, src)
     rows = jnp.where(valid, number, PADDING)
     # The node, the relation and the first edge of each pair are written at once. The row after the

@@ -138,6 +138,7 @@ def parse_segment_args(
     if (segment_ids is None) == (indptr is None):
         got = "none" if segment_ids is None else "both"
         raise TypeError(f"exactly one of segment_ids and indptr must be given, got {got}")
+    # Row pointers become sorted ids, the form that all reductions take.
     if indptr is not None:
         indptr = as_ids("indptr", indptr)
         if indptr.shape[0] == 0:

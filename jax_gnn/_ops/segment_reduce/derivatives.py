@@ -39,6 +39,7 @@ def extremum_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array, 
             implementation=bind.implementation,
         )
 
+    # Select the tangents of the messages that attain the extremum, then average over ties.
     terms = [] if dx is None else [select(dx, weight)]
     terms += [] if dweight is None else [select(x, dweight)]
     # No message attains the extremum of an empty row, nor NaN.
@@ -51,6 +52,7 @@ def logsumexp_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array,
     x, _, matrix = primals.message
     wide = x.astype(accumulator_dtype(x.dtype))  # the softmax needs the logarithm unrounded
     result = bind(primals._replace(x=wide))
+    # The logsumexp of the row of each entry: a sum by the transposed matrix is a gather.
     of_entry = bind(primals._replace(x=result, matrix=matrix.T), reduce="sum")
     counts = row_wise(not_padding(matrix), of_entry) & (of_entry > -jnp.inf)
     softmax = jnp.where(counts, jnp.exp(jnp.where(counts, wide - of_entry, 0)), 0)

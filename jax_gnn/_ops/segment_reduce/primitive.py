@@ -141,6 +141,7 @@ def _reduce_call(
         # The gradient to own rows runs while the gradient to the halo is sent.
         beside=num_valid is not None,
     )
+    # Only the CUDA kernel "gather" reads rows of two arrays.
     if halo is not None and not (platform == "cuda" and schedule["kernel"] == "gather"):
         x, halo = Operand.of(_concatenated, x, halo), None
     optional = weight, *operands.epilogue
@@ -521,6 +522,7 @@ def reduce_rows(
     """Reduce messages with features of any shape, and apply the epilogue after any reduction."""
     x, weight, matrix = messages.message
     dtype, features, heads = x.dtype, x.shape[1:], 1
+    # Weights are by head, so that kernels need features as a matrix of heads and their features.
     if weight is not None:
         heads = weight.shape[1]
         if reduce in ("max", "min"):  # rounding would hide which message is the maximum

@@ -92,6 +92,7 @@ def _sddmm_select_call(
     return Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
+# The transpose swaps rows and columns, and so the side of the comparison that is weighted.
 def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array:
     row_key, col_key, _, weight, factor, matrix = operands
     flipped = Selection(col_key, row_key, ct, weight, factor, matrix.T)

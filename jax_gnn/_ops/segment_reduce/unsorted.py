@@ -104,6 +104,7 @@ def composition(
     plain = weight is None and not relu and all(operand is None for operand in epilogue)
     if platform != "cpu" or not plain or x.dtype not in DTYPES or not _sizes_known(x, matrix):
         return None
+    # A scatter pays for wide rows of a large array, with entries enough to touch most of it.
     row_bytes = row_width(x) * np.dtype(x.dtype).itemsize
     csr, unsorted = matrix.by_row, matrix.unsorted
     is_gather = csr.rows is None

@@ -330,6 +330,7 @@ def index_segment_reduce(
     index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
     weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
     check_choice("reduce", reduce, get_args(Reduce))
+    # The matrix by column is read only by the gradient to x: jax.jit drops its sort elsewhere.
     sources, order = sorted_ids(index, x.shape[0], implementation)
     by_row = Csr(segment_ids, index, num_rows=num_segments)
     by_col = Csr(sources, take_ids(segment_ids, order), order, num_rows=x.shape[0])
