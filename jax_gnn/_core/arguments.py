@@ -125,11 +125,11 @@ def check_row_scale(
     return scale.astype(acc).ravel()
 
 
-def check_bias(bias: ArrayLike | None, x: Shaped, acc: DType = None) -> Array | None:
-    """Return a bias with the features of ``x``, in ``acc`` or the accumulator type of ``x``."""
+def check_bias(bias: ArrayLike | None, x: Shaped) -> Array | None:
+    """Return a bias with the features of ``x``, in its accumulator type."""
     if bias is None:
         return None
-    bias = check_real("bias", bias).astype(acc or accumulator_dtype(x.dtype))
+    bias = check_real("bias", bias).astype(accumulator_dtype(x.dtype))
     if bias.shape != x.shape[1:]:
         raise ValueError(f"bias must have the features {x.shape[1:]} of x, got shape {bias.shape}")
     return bias

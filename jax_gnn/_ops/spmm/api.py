@@ -103,7 +103,8 @@ def spmm(
     options = SpmmOptions(
         reduce, own_scale, out_scale, bias, activation, residual, result_scale, implementation
     )
-    return apply_spmm(parse_spmm_args(graph, x, weight, options))
+    args = parse_spmm_args(graph, x, weight, options)
+    return apply_spmm(args)
 
 
 class SpmmOptions(NamedTuple):
@@ -140,6 +141,8 @@ def parse_spmm_args(
     graph = check_container("graph", graph, Graph)
     num_dst, num_src = graph.num_dst, graph.num_src - (0 if halo is None else halo.shape[0])
     x = check_features("x", x, "num_src", num_src)
+    residual = check_residual(options.residual, "num_dst", num_dst, x)
+    bias = check_bias(options.bias, x)
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
     check_choice("reduce", options.reduce, get_args(Reduce))
     check_choice("activation", options.activation, (None, *get_args(Activation)))
@@ -150,18 +153,12 @@ def parse_spmm_args(
         )
     acc = accumulator_dtype(x.dtype)
     graph, weight = graph._gated(weight, acc)
-    messages = Messages(
-        x,
-        weight,
-        graph.matrix(weighted=weight is not None),
-        check_row_scale("own_scale", options.own_scale, "num_nodes", num_dst, acc),
-        check_row_scale("out_scale", options.out_scale, "num_dst", num_dst, acc),
-        check_residual(options.residual, "num_dst", num_dst, x),
-        check_bias(options.bias, x, acc),
-        check_row_scale("result_scale", options.result_scale, "num_dst", num_dst, acc),
-        halo,
-        halo_rows,
-    )
+    matrix = graph.matrix(weighted=weight is not None)
+    own_scale = check_row_scale("own_scale", options.own_scale, "num_nodes", num_dst, acc)
+    out_scale = check_row_scale("out_scale", options.out_scale, "num_dst", num_dst, acc)
+    result_scale = check_row_scale("result_scale", options.result_scale, "num_dst", num_dst, acc)
+    epilogue = own_scale, out_scale, residual, bias, result_scale
+    messages = Messages(x, weight, matrix, *epilogue, halo, halo_rows)
     return SpmmArgs(messages, options.reduce, options.activation, options.implementation)
 
 
