@@ -266,6 +266,7 @@ def assert_close(got, want, tolerance: float, what: str) -> None:
 @contextmanager
 def programs() -> Iterator[list[str]]:
     """Yield a list to which each trace, lowering and compilation of JAX is appended."""
+    # Only events of compilation are recorded, not those of caches.
     seen: list[str] = []
 
     def listen(event: str, duration: float, **_) -> None:
@@ -422,6 +423,7 @@ def check_second_derivatives(
         parts = np.split(gradients, np.cumsum([x.size for x in operands])[:-1])
         return [part.reshape(x.shape) for part, x in zip(parts, operands, strict=True)]
 
+    # The reference is differentiated twice by its Jacobian and the derivative of that.
     tangent = jacobian @ flat_direction
     axes = np.ndim(cotangent)
     gradients = np.tensordot(cotangent, jacobian, axes)

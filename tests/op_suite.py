@@ -139,6 +139,7 @@ class CoreChecks:
                 def function(operand, i=i) -> jax.Array:
                     return self.spec.function(case.index, *dirty[:i], operand, *dirty[i + 1 :])
 
+                # One program for both modes, so that it is compiled once an operand.
                 @jax.jit
                 def derivatives(operand, tangent, f=function) -> Any:
                     gradient = jax.vjp(f, operand)[1](cotangent)[0]
@@ -452,6 +453,7 @@ class OpSuite(CoreChecks):
         no_batch = [None] * len(columns)
         constants = [column[0] for column in columns]
         with setting(implementation):
+            # Operands are mapped inside, indices outside: a table of all pairs.
             inner = jax.vmap(self.spec.jitted, in_axes=(None, 0, *no_batch))
             outer = jax.vmap(inner, in_axes=(0, None, *no_batch))
             table = outer(stack(index), stack(first), *constants)
@@ -467,6 +469,7 @@ class OpSuite(CoreChecks):
             traces += 1
             return self.spec.function(index, *operands)
 
+        # Indices of other contents but the same shapes must not be traced again.
         jitted = jax.jit(function)
         with setting(implementation):
             for arguments in zip(*self.columns(rng, (2,)), strict=True):
@@ -541,6 +544,7 @@ class OpSuite(CoreChecks):
         case = self.spec.make_case(rng, "padding", (8,))
         index, operands = on_host(case.index), typed(case.operands, "float32")
 
+        # The last axis named is split, all axes before it are not.
         def spread(axis) -> PartitionSpec:
             return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "devices")
 
@@ -617,6 +621,7 @@ class OpSuite(CoreChecks):
 
         ``axis_of`` maps an array, and which operand it is, or None, to the axis that is split.
         """
+        # Values on one device are computed first, with the same program.
         mesh = Mesh(self.mesh().devices, ("devices",), axis_types=(kind,))
 
         def place(leaf, axis) -> jax.Array:
@@ -669,6 +674,7 @@ class OpSuite(CoreChecks):
             value, vjp = jax.vjp(functools.partial(sharded, stack(indices)), *operands)
             gradients = vjp(cotangent)
         assert_close(value, want, TOLERANCE["float32"], "value")
+        # The operands are shared, so that their gradient sums over devices.
         for i, name in enumerate(self.spec.operands):
             want = sum(np.asarray(part[i]) for part in parts)
             assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")

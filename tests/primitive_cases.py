@@ -100,6 +100,7 @@ TYPED = RelationalGraph.from_triples(
 
 
 def region(dtype, *, nonlinear: bool) -> Region:
+    # A region keeps the dtypes that its function is traced with.
     with jax.enable_x64(dtype == np.float64):
         return Region.of(
             lambda x, y, w: [jnp.tanh(x * y) * w if nonlinear else x + w, x - 3 * y],

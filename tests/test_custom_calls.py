@@ -60,95 +60,80 @@ def test_raw_call() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+def zeros(*shape, dtype="int32") -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+# By position of the operand of hypergraph_aggregate: values that the handler must refuse.
 WRONG_OPERANDS = {
-    # (target, position of the operand): values that the handler must refuse
-    ("hypergraph_aggregate", 0): [
-        floats(5),
-        floats(5, 2, 1),
-        floats(4, 2),
-        floats(6, 2),
-        floats(5, 2).astype(np.int32),
-        floats(5, 2).astype(np.complex64),
-        floats(5, 2).astype(np.float16),
+    0: [
+        *(zeros(*shape, dtype="float32") for shape in ((5,), (5, 2, 1), (4, 2), (6, 2))),
+        *(zeros(5, 2, dtype=dtype) for dtype in ("int32", "complex64", "float16")),
     ],
-    ("hypergraph_aggregate", 1): [floats(4), floats(5, 1), floats(0), floats(5).astype(np.int32)],
-    ("hypergraph_aggregate", 2): [floats(5), floats(3).astype(np.float16)],
-    ("hypergraph_aggregate", 3): [floats(3), floats(), floats(5).astype(np.int32)],
-    ("hypergraph_aggregate", 4): [floats(), floats(4), floats(5, 2), floats(5).astype(np.float16)],
-    ("hypergraph_aggregate", 5): [floats(5), floats(5, 3), floats(5, 2).astype(np.float16)],
-    ("hypergraph_aggregate", 6): [floats(), floats(3), floats(2).astype(np.float16)],
+    1: [floats(4), floats(5, 1), floats(0), zeros(5)],
+    2: [floats(5), zeros(3, dtype="float16")],
+    3: [floats(3), floats(), zeros(5)],
+    4: [floats(), floats(4), floats(5, 2), zeros(5, dtype="float16")],
+    5: [floats(5), floats(5, 3), zeros(5, 2, dtype="float16")],
+    6: [floats(), floats(3), zeros(2, dtype="float16")],
 }
-WRONG_INDICES: dict[tuple[str, int], list[Any]] = {
-    ("hypergraph_aggregate", 7): [
-        np.zeros(0, np.int32),
-        np.zeros(7, np.int32),
-        np.zeros((4, 1), np.int32),
-        np.zeros(4, np.int8),
-        np.zeros(4, np.uint32),
-        np.zeros(4, np.float32),
+WRONG_INDICES = {
+    7: [
+        *(zeros(*shape) for shape in ((0,), (7,), (4, 1))),
+        *(zeros(4, dtype=dtype) for dtype in ("int8", "uint32", "float32")),
     ],
-    ("hypergraph_aggregate", 8): [np.zeros((2, 4), np.int32), np.zeros(8, np.int16)],
-    ("hypergraph_aggregate", 9): [
-        np.zeros(5, np.int32),
-        np.zeros(7, np.int32),
-        np.zeros(0, np.int32),
-        np.zeros(6, np.float32),
-    ],
-    ("hypergraph_aggregate", 10): [np.zeros((), np.int32), np.zeros(8, np.float32)],
+    8: [zeros(2, 4), zeros(8, dtype="int16")],
+    9: [zeros(5), zeros(7), zeros(0), zeros(6, dtype="float32")],
+    10: [zeros(), zeros(8, dtype="float32")],
 }
-WRONG_SLOTS: dict[tuple[str, int], list[Any]] = {
-    ("hypergraph_aggregate", 7): [
-        np.zeros(8, np.int32),
-        np.zeros((0, 8), np.int32),
-        np.zeros((3, 8), np.int32),
-        np.zeros((5, 4), np.int32),
-        np.zeros((5, 8), np.int16),
-    ],
-    ("hypergraph_aggregate", 8): [np.zeros((5, 3), np.int32), np.zeros((3, 2), np.int32)],
-    ("hypergraph_aggregate", 9): [np.zeros((7, 9), np.int32), np.zeros((7, 8), np.float32)],
-    ("hypergraph_aggregate", 10): [np.zeros((), np.int32), np.zeros((7, 2), np.int16)],
+WRONG_SLOTS = {
+    7: [zeros(8), zeros(0, 8), zeros(3, 8), zeros(5, 4), zeros(5, 8, dtype="int16")],
+    8: [zeros(5, 3), zeros(3, 2)],
+    9: [zeros(7, 9), zeros(7, 8, dtype="float32")],
+    10: [zeros(), zeros(7, 2, dtype="int16")],
 }
 WRONG_OPERANDS |= WRONG_SLOTS if PLATFORM == "cuda" else WRONG_INDICES
 
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("target", "position", "value"),
+    ("position", "value"),
     [
-        pytest.param(target, i, value, id=f"{target}-{i}-{value.dtype}{list(value.shape)}")
-        for (target, i), values in WRONG_OPERANDS.items()
+        pytest.param(i, value, id=f"{i}-{value.dtype}{list(value.shape)}")
+        for i, values in WRONG_OPERANDS.items()
         for value in values
     ],
 )
-def test_raw_call_with_wrong_operand(target, position, value) -> None:
+def test_raw_call_with_wrong_operand(position, value) -> None:
     operands = raw_operands()
     operands[position] = value
     with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-        call(target, operands, AGGREGATE_RESULTS)
+        call("hypergraph_aggregate", operands, AGGREGATE_RESULTS)
+
+
+RESULT, WORKSPACE = (
+    r"jax_gnn: .* result has the wrong shape",
+    "jax_gnn: the workspace must be bytes",
+)
 
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("target", "results"),
+    ("position", "wrong", "message"),
     [
-        ("hypergraph_aggregate", (((5, 3), "float32"), ((3, 2), "float32"))),
-        ("hypergraph_aggregate", (((5, 2), "float16"), ((3, 2), "float32"))),
-        ("hypergraph_aggregate", (((5, 2), "float32"), ((3, 2), "float16"))),
-        ("hypergraph_aggregate", (((5, 2), "float32"), ((6,), "float32"))),
+        *((0, wrong, RESULT) for wrong in (((5, 3), "float32"), ((5, 2), "float16"))),
+        *((1, wrong, RESULT) for wrong in (((3, 2), "float16"), ((6,), "float32"))),
+        *(
+            (position, wrong, WORKSPACE)
+            for position in (2, 3)
+            for wrong in (((0, 96), "uint8"), ((1, 80), "uint8"), ((1, 96), "int8"))
+        ),
     ],
 )
-def test_raw_call_with_wrong_result(target, results) -> None:
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jax_gnn: .* result has the wrong shape"):
-        call(target, raw_operands(), (*results, *WORKSPACES))
-
-
-@needs_kernels
-@pytest.mark.parametrize("position", [2, 3])
-@pytest.mark.parametrize("wrong", [((0, 96), "uint8"), ((1, 80), "uint8"), ((1, 96), "int8")])
-def test_raw_call_with_wrong_workspace(position, wrong) -> None:
+def test_raw_call_with_wrong_result(position, wrong, message) -> None:
     results = list(AGGREGATE_RESULTS)
     results[position] = wrong
-    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: the workspace must be bytes"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         call("hypergraph_aggregate", raw_operands(), results)
 
 
@@ -178,7 +163,7 @@ def test_kernels_that_cannot_do_a_call_are_refused(schedule, reduce, message, mo
     family = replace(segment_schedule.FAMILY, possible=lambda chosen, op, **call: forced)
     monkeypatch.setattr(segment_schedule, "FAMILY", family)
     graph = Graph.from_edges([0, 1, 2], [1, 1, 0], num_nodes=3)
-    jax.clear_caches()  # which do not know of the family
+    jax.clear_caches()  # the family is no part of their keys
     with (
         jax_gnn.implementation("cuda"),
         pytest.raises(jax.errors.JaxRuntimeError, match=f"jax_gnn: {message}"),
@@ -284,6 +269,7 @@ def test_corrupt_slots_stay_in_bounds(rng, rounds) -> None:
     x, weight = np.ones((num_nodes, 20), np.float32), np.ones(num_hyperedges, np.float32)
     jitted = jax.jit(value_and_gradients)
     graph = Graph(*arrays, t_order=arrays[5], edge_ids=arrays[5])
+    # Two kernels wait for other blocks: corrupt slots must not make them wait for ever.
     splits = [edge_split(arrays[i], arrays[i + 2]) for i in (0, 3)]
     with schedules.use(schedules.HypergraphSchedule(64, *rounds)):
         for _ in range(10):

@@ -193,6 +193,7 @@ def test_the_cost_of_a_call() -> None:
     """Four edges, of 4 + 4 bytes of ids, and two features of five nodes."""
     x, weight, matrix, *epilogue = SAMPLES["segment_reduce"]
     attributes = ATTRIBUTES["segment_reduce"]
+    # Edges have a row and a column of 4 bytes; nodes have two features of 4 bytes.
     ids, num_read, written = 4 * 8, 5 * 2 * 4, 5 * 2 * 4
     cost = OPS["segment_reduce"].cost(x, None, matrix, **attributes)
     assert cost == (ids + num_read + written, 4 * 2)
@@ -321,6 +322,7 @@ def implementations_in(function, *operands) -> set[str]:
     """Return the implementations that the primitives of a function demand."""
     names = set()
 
+    # Inner programs are parameters of equations.
     def walk(jaxpr) -> None:
         for equation in jaxpr.eqns:
             if "implementation" in equation.params:
@@ -341,6 +343,7 @@ def test_context_retraces_what_was_jitted() -> None:
         seen.append(ffi.chosen_implementation.value)
         return hypergraph_aggregate(HYPERGRAPH, x)
 
+    # Each implementation is traced once, and then found in the cache.
     want = function(X)
     for name in ("xla", None, "xla", None):
         with jax_gnn.implementation(name):

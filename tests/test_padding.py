@@ -91,6 +91,7 @@ class Problem:
             "num_hyperedges": nodes,
         }
         options = case.options | {name: sizes[name] for name in sizes if name in case.options}
+        # float64, so that only a wrong result differs by more than rounding.
         layer = case.kind(**options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
         layer.eval()
         self.definition, self.params, self.rest = nnx.split(layer, nnx.Param, ...)

@@ -237,6 +237,7 @@ def test_traced_under_jit(rng, name) -> None:
 def test_in_place_of_jax_ops(rng, monkeypatch, shape, implementation) -> None:
     """Fallbacks call the functions of JAX even where users have replaced those of ``jax.ops``."""
     ids, originals = random_ids(rng, 40, 7), {name: theirs(name) for name in DROP_IN}
+    # Other ops fall back to jax.ops, too.
     hypergraph = Hypergraph.from_incidence(ids % 5, np.arange(40) % 3, validate=False)
     for name in DROP_IN:
         monkeypatch.setattr(jax.ops, f"segment_{name}", ours(name))
@@ -272,6 +273,7 @@ def test_plain_xla_gets_what_users_gave(name, shape, implementation) -> None:
         if name == "sum":
             gradient = jax.jit(lambda ct: jax.vjp(function, data)[1](ct))
             programs.append(gradient.lower(np.ones((7, *shape), np.float32)).as_text())
+    # The one reshape that is allowed gives ids a second axis.
     for program in programs:
         assert "scatter" in program or "gather" in program
         assert "reshape" not in program.replace("reshape %arg1", "")  # ids get an axis
@@ -286,6 +288,7 @@ def test_batches_of_any_features(rng, name, shape, implementation) -> None:
         distinct(rng, (40, *shape)).astype(np.float32),
         random_ids(rng, 80, 7).reshape(2, -1),
     )
+    # Negated data swap maxima and minima, so that elements of the batch differ.
     pair = np.stack([data, -data])
 
     def function(data, ids) -> Any:
@@ -522,6 +525,7 @@ def test_products_with_zeros(rng, is_sorted, implementation) -> None:
     data = rng.uniform(0.5, 2, 16)
     for segment in range(4):
         data[4 * segment + rng.choice(4, segment, replace=False)] = 0
+    # Factors of a segment need not be contiguous.
     if not is_sorted:
         order = rng.permutation(16)
         ids, data = ids[order], data[order]
@@ -743,6 +747,7 @@ def test_a_forced_schedule_is_used(implementation) -> None:
     """The program names the kernel; the number of blocks is in the shape of the workspace."""
     data, ids = np.ones((9000, 4), np.float32), np.zeros(9000, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=2, indices_are_sorted=True)
+    # Programs of different schedules must differ.
     programs = set()
     with setting(implementation):
         for blocks in (1, 2, 3):
@@ -825,6 +830,7 @@ def test_scatter_and_gather_in_any_order(rng, dtype) -> None:
                 want = np.array(call(data[:0], ids[:0]))
                 ufunc.at(want, ids[valid], data[valid])
                 np.testing.assert_array_equal(call(data, ids), want)
+                # Sorted ids take another path of the kernel.
                 order = np.argsort(ids, kind="stable")
                 np.testing.assert_array_equal(call(data[order], ids[order]), want)
             rows = rng.integers(-9, 9, (size, width)).astype(dtype)

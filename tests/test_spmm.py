@@ -562,17 +562,6 @@ def test_weighted_maximum_of_half_types(rng, implementation) -> None:
     np.testing.assert_array_equal(gradient, [0, 1])
 
 
-@on_all
-def test_transposed_graph(rng, implementation) -> None:
-    """The gradient to x is spmm of the transpose with its weights."""
-    graph = graph_of(random_edges(rng, "padding"))
-    weight, cotangent = rng.normal(size=24), rng.normal(size=(6, 3))
-    with setting(implementation, "float64"):
-        (want,) = jax.vjp(lambda x: spmm(graph, x, weight), rng.normal(size=(9, 3)))[1](cotangent)
-        got = spmm(graph.transpose(), cotangent, weight[graph.t_order])
-    assert_close(got, want, 1e-12, "value")
-
-
 # --- Both gradients at once ----------------------------------------------------------------------
 
 
@@ -593,6 +582,7 @@ def long_tailed(rng) -> tuple[Graph, Edges, np.ndarray]:
     src = np.where(rng.random(count) < 0.4, 5, rng.integers(0, 30, count))
     dst = rng.integers(0, 19, count)
     edges = Edges(src, dst, 41, 23)
+    # Sort as a graph does, so that holes keep their positions.
     order = np.lexsort((src, dst))
     edges = edges._replace(src=src[order], dst=dst[order])
     holes = np.append(rng.random(count) < 0.05, np.ones(13, bool))
@@ -731,6 +721,7 @@ def test_derivatives_of_both_gradients(rng, heads, implementation) -> None:
                 for function in (gradients, apart)
             ]
             close(*results, f"gradient to {expected}")
+            # Batches of the same operands, against a loop.
             axes = [0 if i in expected else None for i in range(3)]
             batch = [
                 np.stack([operand, 2 * operand + 1]) if axis == 0 else operand
@@ -1000,6 +991,7 @@ def test_both_gradients_with_kernels_of_their_own(
             present = valid & (at < count)
             by_col = Csr(rows, cols, order, num_rows=nodes)
             matrix = SparseMatrix(Csr(rows, cols, num_rows=nodes), by_col)
+            # Gradients that a kernel leaves unwritten would show the fill.
             with filled_memory(0x5A):
                 gradients = jax.jit(lambda *operands: segment_reduce_vjp(*operands))
                 only_x = jax.jit(
@@ -1043,6 +1035,7 @@ def filled_memory(byte) -> Iterator[None]:
 def long_runs_and_gaps(rng, nodes, count) -> Edges:
     """A giant row, rows without edges between others and at both ends, and padding."""
     src, dst = rng.integers(0, nodes, (2, count))
+    # Every third row at most has edges, and a row in the middle a third of them.
     dst[: count // 3] = nodes // 2
     dst = np.clip(dst // 3 * 3, 3, nodes - 5)
     for ids in (src, dst):
@@ -1114,6 +1107,7 @@ def test_epilogue_of_extremum(rng, dtype, reduce, implementation) -> None:
     some = np.isfinite(np.asarray(plain, float)[:, 0])
     assert some.any() and not some.all()
     wide = [np.asarray(operand, float) for operand in (plain, x, residual)]
+    # All of the epilogue, by hand.
     want = np.maximum((wide[0] + 2 * wide[1]) / 2 + wide[2] + 1, 0)
     assert_close(np.asarray(got)[some], want[some], 1e-2 if dtype == "bfloat16" else 1e-6, reduce)
     np.testing.assert_array_equal(np.asarray(got, float)[~some], want[~some])
@@ -1190,6 +1184,7 @@ def test_gradients_of_epilogues_are_one_more_sum(rng, reduce) -> None:
     (transposed,) = [
         e for e in primitives(jaxpr.jaxpr)[1:] if e.outvars[0].aval.shape == (nodes, 2)
     ]
+    # Own features are part of the transposed sum, and the mask of the ReLU is applied before.
     back_operands = jax.tree.unflatten(transposed.params["tree"], transposed.invars)
     assert back_operands.own_scale is not None and "relu" not in transposed.params
 
