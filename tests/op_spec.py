@@ -206,7 +206,7 @@ class OpSpec:
 
 @contextmanager
 def setting(implementation: str | None, dtype: str = "float32") -> Iterator[None]:
-    """Chooses the implementation, and turns 64 bits on where they are needed, off elsewhere."""
+    """Choose the implementation, and enable 64 bits only for dtypes that need them."""
     with jax.enable_x64(dtype in ("float64", "int64")), jax_gnn.implementation(implementation):
         yield
 
@@ -256,7 +256,7 @@ def on_host(tree) -> Any:
 
 
 def assert_close(got, want, tolerance: float, what: str) -> None:
-    """Compares with an error bound relative to the largest wanted value that is finite."""
+    """Compare with an error bound relative to the largest finite expected value."""
     assert np.shape(got) == np.shape(want), what
     got, want = wide((got, want))
     bound = tolerance * np.abs(want[np.isfinite(want)]).max(initial=1.0)
@@ -372,7 +372,7 @@ class Dual:
     def __ge__(self, operand) -> bool:
         return bool(self.value[0].real >= Dual.of(operand).value[0].real)
 
-    # What numpy calls for its functions of the same names.
+    # Methods that numpy calls for its functions of the same names.
 
     def exp(self) -> Dual:
         return self.chain(np.exp(self.value), np.exp(self.value))
@@ -410,7 +410,7 @@ def reference_second_derivative(
 def check_second_derivatives(
     spec: OpSpec, rng: np.random.Generator, case: Case, tolerance: float
 ) -> None:
-    """Compares both derivatives of the op's JVP and VJP, in float64, with the reference's."""
+    """Compare both derivatives of the JVP and of the VJP, in float64, with the reference."""
     operands = wide(case.operands)
     tangents, direction = (random_like(rng, operands, "float64") for _ in range(2))
     jacobian, derivative = reference_second_derivative(spec, case.plain, operands, direction)

@@ -1,4 +1,4 @@
-"""What every op keeps, checked from a description of the op.
+"""The contract of every op, checked from a description of the op.
 
 A test module describes its op in an :class:`OpSpec` and gets all checks by one class::
 
@@ -71,7 +71,7 @@ FEATURES = ((), (1,), (3,), (7,), (16,), (17,), (33,), (64,), (100,), (130,))
 
 # --- Checks --------------------------------------------------------------------------------------
 
-# What rules make of rules is the same for all implementations.
+# Derivatives of derivatives are traced alike for all implementations.
 on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 on_deterministic = pytest.mark.parametrize("implementation", DETERMINISTIC)
 
@@ -201,7 +201,7 @@ class CoreChecks:
         wide_index = jax.tree.map(lambda ids: np.asarray(ids, np.int64), case.index)
         indices = [case.index, wide_index] if dtype == "float64" else [case.index]
         for index, implementation in itertools.product(indices, IMPLEMENTATIONS):
-            # What rules make of rules is the same for all implementations.
+            # Derivatives of derivatives are traced alike for all implementations.
             function = everything if implementation == "xla" else derivatives
             with setting(implementation, dtype), strict():
                 jax.jit(function).lower(index, operands)
@@ -638,7 +638,7 @@ class OpSuite(CoreChecks):
         want, expected = both(index, cotangent, *operands)
         index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
         operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
-        # Of fewer GPUs than pieces, the mesh is of CPUs.
+        # The mesh is one of CPUs if there are fewer GPUs than pieces.
         on_cpus = PLATFORM == "cuda" and mesh.devices.flat[0].platform == "cpu"
         with setting("cpu" if on_cpus else KERNELS[0], dtype):
             value, gradients = both(index, place(cotangent, result_axis), *operands)
@@ -693,7 +693,7 @@ def check_vmap(function, jitted, in_axes, columns, tolerance=4 * TOLERANCE["floa
 
 
 def print_digest(module, suite, seed) -> None:
-    """Prints that of the suite's op; runs in a process of its own."""
+    """Print the digest of the suite's op, in a process of its own."""
     print(digest(getattr(importlib.import_module(module), suite).spec, seed))
 
 

@@ -70,7 +70,7 @@ SQUARE = SparseMatrix(  # four edges of five rows and five columns
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 ATTENDED = (floats(5, 4), floats(5, 1, 2))  # results of attention
 
-# Of one head of four features.
+# Scores of one head of four features.
 OF_KIND: dict[str, Scores] = {
     "given": Given(floats(4, 1)),
     "ends": Ends(floats(5, 1), floats(3, 1)),
@@ -93,7 +93,7 @@ RELATIONAL = RelationalGraph.from_triples(
     ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0), num_src=3, num_dst=5, num_relations=2
 ).matrix(weighted=True)
 
-# Of five nodes at either end, with four pairs of either.
+# Five nodes at either end, with four pairs of sources and of destinations.
 TYPED = RelationalGraph.from_triples(
     ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0), num_nodes=5, num_relations=2
 ).matrix(weighted=True)
@@ -204,7 +204,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
 OF_HEADS: dict[str, Any] = {"heads": 1, "slope": 0.2}
 OF_PRODUCTS: dict[str, Any] = {"precision": jax.lax.Precision.HIGHEST}
 
-# Of each `Linear`, by its name and a kind: its known operands, those that move, and its attributes.
+# Residuals, moving operands and attributes of each `Linear`, by its name and a kind.
 LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "segment_reduce_jvp": (
         (floats(3, 2), floats(4, 1), MATRIX),

@@ -130,7 +130,7 @@ def segment_spec(
     linear: bool = False,
     **options,
 ) -> OpSpec:
-    """Describes a reduction; infinities of empty segments are for :func:`finite`."""
+    """Describe a reduction; :func:`finite` removes infinities of empty segments."""
     return OpSpec(
         function=on_segments(op, kind, **options),
         reference=each_segment(reduce, empty),
@@ -143,7 +143,7 @@ def segment_spec(
 
 
 def finite(op: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Makes the infinities of empty segments 0, so that functions of the result are finite too."""
+    """Replace infinities of empty segments by 0, so that functions of the result are finite."""
 
     def function(*arguments, **options) -> jax.Array:
         result = op(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Inputs and references of spmm, for the modules that test it or what is made of it."""
+"""Inputs and references of spmm, for the modules that test spmm and ops built on it."""
 
 from __future__ import annotations
 

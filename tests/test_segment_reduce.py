@@ -196,7 +196,7 @@ def test_no_segments_of_complex_numbers(name) -> None:
 
 @on_all
 def test_subnormal_halves(implementation) -> None:
-    # As threads of XLA have them, floats below 2^-126 count as 0: none may stand for a half.
+    # Threads of XLA flush floats below 2^-126 to 0: no half may be represented by one.
     data = np.arange(2**16, dtype=np.uint16).view(np.float16)
     data = data[np.isfinite(data)]
     with setting(implementation):

@@ -58,7 +58,7 @@ def _call(platform: str, operands: TypedRows, *, num_relations: int, num_pairs: 
         return None
     if any(map(jax.export.is_symbolic_dim, sizes)):
         return None
-    # As relation_pairs_scratch in C++.
+    # The size is that of relation_pairs_scratch in C++.
     size = 2 * (num_relations + 2) * -(-max(sizes) // _TILE) + 1
     return Call([rows, types], workspaces=[jax.ShapeDtypeStruct((size,), rows.dtype)])
 
