@@ -237,7 +237,7 @@ def fits_block_diagonal(size: int, *matrices: SparseMatrix) -> bool:
 
 
 def _max_id(ids: Array) -> int:
-    return int(jnp.iinfo(ids.dtype).max)
+    return int(np.iinfo(ids.dtype).max)
 
 
 def block_diagonal(matrix: SparseMatrix) -> SparseMatrix:

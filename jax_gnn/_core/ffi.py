@@ -121,7 +121,7 @@ def _register(module: types.ModuleType, platform: Platform, build: str) -> Platf
             False,
             (),
             reason=f"its handlers are of XLA's FFI {version[0]}.{version[1]}, and jaxlib "
-            f"{jaxlib.__version__} has {jaxlib_version[0]}.{jaxlib_version[1]}",
+            f"{jaxlib.version.__version__} has {jaxlib_version[0]}.{jaxlib_version[1]}",
             hint="pip install --upgrade jax jaxlib",
             build=build,
         )

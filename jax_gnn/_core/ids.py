@@ -16,11 +16,14 @@ from jax_gnn._core.sharding import replicate
 from jax_gnn._core.types import DType, IdArray, PyTree
 
 try:
-    from jax.errors import InconclusiveDimensionOperation as UnknownSize
+    from jax.errors import InconclusiveDimensionOperation
 except ImportError:  # JAX 0.10.0
-    from jax._src.core import InconclusiveDimensionOperation as UnknownSize
+    from jax._src.core import InconclusiveDimensionOperation
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+UnknownSize = InconclusiveDimensionOperation
+"""The error of a comparison of symbolic sizes that has no answer."""
 
 PADDING = -1  # out of range whatever the sizes are
 MAX_SIZE = 2**31 - 1  # kernels take int32 ids

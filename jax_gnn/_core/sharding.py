@@ -67,7 +67,11 @@ class Piece:
 
 Pieces = Mapping[str, Piece]
 
-_REDUCE = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
+_REDUCE: dict[str, Callable[..., Array]] = {
+    "sum": jax.lax.psum,
+    "max": jax.lax.pmax,
+    "min": jax.lax.pmin,
+}
 
 
 def parse_axes(text: str) -> list[str]:

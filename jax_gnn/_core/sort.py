@@ -52,7 +52,7 @@ def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
     ids = operands.ids
     num_segments, count = bind.attributes["num_segments"], ids.shape[1]
     block = num_segments + 1  # one segment more, for padding
-    limit = jnp.iinfo(ids.dtype).max
+    limit = np.iinfo(ids.dtype).max
     if not (at_most(size * block, limit) and at_most(size * count, limit)):
         return map_batch(bind, operands)
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
