@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import flat
+from jax_gnn._core.arrays import as_matrix
 from jax_gnn._ops.segment_matmul.api import is_tall, segment_matmul
 from jax_gnn._program.rows import Contract, Labels, Row
 
@@ -75,7 +75,7 @@ def _tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -> Array |
     if not x[2] or weight[2] or set(x[1]) - set(weight[1]) or sorted(rest) != sorted(out):
         return None
     kernel = weight[0].transpose([weight[1].index(label) for label in (*x[1], *out)])
-    shape, rows = kernel.shape[len(x[1]) :], flat(x[0])
+    shape, rows = kernel.shape[len(x[1]) :], as_matrix(x[0])
     kernel = kernel.reshape(rows.shape[1], math.prod(shape))
     if min(kernel.shape) == 1 or not is_tall(rows, kernel, precision):
         return None  # XLA fuses products with a vector with what surrounds them

@@ -17,9 +17,9 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from jax_gnn._core.arguments import precision_level
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_matrix
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.op import replaced
+from jax_gnn._core.op import replace_items
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.relational_aggregate.primitive import relational_aggregate
@@ -268,14 +268,14 @@ class Lowering:
         """Dot products of rows with those of their relation."""
         x, vector, heads, summed = pattern
         maps, order = self.maps, (*heads, *summed)
-        vectors = flat(self.laid_out(vector.base, vector.labels, (order,)))
+        vectors = as_matrix(self.laid_out(vector.base, vector.labels, (order,)))
         options: Any = {"heads": width(heads, sizes)}
         pairs = None if row.space is Space.EDGE else maps.pairs(row.space)
         if pairs is not None and x.way in ("src", "dst"):
-            both = flat(self.laid_out(x.base, x.labels, (order,))), vectors
+            both = as_matrix(self.laid_out(x.base, x.labels, (order,))), vectors
             found = sddmm(*(both if pairs.by_node else both[::-1]), pairs.incidence, **options)
         else:
-            rows = flat(self.laid_out(x.row, x.labels, (order,)))
+            rows = as_matrix(self.laid_out(x.row, x.labels, (order,)))
             of_relations, own = maps.matrix(row.space, "relation")
             by_relation = replace(of_relations, order=of_relations.cols)
             found = sddmm(rows, vectors, SparseMatrix(own, by_relation), **options)
@@ -319,13 +319,13 @@ class Lowering:
         x = self._at_edges(row.operands[0])
         acc = accumulator_dtype(x.dtype)
         matrix = self.maps.matrix(Space.EDGE, "dst")
-        return segment_softmax(flat(x).astype(acc), matrix).astype(x.dtype).reshape(x.shape)
+        return segment_softmax(as_matrix(x).astype(acc), matrix).astype(x.dtype).reshape(x.shape)
 
     def _entries(self, row: Row, dtype: Any) -> Array:
         """``(edges, numbers)`` for an op, which leaves out padding whatever it holds."""
         given = isinstance(row.op, Given) and row.space is Space.EDGE
         x = jnp.asarray(self.given[row.op.index]) if given else self._at_edges(row)  # type: ignore[union-attr]
-        return flat(x.astype(accumulator_dtype(dtype)))
+        return as_matrix(x.astype(accumulator_dtype(dtype)))
 
     def _at_edges(self, row: Row) -> Array:
         x = self.array(row)
@@ -448,13 +448,16 @@ class Lowering:
         acc = accumulator_dtype(x.dtype)
         if isinstance(scores, Ends):
             return kinds.Ends(
-                *(flat(self.array(each)).astype(acc) for each in (scores.row, scores.col))
+                *(as_matrix(self.array(each)).astype(acc) for each in (scores.row, scores.col))
             )
         if isinstance(scores, patterns.Given):
             return kinds.Given(self._entries(scores.score, x.dtype))
         if isinstance(scores, Typed):
             return self._typed_scores(scores, x)
-        row_key, col_key = flat(self.array(scores.row_key)), flat(self.array(scores.col_key))
+        row_key, col_key = (
+            as_matrix(self.array(scores.row_key)),
+            as_matrix(self.array(scores.col_key)),
+        )
         keys = row_key, None if scores.col_key is value.base or col_key is x else col_key
         if isinstance(scores, Leaky):
             return kinds.Leaky(*keys, self.array(scores.vector).astype(acc).reshape(1, -1))
@@ -469,7 +472,7 @@ class Lowering:
         terms = [self._entries(each, x.dtype) for each in scores.numbers]
         numbers = sum(terms, jnp.zeros((maps.parts.rows[Space.EDGE], heads), acc))
         return kinds.Typed(
-            *(flat(of_value), numbers, None, None),
+            *(as_matrix(of_value), numbers, None, None),
             *(maps.relational.types, TypedEdges(self._graph, None).types_of_source_pairs()),
         )
 
@@ -523,7 +526,7 @@ def _repeated(x: Array, own: Labels, heads: Labels, sizes: Mapping[int, int]) ->
         full = [sizes[label] for label in heads]
         x = x.reshape(x.shape[0], *spread, x.shape[-1])
         x = jnp.broadcast_to(x, (x.shape[0], *full, x.shape[-1]))
-    return flat(x)
+    return as_matrix(x)
 
 
 def derived_from(function: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
@@ -540,7 +543,7 @@ def derived_from(function: Callable[..., Any], other: Callable[..., Any]) -> Cal
             moving = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
 
             def moved(*some: Any) -> Any:
-                every = replaced(list(primals), moving, some)
+                every = replace_items(list(primals), moving, some)
                 return other(*jax.tree.unflatten(tree, every))
 
             at, along = ([each[i] for i in moving] for each in (primals, tangents))

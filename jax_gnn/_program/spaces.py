@@ -16,7 +16,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jax_gnn._core.schedule import known_size
+from jax_gnn._core.schedule import concrete_size
 
 
 class Space(enum.Enum):
@@ -127,7 +127,7 @@ class Parts(NamedTuple):
 
     def _fewer(self, space: Space, than: Space) -> bool:
         """Whether a space has no more rows than another one."""
-        return known_size(self.rows[space]) <= known_size(self.rows[than])
+        return concrete_size(self.rows[space]) <= concrete_size(self.rows[than])
 
     def _known(self, home: Home, needed: set[str]) -> bool:
         """Whether the types at ends, if needed, can be seen from there."""

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.batching import all_batched, one_by_one
-from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
+from jax_gnn._core.batching import broadcast_batch, map_batch
+from jax_gnn._core.csr import SparseMatrix, block_diagonal, fits_block_diagonal
 from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, align_varying, define, shaped
-from jax_gnn._core.pieces import by_matrix
-from jax_gnn._core.sharding import WHOLE, Sharding, reshape
+from jax_gnn._core.op import Bind, Call, Op, abstract_like, align_varying, define
+from jax_gnn._core.pieces import matrix_sharding
+from jax_gnn._core.sharding import UNSPLIT, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.interpreter import code_of
 from jax_gnn._ops.edge_region.region import Region
@@ -74,7 +74,9 @@ def edge_region(
     """
     *arrays, _ = align_varying([*map(jnp.asarray, arrays), matrix.by_row.ids])
     rows = [
-        shaped(x, jax.ShapeDtypeStruct(x.shape if read == "shared" else x.shape[1:], x.dtype))
+        abstract_like(
+            x, jax.ShapeDtypeStruct(x.shape if read == "shared" else x.shape[1:], x.dtype)
+        )
         for x, read in zip(map(jax.typeof, arrays), reads, strict=True)
     ]
     region, consts = Region.closing(function, rows, reads, outputs)
@@ -182,7 +184,7 @@ def _batch(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
 def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Array]:
     """Matrices joined to one without common rows."""
     region: Region = bind.attributes["region"]
-    every = all_batched(operands, batched, size)
+    every = broadcast_batch(operands, batched, size)
     num_rows = operands.matrix.by_row.num_rows
     by_row = [
         has and read == "shared" for has, read in zip(batched.arrays, region.reads, strict=True)
@@ -194,8 +196,8 @@ def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
         return reshape(x, size * x.shape[1], *x.shape[2:])
 
     apart = region.apart(by_row)
-    if apart is None or not joinable(size, every.matrix):
-        return one_by_one(bind, every)
+    if apart is None or not fits_block_diagonal(size, every.matrix):
+        return map_batch(bind, every)
     arrays = tuple(
         one if read == "shared" and not moved else joined(x, moved)
         for one, x, read, moved in zip(
@@ -271,13 +273,13 @@ def _sharding(operands: Operands, results: Any, *, region: Region) -> Sharding:
     """Of a matrix that is a batch each device has its blocks, of another a run of entries."""
 
     def text(of: str, row: Any) -> str:
-        return " ".join([*_LIES[of], *[WHOLE] * len(row.shape)])
+        return " ".join([*_LIES[of], *[UNSPLIT] * len(row.shape)])
 
     by_row = operands.matrix.by_row
     into = [place for place, _ in region.outputs]
     runs = by_row.order is None and region.attained is None  # XLA finds maxima of all entries
     arrays = enumerate(zip(region.reads, region.rows, strict=True))
-    rule = by_matrix(
+    rule = matrix_sharding(
         {f"arrays.{i}": text(*each) for i, each in arrays},
         *map(text, into, region.results),
         runs=runs,

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from jax.extend import core as jex
 
-from jax_gnn._core.op import replaced
+from jax_gnn._core.op import replace_items
 from jax_gnn._core.sharding import without_mesh
 from jax_gnn._ops.edge_region.row_program import (
     Into,
@@ -322,10 +322,10 @@ class Region:
         shapes = [self.rows[i] for i in undefined]
 
         def function(*rows: Any) -> list[Array]:
-            at = replaced([None] * len(self.reads), known, rows[: len(known)])
+            at = replace_items([None] * len(self.reads), known, rows[: len(known)])
 
             def some(*values: Any) -> list[Array]:
-                found = self(*replaced(at, undefined, values))
+                found = self(*replace_items(at, undefined, values))
                 return [found[i] for i in given]
 
             return list(jax.linear_transpose(some, *shapes)(list(rows[len(known) :])))
@@ -344,7 +344,7 @@ class Region:
         self, rows: Sequence[Any], moving: Sequence[int], kept: Mapping[int, Any] | None = None
     ) -> Callable[..., list[Any]]:
         """The function of some arguments, and of results that are there."""
-        return lambda *values: self._reading(kept or {}, replaced(rows, moving, values))
+        return lambda *values: self._reading(kept or {}, replace_items(rows, moving, values))
 
     def _reading(self, kept: Mapping[int, Any], rows: Sequence[Any]) -> list[Any]:
         """The function, where some results stand for what would be made of them again."""

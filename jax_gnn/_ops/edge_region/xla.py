@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, flat, put, row_wise, take
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_matrix, row_wise, scatter_rows, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._ops.edge_region.region import READ, Attained, Region
 from jax_gnn._ops.edge_region.row_program import Into, Read
@@ -77,7 +77,7 @@ class Edges:
             x = jnp.where(row_wise(self.valid, x), x, jnp.zeros_like(x))
             if self.order is None:
                 return x
-            return put(x, jnp.where(self.valid, self.order, self.count))
+            return scatter_rows(x, jnp.where(self.valid, self.order, self.count))
         wide = x.astype(accumulator_dtype(x.dtype))
         least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
         if into == "all":
@@ -87,8 +87,8 @@ class Edges:
         if at is not None:  # by a kernel, if there is one
             x = jnp.where(row_wise(self.valid, x), x, jnp.full_like(x, least))
             if into == "col" and self.order is not None:
-                x = put(x, jnp.where(self.valid, self.order, self.count))
-            found = segment_reduce(flat(x), None, at, reduce=reduce, heads=1)
+                x = scatter_rows(x, jnp.where(self.valid, self.order, self.count))
+            found = segment_reduce(as_matrix(x), None, at, reduce=reduce, heads=1)
             return found.reshape(-1, *x.shape[1:])
         ids = jnp.where(self.valid, self._ids[into], self._sizes[into])
         return JAX_OPS[reduce](wide, ids, self._sizes[into]).astype(x.dtype)
