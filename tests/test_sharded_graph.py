@@ -23,9 +23,9 @@ import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import Part, ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._command import Costs
-from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
-from jax_gnn.sharding._sharded import parts_of
-from jax_gnn.sharding._split import pieces_of
+from jax_gnn.sharding._exchange import MAX_SENT_RATIO, plan_rounds, plan_shares
+from jax_gnn.sharding._partition import SplitArgs, parse_graph
+from jax_gnn.sharding._split import split_graph
 
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
 
@@ -151,9 +151,9 @@ def test_rounds(spread: float, rng: np.random.Generator) -> None:
     num_parts = int(rng.integers(1, 10))
     counts = (50 * np.exp(spread * rng.normal(size=(num_parts, num_parts)))).astype(int)
     counts[np.diag_indices(num_parts)] = 0
-    rounds = rounds_of(counts)
+    rounds = plan_rounds(counts)
     rows = sum(each.rows(num_parts) for each in rounds)
-    assert counts.sum() <= rows <= MOST_ROWS * counts.sum()
+    assert counts.sum() <= rows <= MAX_SENT_RATIO * counts.sum()
     for each in rounds:
         senders, receivers = np.array(each.pairs or [(0, 0)]).T
         assert len(set(senders)) == len(senders) and len(set(receivers)) == len(receivers)
@@ -161,7 +161,7 @@ def test_rounds(spread: float, rng: np.random.Generator) -> None:
     got: dict[int, list[int]] = {part: [] for part in range(num_parts)}
     for owner, reader in np.ndindex(*counts.shape):
         count, stop = int(counts[owner, reader]), 0
-        for share in shares_of(rounds, num_parts, owner, reader, count):
+        for share in plan_shares(rounds, num_parts, owner, reader, count):
             assert share.start == stop
             stop = share.stop
             sent[owner] += range(share.sender, share.sender + share.stop - share.start)
@@ -203,13 +203,13 @@ def test_each_edge_is_somewhere(
         np.testing.assert_array_equal(own.t_rows[:count], cols_of[same])
         np.testing.assert_array_equal(own.t_cols[:count], rows_of[same])
         assert (np.diff(own.t_rows[:count]) >= 0).all() and (own.edge_ids[count:] == -1).all()
-        check_far(own, cols_of)
+        check_halo_edges(own, cols_of)
     assert sorted(found) == [*range(int(graph.indptr[-1]))]
 
 
-def check_far(part: Part, cols: Any) -> None:
+def check_halo_edges(part: Part, cols: Any) -> None:
     """The edges from the halo, by source, are those among all that come from behind own nodes."""
-    (far, first), num_own = part._far, part.exchange.num_own
+    (far, first), num_own = part._halo_edges, part.exchange.num_own
     assert first == np.searchsorted(part.t_rows[: len(cols)], num_own)
     there = np.asarray(far.rows) >= 0
     order = np.asarray(far.order)[there]
@@ -424,9 +424,8 @@ def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
     """They are those of the arrays on a device, and need none."""
     graph = make(rng)
     with jax_gnn.host_arrays():
-        whole = jax.device_get(graph)
-        parts = parts_of(whole, 3, "stream")
-        costs = Costs.of(*pieces_of(whole, 3, "", *parts))
+        args = SplitArgs.parse(parse_graph(graph), 3, "stream")
+        costs = Costs.of(*split_graph(args, ""))
     split = shard_graph(graph, mesh_of(3), "nodes")
     own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
     assert costs.bytes == sum(own)
@@ -436,7 +435,7 @@ def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
     into = getattr(split.part, "back", getattr(split.part, "nodes", split.part))
     np.testing.assert_array_equal(costs.edges, into.indptr[:, -1])
     for exchange in costs.exchanges:
-        assert exchange.needed <= exchange.sent <= MOST_ROWS * exchange.needed
+        assert exchange.needed <= exchange.sent <= MAX_SENT_RATIO * exchange.needed
         assert exchange.needed <= exchange.gathered
 
 
