@@ -28,7 +28,7 @@ def multigraph(rng: np.random.Generator, num_nodes: int = 40, num_edges: int = 1
 def test_pairs_are_numbered(undirected: bool) -> None:
     for num_nodes in (1, 2, 5, 9):
         pairs = Pairs(num_nodes, undirected)
-        ends = pairs.ends(np.arange(pairs.count))
+        ends = pairs.nodes(np.arange(pairs.count))
         assert len({*pairs_of(ends)}) == pairs.count
         assert (ends[0] < ends[1] if undirected else ends[0] != ends[1]).all()
         np.testing.assert_array_equal(pairs.numbers(*ends.astype(np.int64)), np.arange(pairs.count))
@@ -36,7 +36,7 @@ def test_pairs_are_numbered(undirected: bool) -> None:
     root = np.arange(2, 2**31 - 1, 2**20)
     corners = root * (root - 1) // 2
     numbers = np.concatenate([corners, corners - 1, [large.count - 1]])
-    np.testing.assert_array_equal(large.numbers(*large.ends(numbers).astype(np.int64)), numbers)
+    np.testing.assert_array_equal(large.numbers(*large.nodes(numbers).astype(np.int64)), numbers)
 
 
 @pytest.mark.parametrize("undirected", [True, False])

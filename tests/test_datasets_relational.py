@@ -191,7 +191,7 @@ def test_damaged_triples(tmp_path: Path) -> None:
 
 def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is a thousandth once it is compressed."""
-    monkeypatch.setattr(_check, "_SMALL_FILE", 1)
+    monkeypatch.setattr(files, "_SMALL_FILE", 1)
     (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 100_000, 9))
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: the triples would take"):
         datasets.load_rdf(tmp_path)

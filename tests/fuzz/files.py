@@ -44,7 +44,7 @@ import scipy.sparse
 
 from jax_gnn import datasets, hypergraph_aggregate, schedules, spmm
 from jax_gnn._core import schedule_cache
-from jax_gnn.datasets._check import Memory
+from jax_gnn._core.files import Memory
 from jax_gnn.datasets._pickle import _ALLOWED
 
 TIMEOUT = 60  # seconds a file may take, on a machine that does other things too
