@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jax_gnn import datasets
-from jax_gnn.datasets import RelationalDataset, _check
+from jax_gnn._core import files
+from jax_gnn.datasets import RelationalDataset
 
 TRIPLES = """\
 # people

@@ -1,8 +1,8 @@
 """Conversions: graphs of other packages, sparse matrices and tables, to :class:`Data` and back.
 
-``from_NAME`` reads what the package of that name has, ``to_NAME`` makes it. The packages are no
-dependencies: each is imported where it is used, and what lacks says how to install it. Round trips
-lose nothing that the other side can hold; what it cannot, docstrings say.
+``from_NAME`` reads an object of the package of that name, ``to_NAME`` makes one. The packages are
+not dependencies: each is imported on use, and the error for a missing one says how to install it.
+Round trips keep all that the other package can hold; docstrings name what it cannot.
 """
 
 from jax_gnn.convert._data import Data
