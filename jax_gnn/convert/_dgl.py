@@ -35,10 +35,6 @@ def from_dgl(graph: DGLGraph) -> Data:
 
     Returns:
         ``Data`` of a ``Graph``, or of a ``HeteroGraph`` if types have names.
-
-    Raises:
-        TypeError: the argument is not a ``DGLGraph``.
-        ValueError: the graph is a block, or a batch of graphs of several types.
     """
     if not all(hasattr(graph, name) for name in ("canonical_etypes", "batch_size", "ntypes")):
         raise TypeError(f"graph must be a DGLGraph, got {type(graph).__name__}")
@@ -76,11 +72,6 @@ def to_dgl(data: Data | Graph | HeteroGraph) -> DGLGraph:
 
     Args:
         data: a ``Graph`` or a ``HeteroGraph``, or ``Data`` of one.
-
-    Raises:
-        ImportError: dgl is not installed.
-        TypeError: ``data`` has another type, or its arrays have no names, or are not of numbers.
-        ValueError: a number of values is wrong.
     """
     dgl = package("dgl", "dgl")
     data = as_data(data, Graph, HeteroGraph)

@@ -42,9 +42,6 @@ def from_hypernetx(hypergraph: HypernetxHypergraph) -> Data:
     Returns:
         ``Data``, where weights and properties of nodes, hyperedges and incidences are columns of
         ``nodes``, ``edges`` and ``incidences``; missing properties are None.
-
-    Raises:
-        TypeError: the argument is not a hypergraph of HyperNetX 2.
     """
     if not all(hasattr(hypergraph, name) for name in ("dataframe", "nodes", "edges")):
         kind = type(hypergraph).__name__
@@ -88,12 +85,6 @@ def to_hypernetx(data: Data | Hypergraph) -> HypernetxHypergraph:
 
     Args:
         data: an undirected ``Hypergraph``, or ``Data`` of one.
-
-    Raises:
-        ImportError: hypernetx is not installed.
-        TypeError: ``data`` has another type, or its arrays have no names.
-        ValueError: the hypergraph is directed, two nodes or hyperedges have one name, or a number
-            of values is wrong.
     """
     hypernetx = package("hypernetx", "hypernetx 'pandas<3'")
     pandas = package("pandas", "'pandas<3'")
@@ -150,9 +141,6 @@ def from_dhg(graph: DhgGraph) -> Data:
 
     Returns:
         ``Data``, where ``edges["weight"]`` and ``nodes["weight"]`` of a hypergraph are float32.
-
-    Raises:
-        TypeError: the argument has another type.
     """
     kind = type(graph).__name__
     if not hasattr(graph, "num_v") or kind not in ("Hypergraph", "Graph", "DiGraph"):
@@ -184,11 +172,6 @@ def to_dhg(data: Data | Graph | Hypergraph, *, directed: bool = True) -> DhgGrap
     Args:
         data: a ``Graph`` or an undirected ``Hypergraph``, or ``Data`` of one.
         directed: whether edges have a direction; if not, an edge and its reverse are one edge.
-
-    Raises:
-        ImportError: dhg is not installed.
-        TypeError: ``data`` has another type.
-        ValueError: the hypergraph is directed, or a number of values is wrong.
     """
     dhg = package("dhg", "dhg")
     data = as_data(data, Graph, Hypergraph)

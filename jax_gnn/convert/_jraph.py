@@ -24,10 +24,6 @@ def from_jraph(graphs: GraphsTuple) -> Data:
 
     Returns:
         ``Data`` with ``n_node`` and ``n_edge``, as a ``GraphsTuple`` is always a batch.
-
-    Raises:
-        TypeError: the argument is not a ``GraphsTuple``.
-        ValueError: its counts do not add up, or an id is out of range.
     """
     fields = ("nodes", "edges", "senders", "receivers", "globals", "n_node", "n_edge")
     if not all(hasattr(graphs, name) for name in fields):
@@ -56,12 +52,6 @@ def to_jraph(data: Data | Graph) -> GraphsTuple:
 
     Args:
         data: a ``Graph``, or ``Data`` of one.
-
-    Raises:
-        ImportError: jraph is not installed.
-        TypeError: ``data`` has another type.
-        ValueError: ``globals`` have not a row for each graph of a batch, or are not numbers, or the
-            graph is bipartite.
     """
     jraph = package("jraph", "jraph")
     data = as_data(data, Graph)

@@ -39,9 +39,6 @@ def from_networkx(graph: NetworkxGraph) -> Data:
     Returns:
         ``Data``, where ``edge_names`` are the keys of a multigraph's edges and ``globals`` the
         graph's attributes.
-
-    Raises:
-        TypeError: the argument is not a graph of networkx, or an attribute's name is not text.
     """
     if not all(hasattr(graph, name) for name in ("is_multigraph", "adj", "is_directed")):
         raise TypeError(f"graph must be one of networkx, got {type(graph).__name__}")
@@ -77,12 +74,6 @@ def to_networkx(
         directed: whether edges have a direction. If not, an edge and its reverse are one edge, with
             the attributes of the first.
         multigraph: whether edges may be parallel; by default if some are, or edges have keys.
-
-    Raises:
-        ImportError: networkx is not installed.
-        TypeError: ``data`` has another type.
-        ValueError: edges are parallel, and ``multigraph`` is False; or two nodes have one name, or
-            a number of values is wrong.
     """
     networkx = package("networkx", "networkx")
     data = as_data(data, Graph)

@@ -34,11 +34,6 @@ def from_pyg(data: PygData) -> Data:
         ``edges``; if both fit, the word "edge" in the name decides. All others are ``globals``; of
         a batch they have a row for each graph, or are lists. ``report`` names attributes of types
         of a ``HeteroData`` that were dropped, as they have no rows.
-
-    Raises:
-        ImportError: torch_geometric is not installed.
-        TypeError: ``data`` has another type.
-        ValueError: edges are a sparse matrix (``adj_t``), or an id is out of range.
     """
     pyg = package("torch_geometric.data", "torch-geometric")
     is_batch = isinstance(data, pyg.Batch)
@@ -148,12 +143,6 @@ def to_pyg(data: Data | Graph | HeteroGraph) -> PygData:
 
     Args:
         data: a ``Graph`` or a ``HeteroGraph``, or ``Data`` of one.
-
-    Raises:
-        ImportError: torch_geometric is not installed.
-        TypeError: ``data`` has another type, or its arrays have no names.
-        ValueError: an edge of a batch leaves its graph, a number of values is wrong, or nodes and
-            edges share a name.
     """
     pyg = package("torch_geometric.data", "torch-geometric")
     data = as_data(data, Graph, HeteroGraph)

@@ -27,10 +27,6 @@ def from_scipy(matrix: SparseArray) -> Data:
 
     Returns:
         ``Data``, where ``edges["weight"]`` are the values, in the dtype and order of the matrix.
-
-    Raises:
-        TypeError: the argument is not a sparse matrix of scipy.
-        ValueError: the matrix is not two-dimensional, or not valid.
     """
     coo = arguments.check_sparse("matrix", matrix, "(num_dst, num_src)")
     return Data(Graph.from_scipy(coo), edges={WEIGHT: np.array(coo.data)})
@@ -49,10 +45,6 @@ def to_scipy(
             ``"weight"`` if it exists, else ones in float32.
         format: ``"coo"``, in the order of the input, with repeated entries; ``"csr"`` or ``"csc"``,
             which sum repeated entries.
-
-    Raises:
-        TypeError: ``data`` has another type.
-        ValueError: the hypergraph is directed, or ``values`` or ``format`` is unknown.
     """
     if format not in get_args(Format):
         raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
@@ -100,10 +92,6 @@ def from_bcoo(matrix: SparseArray) -> Data:
     Returns:
         ``Data``, where ``edges["weight"]`` are the values. Padding, which has indices out of range,
         is dropped; ``report`` counts it.
-
-    Raises:
-        TypeError: the argument is not a ``BCOO``.
-        ValueError: the matrix has batch dimensions.
     """
     _check(matrix, "BCOO", ("indices", "data"))
     dst, src = np.asarray(matrix.indices).T
@@ -119,10 +107,6 @@ def from_bcsr(matrix: SparseArray) -> Data:
     Returns:
         ``Data``, where ``edges["weight"]`` are the values. Padding, which comes after the last row,
         is dropped; ``report`` counts it.
-
-    Raises:
-        TypeError: the argument is not a ``BCSR``.
-        ValueError: the matrix has batch dimensions.
     """
     _check(matrix, "BCSR", ("indices", "indptr", "data"))
     indptr, src = np.asarray(matrix.indptr), np.asarray(matrix.indices)
@@ -155,10 +139,6 @@ def to_bcoo(data: Data | Graph | Hypergraph, values: str | None = None) -> Spars
     Args:
         data: as of :func:`to_scipy`.
         values: as of :func:`to_scipy`, but ``(num_edges, *features)``.
-
-    Raises:
-        TypeError: as of :func:`to_scipy`.
-        ValueError: as of :func:`to_scipy`.
     """
     from jax.experimental import sparse
 
@@ -174,10 +154,6 @@ def to_bcsr(data: Data | Graph | Hypergraph, values: str | None = None) -> Spars
     Args:
         data: as of :func:`to_scipy`.
         values: as of :func:`to_scipy`, but ``(num_edges, *features)``.
-
-    Raises:
-        TypeError: as of :func:`to_scipy`.
-        ValueError: as of :func:`to_scipy`.
     """
     from jax.experimental import sparse
 

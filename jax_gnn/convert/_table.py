@@ -75,13 +75,6 @@ def from_table(
         float32 would round numbers beyond 2**24, such as times; columns of text are dropped.
         ``categories`` has the values of ``one_hot`` and ``labels``, of all tables together.
 
-    Raises:
-        FileNotFoundError: a file does not exist.
-        ImportError: a table needs pyarrow, which is not installed.
-        TypeError: a table has another type, or names are neither text nor integers.
-        ValueError: a column is missing or is named for two purposes, ``nodes`` repeats or lacks a
-            name, columns differ in length, or options exclude each other.
-
     Example:
         >>> edges = {"src": ["ann", "bob"], "dst": ["bob", "eve"], "years": [2, 5]}
         >>> data = from_table(edges)
@@ -140,15 +133,14 @@ def from_table(
         table.convert(_as_sequence(labels), categories, report)
     edge_names = names.pop(HYPEREDGES) if hypergraph else None
     parts: dict[str, Any] = {
-        "incidences" if hypergraph else "edges": {
-            table.key: table.columns for table in edge_tables
-        },
+        "edges": {table.key: table.columns for table in edge_tables},
         "nodes": {table.key: table.columns for table in node_tables.values()},
         "node_names": {kind: _unless_numbers(values) for kind, values in names.items()},
     }
     if not by_type:
         parts = {part: next(iter(values.values()), {}) for part, values in parts.items()}
     if edge_names is not None:
+        parts["incidences"] = parts.pop("edges")
         parts["edge_names"] = _unless_numbers(edge_names)
     if report:
         warnings.warn(f"from_table: {'; '.join(report)}", stacklevel=2)
@@ -241,9 +233,10 @@ def _as_integers(values: Column) -> Column:
 def _assign_ids(
     edge_tables: Sequence[_Table], node_tables: Mapping[str, _Table], report: list[str]
 ) -> dict[str, np.ndarray]:
-    """Replace names in all tables of edges by ids, drop edges without, and return the names by kind.
+    """Replace names in tables of edges by ids, and drop edges with unknown names.
 
-    Names are in the order of the table of nodes, or else ascend.
+    Returns:
+        The names by kind, in the order of the table of nodes, or else ascending.
     """
     columns: dict[str, list[tuple[_Table, str]]] = {
         kind: [(table, name) for name in table.ids] for kind, table in node_tables.items()
@@ -360,11 +353,6 @@ def to_table(
     Returns:
         ``(edges, nodes)`` as :func:`from_table` takes them, for a ``HeteroGraph`` by type. Columns
         in ``categories`` have their values again, None if missing.
-
-    Raises:
-        TypeError: ``data`` has another type, or its arrays have no names.
-        ValueError: a column has the name of a column of names, a number of values is wrong, or the
-            hypergraph is directed.
     """
     data = as_data(data, Graph, RelationalGraph, HeteroGraph, Hypergraph)
 

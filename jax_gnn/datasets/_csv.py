@@ -35,11 +35,6 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
 
     Args:
         path: the folder, or one of the two files.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, an id is missing or repeated, a number is missing
-            or not finite, or a folder holds several datasets.
     """
     nodes_path, edges_path = locate(as_path("path", path), ("", "nodes.csv"), ("", "edges.csv"))
     memory = Memory(nodes_path, edges_path)

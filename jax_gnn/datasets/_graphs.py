@@ -29,11 +29,6 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
 
     Args:
         path: the folder, or one of the files of the first two names.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, or take too much memory, or a folder holds
-            several datasets.
     """
     edges_path, nodes_path = locate(
         as_path("path", path), ("", "_A.txt"), ("", "_graph_indicator.txt")
@@ -108,10 +103,6 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
 
     Args:
         path: the ``.txt`` file, or a folder with one.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the contents are not as above, or take too much memory.
     """
     path = as_path("path", path)
     if path.is_dir():
@@ -215,11 +206,6 @@ def load_ogb_graphs(path: str | os.PathLike[str]) -> GraphsDataset:
 
     Args:
         path: the folder of the dataset, or ``raw``.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, or take too much memory, or a graph has several
-            labels.
     """
     folder = _raw(as_path("path", path))
     names = "edge", "num-node-list", "num-edge-list", "graph-label"
@@ -263,10 +249,6 @@ def load_ogb_nodes(path: str | os.PathLike[str]) -> GraphDataset:
 
     Args:
         path: the folder of the dataset, or ``raw``.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, or take too much memory.
     """
     folder = _raw(as_path("path", path))
     files = [folder / f"{name}.csv.gz" for name in ("edge", "node-label")]

@@ -31,11 +31,6 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
 
     Args:
         path: the folder, or ``link.dat`` in it.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, or take too much memory, or a node is labelled
-            twice or with another type than in ``node.dat``.
     """
     path = as_path("path", path)
     folder = path.parent if path.name == "link.dat" and not path.is_dir() else path

@@ -28,11 +28,6 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     Args:
         path: the folder. Pickles are read without executing anything: see
             :class:`PickleFormatError`.
-
-    Raises:
-        FileNotFoundError: ``hypergraph.pickle`` or ``labels.pickle`` is missing.
-        PickleFormatError: a file is damaged, or names something that these files do not need.
-        ValueError: the contents are not as above, or take too much memory.
     """
     folder = as_path("path", path)
     if folder.exists() and not folder.is_dir():

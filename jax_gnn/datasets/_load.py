@@ -102,11 +102,6 @@ def load_hypergraph(source: str | os.PathLike[str]) -> HypergraphDataset:
             (:func:`load_npz`), a folder with HyperGCN's pickles (:func:`load_hypergcn`), or a
             folder in the format of AllSet (:func:`load_allset`) or the Cornell collection
             (:func:`load_cornell`), or one of the files of the last two.
-
-    Raises:
-        FileNotFoundError: the file or folder does not exist, or lacks a part.
-        ValueError: the format is unknown or ambiguous, or the contents cannot be read.
-        ImportError: ``"digits"`` without scikit-learn.
     """
     return _load(source, digits, _HYPERGRAPHS)
 
@@ -119,11 +114,6 @@ def load_graph(source: str | os.PathLike[str]) -> GraphDataset:
             ``.npz`` file (:func:`load_graph_npz`), or a folder of Planetoid
             (:func:`load_planetoid`), of the Open Graph Benchmark (:func:`load_ogb_nodes`) or with
             two CSV files (:func:`load_csv`), or one of the files.
-
-    Raises:
-        FileNotFoundError: the file or folder does not exist, or lacks a part.
-        ValueError: the format is unknown or ambiguous, or the contents cannot be read.
-        ImportError: ``"digits"`` without scikit-learn.
     """
     return _load(source, digits_graph, _GRAPHS)
 
@@ -134,10 +124,6 @@ def load_graphs(source: str | os.PathLike[str]) -> GraphsDataset:
     Args:
         source: a folder of TUDataset (:func:`load_tu`) or the Open Graph Benchmark
             (:func:`load_ogb_graphs`), or a file in the format of GIN's code (:func:`load_gin`).
-
-    Raises:
-        FileNotFoundError: the file or folder does not exist, or lacks a part.
-        ValueError: the format is unknown or ambiguous, or the contents cannot be read.
     """
     return _load(source, None, _MANY_GRAPHS)
 
@@ -149,10 +135,6 @@ def load_relational(source: str | os.PathLike[str]) -> RelationalDataset:
         source: a ``.npz`` file (:func:`load_relational_npz`), a folder with N-Triples or their file
             (:func:`load_rdf`), a folder of the Heterogeneous Graph Benchmark (:func:`load_hgb`), or
             one with facts as text (:func:`load_triples`), or one of their files.
-
-    Raises:
-        FileNotFoundError: the file or folder does not exist, or lacks a part.
-        ValueError: the format is unknown or ambiguous, or the contents cannot be read.
     """
     return _load(source, None, _RELATIONAL)
 

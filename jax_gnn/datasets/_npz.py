@@ -48,12 +48,6 @@ def load_npz(path: str | os.PathLike[str]) -> HypergraphDataset:
 
     Args:
         path: the file; it is read without pickle.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is not a ``.npz`` file or damaged, lacks a key or has another, holds an
-            object array, is compressed otherwise than by ``numpy.savez_compressed``, takes too much
-            memory (see :mod:`jax_gnn.datasets`), or a field is invalid.
     """
     return _load(as_path("path", path), HypergraphDataset, "hypergraph")
 
@@ -66,10 +60,6 @@ def load_graph_npz(path: str | os.PathLike[str]) -> GraphDataset:
 
     Args:
         path: the file; it is read without pickle.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: as of :func:`load_npz`.
     """
     return _load(as_path("path", path), GraphDataset, "graph")
 
@@ -88,10 +78,6 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
 
     Args:
         path: the file; it is read without pickle.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: as of :func:`load_npz`.
     """
     path = require_file(as_path("path", path), "a .npz file")
     memory = Memory(path)

@@ -31,12 +31,6 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     Args:
         path: the folder, or one of the files. Pickles are read without executing anything: see
             :class:`PickleFormatError`.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        PickleFormatError: a file is damaged, or names something that these files do not need.
-        ValueError: the contents are not as above, or take too much memory, or a folder holds
-            several datasets.
     """
     files = locate(as_path("path", path), *(("ind.", f".{part}") for part in _PARTS))
     paths = dict(zip(_PARTS, files, strict=True))

@@ -66,12 +66,6 @@ def load_rdf(path: str | os.PathLike[str]) -> RelationalDataset:
 
     Args:
         path: the folder, or the file of triples.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, or take too much memory, a line is longer than
-            1 MiB, a table names a node that is not in the graph, labels it twice or puts it into
-            both splits, or a folder holds several datasets.
     """
     path = as_path("path", path)
     if path.is_dir():

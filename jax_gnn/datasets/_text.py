@@ -25,11 +25,6 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
 
     Args:
         path: the folder, or one of the two files.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, an id has no line in ``.content`` or two, may be
-            a node's or a hyperedge's, or a folder holds several datasets.
     """
     content_path, edges_path = locate(as_path("path", path), ("", ".content"), ("", ".edges"))
     content, content_lines = _table(content_path)
@@ -103,11 +98,6 @@ def load_cornell(path: str | os.PathLike[str]) -> HypergraphDataset:
 
     Args:
         path: the folder, or the file of hyperedges.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, the number of node names differs, a node has
-            several labels, or a folder holds several datasets.
     """
     hyperedges_path, labels_path = locate(
         as_path("path", path), ("hyperedges-", ".txt"), ("node-labels-", ".txt")

@@ -31,11 +31,6 @@ def load_triples(path: str | os.PathLike[str]) -> RelationalDataset:
 
     Args:
         path: the folder, or one of the files of facts.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the contents are not as above, a dictionary lacks a name or a number, or repeats
-            one; a file has no fact; or a fact is in two files.
     """
     path = as_path("path", path)
     folder = path if path.is_dir() else path.parent
