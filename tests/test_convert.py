@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,7 +34,7 @@ def on_the_host() -> Iterator[None]:
         yield
 
 
-def need(name: str) -> Any:
+def need(name: str):
     """A package, or a skipped test; what it warns of while it is imported is its own affair."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -80,7 +79,7 @@ def hetero(rng: Rng) -> Data:
     )
 
 
-def in_order(graph: Any) -> list[Any]:
+def in_order(graph) -> list[Any]:
     """Edges in the order of the input, by hand."""
     if isinstance(graph, HeteroGraph):
         graph = graph.relational
@@ -92,7 +91,7 @@ def in_order(graph: Any) -> list[Any]:
     return [nodes.num_src, nodes.num_dst, *(a[order] for a in (nodes.cols, nodes.rows, *kinds))]
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(found, wanted) -> None:
     """Trees of equal arrays, in dtype too."""
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -135,7 +134,7 @@ def batch(rng: Rng) -> Data:
 # --- Packages -------------------------------------------------------------------------------------
 
 
-def test_jraph(rng: Rng) -> None:
+def test_jraph(rng):
     jraph = need("jraph")
     for data in (*graphs(rng), batch(rng)):
         made = convert.to_jraph(data)
@@ -148,7 +147,7 @@ def test_jraph(rng: Rng) -> None:
     assert_same(convert.to_jraph(convert.from_jraph(tree)), tree)
 
 
-def test_pyg(rng: Rng) -> None:
+def test_pyg(rng):
     pyg = need("torch_geometric.data")
     for data in graphs(rng):
         data = replace(data, globals={"y": np.float32(rng.normal(size=(1, 3))), "title": "Ζωή"})
@@ -197,7 +196,7 @@ def test_pyg(rng: Rng) -> None:
     assert_same({k: back.edges[k] for k in data.edges}, data.edges)
 
 
-def test_bfloat16(rng: Rng) -> None:
+def test_bfloat16(rng):
     torch = need("torch")
     need("torch_geometric")
     data = Data(Graph.from_edges([0], [1]), nodes={"x": np.asarray(jnp.ones((2, 3), jnp.bfloat16))})
@@ -205,7 +204,7 @@ def test_bfloat16(rng: Rng) -> None:
     assert_equal(convert.from_pyg(convert.to_pyg(data)), data, "nodes")
 
 
-def test_dgl(rng: Rng) -> None:
+def test_dgl(rng):
     need("dgl")
     for data in (*graphs(rng), replace(batch(rng), globals={})):
         assert_equal(convert.from_dgl(convert.to_dgl(data)), data)
@@ -216,7 +215,7 @@ def test_dgl(rng: Rng) -> None:
     assert_same({k: back.edges[k] for k in data.edges}, data.edges)
 
 
-def test_networkx(rng: Rng) -> None:
+def test_networkx(rng):
     networkx = need("networkx")
     for kind in ("Graph", "DiGraph", "MultiGraph", "MultiDiGraph"):
         for num_nodes, num_edges in ((0, 0), (3, 0), (1, 3), (7, 20)):
@@ -259,7 +258,7 @@ def test_networkx(rng: Rng) -> None:
         convert.to_networkx(Graph.from_edges([0, 0, 0], [1, 1, 1]), multigraph=False)
 
 
-def test_hypernetx(rng: Rng) -> None:
+def test_hypernetx(rng):
     if int(need("pandas").__version__.partition(".")[0]) > 2:
         pytest.skip("HyperNetX 2 reads properties with pandas 2 only")
     hypernetx = need("hypernetx")
@@ -277,7 +276,7 @@ def test_hypernetx(rng: Rng) -> None:
         convert.to_hypernetx(Hypergraph.from_hyperedges([[0, 0, 1], []], num_nodes=4))
 
 
-def test_dhg(rng: Rng) -> None:
+def test_dhg(rng):
     dhg = need("dhg")
     given = dhg.Hypergraph(
         6, [(0, 1, 2), (4,), (2, 3)], [1.0, 2.5, 3.0], v_weight=[1, 2, 3, 4, 5, 6]
@@ -297,7 +296,7 @@ def test_dhg(rng: Rng) -> None:
 # --- Sparse matrices ------------------------------------------------------------------------------
 
 
-def test_sparse(rng: Rng) -> None:
+def test_sparse(rng):
     for num_dst, num_src, count in ((4, 7, 12), (3, 3, 0), (0, 2, 0), (1, 1, 3)):
         src, dst = ends(rng, num_src, num_dst, count)
         matrix = scipy.sparse.coo_array((rng.normal(size=count), (dst, src)), (num_dst, num_src))
@@ -321,7 +320,7 @@ def test_sparse(rng: Rng) -> None:
         np.testing.assert_allclose(convert.to_bcoo(data).todense(), matrix.toarray(), 1e-5, 1e-6)
 
 
-def test_padding_of_a_matrix_is_dropped() -> None:
+def test_padding_of_a_matrix_is_dropped():
     padded = jax.experimental.sparse.BCOO.fromdense(jnp.eye(3), nse=5)
     data = convert.from_bcoo(padded)
     assert data.graph.num_edges == 3
@@ -329,7 +328,7 @@ def test_padding_of_a_matrix_is_dropped() -> None:
     assert convert.from_bcsr(jax.experimental.sparse.BCSR.from_bcoo(padded)).graph.num_edges == 3
 
 
-def test_incidence() -> None:
+def test_incidence():
     hypergraph = Hypergraph.from_hyperedges([[2, 0], [], [1, 2]], num_nodes=4)
     made = convert.to_scipy(hypergraph)
     assert made.toarray().tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 1], [0, 0, 0]]
@@ -353,7 +352,7 @@ def tables(rng: Rng, num_nodes: int = 10, num_edges: int = 30) -> tuple[Any, Any
     }
 
 
-def read(*args: Any, **options: Any) -> Data:
+def read(*args, **options) -> Data:
     """Without the warning, which is tested elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -364,7 +363,7 @@ OPTIONS = {"one_hot": "kind", "labels": ["class"]}
 
 
 @pytest.mark.parametrize("how", ["mapping", "csv", "pandas", "polars", "pyarrow"])
-def test_table(how: str, rng: Rng, tmp_path: Path) -> None:
+def test_table(how, rng, tmp_path):
     edges, nodes = tables(rng)
     if how == "csv":  # where an empty cell is none
         for table in (edges, nodes):
@@ -402,7 +401,7 @@ def test_table(how: str, rng: Rng, tmp_path: Path) -> None:
     assert_equal(read(*back, **OPTIONS), data)
 
 
-def test_table_of_ids(rng: Rng) -> None:
+def test_table_of_ids(rng):
     """Integers of 64 bits, near each other and far; without a table of nodes their order counts."""
     for low, high in ((-(2**63), 2**63 - 1), (2**40, 2**40 + 9), (0, 6), (3, 2**20)):
         src, dst = rng.integers(low, high, size=(2, 40), endpoint=True)
@@ -419,7 +418,7 @@ def test_table_of_ids(rng: Rng) -> None:
     assert read({"src": [], "dst": []}).graph.num_nodes == 0
 
 
-def test_tables_of_arrow(rng: Rng) -> None:
+def test_tables_of_arrow(rng):
     """Categories, several chunks, numbers that are missing, rows of vectors."""
     pyarrow = need("pyarrow")
     edges, nodes = tables(rng)
@@ -439,7 +438,7 @@ def test_tables_of_arrow(rng: Rng) -> None:
     assert_equal(read(frame, {"id": nodes["id"]}), wanted, "edges", "node_names")
 
 
-def test_table_of_relations(rng: Rng) -> None:
+def test_table_of_relations(rng):
     edges, _ = tables(rng)
     edges["how"] = NAMES[rng.integers(3, size=30)]
     data = read(edges, relation="how")
@@ -449,7 +448,7 @@ def test_table_of_relations(rng: Rng) -> None:
     assert back.keys() == edges.keys()
 
 
-def test_table_of_memberships(rng: Rng) -> None:
+def test_table_of_memberships(rng):
     edges, nodes = tables(rng)
     edges["dst"] = rng.permutation(edges["dst"])
     data = read(edges, nodes, hypergraph=True, **OPTIONS)
@@ -460,7 +459,7 @@ def test_table_of_memberships(rng: Rng) -> None:
     assert_equal(read(*back, hypergraph=True, **OPTIONS), data, "nodes", "incidences", "edge_names")
 
 
-def test_tables_by_type(rng: Rng) -> None:
+def test_tables_by_type(rng):
     edges = {
         ("author", "writes", "paper"): {"src": ["ann", "李"], "dst": [7, 3], "order": [1.0, 2.0]},
         ("paper", "cites", "paper"): {"src": [3, 7], "dst": [4, 7]},
@@ -485,7 +484,7 @@ def edges_lost(rng: Rng) -> tuple[Data, list[np.ndarray]]:
     return Data(graph, edges={kind: {"w": values[0]}, other: {"w": values[1]}}), left
 
 
-def test_values_of_edges_that_were_lost(rng: Rng) -> None:
+def test_values_of_edges_that_were_lost(rng):
     data, left = edges_lost(rng)
     for table, want in zip(convert.to_table(data)[0].values(), left, strict=True):
         np.testing.assert_array_equal(table["w"], want)
@@ -499,7 +498,7 @@ def test_values_of_edges_that_were_lost(rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("package", ["pyg", "dgl"])
-def test_values_of_edges_that_were_lost_elsewhere(package: str, rng: Rng) -> None:
+def test_values_of_edges_that_were_lost_elsewhere(package, rng):
     need({"pyg": "torch_geometric", "dgl": "dgl"}[package])
     data, left = edges_lost(rng)
     back = getattr(convert, f"from_{package}")(getattr(convert, f"to_{package}")(data))
@@ -508,7 +507,7 @@ def test_values_of_edges_that_were_lost_elsewhere(package: str, rng: Rng) -> Non
 
 
 @pytest.mark.parametrize("name", ["Data", "from_table"])
-def test_example(name: str) -> None:
+def test_example(name):
     names = {**vars(convert), "jax_gnn": jax_gnn, "np": np}
     text = inspect.getdoc(getattr(convert, name))
     example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
@@ -517,7 +516,7 @@ def test_example(name: str) -> None:
     assert not doctest.DocTestRunner().run(example, out=report.append).failed, "".join(report)
 
 
-def test_table_says_what_it_changed() -> None:
+def test_table_says_what_it_changed():
     edges = {
         "src": ["a", "b", "b", "who", None],
         "dst": ["b", "a", "a", "a", "b"],
@@ -539,7 +538,7 @@ def test_table_says_what_it_changed() -> None:
     np.testing.assert_array_equal(data.edges["weight"], [1, np.nan, 3])
 
 
-def test_csv_files(tmp_path: Path) -> None:
+def test_csv_files(tmp_path):
     """Numbers, names that look like them, what is missing, quotes, a byte order mark, tabs."""
     path = tmp_path / "a.csv"
     path.write_text("\ufeffsrc,dst,w,t\r\n007,7,1e3,\r\n7,007,-2,5\r\n", encoding="utf-8")
@@ -560,7 +559,7 @@ def test_csv_files(tmp_path: Path) -> None:
             convert.from_table(tmp_path / "a.csv")
 
 
-def test_text_files(tmp_path: Path) -> None:
+def test_text_files(tmp_path):
     """Compressed ones, lists of edges as SNAP has them, a header alone, whole numbers as floats."""
     text = "src,dst,w\n1.0,2,5\n2.0,1,6\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
@@ -592,7 +591,7 @@ def test_text_files(tmp_path: Path) -> None:
             convert.from_table(tmp_path / name)
 
 
-def test_numbers_that_float32_rounds() -> None:
+def test_numbers_that_float32_rounds():
     """Times keep their digits, and are told; what float32 has exactly is float32."""
     edges = {"src": [0, 1], "dst": [1, 0], "time": [1_700_000_001, 1_700_000_063]}
     edges |= {"some": [2**30 + 1, None], "small": [2**24, -(2**24)], "even": [2**40, 0]}
@@ -609,7 +608,7 @@ def test_numbers_that_float32_rounds() -> None:
     assert f"nodes['since'] {told}, so that features() takes it by name only" in data.report
 
 
-def test_names_of_several_kinds() -> None:
+def test_names_of_several_kinds():
     """64 bits without a sign, floats that are whole beside integers, and beside text."""
     big = {"src": np.array([2**64 - 1, 1], np.uint64), "dst": np.array([2**63, 1], np.uint64)}
     assert read(big).node_names.tolist() == [1, 2**63, 2**64 - 1]
@@ -619,7 +618,7 @@ def test_names_of_several_kinds() -> None:
     assert read({"src": [0, 0.0], "dst": [1, np.float64(1)]}).node_names is None
 
 
-def test_frames(tmp_path: Path) -> None:
+def test_frames(tmp_path):
     """An index is a column where it is asked for; lazy frames; categories beside text."""
     pandas, polars = need("pandas"), need("polars")
     edges = {"src": ["b"], "dst": ["c"]}
@@ -642,7 +641,7 @@ def test_frames(tmp_path: Path) -> None:
 # --- What is wrong --------------------------------------------------------------------------------
 
 
-def graphs_tuple(**changes: Any) -> Any:
+def graphs_tuple(**changes):
     """Looks like jraph's."""
     parts: dict[str, Any] = {
         "nodes": np.ones((3, 2)),
@@ -759,7 +758,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("call,error,message", BAD, ids=lambda case: None)
-def test_what_is_wrong_is_said(call: Any, error: type[Exception], message: str) -> None:
+def test_what_is_wrong_is_said(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -768,7 +767,7 @@ def test_what_is_wrong_is_said(call: Any, error: type[Exception], message: str) 
 @pytest.mark.parametrize(
     "name", ["jraph", "torch_geometric", "dgl", "networkx", "dhg", "hypernetx"]
 )
-def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, f"{name}.data", None)
     to = {"torch_geometric": convert.to_pyg}.get(name) or getattr(convert, f"to_{name}")
@@ -779,7 +778,7 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
         to(graph)
 
 
-def test_data_are_told_by_shapes() -> None:
+def test_data_are_told_by_shapes():
     graph = Graph.from_edges([0, 1], [1, 0])
     data = Data(graph, nodes={"x": np.ones((2, 8))}, report=("one",))
     assert repr(data) == (

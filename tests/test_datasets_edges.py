@@ -25,7 +25,7 @@ def multigraph(rng: np.random.Generator, num_nodes: int = 40, num_edges: int = 1
 
 
 @pytest.mark.parametrize("undirected", [True, False])
-def test_pairs_are_numbered(undirected: bool) -> None:
+def test_pairs_are_numbered(undirected):
     for num_nodes in (1, 2, 5, 9):
         pairs = Pairs(num_nodes, undirected)
         ends = pairs.nodes(np.arange(pairs.count))
@@ -40,7 +40,7 @@ def test_pairs_are_numbered(undirected: bool) -> None:
 
 
 @pytest.mark.parametrize("undirected", [True, False])
-def test_split_edges(undirected: bool, rng: np.random.Generator) -> None:
+def test_split_edges(undirected, rng):
     graph = multigraph(rng)
     graph = graph.symmetrized() if undirected else graph
     split = datasets.split_edges(graph, valid=0.1, test=0.2, seed=3)
@@ -69,7 +69,7 @@ def test_split_edges(undirected: bool, rng: np.random.Generator) -> None:
     assert not np.array_equal(other.test, split.test)
 
 
-def test_negative_edges_are_all_that_are_left() -> None:
+def test_negative_edges_are_all_that_are_left():
     """Each is as likely."""
     path = Graph.from_edges([0, 1, 2], [1, 2, 3]).symmetrized()
     assert {*pairs_of(datasets.negative_edges(path, 3, seed=0))} == {(0, 2), (0, 3), (1, 3)}
@@ -95,12 +95,12 @@ def test_negative_edges_are_all_that_are_left() -> None:
         ),
     ],
 )
-def test_split_edges_refuses(edges: Any, options: Any, message: str) -> None:
+def test_split_edges_refuses(edges, options, message):
     with pytest.raises(ValueError, match=message):
         datasets.split_edges(Graph.from_edges(edges), seed=0, **options)
 
 
-def relational(src: Any, rel: Any, dst: Any, num_nodes: int) -> RelationalDataset:
+def relational(src, rel, dst, num_nodes: int) -> RelationalDataset:
     return RelationalDataset(
         name="facts",
         num_nodes=num_nodes,
@@ -112,7 +112,7 @@ def relational(src: Any, rel: Any, dst: Any, num_nodes: int) -> RelationalDatase
     )
 
 
-def test_with_split_edges(rng: np.random.Generator) -> None:
+def test_with_split_edges(rng):
     """Relation 1 is the inverse of 0, relation 2 its own; 3 has one edge, to a node of its own."""
     src, dst = rng.integers(0, 20, (2, 300))
     others = rng.integers(0, 20, (2, 60))
@@ -167,7 +167,7 @@ def facts_of(dataset: RelationalDataset, part: str) -> set[tuple[str, str, str]]
     }
 
 
-def test_load_triples(tmp_path: Path) -> None:
+def test_load_triples(tmp_path):
     dataset = datasets.load_relational(write(tmp_path, TEXT))
     assert dataset.node_names == ("Zürich", "CH", "Bern", "Genf", "FR")
     assert dataset.relation_names == ("in", "near")
@@ -201,12 +201,12 @@ def test_load_triples(tmp_path: Path) -> None:
         ({"relations.dict": "0\tin\n"}, "line 5: 'near' is not in the dictionary of relations"),
     ],
 )
-def test_load_triples_refuses(files: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_load_triples_refuses(files, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         datasets.load_triples(write(tmp_path, TEXT | files))
 
 
-def test_load_triples_misses_files(tmp_path: Path) -> None:
+def test_load_triples_misses_files(tmp_path):
     write(tmp_path, TEXT)
     (tmp_path / "valid.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"valid\.txt does not exist; expected valid\.txt"):

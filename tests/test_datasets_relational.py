@@ -68,20 +68,20 @@ NPZ: dict[str, Any] = {
 }
 
 
-def write(folder: Path, files: dict[str, Any]) -> Path:
+def write(folder: Path, files) -> Path:
     for name, text in files.items():
         data = text if isinstance(text, bytes) else text.encode()
         (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return folder
 
 
-def check(data: RelationalDataset, **wanted: Any) -> None:
+def check(data: RelationalDataset, **wanted) -> None:
     for name, value in wanted.items():
         np.testing.assert_array_equal(getattr(data, name), value, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["toy_stripped.nt.gz", "toy.nt"])
-def test_triples(tmp_path: Path, name: str) -> None:
+def test_triples(tmp_path, name):
     folder = write(tmp_path, {name: TRIPLES, **TABLES})
     for source in (folder, folder / name):
         data = datasets.load_relational(source)
@@ -99,7 +99,7 @@ def test_triples(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("odd", ["\x85", "\u2028", "\x1c", "\x0c"])
-def test_names_with_what_python_takes_for_line_ends(tmp_path: Path, odd: str) -> None:
+def test_names_with_what_python_takes_for_line_ends(tmp_path, odd):
     """They are read, and later lines have the numbers that editors give them."""
     node = f"a{odd}" if odd > "\x20" else "a"
     triples = f'<{node}> <b> "c{odd}" .\n'
@@ -118,7 +118,7 @@ def test_names_with_what_python_takes_for_line_ends(tmp_path: Path, odd: str) ->
         datasets.load_hgb(folder)
 
 
-def test_triples_without_tables(tmp_path: Path) -> None:
+def test_triples_without_tables(tmp_path):
     data = datasets.load_rdf(write(tmp_path, {"toy.nt": TRIPLES}))
     assert data.train_idx is None and data.label_names is None and data.num_classes == 0
     empty = datasets.load_rdf(write(tmp_path, {"toy.nt": "\n# nothing\n"}))
@@ -144,7 +144,7 @@ TERMS = {
 }
 
 
-def test_terms_are_what_they_mean(tmp_path: Path) -> None:
+def test_terms_are_what_they_mean(tmp_path):
     """Each triple twice or more in other words, without blanks between, lines ended in all ways."""
     ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
     lines = [
@@ -170,13 +170,13 @@ def test_terms_are_what_they_mean(tmp_path: Path) -> None:
         *('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c ."),
     ],
 )
-def test_a_line_that_is_no_triple(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_triple(tmp_path, line):
     folder = write(tmp_path, {"toy.nt.gz": f"<a> <b> <c> .\n\n{line}\n"})
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: line 3 is no triple"):
         datasets.load_rdf(folder)
 
 
-def test_damaged_triples(tmp_path: Path) -> None:
+def test_damaged_triples(tmp_path):
     whole = gzip.compress(TRIPLES.encode())
     for data, message in (
         (whole[:-20], "damaged after line"),
@@ -190,7 +190,7 @@ def test_damaged_triples(tmp_path: Path) -> None:
             datasets.load_rdf(tmp_path)
 
 
-def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_of_very_many_triples(tmp_path, monkeypatch):
     """What is a thousandth once it is compressed."""
     monkeypatch.setattr(files, "_SMALL_FILE", 1)
     (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 100_000, 9))
@@ -218,13 +218,13 @@ def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.M
         ("other.nt", TRIPLES, "expected one file"),
     ],
 )
-def test_tables_and_folders(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_tables_and_folders(tmp_path, name, text, message):
     folder = write(tmp_path, {"toy.nt": TRIPLES, **TABLES, name: text})
     with pytest.raises(ValueError, match=message):
         datasets.load_rdf(folder)
 
 
-def test_hgb(tmp_path: Path) -> None:
+def test_hgb(tmp_path):
     folder = write(tmp_path, HGB)
     for source in (folder, folder / "link.dat"):
         data = datasets.load_relational(source)
@@ -246,7 +246,7 @@ def test_hgb(tmp_path: Path) -> None:
 NODES_OF_HGB = "4\tFive\t2\t0.5,1\n0\tOne\t0\n1\tTwo\t0\n3\t\t1\t\n2\tThree\t1\t1\n"
 
 
-def test_hgb_nodes_are_those_of_node_dat(tmp_path: Path) -> None:
+def test_hgb_nodes_are_those_of_node_dat(tmp_path):
     """One has neither edge nor label; and types, relations and classes may have names alone."""
     info = json.loads(HGB["info.dat"])
     info["node.dat"]["node type"] |= {"2": "genre", "3": "award"}
@@ -276,9 +276,7 @@ def test_hgb_nodes_are_those_of_node_dat(tmp_path: Path) -> None:
         ("node.dat", "0\tOne\t2000000000\n", r"link\.dat: line 1: expected a node of node\.dat"),
     ],
 )
-def test_hgb_refuses_what_is_not_in_node_dat(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+def test_hgb_refuses_what_is_not_in_node_dat(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         datasets.load_hgb(write(tmp_path, HGB | {"node.dat": NODES_OF_HGB, name: text}))
 
@@ -300,18 +298,18 @@ def test_hgb_refuses_what_is_not_in_node_dat(
         ("info.dat", "[" * 100_000, r"info\.dat: "),
     ],
 )
-def test_hgb_refuses(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_hgb_refuses(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         datasets.load_hgb(write(tmp_path, HGB | {name: text}))
 
 
-def save(folder: Path, **changes: Any) -> Path:
+def save(folder: Path, **changes) -> Path:
     arrays = {name: value for name, value in (NPZ | changes).items() if value is not None}
     np.savez_compressed(folder / "toy.npz", **arrays)
     return folder / "toy.npz"
 
 
-def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
+def test_npz_with_types_and_edge_splits(tmp_path):
     """Edges are sorted, without duplicates; what names edges follows them, also one given twice."""
     splits = {"train_idx": [3, 1, 0, 1], "test_idx": [2]}
     data = datasets.load_relational(save(tmp_path, **splits))
@@ -322,7 +320,7 @@ def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.x_by_type["q"], [[0, 0], [0, 2]])
 
 
-def test_types_of_a_graph(tmp_path: Path) -> None:
+def test_types_of_a_graph(tmp_path):
     """Where nodes are numbered type by type."""
     data = datasets.load_relational(save(tmp_path))
     assert data.node_type_sizes is None and data.graph().node_type_sizes is None
@@ -333,7 +331,7 @@ def test_types_of_a_graph(tmp_path: Path) -> None:
     assert (graph.node_type_names, graph.node_type_sizes) == (("p", "q"), (2, 3))
 
 
-def test_npz_with_labels(tmp_path: Path) -> None:
+def test_npz_with_labels(tmp_path):
     names = {"class_names": np.array(["u", "v"]), "y": [0, 1, -1, -1, -1]}
     data = datasets.load_relational_npz(save(tmp_path, **names, train_idx_20=[0], test_idx_20=[1]))
     check(data, train_idx=[0], test_idx=[1], label_names=("u", "v"), train_edges=None)
@@ -383,12 +381,12 @@ def test_npz_with_labels(tmp_path: Path) -> None:
         ({"num_relations": 2**31 - 1, "relation_names": None}, "num_relations would take"),
     ],
 )
-def test_npz_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_npz_refuses(tmp_path, changes, message):
     with pytest.raises(ValueError, match=rf"toy\.npz: .*{message}"):
         datasets.load_relational_npz(save(tmp_path, **changes))
 
 
-def test_npz_with_a_key_twice(tmp_path: Path) -> None:
+def test_npz_with_a_key_twice(tmp_path):
     path = save(tmp_path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("rel", archive.read("rel.npy"))
@@ -396,7 +394,7 @@ def test_npz_with_a_key_twice(tmp_path: Path) -> None:
         datasets.load_relational_npz(path)
 
 
-def test_formats_are_found_or_named(tmp_path: Path) -> None:
+def test_formats_are_found_or_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"known are .*load_relational_npz"):
         datasets.load_relational(tmp_path / "nothing")
     with pytest.raises(ValueError, match="is an empty folder"):

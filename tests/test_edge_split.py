@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.export
@@ -21,7 +19,7 @@ from jax_gnn._core.csr import EdgeSplit, block_diagonal, edge_split
 from jax_gnn._core.ids import PADDING
 
 
-def reference(indptr: Any, cols: Any) -> EdgeSplit:
+def reference(indptr, cols) -> EdgeSplit:
     """One slot after the other."""
     ids, places = [], []
     for row in range(len(indptr) - 1):
@@ -80,7 +78,7 @@ DEGREES = {
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("padding", [0, 3, 20])
 @pytest.mark.parametrize("case", DEGREES)
-def test_format(rng: np.random.Generator, case: str, padding: int, dtype: Any) -> None:
+def test_format(rng, case, padding, dtype):
     degrees = DEGREES[case]
     if degrees is None:
         degrees = rng.integers(0, 20, 50)
@@ -98,7 +96,7 @@ def test_format(rng: np.random.Generator, case: str, padding: int, dtype: Any) -
             assert_equal(got, want)
 
 
-def test_rows_may_start_late() -> None:
+def test_rows_may_start_late():
     indptr, cols = np.array([2, 3, 12], np.int32), np.arange(14, dtype=np.int32)
     got = edge_split(indptr, cols)
     assert_equal(got, reference(indptr, cols))
@@ -106,7 +104,7 @@ def test_rows_may_start_late() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_any_indptr_stays_in_bounds(rng: np.random.Generator, dtype: Any) -> None:
+def test_any_indptr_stays_in_bounds(rng, dtype):
     limits = np.iinfo(dtype)
     with jax.enable_x64(dtype == np.int64):
         jitted = jax.jit(edge_split)
@@ -128,7 +126,7 @@ def test_any_indptr_stays_in_bounds(rng: np.random.Generator, dtype: Any) -> Non
                 assert_equal(jitted(indptr.astype(dtype), cols), got)
 
 
-def test_native_call_with_wrong_arrays() -> None:
+def test_native_call_with_wrong_arrays():
     split = ffi.host_function("edge_split")
     indptr, cols = np.zeros(4, np.int32), np.zeros(9, np.int32)
     ids, places = np.zeros((5, 8), np.int32), np.zeros((5, 2), np.int32)
@@ -153,7 +151,7 @@ SQUARE = Graph.from_edges([0, 1, 4, 1, 2], [1, 0, 2, 2, 2], num_nodes=6)
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, "large"])
-def test_with_edge_split(rng: np.random.Generator, scenario: str) -> None:
+def test_with_edge_split(rng, scenario):
     graph = graph_of(Incidence.random(rng, scenario))
     assert graph.split is None
     assert graph.t_split is None
@@ -177,7 +175,7 @@ def test_with_edge_split(rng: np.random.Generator, scenario: str) -> None:
         jax.jit(lambda graph: graph.pad(num_nodes=9, num_edges=30)),
     ],
 )
-def test_other_graphs_from_one(change: Callable[[Graph], Graph]) -> None:
+def test_other_graphs_from_one(change):
     """They have the split where it was there before."""
     got = change(SQUARE.with_edge_split())
     assert_split(got)
@@ -185,13 +183,13 @@ def test_other_graphs_from_one(change: Callable[[Graph], Graph]) -> None:
     assert change(SQUARE).split is None
 
 
-def test_vmap_over_stacked_graphs(rng: np.random.Generator) -> None:
+def test_vmap_over_stacked_graphs(rng):
     graphs = [graph_of(Incidence.random(rng, scenario)) for scenario in STACKABLE]
     want = stack([graph.with_edge_split() for graph in graphs])
     assert same_bits(jax.vmap(Graph.with_edge_split)(stack(graphs)), want)
 
 
-def test_copies_and_export() -> None:
+def test_copies_and_export():
     graph = SQUARE.with_edge_split()
     exported = jax.export.export(jax.jit(Graph.transpose))(graph)
     assert_split(jax.export.deserialize(exported.serialize()).call(graph).transpose())
@@ -212,7 +210,7 @@ DIRECTED = Hypergraph.from_directed(
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_builders_of_hypergraphs(rng: np.random.Generator, scenario: str) -> None:
+def test_builders_of_hypergraphs(rng, scenario):
     incidence = Incidence.random(rng, scenario)
     assert_split(hypergraph_of(incidence).graph)
     sizes = {"num_nodes": incidence.num_left, "num_hyperedges": incidence.num_right}
@@ -232,14 +230,12 @@ def test_builders_of_hypergraphs(rng: np.random.Generator, scenario: str) -> Non
         lambda hypergraph: hypergraph.pad(num_nodes=8, num_hyperedges=5, num_incidences=30),
     ],
 )
-def test_other_hypergraphs_from_one(
-    hypergraph: Hypergraph, change: Callable[[Hypergraph], Hypergraph]
-) -> None:
+def test_other_hypergraphs_from_one(hypergraph, change):
     got = change(hypergraph)
     assert_split(got.graph, got.receiving)
 
 
-def test_other_builders(rng: np.random.Generator) -> None:
+def test_other_builders(rng):
     for hypergraph in (
         Hypergraph.from_scipy(scipy.sparse.coo_array(rng.integers(0, 2, (5, 4)))),
         Hypergraph.from_knn(rng.normal(size=(9, 2)), 3),
@@ -259,12 +255,12 @@ def plain(hypergraph: Hypergraph) -> Hypergraph:
 
 
 @pytest.mark.parametrize("hypergraph", [SMALL, DIRECTED], ids=["undirected", "directed"])
-def test_hypergraphs_of_plain_graphs(rng: np.random.Generator, hypergraph: Hypergraph) -> None:
+def test_hypergraphs_of_plain_graphs(rng, hypergraph):
     x = rng.normal(size=(6, 3)).astype(np.float32)
     weight = rng.normal(size=3).astype(np.float32)
     assert plain(hypergraph).graph.split is None
 
-    def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
+    def energy(hypergraph: Hypergraph, x, weight):
         return jnp.sum(hypergraph_aggregate(hypergraph, x, weight) ** 2)
 
     gradient = jax.value_and_grad(energy, argnums=(1, 2))
@@ -276,7 +272,7 @@ def test_hypergraphs_of_plain_graphs(rng: np.random.Generator, hypergraph: Hyper
     assert plain(hypergraph).pad(num_incidences=9).graph.split is None
 
 
-def test_aggregation_with_64_bit_indices(rng: np.random.Generator) -> None:
+def test_aggregation_with_64_bit_indices(rng):
     x = rng.normal(size=(6, 3)).astype(np.float32)
     want = hypergraph_aggregate(DIRECTED, x)
     with jax.enable_x64(True):
@@ -287,7 +283,7 @@ def test_aggregation_with_64_bit_indices(rng: np.random.Generator) -> None:
             assert_close(hypergraph_aggregate(hypergraph, x), want, 1e-6, "value")
 
 
-def test_a_batch_is_joined(rng: np.random.Generator) -> None:
+def test_a_batch_is_joined(rng):
     """Slots are those of the block-diagonal matrix, but for where surplus ones are."""
     graphs = [graph_of(Incidence.random(rng, name)).pad(num_edges=30) for name in STACKABLE]
     graphs = [graph.with_edge_split() for graph in graphs]

@@ -24,7 +24,7 @@ from jax_gnn import Graph, HeteroGraph
 from jax_gnn.sharding import load_parts, save_parts, shard_graph
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(found, wanted) -> None:
     """The same structure and bits, at the same places."""
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -34,9 +34,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
-def test_files_have_what_is_split(
-    make: Any, num_parts: int, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_files_have_what_is_split(make, num_parts, tmp_path, rng):
     """Rows of nodes are read from a file themselves, in several dtypes."""
     graph, method = make(rng), rng.integers(0, num_parts, 60)
     np.save(tmp_path / "x.npy", rng.normal(size=(60, 3)).astype(np.float32))
@@ -56,7 +54,7 @@ def test_files_have_what_is_split(
     assert_same(values, shown | {"weight": wanted.shard_edges(edges["weight"])})
 
 
-def test_values_by_type(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_values_by_type(tmp_path, rng):
     graph = HeteroGraph(random_relational(rng))
     x = {name: rng.normal(size=(size, 2)).astype(np.float32) for name, size in TYPES.items()}
     x |= {"b": rng.normal(size=(TYPES["b"], 4)).astype(np.float32), "none": None}
@@ -78,7 +76,7 @@ def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
     return tmp_path / "parts"
 
 
-def test_errors_of_files(folder: Path, rng: np.random.Generator) -> None:
+def test_errors_of_files(folder, rng):
     other, cut = folder.parent / "other", (folder / "1.npz").read_bytes()
     save_parts(other, random_graph(rng), 2, "hash", nodes={"x": np.ones((60, 2))})
 
@@ -113,7 +111,7 @@ def test_errors_of_files(folder: Path, rng: np.random.Generator) -> None:
         load_parts(3, mesh_of(2), "nodes")  # type: ignore[arg-type]
 
 
-def test_parts_of_another_number(folder: Path, rng: np.random.Generator) -> None:
+def test_parts_of_another_number(folder, rng):
     """Files of other names stay, and all do where the folder was none of parts."""
     (folder / "mine.npz").write_bytes(b"")
     save_parts(folder, random_graph(rng), 1)
@@ -125,12 +123,12 @@ def test_parts_of_another_number(folder: Path, rng: np.random.Generator) -> None
     assert (other / "7.npz").exists()
 
 
-def test_plans_made_by_hand(folder: Path, rng: np.random.Generator) -> None:
+def test_plans_made_by_hand(folder, rng):
     """Are read or refused."""
     plan = dict(np.load(folder / "plan.npz"))
     told = json.loads(str(plan["told"]))
 
-    def changed(value: Any) -> Any:
+    def changed(value):
         """A place in it is something else."""
         if isinstance(value, dict | list) and value and rng.random() < 0.9:
             key = rng.choice([*(value if isinstance(value, dict) else range(len(value)))]).item()
@@ -150,7 +148,7 @@ def test_plans_made_by_hand(folder: Path, rng: np.random.Generator) -> None:
     assert refused
 
 
-def test_errors_of_values(tmp_path: Path) -> None:
+def test_errors_of_values(tmp_path):
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     x: Any = np.ones((3, 2))
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [

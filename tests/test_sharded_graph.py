@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -54,7 +53,7 @@ def random_relational(
 ) -> RelationalGraph:
     """The same of types of nodes, and a relation without edges."""
 
-    def edges(src: int, dst: int) -> Any:
+    def edges(src: int, dst: int):
         ends = np.stack([rng.integers(0, src - 2, 80), rng.integers(0, dst - 2, 80)])
         ends[0, :10], ends[1, 10:20] = rng.integers(0, (src, dst))
         ends[:, -5:] = ends[:, :5]
@@ -77,7 +76,7 @@ def random_hypergraph(rng: np.random.Generator) -> Hypergraph:
     return hypergraph.pad(num_nodes=60, num_hyperedges=30, num_incidences=167)
 
 
-def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> ShardedGraph:
+def sharded(rng: np.random.Generator, graph, mesh: Mesh, method: str) -> ShardedGraph:
     parts: Any = method
     if method == "random":
         parts = rng.integers(0, mesh.size, graph.num_nodes)
@@ -93,7 +92,7 @@ def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> Sh
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("method", ["stream", "metis"])
-def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generator) -> None:
+def test_parts_are_balanced(method, num_parts, rng):
     """By edges, whatever the graph, if no node has a twentieth of a part's."""
     if method == "metis":
         pytest.importorskip("pymetis")
@@ -107,7 +106,7 @@ def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generato
     np.testing.assert_array_equal(parts, partition(graph, num_parts, method))  # type: ignore[arg-type]
 
 
-def test_parts_are_many(rng: np.random.Generator) -> None:
+def test_parts_are_many(rng):
     """More than a byte can name."""
     src, dst = rng.integers(0, 1000, (2, 10000))
     graph = Graph.from_edges(src, dst, num_nodes=1000)
@@ -117,7 +116,7 @@ def test_parts_are_many(rng: np.random.Generator) -> None:
     assert edges.max() <= 1.05 * edges.mean() + graph.in_degrees().max()
 
 
-def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
+def test_parts_keep_neighbours_together(rng):
     """Of groups without edges between them few are cut, however their nodes are numbered."""
     group = rng.permutation(800) % 16
     members = [np.flatnonzero(group == each) for each in range(16)]
@@ -129,7 +128,7 @@ def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
         assert cut < 0.3 if method == "stream" else cut > 0.6
 
 
-def test_parts_of_garbage() -> None:
+def test_parts_of_garbage():
     """Ids that a graph cannot have are no neighbours, and offsets beyond the edges an error."""
     graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
     far = np.array([7, -3, 1 << 30, -(1 << 31)], np.int32)
@@ -146,7 +145,7 @@ def test_parts_of_garbage() -> None:
 
 
 @pytest.mark.parametrize("spread", [0, 0.1, 2.0])
-def test_rounds(spread: float, rng: np.random.Generator) -> None:
+def test_rounds(spread, rng):
     """Each row of each pair is sent once, and not much beside."""
     num_parts = int(rng.integers(1, 10))
     counts = (50 * np.exp(spread * rng.normal(size=(num_parts, num_parts)))).astype(int)
@@ -175,9 +174,7 @@ def test_rounds(spread: float, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_each_edge_is_somewhere(
-    method: str, num_parts: int, kind: AxisType, rng: np.random.Generator
-) -> None:
+def test_each_edge_is_somewhere(method, num_parts, kind, rng):
     """In the part of its destination, once, and its source's row is there."""
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(num_parts, kind), method)
@@ -207,7 +204,7 @@ def test_each_edge_is_somewhere(
     assert sorted(found) == [*range(int(graph.indptr[-1]))]
 
 
-def check_halo_edges(part: Part, cols: Any) -> None:
+def check_halo_edges(part: Part, cols) -> None:
     """The edges from the halo, by source, are those among all that come from behind own nodes."""
     (far, first), num_own = part._halo_edges, part.exchange.num_own
     assert first == np.searchsorted(part.t_rows[: len(cols)], num_own)
@@ -221,7 +218,7 @@ def check_halo_edges(part: Part, cols: Any) -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_edges_keep_their_relations(method: str, num_parts: int, rng: np.random.Generator) -> None:
+def test_edges_keep_their_relations(method, num_parts, rng):
     graph = random_relational(rng)
     split = sharded(rng, graph, mesh_of(num_parts), method)
     types = np.repeat([0, 1, -1], [22, 33, 5])
@@ -248,7 +245,7 @@ def test_edges_keep_their_relations(method: str, num_parts: int, rng: np.random.
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_aggregate(reduce: Any, num_parts: int, rng: np.random.Generator) -> None:
+def test_aggregate(reduce, num_parts, rng):
     """What `spmm` makes of the whole graph, and all first and second derivatives."""
     with jax.enable_x64(True):
         graph = random_graph(rng)
@@ -261,15 +258,15 @@ def test_aggregate(reduce: Any, num_parts: int, rng: np.random.Generator) -> Non
         arguments = jax.tree.map(jnp.asarray, (x, weight, scales, residual, bias))
         along = jax.tree.map(lambda each: jnp.asarray(rng.normal(size=each.shape)), arguments)
 
-        def counted(y: Any, target: Any) -> Any:
+        def counted(y, target):
             return jnp.sum(jnp.where(jnp.isfinite(y), jnp.sin(y), 0) * target)
 
-        def alone(x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
+        def alone(x, weight, scales, residual, bias):
             last = {"reduce": reduce, "residual": residual, "bias": bias, "activation": "relu"}
             return counted(jax_gnn.spmm(graph, x, weight, **scales, **last), target)
 
-        def together(x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
-            def own(part: Any, x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
+        def together(x, weight, scales, residual, bias):
+            def own(part, x, weight, scales, residual, bias):
                 last = {"reduce": reduce, "residual": residual, "bias": bias, "activation": "relu"}
                 return part.aggregate(x, weight, **scales, **last)
 
@@ -277,8 +274,8 @@ def test_aggregate(reduce: Any, num_parts: int, rng: np.random.Generator) -> Non
             y = split.apply(own, split.shard(x), split.shard_edges(weight), *of_nodes, bias=bias)
             return counted(y, split.shard(target))
 
-        def run(loss: Any) -> Any:
-            def slope(*arguments: Any) -> Any:
+        def run(loss):
+            def slope(*arguments):
                 return jax.value_and_grad(loss, (0, 1, 2, 3, 4))(*arguments)
 
             return jax.jit(lambda *both: jax.jvp(slope, *both))(arguments, along)
@@ -289,7 +286,7 @@ def test_aggregate(reduce: Any, num_parts: int, rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_aggregate_of_half_types(dtype: str, reduce: Any, rng: np.random.Generator) -> None:
+def test_aggregate_of_half_types(dtype, reduce, rng):
     """Means do not overflow, and sums are rounded twice at most."""
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(2), "random")
@@ -300,7 +297,7 @@ def test_aggregate_of_half_types(dtype: str, reduce: Any, rng: np.random.Generat
     assert_close(split.unshard(y).astype(np.float32), want, 2 * float(jnp.finfo(dtype).eps), "sums")
 
 
-def test_means_of_half_types_and_own_rows(rng: np.random.Generator) -> None:
+def test_means_of_half_types_and_own_rows(rng):
     graph = random_graph(rng)
     split = shard_graph(graph, mesh_of(2), "nodes", rng.integers(0, 2, 60))
     x = rng.uniform(1, 2, (60, 3)).astype(np.float16)
@@ -326,7 +323,7 @@ def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
 
 
 @pytest.mark.parametrize("copy_engines", [False, True])
-def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -> None:
+def test_what_rows_travel_beside(copy_engines, rng):
     """Each exchange on the way back has a kernel that waits for none of both, with copies all."""
     src, dst = rng.integers(0, 400, (2, 4000))
     src[:3900] = src[:3900] % 200 + dst[:3900] // 200 * 200  # few edges between both halves
@@ -338,7 +335,7 @@ def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -
     definition, params, rest = nnx.split(model, nnx.Param, ...)
     x = split.shard(rng.normal(size=(400, 16)).astype(np.float32))
 
-    def loss(params: Any, x: Any) -> Any:
+    def loss(params, x):
         return jnp.sum(jnp.sin(split.apply(nnx.merge(definition, params, rest), x)))
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
@@ -354,7 +351,7 @@ def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -
 
 
 @pytest.mark.usefixtures("exact_products")
-def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
+def test_rows_that_are_mapped_ahead(rng):
     """Only for copy engines, of few rows; they change nothing, and others are refused."""
     src = rng.integers(0, 60, 400)
     dst = np.where(np.arange(400) < 8, 59 - src, src // 30 * 30 + rng.integers(0, 30, 400))
@@ -362,7 +359,7 @@ def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
     x, kernel = rng.normal(size=(60, 4)), rng.normal(size=(4, 3))
     want = np.asarray(jax_gnn.spmm(graph, x @ kernel, reduce="mean"))
 
-    def aggregate(part: Any, x: Any, cut: Any = None) -> Any:
+    def aggregate(part, x, cut=None):
         sent = part.ahead(lambda x: x @ kernel, x)
         assert (sent is None) != part.exchange.by_copies
         return part.aggregate(x @ kernel, sent=None if sent is None else sent[:cut], reduce="mean")
@@ -376,7 +373,7 @@ def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gcn", "weighted", "gat"])
-def test_rows_of_others_that_are_kept(kind: str, rng: np.random.Generator) -> None:
+def test_rows_of_others_that_are_kept(kind, rng):
     """For the gradient: none of sums whose weights are constant, none under `jax.checkpoint`."""
     halves = np.array([[0], [30]])
     src, dst = (rng.integers(0, 30, (2, 200)) + halves for _ in range(2))
@@ -390,7 +387,7 @@ def test_rows_of_others_that_are_kept(kind: str, rng: np.random.Generator) -> No
     weights = (split.shard_edges(rng.random(graph.num_edges)),) * (kind == "weighted")
     halo = split.part.exchange.send.shape[1]
 
-    def kept(model: Any) -> bool:
+    def kept(model) -> bool:
         """Whether features of the halo are, by their number, alone or behind own rows."""
         run = functools.partial(jax.vjp, lambda *values: split.apply(model, *values))
         _, back = jax.eval_shape(run, x, *weights)
@@ -403,7 +400,7 @@ def test_rows_of_others_that_are_kept(kind: str, rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> None:
+def test_bytes_of_the_compiled_program(dtype, rng):
     """They are what `rows_moved` says, in the dtype of the rows."""
     split = sharded(rng, random_graph(rng), mesh_of(8), "random")
     x = split.shard(rng.normal(size=(60, 16)).astype(dtype))
@@ -420,7 +417,7 @@ def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
-def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
+def test_counted_costs(make, rng):
     """They are those of the arrays on a device, and need none."""
     graph = make(rng)
     with jax_gnn.host_arrays():
@@ -489,7 +486,7 @@ class OwnModel(nnx.Module):
         self.first = flax_layers.GATv2Conv(6, 24, heads=2, param_dtype=float, rngs=rngs)
         self.second = flax_layers.SAGEConv(24, 4, param_dtype=float, rngs=rngs)
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
+    def __call__(self, graph: Graph, x):
         return self.second(graph, jnp.tanh(self.first(graph, x)))
 
 
@@ -497,7 +494,7 @@ class OwnModel(nnx.Module):
 @pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL, *HYPERGRAPHS])
 class TestModels:
     @pytest.fixture
-    def losses(self, name: str, num_parts: int, rng: np.random.Generator) -> Any:
+    def losses(self, name: str, num_parts: int, rng: np.random.Generator):
         """Logits and a loss: on one device, on all, and what they are functions of."""
         with jax.enable_x64(True):
             rngs = nnx.Rngs(int(rng.integers(1 << 30)))
@@ -534,13 +531,13 @@ class TestModels:
             rows = 55 if isinstance(x, dict) else 60  # without padding, which has no type
             split_weights = [split.shard_edges(each) for each in weights]
 
-            def alone(params: Any, x: Any, graph: Any) -> Any:
+            def alone(params, x, graph):
                 model = nnx.merge(definition, params, rest)
                 y = model(graph, x, *weights)
                 y = jnp.concatenate([*y.values()]) if isinstance(y, dict) else y
                 return jnp.sum(jnp.sin(y) * target[: len(y)]), y
 
-            def together(params: Any, x: Any, split: Any) -> Any:
+            def together(params, x, split):
                 model = nnx.merge(definition, params, rest)
                 y = split.apply(model, None if x is None else split.shard(x), *split_weights)
                 counted = np.where(np.arange(60) < rows, target.T, 0).T
@@ -548,11 +545,11 @@ class TestModels:
 
             yield (alone, graph), (together, split), (params, x)
 
-    def test_as_on_one_device(self, losses: Any) -> None:
+    def test_as_on_one_device(self, losses):
         """Logits and all gradients; and the same bits each time."""
         *both, arguments = losses
 
-        def run(loss: Any, graph: Any) -> Any:
+        def run(loss, graph):
             return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*arguments, graph)
 
         want, got = (run(*each) for each in both)
@@ -563,7 +560,7 @@ class TestModels:
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "hgnn"])
-def test_without_edges(name: str, num_parts: int, rng: np.random.Generator) -> None:
+def test_without_edges(name, num_parts, rng):
     """And without hyperedges: XLA of jaxlib 0.11 crashes at arrays of no rows on several GPUs."""
     with jax.enable_x64(True):
         kind, options = (MODELS | RELATIONAL | HYPERGRAPHS)[name]
@@ -579,7 +576,7 @@ def test_without_edges(name: str, num_parts: int, rng: np.random.Generator) -> N
         for path, leaf in jax.tree.leaves_with_path(split.part):
             assert leaf.size or "exchange" in jax.tree_util.keystr(path)  # of which none is read
 
-        def loss(x: Any, is_split: bool) -> Any:
+        def loss(x, is_split: bool):
             y = split.unshard(split.apply(model, split.shard(x))) if is_split else model(graph, x)
             return jnp.sum(jnp.sin(y)), y
 
@@ -590,7 +587,7 @@ def test_without_edges(name: str, num_parts: int, rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize("num_parts", [1, 8])
 @pytest.mark.parametrize("types", [True, False])
-def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generator) -> None:
+def test_model_behind_types(types, num_parts, rng):
     """Features of a type, embeddings of another; or embeddings of nodes without types."""
     with jax.enable_x64(True):
         graph, rngs = random_relational(rng, num_nodes=55), nnx.Rngs(0)
@@ -607,7 +604,7 @@ def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generato
         rows, target = split.shard(x) if types else x, rng.normal(size=(55, 3))
         definition, params, rest = nnx.split(model, nnx.Param, ...)
 
-        def loss(params: Any, is_split: bool) -> Any:
+        def loss(params, is_split: bool):
             model = nnx.merge(definition, params, rest)
             y = split.unshard(split.apply(model, rows)) if is_split else model(graph, x)
             return jnp.sum(jnp.sin(y) * target), y
@@ -618,7 +615,7 @@ def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generato
             assert_close(a, b, 1e-10, "on several devices")
 
 
-def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
+def test_training_goes_the_same_way(rng):
     """50 steps of gradient descent."""
     with jax.enable_x64(True):
         graph = random_graph(rng)
@@ -629,15 +626,15 @@ def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
         definition, params, rest = nnx.split(model, nnx.Param, ...)
         rows, classes, real = split.shard(x), split.shard(labels), split.shard(np.ones(60))
 
-        def loss(params: Any, is_split: bool) -> Any:
+        def loss(params, is_split: bool):
             model = nnx.merge(definition, params, rest)
             y = split.apply(model, rows) if is_split else model(graph, x)
             logs, wanted = jax.nn.log_softmax(y), classes if is_split else labels
             picked = jnp.take_along_axis(logs, wanted[..., None], -1)[..., 0]
             return -jnp.sum(picked * real if is_split else picked) / 60
 
-        def train(is_split: bool) -> Any:
-            def step(params: Any, _: None) -> Any:
+        def train(is_split: bool):
+            def step(params, _: None):
                 value, slope = jax.value_and_grad(loss)(params, is_split)
                 return jax.tree.map(lambda p, g: p - 0.1 * g, params, slope), value
 
@@ -647,9 +644,7 @@ def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 4])
-def test_embeddings_go_on_over_other_devices(
-    after: int, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_embeddings_go_on_over_other_devices(after, tmp_path, rng):
     """Rows of nodes and their moments, saved by two devices as they are."""
     ocp, optax = (pytest.importorskip(name) for name in ("orbax.checkpoint", "optax"))
     with jax.enable_x64(True):
@@ -658,16 +653,16 @@ def test_embeddings_go_on_over_other_devices(
         model.eval()
         optimizer = optax.adam(0.01)
 
-        def steps(split: ShardedGraph, state: Any, count: int) -> Any:
+        def steps(split: ShardedGraph, state, count: int):
             classes, real = split.shard(labels), split.shard(np.ones(60))
 
-            def loss(rows: Any) -> Any:
+            def loss(rows):
                 logits = split.apply(model, rows)
                 logs = jax.nn.log_softmax(logits) * jax.nn.one_hot(classes, 3)
                 return -(logs.sum(-1) * real).sum() / 60, logits
 
             @jax.jit
-            def step(state: Any, _: None) -> Any:
+            def step(state, _: None):
                 rows, moments = state
                 (value, logits), slope = jax.value_and_grad(loss, has_aux=True)(rows)
                 change, moments = optimizer.update(slope, moments)
@@ -698,7 +693,7 @@ def test_embeddings_go_on_over_other_devices(
 # --- What is wrong is told -----------------------------------------------------------------------
 
 
-def test_gradients_to_kernels_do_not_wait_for_rows() -> None:
+def test_gradients_to_kernels_do_not_wait_for_rows():
     """That of each layer but the first, whose input has none, is there before the layer below's."""
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=4)
     model = flax_layers.GCN(3, 4, 2, num_layers=3, rngs=nnx.Rngs(0))
@@ -706,10 +701,10 @@ def test_gradients_to_kernels_do_not_wait_for_rows() -> None:
     split = shard_graph(graph, mesh_of(1), "nodes")
     x = split.shard(np.ones((4, 3), np.float32))
 
-    def on_parts(params: Any) -> Any:
+    def on_parts(params):
         return split.apply(nnx.merge(definition, params), x, deterministic=True).sum()
 
-    def alone(params: Any) -> Any:
+    def alone(params):
         return nnx.merge(definition, params)(graph, x[0], deterministic=True).sum()
 
     for loss, count in ((on_parts, 2), (alone, 0)):
@@ -717,7 +712,7 @@ def test_gradients_to_kernels_do_not_wait_for_rows() -> None:
         assert program.count("optimization_barrier") == count
 
 
-def test_errors_name_the_argument() -> None:
+def test_errors_name_the_argument():
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     two, eight = mesh_of(2), mesh_of(8)
     bipartite = Graph.from_edges([0], [1], num_src=1, num_dst=2)
@@ -741,7 +736,7 @@ def test_errors_name_the_argument() -> None:
         jax.jit(lambda graph: partition(graph, 2))(graph)
 
 
-def test_errors_of_hypergraphs() -> None:
+def test_errors_of_hypergraphs():
     hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
     directed = Hypergraph.from_directed([0], [0], [1], [0], num_nodes=4)
     with pytest.raises(ValueError, match="graph must not be a directed hypergraph"):
@@ -763,7 +758,7 @@ def test_errors_of_hypergraphs() -> None:
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
-def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
+def test_hypergraphs_without_hyperedges(num_parts):
     hypergraph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
     split = shard_graph(hypergraph, mesh_of(num_parts), "nodes")
     x = np.arange(9, dtype=np.float32)
@@ -773,9 +768,7 @@ def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("method", ["stream", "hash"])
-def test_degrees_are_of_the_whole_graph(
-    num_parts: int, method: Any, rng: np.random.Generator
-) -> None:
+def test_degrees_are_of_the_whole_graph(num_parts, method, rng):
     graph = random_graph(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes", method)
     into, out = sharded.apply(lambda part: (part.in_degrees(), part.out_degrees()))
@@ -794,7 +787,7 @@ def test_degrees_are_of_the_whole_graph(
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_padded_parts(num_parts: int, rng: np.random.Generator) -> None:
+def test_padded_parts(num_parts, rng):
     graph, relational = random_graph(rng), random_relational(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes")
     x = rng.normal(size=(graph.num_nodes, 3))
@@ -808,7 +801,7 @@ def test_padded_parts(num_parts: int, rng: np.random.Generator) -> None:
             each.apply(lambda part: part.pad(num_dst=99).indptr)
 
 
-def test_errors_of_rows() -> None:
+def test_errors_of_rows():
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
     rows = split.shard(np.ones((3, 2)))
@@ -846,7 +839,7 @@ def test_errors_of_rows() -> None:
             replace(split, **change).apply(model, rows)
 
 
-def test_errors_of_models_on_parts_with_relations() -> None:
+def test_errors_of_models_on_parts_with_relations():
     edges = {("a", "to", "b"): ([0, 1], [0, 0]), ("b", "in", "b"): ([0], [1])}
     graph = jax_gnn.HeteroGraph.from_edges(edges, {"a": 2, "b": 2})
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
@@ -875,7 +868,7 @@ def test_errors_of_models_on_parts_with_relations() -> None:
     np.testing.assert_array_equal(split.unshard(x["b"])[:, 0], [0, 0, 2, 2])
 
 
-def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pymetis(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
     with pytest.raises(ImportError, match=r"pip install .*\[scale\]"):

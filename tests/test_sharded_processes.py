@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 PROCESS = """
@@ -160,7 +159,7 @@ def two_processes(seed: int, folder: Path) -> list[str]:
             process.kill()
 
 
-def test_two_processes_are_as_one(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_two_processes_are_as_one(rng, tmp_path):
     """Two devices each; and what differs between them is named in place of a wait for ever."""
     pytest.importorskip("orbax.checkpoint")
     seed, texts = int(rng.integers(1 << 30)), [""]

@@ -108,7 +108,7 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     entries = P("d")
     whole, last, middle, inner = P(), P(None, "d"), P(None, "d", None), P(None, None, "d")
 
-    def of_edges(leaf: Any) -> P:
+    def of_edges(leaf) -> P:
         return entries if np.shape(leaf)[:1] == (EDGES,) else whole
 
     by_entry = jax.tree.map(of_edges, graph)
@@ -116,26 +116,26 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     of_hypergraph = jax.tree.map(lambda _: whole, hypergraph)
     by_graph = jax.tree.map(lambda _: entries, graphs)
 
-    def total(data: Any, ids: Any) -> Any:
+    def total(data, ids):
         return jax_gnn.segment_sum(data, ids, ROWS, indices_are_sorted=True)
 
-    def unsorted(data: Any, ids: Any) -> Any:
+    def unsorted(data, ids):
         return jax_gnn.segment_sum(data, ids, ROWS)
 
-    def mean(data: Any, ids: Any) -> Any:
+    def mean(data, ids):
         return jax_gnn.segment_mean(data, ids, ROWS, indices_are_sorted=True)
 
-    def softmax(data: Any, ids: Any) -> Any:
+    def softmax(data, ids):
         return jax_gnn.segment_softmax(data, ids, ROWS, indices_are_sorted=True)
 
-    def maximum(data: Any, ids: Any) -> Any:
+    def maximum(data, ids):
         return jax_gnn.segment_max(data, ids, ROWS, indices_are_sorted=True)
 
-    def dots(graph: Any, y: Any, x: Any) -> Any:
+    def dots(graph, y, x):
         return jax_gnn.sddmm(graph, y, x)
 
-    def region(graph: Any, y: Any, x: Any) -> Any:
-        def function(y: Any, x: Any) -> Any:
+    def region(graph, y, x):
+        def function(y, x):
             return [jnp.tanh(y * x), y - x]
 
         reads, outputs = ["row", "col"], [("row", "sum"), ("edge", "none")]
@@ -264,13 +264,13 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     return found
 
 
-def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
+def gradient_of(function) -> Callable[..., Any]:
     """All gradients of a sum that has none of its own sums: the cotangent is like the result."""
 
-    def gradients(*arrays: Any) -> Any:
+    def gradients(*arrays):
         moving = [i for i, x in enumerate(arrays) if jnp.result_type(*jax.tree.leaves(x)) == "f4"]
 
-        def of(*values: Any) -> Any:
+        def of(*values):
             given = list(arrays)
             for i, value in zip(moving, values, strict=True):
                 given[i] = value
@@ -287,7 +287,7 @@ NAMES = list(cases(np.random.default_rng(0)))
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_moved(name: str, kind: AxisType, rng: np.random.Generator) -> None:
+def test_what_is_moved(name, kind, rng):
     case = cases(rng)[name]
     over = mesh(kind)
     specs = jax.tree.leaves(case.specs, is_leaf=lambda x: isinstance(x, P))
@@ -313,20 +313,20 @@ def test_what_is_moved(name: str, kind: AxisType, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_model(kind: AxisType, rng: np.random.Generator) -> None:
+def test_a_model(kind, rng):
     """Two layers, split by features and then by entries, and their second derivative."""
     graph = graph_of(rng)
     over = mesh(kind)
     x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
     ct = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
 
-    def loss(x: Any, graph: Any) -> Any:
+    def loss(x, graph):
         return jnp.sum(jnp.tanh(jax_gnn.spmm(graph, x, reduce="mean")) * ct)
 
-    def both(x: Any, graph: Any) -> Any:
+    def both(x, graph):
         return jax.jvp(jax.grad(loss), (x, graph), (x, jax.tree.map(tangent, graph)))
 
-    def tangent(leaf: Any) -> Any:
+    def tangent(leaf):
         return np.zeros(np.shape(leaf), jax.dtypes.float0)
 
     want = jax.jit(both)(x, graph)
@@ -344,7 +344,7 @@ def test_a_model(kind: AxisType, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_what_nothing_reads_may_be_split(kind: AxisType, rng: np.random.Generator) -> None:
+def test_what_nothing_reads_may_be_split(kind, rng):
     """Of a sum into rows that is the order by column; the sum is whole."""
     graph, over = graph_of(rng), mesh(kind)
     x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
@@ -359,7 +359,7 @@ def test_what_nothing_reads_may_be_split(kind: AxisType, rng: np.random.Generato
     assert_close(found, jax_gnn.spmm(graph, x), 2e-5, "sum")
 
 
-def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_device_traces_as_before(monkeypatch):
     """There equations carry no program, with which JAX lowers none for a mesh without devices."""
 
     def traced(width: int) -> str:
@@ -372,13 +372,13 @@ def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", AxisType, ids=str)
-def test_a_mesh_without_devices(kind: AxisType) -> None:
+def test_a_mesh_without_devices(kind):
     """Programs are lowered for one within ``jax.shard_map``: else JAX refuses."""
     manual = kind == AxisType.Manual
     over = AbstractMesh((2,), ("d",), axis_types=(AxisType.Auto if manual else kind,))
     spec = P(None, "d")
 
-    def call(x: Any) -> Any:
+    def call(x):
         return jax_gnn.segment_sum(x, np.arange(3), 3)
 
     if manual:
@@ -393,7 +393,7 @@ def test_a_mesh_without_devices(kind: AxisType) -> None:
             traced.lower(lowering_platforms=("cpu",))
 
 
-def test_export_of_a_split_program(rng: np.random.Generator) -> None:
+def test_export_of_a_split_program(rng):
     """It has no partitioner of this process in it: XLA splits what it can."""
     over = mesh(AxisType.Auto)
     data = rng.normal(size=(EDGES, 32)).astype(np.float32)
@@ -417,13 +417,13 @@ def rule(*texts: str, **sizes: int) -> Sharding:
     return Sharding(operands, [result], lambda bind, operands, pieces: operands, sizes)
 
 
-def pieces_of(split: Sharding, shapes: Any, specs: Any) -> dict[str, tuple[str, ...]]:
+def pieces_of(split: Sharding, shapes, specs) -> dict[str, tuple[str, ...]]:
     axes = {"a": 2, "b": 4}
     over = type("Mesh", (), {"shape": axes})
     return {name: piece.axes for name, piece in split.pieces(over, shapes, specs).items()}
 
 
-def test_pieces() -> None:
+def test_pieces():
     heads = rule("n (h k)", "n h", "n (h k)", h=4, k=6)
     shapes = [(8, 24), (8, 4), (8, 24)]
     assert pieces_of(heads, shapes, [(None, "b"), (), ()]) == {"h": ("b",)}
@@ -449,7 +449,7 @@ def test_pieces() -> None:
         ((8, 0), 0, (0, 8), (None, None)),
     ],
 )
-def test_reshape(shape: Any, axis: int, to: Any, spec: Any) -> None:
+def test_reshape(shape, axis, to, spec):
     over = mesh(AxisType.Explicit)
     x = np.arange(np.prod(shape)).reshape(shape)
     placed = jax.device_put(x, NamedSharding(over, P(*[None] * axis, "d")))

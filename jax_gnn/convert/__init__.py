@@ -4,9 +4,9 @@
 not dependencies: each is imported on use, and the error for a missing one says how to install it.
 Round trips keep all that the other package can hold; docstrings name what it cannot.
 
-All conversions raise ``ImportError`` for a missing package, ``TypeError`` for an argument of another
-type or values without names, and ``ValueError`` for graphs that the other side cannot hold, ids out
-of range, names that are missing or repeated, and wrong numbers of values.
+All conversions raise ``ImportError`` for a missing package, ``TypeError`` for an argument of
+another type or values without names, and ``ValueError`` for graphs that the other side cannot hold,
+ids out of range, names that are missing or repeated, and wrong numbers of values.
 """
 
 from jax_gnn.convert._data import Data

@@ -98,7 +98,7 @@ X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25], [1, 2
 Y = np.array([2, 0, 1, 0, 2, 1], np.int32)
 
 
-def pick(rng: Rng, options: Any) -> Any:
+def pick(rng: Rng, options):
     """One of a sequence; unlike ``rng.choice``, as it is."""
     return options[int(rng.integers(len(options)))]
 
@@ -126,7 +126,7 @@ def planetoid_values() -> dict[str, Any]:
     return values | {"ind.toy.graph": {0: [1, 2], 1: [0], 2: [0, 5], 3: [], 5: [2]}}
 
 
-def npz_arrays(structure: Mapping[str, Any], sparse: bool) -> dict[str, np.ndarray]:
+def npz_arrays(structure, sparse: bool) -> dict[str, np.ndarray]:
     x = scipy.sparse.csr_matrix(X)
     features = {"x": X}
     if sparse:
@@ -335,7 +335,7 @@ def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
         return np.repeat(flat, int(2 ** rng.uniform(0, 12)))
 
 
-def damage_value(rng: Rng, value: Any) -> Any:
+def damage_value(rng: Rng, value):
     """Another array in a sparse matrix, or something else than a number in a container."""
     if isinstance(value, np.ndarray):
         return damage_array(rng, value)
@@ -504,7 +504,7 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def load(form: str, folder: Path) -> Any:
+def load(form: str, folder: Path):
     """The dataset that the files of a folder are."""
     if form == "hypergcn" or form in ("allset", "cornell"):
         return datasets.load_hypergraph(folder)
@@ -548,7 +548,7 @@ def read_dataset(form: str, folder: Path, thorough: bool) -> str:
     return "read"
 
 
-def use(data: Any, thorough: bool) -> None:
+def use(data, thorough: bool) -> None:
     """Builds the graph, and at times runs an op on it."""
     y, size = data.y, data.num_nodes
     if y.shape != (size,) or not (data.x is None or np.isfinite(data.x).all()):
