@@ -498,9 +498,7 @@ def test_values_of_edges_that_were_lost(rng):
     with pytest.raises(ValueError, match=r"must have a row for each of 5 edges, got shape \(4,\)"):
         convert.to_table(few)
     by_hand = replace(data.graph, num_input_edges=None)
-    with pytest.raises(
-        ValueError, match=r"edges\[.* must be left out .* num_input_edges is None"
-    ):
+    with pytest.raises(ValueError, match=r"edges\[.* must be left out .* num_input_edges is None"):
         convert.to_table(replace(data, graph=by_hand))
     assert convert.to_table(by_hand)[0].keys() == data.edges.keys()
 

@@ -196,8 +196,8 @@ def test_hypergraph_keeps_sizes():
 def test_names_of_a_table():
     data = from_table({"src": ["b", "a"], "dst": ["a", "c"]})
     names = {"node_names": data.node_names, "label_names": np.array(["t", "u"], object)}
-    made = GraphDataset(name="g", num_nodes=3, src=[0], dst=[1], y=[0, 1, 0], **names)
-    assert made.node_names == ("a", "b", "c") and made.label_names == ("t", "u")
+    dataset = GraphDataset(name="g", num_nodes=3, src=[0], dst=[1], y=[0, 1, 0], **names)
+    assert dataset.node_names == ("a", "b", "c") and dataset.label_names == ("t", "u")
 
 
 @pytest.mark.parametrize(
@@ -339,14 +339,16 @@ def test_npz_of_other_compressions(tmp_path, taking_less_than, method):
 
 def test_npz_damage(tmp_path):
     path, _ = write_sparse_npz(tmp_path)
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 97):
-        path.write_bytes(whole[:length])
+    intact = path.read_bytes()
+    for length in range(0, len(intact), 97):
+        path.write_bytes(intact[:length])
         with pytest.raises(ValueError, match=r"not a .npz file, or cut off"):
             load_hypergraph(path)
     refused = 0
-    for position in range(0, len(whole), 31):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+    for position in range(0, len(intact), 31):
+        path.write_bytes(
+            intact[:position] + bytes([intact[position] ^ 0xFF]) + intact[position + 1 :]
+        )
         try:
             assert_same(load_hypergraph(path), toy())  # dates and the like do not matter
         except ValueError as error:
@@ -624,8 +626,8 @@ def test_random_features():
     data = datasets.with_random_features(toy(x=None), num_features=5000, seed=3)
     np.testing.assert_allclose(data.x.std(axis=1), 1, rtol=0.05)
     assert_same(datasets.with_random_features(toy(), num_features=5000, seed=3), data)
-    other = datasets.with_random_features(toy(), num_features=5000, seed=4)
-    assert not np.array_equal(other.x, data.x)
+    reseeded = datasets.with_random_features(toy(), num_features=5000, seed=4)
+    assert not np.array_equal(reseeded.x, data.x)
 
 
 @pytest.mark.parametrize(

@@ -146,10 +146,10 @@ def test_csv_of_numbers_to_regress_on(tmp_path):
 def test_csv_of_numbers_that_float32_rounds(tmp_path):
     (tmp_path / "nodes.csv").write_text("id,target,x\n1,1700000001,1700000063\n2,,2\n")
     (tmp_path / "edges.csv").write_text("src,dst,weight\n1,2,9999999999\n")
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as warned:
         assert datasets.load_csv(tmp_path).edge_weight[0] == np.float32(1e10)
-    for found, what in zip(told, ("'x'", "'weight'", "'target'"), strict=True):
-        assert f"column {what} has numbers beyond 2**24" in str(found.message)
+    for warning, what in zip(warned, ("'x'", "'weight'", "'target'"), strict=True):
+        assert f"column {what} has numbers beyond 2**24" in str(warning.message)
 
 
 def test_csv_of_text(tmp_path):
@@ -355,18 +355,18 @@ def test_planetoid_validates_with_500_nodes(tmp_path):
     assert data.y[600:].tolist() == [1, 0, -1, -1, 2]
 
 
-@pytest.mark.parametrize("last", [9, 11])
-def test_planetoid_with_more_nodes_than_features(tmp_path, last):
-    """NELL's relations: nodes past all others, without features and labels, but with edges."""
+@pytest.mark.parametrize("largest", [9, 11])
+def test_planetoid_with_more_nodes_than_features(tmp_path, largest):
+    """Nodes after those with features, such as NELL's relations, have edges alone."""
     write_planetoid(tmp_path)
-    dump(tmp_path / "ind.toy.graph", NEIGHBOURS | {8: [0], last: [8] if last == 9 else []})
-    more = last - 7
+    dump(tmp_path / "ind.toy.graph", NEIGHBOURS | {8: [0], largest: [8] if largest == 9 else []})
+    num_extra = largest - 7
     expected = toy(
-        num_nodes=8 + more,
-        src=[*SRC, 0, 8] + [8, 9] * (last == 9),
-        dst=[*DST, 8, 0] + [9, 8] * (last == 9),
-        x=np.pad(X, ((0, more), (0, 0))),
-        y=[*Y, *[-1] * more],
+        num_nodes=8 + num_extra,
+        src=[*SRC, 0, 8] + [8, 9] * (largest == 9),
+        dst=[*DST, 8, 0] + [9, 8] * (largest == 9),
+        x=np.pad(X, ((0, num_extra), (0, 0))),
+        y=[*Y, *[-1] * num_extra],
     )
     assert_same(load_graph(tmp_path), expected)
 
@@ -382,9 +382,9 @@ def test_planetoid_needs_all_files(tmp_path, part):
 @pytest.mark.parametrize("part", parts())
 def test_planetoid_damage(tmp_path, part):
     path = write_planetoid(tmp_path) / f"ind.toy.{part}"
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 3):
-        path.write_bytes(whole[:length])
+    intact = path.read_bytes()
+    for length in range(0, len(intact), 3):
+        path.write_bytes(intact[:length])
         with pytest.raises(PickleFormatError, match="not a readable pickle") as caught:
             load_graph(tmp_path)
         assert str(path) in str(caught.value)

@@ -75,8 +75,8 @@ def write(folder: Path, files) -> Path:
     return folder
 
 
-def check(data: RelationalDataset, **wanted) -> None:
-    for name, value in wanted.items():
+def check(data: RelationalDataset, **expected) -> None:
+    for name, value in expected.items():
         np.testing.assert_array_equal(getattr(data, name), value, err_msg=name)
 
 
@@ -100,7 +100,7 @@ def test_triples(tmp_path, name):
 
 @pytest.mark.parametrize("odd", ["\x85", "\u2028", "\x1c", "\x0c"])
 def test_names_with_what_python_takes_for_line_ends(tmp_path, odd):
-    """They are read, and later lines have the numbers that editors give them."""
+    """Names keep such characters, and later lines have the numbers that editors show."""
     node = f"a{odd}" if odd > "\x20" else "a"
     triples = f'<{node}> <b> "c{odd}" .\n'
     files = {"toy.nt": triples, "testSet.tsv": f"n\tlabel\n{node}\tred{odd}\n"}
@@ -145,12 +145,14 @@ TERMS = {
 
 
 def test_terms_are_what_they_mean(tmp_path):
-    """Each triple twice or more in other words, without blanks between, lines ended in all ways."""
-    ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
+    """Spellings of a term are one node; blanks may be missing, lines line_end in all ways."""
+    line_ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
     lines = [
-        f"<s><p{escape}>{term}.{end}"
-        for name, others in TERMS.items()
-        for term, escape, end in zip((name, *others), (r"\u00e9", "é", "é"), ends, strict=False)
+        f"<s><p{escape}>{term}.{line_end}"
+        for name, aliases in TERMS.items()
+        for term, escape, line_end in zip(
+            (name, *aliases), (r"\u00e9", "é", "é"), line_ends, strict=False
+        )
     ]
     table = {"testSet.tsv": "id\tn\tlabel\n1\thttp://e/caf\\u00E9\t1\n2\thttp://e/😀\t0\n"}
     data = datasets.load_rdf(write(tmp_path, {"toy.nt": "\ufeff" + "".join(lines), **table}))
@@ -177,11 +179,11 @@ def test_a_line_that_is_no_triple(tmp_path, line):
 
 
 def test_damaged_triples(tmp_path):
-    whole = gzip.compress(TRIPLES.encode())
+    intact = gzip.compress(TRIPLES.encode())
     for data, message in (
-        (whole[:-20], "damaged after line"),
+        (intact[:-20], "damaged after line"),
         (b"no gzip", "damaged after line 0"),
-        (whole[:15] + b"\xff\x00" + whole[17:], "damaged|is no triple|not UTF-8"),
+        (intact[:15] + b"\xff\x00" + intact[17:], "damaged|is no triple|not UTF-8"),
         (gzip.compress(b"<a> <b> <\xff> .\n"), "line 1 is not UTF-8"),
         (gzip.compress(b"#" * (2**20 + 1)), "line 1 is longer"),
     ):
@@ -191,7 +193,7 @@ def test_damaged_triples(tmp_path):
 
 
 def test_a_small_file_of_very_many_triples(tmp_path, monkeypatch):
-    """What is a thousandth once it is compressed."""
+    """Triples that compress to a thousandth of their size are refused."""
     monkeypatch.setattr(files, "_SMALL_FILE", 1)
     (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 100_000, 9))
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: the triples would take"):
@@ -321,7 +323,7 @@ def test_npz_with_types_and_edge_splits(tmp_path):
 
 
 def test_types_of_a_graph(tmp_path):
-    """Where nodes are numbered type by type."""
+    """Graphs have sizes of types if nodes are numbered type by type."""
     data = datasets.load_relational(save(tmp_path))
     assert data.node_type_sizes is None and data.graph().node_type_sizes is None
     types = np.array([0, 0, 1, 1, 1], np.int8)

@@ -20,7 +20,7 @@ from jax_gnn._core.ids import PADDING
 
 
 def reference(indptr, cols) -> EdgeSplit:
-    """One slot after the other."""
+    """Return the slots of each row, by a loop."""
     ids, places = [], []
     for row in range(len(indptr) - 1):
         members = list(cols[indptr[row] : indptr[row + 1]])
@@ -35,11 +35,11 @@ def reference(indptr, cols) -> EdgeSplit:
     return EdgeSplit(np.array(ids, indptr.dtype), np.array(places, indptr.dtype))
 
 
-def assert_equal(got: EdgeSplit, want: EdgeSplit) -> None:
-    assert isinstance(got, EdgeSplit)
-    for one, other in zip(got, want, strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+def assert_equal(actual: EdgeSplit, expected: EdgeSplit) -> None:
+    assert isinstance(actual, EdgeSplit)
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
 
 
 def assert_split(*graphs: Graph | None) -> None:
@@ -176,10 +176,10 @@ def test_with_edge_split(rng, scenario):
     ],
 )
 def test_other_graphs_from_one(change):
-    """They have the split where it was there before."""
-    got = change(SQUARE.with_edge_split())
-    assert_split(got)
-    assert same_bits(got, change(SQUARE).with_edge_split())
+    """Graphs made from a graph with a split have one."""
+    changed = change(SQUARE.with_edge_split())
+    assert_split(changed)
+    assert same_bits(changed, change(SQUARE).with_edge_split())
     assert change(SQUARE).split is None
 
 
@@ -266,32 +266,32 @@ def test_hypergraphs_of_plain_graphs(rng, hypergraph):
     gradient = jax.value_and_grad(energy, argnums=(1, 2))
     for function in (gradient, jax.jit(gradient)):
         assert same_bits(function(plain(hypergraph), x, weight), function(hypergraph, x, weight))
-    batch = [stack([each, each.dual.dual]) for each in (plain(hypergraph), hypergraph)]
+    batch = [stack([h, h.dual.dual]) for h in (plain(hypergraph), hypergraph)]
     mapped = jax.jit(jax.vmap(gradient, in_axes=(0, None, None)))
-    assert same_bits(*(mapped(each, x, weight) for each in batch))
+    assert same_bits(*(mapped(h, x, weight) for h in batch))
     assert plain(hypergraph).pad(num_incidences=9).graph.split is None
 
 
 def test_aggregation_with_64_bit_indices(rng):
     x = rng.normal(size=(6, 3)).astype(np.float32)
-    want = hypergraph_aggregate(DIRECTED, x)
+    expected = hypergraph_aggregate(DIRECTED, x)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda ids: ids.astype(np.int64), DIRECTED)
         assert_split(wide.graph, wide.head)
         assert same_bits(wide.dual.dual, wide)
         for hypergraph in (wide, plain(wide)):
-            assert_close(hypergraph_aggregate(hypergraph, x), want, 1e-6, "value")
+            assert_close(hypergraph_aggregate(hypergraph, x), expected, 1e-6, "value")
 
 
 def test_a_batch_is_joined(rng):
-    """Slots are those of the block-diagonal matrix, but for where surplus ones are."""
+    """Slots are those of the block-diagonal matrix, with surplus ones at other places."""
     graphs = [graph_of(Incidence.random(rng, name)).pad(num_edges=30) for name in STACKABLE]
     graphs = [graph.with_edge_split() for graph in graphs]
     batch = stack(graphs)
     joined, _ = block_diagonal(jax.vmap(lambda graph: graph.matrix(slots=True))(batch))
     assert joined.slots.ids.dtype == joined.slots.places.dtype == np.int32
     ids, places = map(np.asarray, joined.slots)
-    no_row = sum(graph.num_dst for graph in graphs)  # not -1: more may follow
+    no_row = sum(graph.num_dst for graph in graphs)  # not -1, as other slots may follow
     surplus = places[:, 0] == no_row
     assert (places[surplus] == (no_row, 1)).all()
     assert (ids[surplus] == PADDING).all()
@@ -300,7 +300,7 @@ def test_a_batch_is_joined(rng):
         size = int(graph.indptr[-1])
         all_indptr.append(all_indptr[-1][-1] + np.asarray(graph.indptr)[1:])
         all_cols.append(np.asarray(graph.cols)[:size] + i * graph.num_src)
-    want = reference(np.concatenate(all_indptr), np.concatenate(all_cols))
-    kept = want.places[:, 0] != PADDING
-    np.testing.assert_array_equal(ids[~surplus], want.ids[kept])
-    np.testing.assert_array_equal(places[~surplus], want.places[kept])
+    expected = reference(np.concatenate(all_indptr), np.concatenate(all_cols))
+    is_slot = expected.places[:, 0] != PADDING
+    np.testing.assert_array_equal(ids[~surplus], expected.ids[is_slot])
+    np.testing.assert_array_equal(places[~surplus], expected.places[is_slot])

@@ -163,7 +163,7 @@ RELATIONAL = {
 
 
 def cache_text() -> bytes:
-    found = {
+    schedules = {
         "segment_reduce width 64 itemsize 4 entries 2^10 rows 2^7": (
             ("gather", 4, 128, 77),
             1.5,
@@ -180,7 +180,7 @@ def cache_text() -> bytes:
             2,
         ),
     }
-    document = {"version": schedule_cache.VERSION, "devices": {"gpu": found}}
+    document = {"version": schedule_cache.VERSION, "devices": {"gpu": schedules}}
     return json.dumps(document, indent=1).encode()
 
 
@@ -284,21 +284,21 @@ def damage_bytes(rng: Rng, data: bytes) -> bytes:
 
 
 def damage_numbers(rng: Rng, data: bytes) -> bytes:
-    """A number in a text, made another or no number."""
-    found = list(re.finditer(rb"-?\d+(\.\d+)?|true", data))
-    if not found:
+    """Replace a number in a text."""
+    numbers = list(re.finditer(rb"-?\d+(\.\d+)?|true", data))
+    if not numbers:
         return damage_bytes(rng, data)
-    old, new = pick(rng, found), pick(rng, NUMBERS).encode()
+    old, new = pick(rng, numbers), pick(rng, NUMBERS).encode()
     return data[: old.start()] + new + data[old.end() :]
 
 
-def rewrite(data: bytes, mark: bool, end: bytes) -> bytes:
-    """A text as some editor writes it: with a byte order mark, or with other line ends."""
-    return b"\xef\xbb\xbf" * mark + data.replace(b"\n", end)
+def rewrite(data: bytes, mark: bool, line_end: bytes) -> bytes:
+    """Return a text with a byte order mark or other line ends, as editors write it."""
+    return b"\xef\xbb\xbf" * mark + data.replace(b"\n", line_end)
 
 
 def damage_text(rng: Rng, data: bytes) -> bytes:
-    """A text written by another editor, or with odd characters put in."""
+    """Rewrite a text as an editor does, or insert odd characters."""
     if rng.integers(3) == 0:
         return rewrite(data, bool(rng.integers(2)), pick(rng, (b"\n", b"\r\n", b"\r", b"\n\n")))
     for _ in range(int(rng.integers(1, 4))):
@@ -308,7 +308,7 @@ def damage_text(rng: Rng, data: bytes) -> bytes:
 
 
 def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
-    """Another element, type, shape or length."""
+    """Change elements, type, shape or length."""
     kind = rng.integers(6)
     flat = array.reshape(-1).copy()
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -336,7 +336,7 @@ def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
 
 
 def damage_value(rng: Rng, value):
-    """Another array in a sparse matrix, or something else than a number in a container."""
+    """Damage an array of a sparse matrix, or replace a number in a container."""
     if isinstance(value, np.ndarray):
         return damage_array(rng, value)
     if scipy.sparse.issparse(value):
@@ -367,15 +367,27 @@ def damage_value(rng: Rng, value):
             return pick(rng, (list, tuple, set, np.array))(items)
         except (TypeError, ValueError, OverflowError):
             return items
-    others = (None, True, 0.5, "text", b"raw", [], [0], {}, {"a": 1}, np.int16(2), np.float32(1))
-    return pick(rng, (*INTEGERS, *others, np.arange(4), scipy.sparse.csr_matrix(X)))
+    other_types = (
+        None,
+        True,
+        0.5,
+        "text",
+        b"raw",
+        [],
+        [0],
+        {},
+        {"a": 1},
+        np.int16(2),
+        np.float32(1),
+    )
+    return pick(rng, (*INTEGERS, *other_types, np.arange(4), scipy.sparse.csr_matrix(X)))
 
 
 def damage_opcodes(rng: Rng, data: bytes) -> bytes:
-    """Opcodes of a pickle left out, doubled, exchanged, or of another pickle."""
+    """Drop, repeat, exchange or insert opcodes of a pickle."""
     places = [place for _, _, place in pickletools.genops(data)]
     parts = [data[i:j] for i, j in zip(places, [*places[1:], len(data)], strict=True)]
-    parts = [part for part in parts if part[:1] != pickle.FRAME]  # would have other lengths
+    parts = [part for part in parts if part[:1] != pickle.FRAME]  # their lengths would be wrong
     for _ in range(int(rng.integers(1, 4))):
         i, j = (int(n) for n in rng.integers(len(parts), size=2))
         kind = rng.integers(6)
@@ -416,41 +428,40 @@ def opcode(rng: Rng) -> bytes:
 
 
 def archive(rng: Rng, arrays: Mapping[str, np.ndarray], damaged: str = "") -> bytes:
-    """A ``.npz`` file, of whose arrays one may be damaged inside an archive that is whole."""
+    """Write a ``.npz`` file, which is intact except for a damaged array."""
     method = pick(rng, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     if damaged and rng.integers(20) == 0:
         method = pick(rng, (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", method) as file:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as file:
         for key, array in arrays.items():
             data = io.BytesIO()
             np.lib.format.write_array(data, array)
             raw = data.getvalue()
             if key == damaged:
                 size = int.from_bytes(raw[8:10], "little")
-                header, rest = raw[10 : 10 + size], raw[10 + size :]
+                header, body = raw[10 : 10 + size], raw[10 + size :]
                 kind = rng.integers(3)
                 if kind == 0:
                     header = damage_numbers(rng, header)
                 elif kind == 1:
                     header = damage_bytes(rng, header)
                 else:
-                    rest = damage_bytes(rng, rest)
-                raw = raw[:8] + (len(header) % 2**16).to_bytes(2, "little") + header + rest
+                    body = damage_bytes(rng, body)
+                raw = raw[:8] + (len(header) % 2**16).to_bytes(2, "little") + header + body
                 if rng.integers(4) == 0:
-                    raw += bytes(
-                        int(2 ** rng.uniform(0, 24))
-                    )  # which deflate makes next to nothing
+                    # Deflate compresses zeros to almost nothing.
+                    raw += bytes(int(2 ** rng.uniform(0, 24)))
             file.writestr(f"{key}.npy", raw)
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
 def make(form: str, rng: Rng) -> Files:
-    """The files of one small dataset, of which most are as they should be."""
+    """Make the files of a small dataset, most of them intact."""
     files = dict(TEXTS.get(form.removesuffix("_gz"), {}))
-    if form == "rdf_gz":  # some damaged before, some after
+    if form == "rdf_gz":  # damaged before or after compression
         text = files.pop("toy.nt")
-        text = pick(rng, (damage_bytes, damage_text, lambda _, whole: whole))(rng, text)
+        text = pick(rng, (damage_bytes, damage_text, lambda _, text: text))(rng, text)
         files["toy.nt.gz"] = gzip.compress(text * int(2 ** rng.uniform(0, 12)))
     if form == "hgb" and rng.integers(4) == 0:
         files.pop("node.dat")
@@ -490,11 +501,11 @@ def make(form: str, rng: Rng) -> Files:
 
 
 class Finding(Exception):
-    """What should not be."""
+    """Error of a loader that neither reads nor refuses a file as documented."""
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: ``VmRSS`` in memory, ``VmHWM`` the most since `forget_peak`."""
+    """Return bytes of this process: ``VmRSS`` in memory, ``VmHWM`` the peak since `forget_peak`."""
     with open("/proc/self/status") as status:
         (line,) = (line for line in status if line.startswith(field))
     return int(line.split()[1]) * 1024
@@ -505,7 +516,7 @@ def forget_peak() -> None:
 
 
 def load(form: str, folder: Path):
-    """The dataset that the files of a folder are."""
+    """Load the dataset in a folder."""
     if form == "hypergcn" or form in ("allset", "cornell"):
         return datasets.load_hypergraph(folder)
     if form in ("planetoid", "csv"):
@@ -514,16 +525,12 @@ def load(form: str, folder: Path):
         return datasets.load_relational(folder)
     if form.startswith("relational"):
         return datasets.load_relational_npz(folder / "toy.npz")
-    read = datasets.load_npz if form.startswith("hypergraph") else datasets.load_graph_npz
-    return read(folder / "toy.npz")
+    loader = datasets.load_npz if form.startswith("hypergraph") else datasets.load_graph_npz
+    return loader(folder / "toy.npz")
 
 
 def read_dataset(form: str, folder: Path, thorough: bool) -> str:
-    """Whether the dataset was read or refused.
-
-    Raises:
-        Finding: neither, as documented.
-    """
+    """Return whether the dataset was "read" or "refused"; else raise a `Finding`."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     allowed = Memory(*paths).limit
     forget_peak()
@@ -539,9 +546,9 @@ def read_dataset(form: str, folder: Path, thorough: bool) -> str:
             if isinstance(cause, MemoryError):
                 raise Finding(f"memory was exhausted: {error!r:.300}") from error
             cause = cause.__cause__ or cause.__context__
-    taken = resident("VmHWM") - before
-    if taken > allowed:
-        raise Finding(f"{taken:,} bytes of memory were taken, {allowed:,} are allowed")
+    peak = resident("VmHWM") - before
+    if peak > allowed:
+        raise Finding(f"{peak:,} bytes of memory were taken, {allowed:,} are allowed")
     if data is None:
         return "refused"
     use(data, thorough)
@@ -549,7 +556,7 @@ def read_dataset(form: str, folder: Path, thorough: bool) -> str:
 
 
 def use(data, thorough: bool) -> None:
-    """Builds the graph, and at times runs an op on it."""
+    """Build the graph, and run an op on it if ``thorough``."""
     y, size = data.y, data.num_nodes
     if y.shape != (size,) or not (data.x is None or np.isfinite(data.x).all()):
         raise Finding(f"{data!r} is not what a dataset promises")
@@ -564,23 +571,19 @@ def use(data, thorough: bool) -> None:
     if degrees.sum() != count or degrees.min(initial=0) < 0 or graph.num_src != size:
         raise Finding(f"{graph!r} of {data!r}")
     if thorough and size < 1000:
-        ones = jnp.ones((size, 1))
+        x = jnp.ones((size, 1))
         if not isinstance(data, datasets.HypergraphDataset):
-            wrong = np.asarray(spmm(graph, ones))[:, 0] != degrees
+            differs = np.asarray(spmm(graph, x))[:, 0] != degrees
         else:
             reached = np.zeros(size)
             np.add.at(reached, data.node_idx, degrees[data.hyperedge_idx])
-            wrong = np.asarray(hypergraph_aggregate(hypergraph, ones))[:, 0] != reached
-        if wrong.any():
+            differs = np.asarray(hypergraph_aggregate(hypergraph, x))[:, 0] != reached
+        if differs.any():
             raise Finding(f"a sum over {data!r} is wrong")
 
 
 def read_cache(folder: Path) -> str:
-    """Whether the tuning cache was read or refused.
-
-    Raises:
-        Finding: neither, as documented.
-    """
+    """Return whether the tuning cache was "read" or "refused"; else raise a `Finding`."""
     os.environ["XDG_CACHE_HOME"] = str(folder)
     schedule_cache._known.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -591,8 +594,8 @@ def read_cache(folder: Path) -> str:
             raise Finding(f"a warning that is not documented: {warning.message!r:.300}")
     if caught and (entries or len(caught) > 1):
         raise Finding("a warning, and entries")
-    for found in entries.values():
-        for key, tuned in found.items():
+    for by_key in entries.values():
+        for key, tuned in by_key.items():
             check_schedule(key, tuned)
     return "refused" if caught else "read"
 
@@ -659,14 +662,14 @@ def work(seed: int, numbers: range, deadline: float) -> None:
 
 
 class Report(NamedTuple):
-    """How many files came to what, and the findings by number."""
+    """Number of files by outcome, and findings by number of the file."""
 
     counts: Counter[str]
     findings: dict[int, str]
 
 
 def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Report:
-    """Reads so many files, or for so many seconds, in so many processes."""
+    """Read files in several processes, up to a number of files and a time."""
     report = Report(Counter(), {})
     deadline = time.monotonic() + seconds
 
@@ -703,7 +706,7 @@ def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Re
 
 
 def main() -> int:
-    """Runs the command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=10_000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the damage (default: %(default)s)")
@@ -723,13 +726,13 @@ def main() -> int:
         return 0
     begin = time.monotonic()
     report = run(args.files, args.seed, args.seconds, args.workers)
-    taken = time.monotonic() - begin
+    elapsed = time.monotonic() - begin
     for number, text in sorted(report.findings.items()):
         print(f"--seed {args.seed} --only {number}\n{text}")
     for outcome, count in sorted(report.counts.items()):
         print(f"{count:8}  {outcome}")
     total = report.counts.total()
-    print(f"{total:8}  files in {taken:.0f} s, seed {args.seed}: {len(report.findings)} findings")
+    print(f"{total:8}  files in {elapsed:.0f} s, seed {args.seed}: {len(report.findings)} findings")
     return 1 if report.findings else 0
 
 
