@@ -276,10 +276,7 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
         (csr_arrays(X, x_shape=np.array([5])), "x_shape: expected two integers"),
         (csr_arrays(X, x_shape=np.array([5, -3])), "x_shape: expected a number from 0"),
         (csr_arrays(X, x_shape=np.array([5, 2])), "x: not a valid CSR matrix: .*indices"),
-        (
-            csr_arrays(X, x_shape=np.array([4, 3])),
-            "x: not a valid CSR .*: indptr has 6 entries",
-        ),
+        (csr_arrays(X, x_shape=np.array([4, 3])), "x: not a valid CSR .*: indptr has 6 entries"),
         (csr_arrays(X, x_indptr=np.array([0, 4, 2, 4, 5, 6])), "x: not a valid CSR matrix"),
         (
             csr_arrays(X[:2], x_indptr=np.array([0, 10**9, 0], np.int32)),
@@ -405,29 +402,13 @@ def test_allset_leaves_out_lines_of_hyperedges(tmp_path):
         ([], None, "toy.content: the file is empty"),
         (["0", "1"], None, "toy.content: expected at least 2 columns"),
         (["0 1 2", "1 1 2 3"], None, "toy.content: line 2: expected 3 columns, .* got 4"),
-        (
-            ["0 1 2 3", "1 1 2 3", "2 1 2 3", "1 1 2 3"],
-            None,
-            "line 4: id 1 is there twice",
-        ),
+        (["0 1 2 3", "1 1 2 3", "2 1 2 3", "1 1 2 3"], None, "line 4: id 1 is there twice"),
         (["", "nan 1 2"], None, "toy.content: line 2: id nan is not an integer"),
         ([f"{i} 1 2" for i in (0, 1, 3, 4)], None, "toy.content: node 2 has no line"),
-        (
-            [f"{i} 1 {i}.5" for i in range(5)],
-            None,
-            "line 1: label 0.5 is not an integer",
-        ),
-        (
-            [f"{i} 1 -1" for i in range(5)],
-            None,
-            "line 1: label -1 is not an integer from 0",
-        ),
+        ([f"{i} 1 {i}.5" for i in range(5)], None, "line 1: label 0.5 is not an integer"),
+        ([f"{i} 1 -1" for i in range(5)], None, "line 1: label -1 is not an integer from 0"),
         ([f"{i} inf 1" for i in range(5)], None, "toy.content: x: row 0 is not finite"),
-        (
-            [f"{i} 1 2" for i in (*range(5), 9)],
-            ["4 5"],
-            "line 6: id 9 is neither a node nor",
-        ),
+        ([f"{i} 1 2" for i in (*range(5), 9)], ["4 5"], "line 6: id 9 is neither a node nor"),
     ],
 )
 def test_allset_refuses(tmp_path, content, edges, message):
@@ -470,11 +451,7 @@ def test_cornell_names_are_optional(tmp_path):
 @pytest.mark.parametrize(
     ("file", "lines", "message"),
     [
-        (
-            "hyperedges",
-            ["1,2", "1,x"],
-            "line 2: expected nodes separated by .*, got 'x'",
-        ),
+        ("hyperedges", ["1,2", "1,x"], "line 2: expected nodes separated by .*, got 'x'"),
         ("hyperedges", ["1,2", "", "1"], "line 2: expected nodes separated by commas .*, got ''"),
         ("hyperedges", ["1,2", "0,1"], "line 2: expected nodes .* from 1 .*, got '0'"),
         ("hyperedges", ["1,6"], "line 1: node 6 is beyond the 5 nodes of node-labels-toy.txt"),
@@ -484,11 +461,7 @@ def test_cornell_names_are_optional(tmp_path):
         ("node-labels", ["1", "2,3", "1", "1", "1"], "line 2: expected one label, got 2"),
         ("node-labels", ["0"] * 5, "line 1: expected a label from 1 .*, got '0'"),
         ("node-labels", ["red"] * 5, "line 1: expected a label .*, got 'red'"),
-        (
-            "label-names",
-            ["red", "green"],
-            "label-names-toy.txt: expected 3 names, .* got 2",
-        ),
+        ("label-names", ["red", "green"], "label-names-toy.txt: expected 3 names, .* got 2"),
         ("node-names", ["Ann", "Bo"], "node-names-toy.txt: expected 5 names, .*, got 2"),
         ("node-names", ["Ann"] * 6, "node-names-toy.txt: expected 5 names, .*, got 6"),
     ],

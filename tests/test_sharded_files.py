@@ -12,13 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_sharded_graph import (
-    TYPES,
-    mesh_of,
-    random_graph,
-    random_hypergraph,
-    random_relational,
-)
+from test_sharded_graph import TYPES, mesh_of, random_graph, random_hypergraph, random_relational
 
 from jax_gnn import Graph, HeteroGraph
 from jax_gnn.sharding import load_parts, save_parts, shard_graph

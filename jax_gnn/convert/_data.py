@@ -82,6 +82,7 @@ class Data:
                 f"{type(graph).__name__}"
             )
         if isinstance(graph, HeteroGraph):
+            # Values of edges of a HeteroGraph are checked on conversion only.
             for kind, columns in named("nodes", self.nodes).items():
                 check_rows(f"nodes[{kind!r}]", columns, "nodes", graph.num_nodes.get(kind, 0))
             return
@@ -188,6 +189,7 @@ class Edges(NamedTuple):
                 f"{name} must be left out for a graph that does not know the edges it was built "
                 "from, as num_input_edges is None, got values"
             )
+        # Edges such as self-loops of a layer were never in the input.
         if (self.ids < 0).any():
             raise ValueError(
                 f"{name} must have a value for each edge, got none for the "
@@ -203,6 +205,7 @@ class Edges(NamedTuple):
 def edges_of(graph: Graph) -> Edges:
     """Return the edges of a graph."""
     size = int(np.asarray(graph.indptr[-1]))
+    # Padding comes last, and is cut off.
     src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
     order = given_first(ids)
     src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
@@ -259,26 +262,26 @@ def package(module: str, pip: str) -> Any:
         raise ImportError(f"{module} is not installed: pip install {pip}") from error
 
 
-def objects(values: Sequence[Any]) -> np.ndarray:
+def objects(values: Sequence[object]) -> np.ndarray:
     """Return an array of objects, which may be tuples."""
     return np.fromiter(values, object, len(values))
 
 
-def names_of(values: Iterable[Any]) -> np.ndarray | None:
+def names_of(values: Iterable[object]) -> np.ndarray | None:
     """Return names as an array of objects; None if they are 0, 1, 2 and so on."""
     names = list(values)
     are_numbers = all(type(name) is int for name in names) and names == list(range(len(names)))
     return None if are_numbers else objects(names)
 
 
-def as_list(names: Iterable[Any] | None, size: int) -> list[Any]:
+def as_list(names: Iterable[object] | None, size: int) -> list[Any]:
     """Return names as values of Python; by default 0, 1, 2 and so on."""
     if names is None:
         return list(range(size))
     return names.tolist() if isinstance(names, np.ndarray) else list(names)
 
 
-def distinct(name: str, names: Iterable[Any] | None, size: int) -> list[Any]:
+def distinct(name: str, names: Iterable[object] | None, size: int) -> list[Any]:
     """Return names as values of Python, after a check that they differ from each other."""
     values = as_list(names, size)
     if len(set(values)) < len(values):
@@ -290,7 +293,7 @@ def distinct(name: str, names: Iterable[Any] | None, size: int) -> list[Any]:
 # --- Columns of values of Python ------------------------------------------------------------------
 
 
-def column(values: list[Any]) -> np.ndarray:
+def column(values: list[object]) -> np.ndarray:
     """Return numbers, or lists of numbers of one shape, as an array; other values as objects."""
     kinds = {type(value) for value in values}
     if kinds == {int}:

@@ -44,6 +44,7 @@ def from_dgl(graph: DGLGraph) -> Data:
     def read(frame: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         return {key: from_tensor(f"graph's {key!r}", value) for key, value in frame.items()}
 
+    # DGL keeps edges by type in the order of insertion.
     types = graph.canonical_etypes
     edges = {
         key: [from_tensor("graph.edges()", ids) for ids in graph.edges(etype=key, order="eid")]
@@ -100,6 +101,7 @@ def to_dgl(data: Data | Graph | HeteroGraph) -> DGLGraph:
     write(graph.ndata, "nodes", data.nodes)
     write(graph.edata, "edges", edges.values("edges", data.edges))
     if data.n_node is not None:
+        # DGL marks batches by counts alone.
         graph.set_batch_num_nodes(to_tensor(data.n_node))
         graph.set_batch_num_edges(to_tensor(data.n_edge))
     return graph

@@ -56,6 +56,7 @@ def from_hypernetx(hypergraph: HypernetxHypergraph) -> Data:
 
     names, tables, numbers = [], [], []
     for part in (hypergraph.nodes, hypergraph.edges):
+        # Rows of the data frame are in another order than nodes.
         rows = dict(zip(part.dataframe.index, properties(part.dataframe), strict=True))
         names.append(list(part))
         tables.append(columns("properties", [rows[name] for name in part]))
@@ -178,6 +179,7 @@ def to_dhg(data: Data | Graph | Hypergraph, *, directed: bool = True) -> DhgGrap
     graph = data.graph
     if isinstance(graph, Hypergraph):
         edges = incidences_of(graph)
+        # Incidences are grouped by hyperedge.
         order = np.lexsort((edges.src, edges.dst))
         stops = np.cumsum(np.bincount(edges.dst, minlength=graph.num_hyperedges))
         groups = np.split(edges.src[order], stops[:-1])[: graph.num_hyperedges]
@@ -193,6 +195,7 @@ def to_dhg(data: Data | Graph | Hypergraph, *, directed: bool = True) -> DhgGrap
         members = [*map(tuple, pairs.T.tolist())]
         weights = edges.values("edges", data.edges).get(WEIGHT, np.ones(len(members)))
         kind = dhg.DiGraph if directed else dhg.Graph
+    # The first of equal edges keeps its weight.
     first = {nodes: i for i, nodes in reversed([*enumerate(members)])}
     chosen = sorted(first.values())
     if len(chosen) < len(members) and (directed or kind is dhg.Hypergraph):

@@ -63,6 +63,7 @@ def to_jraph(data: Data | Graph) -> GraphsTuple:
         values = jax.tree.map(lambda value: np.asarray(value)[None], values)
     else:
         n_node, n_edge = np.asarray(data.n_node), np.asarray(data.n_edge)
+    # Text fits networkx and PyG as a value of the graph, but no array.
     for path, value in jax.tree_util.tree_leaves_with_path(values):
         if np.asarray(value).dtype.kind in "OSU":
             key = jax.tree_util.keystr(path)

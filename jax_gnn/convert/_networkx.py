@@ -47,6 +47,7 @@ def from_networkx(graph: NetworkxGraph) -> Data:
     keyed = {"keys": True} if graph.is_multigraph() else {}
     edges = list(graph.edges(data=True, **keyed))
     src, dst = (np.array([number[edge[i]] for edge in edges], np.int64) for i in (0, 1))
+    # Reverses come after all edges, with the same attributes.
     order = np.arange(len(edges))
     if not graph.is_directed():
         reversible = np.flatnonzero(src != dst)
@@ -81,6 +82,7 @@ def to_networkx(
     chosen = np.arange(len(edges.src)) if directed else _one_way(edges)
     pairs = np.stack([edges.src, edges.dst])[:, chosen]
     pairs = pairs if directed else np.sort(pairs, axis=0)
+    # Only a multigraph holds parallel edges.
     parallel = chosen.size - np.unique(pairs, axis=1).shape[1]
     if parallel and multigraph is False:
         raise ValueError(f"multigraph must be True: {parallel} edges are parallel, got False")

@@ -66,6 +66,7 @@ def _from_graphs(graphs: list[PygData], is_batch: bool) -> Data:
     for key, first in graphs[0]._store.items():
         if key in STRUCTURE:
             continue
+        # An attribute must have rows in all graphs of a batch to be of nodes or edges.
         values = [_read(f"data[{key!r}]", graph[key]) for graph in graphs]
         by_row = graphs[0].__cat_dim__(key, first) == 0
         lengths = [_length(value) if by_row else None for value in values]
@@ -85,6 +86,7 @@ def _from_hetero(data: PygData) -> Data:
     rows = {**sizes, **{key: index.shape[1] for key, index in edges.items()}}
     columns: dict[Any, dict[str, Any]] = {key: {} for key in rows}
     report = []
+    # Attributes without a row for each node or edge of their type are reported.
     for key, store in (*data.node_items(), *data.edge_items()):
         for name, value in store.items():
             if name in STRUCTURE:
@@ -159,6 +161,7 @@ def to_pyg(data: Data | Graph | HeteroGraph) -> PygData:
     edge_index = np.stack([edges.src, edges.dst])
     nodes, global_values = named("nodes", data.nodes), named("globals", data.globals)
     values = edges.values("edges", named("edges", data.edges))
+    # PyG has one namespace for all attributes.
     for name, count in Counter([*nodes, *values, *global_values]).items():
         if count > 1:
             raise ValueError(
@@ -173,6 +176,7 @@ def to_pyg(data: Data | Graph | HeteroGraph) -> PygData:
                 f"globals[{name!r}] must have a row for each of {len(data.n_node)} graphs, got "
                 f"{value!r:.80}"
             )
+    # A batch is split into its graphs, from which PyG makes one of its own.
     graphs = []
     node_starts, edge_starts = (np.cumsum([0, *n]) for n in (data.n_node, data.n_edge))
     for i, num_nodes in enumerate(data.n_node):

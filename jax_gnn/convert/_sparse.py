@@ -110,6 +110,7 @@ def from_bcsr(matrix: SparseArray) -> Data:
     """
     _check(matrix, "BCSR", ("indices", "indptr", "data"))
     indptr, src = np.asarray(matrix.indptr), np.asarray(matrix.indices)
+    # Entries after the last row are padding, with a row out of range.
     dst = np.full(len(src), len(indptr) - 1)
     dst[: indptr[-1]] = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     return _from_entries(src, dst, matrix)
@@ -159,6 +160,7 @@ def to_bcsr(data: Data | Graph | Hypergraph, values: str | None = None) -> Spars
 
     rows, cols, entries, shape = _Entries.of(data, values)
     order = np.argsort(rows, kind="stable")
+    # A stable sort keeps the order of the input within rows.
     indptr = np.searchsorted(rows[order], np.arange(shape[0] + 1))
     parts = entries[order], cols[order].astype(np.int32), indptr.astype(np.int32)
     return sparse.BCSR(jax.device_put(parts), shape=(*shape, *entries.shape[1:]))

@@ -100,6 +100,7 @@ def from_table(
         for key, table in (edges if by_type else {single_type: edges}).items()
     ]
     nodes_by_type = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
+    # Tables of nodes fix the order of names; all others only add edges.
     node_tables = {
         kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
         for kind, table in nodes_by_type.items()
@@ -127,6 +128,7 @@ def from_table(
     repeated, total = _count_repeated(graph)
     if repeated:
         report.append(f"edges: {repeated} of {total} repeat another: kept")
+    # Categories are shared by all tables that have the column.
     tables = [*edge_tables, *node_tables.values()]
     categories = _encode_categories(tables, one_hot, labels)
     for table in tables:
@@ -167,12 +169,7 @@ class _Table:
 
     @classmethod
     def read(
-        cls,
-        part: str,
-        key: object,
-        table: Table,
-        by_type: bool,
-        roles: Sequence[tuple[str, str]],
+        cls, part: str, key: object, table: Table, by_type: bool, roles: Sequence[tuple[str, str]]
     ) -> _Table:
         """Read a table of edges or nodes, whose columns of names are given by role."""
         title = f"{part}[{key!r}]" if by_type else part
@@ -238,6 +235,7 @@ def _assign_ids(
     Returns:
         The names by kind, in the order of the table of nodes, or else ascending.
     """
+    # All columns that name one kind are encoded together: nodes first, then edges.
     columns: dict[str, list[tuple[_Table, str]]] = {
         kind: [(table, name) for name in table.ids] for kind, table in node_tables.items()
     }
@@ -258,6 +256,7 @@ def _assign_ids(
         for (table, name), code in zip(sources, codes, strict=True):
             table.ids[name] = code
     for table in edge_tables:
+        # An edge is kept if all of its names are known.
         valid = np.logical_and.reduce([ids >= 0 for ids in table.ids.values()])
         if not valid.all():
             count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
@@ -411,6 +410,7 @@ def _decode(data: Data, key: str, values: Any) -> np.ndarray:
     codes = np.asarray(values)
     if key not in data.categories:
         return codes
+    # Rows of one-hot columns without a one stand for missing values.
     if codes.ndim == 2:
         codes = np.where(codes.any(axis=1), codes.argmax(axis=1), -1)
     categories = data.categories[key]

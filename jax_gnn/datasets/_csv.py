@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_gnn._core.files import Memory, as_path, errors_in
 from jax_gnn.convert import from_table
-from jax_gnn.convert._columns import encode, floats, numbers, read_columns
+from jax_gnn.convert._columns import Column, encode, floats, numbers, read_columns
 from jax_gnn.datasets._check import locate
 from jax_gnn.datasets._dataset import GraphDataset
 
@@ -38,6 +38,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
     """
     nodes_path, edges_path = locate(as_path("path", path), ("", "nodes.csv"), ("", "edges.csv"))
     memory = Memory(nodes_path, edges_path)
+    # Edges are read first, so that a missing column is reported before any conversion.
     with errors_in(edges_path):
         edge_table = read_columns("edges", edges_path, ("src", "dst"))
         if not edge_table.keys() >= {"src", "dst"}:
@@ -51,6 +52,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         if "id" not in nodes:
             raise ValueError(f"expected the column id, got {', '.join(nodes)}")
         split = nodes.pop("split", None)
+        # Columns of features: numbers must be finite, text becomes one-hot.
         one_hot = [
             key
             for key in nodes
@@ -64,9 +66,11 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # checked here
             data = from_table(edges, nodes, one_hot=one_hot, labels=labels)
         num_nodes = data.graph.num_nodes
+        # Conversion drops edges with unknown names, which here are an error.
         if data.graph.num_edges < len(edges["src"]):
             raise ValueError(_unknown_id(edges_path, edges, nodes["id"]))
         features = [key for key in nodes if key not in ("id", "label")]
+        # All features are float32 in a dataset, in which large numbers lose digits.
         columns = [(nodes_path, key, data.nodes[key]) for key in features]
         columns += [(edges_path, key, data.edges[key]) for key in ("weight",) if key in edges]
         columns += [] if targets is None else [(nodes_path, "target", numbers(targets))]
@@ -99,6 +103,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
             node_names=tuple(map(str, names)),
             **parts,
         )
+    # The command prints how each column is used, and which are not.
     uses = {
         "names": ["id"],
         "numbers": [key for key in features if key not in one_hot],
@@ -115,7 +120,7 @@ def load_csv(path: str | os.PathLike[str]) -> GraphDataset:
     return dataset
 
 
-def _is_one_hot(path: Path, nodes: dict[str, Any], key: str, memory: Memory) -> bool:
+def _is_one_hot(path: Path, nodes: dict[str, Column], key: str, memory: Memory) -> bool:
     """Return whether a column of features is text; check its values."""
     values = nodes[key]
     if floats(values) is not None:
@@ -142,7 +147,7 @@ def _feature_names(
     return tuple(names) or None
 
 
-def _split(path: Path, column: Any, names: Sequence[Any], y: np.ndarray) -> dict[str, Any]:
+def _split(path: Path, column: Column, names: Sequence[str | int], y: np.ndarray) -> dict[str, Any]:
     """Return the nodes of each part by field, which must have a label."""
     kinds, codes = encode({"split": column})
     lacks_label = y < 0 if y.dtype.kind in "iu" else np.isnan(y)
@@ -161,7 +166,7 @@ def _split(path: Path, column: Any, names: Sequence[Any], y: np.ndarray) -> dict
     return parts
 
 
-def _check_finite(path: Path, table: dict[str, Any], key: str) -> None:
+def _check_finite(path: Path, table: dict[str, Column], key: str) -> None:
     """Check that a column has a finite number in each row."""
     if (values := floats(table[key])) is None:
         raise ValueError(f"column {key!r}: expected numbers")
@@ -191,8 +196,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _unknown_id(path: Path, edges: dict[str, Any], ids: np.ndarray) -> str:
+def _unknown_id(path: Path, edges: dict[str, Column], ids: np.ndarray) -> str:
     """Describe the first edge with an id of no node, its line, and the number of such edges."""
+    # Ids are encoded together with names in edges, as both may mix text and integers.
     codes = encode({"id": ids, "src": edges["src"], "dst": edges["dst"]})[1]
     unknown = ~np.isin(np.stack(codes[1:]), codes[0])
     row = int(np.flatnonzero(unknown.any(0))[0])
@@ -216,7 +222,7 @@ def _line(path: Path, row: int) -> int:
         return lines.line_num
 
 
-def _are_classes(names: list[Any]) -> bool:
+def _are_classes(names: list[str | int]) -> bool:
     """Return whether some names are text, or all are whole numbers."""
     try:
         return all(float(name).is_integer() for name in names)

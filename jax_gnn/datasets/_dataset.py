@@ -105,6 +105,7 @@ class NodeDataset:
                     f"got {len(names)}"
                 )
         y = self._set("y", _check_labels(self.y))
+        # Splits and labels are of nodes, or of graphs in a GraphsDataset.
         count, what = self.num_examples, self.example
         if len(y) != count:
             raise ValueError(f"y: expected {count} entries, one for each {what}, got {len(y)}")
@@ -161,6 +162,7 @@ class NodeDataset:
                 f"{major}: expected as many entries as {minor} has, {minor_ids.size}, "
                 f"got {major_ids.size}"
             )
+        # Pairs become one integer, whose order is by major id, then minor id.
         keys = major_ids.astype(np.int64) * num_minor + minor_ids
         pairs = np.unique(keys)
         major_ids, minor_ids = np.divmod(pairs, max(num_minor, 1))
@@ -298,6 +300,7 @@ class GraphDataset(NodeDataset):
     def _check_structure(self) -> None:
         places = self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
         if self.edge_weight is not None:
+            # Weights of repeated edges are summed.
             weight = check_array("edge_weight", self.edge_weight, "fiub", "real numbers", 1)
             weight = check_features("edge_weight", weight[:, None], places.size, "edges")[:, 0]
             self._set("edge_weight", np.zeros(self.src.size, np.float32))
@@ -342,6 +345,7 @@ class GraphsDataset(NodeDataset):
         if int(sizes.sum(dtype=np.int64)) != self.num_nodes:
             raise ValueError(f"sizes: expected {self.num_nodes} together, got {sizes.sum()}")
         self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        # Edges within graphs keep all operations on a batch separate by graph.
         graph_of = np.repeat(np.arange(sizes.size), sizes)
         across = np.flatnonzero(graph_of[self.src] != graph_of[self.dst])
         if across.size:
@@ -380,6 +384,7 @@ class GraphsDataset(NodeDataset):
         bounds = np.searchsorted(self.dst, np.append(starts, self.num_nodes))
         edges = []
         for i in ids.tolist():
+            # Edges are sorted by destination: those of a graph are consecutive.
             rows = slice(bounds[i], bounds[i + 1])
             edges.append(np.stack([self.src[rows], self.dst[rows]]) - starts[i])
         return Batch.from_edges(edges, self.sizes[ids], validate=False, **capacities)
@@ -450,6 +455,7 @@ class RelationalDataset(NodeDataset):
             raise ValueError(
                 f"src, rel, dst: expected as many of each, got {src.size}, {rel.size}, {dst.size}"
             )
+        # Sorted by relation, destination, source; repetitions are adjacent then.
         order = np.lexsort((src, dst, rel))
         ids = np.stack([src[order], rel[order], dst[order]])
         is_first = np.append(np.ones(min(src.size, 1), bool), (np.diff(ids) != 0).any(axis=0))
@@ -492,6 +498,7 @@ class RelationalDataset(NodeDataset):
         self._set("node_type_names", names)
         if types.max(initial=-1) >= len(names):
             raise ValueError(f"node_type: {types.max()} has none of {len(names)} node_type_names")
+        # Features of a type have a row for each node of the type.
         checked = {}
         for name, features in (self.x_by_type or {}).items():
             if name not in names:
@@ -504,6 +511,7 @@ class RelationalDataset(NodeDataset):
     def node_type_sizes(self) -> dict[str, int] | None:
         """Number of nodes of each type, if nodes are numbered type by type; else None."""
         types = self.node_type
+        # Nodes without a type, or types in any order, have no ranges.
         if types is None or types.min(initial=0) < 0 or (np.diff(types) < 0).any():
             return None
         names = self.node_type_names or ()

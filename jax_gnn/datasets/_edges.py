@@ -109,6 +109,7 @@ def split_edges(
     pairs, edges, loops = _edges_of(graph, undirected)
     counts = _counts(f"graph has {edges.size} edges", edges.size, valid, test)
     rng = random_generator(seed)
+    # Validation edges come first in the permutation, then test edges, then training edges.
     shuffled = pairs.nodes(rng.permutation(edges))
     parts = np.split(shuffled, np.cumsum(counts), axis=1)
     negatives = np.split(pairs.negatives(edges, sum(counts), rng), [counts[0]], axis=1)
@@ -225,6 +226,7 @@ def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray,
     src, dst = graph.edges()
     loops = np.unique(src[src == dst])
     directed = Pairs(graph.num_nodes, False)
+    # Repeated edges count once, and self-loops are handled apart.
     edges = np.unique(directed.numbers(src[src != dst], dst[src != dst]))
     if undirected is False:
         return directed, edges, loops

@@ -50,6 +50,7 @@ def with_noisy_label_features(
     rng = random_generator(seed)
     x = noise * rng.standard_normal((dataset.num_nodes, num_features), np.float32)
     labelled = np.flatnonzero(dataset.y >= 0)
+    # One-hot labels are added to noise in place; unlabelled rows stay noise.
     x[labelled, dataset.y[labelled]] += 1
     return dataclasses.replace(dataset, x=x)
 

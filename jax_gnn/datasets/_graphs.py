@@ -42,6 +42,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     if not present.keys() & {"graph_labels", "graph_attributes"}:
         raise FileNotFoundError(f"{files['graph_labels']} does not exist; it has the labels")
     memory = Memory(edges_path, nodes_path, *present.values())
+    # Ids count from 1 in these files.
     graph_of = _numbers(nodes_path, "iu", 1)[:, 0] - 1
     with errors_in(nodes_path):
         if graph_of.min(initial=0) < 0 or (np.diff(graph_of) < 0).any():
@@ -51,6 +52,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
     labels, attributes = tables.get("graph_labels"), tables.get("graph_attributes")
     num_graphs = len(labels if labels is not None else attributes)  # type: ignore[arg-type]
     with errors_in(nodes_path):
+        # Graphs without nodes are allowed, nodes without a graph are not.
         if graph_of.max(initial=-1) >= num_graphs:
             raise ValueError(f"node of graph {graph_of.max() + 1}, but {num_graphs} have labels")
     columns: dict[str, np.ndarray] = {}
@@ -73,6 +75,7 @@ def load_tu(path: str | os.PathLike[str]) -> GraphsDataset:
                 f"{labels.shape[1]} numbers; numbers to regress on are "
                 f"{files['graph_attributes'].name}"
             )
+        # Classes have priority over numbers to regress on.
         y, names = (attributes, None) if labels is None else _classes(labels[:, 0])
         if y.ndim == 2:
             y = (y[:, 0] if y.shape[1] == 1 else y).astype(np.float32)
@@ -111,6 +114,7 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
     memory = Memory(path)
     sizes, labels, tags, attributes, src, dst = [], [], [], [], [], []
     with errors_in(path):
+        # Lines are consumed in order: the header of each graph says how many follow.
         lines = ((number, line.split()) for number, line in read_lines(path))
         (count,) = _integers(lines, 1)
         start = 0
@@ -140,6 +144,7 @@ def load_gin(path: str | os.PathLike[str]) -> GraphsDataset:
         if next(lines, None) is not None:
             raise ValueError(f"expected {count} graphs, got more lines")
         columns = {}
+        # Equal tags carry no information.
         if len({*tags}) > 1:
             columns = _one_hot_columns("label", np.array(tags, np.int64)[:, None], memory)
         if attributes and attributes[0]:
@@ -187,6 +192,7 @@ def _folds(folder: Path, count: int) -> np.ndarray | None:
     for number in range(10):
         ids = _numbers(folder / f"test_idx-{number + 1}.txt", "iu", 1)[:, 0]
         with errors_in(folder):
+            # Folds are disjoint: each graph is held out once at most.
             if ids.size and not (ids.min() >= 0 and ids.max() < count):
                 raise ValueError(f"fold {number + 1} has graphs outside [0, {count})")
             if (folds[ids] >= 0).any():
@@ -216,6 +222,7 @@ def load_ogb_graphs(path: str | os.PathLike[str]) -> GraphsDataset:
         sizes, counts = nodes[:, 0].astype(np.int64), edges[:, 0].astype(np.int64)
         if sizes.size != counts.size or counts.sum() != len(pairs) or sizes.min(initial=0) < 0:
             raise ValueError(f"expected {sizes.size} graphs with {len(pairs)} edges together")
+        # Ids in the file count from 0 in each graph; here they count over all graphs.
         starts = np.repeat(np.cumsum(sizes) - sizes, counts)
         limit = np.repeat(sizes, counts)[:, None]
         pairs = pairs.astype(np.int64)
@@ -291,6 +298,7 @@ def _node_features(folder: Path, memory: Memory) -> dict[str, np.ndarray]:
     x = _read_features(folder)
     if x is None:
         return {}
+    # Integers of a small range are categories, such as kinds of atoms.
     if x.dtype.kind == "f" or x.max(initial=0) >= _MAX_VALUES:
         return _numbered("feature", x)
     with errors_in(folder):
@@ -318,6 +326,7 @@ def _numbers(path: Path, kinds: str, width: int | None = None) -> np.ndarray:
     """
     require_file(path, "numbers")
     with errors_in(path):
+        # Empty lines are NaN among floats, and skipped among integers.
         lines = [line for _, line in read_lines(path) if line.strip() or "f" in kinds]
         if not lines:
             return np.zeros((0, width or 1), np.int64)
@@ -354,6 +363,7 @@ def _one_hot_columns(what: str, x: np.ndarray, memory: Memory) -> dict[str, np.n
     for name, column in _numbered(what, x).items():
         values, codes = np.unique(column, return_inverse=True)
         memory.claim("one-hot features", 8 * codes.size * values.size)
+        # A row for each value, as columns are stacked later.
         rows = np.eye(len(values), dtype=np.float32)[codes].T
         one_hot |= {f"{name}={value}": row for value, row in zip(values, rows, strict=True)}
     return one_hot
@@ -382,6 +392,7 @@ def _dataset(
     num_nodes = int(sizes.sum())
     src, dst = _distinct(pairs, num_nodes)
     if not columns:
+        # Each degree becomes a column, as in the code of GIN.
         degrees = np.bincount(dst, minlength=num_nodes)
         columns = _one_hot_columns("degree", degrees[:, None], memory)
     dataset = GraphsDataset(

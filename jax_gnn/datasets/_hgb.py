@@ -47,6 +47,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
     types = _types(nodes_path) if nodes_path in optional_paths else None
     node, stop = ("a node", MAX_SIZE) if types is None else ("a node of node.dat", types.size)
     with errors_in(links_path):
+        # Weights, the last column, are not read.
         links = np.array(
             [
                 (*integers(number, node, row[:2], 0, stop), *_ids(number, "a relation", row[2]))
@@ -54,6 +55,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             ],
             np.int64,
         ).reshape(-1, 3)
+    # By node: the file with its label, its type, its classes.
     labelled: dict[int, tuple[str, int, list[int]]] = {}
     for file in label_paths:
         with errors_in(file):
@@ -70,6 +72,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
                 labelled[i] = file.name, kind, classes
     info = _info(info_path)
     with errors_in(folder):
+        # Without node.dat, types are those of relations, then those of labels.
         if types is None:
             num_nodes = max(int(links[:, :2].max(initial=-1)), max(labelled, default=-1)) + 1
             memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
@@ -85,11 +88,13 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             ("relations", links[:, 2].max(initial=-1)),
             ("classes", max((max(classes) for *_, classes in labelled.values()), default=-1)),
         ):
+            # Names without uses count too, and uses without names are named by number.
             size = max(int(used), *info[what], -1) + 1
             memory.claim(f"{size} {what}", size * 2 * ID_BYTES)
             names[what] = tuple(info[what].get(i, str(i)) for i in range(size))
         y = np.full(types.size, -1, np.int32)
         multilabel = None
+        # One node with several classes makes the whole dataset multi-label.
         if any(len(classes) > 1 for *_, classes in labelled.values()):
             memory.claim("the labels", 2 * types.size * len(names["classes"]))
             multilabel = np.zeros((types.size, len(names["classes"])), bool)
@@ -129,6 +134,7 @@ def _types(path: Path) -> np.ndarray:
             if node in types:
                 raise ValueError(f"line {number}: node {node} is there twice")
             (types[node],) = _ids(number, "a type", row[2])
+        # Ids must be all of 0, 1, … without gaps.
         if types and max(types) >= len(types):
             missing = next(node for node in range(len(types)) if node not in types)
             raise ValueError(f"node {missing} has no line, but node {max(types)} has one")

@@ -97,6 +97,7 @@ def _splits(paths: list[Path], num_nodes: int) -> tuple[list[np.ndarray], list[n
             shared = np.intersect1d(train[-1], test[-1])
             if shared.size:
                 raise ValueError(f"test: node {shared[0]} is in train, too")
+            # All splits are rows of one matrix.
             if train[-1].size != train[0].size:
                 raise ValueError(
                     f"train: {train[-1].size} nodes, but the first split has {train[0].size}"

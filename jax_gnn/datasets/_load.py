@@ -153,6 +153,7 @@ def _load(
     path = as_path("source", source)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; {known}")
+    # Formats are recognised by names of files alone: nothing is opened here.
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
     if (path / "raw").is_dir():  # OGB's layout
         names += [file.name for file in (path / "raw").iterdir()]

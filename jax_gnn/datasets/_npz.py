@@ -29,10 +29,8 @@ from jax_gnn.datasets._dataset import (
 )
 
 _CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
-_RELATIONAL = {
-    *("relation_names", "node_names", "node_names_utf8", "class_names", "node_type"),
-    *("node_type_names", "x", "y", "y_multilabel"),
-}
+_RELATIONAL = {"relation_names", "node_names", "node_names_utf8", "class_names", "node_type"}
+_RELATIONAL |= {"node_type_names", "x", "y", "y_multilabel"}
 
 Dataset = TypeVar("Dataset", bound=NodeDataset)
 
@@ -85,6 +83,7 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
         members = {array_key(member) for member in archive.infolist()}
         required = ["num_nodes", "num_relations", "src", "rel", "dst"]
         splits = {"train_idx", "val_idx", "test_idx"}
+        # Prefixes and suffixes of the splits, by priority.
         forms = ("{}", "hgb_{}", "{}_20")
         form = next((form for form in forms if form.format("train_idx") in members), "{}")
         optional = {form.format(name) for name in splits} | _RELATIONAL
@@ -98,6 +97,7 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
         memory.claim("num_nodes", size * ID_BYTES)
         memory.claim("num_relations", check_size("num_relations", arrays["num_relations"]))
         if "class_names" in arrays:
+            # Keys of published files are renamed to fields.
             arrays["label_names"] = arrays.pop("class_names")
         if "node_names_utf8" in arrays:
             names = check_array("node_names_utf8", arrays.pop("node_names_utf8"), "u", "bytes", 1)
@@ -117,6 +117,7 @@ def load_relational_npz(path: str | os.PathLike[str]) -> RelationalDataset:
             padding = max(size - rows.shape[0], 0)
             arrays["y_multilabel"] = np.pad(rows, ((0, padding), (0, 0)))
         if "y" not in arrays:
+            # Without labels, splits are of edges.
             if "y_multilabel" not in arrays:
                 for name in splits & arrays.keys():
                     arrays[name.replace("idx", "edges")] = arrays.pop(name)
@@ -182,6 +183,7 @@ def _load(path: Path, dataset: type[Dataset], what: str) -> Dataset:
             arrays["y"] = _unlabelled(arrays, memory)
         result = dataset(name=path.stem, **arrays)
         if isinstance(result, HypergraphDataset):
+            # Empty hyperedges are a mere number in the file.
             memory.claim("num_hyperedges", result.num_hyperedges * ID_BYTES)
         return result
 
@@ -199,6 +201,7 @@ def _arrays(
     for member in archive.infolist():
         if members.setdefault(array_key(member), member) is not member:
             raise ValueError(f"{path}: has {member.filename!r} twice")
+    # Features are dense or sparse, not both.
     sparse = not members.keys().isdisjoint(_CSR)
     if sparse and "x" in members:
         raise ValueError(f"{path}: has both dense features 'x' and sparse ones, 'x_...'")

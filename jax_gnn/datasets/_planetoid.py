@@ -38,6 +38,7 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     x, tx, allx = (_features(paths[part], memory) for part in ("x", "tx", "allx"))
     y, ty, ally = (_labels(paths[part], memory) for part in ("y", "ty", "ally"))
     test = _test_ids(paths["test.index"], len(allx))
+    # The files must agree on the numbers of nodes and features.
     for part, rows, expected in (
         ("ally", ally, len(allx)),
         ("y", y, len(x)),
@@ -64,6 +65,7 @@ def load_planetoid(path: str | os.PathLike[str]) -> GraphDataset:
     with errors_in(paths["test.index" if num_linked <= num_nodes else "graph"]):
         num_nodes = max(num_nodes, num_linked)
         memory.claim(f"{num_nodes} nodes", num_nodes * (ID_BYTES + 8 * num_features))
+    # Ids that the files omit stay rows of zeros without a label.
     features = np.zeros((num_nodes, num_features), np.float32)
     features[: len(allx)], features[test] = allx, tx
     classes = np.full(num_nodes, -1, np.int32)

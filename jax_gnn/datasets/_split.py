@@ -41,6 +41,7 @@ def random_folds(y: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
     """
     y = check_ids("y", y, MAX_SIZE, start=-1)
     order = random_generator(seed).permutation(y.size)
+    # A stable sort by class keeps the random order within each class.
     order = order[np.argsort(y[order], kind="stable")]
     order = order[y[order] >= 0]
     if not 2 <= folds <= order.size:

@@ -34,6 +34,7 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
             raise ValueError(f"expected 2 columns (node, hyperedge), got {edges.shape[1]}")
         node_idx = _integers("node", edges[:, 0], edge_lines)
         hyperedge_idx = _integers("hyperedge", edges[:, 1], edge_lines)
+        # Hyperedges count from the number of nodes on, the only place that tells it.
         num_nodes = int(hyperedge_idx.min())
         num_hyperedges = int(hyperedge_idx.max()) - num_nodes + 1
         sizes = f"{num_nodes} nodes and {num_hyperedges} hyperedges"
@@ -48,6 +49,7 @@ def load_allset(path: str | os.PathLike[str]) -> HypergraphDataset:
         if content.shape[1] < 2:
             raise ValueError("expected at least 2 columns (id, features, label), got 1")
         ids = _integers("id", content[:, 0], content_lines)
+        # Lines come in any order: sorted, row i is id i.
         order = np.argsort(ids, kind="stable")
         repeated = np.flatnonzero(np.diff(ids[order]) == 0)
         if repeated.size:
@@ -108,6 +110,7 @@ def load_cornell(path: str | os.PathLike[str]) -> HypergraphDataset:
     for number, label in enumerate(labels, 1):
         if len(label) != 1:
             raise ValueError(f"{labels_path}: line {number}: expected one label, got {len(label)}")
+    # Classes and nodes count from 1 in these files.
     y = np.concatenate(labels) - 1
     names_path, num_classes = labels_path.with_name(f"label-names-{name}.txt"), int(y.max()) + 1
     label_names = _names(names_path, "label", num_classes, MAX_SIZE)
@@ -147,6 +150,7 @@ def _table(path: Path) -> tuple[np.ndarray, list[int]]:
 
 def _table_error(lines: dict[int, str]) -> str:
     """Say why lines are not a table; numpy's own message has no number of the line."""
+    # The first line sets the number of columns.
     columns = 0
     for number, line in lines.items():
         fields = line.split()
@@ -162,6 +166,7 @@ def _table_error(lines: dict[int, str]) -> str:
 
 
 def _integers(what: str, column: np.ndarray, lines: list[int]) -> np.ndarray:
+    # Ids were read as floats, like the whole table.
     valid = (column == np.floor(column)) & (column >= 0) & (column <= MAX_SIZE)
     if not valid.all():
         row = int(np.argmin(valid))

@@ -44,6 +44,7 @@ def load_triples(path: str | os.PathLike[str]) -> RelationalDataset:
         missing = next(file for part, file in files.items() if part not in present)
         require_file(missing, "valid.txt and test.txt together")
     numbers = {what: _dictionary(folder, what) for what in _NUMBERED}
+    # Names are fixed if a dictionary lists them; otherwise files add new ones.
     fixed = {what for what, names in numbers.items() if names}
     facts: dict[str, np.ndarray] = {}
     for part, file in present.items():
@@ -133,6 +134,7 @@ def _check_disjoint(facts: dict[str, np.ndarray], numbers: dict[str, dict[str, i
     """Raise an error that names a fact of two files."""
     rows = np.concatenate(list(facts.values()))
     files = np.repeat([TRIPLES[part] for part in facts], [len(ids) for ids in facts.values()])
+    # Equal facts are adjacent after a sort; they are errors if from two files.
     order = np.lexsort(rows.T)
     rows, files = rows[order], files[order]
     repeated = (rows[1:] == rows[:-1]).all(1) & (files[1:] != files[:-1])

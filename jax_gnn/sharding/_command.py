@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> list[list[str]]:
     datasets = [data for data in load_any(args.source) if not isinstance(data, GraphsDataset)]
     if not datasets:
         raise ValueError(f"{args.source} holds many graphs, which are batched, not split")
+    # Some files are both a graph and a hypergraph: the graph has priority.
     dataset = min(datasets, key=lambda data: isinstance(data, HypergraphDataset))
     if args.parts > dataset.num_nodes:
         raise ValueError(
@@ -106,6 +107,7 @@ def _values(
     dataset: NodeDataset, graph: Splittable
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the values of nodes and of edges by name; the split of the nodes as masks."""
+    # Each field that has a row for each node is saved with the parts.
     nodes = {name: getattr(dataset, name, None) for name in ("x", "y", "y_multilabel")}
     is_typed = isinstance(graph, RelationalGraph) and graph.node_type_sizes is not None
     if nodes["x"] is None and is_typed:
@@ -170,6 +172,7 @@ class Costs(NamedTuple):
     def of(cls, pieces: Sequence[Piece], places: np.ndarray) -> Costs:
         """Count the costs of the result of `split_graph`."""
         nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
+        # Hypergraphs exchange rows of nodes, then rows of hyperedges.
         exchanges: list[tuple[Exchange, ...]] = []
         into_nodes, num_hyperedges = [], 0
         for part in (piece.part for piece in pieces):
@@ -191,6 +194,7 @@ class Costs(NamedTuple):
 
     def table(self, width: int, dtype: np.dtype) -> Iterator[list[str]]:
         """Yield the rows of a table, for node rows of a width and dtype."""
+        # Counts of rows become bytes for rows of one width.
         row = width * dtype.itemsize
         own, needed, sent, rounds, gathered = map(sum, zip(*self.exchanges, strict=True))
         yield ["nodes", f"{_max_over_mean(self.nodes)}, largest over mean"]

@@ -101,6 +101,7 @@ class Exchange:
                 f"sent must be {shape} in {x.dtype}, as what Part.ahead gives for x, got "
                 f"{sent.shape} in {sent.dtype}"
             )
+        # Rows that were mapped early are not differentiated: their gradient goes to x.
         local, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
         return local, halo
 
@@ -159,6 +160,7 @@ def _fetch_transpose(
     if halo is None:
         return (local,)
     rows = exchange.transfer(halo, reverse=True)
+    # Only the halo has a gradient, so it is added to zeros.
     if local is None:
         local = jnp.zeros((exchange.num_own, *rows.shape[1:]), rows.dtype)
     return (exchange.add(local, rows),)
@@ -210,6 +212,7 @@ def plan_rounds(counts: np.ndarray) -> tuple[Round, ...]:
     all_to_all = Round(int(counts.max()), None)
     if num_parts > 2 and all_to_all.rows(num_parts) <= MAX_SENT_RATIO * needed:
         return (all_to_all,)
+    # Greedy: each round sends as many needed rows as possible.
     rounds, remaining = [], counts.copy()
     while remaining.any():
         step = _largest_round(remaining)

@@ -37,13 +37,9 @@ from jax_gnn.sharding._sharded import ShardedGraph, assemble
 from jax_gnn.sharding._split import Piece, split_graph
 
 PLAN = "plan.npz"
-CLASSES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        *(Piece, Part, RelationalPart, HypergraphPart, Graph),
-        *(Pairs, OutOfPairs, IntoPairs, Exchange, Round),
-    )
-}
+_PARTS = Piece, Part, RelationalPart, HypergraphPart
+_FIELDS = Graph, Pairs, OutOfPairs, IntoPairs, Exchange, Round
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*_PARTS, *_FIELDS)}
 """Classes that a file may name: those that pieces consist of."""
 
 NodeValues = Mapping[str, ArrayLike | Mapping[str, ArrayLike | None]]
@@ -255,6 +251,7 @@ def _parse_node_rows(
 
 def _select(rows: Mapping[str, object], ids: np.ndarray) -> dict[str, Any]:
     """Return the values of some ids, zeros for ids without values."""
+    # Values may be memory maps, of which only these rows are read.
     selected: dict[str, Any] = jax.tree.map(
         lambda values: fetch_rows(values.values, ids - values.start),
         rows,
@@ -319,6 +316,7 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:
 
 
 def _read_piece(path: Path, plan: Mapping[str, np.ndarray], axis: str, part: int) -> Piece:
+    # Keys are numbers of arrays, in the order of `_encode`.
     members = read_npz(path, f"the part of device {part}")
     arrays = [members[key] for key in sorted(members, key=lambda key: (len(key), key))]
     if not np.array_equal(digest(arrays), plan["digests"][part]):

@@ -207,6 +207,7 @@ def _flatten(tree: object) -> tuple[list[Any], Any]:
 def check_rows(values: ArrayLike, block_rows: int | None) -> np.ndarray:
     """Return the values as a matrix in numpy, in a dtype of JAX."""
     rows = arguments.to_numpy("values", values)
+    # Without 64-bit types in JAX, float64 becomes float32.
     rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
     if not jnp.issubdtype(rows.dtype, jnp.floating):
         raise TypeError(f"values must be floating-point numbers, got {rows.dtype}")

@@ -134,6 +134,7 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
     parts = np.empty(num_nodes, np.int32)
     if method == "metis":
         parts[:] = _metis(edges, num_parts)
+    # Neighbours in one direction suffice for a symmetric graph.
     symmetric = np.array_equal(indptr, edges.t_indptr) and np.array_equal(edges.cols, edges.t_cols)
     host_function("partition")(
         indptr,
@@ -160,6 +161,7 @@ def _metis(edges: Adjacency, num_parts: int) -> np.ndarray:
         ) from error
     import scipy.sparse
 
+    # METIS takes symmetric graphs without self-loops.
     indptr = edges.indptr
     size, num_edges = len(indptr) - 1, int(indptr[-1])
     values = np.ones(num_edges, bool), edges.cols[:num_edges], indptr
@@ -238,6 +240,7 @@ def _check_parts(method: ArrayLike, num_nodes: int, num_parts: int) -> np.ndarra
 
 def parse_graph(graph: Graph | RelationalGraph | HeteroGraph | Hypergraph) -> Splittable:
     """Check that a graph can be split, and copy it to the host."""
+    # All kinds of graphs are checked before any work; arrays are copied at once.
     if isinstance(graph, HeteroGraph):
         graph = graph.relational
     if isinstance(graph, Hypergraph):

@@ -122,6 +122,7 @@ class Part(Graph, _HasHalo):
         exchange.check()
         if not exchange.rounds:
             return counts
+        # Edges to own nodes are counted here, and counts of the halo sent to its owners.
         local, halo = counts[: exchange.num_own], counts[exchange.num_own :]
         local = exchange.add(local, exchange.transfer(halo, reverse=True))
         return jnp.concatenate([local, exchange.transfer(exchange.gather_sent(local))])
@@ -161,6 +162,7 @@ class Part(Graph, _HasHalo):
             ValueError: an argument has the wrong shape, or the call is not in `jax.shard_map`.
         """
         x = self._check_rows(x)
+        # Maxima need all rows in one array, own and halo.
         if self.exchange.rounds and reduce not in ("sum", "mean"):
             if own_scale is not None:
                 own = _scaled(_scaled(x, own_scale), out_scale)
@@ -388,6 +390,7 @@ class HypergraphPart:
         Returns:
             ``(num_nodes, *features)`` in the dtype of x.
         """
+        # Degrees and scales are of the whole hypergraph, so they need exchanges of their own.
         acc = accumulator_dtype(x.dtype)
         scales_in, scales_out = [node_scale_in], [node_scale_out]
         scales_edge = [hyperedge_weight, hyperedge_scale]
@@ -397,6 +400,7 @@ class HypergraphPart:
             scales_edge.append(power(self.hyperedge_degrees().astype(acc), -1.0))
             scales_out.append(power(degree, -1.0 if normalization == "row" else -0.5))
             scales_in += [] if normalization == "row" else [scales_out[-1]]
+        # A node's own term does not pass through hyperedges.
         if own_scale is not None:
             own = _scaled(x, own_scale)
             residual = own if residual is None else own + residual

@@ -24,6 +24,7 @@ def check_same(mesh: Mesh, **arguments: object) -> None:
     Raises:
         ValueError: an argument differs, or the mesh lacks devices of some processes.
     """
+    # Programs of one process, the usual case, must not communicate here.
     devices = [(device.process_index, device.id) for device in mesh.devices.flat]
     processes, count = {process for process, _ in devices}, jax.process_count()
     if len(processes) == 1:
@@ -36,6 +37,7 @@ def check_same(mesh: Mesh, **arguments: object) -> None:
     from jax.experimental.multihost_utils import process_allgather
 
     arguments["mesh"] = (mesh.devices.shape, mesh.axis_names, devices)
+    # Digests are compared instead of values, which may be large.
     digests = process_allgather(np.stack([digest(value) for value in arguments.values()]))
     for column, name in enumerate(arguments):
         differing = np.flatnonzero((digests[:, column] != digests[0, column]).any(1))

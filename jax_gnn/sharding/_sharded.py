@@ -156,6 +156,7 @@ class ShardedGraph:
                 f"node_ids must be (devices, capacity), with each of num_nodes = {self.num_nodes} "
                 f"once, and -1 for padding, got another array of shape {matrix.shape}"
             )
+        # The row of each node in the other split.
         places = rows[np.argsort(ids[rows])]
 
         def reshard(values: Array) -> Array:
@@ -180,7 +181,7 @@ class ShardedGraph:
         padding = [(start, self.num_nodes - start - size), *[(0, 0)] * (len(shape) - 1)]
         return jnp.pad(values, padding) if is_traced(values) else np.pad(values, padding)
 
-    def shard_edges(self, values: Any) -> Array:
+    def shard_edges(self, values: ArrayLike) -> Array:
         """Put values of edges, such as weights, on the devices of the edges; or of hyperedges.
 
         Args:
@@ -255,7 +256,7 @@ class ShardedGraph:
         )
         return HostRows(blocks, capacity, rows.dtype)
 
-    def unshard(self, rows: Any) -> Array:
+    def unshard(self, rows: ArrayLike) -> Array:
         """Return rows of nodes in the order of the whole graph: the inverse of :meth:`shard`.
 
         Args:
@@ -300,6 +301,7 @@ class ShardedGraph:
             result: Result = jax.tree.map(lambda leaf: leaf[None], function(part, *values, **named))
             return result
 
+        # Leaves have a leading axis of one device inside.
         spec = PartitionSpec(self.axis)
         run = jax.shard_map(call, mesh=self.mesh, in_specs=spec, out_specs=spec)
         result: Result = run(self.part, values)
@@ -342,6 +344,7 @@ def _on_devices(
 ) -> ShardedGraph:
     """Put a pickled `ShardedGraph` on the devices of this process with the same ids."""
     devices = {device.id: device for device in jax.devices()}
+    # Devices of other processes cannot be restored.
     missing = sorted({*ids.ravel().tolist()} - devices.keys())
     if missing:
         raise ValueError(
@@ -357,6 +360,7 @@ def _on_devices(
 
 def _local_rows(array: ArrayLike) -> dict[int, np.ndarray]:
     """Return the rows that this process has of an array, by their index on its first axis."""
+    # A graph that was copied to the host has arrays in numpy.
     if not isinstance(array, jax.Array):
         return dict(enumerate(np.asarray(array)))
     rows: dict[int, np.ndarray] = {}
@@ -450,6 +454,7 @@ def assemble(
     Returns:
         The graph, and the values of the pieces by name.
     """
+    # Axes become automatic, whatever their type in the user's mesh.
     mesh = Mesh(mesh.devices, mesh.axis_names)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
 
@@ -466,6 +471,7 @@ def assemble(
     def is_exchange(node: object) -> bool:
         return isinstance(node, Exchange)
 
+    # Files do not say how rows are sent: the caller chooses.
     part = jax.tree.map(
         lambda node: replace(node, by_copies=copy_engines) if is_exchange(node) else node,
         part,

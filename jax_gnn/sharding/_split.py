@@ -86,6 +86,7 @@ def split_graph(args: SplitArgs, axis: str) -> tuple[list[Piece], np.ndarray]:
     dtype = (graph.graph if isinstance(graph, Hypergraph) else edges_of(graph)).indptr.dtype
     rows = LocalRows.of(args.node_parts, num_parts, dtype)
     if not isinstance(graph, Hypergraph):
+        # Nodes are sources and destinations: one numbering serves both.
         parts = _split_edges(graph, rows, rows, axis)
         return [Piece(part, ids[: part.num_dst], {}) for part, ids in parts], rows.places
     assert args.hyperedge_parts is not None
@@ -128,6 +129,7 @@ def _split_edges(
         num_edges = max(1, *(len(local.places) for local in local_edges))
 
         def build(reader: int) -> Graph | RelationalGraph:
+            # Own nodes keep their rows; nodes of the halo get the rows of their slots.
             row_of = src.rows.copy()  # of each node among the reader's sources
             sources[reader, : len(src.nodes[reader])] = src.nodes[reader]
             for owner, ids in enumerate(halos[reader]):
@@ -143,6 +145,7 @@ def _split_edges(
         graphs = list(pool.map(build, range(num_parts)))
     if isinstance(graph, RelationalGraph):
         graphs = _equalize_pairs(graphs)
+    # Sorted by source, edges from the halo come last.
     pointers = [edges_of(local).t_indptr for local in graphs]
     num_halo_edges = max(int(starts[-1] - starts[src.capacity]) for starts in pointers)
     parts = []

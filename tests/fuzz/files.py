@@ -169,11 +169,7 @@ def cache_text() -> bytes:
             1.5,
             2,
         ),
-        "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": (
-            ("single", 64, 8, 77),
-            1.5,
-            2,
-        ),
+        "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": (("single", 64, 8, 77), 1.5, 2),
         "hypergraph_aggregate width 64 itemsize 4 incidences 2^10 nodes 2^7 hyperedges 2^7": (
             (128, 2, 1),
             1.5,
