@@ -144,15 +144,9 @@ class Part(Graph, _HasHalo):
         Sums and means read halo rows from the buffer that they arrive in. In the backward pass, the
         gradient of the halo is computed first, and travels while that of own rows is summed.
 
-        Args:
-            x: ``(num_dst, *features)``, rows of own nodes.
-            weight: ``(num_edges,)`` or ``(num_edges, heads)``, weights of edges.
-            reduce: "sum", "mean", "max" or "min".
-            own_scale: a number or ``(num_dst,)``, factor of a node's own features.
-            out_scale: a number or ``(num_dst,)``, factor of the reduced rows.
-            residual: ``(num_dst, *features)``, added to the rows.
-            sent: rows of x for other devices that are computed early; see :meth:`ahead`.
-            **epilogue: further arguments of `spmm`.
+        Arguments are those of `spmm`, where x, ``(num_dst, *features)``, and ``own_scale`` are of
+        own nodes; and ``sent``, rows of x for other devices that are computed early by
+        :meth:`ahead`.
 
         Returns:
             ``(num_dst, *features)`` in the dtype of x.
@@ -330,26 +324,20 @@ class HypergraphPart:
     def to_hyperedges(self, x: Array, *, reduce: Reduce = "sum", **epilogue: Any) -> Array:
         """Reduce the rows of the nodes of each own hyperedge.
 
-        Args:
-            x: ``(num_nodes, *features)`` of floating-point numbers, rows of own nodes.
-            reduce: "sum", "mean", "max" or "min".
-            **epilogue: further arguments of `spmm`.
+        Other arguments: as of :meth:`Part.aggregate`.
 
         Returns:
-            ``(num_hyperedges, *features)`` in the dtype of x.
+            ``(num_hyperedges, *features)`` in the dtype of x, ``(num_nodes, *features)``.
         """
         return self.into.aggregate(x, reduce=reduce, **epilogue)
 
     def to_nodes(self, h: Array, *, reduce: Reduce = "sum", **epilogue: Any) -> Array:
         """Reduce the rows of the hyperedges of each own node.
 
-        Args:
-            h: ``(num_hyperedges, *features)`` of floating-point numbers, rows of own hyperedges.
-            reduce: "sum", "mean", "max" or "min".
-            **epilogue: further arguments of `spmm`.
+        Other arguments: as of :meth:`Part.aggregate`.
 
         Returns:
-            ``(num_nodes, *features)`` in the dtype of h.
+            ``(num_nodes, *features)`` in the dtype of h, ``(num_hyperedges, *features)``.
         """
         return self.back.aggregate(h, reduce=reduce, **epilogue)
 
@@ -371,21 +359,8 @@ class HypergraphPart:
     ) -> Array:
         """Local rows of `hypergraph_aggregate` on the whole hypergraph.
 
+        Arguments are those of `hypergraph_aggregate`, with rows of own nodes and own hyperedges.
         Rows travel in the dtype of x, to hyperedges and back.
-
-        Args:
-            x: ``(num_nodes, *features)``, rows of own nodes.
-            hyperedge_weight: ``(num_hyperedges,)``, weights of own hyperedges.
-            node_scale_in: ``(num_nodes,)``, factors of the rows of x.
-            node_scale_out: ``(num_nodes,)``, factors of the rows of the result.
-            hyperedge_scale: ``(num_hyperedges,)``, factors of the rows of hyperedges.
-            own_scale: a number or ``(num_nodes,)``, factor of a node's own features.
-            residual: ``(num_nodes, *features)``, added to the rows.
-            bias: ``(*features)``, added to all rows.
-            activation: function applied to the result.
-            normalization: "symmetric", "row" or None, as of `hypergraph_aggregate`.
-            hyperedge_reduce: reduction over the nodes of a hyperedge.
-            node_reduce: reduction over the hyperedges of a node.
 
         Returns:
             ``(num_nodes, *features)`` in the dtype of x.
