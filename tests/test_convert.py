@@ -142,6 +142,7 @@ def test_jraph(rng):
         assert_equal(result, data, "nodes", "edges", "globals")
         assert result.n_node.tolist() == graphs_tuple.n_node.tolist()
         assert_same(convert.to_jraph(result), graphs_tuple)
+    # Padding graphs and other trees survive a round trip.
     padded = jraph.pad_with_graphs(graphs_tuple, 24, 40, 7)
     tree = padded._replace(nodes=[padded.nodes["x"], (padded.nodes["attr"],)], edges=None)
     assert_same(convert.to_jraph(convert.from_jraph(tree)), tree)
@@ -162,6 +163,7 @@ def test_pyg(rng):
             {k: v.numpy() for k, v in converted if k != "title"},
             {k: v.numpy() for k, v in again if k != "title"},
         )
+    # A batch of graphs.
     data = batch(rng)
     converted = convert.to_pyg(data)
     assert isinstance(converted, pyg.Batch)
@@ -184,9 +186,11 @@ def test_pyg(rng):
             ValueError, match=r"globals\['y'\] must have a row for each of 2 graphs"
         ):
             convert.to_pyg(replace(result, globals={"y": value}))
+    # Sparse tensors have no array.
     single.x = single.x.to_sparse()
     with pytest.raises(TypeError, match=r"data\['x'\] must be .*sparse_coo: call its to_dense"):
         convert.from_pyg(single)
+    # Several types, one of them without nodes.
     data = replace(hetero(rng), globals={"title": "李"})
     converted = convert.to_pyg(data)
     assert converted["none"].num_nodes == 0
@@ -222,6 +226,7 @@ def test_networkx(rng):
     for kind in ("Graph", "DiGraph", "MultiGraph", "MultiDiGraph"):
         for num_nodes, num_edges in ((0, 0), (3, 0), (1, 3), (7, 20)):
             graph = getattr(networkx, kind)(title="李", more=[1])
+            # Nodes may be text, empty or not ASCII, and tuples.
             names = [*NAMES[: num_nodes - 1], ("pair", 1)][:num_nodes]
             for name in names:
                 graph.add_node(name, age=int(rng.integers(9)), vector=[1.0, float(rng.normal())])
@@ -250,6 +255,7 @@ def test_networkx(rng):
                 {k: v.tolist() for k, v in result.nodes.items()},
                 {k: v.tolist() for k, v in data.nodes.items()},
             )
+    # Names of attributes that are not text cannot be columns.
     for part in ("nodes", "edges", "graph"):
         mixed = networkx.path_graph(2)
         places = {"nodes": mixed.nodes[0], "edges": mixed.edges[0, 1], "graph": mixed.graph}
@@ -266,6 +272,7 @@ def test_hypernetx(rng):
     if int(need("pandas").__version__.partition(".")[0]) > 2:
         pytest.skip("HyperNetX 2 reads properties with pandas 2 only")
     hypernetx = need("hypernetx")
+    # Names and properties of both sides.
     hyperedges = {name: list(NAMES[rng.choice(10, 3, replace=False)]) for name in ("e", "f", "李")}
     original = hypernetx.Hypergraph(hyperedges, edge_properties={"e": {"weight": 2.5, "kind": "z"}})
     data = convert.from_hypernetx(original)
@@ -287,6 +294,7 @@ def test_dhg(rng):
     )
     result = convert.to_dhg(convert.from_dhg(original))
     assert (result.e, result.v_weight, result.num_v) == (original.e, original.v_weight, 6)
+    # Directed, then undirected graphs.
     edges, weights = [(0, 1), (1, 0), (2, 2), (3, 0)], [1.0, 2.5, 3.0, 4.0]
     original = dhg.DiGraph(5, edges, weights)
     assert convert.to_dhg(convert.from_dhg(original)).e == original.e
@@ -313,6 +321,7 @@ def test_sparse(rng):
         assert result.shape == matrix.shape
         summed = convert.to_scipy(data, format="csr").toarray()
         np.testing.assert_allclose(summed, matrix.toarray(), rtol=1e-5, atol=1e-6)
+        # JAX holds vectors as values, scipy numbers only.
         dense = replace(data, edges={"weight": rng.normal(size=(count, 2)).astype(np.float32)})
         for kind, read in (("bcoo", convert.from_bcoo), ("bcsr", convert.from_bcsr)):
             converted = getattr(convert, f"to_{kind}")(dense)
@@ -386,6 +395,7 @@ def test_table(how, rng, tmp_path):
         sources = tuple(need("pyarrow").table(table) for table in sources)
     elif how != "mapping":
         sources = tuple(need(how).DataFrame(table) for table in sources)
+    # The graph, labels and features are those of the columns.
     data = read(*sources, **OPTIONS)
     number = {name: i for i, name in enumerate(nodes["id"].tolist())}
     assert in_order(data.graph)[:2] == [10, 10]
@@ -414,6 +424,7 @@ def test_table_of_ids(rng):
         node_names = np.arange(len(names)) if data.node_names is None else data.node_names
         np.testing.assert_array_equal(node_names, names)
         np.testing.assert_array_equal(node_names[np.stack(in_order(data.graph)[2:])], [src, dst])
+        # A table of nodes fixes the order.
         shuffled = rng.permutation(names)
         again = read({"src": src, "dst": dst}, {"id": shuffled})
         np.testing.assert_array_equal(shuffled[np.stack(in_order(again.graph)[2:])], [src, dst])
@@ -428,6 +439,7 @@ def test_tables_of_arrow(rng):
     edges, nodes = tables(rng)
     expected = read(edges, {"id": nodes["id"]})
     chunked = pyarrow.table(edges)
+    # Chunks of different sizes, one empty.
     chunked = pyarrow.concat_tables([chunked.slice(0, 7), chunked.slice(7, 0), chunked.slice(7)])
     categories = chunked.set_column(0, "src", chunked["src"].dictionary_encode())
     vectors = pyarrow.array([[i, i + 0.5] for i in range(10)], pyarrow.list_(pyarrow.float32(), 2))
@@ -494,6 +506,7 @@ def test_values_of_edges_that_were_lost(rng):
     data, remaining = edges_lost(rng)
     for table, expected in zip(convert.to_table(data)[0].values(), remaining, strict=True):
         np.testing.assert_array_equal(table["w"], expected)
+    # Values have a row for each edge of the input, dropped ones included.
     few = replace(data, edges={key: {"w": part["w"][1:]} for key, part in data.edges.items()})
     with pytest.raises(ValueError, match=r"must have a row for each of 5 edges, got shape \(4,\)"):
         convert.to_table(few)
@@ -555,6 +568,7 @@ def test_csv_files(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("src\tdst\n1\t2\n\n2\t0\n")
     assert read(path).graph.num_edges == 2
+    # Errors name the line of the file.
     for text, message in (
         ("src,dst\n1\n", r"a.csv:2 must have 2 cells as the header has, got 1"),
         ("src,src\n", "'src' twice"),
@@ -576,6 +590,7 @@ def test_text_files(tmp_path):
     with pyarrow.output_stream(str(tmp_path / "a.csv.zst")) as file:
         file.write(text.encode())
     assert_equal(read(tmp_path / "a.csv.zst"), data)
+    # The last comment before the edges is the header.
     lists = "# Directed graph\n# FromNodeId\tToNodeId\tSign\n30\t1412\t-1\n#\n\n1412 4 1\n"
     (tmp_path / "a.txt").write_text(lists)
     data = read(tmp_path / "a.txt")
@@ -631,12 +646,14 @@ def test_frames(tmp_path):
     nodes = pandas.DataFrame({"id": [*"abc"], "f": [1.0, 2.0, 3.0]})
     nodes = nodes[nodes.f > 1]
     nodes.to_parquet(tmp_path / "nodes.parquet")
+    # The same table as columns, as an index, and in a file.
     for source in (nodes, nodes.set_index("id"), tmp_path / "nodes.parquet"):
         data = read(edges, source)
         assert data.node_names.tolist() == ["b", "c"]
         assert [*data.nodes] == ["f"] and data.features().tolist() == [[2], [3]]
     frame = polars.DataFrame({"src": [*"ab"], "dst": [*"ba"], "how": [*"xy"]})
     expected = read(frame, labels="how")
+    # Categories are text, in lazy frames too.
     for kind in (polars.Categorical, polars.Enum(["b", "a", "x", "y"])):
         for names in (["src"], ["dst", "how"], ["src", "dst", "how"]):
             lazy = frame.lazy().with_columns(polars.col(names).cast(kind))

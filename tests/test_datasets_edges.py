@@ -35,6 +35,7 @@ def test_pairs_are_numbered(undirected):
             pairs.numbers(*nodes.astype(np.int64)), np.arange(pairs.count)
         )
     large = Pairs(2**31 - 1, undirected)
+    # Where the root of a number is rounded: at the first and last pair of a node.
     root = np.arange(2, 2**31 - 1, 2**20)
     corners = root * (root - 1) // 2
     numbers = np.concatenate([corners, corners - 1, [large.count - 1]])
@@ -53,6 +54,7 @@ def test_split_edges(undirected, rng):
     assert [len(part) for part in parts[1:]] == [int(count * 0.1), int(count * 0.2)]
     together = [*parts[0], *parts[1], *parts[2]]
     assert len(together) == count and {*together} == proper
+    # Negatives are distinct, and no edges of the whole graph.
     negatives = pairs_of(split.valid_negatives) + pairs_of(split.test_negatives)
     assert [split.valid_negatives.shape, split.test_negatives.shape] == [
         split.valid.shape,
@@ -60,6 +62,7 @@ def test_split_edges(undirected, rng):
     ]
     assert len({*negatives}) == len(negatives) and not {*negatives} & edges
     assert all(u < v if undirected else u != v for u, v in negatives)
+    # Graphs for a model grow by the validation edges, and keep self-loops.
     seen: set[Any] = {(u, v) for u, v in edges if u == v}
     for visible_graph, part in ((split.train_graph, parts[0]), (split.test_graph, parts[1])):
         seen |= {*part} | {(v, u) for u, v in part if undirected}
@@ -80,6 +83,7 @@ def test_negative_edges_are_all_that_are_left():
     directed = datasets.negative_edges(path, 6, seed=0, undirected=False)
     assert {*pairs_of(directed)} == {(0, 2), (2, 0), (0, 3), (3, 0), (1, 3), (3, 1)}
     drawn = [pairs_of(datasets.negative_edges(path, 1, seed=s))[0] for s in range(600)]
+    # All pairs without an edge are drawn, about equally often.
     counts = [drawn.count(pair) for pair in ((0, 2), (0, 3), (1, 3))]
     assert sum(counts) == 600 and min(counts) > 150
     assert datasets.negative_edges(path, 0, seed=0).shape == (2, 0)

@@ -39,6 +39,7 @@ def test_tu(tmp_path):
     dataset = load_graphs(write_tu(tmp_path))
     check_toy(dataset)
     assert dataset.unused == ("toy_edge_labels.txt",)
+    # Attributes follow one-hot labels.
     write_tu(tmp_path, node_attributes="0.5, 1\n" * 5)
     dataset = load_graphs(tmp_path / "toy_A.txt")
     assert dataset.x.shape == (5, 4) and (dataset.x[:, 2:] == [0.5, 1]).all()
@@ -152,6 +153,7 @@ def test_ogb_of_nodes(tmp_path):
 
 def test_container(rng):
     dataset = toy()
+    # Graphs in another order, with padding.
     batch = dataset.batch([1, 0], num_nodes=8, num_edges=8, num_graphs=3)
     assert batch.graph_ids.tolist() == [0, 0, 1, 1, 1, -1, -1, -1]
     assert dataset.nodes_of([1, 0]).tolist() == [3, 4, 0, 1, 2]
@@ -175,6 +177,7 @@ def test_container(rng):
 def test_folds(rng):
     y = rng.integers(-1, 3, 100)
     folds = random_folds(y, 10, seed=3)
+    # Folds are balanced over all examples and within classes.
     assert (folds[y < 0] == -1).all() and np.ptp(np.bincount(folds[y >= 0])) <= 1
     for label in range(3):
         assert np.ptp(np.bincount(folds[y == label], minlength=10)) <= 1

@@ -87,6 +87,7 @@ def test_hypergcn_damage(tmp_path, file):
     write(tmp_path)
     path = tmp_path / f"{file}.pickle"
     intact = path.read_bytes()
+    # Cut at any byte, a pickle is refused.
     for length in range(len(intact)):
         path.write_bytes(intact[:length])
         with pytest.raises(PickleFormatError, match="not a readable pickle") as caught:

@@ -92,6 +92,7 @@ def test_triples(tmp_path, name):
         assert data.relation_names == ("http://r/knows", "http://r/age", "http://r/name")
         check(data, src=[3, 4, 2, 3, 2], rel=[0, 0, 0, 1, 2], dst=[2, 2, 3, 0, 1])
         check(data, y=[-1, -1, 1, 0, -1], train_idx=[2], test_idx=[3], label_names=("0", "1"))
+    # Inverse relations and the self-relation follow the relations of the file.
     graph = data.graph()
     assert (graph.num_relations, graph.num_edges, graph.self_relation) == (7, 15, True)
     bare = data.graph(inverse=False, self_relation=False)
@@ -146,6 +147,7 @@ TERMS = {
 
 def test_terms_are_what_they_mean(tmp_path):
     """Spellings of a term are one node; blanks may be missing, lines line_end in all ways."""
+    # Comments, and all kinds of line ends.
     line_ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
     lines = [
         f"<s><p{escape}>{term}.{line_end}"
@@ -161,17 +163,21 @@ def test_terms_are_what_they_mean(tmp_path):
     assert data.test_idx is not None and data.y[data.test_idx].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(r"<a> <b> <\u00ZZ> .", r"<a> <b> <\n> .", r"<\> <b> <c> .", r'<a> <b> "\x" .'),
-        *(r'<a> <b> "\uD800" .', r'<a> <b> "\U00110000" .', r'<a> <b> "\uD83D\uDE00" .'),
-        *("<a> <b> _:c#d .", "<a> <b> _: .", "<a> <b> _:-c .", '<a> <b> "c"@en-.', "\xa0"),
-        *('<a> <b> "c"^^_:d .', "<a>\u2003<b> <c> .", "<a> <b> <c> .\x0b", '<a> <b> "c"@é .'),
-        *("<a> <b> .", "<a> <b> <c>", "<a> _:b <c> .", '"a" <b> <c> .', "<a> <b> <c> . <d>"),
-        *('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c ."),
-    ],
+# Escapes and blanks that the grammar of N-Triples forbids, then missing or wrong terms.
+NO_TRIPLES: tuple[str, ...] = (
+    r"<a> <b> <\u00ZZ> .",
+    r"<a> <b> <\n> .",
+    r"<\> <b> <c> .",
+    r'<a> <b> "\x" .',
 )
+NO_TRIPLES += (r'<a> <b> "\uD800" .', r'<a> <b> "\U00110000" .', r'<a> <b> "\uD83D\uDE00" .')
+NO_TRIPLES += ("<a> <b> _:c#d .", "<a> <b> _: .", "<a> <b> _:-c .", '<a> <b> "c"@en-.', "\xa0")
+NO_TRIPLES += ('<a> <b> "c"^^_:d .', "<a>\u2003<b> <c> .", "<a> <b> <c> .\x0b", '<a> <b> "c"@é .')
+NO_TRIPLES += ("<a> <b> .", "<a> <b> <c>", "<a> _:b <c> .", '"a" <b> <c> .', "<a> <b> <c> . <d>")
+NO_TRIPLES += ('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c .")
+
+
+@pytest.mark.parametrize("line", NO_TRIPLES)
 def test_a_line_that_is_no_triple(tmp_path, line):
     folder = write(tmp_path, {"toy.nt.gz": f"<a> <b> <c> .\n\n{line}\n"})
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: line 3 is no triple"):
@@ -181,6 +187,7 @@ def test_a_line_that_is_no_triple(tmp_path, line):
 def test_damaged_triples(tmp_path):
     intact = gzip.compress(TRIPLES.encode())
     for data, message in (
+        # Damage in compressed data, then in text.
         (intact[:-20], "damaged after line"),
         (b"no gzip", "damaged after line 0"),
         (intact[:15] + b"\xff\x00" + intact[17:], "damaged|is no triple|not UTF-8"),
@@ -236,6 +243,7 @@ def test_hgb(tmp_path):
         assert data.node_type_names == ("movie", "actor")
         assert (data.relation_names, data.label_names) == (("has", "in"), ("a", "b", "c"))
         assert data.num_classes == 3
+    # Without info.dat and test labels, names are numbers.
     single = HGB | {"label.dat": "0\tOne\t0\t2\n"}
     del single["info.dat"], single["label.dat.test"]
     (folder / "info.dat").unlink()
@@ -251,6 +259,7 @@ NODES_OF_HGB = "4\tFive\t2\t0.5,1\n0\tOne\t0\n1\tTwo\t0\n3\t\t1\t\n2\tThree\t1\t
 def test_hgb_nodes_are_those_of_node_dat(tmp_path):
     """One has neither edge nor label; and types, relations and classes may have names alone."""
     info = json.loads(HGB["info.dat"])
+    # Names of unused types, relations and classes count.
     info["node.dat"]["node type"] |= {"2": "genre", "3": "award"}
     info["link.dat"]["link type"]["0"] |= {"start": 1, "end": 1}  # node.dat knows better
     info["link.dat"]["link type"] |= {"2": {"meaning": "none"}}
@@ -268,6 +277,7 @@ def test_hgb_nodes_are_those_of_node_dat(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        # Ids and types must be those of node.dat.
         ("link.dat", "0\t5\t0\t1\n", r"line 1: expected a node of node\.dat from 0 to 4, got '5'"),
         ("label.dat", "5\tSix\t0\t1\n", r"label\.dat: line 1: expected a node of node\.dat from"),
         ("label.dat", "0\tOne\t1\t1\n", "line 1: node 0 has type 1 here and 0 in node"),
@@ -289,6 +299,7 @@ def test_hgb_refuses_what_is_not_in_node_dat(tmp_path, name, text, message):
         ("link.dat", "0\t1\t0\t1\n0\t1\t0\n", r"link\.dat: line 2: expected 4 columns, got 3"),
         ("link.dat", "0\t-1\t0\t1\n", r"link\.dat: line 1: expected a node from 0 to .*, got '-1'"),
         ("link.dat", "0\tx\t0\t1\n", r"link\.dat: line 1: expected a node .*, got 'x'"),
+        # Single large numbers would take gigabytes.
         ("link.dat", "0\t2000000000\t0\t1\n", "2000000001 nodes would take"),
         ("link.dat", "0\t1\t2000000000\t1\n", "2000000001 relations would take"),
         ("label.dat", "0\tOne\t2000000000\t1,0\n", "2000000001 types would take"),
@@ -313,6 +324,7 @@ def save(folder: Path, **changes) -> Path:
 
 def test_npz_with_types_and_edge_splits(tmp_path):
     """Edges are sorted, without duplicates; what names edges follows them, also one given twice."""
+    # Without labels, splits name edges by their position in the file.
     splits = {"train_idx": [3, 1, 0, 1], "test_idx": [2]}
     data = datasets.load_relational(save(tmp_path, **splits))
     check(data, src=[1, 2, 0], rel=[0, 0, 2], dst=[3, 3, 4], y=[-1] * 5)

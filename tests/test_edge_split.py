@@ -28,6 +28,7 @@ def reference(indptr, cols) -> EdgeSplit:
         for place, slot in enumerate(slots):
             ids.append(slot + [PADDING] * (8 - len(slot)))
             places.append((row, 2 * place + (place == len(slots) - 1)))
+    # The number of slots depends on shapes alone; unused slots come last.
     surplus = len(cols) // 8 + len(indptr) - len(ids)
     assert surplus > 0
     ids += [[PADDING] * 8] * surplus
@@ -205,7 +206,7 @@ def test_copies_and_export():
 
 SMALL = Hypergraph.from_hyperedges([[0, 1], [1, 2, 4], []], num_nodes=6)
 DIRECTED = Hypergraph.from_directed(
-    *([0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0]), num_nodes=6, num_hyperedges=3
+    [0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0], num_nodes=6, num_hyperedges=3
 )
 
 
@@ -295,6 +296,7 @@ def test_a_batch_is_joined(rng):
     surplus = places[:, 0] == no_row
     assert (places[surplus] == (no_row, 1)).all()
     assert (ids[surplus] == PADDING).all()
+    # The reference splits the block-diagonal matrix.
     all_indptr, all_cols = [np.zeros(1, np.int32)], []
     for i, graph in enumerate(graphs):
         size = int(graph.indptr[-1])

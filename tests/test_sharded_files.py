@@ -34,6 +34,7 @@ def test_files_have_what_is_split(make, num_parts, tmp_path, rng):
     """Loaded parts and values, one from a memory map, are those of `shard_graph`."""
     graph, method = make(rng), rng.integers(0, num_parts, 60)
     np.save(tmp_path / "x.npy", rng.normal(size=(60, 3)).astype(np.float32))
+    # Memory maps, half types, integers and booleans.
     nodes = {
         "x": np.load(tmp_path / "x.npy", mmap_mode="r"),
         "half": jnp.asarray(rng.normal(size=60), jnp.bfloat16),
@@ -99,6 +100,7 @@ def test_errors_of_files(folder, rng):
         ),
         ("plan.npz", cut, ValueError, r"plan\.npz is no plan of parts"),
     ]
+    # Files that are missing, cut, exchanged, or of another split.
     for part, content, kind, message in cases:
         with pytest.raises(kind, match=message):
             load_parts(changed(part, content), mesh_of(2), "nodes")
@@ -132,6 +134,7 @@ def test_plans_made_by_hand(folder, rng):
     def changed(value):
         """Replace a random element."""
         if isinstance(value, dict | list) and value and rng.random() < 0.9:
+            # Mostly a change deep in the tree, sometimes of the whole.
             key = rng.choice([*(value if isinstance(value, dict) else range(len(value)))]).item()
             copy = value.copy()
             copy[key] = changed(value[key])

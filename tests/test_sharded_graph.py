@@ -38,6 +38,7 @@ def random_graph(rng: np.random.Generator, num_nodes: int = 60, num_edges: int =
     """Draw a graph with hubs in both directions, repeated edges, loops, isolated nodes, padding."""
     num_linked = rng.integers(num_nodes // 2, num_nodes)
     src, dst = rng.integers(0, num_linked, (2, num_edges))
+    # Hubs: one node with an eighth of all edges out, one with as many in.
     src[: num_edges // 8], dst[num_edges // 8 : num_edges // 4] = rng.integers(0, num_linked, 2)
     src[-5:], dst[-5:] = src[:5], dst[:5]
     graph = Graph.from_edges(src, dst, num_nodes=num_nodes)
@@ -72,6 +73,7 @@ def random_relational(
 def random_hypergraph(rng: np.random.Generator) -> Hypergraph:
     """Draw a large hyperedge and a hub, repeated incidences, empty hyperedges, isolated nodes."""
     nodes, hyperedges = rng.integers(0, 50, 160), rng.integers(0, 22, 160)
+    # A node in many hyperedges, and a hyperedge of many nodes.
     nodes[:20], hyperedges[20:60] = rng.integers(0, 50), rng.integers(0, 22)
     nodes[-5:], hyperedges[-5:] = nodes[:5], hyperedges[:5]
     hypergraph = Hypergraph.from_incidence(nodes, hyperedges, num_nodes=55, num_hyperedges=25)
@@ -103,6 +105,7 @@ def test_parts_are_balanced(method, num_parts, rng):
     graph = Graph.from_edges(src, (dst if rng.random() < 0.5 else src // 2), num_nodes=size)
     parts = partition(graph, num_parts, method)  # type: ignore[arg-type]
     assert parts.shape == (size,) and (parts >= 0).all() and (parts < num_parts).all()
+    # Edges belong to the part of their destination.
     edges = np.bincount(parts, graph.in_degrees(), num_parts)
     assert edges.max() <= 1.05 * edges.mean()
     np.testing.assert_array_equal(parts, partition(graph, num_parts, method))  # type: ignore[arg-type]
@@ -156,6 +159,7 @@ def test_rounds(spread, rng):
     rows = sum(step.rows(num_parts) for step in rounds)
     assert counts.sum() <= rows <= MAX_SENT_RATIO * counts.sum()
     for step in rounds:
+        # Each round is a matching.
         senders, receivers = np.array(step.pairs or [(0, 0)]).T
         assert len(set(senders)) == len(senders) and len(set(receivers)) == len(receivers)
     sent: dict[int, list[int]] = {part: [] for part in range(num_parts)}
@@ -163,6 +167,7 @@ def test_rounds(spread, rng):
     for owner, reader in np.ndindex(*counts.shape):
         count, stop = int(counts[owner, reader]), 0
         for share in plan_shares(rounds, num_parts, owner, reader, count):
+            # Shares of a pair follow each other, in slots that no other share has.
             assert share.start == stop
             stop = share.stop
             sent[owner] += range(share.sender, share.sender + share.stop - share.start)
@@ -184,6 +189,7 @@ def test_each_edge_is_somewhere(method, num_parts, kind, rng):
     rows = split.shard(ids)
     np.testing.assert_array_equal(rows, split.node_ids + 1)
     np.testing.assert_array_equal(split.unshard(rows), ids)
+    # Rows are ids, so that local rows name their nodes in the whole graph.
     halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), rows))
     assert halo.dtype == ids.dtype
     values = rng.normal(size=(graph.num_edges, 2))
@@ -242,6 +248,7 @@ def test_edges_keep_their_relations(method, num_parts, rng):
         valid = part.node_ids >= 0
         np.testing.assert_array_equal(halo[number][valid], part.node_ids[valid])
         own_ids = part.node_ids[: part.num_dst]
+        # Nodes of a part are not sorted by type.
         expected = np.where(own_ids < 0, -1, types[own_ids])
         np.testing.assert_array_equal(part.node_types, expected)
     assert sorted(edge_ids) == [*range(int(graph.nodes.indptr[-1]))]
@@ -317,6 +324,7 @@ def test_means_of_half_types_and_own_rows(rng):
 
 def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
     """Parse the computation with collectives: operands by instruction, collectives, kernels."""
+    # HLO text has a computation in each paragraph.
     parts = re.split(r"\n(?=\S)", text)
     (body,) = (part for part in parts if "source_target_pairs" in part)
     needs: dict[str, set[str]] = {}
@@ -352,6 +360,7 @@ def test_what_rows_travel_beside(copy_engines, rng):
         compiled = run.lower(params, x).compile(split.compiler_options)
     needs, collectives, kernels = dependences(compiled.as_text())
     assert len(collectives) == 6 * len(split.part.exchange.rounds) > 0
+    # A kernel overlaps an exchange if neither depends on the other.
     is_overlapped = [
         any(k not in needs[exchange] and exchange not in needs[k] for k in kernels)
         for exchange in collectives
@@ -401,6 +410,7 @@ def test_rows_of_others_that_are_kept(kind, rng):
         run = functools.partial(jax.vjp, lambda *values: split.apply(model, *values))
         _, residuals = jax.eval_shape(run, x, *weights)
         leaves = [leaf for leaf in jax.tree.leaves(residuals) if leaf.dtype == np.float32]
+        # Residuals have a leading row for each of the two devices.
         rows = 2 * halo, 2 * (halo + split.node_ids.shape[1])
         return any(leaf.shape[0] in rows and leaf.size > leaf.shape[0] for leaf in leaves)
 
@@ -549,6 +559,7 @@ class TestModels:
             def parallel(params, x, split):
                 model = nnx.merge(definition, params, state)
                 y = split.apply(model, None if x is None else split.shard(x), *split_weights)
+                # Padding has no type, and so no target.
                 masked = np.where(np.arange(60) < rows, target.T, 0).T
                 return jnp.sum(jnp.sin(y) * split.shard(masked)), split.unshard(y)[:rows]
 
@@ -642,6 +653,7 @@ def test_training_goes_the_same_way(rng):
         def loss(params, is_split: bool):
             model = nnx.merge(definition, params, state)
             y = split.apply(model, rows) if is_split else model(graph, x)
+            # Padded rows are masked out of the loss.
             logs, targets = jax.nn.log_softmax(y), classes if is_split else labels
             picked = jnp.take_along_axis(logs, targets[..., None], -1)[..., 0]
             return -jnp.sum(picked * valid if is_split else picked) / 60
@@ -698,6 +710,7 @@ def test_embeddings_go_on_over_other_devices(after, tmp_path, rng):
             restored["state"],
         )
         np.testing.assert_array_equal(second.unshard(resharded[0]), first.unshard(state[0]))
+        # Training continues on other devices as on the first ones.
         results = steps(second, resharded, 5)[1]
         expected_results = steps(first, state, 5)[1]
         for actual, expected, name in zip(
@@ -825,6 +838,7 @@ def test_errors_of_rows():
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
     rows = split.shard(np.ones((3, 2)))
+    # Each array of the wrong shape is named.
     for call, message in (
         (lambda: split.shard(np.ones((4, 2))), r"values must be \(num_nodes = 3, .*\(4, 2\)"),
         (lambda: split.shard(1.0), "values must be"),
@@ -853,6 +867,7 @@ def test_errors_of_rows():
     single = jax.tree.map(lambda leaf: leaf[0], split.part)
     with pytest.raises(ValueError, match=r"part must be within ShardedGraph\.apply"):
         single.with_halo(jnp.ones((2, 2)))
+    # Fields of different splits do not fit together.
     other_split = shard_graph(graph, mesh_of(2), "nodes", [0, 0, 0])
     for change in ({"part": other_split.part}, {"mesh": mesh_of(1)}, {"axis": "rows"}):
         with pytest.raises(ValueError, match="part, node_ids and mesh must be of one split, got "):

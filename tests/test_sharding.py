@@ -49,6 +49,7 @@ class Moved(NamedTuple):
 def moved(text: str) -> Moved:
     counted: Counter[str] = Counter()
     kernels = []
+    # A line has the shapes of the result before the name of the operation.
     for line in text.splitlines():
         instruction = re.search(r" = (.*?) ([\w-]+)\(", line)
         if instruction is None:
@@ -315,12 +316,14 @@ def test_what_is_moved(name, kind, rng):
         expected = jax.jit(case.function)(*case.arrays) if kind is AxisType.Auto else None
         compiled = jax.jit(case.function).lower(*placed).compile()
         actual = compiled(*placed)
+    # Values are compared once, as programs of both kinds of axes are equal.
     if expected is not None:
         for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             assert_close(a, b, 2e-5, name)
     counts = moved(compiled.as_text())
     assert counts.kinds <= case.kinds, counts
     assert counts.num_bytes <= 4 * case.floats, counts
+    # A split program still has the kernels of a single device.
     single = moved(jax.jit(case.function).lower(*case.arrays).compile().as_text())
     assert counts.kernels or not single.kernels
 

@@ -87,11 +87,10 @@ NUMBERS = [str(value) for value in INTEGERS] + [
     "1 1",
     "1\n1",
 ]
-ODD = [  # what Python, but no format, takes for line ends, blanks and digits; escapes, some broken
-    *"\ufeff\x85\u2028\u2029\x0b\x0c\x1c\x1e\xa0\u3000\u0661²é\t\r#<>\\",
-    *(r"\u00E9", r"\U0001F600", r"\n", r"\\", r"\"", r"\uD800", r"\U00110000", r"\u00Z", r"\x"),
-    *("+1", "@en", "^^<t>"),
-]
+# Line ends, blanks and digits of Python, but of no format; escapes, some of them invalid.
+ODD = list("\ufeff\x85\u2028\u2029\x0b\x0c\x1c\x1e\xa0\u3000\u0661²é\t\r#<>\\")
+ODD += [r"\u00E9", r"\U0001F600", r"\n", r"\\", r"\"", r"\uD800", r"\U00110000", r"\u00Z", r"\x"]
+ODD += ["+1", "@en", "^^<t>"]
 DTYPES = ["?", "i1", "u1", "i2", ">i4", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "U3", "S2"]
 
 X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25], [1, 2, 3]], np.float32)
@@ -234,11 +233,10 @@ ARRAYS = {
     for sparse in (False, True)
 }
 RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
-FORMATS = (
-    *("hypergcn", "planetoid", *(form for form in ARRAYS if form not in RELATIONAL_ARRAYS)),
-    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "triples"),
-    *("csv", "cache"),
-)
+# The number of a file decides its format: the order is part of what `--only` repeats.
+PLAIN_ARRAYS = [form for form in ARRAYS if form not in RELATIONAL_ARRAYS]
+FORMATS = ["hypergcn", "planetoid", *PLAIN_ARRAYS, "allset", "cornell", *RELATIONAL_ARRAYS]
+FORMATS += ["rdf", "rdf_gz", "hgb", "triples", "csv", "cache"]
 
 
 # --- Damage --------------------------------------------------------------------------------------
@@ -274,6 +272,7 @@ def damage_bytes(rng: Rng, data: bytes) -> bytes:
         )
     if kind == 7:
         return data[:i] + bytes(length) + data[i + length :]
+    # Binary numbers, such as sizes and offsets.
     width = pick(rng, (1, 2, 4, 8))
     value = pick(rng, INTEGERS) % 2 ** (8 * width)
     return data[:i] + value.to_bytes(width, pick(rng, ("little", "big"))) + data[i + width :]
@@ -310,6 +309,7 @@ def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if kind <= 1 and flat.size and flat.dtype.kind in "iufb":
+            # Some elements become limits of integer types.
             count = int(rng.integers(1, 4))
             new = np.array([pick(rng, INTEGERS) for _ in range(count)], object)
             places = rng.integers(flat.size, size=count)
@@ -435,6 +435,7 @@ def archive(rng: Rng, arrays: Mapping[str, np.ndarray], damaged: str = "") -> by
             np.lib.format.write_array(data, array)
             raw = data.getvalue()
             if key == damaged:
+                # The header is text of a length that precedes it.
                 size = int.from_bytes(raw[8:10], "little")
                 header, body = raw[10 : 10 + size], raw[10 + size :]
                 kind = rng.integers(3)
@@ -528,6 +529,7 @@ def load(form: str, folder: Path):
 def read_dataset(form: str, folder: Path, thorough: bool) -> str:
     """Return whether the dataset was "read" or "refused"; else raise a `Finding`."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
+    # The documented bound, against the peak that the kernel measured.
     allowed = Memory(*paths).limit
     forget_peak()
     before = resident("VmRSS")
@@ -563,6 +565,7 @@ def use(data, thorough: bool) -> None:
     else:
         hypergraph = data.hypergraph(self_loops="none")
         graph, count = hypergraph.graph, data.num_incidences
+    # Whatever was read must be a valid graph, on which ops work.
     degrees = np.diff(np.asarray(graph.indptr))
     if degrees.sum() != count or degrees.min(initial=0) < 0 or graph.num_src != size:
         raise Finding(f"{graph!r} of {data!r}")
@@ -693,6 +696,7 @@ def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Re
             report.counts["finding"] += 1
             start += workers
 
+    # A worker that crashes is replaced, and the file that it read is a finding.
     threads = [threading.Thread(target=serve, args=(start,)) for start in range(workers)]
     for thread in threads:
         thread.start()
