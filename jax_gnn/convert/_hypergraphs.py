@@ -59,8 +59,8 @@ def from_hypernetx(hypergraph: HypernetxHypergraph) -> Data:
         # Rows of the data frame are in another order than nodes.
         rows = dict(zip(part.dataframe.index, properties(part.dataframe), strict=True))
         names.append(list(part))
-        tables.append(columns("properties", [rows[name] for name in part]))
-        numbers.append({name: i for i, name in enumerate(part)})
+        tables.append(columns("properties", [rows[name] for name in names[-1]]))
+        numbers.append({name: i for i, name in enumerate(names[-1])})
     frame = hypergraph.dataframe
     structure = Hypergraph.from_incidence(
         [numbers[0][name] for name in frame["nodes"]],
@@ -146,7 +146,8 @@ def from_dhg(graph: DhgGraph) -> Data:
     kind = type(graph).__name__
     if not hasattr(graph, "num_v") or kind not in ("Hypergraph", "Graph", "DiGraph"):
         raise TypeError(f"graph must be a Hypergraph, Graph or DiGraph of DHG, got {kind}")
-    edges, weights = graph.e[0], np.array(graph.e[1], np.float32)
+    edges, edge_weights = graph.e
+    weights = np.array(edge_weights, np.float32)
     if kind == "Hypergraph":
         structure = Hypergraph.from_incidence(
             np.array([node for nodes in edges for node in nodes], np.int64),
