@@ -285,8 +285,6 @@ def test_container_refuses(changes, message):
     [
         (npz_arrays(dst=None), "lacks 'dst' of the keys of a graph .* file has .*num_nodes, src, "),
         (npz_arrays(src=[9] * 8), r"src\[0\] = 9 is outside"),
-        (npz_arrays(y=np.array(Y, object)), "cannot read 'y': Object arrays cannot be loaded"),
-        (npz_arrays(x_shape=[8, 2]), "both dense features 'x' and sparse ones"),
     ],
 )
 def test_npz_refuses(tmp_path, arrays, message):
