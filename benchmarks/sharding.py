@@ -57,7 +57,7 @@ def _split(given: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]
         "edges": graph.num_edges,
         "edges_max_over_mean": float(edges.max() / edges.mean()),
         "nodes_max_over_mean": float(nodes.max() / nodes.mean()),
-        "halo_over_own": exchange.needed / exchange.own,
+        "halo_over_own": exchange.needed / exchange.num_own,
         "sent_over_wanted": exchange.sent / max(exchange.needed, 1),
         "rounds": exchange.rounds,
         "seconds_partition": parted - start,

@@ -77,9 +77,9 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             num_nodes = max(int(links[:, :2].max(initial=-1)), max(labelled, default=-1)) + 1
             memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
             types = np.full(num_nodes, -1, np.int32)
-            for relation, (start, end) in info["ends"].items():
+            for relation, (src_type, dst_type) in info["ends"].items():
                 edges = links[links[:, 2] == relation]
-                types[edges[:, 0]], types[edges[:, 1]] = start, end
+                types[edges[:, 0]], types[edges[:, 1]] = src_type, dst_type
             for i, (_, kind, _) in labelled.items():
                 types[i] = kind
         names = {}
@@ -169,9 +169,9 @@ def _info(path: Path) -> dict[str, Any]:
         names["types"] = _by_number(_table(info, "node.dat", "node type"), str)
         links = _by_number(_table(info, "link.dat", "link type"), dict)
         for number, link in links.items():
-            ends = link.get("start"), link.get("end")
-            if all(type(end) is int and 0 <= end <= MAX_SIZE for end in ends):
-                names["ends"][number] = ends
+            type_ids = link.get("start"), link.get("end")
+            if all(type(i) is int and 0 <= i <= MAX_SIZE for i in type_ids):
+                names["ends"][number] = type_ids
             if isinstance(link.get("meaning"), str):
                 names["relations"][number] = link["meaning"]
         for classes in _by_number(_table(info, "label.dat", "node type"), dict).values():

@@ -149,10 +149,10 @@ def _load(
         if isinstance(source, str) and source == "digits":
             return load_digits()
         descriptions.insert(0, "digits: scikit-learn's handwritten digits")
-    known = "known are " + "; ".join(descriptions)
+    choices = "known are " + "; ".join(descriptions)
     path = as_path("source", source)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; {known}")
+        raise FileNotFoundError(f"{path} does not exist; {choices}")
     # Formats are recognised by names of files alone: nothing is opened here.
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
     if (path / "raw").is_dir():  # OGB's layout
@@ -169,7 +169,7 @@ def _load(
             raise ValueError(f"{path} is a folder of .npz files; name one of them")
     if not matches:
         problem = "is of no known format" if names else "is an empty folder"
-        raise ValueError(f"{path} {problem}; {known}")
+        raise ValueError(f"{path} {problem}; {choices}")
     if len(matches) > 1:  # GIN's pattern also matches the text files of other formats
         matches = [entry for entry in matches if entry.load is not load_gin]
     if len(matches) > 1:

@@ -127,14 +127,14 @@ class ExchangeCosts(NamedTuple):
     """Numbers of rows in an exchange, over all devices.
 
     Attributes:
-        own: number of local rows.
+        num_own: number of local rows.
         needed: number of rows that other devices need.
         sent: number of rows that travel, padding included.
         rounds: number of collectives.
         gathered: number of rows that would travel if each device got all rows.
     """
 
-    own: int
+    num_own: int
     needed: int
     sent: int
     rounds: int
@@ -196,10 +196,10 @@ class Costs(NamedTuple):
         """Yield the rows of a table, for node rows of a width and dtype."""
         # Counts of rows become bytes for rows of one width.
         row = width * dtype.itemsize
-        own, needed, sent, rounds, gathered = map(sum, zip(*self.exchanges, strict=True))
+        num_own, needed, sent, rounds, gathered = map(sum, zip(*self.exchanges, strict=True))
         yield ["nodes", f"{_max_over_mean(self.nodes)}, largest over mean"]
         yield ["edges", f"{_max_over_mean(self.edges)}, largest over mean"]
-        yield ["halo", f"{needed / own:.2f} of own rows"]
+        yield ["halo", f"{needed / num_own:.2f} of own rows"]
         ratio = f" ({sent / needed:.2f} of these)" if needed else ""
         times = f"in {rounds} round{'s' * (rounds != 1)}"
         yield ["rows of a layer", f"{needed:,} needed, {sent:,} sent{ratio}, {times}"]

@@ -159,8 +159,8 @@ class Part(Graph, _HasHalo):
         # Maxima need all rows in one array, own and halo.
         if self.exchange.rounds and reduce not in ("sum", "mean"):
             if own_scale is not None:
-                own = _scaled(_scaled(x, own_scale), out_scale)
-                residual = own if residual is None else own + residual
+                own_rows = _scaled(_scaled(x, own_scale), out_scale)
+                residual = own_rows if residual is None else own_rows + residual
             rows = jnp.concatenate(self.exchange(x, sent))
             return spmm(
                 self,
@@ -377,8 +377,8 @@ class HypergraphPart:
             scales_in += [] if normalization == "row" else [scales_out[-1]]
         # A node's own term does not pass through hyperedges.
         if own_scale is not None:
-            own = _scaled(x, own_scale)
-            residual = own if residual is None else own + residual
+            own_rows = _scaled(x, own_scale)
+            residual = own_rows if residual is None else own_rows + residual
         h = self.to_hyperedges(_scaled(x, *scales_in), reduce=hyperedge_reduce)
         return self.to_nodes(
             _scaled(h, *scales_edge),

@@ -91,10 +91,12 @@ def split_graph(args: SplitArgs, axis: str) -> tuple[list[Piece], np.ndarray]:
         return [Piece(part, ids[: part.num_dst], {}) for part, ids in parts], rows.places
     assert args.hyperedge_parts is not None
     hyperedge_rows = LocalRows.of(args.hyperedge_parts, num_parts, dtype)
-    into = _split_edges(graph.graph, hyperedge_rows, rows, axis)
-    back = _split_edges(graph.graph.transpose(), rows, hyperedge_rows, axis)
+    into_hyperedges = _split_edges(graph.graph, hyperedge_rows, rows, axis)
+    into_nodes = _split_edges(graph.graph.transpose(), rows, hyperedge_rows, axis)
     pieces = []
-    for (to_hyperedges, nodes), (to_nodes, hyperedges) in zip(into, back, strict=True):
+    for (to_hyperedges, nodes), (to_nodes, hyperedges) in zip(
+        into_hyperedges, into_nodes, strict=True
+    ):
         ids: Any = hyperedges[: to_hyperedges.num_dst]
         part = HypergraphPart(to_hyperedges, to_nodes, ids, graph.num_hyperedges)
         pieces.append(Piece(part, nodes[: to_nodes.num_dst], {}))
@@ -261,7 +263,7 @@ def _equalize_pairs(graphs: Sequence[Any]) -> list[Graph | RelationalGraph]:
 
 
 def _part(
-    whole: Graph | RelationalGraph,
+    graph: Graph | RelationalGraph,
     local: Graph | RelationalGraph,
     sources: np.ndarray,
     exchange: Exchange,
@@ -269,14 +271,14 @@ def _part(
 ) -> Part | RelationalPart:
     """Return a local graph of `_local_graph` as a part."""
     arrays = {field.name: getattr(local, field.name) for field in fields(local)}
-    if isinstance(whole, Graph):
+    if isinstance(graph, Graph):
         return Part(**arrays, exchange=exchange, num_far=num_halo_edges)
-    sizes = whole.node_type_sizes
+    sizes = graph.node_type_sizes
     if sizes is not None:
         types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
         # Nodes past the types are padding, as is the id -1, which picks the last element.
-        types = pad_ids(types, whole.num_nodes + 1 - len(types))
+        types = pad_ids(types, graph.num_nodes + 1 - len(types))
         arrays["node_types"] = types[sources[: local.num_dst]]
         arrays["whole_type_sizes"] = sizes
-    arrays |= {"node_ids": sources, "num_whole_nodes": whole.num_nodes}
+    arrays |= {"node_ids": sources, "num_whole_nodes": graph.num_nodes}
     return RelationalPart(**arrays, exchange=exchange)
