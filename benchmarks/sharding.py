@@ -40,14 +40,15 @@ def _split(given: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]
     from jax_gnn import Graph, host_arrays
     from jax_gnn.sharding import partition
     from jax_gnn.sharding._command import Costs
-    from jax_gnn.sharding._split import pieces_of
+    from jax_gnn.sharding._partition import SplitArgs
+    from jax_gnn.sharding._split import split_graph
 
     with host_arrays():
         graph = Graph.from_edges(given.cols, given.rows, num_nodes=given.num_nodes)
         start = time.perf_counter()
         parts = partition(graph, num_parts, method)
         parted = time.perf_counter()
-        costs = Costs.of(*pieces_of(graph, num_parts, "", parts))
+        costs = Costs.of(*split_graph(SplitArgs(graph, num_parts, parts), ""))
         stop = time.perf_counter()
     nodes, edges, (exchange,) = costs.nodes, costs.edges, costs.exchanges
     return {
@@ -56,7 +57,7 @@ def _split(given: Any, name: str, method: Any, num_parts: int) -> dict[str, Any]
         "edges": graph.num_edges,
         "edges_max_over_mean": float(edges.max() / edges.mean()),
         "nodes_max_over_mean": float(nodes.max() / nodes.mean()),
-        "halo_over_own": exchange.needed / exchange.own,
+        "halo_over_own": exchange.needed / exchange.num_own,
         "sent_over_wanted": exchange.sent / max(exchange.needed, 1),
         "rounds": exchange.rounds,
         "seconds_partition": parted - start,

@@ -22,6 +22,7 @@ LABELS = ("red", "green", "blue")
 NODE_NAMES = ("Ann", "Bo, Jr.", "Ç\x85\u2028\x1c\x0b", "", "")
 
 
+# All tests vary this dataset, whose arrays are in the order of the container.
 def toy(**changes):
     fields = {
         "name": "toy",
@@ -61,6 +62,7 @@ def npz_arrays(**changes):
 
 
 def csr_arrays(matrix, **changes):
+    # Keys of sparse features replace the key of dense ones.
     csr = scipy.sparse.csr_matrix(matrix)
     arrays = {
         "x": None,
@@ -73,6 +75,7 @@ def csr_arrays(matrix, **changes):
 
 
 def write_npz(folder):
+    # All optional fields at once.
     splits = np.array([[0, 1], [3, 2]])
     extra = {"train_splits": splits, "train_idx": splits[0], "test_idx": np.array([2, 3, 4])}
     names = {"label_names": np.array(LABELS), "node_names": np.array(list("abcdé"))}
@@ -99,6 +102,7 @@ def write_lines(path, lines):
 
 
 def write_allset(folder):
+    # Classes 10, 20, 30 become 0, 1, 2 in the order of their labels.
     content, edges = allset_lines()
     write_lines(folder / "toy.content", content)
     write_lines(folder / "toy.edges", [*edges, edges[0]])  # one is there twice
@@ -106,6 +110,7 @@ def write_allset(folder):
 
 
 def write_cornell(folder):
+    # Nodes and classes count from 1.
     write_lines(folder / "hyperedges-toy.txt", ["4,1,2,1", "3", "1,3,4"])  # node 1 repeated
     write_lines(folder / "node-labels-toy.txt", [y + 1 for y in Y])
     write_lines(folder / "label-names-toy.txt", LABELS)
@@ -126,6 +131,7 @@ def write_hypergcn(folder, protocol=4):
     dump(folder / "hypergraph.pickle", hypergraph, protocol)
     dump(folder / "labels.pickle", Y, protocol)
     dump(folder / "features.pickle", scipy.sparse.csr_matrix(X), protocol)
+    # Splits sort by number: 2 comes before 10.
     for number, train, test in ((10, [1, 2], [0, 3, 4]), (2, [4, 0], [3, 1, 2])):
         split = {"train": list(map(np.int64, train)), "test": test}
         dump(folder / "splits" / f"{number}.pickle", split, protocol)
@@ -196,13 +202,14 @@ def test_hypergraph_keeps_sizes():
 def test_names_of_a_table():
     data = from_table({"src": ["b", "a"], "dst": ["a", "c"]})
     names = {"node_names": data.node_names, "label_names": np.array(["t", "u"], object)}
-    made = GraphDataset(name="g", num_nodes=3, src=[0], dst=[1], y=[0, 1, 0], **names)
-    assert made.node_names == ("a", "b", "c") and made.label_names == ("t", "u")
+    dataset = GraphDataset(name="g", num_nodes=3, src=[0], dst=[1], y=[0, 1, 0], **names)
+    assert dataset.node_names == ("a", "b", "c") and dataset.label_names == ("t", "u")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        # Sizes and ids.
         ({"name": 3}, "name: expected a string"),
         ({"num_nodes": 2.0}, r"num_nodes: expected an integer, got 2\.0"),
         ({"num_nodes": -1}, "num_nodes: expected a number from 0"),
@@ -214,6 +221,7 @@ def test_names_of_a_table():
         ({"node_idx": [NODES]}, r"node_idx: expected 1 axes, got shape \(1, 7\)"),
         ({"node_idx": [[0], [1, 2]]}, r"node_idx: expected integers, got \[\[0\], \[1, 2\]\]"),
         ({"hyperedge_idx": HYPEREDGES[1:]}, "hyperedge_idx: expected as many .* 7, got 6"),
+        # Features and labels.
         ({"x": X[:4]}, "x: expected one row for each of 5 nodes"),
         ({"x": X[0]}, "x: expected 2 axes"),
         ({"x": X.astype(str)}, "x: expected real numbers"),
@@ -223,6 +231,7 @@ def test_names_of_a_table():
         ({"y": Y[:4]}, "y: expected 5 entries"),
         ({"y": [-2, *Y[1:]]}, r"y\[0\] = -2 is outside"),
         ({"y": np.array(Y, str)}, "y: expected integers"),
+        # Splits, which name labelled nodes and are disjoint.
         ({"train_idx": [0, 5]}, r"train_idx\[1\] = 5 is outside \[0, 5\)"),
         ({"train_splits": [[0, 1], [1, 7]]}, r"train_splits\[1, 1\] = 7 is outside"),
         ({"train_splits": [0, 1]}, "train_splits: expected 2 axes"),
@@ -231,6 +240,7 @@ def test_names_of_a_table():
         ({"train_idx": [0, 1], "test_idx": [1, 2]}, "test_idx: node 1 is in train_idx too"),
         ({"train_idx": [0, 1], "val_idx": [2, 1]}, "val_idx: node 1 is in train_idx too"),
         ({"val_idx": [2], "test_idx": [2, 3]}, "test_idx: node 2 is in val_idx too"),
+        # Names.
         ({"label_names": ("a", "b")}, "label_names: 2 names, but y holds class 2"),
         ({"label_names": (1, 2, 3)}, "label_names: expected strings"),
         ({"label_names": np.array(["a", 2, "c"], object)}, "label_names: expected strings"),
@@ -270,16 +280,14 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
             npz_arrays(label_names=np.full(3, 0x110000, np.uint32).view("U1")),
             "label_names: expected strings, got what is not Unicode",
         ),
+        # Sparse features, whose parts contradict each other.
         (csr_arrays(X, x=X), "both dense features 'x' and sparse ones"),
         (csr_arrays(X, x_shape=None), "lacks 'x_shape'"),
         (csr_arrays(X, x_data=None), "lacks 'x_data'"),
         (csr_arrays(X, x_shape=np.array([5])), "x_shape: expected two integers"),
         (csr_arrays(X, x_shape=np.array([5, -3])), "x_shape: expected a number from 0"),
         (csr_arrays(X, x_shape=np.array([5, 2])), "x: not a valid CSR matrix: .*indices"),
-        (
-            csr_arrays(X, x_shape=np.array([4, 3])),
-            "x: not a valid CSR .*: indptr has 6 entries",
-        ),
+        (csr_arrays(X, x_shape=np.array([4, 3])), "x: not a valid CSR .*: indptr has 6 entries"),
         (csr_arrays(X, x_indptr=np.array([0, 4, 2, 4, 5, 6])), "x: not a valid CSR matrix"),
         (
             csr_arrays(X[:2], x_indptr=np.array([0, 10**9, 0], np.int32)),
@@ -289,6 +297,7 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
             csr_arrays(X[:4], x_indptr=np.array([0, 2**30, 2**31 - 1, -(2**30), 1], np.int32)),
             "x: not a valid CSR matrix: indptr must start at 0 and never decrease",
         ),
+        # scipy itself accepts some of these, and would then read other memory.
         (csr_arrays(X, x_indptr=np.array([1, 2, 2, 4, 5, 6])), "indptr must start at 0"),
         (csr_arrays(X, x_indptr=np.array([0, 2, 2, 4, 5, 7])), "indptr ends at 7"),
         (csr_arrays(X, x_indices=np.full(6, 2**32)), r"indices must be in \[0, 3\)"),
@@ -298,6 +307,7 @@ def test_npz_optional_parts_may_be_absent(tmp_path):
         (csr_arrays(X, x_data=np.array(list("abcdef"))), "x_data: expected real numbers"),
         (csr_arrays(X[:4]), "x: expected one row for each of 5 nodes"),
         (csr_arrays(X, x_shape=np.array([5, 2**62])), "x_shape: expected a number from 0 to"),
+        # Small files that would take gigabytes.
         (csr_arrays(X, x_shape=np.array([5, 2 * 10**8])), "x would take .* bytes of memory"),
         (npz_arrays(num_hyperedges=2 * 10**9), "num_hyperedges would take .* bytes of memory"),
         (npz_arrays(y=np.zeros((2**40, 0), int)), "'y': it would take .* bytes of memory"),
@@ -319,6 +329,7 @@ def test_npz_headers_that_claim_too_much(tmp_path, taking_less_than, method, sha
         for key, value in npz_arrays(label_names=None).items():
             with archive.open(f"{key}.npy", "w") as file:
                 np.lib.format.write_array(file, np.asarray(value))
+        # A header claims more than the archive holds.
         header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
         size = len(header).to_bytes(2, "little")
         archive.writestr("label_names.npy", b"\x93NUMPY\x01\x00" + size + header + b"\0")
@@ -339,14 +350,18 @@ def test_npz_of_other_compressions(tmp_path, taking_less_than, method):
 
 def test_npz_damage(tmp_path):
     path, _ = write_sparse_npz(tmp_path)
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 97):
-        path.write_bytes(whole[:length])
+    intact = path.read_bytes()
+    # Cut files are never read.
+    for length in range(0, len(intact), 97):
+        path.write_bytes(intact[:length])
         with pytest.raises(ValueError, match=r"not a .npz file, or cut off"):
             load_hypergraph(path)
     refused = 0
-    for position in range(0, len(whole), 31):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+    # Flipped bytes are noticed by checksums, except in dates and the like.
+    for position in range(0, len(intact), 31):
+        path.write_bytes(
+            intact[:position] + bytes([intact[position] ^ 0xFF]) + intact[position + 1 :]
+        )
         try:
             assert_same(load_hypergraph(path), toy())  # dates and the like do not matter
         except ValueError as error:
@@ -372,6 +387,7 @@ def test_npz_of_something_else(tmp_path):
 
 def test_allset_leaves_out_lines_of_hyperedges(tmp_path):
     noise = [[5, 0.3, -1, 4, 0], [6, 0, 0, 0, 0], [7, 1, 2, 3, 0]]
+    # Lines of hyperedges have any content, lines of unused ids zeros.
     nothing = [[i, 0, 0, 0, 0] for i in (8, 9, 12)]
     content, edges = allset_lines(extra=noise + nothing)
     # Where hyperedges have lines, the last node has to be in one: it could be a hyperedge else.
@@ -389,6 +405,7 @@ def test_allset_leaves_out_lines_of_hyperedges(tmp_path):
 @pytest.mark.parametrize(
     ("content", "edges", "message"),
     [
+        # Edges: columns, sizes, numbers.
         (None, ["0 2", "1 2 3"], "toy.edges: line 2: expected 2 columns, as before, got 3"),
         (None, ["0 5 1"], "toy.edges: expected 2 columns"),
         (None, ["0 5", "0 2000000000"], "toy.edges: .*1999999996 hyperedges would take"),
@@ -400,32 +417,17 @@ def test_allset_leaves_out_lines_of_hyperedges(tmp_path):
         (None, ["0 5", "3 2"], "toy.edges: line 2: node 3 is not below the smallest .*, 2"),
         (None, [" "], "toy.edges: the file is empty"),
         (None, ["4 6"], "toy.content: node 5 has no line"),
+        # Content: rows, ids, labels.
         ([], None, "toy.content: the file is empty"),
         (["0", "1"], None, "toy.content: expected at least 2 columns"),
         (["0 1 2", "1 1 2 3"], None, "toy.content: line 2: expected 3 columns, .* got 4"),
-        (
-            ["0 1 2 3", "1 1 2 3", "2 1 2 3", "1 1 2 3"],
-            None,
-            "line 4: id 1 is there twice",
-        ),
+        (["0 1 2 3", "1 1 2 3", "2 1 2 3", "1 1 2 3"], None, "line 4: id 1 is there twice"),
         (["", "nan 1 2"], None, "toy.content: line 2: id nan is not an integer"),
         ([f"{i} 1 2" for i in (0, 1, 3, 4)], None, "toy.content: node 2 has no line"),
-        (
-            [f"{i} 1 {i}.5" for i in range(5)],
-            None,
-            "line 1: label 0.5 is not an integer",
-        ),
-        (
-            [f"{i} 1 -1" for i in range(5)],
-            None,
-            "line 1: label -1 is not an integer from 0",
-        ),
+        ([f"{i} 1 {i}.5" for i in range(5)], None, "line 1: label 0.5 is not an integer"),
+        ([f"{i} 1 -1" for i in range(5)], None, "line 1: label -1 is not an integer from 0"),
         ([f"{i} inf 1" for i in range(5)], None, "toy.content: x: row 0 is not finite"),
-        (
-            [f"{i} 1 2" for i in (*range(5), 9)],
-            ["4 5"],
-            "line 6: id 9 is neither a node nor",
-        ),
+        ([f"{i} 1 2" for i in (*range(5), 9)], ["4 5"], "line 6: id 9 is neither a node nor"),
     ],
 )
 def test_allset_refuses(tmp_path, content, edges, message):
@@ -468,25 +470,19 @@ def test_cornell_names_are_optional(tmp_path):
 @pytest.mark.parametrize(
     ("file", "lines", "message"),
     [
-        (
-            "hyperedges",
-            ["1,2", "1,x"],
-            "line 2: expected nodes separated by .*, got 'x'",
-        ),
+        # Members of hyperedges.
+        ("hyperedges", ["1,2", "1,x"], "line 2: expected nodes separated by .*, got 'x'"),
         ("hyperedges", ["1,2", "", "1"], "line 2: expected nodes separated by commas .*, got ''"),
         ("hyperedges", ["1,2", "0,1"], "line 2: expected nodes .* from 1 .*, got '0'"),
         ("hyperedges", ["1,6"], "line 1: node 6 is beyond the 5 nodes of node-labels-toy.txt"),
         ("hyperedges", [f"{10**30}"], "line 1: expected nodes"),
         ("hyperedges", ["1_0"], "line 1: expected nodes .*, got '1_0'"),
         ("hyperedges", [], "the file is empty"),
+        # One label a node, and a name for each label and node.
         ("node-labels", ["1", "2,3", "1", "1", "1"], "line 2: expected one label, got 2"),
         ("node-labels", ["0"] * 5, "line 1: expected a label from 1 .*, got '0'"),
         ("node-labels", ["red"] * 5, "line 1: expected a label .*, got 'red'"),
-        (
-            "label-names",
-            ["red", "green"],
-            "label-names-toy.txt: expected 3 names, .* got 2",
-        ),
+        ("label-names", ["red", "green"], "label-names-toy.txt: expected 3 names, .* got 2"),
         ("node-names", ["Ann", "Bo"], "node-names-toy.txt: expected 5 names, .*, got 2"),
         ("node-names", ["Ann"] * 6, "node-names-toy.txt: expected 5 names, .*, got 6"),
     ],
@@ -552,10 +548,12 @@ def test_hypergcn_reads_arrays_of_any_layout(tmp_path):
             [[0, 1]],
             "hypergraph.pickle: expected a dictionary of hyperedges, got list",
         ),
+        # Members of hyperedges.
         ("hypergraph", {"a": [0, 5]}, r"hyperedge 'a'\[1\] = 5 is outside \[0, 5\)"),
         ("hypergraph", {"a": ["x"]}, "hyperedge 'a': expected integers"),
         ("hypergraph", {"a": 3}, "hyperedge 'a': expected 1 axes"),
         ("hypergraph", {"a": [10**30]}, "hyperedge 'a': expected integers, got dtype object"),
+        # Labels, of any integer type.
         ("labels", {"a": 1}, "labels.pickle: labels: expected integers"),
         ("labels", [0, 1.5], "labels.pickle: labels: expected integers"),
         ("labels", [[0, 1]] * 5, "labels.pickle: labels: expected integers, got list"),
@@ -563,6 +561,7 @@ def test_hypergcn_reads_arrays_of_any_layout(tmp_path):
         ("labels", np.array(Y, "i4,i4"), "labels.pickle: dtype 'V8' is not a plain number type"),
         ("features", "none", "features.pickle: expected a scipy CSR matrix or an array, got str"),
         ("features", X[:2], "features.pickle: features: expected one row for each of 5 nodes"),
+        # Splits, of equal sizes.
         ("splits/2", [0, 1], "2.pickle: expected a dictionary with 'train' and 'test'"),
         ("splits/2", {"train": [0]}, "2.pickle: expected a dictionary with 'train' and 'test'"),
         ("splits/2", {"train": [9], "test": [0]}, r"2.pickle: train\[0\] = 9 is outside"),
@@ -609,6 +608,7 @@ def test_digits_refuses(monkeypatch):
 def test_noisy_label_features():
     data = toy(x=None, y=[2, 0, 1, -1, 2], label_names=LABELS)
     exact = datasets.with_noisy_label_features(data, num_features=4, noise=0, seed=0)
+    # Unlabelled nodes get noise only, so zeros without noise.
     one_hot = np.eye(4, dtype=np.float32)[[2, 0, 1, 3, 2]] * [[1], [1], [1], [0], [1]]
     assert_same(exact, dataclasses.replace(data, x=one_hot))
     noisy = datasets.with_noisy_label_features(data, num_features=5000, noise=0.5, seed=1)
@@ -624,8 +624,8 @@ def test_random_features():
     data = datasets.with_random_features(toy(x=None), num_features=5000, seed=3)
     np.testing.assert_allclose(data.x.std(axis=1), 1, rtol=0.05)
     assert_same(datasets.with_random_features(toy(), num_features=5000, seed=3), data)
-    other = datasets.with_random_features(toy(), num_features=5000, seed=4)
-    assert not np.array_equal(other.x, data.x)
+    reseeded = datasets.with_random_features(toy(), num_features=5000, seed=4)
+    assert not np.array_equal(reseeded.x, data.x)
 
 
 @pytest.mark.parametrize(

@@ -13,69 +13,77 @@ from jax_gnn.datasets import RelationalDataset
 from jax_gnn.datasets._edges import Pairs
 
 
-def pairs_of(ends: np.ndarray) -> list[tuple[int, int]]:
-    return list(zip(*ends.tolist(), strict=True))
+def pairs_of(edges: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(*edges.tolist(), strict=True))
 
 
 def multigraph(rng: np.random.Generator, num_nodes: int = 40, num_edges: int = 150) -> Graph:
-    """With repeated edges, self-loops, isolated nodes and padding."""
+    """Draw a graph with repeated edges, self-loops and isolated nodes."""
     src, dst = rng.integers(0, num_nodes - 3, (2, num_edges))
     src, dst = np.append(src, [*src[:20], 1, 1]), np.append(dst, [*dst[:20], 1, 1])
     return Graph.from_edges(src, dst, num_nodes=num_nodes)
 
 
 @pytest.mark.parametrize("undirected", [True, False])
-def test_pairs_are_numbered(undirected: bool) -> None:
+def test_pairs_are_numbered(undirected):
     for num_nodes in (1, 2, 5, 9):
         pairs = Pairs(num_nodes, undirected)
-        ends = pairs.ends(np.arange(pairs.count))
-        assert len({*pairs_of(ends)}) == pairs.count
-        assert (ends[0] < ends[1] if undirected else ends[0] != ends[1]).all()
-        np.testing.assert_array_equal(pairs.numbers(*ends.astype(np.int64)), np.arange(pairs.count))
+        nodes = pairs.nodes(np.arange(pairs.count))
+        assert len({*pairs_of(nodes)}) == pairs.count
+        assert (nodes[0] < nodes[1] if undirected else nodes[0] != nodes[1]).all()
+        np.testing.assert_array_equal(
+            pairs.numbers(*nodes.astype(np.int64)), np.arange(pairs.count)
+        )
     large = Pairs(2**31 - 1, undirected)
+    # Where the root of a number is rounded: at the first and last pair of a node.
     root = np.arange(2, 2**31 - 1, 2**20)
     corners = root * (root - 1) // 2
     numbers = np.concatenate([corners, corners - 1, [large.count - 1]])
-    np.testing.assert_array_equal(large.numbers(*large.ends(numbers).astype(np.int64)), numbers)
+    np.testing.assert_array_equal(large.numbers(*large.nodes(numbers).astype(np.int64)), numbers)
 
 
 @pytest.mark.parametrize("undirected", [True, False])
-def test_split_edges(undirected: bool, rng: np.random.Generator) -> None:
+def test_split_edges(undirected, rng):
     graph = multigraph(rng)
     graph = graph.symmetrized() if undirected else graph
     split = datasets.split_edges(graph, valid=0.1, test=0.2, seed=3)
-    edges = {*zip(*(ends.tolist() for ends in graph.edges()), strict=True)}
+    edges = {*zip(*(column.tolist() for column in graph.edges()), strict=True)}
     proper = {(min(e), max(e)) if undirected else e for e in edges if e[0] != e[1]}
     parts = [pairs_of(part) for part in (split.train, split.valid, split.test)]
     count = len(proper)
     assert [len(part) for part in parts[1:]] == [int(count * 0.1), int(count * 0.2)]
     together = [*parts[0], *parts[1], *parts[2]]
     assert len(together) == count and {*together} == proper
-    wrong = pairs_of(split.valid_negatives) + pairs_of(split.test_negatives)
+    # Negatives are distinct, and no edges of the whole graph.
+    negatives = pairs_of(split.valid_negatives) + pairs_of(split.test_negatives)
     assert [split.valid_negatives.shape, split.test_negatives.shape] == [
         split.valid.shape,
         split.test.shape,
     ]
-    assert len({*wrong}) == len(wrong) and not {*wrong} & edges
-    assert all(u < v if undirected else u != v for u, v in wrong)
+    assert len({*negatives}) == len(negatives) and not {*negatives} & edges
+    assert all(u < v if undirected else u != v for u, v in negatives)
+    # Graphs for a model grow by the validation edges, and keep self-loops.
     seen: set[Any] = {(u, v) for u, v in edges if u == v}
-    for found, part in ((split.train_graph, parts[0]), (split.test_graph, parts[1])):
+    for visible_graph, part in ((split.train_graph, parts[0]), (split.test_graph, parts[1])):
         seen |= {*part} | {(v, u) for u, v in part if undirected}
-        assert sorted(zip(*(e.tolist() for e in found.edges()), strict=True)) == sorted(seen)
-        assert found.num_nodes == graph.num_nodes
+        assert sorted(zip(*(e.tolist() for e in visible_graph.edges()), strict=True)) == sorted(
+            seen
+        )
+        assert visible_graph.num_nodes == graph.num_nodes
     again = datasets.split_edges(graph, valid=0.1, test=0.2, seed=3)
     np.testing.assert_array_equal(again.test, split.test)
-    other = datasets.split_edges(graph, valid=0.1, test=0.2, seed=4)
-    assert not np.array_equal(other.test, split.test)
+    reseeded = datasets.split_edges(graph, valid=0.1, test=0.2, seed=4)
+    assert not np.array_equal(reseeded.test, split.test)
 
 
-def test_negative_edges_are_all_that_are_left() -> None:
-    """Each is as likely."""
+def test_negative_edges_are_all_that_are_left():
+    """All pairs without an edge are drawn, with equal probability."""
     path = Graph.from_edges([0, 1, 2], [1, 2, 3]).symmetrized()
     assert {*pairs_of(datasets.negative_edges(path, 3, seed=0))} == {(0, 2), (0, 3), (1, 3)}
     directed = datasets.negative_edges(path, 6, seed=0, undirected=False)
     assert {*pairs_of(directed)} == {(0, 2), (2, 0), (0, 3), (3, 0), (1, 3), (3, 1)}
     drawn = [pairs_of(datasets.negative_edges(path, 1, seed=s))[0] for s in range(600)]
+    # All pairs without an edge are drawn, about equally often.
     counts = [drawn.count(pair) for pair in ((0, 2), (0, 3), (1, 3))]
     assert sum(counts) == 600 and min(counts) > 150
     assert datasets.negative_edges(path, 0, seed=0).shape == (2, 0)
@@ -95,12 +103,12 @@ def test_negative_edges_are_all_that_are_left() -> None:
         ),
     ],
 )
-def test_split_edges_refuses(edges: Any, options: Any, message: str) -> None:
+def test_split_edges_refuses(edges, options, message):
     with pytest.raises(ValueError, match=message):
         datasets.split_edges(Graph.from_edges(edges), seed=0, **options)
 
 
-def relational(src: Any, rel: Any, dst: Any, num_nodes: int) -> RelationalDataset:
+def relational(src, rel, dst, num_nodes: int) -> RelationalDataset:
     return RelationalDataset(
         name="facts",
         num_nodes=num_nodes,
@@ -112,12 +120,12 @@ def relational(src: Any, rel: Any, dst: Any, num_nodes: int) -> RelationalDatase
     )
 
 
-def test_with_split_edges(rng: np.random.Generator) -> None:
-    """Relation 1 is the inverse of 0, relation 2 its own; 3 has one edge, to a node of its own."""
+def test_with_split_edges(rng):
+    """Relation 1 is the inverse of 0, 2 is symmetric; 3 has one edge, the only one of a node."""
     src, dst = rng.integers(0, 20, (2, 300))
-    others = rng.integers(0, 20, (2, 60))
-    src = np.concatenate([src, dst, *others, [0]])
-    dst = np.concatenate([dst, src[:300], *others[::-1], [20]])
+    symmetric = rng.integers(0, 20, (2, 60))
+    src = np.concatenate([src, dst, *symmetric, [0]])
+    dst = np.concatenate([dst, src[:300], *symmetric[::-1], [20]])
     rel = np.repeat([0, 1, 2, 3], [300, 300, 120, 1])
     dataset = relational(src, rel, dst, 21)
     split = datasets.with_split_edges(dataset, valid=0.1, test=0.2, seed=0)
@@ -167,7 +175,7 @@ def facts_of(dataset: RelationalDataset, part: str) -> set[tuple[str, str, str]]
     }
 
 
-def test_load_triples(tmp_path: Path) -> None:
+def test_load_triples(tmp_path):
     dataset = datasets.load_relational(write(tmp_path, TEXT))
     assert dataset.node_names == ("Zürich", "CH", "Bern", "Genf", "FR")
     assert dataset.relation_names == ("in", "near")
@@ -201,12 +209,12 @@ def test_load_triples(tmp_path: Path) -> None:
         ({"relations.dict": "0\tin\n"}, "line 5: 'near' is not in the dictionary of relations"),
     ],
 )
-def test_load_triples_refuses(files: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_load_triples_refuses(files, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         datasets.load_triples(write(tmp_path, TEXT | files))
 
 
-def test_load_triples_misses_files(tmp_path: Path) -> None:
+def test_load_triples_misses_files(tmp_path):
     write(tmp_path, TEXT)
     (tmp_path / "valid.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"valid\.txt does not exist; expected valid\.txt"):

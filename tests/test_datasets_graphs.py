@@ -13,21 +13,21 @@ X = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1]], np.float32)
 
 
 def toy(**changes):
-    ends = {"src": SRC, "dst": DST}
-    fields = {"name": "toy", "num_nodes": 5, "sizes": SIZES, "x": X, "y": [1, 0], **ends}
+    edges = {"src": SRC, "dst": DST}
+    fields = {"name": "toy", "num_nodes": 5, "sizes": SIZES, "x": X, "y": [1, 0], **edges}
     return GraphsDataset(**fields | changes)
 
 
-def check_toy(found, names=("-1", "1"), **changes):
+def check_toy(dataset, names=("-1", "1"), **changes):
     expected = toy(label_names=names, **changes)
     for name in ("sizes", "src", "dst", "x", "y"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-    assert (found.label_names, found.repeated, found.name) == (names, 0, "toy")
+        np.testing.assert_array_equal(getattr(dataset, name), getattr(expected, name), err_msg=name)
+    assert (dataset.label_names, dataset.repeated, dataset.name) == (names, 0, "toy")
 
 
 def write_tu(folder: Path, **changes: str) -> Path:
-    ends = "".join(f"{s + 1}, {d + 1}\n" for s, d in zip(SRC, DST, strict=True))
-    files = {"A": ends, "graph_indicator": "1\n1\n1\n2\n2\n", "graph_labels": "1\n-1\n"}
+    pairs = "".join(f"{s + 1}, {d + 1}\n" for s, d in zip(SRC, DST, strict=True))
+    files = {"A": pairs, "graph_indicator": "1\n1\n1\n2\n2\n", "graph_labels": "1\n-1\n"}
     files |= {"node_labels": "3\n3\n7\n7\n7\n", "edge_labels": "1\n" * 8}
     for name, text in (files | changes).items():
         if text:
@@ -36,23 +36,24 @@ def write_tu(folder: Path, **changes: str) -> Path:
 
 
 def test_tu(tmp_path):
-    found = load_graphs(write_tu(tmp_path))
-    check_toy(found)
-    assert found.unused == ("toy_edge_labels.txt",)
+    dataset = load_graphs(write_tu(tmp_path))
+    check_toy(dataset)
+    assert dataset.unused == ("toy_edge_labels.txt",)
+    # Attributes follow one-hot labels.
     write_tu(tmp_path, node_attributes="0.5, 1\n" * 5)
-    found = load_graphs(tmp_path / "toy_A.txt")
-    assert found.x.shape == (5, 4) and (found.x[:, 2:] == [0.5, 1]).all()
+    dataset = load_graphs(tmp_path / "toy_A.txt")
+    assert dataset.x.shape == (5, 4) and (dataset.x[:, 2:] == [0.5, 1]).all()
     write_tu(tmp_path, graph_labels="nan\n4\n", graph_attributes="1\n2\n")
-    found = load_graphs(tmp_path / "toy_A.txt")
-    assert found.y.tolist() == [-1, 0] and found.label_names == ("4",)
-    assert found.unused == ("toy_edge_labels.txt", "toy_graph_attributes.txt")
+    dataset = load_graphs(tmp_path / "toy_A.txt")
+    assert dataset.y.tolist() == [-1, 0] and dataset.label_names == ("4",)
+    assert dataset.unused == ("toy_edge_labels.txt", "toy_graph_attributes.txt")
 
 
 def test_tu_without_features_and_with_numbers(tmp_path):
     parts = {"node_labels": "", "graph_labels": "", "graph_attributes": "0.5\n-2.5\n"}
-    found = load_graphs(write_tu(tmp_path, **parts))
-    np.testing.assert_array_equal(found.x, np.eye(2)[[1, 1, 1, 0, 0]])  # degrees
-    assert found.regresses and found.y.tolist() == [0.5, -2.5] and found.num_classes == 0
+    dataset = load_graphs(write_tu(tmp_path, **parts))
+    np.testing.assert_array_equal(dataset.x, np.eye(2)[[1, 1, 1, 0, 0]])  # degrees
+    assert dataset.regresses and dataset.y.tolist() == [0.5, -2.5] and dataset.num_classes == 0
 
 
 @pytest.mark.parametrize(
@@ -128,15 +129,15 @@ def test_ogb(tmp_path):
     write_gz(folder / "raw", edge=edges, num_node_list="3\n2\n", num_edge_list="3\n1\n")
     write_gz(folder / "raw", node_feat="4\n4\n6\n6\n6\n", graph_label="1\n0\n", edge_feat="1\n" * 4)
     write_gz(folder / "split" / "scaffold", train="0\n", valid="1\n", test="")
-    found = load_graphs(folder)
-    check_toy(found, ("0", "1"))
-    assert found.unused == ("edge-feat.csv.gz",)
-    assert (found.train_idx.tolist(), found.val_idx.tolist()) == ([0], [1])
+    dataset = load_graphs(folder)
+    check_toy(dataset, ("0", "1"))
+    assert dataset.unused == ("edge-feat.csv.gz",)
+    assert (dataset.train_idx.tolist(), dataset.val_idx.tolist()) == ([0], [1])
     write_gz(folder / "raw", graph_label="1.5\n\n", node_feat="0.5,1\n" * 5)
     write_gz(folder / "split" / "scaffold", valid="")
-    found = load_graphs(folder)
-    assert found.y.dtype == np.float32 and found.has_label().tolist() == [True, False]
-    assert found.x.tolist() == [[0.5, 1]] * 5
+    dataset = load_graphs(folder)
+    assert dataset.y.dtype == np.float32 and dataset.has_label().tolist() == [True, False]
+    assert dataset.x.tolist() == [[0.5, 1]] * 5
     write_gz(folder / "raw", graph_label="1,0\n1,1\n")
     with pytest.raises(ValueError, match="expected one label for a graph, got 2 tasks"):
         load_graphs(folder)
@@ -145,20 +146,21 @@ def test_ogb(tmp_path):
 def test_ogb_of_nodes(tmp_path):
     write_gz(tmp_path / "raw", edge="0,1\n1,2\n", node_label="1\nnan\n0\n", node_feat="1.5\n" * 3)
     write_gz(tmp_path / "split" / "time", train="0\n", valid="2\n", test="")
-    found = load_graph(tmp_path)
-    assert (found.src.tolist(), found.dst.tolist()) == ([1, 0, 2, 1], [0, 1, 1, 2])
-    assert found.y.tolist() == [1, -1, 0] and found.train_idx.tolist() == [0]
+    dataset = load_graph(tmp_path)
+    assert (dataset.src.tolist(), dataset.dst.tolist()) == ([1, 0, 2, 1], [0, 1, 1, 2])
+    assert dataset.y.tolist() == [1, -1, 0] and dataset.train_idx.tolist() == [0]
 
 
 def test_container(rng):
-    found = toy()
-    batch = found.batch([1, 0], num_nodes=8, num_edges=8, num_graphs=3)
+    dataset = toy()
+    # Graphs in another order, with padding.
+    batch = dataset.batch([1, 0], num_nodes=8, num_edges=8, num_graphs=3)
     assert batch.graph_ids.tolist() == [0, 0, 1, 1, 1, -1, -1, -1]
-    assert found.nodes_of([1, 0]).tolist() == [3, 4, 0, 1, 2]
+    assert dataset.nodes_of([1, 0]).tolist() == [3, 4, 0, 1, 2]
     degrees = np.asarray(batch.graph.in_degrees())[:5]
     assert degrees.tolist() == [1, 1, 2, 2, 2]
-    assert (found.num_graphs, found.num_edges, found.num_classes) == (2, 8, 2)
-    assert "num_graphs=2" in repr(found)
+    assert (dataset.num_graphs, dataset.num_edges, dataset.num_classes) == (2, 8, 2)
+    assert "num_graphs=2" in repr(dataset)
     for changes, message in (
         ({"sizes": [3, 3]}, "sizes: expected 5 together, got 6"),
         ({"y": [1, 0, 1]}, "y: expected 2 entries, one for each graph, got 3"),
@@ -175,6 +177,7 @@ def test_container(rng):
 def test_folds(rng):
     y = rng.integers(-1, 3, 100)
     folds = random_folds(y, 10, seed=3)
+    # Folds are balanced over all examples and within classes.
     assert (folds[y < 0] == -1).all() and np.ptp(np.bincount(folds[y >= 0])) <= 1
     for label in range(3):
         assert np.ptp(np.bincount(folds[y == label], minlength=10)) <= 1

@@ -86,16 +86,17 @@ def test_default_dictionaries_forget_their_factory(tmp_path):
 def test_hypergcn_damage(tmp_path, file):
     write(tmp_path)
     path = tmp_path / f"{file}.pickle"
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+    intact = path.read_bytes()
+    # Cut at any byte, a pickle is refused.
+    for length in range(len(intact)):
+        path.write_bytes(intact[:length])
         with pytest.raises(PickleFormatError, match="not a readable pickle") as caught:
             load_hypergcn(tmp_path)
         assert str(path) in str(caught.value)
 
 
 class Call:
-    """Pickles into a call of what ``function`` names, which plain unpickling runs."""
+    """Object whose pickle is a call of ``function``, which plain unpickling runs."""
 
     def __init__(self, function, *args, state=None):
         self.reduced = (function, args, state)
@@ -105,12 +106,12 @@ class Call:
 
 
 def named(module, name):
-    """The start of a pickle that names something, which need not be importable; dots may be in."""
+    """Return the start of a pickle that names a global, importable or not, with or without dots."""
     return f"c{module}\n{name}\n".encode()
 
 
 def attacks(command, code, npy):
-    """What to pickle, and the name to be refused."""
+    """Return objects to pickle, and the names to be refused."""
     run = Call(os.system, command)
     array = np.zeros(2).__reduce__()
     return {

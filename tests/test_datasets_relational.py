@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jax_gnn import datasets
-from jax_gnn.datasets import RelationalDataset, _check
+from jax_gnn._core import files
+from jax_gnn.datasets import RelationalDataset
 
 TRIPLES = """\
 # people
@@ -67,20 +68,20 @@ NPZ: dict[str, Any] = {
 }
 
 
-def write(folder: Path, files: dict[str, Any]) -> Path:
+def write(folder: Path, files) -> Path:
     for name, text in files.items():
         data = text if isinstance(text, bytes) else text.encode()
         (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return folder
 
 
-def check(data: RelationalDataset, **wanted: Any) -> None:
-    for name, value in wanted.items():
+def check(data: RelationalDataset, **expected) -> None:
+    for name, value in expected.items():
         np.testing.assert_array_equal(getattr(data, name), value, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["toy_stripped.nt.gz", "toy.nt"])
-def test_triples(tmp_path: Path, name: str) -> None:
+def test_triples(tmp_path, name):
     folder = write(tmp_path, {name: TRIPLES, **TABLES})
     for source in (folder, folder / name):
         data = datasets.load_relational(source)
@@ -91,6 +92,7 @@ def test_triples(tmp_path: Path, name: str) -> None:
         assert data.relation_names == ("http://r/knows", "http://r/age", "http://r/name")
         check(data, src=[3, 4, 2, 3, 2], rel=[0, 0, 0, 1, 2], dst=[2, 2, 3, 0, 1])
         check(data, y=[-1, -1, 1, 0, -1], train_idx=[2], test_idx=[3], label_names=("0", "1"))
+    # Inverse relations and the self-relation follow the relations of the file.
     graph = data.graph()
     assert (graph.num_relations, graph.num_edges, graph.self_relation) == (7, 15, True)
     bare = data.graph(inverse=False, self_relation=False)
@@ -98,8 +100,8 @@ def test_triples(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("odd", ["\x85", "\u2028", "\x1c", "\x0c"])
-def test_names_with_what_python_takes_for_line_ends(tmp_path: Path, odd: str) -> None:
-    """They are read, and later lines have the numbers that editors give them."""
+def test_names_with_what_python_takes_for_line_ends(tmp_path, odd):
+    """Names keep such characters, and later lines have the numbers that editors show."""
     node = f"a{odd}" if odd > "\x20" else "a"
     triples = f'<{node}> <b> "c{odd}" .\n'
     files = {"toy.nt": triples, "testSet.tsv": f"n\tlabel\n{node}\tred{odd}\n"}
@@ -117,7 +119,7 @@ def test_names_with_what_python_takes_for_line_ends(tmp_path: Path, odd: str) ->
         datasets.load_hgb(folder)
 
 
-def test_triples_without_tables(tmp_path: Path) -> None:
+def test_triples_without_tables(tmp_path):
     data = datasets.load_rdf(write(tmp_path, {"toy.nt": TRIPLES}))
     assert data.train_idx is None and data.label_names is None and data.num_classes == 0
     empty = datasets.load_rdf(write(tmp_path, {"toy.nt": "\n# nothing\n"}))
@@ -143,13 +145,16 @@ TERMS = {
 }
 
 
-def test_terms_are_what_they_mean(tmp_path: Path) -> None:
-    """Each triple twice or more in other words, without blanks between, lines ended in all ways."""
-    ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
+def test_terms_are_what_they_mean(tmp_path):
+    """Spellings of a term are one node; blanks may be missing, lines line_end in all ways."""
+    # Comments, and all kinds of line ends.
+    line_ends = (" \t# a comment: <a> <b> <c> .\r", "\r\n", "\n")
     lines = [
-        f"<s><p{escape}>{term}.{end}"
-        for name, others in TERMS.items()
-        for term, escape, end in zip((name, *others), (r"\u00e9", "é", "é"), ends, strict=False)
+        f"<s><p{escape}>{term}.{line_end}"
+        for name, aliases in TERMS.items()
+        for term, escape, line_end in zip(
+            (name, *aliases), (r"\u00e9", "é", "é"), line_ends, strict=False
+        )
     ]
     table = {"testSet.tsv": "id\tn\tlabel\n1\thttp://e/caf\\u00E9\t1\n2\thttp://e/😀\t0\n"}
     data = datasets.load_rdf(write(tmp_path, {"toy.nt": "\ufeff" + "".join(lines), **table}))
@@ -158,29 +163,34 @@ def test_terms_are_what_they_mean(tmp_path: Path) -> None:
     assert data.test_idx is not None and data.y[data.test_idx].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(r"<a> <b> <\u00ZZ> .", r"<a> <b> <\n> .", r"<\> <b> <c> .", r'<a> <b> "\x" .'),
-        *(r'<a> <b> "\uD800" .', r'<a> <b> "\U00110000" .', r'<a> <b> "\uD83D\uDE00" .'),
-        *("<a> <b> _:c#d .", "<a> <b> _: .", "<a> <b> _:-c .", '<a> <b> "c"@en-.', "\xa0"),
-        *('<a> <b> "c"^^_:d .', "<a>\u2003<b> <c> .", "<a> <b> <c> .\x0b", '<a> <b> "c"@é .'),
-        *("<a> <b> .", "<a> <b> <c>", "<a> _:b <c> .", '"a" <b> <c> .', "<a> <b> <c> . <d>"),
-        *('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c ."),
-    ],
+# Escapes and blanks that the grammar of N-Triples forbids, then missing or wrong terms.
+NO_TRIPLES: tuple[str, ...] = (
+    r"<a> <b> <\u00ZZ> .",
+    r"<a> <b> <\n> .",
+    r"<\> <b> <c> .",
+    r'<a> <b> "\x" .',
 )
-def test_a_line_that_is_no_triple(tmp_path: Path, line: str) -> None:
+NO_TRIPLES += (r'<a> <b> "\uD800" .', r'<a> <b> "\U00110000" .', r'<a> <b> "\uD83D\uDE00" .')
+NO_TRIPLES += ("<a> <b> _:c#d .", "<a> <b> _: .", "<a> <b> _:-c .", '<a> <b> "c"@en-.', "\xa0")
+NO_TRIPLES += ('<a> <b> "c"^^_:d .', "<a>\u2003<b> <c> .", "<a> <b> <c> .\x0b", '<a> <b> "c"@é .')
+NO_TRIPLES += ("<a> <b> .", "<a> <b> <c>", "<a> _:b <c> .", '"a" <b> <c> .', "<a> <b> <c> . <d>")
+NO_TRIPLES += ('<a> <b> "c .', '<a> <b> "c\\" .', "<a> <b c> <d> .", '<a> <b> "c"@ .', "a b c .")
+
+
+@pytest.mark.parametrize("line", NO_TRIPLES)
+def test_a_line_that_is_no_triple(tmp_path, line):
     folder = write(tmp_path, {"toy.nt.gz": f"<a> <b> <c> .\n\n{line}\n"})
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: line 3 is no triple"):
         datasets.load_rdf(folder)
 
 
-def test_damaged_triples(tmp_path: Path) -> None:
-    whole = gzip.compress(TRIPLES.encode())
+def test_damaged_triples(tmp_path):
+    intact = gzip.compress(TRIPLES.encode())
     for data, message in (
-        (whole[:-20], "damaged after line"),
+        # Damage in compressed data, then in text.
+        (intact[:-20], "damaged after line"),
         (b"no gzip", "damaged after line 0"),
-        (whole[:15] + b"\xff\x00" + whole[17:], "damaged|is no triple|not UTF-8"),
+        (intact[:15] + b"\xff\x00" + intact[17:], "damaged|is no triple|not UTF-8"),
         (gzip.compress(b"<a> <b> <\xff> .\n"), "line 1 is not UTF-8"),
         (gzip.compress(b"#" * (2**20 + 1)), "line 1 is longer"),
     ):
@@ -189,9 +199,9 @@ def test_damaged_triples(tmp_path: Path) -> None:
             datasets.load_rdf(tmp_path)
 
 
-def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is a thousandth once it is compressed."""
-    monkeypatch.setattr(_check, "_SMALL_FILE", 1)
+def test_a_small_file_of_very_many_triples(tmp_path, monkeypatch):
+    """Triples that compress to a thousandth of their size are refused."""
+    monkeypatch.setattr(files, "_SMALL_FILE", 1)
     (tmp_path / "toy.nt.gz").write_bytes(gzip.compress(b"<a> <b> <c> .\n" * 100_000, 9))
     with pytest.raises(ValueError, match=r"toy\.nt\.gz: the triples would take"):
         datasets.load_rdf(tmp_path)
@@ -217,13 +227,13 @@ def test_a_small_file_of_very_many_triples(tmp_path: Path, monkeypatch: pytest.M
         ("other.nt", TRIPLES, "expected one file"),
     ],
 )
-def test_tables_and_folders(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_tables_and_folders(tmp_path, name, text, message):
     folder = write(tmp_path, {"toy.nt": TRIPLES, **TABLES, name: text})
     with pytest.raises(ValueError, match=message):
         datasets.load_rdf(folder)
 
 
-def test_hgb(tmp_path: Path) -> None:
+def test_hgb(tmp_path):
     folder = write(tmp_path, HGB)
     for source in (folder, folder / "link.dat"):
         data = datasets.load_relational(source)
@@ -233,6 +243,7 @@ def test_hgb(tmp_path: Path) -> None:
         assert data.node_type_names == ("movie", "actor")
         assert (data.relation_names, data.label_names) == (("has", "in"), ("a", "b", "c"))
         assert data.num_classes == 3
+    # Without info.dat and test labels, names are numbers.
     single = HGB | {"label.dat": "0\tOne\t0\t2\n"}
     del single["info.dat"], single["label.dat.test"]
     (folder / "info.dat").unlink()
@@ -245,9 +256,10 @@ def test_hgb(tmp_path: Path) -> None:
 NODES_OF_HGB = "4\tFive\t2\t0.5,1\n0\tOne\t0\n1\tTwo\t0\n3\t\t1\t\n2\tThree\t1\t1\n"
 
 
-def test_hgb_nodes_are_those_of_node_dat(tmp_path: Path) -> None:
+def test_hgb_nodes_are_those_of_node_dat(tmp_path):
     """One has neither edge nor label; and types, relations and classes may have names alone."""
     info = json.loads(HGB["info.dat"])
+    # Names of unused types, relations and classes count.
     info["node.dat"]["node type"] |= {"2": "genre", "3": "award"}
     info["link.dat"]["link type"]["0"] |= {"start": 1, "end": 1}  # node.dat knows better
     info["link.dat"]["link type"] |= {"2": {"meaning": "none"}}
@@ -265,6 +277,7 @@ def test_hgb_nodes_are_those_of_node_dat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        # Ids and types must be those of node.dat.
         ("link.dat", "0\t5\t0\t1\n", r"line 1: expected a node of node\.dat from 0 to 4, got '5'"),
         ("label.dat", "5\tSix\t0\t1\n", r"label\.dat: line 1: expected a node of node\.dat from"),
         ("label.dat", "0\tOne\t1\t1\n", "line 1: node 0 has type 1 here and 0 in node"),
@@ -275,9 +288,7 @@ def test_hgb_nodes_are_those_of_node_dat(tmp_path: Path) -> None:
         ("node.dat", "0\tOne\t2000000000\n", r"link\.dat: line 1: expected a node of node\.dat"),
     ],
 )
-def test_hgb_refuses_what_is_not_in_node_dat(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+def test_hgb_refuses_what_is_not_in_node_dat(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         datasets.load_hgb(write(tmp_path, HGB | {"node.dat": NODES_OF_HGB, name: text}))
 
@@ -288,6 +299,7 @@ def test_hgb_refuses_what_is_not_in_node_dat(
         ("link.dat", "0\t1\t0\t1\n0\t1\t0\n", r"link\.dat: line 2: expected 4 columns, got 3"),
         ("link.dat", "0\t-1\t0\t1\n", r"link\.dat: line 1: expected a node from 0 to .*, got '-1'"),
         ("link.dat", "0\tx\t0\t1\n", r"link\.dat: line 1: expected a node .*, got 'x'"),
+        # Single large numbers would take gigabytes.
         ("link.dat", "0\t2000000000\t0\t1\n", "2000000001 nodes would take"),
         ("link.dat", "0\t1\t2000000000\t1\n", "2000000001 relations would take"),
         ("label.dat", "0\tOne\t2000000000\t1,0\n", "2000000001 types would take"),
@@ -299,19 +311,20 @@ def test_hgb_refuses_what_is_not_in_node_dat(
         ("info.dat", "[" * 100_000, r"info\.dat: "),
     ],
 )
-def test_hgb_refuses(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_hgb_refuses(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         datasets.load_hgb(write(tmp_path, HGB | {name: text}))
 
 
-def save(folder: Path, **changes: Any) -> Path:
+def save(folder: Path, **changes) -> Path:
     arrays = {name: value for name, value in (NPZ | changes).items() if value is not None}
     np.savez_compressed(folder / "toy.npz", **arrays)
     return folder / "toy.npz"
 
 
-def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
+def test_npz_with_types_and_edge_splits(tmp_path):
     """Edges are sorted, without duplicates; what names edges follows them, also one given twice."""
+    # Without labels, splits name edges by their position in the file.
     splits = {"train_idx": [3, 1, 0, 1], "test_idx": [2]}
     data = datasets.load_relational(save(tmp_path, **splits))
     check(data, src=[1, 2, 0], rel=[0, 0, 2], dst=[3, 3, 4], y=[-1] * 5)
@@ -321,8 +334,8 @@ def test_npz_with_types_and_edge_splits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.x_by_type["q"], [[0, 0], [0, 2]])
 
 
-def test_types_of_a_graph(tmp_path: Path) -> None:
-    """Where nodes are numbered type by type."""
+def test_types_of_a_graph(tmp_path):
+    """Graphs have sizes of types if nodes are numbered type by type."""
     data = datasets.load_relational(save(tmp_path))
     assert data.node_type_sizes is None and data.graph().node_type_sizes is None
     types = np.array([0, 0, 1, 1, 1], np.int8)
@@ -332,7 +345,7 @@ def test_types_of_a_graph(tmp_path: Path) -> None:
     assert (graph.node_type_names, graph.node_type_sizes) == (("p", "q"), (2, 3))
 
 
-def test_npz_with_labels(tmp_path: Path) -> None:
+def test_npz_with_labels(tmp_path):
     names = {"class_names": np.array(["u", "v"]), "y": [0, 1, -1, -1, -1]}
     data = datasets.load_relational_npz(save(tmp_path, **names, train_idx_20=[0], test_idx_20=[1]))
     check(data, train_idx=[0], test_idx=[1], label_names=("u", "v"), train_edges=None)
@@ -382,12 +395,12 @@ def test_npz_with_labels(tmp_path: Path) -> None:
         ({"num_relations": 2**31 - 1, "relation_names": None}, "num_relations would take"),
     ],
 )
-def test_npz_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_npz_refuses(tmp_path, changes, message):
     with pytest.raises(ValueError, match=rf"toy\.npz: .*{message}"):
         datasets.load_relational_npz(save(tmp_path, **changes))
 
 
-def test_npz_with_a_key_twice(tmp_path: Path) -> None:
+def test_npz_with_a_key_twice(tmp_path):
     path = save(tmp_path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("rel", archive.read("rel.npy"))
@@ -395,7 +408,7 @@ def test_npz_with_a_key_twice(tmp_path: Path) -> None:
         datasets.load_relational_npz(path)
 
 
-def test_formats_are_found_or_named(tmp_path: Path) -> None:
+def test_formats_are_found_or_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"known are .*load_relational_npz"):
         datasets.load_relational(tmp_path / "nothing")
     with pytest.raises(ValueError, match="is an empty folder"):

@@ -14,12 +14,12 @@ def test_random_split():
     together = np.concatenate([split.train, split.valid, split.test])
     np.testing.assert_array_equal(np.sort(together), np.flatnonzero(y >= 0))
     assert together.dtype == np.int32
-    again, other = datasets.random_split(y, seed=0), datasets.random_split(y, seed=1)
+    again, reseeded = datasets.random_split(y, seed=0), datasets.random_split(y, seed=1)
     np.testing.assert_array_equal(again.test, split.test)
-    assert not np.array_equal(other.test, split.test)
-    rest = datasets.random_split(y, train=0.8, valid=0, seed=0)
-    assert [len(rest.train), len(rest.valid), len(rest.test)] == [80, 0, 21]
-    # Every node is as likely to train as any other.
+    assert not np.array_equal(reseeded.test, split.test)
+    two_parts = datasets.random_split(y, train=0.8, valid=0, seed=0)
+    assert [len(two_parts.train), len(two_parts.valid), len(two_parts.test)] == [80, 0, 21]
+    # Every node is as likely to train as any reseeded.
     counts = np.bincount(
         np.concatenate([datasets.random_split(y, seed=s).train for s in range(400)]), minlength=103
     )

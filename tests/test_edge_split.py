@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.export
@@ -21,8 +19,8 @@ from jax_gnn._core.csr import EdgeSplit, block_diagonal, edge_split
 from jax_gnn._core.ids import PADDING
 
 
-def reference(indptr: Any, cols: Any) -> EdgeSplit:
-    """One slot after the other."""
+def reference(indptr, cols) -> EdgeSplit:
+    """Return the slots of each row, by a loop."""
     ids, places = [], []
     for row in range(len(indptr) - 1):
         members = list(cols[indptr[row] : indptr[row + 1]])
@@ -30,6 +28,7 @@ def reference(indptr: Any, cols: Any) -> EdgeSplit:
         for place, slot in enumerate(slots):
             ids.append(slot + [PADDING] * (8 - len(slot)))
             places.append((row, 2 * place + (place == len(slots) - 1)))
+    # The number of slots depends on shapes alone; unused slots come last.
     surplus = len(cols) // 8 + len(indptr) - len(ids)
     assert surplus > 0
     ids += [[PADDING] * 8] * surplus
@@ -37,11 +36,11 @@ def reference(indptr: Any, cols: Any) -> EdgeSplit:
     return EdgeSplit(np.array(ids, indptr.dtype), np.array(places, indptr.dtype))
 
 
-def assert_equal(got: EdgeSplit, want: EdgeSplit) -> None:
-    assert isinstance(got, EdgeSplit)
-    for one, other in zip(got, want, strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+def assert_equal(actual: EdgeSplit, expected: EdgeSplit) -> None:
+    assert isinstance(actual, EdgeSplit)
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
 
 
 def assert_split(*graphs: Graph | None) -> None:
@@ -80,7 +79,7 @@ DEGREES = {
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("padding", [0, 3, 20])
 @pytest.mark.parametrize("case", DEGREES)
-def test_format(rng: np.random.Generator, case: str, padding: int, dtype: Any) -> None:
+def test_format(rng, case, padding, dtype):
     degrees = DEGREES[case]
     if degrees is None:
         degrees = rng.integers(0, 20, 50)
@@ -98,7 +97,7 @@ def test_format(rng: np.random.Generator, case: str, padding: int, dtype: Any) -
             assert_equal(got, want)
 
 
-def test_rows_may_start_late() -> None:
+def test_rows_may_start_late():
     indptr, cols = np.array([2, 3, 12], np.int32), np.arange(14, dtype=np.int32)
     got = edge_split(indptr, cols)
     assert_equal(got, reference(indptr, cols))
@@ -106,7 +105,7 @@ def test_rows_may_start_late() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_any_indptr_stays_in_bounds(rng: np.random.Generator, dtype: Any) -> None:
+def test_any_indptr_stays_in_bounds(rng, dtype):
     limits = np.iinfo(dtype)
     with jax.enable_x64(dtype == np.int64):
         jitted = jax.jit(edge_split)
@@ -128,7 +127,7 @@ def test_any_indptr_stays_in_bounds(rng: np.random.Generator, dtype: Any) -> Non
                 assert_equal(jitted(indptr.astype(dtype), cols), got)
 
 
-def test_native_call_with_wrong_arrays() -> None:
+def test_native_call_with_wrong_arrays():
     split = ffi.host_function("edge_split")
     indptr, cols = np.zeros(4, np.int32), np.zeros(9, np.int32)
     ids, places = np.zeros((5, 8), np.int32), np.zeros((5, 2), np.int32)
@@ -153,7 +152,7 @@ SQUARE = Graph.from_edges([0, 1, 4, 1, 2], [1, 0, 2, 2, 2], num_nodes=6)
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, "large"])
-def test_with_edge_split(rng: np.random.Generator, scenario: str) -> None:
+def test_with_edge_split(rng, scenario):
     graph = graph_of(Incidence.random(rng, scenario))
     assert graph.split is None
     assert graph.t_split is None
@@ -177,21 +176,21 @@ def test_with_edge_split(rng: np.random.Generator, scenario: str) -> None:
         jax.jit(lambda graph: graph.pad(num_nodes=9, num_edges=30)),
     ],
 )
-def test_other_graphs_from_one(change: Callable[[Graph], Graph]) -> None:
-    """They have the split where it was there before."""
-    got = change(SQUARE.with_edge_split())
-    assert_split(got)
-    assert same_bits(got, change(SQUARE).with_edge_split())
+def test_other_graphs_from_one(change):
+    """Graphs made from a graph with a split have one."""
+    changed = change(SQUARE.with_edge_split())
+    assert_split(changed)
+    assert same_bits(changed, change(SQUARE).with_edge_split())
     assert change(SQUARE).split is None
 
 
-def test_vmap_over_stacked_graphs(rng: np.random.Generator) -> None:
+def test_vmap_over_stacked_graphs(rng):
     graphs = [graph_of(Incidence.random(rng, scenario)) for scenario in STACKABLE]
     want = stack([graph.with_edge_split() for graph in graphs])
     assert same_bits(jax.vmap(Graph.with_edge_split)(stack(graphs)), want)
 
 
-def test_copies_and_export() -> None:
+def test_copies_and_export():
     graph = SQUARE.with_edge_split()
     exported = jax.export.export(jax.jit(Graph.transpose))(graph)
     assert_split(jax.export.deserialize(exported.serialize()).call(graph).transpose())
@@ -207,12 +206,12 @@ def test_copies_and_export() -> None:
 
 SMALL = Hypergraph.from_hyperedges([[0, 1], [1, 2, 4], []], num_nodes=6)
 DIRECTED = Hypergraph.from_directed(
-    *([0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0]), num_nodes=6, num_hyperedges=3
+    [0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0], num_nodes=6, num_hyperedges=3
 )
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_builders_of_hypergraphs(rng: np.random.Generator, scenario: str) -> None:
+def test_builders_of_hypergraphs(rng, scenario):
     incidence = Incidence.random(rng, scenario)
     assert_split(hypergraph_of(incidence).graph)
     sizes = {"num_nodes": incidence.num_left, "num_hyperedges": incidence.num_right}
@@ -232,14 +231,12 @@ def test_builders_of_hypergraphs(rng: np.random.Generator, scenario: str) -> Non
         lambda hypergraph: hypergraph.pad(num_nodes=8, num_hyperedges=5, num_incidences=30),
     ],
 )
-def test_other_hypergraphs_from_one(
-    hypergraph: Hypergraph, change: Callable[[Hypergraph], Hypergraph]
-) -> None:
+def test_other_hypergraphs_from_one(hypergraph, change):
     got = change(hypergraph)
     assert_split(got.graph, got.receiving)
 
 
-def test_other_builders(rng: np.random.Generator) -> None:
+def test_other_builders(rng):
     for hypergraph in (
         Hypergraph.from_scipy(scipy.sparse.coo_array(rng.integers(0, 2, (5, 4)))),
         Hypergraph.from_knn(rng.normal(size=(9, 2)), 3),
@@ -259,52 +256,53 @@ def plain(hypergraph: Hypergraph) -> Hypergraph:
 
 
 @pytest.mark.parametrize("hypergraph", [SMALL, DIRECTED], ids=["undirected", "directed"])
-def test_hypergraphs_of_plain_graphs(rng: np.random.Generator, hypergraph: Hypergraph) -> None:
+def test_hypergraphs_of_plain_graphs(rng, hypergraph):
     x = rng.normal(size=(6, 3)).astype(np.float32)
     weight = rng.normal(size=3).astype(np.float32)
     assert plain(hypergraph).graph.split is None
 
-    def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> Any:
+    def energy(hypergraph: Hypergraph, x, weight):
         return jnp.sum(hypergraph_aggregate(hypergraph, x, weight) ** 2)
 
     gradient = jax.value_and_grad(energy, argnums=(1, 2))
     for function in (gradient, jax.jit(gradient)):
         assert same_bits(function(plain(hypergraph), x, weight), function(hypergraph, x, weight))
-    batch = [stack([each, each.dual.dual]) for each in (plain(hypergraph), hypergraph)]
+    batch = [stack([h, h.dual.dual]) for h in (plain(hypergraph), hypergraph)]
     mapped = jax.jit(jax.vmap(gradient, in_axes=(0, None, None)))
-    assert same_bits(*(mapped(each, x, weight) for each in batch))
+    assert same_bits(*(mapped(h, x, weight) for h in batch))
     assert plain(hypergraph).pad(num_incidences=9).graph.split is None
 
 
-def test_aggregation_with_64_bit_indices(rng: np.random.Generator) -> None:
+def test_aggregation_with_64_bit_indices(rng):
     x = rng.normal(size=(6, 3)).astype(np.float32)
-    want = hypergraph_aggregate(DIRECTED, x)
+    expected = hypergraph_aggregate(DIRECTED, x)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda ids: ids.astype(np.int64), DIRECTED)
         assert_split(wide.graph, wide.head)
         assert same_bits(wide.dual.dual, wide)
         for hypergraph in (wide, plain(wide)):
-            assert_close(hypergraph_aggregate(hypergraph, x), want, 1e-6, "value")
+            assert_close(hypergraph_aggregate(hypergraph, x), expected, 1e-6, "value")
 
 
-def test_a_batch_is_joined(rng: np.random.Generator) -> None:
-    """Slots are those of the block-diagonal matrix, but for where surplus ones are."""
+def test_a_batch_is_joined(rng):
+    """Slots are those of the block-diagonal matrix, with surplus ones at other places."""
     graphs = [graph_of(Incidence.random(rng, name)).pad(num_edges=30) for name in STACKABLE]
     graphs = [graph.with_edge_split() for graph in graphs]
     batch = stack(graphs)
     joined, _ = block_diagonal(jax.vmap(lambda graph: graph.matrix(slots=True))(batch))
     assert joined.slots.ids.dtype == joined.slots.places.dtype == np.int32
     ids, places = map(np.asarray, joined.slots)
-    no_row = sum(graph.num_dst for graph in graphs)  # not -1: more may follow
+    no_row = sum(graph.num_dst for graph in graphs)  # not -1, as other slots may follow
     surplus = places[:, 0] == no_row
     assert (places[surplus] == (no_row, 1)).all()
     assert (ids[surplus] == PADDING).all()
+    # The reference splits the block-diagonal matrix.
     all_indptr, all_cols = [np.zeros(1, np.int32)], []
     for i, graph in enumerate(graphs):
         size = int(graph.indptr[-1])
         all_indptr.append(all_indptr[-1][-1] + np.asarray(graph.indptr)[1:])
         all_cols.append(np.asarray(graph.cols)[:size] + i * graph.num_src)
-    want = reference(np.concatenate(all_indptr), np.concatenate(all_cols))
-    kept = want.places[:, 0] != PADDING
-    np.testing.assert_array_equal(ids[~surplus], want.ids[kept])
-    np.testing.assert_array_equal(places[~surplus], want.places[kept])
+    expected = reference(np.concatenate(all_indptr), np.concatenate(all_cols))
+    is_slot = expected.places[:, 0] != PADDING
+    np.testing.assert_array_equal(ids[~surplus], expected.ids[is_slot])
+    np.testing.assert_array_equal(places[~surplus], expected.places[is_slot])

@@ -55,16 +55,16 @@ def test_mutated_files_are_read_or_refused(pytestconfig):
 
 @pytest.mark.parametrize("form", files.TEXTS)
 def test_texts_as_editors_write_them(tmp_path, monkeypatch, form):
-    """A byte order mark, other ends of lines, and one or none at the end change nothing."""
+    """Byte order marks, line ends, and a missing final_end line line_end change nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the fuzzer sets it
     values = files.VALUES[form]() if form in files.VALUES else {}
     for name, value in values.items():
         (tmp_path / name).write_bytes(pickle.dumps(value))
 
-    def read(mark, end, last):
+    def read(mark, line_end, final_end):
         for name, data in files.TEXTS[form].items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
-            data = files.rewrite(data.removesuffix(b"\n") + last, mark, end)
+            data = files.rewrite(data.removesuffix(b"\n") + final_end, mark, line_end)
             (tmp_path / name).write_bytes(data)
         return files.read_cache(tmp_path) if form == "cache" else vars(files.load(form, tmp_path))
 
@@ -75,20 +75,20 @@ def test_texts_as_editors_write_them(tmp_path, monkeypatch, form):
 
 
 def test_the_fuzzer_finds(tmp_path):
-    """With loaders that do what none should."""
+    """The fuzzer reports all ways in which loaders can fail."""
     script, text = tmp_path / "files.py", Path(files.__file__).read_text()
     for old, new in (
-        ("def load(form: str, folder: Path) -> Any:", LOADERS),
+        ("def load(form: str, folder: Path):", LOADERS),
         (f"TIMEOUT = {files.TIMEOUT}", "TIMEOUT = 5"),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new if old.startswith("TIME") else old + new)
     script.write_text(text)
     command = [sys.executable, "-P", str(script), "--files", "8", "--workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    findings = done.stdout.split("--seed 0 --only ")[1:]
-    for number, (found, finding) in enumerate(zip(FOUND, findings, strict=True)):
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 1
+    findings = process.stdout.split("--seed 0 --only ")[1:]
+    for number, (message, finding) in enumerate(zip(FOUND, findings, strict=True)):
         assert finding.startswith(f"{number}\n")
-        assert found in finding
-    assert "8 findings" in done.stdout
+        assert message in finding
+    assert "8 findings" in process.stdout

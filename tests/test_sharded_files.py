@@ -1,4 +1,4 @@
-"""Parts of graphs in files: what is read is what was split, and what does not fit is told."""
+"""Parts of graphs in files: round trips, and errors of damaged or mismatched files."""
 
 from __future__ import annotations
 
@@ -12,34 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_sharded_graph import (
-    TYPES,
-    mesh_of,
-    random_graph,
-    random_hypergraph,
-    random_relational,
-)
+from test_sharded_graph import TYPES, mesh_of, random_graph, random_hypergraph, random_relational
 
 from jax_gnn import Graph, HeteroGraph
 from jax_gnn.sharding import load_parts, save_parts, shard_graph
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    """The same structure and bits, at the same places."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert got.dtype == want.dtype and got.sharding == want.sharding
-        np.testing.assert_array_equal(got, want)
+def assert_same(actual_tree, expected_tree) -> None:
+    """Check that trees have equal structure, bits and placement."""
+    assert jax.tree.structure(actual_tree) == jax.tree.structure(expected_tree)
+    for actual, expected in zip(
+        jax.tree.leaves(actual_tree), jax.tree.leaves(expected_tree), strict=True
+    ):
+        assert actual.dtype == expected.dtype and actual.sharding == expected.sharding
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
-def test_files_have_what_is_split(
-    make: Any, num_parts: int, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """Rows of nodes are read from a file themselves, in several dtypes."""
+def test_files_have_what_is_split(make, num_parts, tmp_path, rng):
+    """Loaded parts and values, one from a memory map, are those of `shard_graph`."""
     graph, method = make(rng), rng.integers(0, num_parts, 60)
     np.save(tmp_path / "x.npy", rng.normal(size=(60, 3)).astype(np.float32))
+    # Memory maps, half types, integers and booleans.
     nodes = {
         "x": np.load(tmp_path / "x.npy", mmap_mode="r"),
         "half": jnp.asarray(rng.normal(size=60), jnp.bfloat16),
@@ -50,57 +45,63 @@ def test_files_have_what_is_split(
     edges = {"weight": rng.random(size, np.float32)}
     save_parts(tmp_path / "parts", graph, num_parts, method, nodes=nodes, edges=edges)
     split, values = load_parts(tmp_path / "parts", mesh_of(num_parts), "nodes")
-    wanted = shard_graph(graph, mesh_of(num_parts), "nodes", method)
-    assert_same(split, wanted)
-    shown = {name: wanted.shard(each) for name, each in nodes.items()}
-    assert_same(values, shown | {"weight": wanted.shard_edges(edges["weight"])})
+    expected = shard_graph(graph, mesh_of(num_parts), "nodes", method)
+    assert_same(split, expected)
+    expected_values = {name: expected.shard(rows) for name, rows in nodes.items()}
+    assert_same(values, expected_values | {"weight": expected.shard_edges(edges["weight"])})
 
 
-def test_values_by_type(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_values_by_type(tmp_path, rng):
     graph = HeteroGraph(random_relational(rng))
     x = {name: rng.normal(size=(size, 2)).astype(np.float32) for name, size in TYPES.items()}
     x |= {"b": rng.normal(size=(TYPES["b"], 4)).astype(np.float32), "none": None}
     save_parts(tmp_path, graph, 2, nodes={"x": x})
     split, values = load_parts(tmp_path, mesh_of(2), "nodes")
     assert_same(values["x"], split.shard(x))
-    for given, message in (
+    for rows, message in (
         ({"c": x["a"]}, r"nodes\['x'\] must be by name of types, \('a', 'b', 'none'\), got 'c'"),
         ({"a": x["b"]}, r"nodes\['x'\]\['a'\] must be \(nodes = 22, ...\), got shape \(33, 4\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            save_parts(tmp_path, graph, 2, nodes={"x": given})
+            save_parts(tmp_path, graph, 2, nodes={"x": rows})
 
 
 @pytest.fixture
 def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
-    """Of two parts."""
+    """Write a graph of two parts."""
     save_parts(tmp_path / "parts", random_graph(rng), 2, nodes={"x": np.ones((60, 2))})
     return tmp_path / "parts"
 
 
-def test_errors_of_files(folder: Path, rng: np.random.Generator) -> None:
-    other, cut = folder.parent / "other", (folder / "1.npz").read_bytes()
-    save_parts(other, random_graph(rng), 2, "hash", nodes={"x": np.ones((60, 2))})
+def test_errors_of_files(folder, rng):
+    other_parts, cut = folder.parent / "other", (folder / "1.npz").read_bytes()
+    save_parts(other_parts, random_graph(rng), 2, "hash", nodes={"x": np.ones((60, 2))})
 
     def changed(part: str, content: bytes | None) -> Path:
-        made = shutil.copytree(folder, folder.parent / "made", dirs_exist_ok=True)
-        (made / part).unlink() if content is None else (made / part).write_bytes(content)
-        return made
+        copy = shutil.copytree(folder, folder.parent / "made", dirs_exist_ok=True)
+        (copy / part).unlink() if content is None else (copy / part).write_bytes(content)
+        return copy
 
-    longer = io.BytesIO()  # numbers in it have an axis
+    longer = io.BytesIO()  # scalars have an axis here
     with np.load(folder / "1.npz") as part:
-        np.savez(longer, **{name: np.atleast_1d(each) for name, each in part.items()})
-    wanted: list[tuple[str, bytes | None, type[Exception], str]] = [
+        np.savez(longer, **{name: np.atleast_1d(array) for name, array in part.items()})
+    cases: list[tuple[str, bytes | None, type[Exception], str]] = [
         ("1.npz", longer.getvalue(), ValueError, r"1\.npz is not the part that"),
         ("plan.npz", None, FileNotFoundError, r"plan\.npz does not exist; expected the plan that"),
         ("1.npz", None, FileNotFoundError, r"1\.npz does not exist; expected the part of device 1"),
         ("1.npz", cut[: int(rng.integers(len(cut)))], ValueError, r"1\.npz: "),
         ("0.npz", cut, ValueError, r"0\.npz is not the part that plan\.npz was written with"),
-        ("1.npz", (other / "1.npz").read_bytes(), ValueError, r"1\.npz is not the part that"),
-        ("plan.npz", (other / "plan.npz").read_bytes(), ValueError, r"0\.npz is not the part that"),
+        ("1.npz", (other_parts / "1.npz").read_bytes(), ValueError, r"1\.npz is not the part that"),
+        (
+            "plan.npz",
+            (other_parts / "plan.npz").read_bytes(),
+            ValueError,
+            r"0\.npz is not the part that",
+        ),
         ("plan.npz", cut, ValueError, r"plan\.npz is no plan of parts"),
     ]
-    for part, content, kind, message in wanted:
+    # Files that are missing, cut, exchanged, or of another split.
+    for part, content, kind, message in cases:
         with pytest.raises(kind, match=message):
             load_parts(changed(part, content), mesh_of(2), "nodes")
     with pytest.raises(ValueError, match="has 2 parts, but axis 'nodes' 4 devices"):
@@ -113,35 +114,36 @@ def test_errors_of_files(folder: Path, rng: np.random.Generator) -> None:
         load_parts(3, mesh_of(2), "nodes")  # type: ignore[arg-type]
 
 
-def test_parts_of_another_number(folder: Path, rng: np.random.Generator) -> None:
-    """Files of other names stay, and all do where the folder was none of parts."""
+def test_parts_of_another_number(folder, rng):
+    """Old parts are removed, but no other_folder files, and none without a plan."""
     (folder / "mine.npz").write_bytes(b"")
     save_parts(folder, random_graph(rng), 1)
     assert {file.name for file in folder.iterdir()} == {"0.npz", "mine.npz", "plan.npz"}
-    other = folder.parent / "other"
-    other.mkdir()
-    (other / "7.npz").write_bytes(b"")
-    save_parts(other, random_graph(rng), 1)
-    assert (other / "7.npz").exists()
+    other_folder = folder.parent / "other"
+    other_folder.mkdir()
+    (other_folder / "7.npz").write_bytes(b"")
+    save_parts(other_folder, random_graph(rng), 1)
+    assert (other_folder / "7.npz").exists()
 
 
-def test_plans_made_by_hand(folder: Path, rng: np.random.Generator) -> None:
-    """Are read or refused."""
+def test_plans_made_by_hand(folder, rng):
+    """Plans with random changes are read, or refused as no plans."""
     plan = dict(np.load(folder / "plan.npz"))
-    told = json.loads(str(plan["told"]))
+    structure = json.loads(str(plan["told"]))
 
-    def changed(value: Any) -> Any:
-        """A place in it is something else."""
+    def changed(value):
+        """Replace a random element."""
         if isinstance(value, dict | list) and value and rng.random() < 0.9:
+            # Mostly a change deep in the tree, sometimes of the whole.
             key = rng.choice([*(value if isinstance(value, dict) else range(len(value)))]).item()
-            made = value.copy()
-            made[key] = changed(value[key])
-            return made
+            copy = value.copy()
+            copy[key] = changed(value[key])
+            return copy
         return [None, 0, -1, 1e9, "", "Graph", [], {}, {"array": 0}, True][rng.integers(10)]
 
     refused = 0
     for _ in range(50):
-        np.savez(folder / "plan.npz", **plan | {"told": json.dumps(changed(told))})
+        np.savez(folder / "plan.npz", **plan | {"told": json.dumps(changed(structure))})
         try:
             load_parts(folder, mesh_of(2), "nodes")
         except ValueError as error:
@@ -150,10 +152,10 @@ def test_plans_made_by_hand(folder: Path, rng: np.random.Generator) -> None:
     assert refused
 
 
-def test_errors_of_values(tmp_path: Path) -> None:
+def test_errors_of_values(tmp_path):
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     x: Any = np.ones((3, 2))
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"num_parts": 4}, ValueError, "num_parts must be 1 to num_nodes = 3, got 4"),
         ({"method": "ring"}, ValueError, "method must be one of .*got 'ring'"),
         ({"nodes": {"x": x[1:]}}, ValueError, r"nodes\['x'\] must be \(num_nodes = 3, .*\(2, 2\)"),
@@ -164,7 +166,7 @@ def test_errors_of_values(tmp_path: Path) -> None:
         ({"edges": {1: x}}, TypeError, "edges must be arrays by name, got {1: "),
         ({"nodes": {"x": {"a": x}}}, ValueError, r"nodes\['x'\] must be by name of types, \(\)"),
     ]
-    for given, kind, message in wrong:
+    for options, kind, message in cases:
         with pytest.raises(kind, match=message):
-            save_parts(tmp_path / "parts", **{"graph": graph, "num_parts": 2} | given)
+            save_parts(tmp_path / "parts", **{"graph": graph, "num_parts": 2} | options)
     assert not (tmp_path / "parts").exists()

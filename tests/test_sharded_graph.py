@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,9 +22,9 @@ import jax_gnn
 from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.sharding import Part, ShardedGraph, partition, shard_graph
 from jax_gnn.sharding._command import Costs
-from jax_gnn.sharding._exchange import MOST_ROWS, rounds_of, shares_of
-from jax_gnn.sharding._sharded import parts_of
-from jax_gnn.sharding._split import pieces_of
+from jax_gnn.sharding._exchange import MAX_SENT_RATIO, plan_rounds, plan_shares
+from jax_gnn.sharding._partition import SplitArgs, parse_graph
+from jax_gnn.sharding._split import split_graph
 
 METHODS = ("stream", "metis", "contiguous", "hash", "random", "one part")
 
@@ -36,10 +35,11 @@ def mesh_of(count: int, kind: AxisType = AxisType.Auto) -> Mesh:
 
 
 def random_graph(rng: np.random.Generator, num_nodes: int = 60, num_edges: int = 300) -> Graph:
-    """With a hub at both ends, repeated edges, loops, isolated nodes and padding."""
-    last = rng.integers(num_nodes // 2, num_nodes)
-    src, dst = rng.integers(0, last, (2, num_edges))
-    src[: num_edges // 8], dst[num_edges // 8 : num_edges // 4] = rng.integers(0, last, 2)
+    """Draw a graph with hubs in both directions, repeated edges, loops, isolated nodes, padding."""
+    num_linked = rng.integers(num_nodes // 2, num_nodes)
+    src, dst = rng.integers(0, num_linked, (2, num_edges))
+    # Hubs: one node with an eighth of all edges out, one with as many in.
+    src[: num_edges // 8], dst[num_edges // 8 : num_edges // 4] = rng.integers(0, num_linked, 2)
     src[-5:], dst[-5:] = src[:5], dst[:5]
     graph = Graph.from_edges(src, dst, num_nodes=num_nodes)
     return graph.pad(num_edges=num_edges + 7)
@@ -52,36 +52,39 @@ TYPES = {"a": 22, "b": 33, "none": 0}
 def random_relational(
     rng: np.random.Generator, self_relation: bool = False, num_nodes: int = 60
 ) -> RelationalGraph:
-    """The same of types of nodes, and a relation without edges."""
+    """Draw a graph with types of nodes and edges, one of them without edges."""
 
-    def edges(src: int, dst: int) -> Any:
-        ends = np.stack([rng.integers(0, src - 2, 80), rng.integers(0, dst - 2, 80)])
-        ends[0, :10], ends[1, 10:20] = rng.integers(0, (src, dst))
-        ends[:, -5:] = ends[:, :5]
-        return ends
+    def edges(src: int, dst: int):
+        pairs_of_types = np.stack([rng.integers(0, src - 2, 80), rng.integers(0, dst - 2, 80)])
+        pairs_of_types[0, :10], pairs_of_types[1, 10:20] = rng.integers(0, (src, dst))
+        pairs_of_types[:, -5:] = pairs_of_types[:, :5]
+        return pairs_of_types
 
-    given = {each: edges(TYPES[each[0]], TYPES[each[2]]) for each in RELATIONS[:3]}
-    given[RELATIONS[3]] = []
-    graph = RelationalGraph.from_edge_dict(given, TYPES, self_relation=self_relation)
+    edge_dict = {key: edges(TYPES[key[0]], TYPES[key[2]]) for key in RELATIONS[:3]}
+    edge_dict[RELATIONS[3]] = []
+    graph = RelationalGraph.from_edge_dict(edge_dict, TYPES, self_relation=self_relation)
     sizes = graph.num_src_pairs, graph.num_dst_pairs
-    pairs = {f"num_{of}_pairs": (n or 0) + 2 for of, n in zip(("src", "dst"), sizes, strict=True)}
+    pairs = {
+        f"num_{side}_pairs": (n or 0) + 2 for side, n in zip(("src", "dst"), sizes, strict=True)
+    }
     return graph.pad(num_nodes=num_nodes, num_edges=graph.num_edges + 7, **pairs)
 
 
 def random_hypergraph(rng: np.random.Generator) -> Hypergraph:
-    """With a large hyperedge and a hub, nodes named twice, empty hyperedges and isolated nodes."""
+    """Draw a large hyperedge and a hub, repeated incidences, empty hyperedges, isolated nodes."""
     nodes, hyperedges = rng.integers(0, 50, 160), rng.integers(0, 22, 160)
+    # A node in many hyperedges, and a hyperedge of many nodes.
     nodes[:20], hyperedges[20:60] = rng.integers(0, 50), rng.integers(0, 22)
     nodes[-5:], hyperedges[-5:] = nodes[:5], hyperedges[:5]
     hypergraph = Hypergraph.from_incidence(nodes, hyperedges, num_nodes=55, num_hyperedges=25)
     return hypergraph.pad(num_nodes=60, num_hyperedges=30, num_incidences=167)
 
 
-def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> ShardedGraph:
+def sharded(rng: np.random.Generator, graph, mesh: Mesh, method: str) -> ShardedGraph:
     parts: Any = method
     if method == "random":
         parts = rng.integers(0, mesh.size, graph.num_nodes)
-    elif method == "one part":  # the others are empty
+    elif method == "one part":  # all other parts are empty
         parts = np.full(graph.num_nodes, rng.integers(mesh.size))
     elif method == "metis":
         pytest.importorskip("pymetis")
@@ -93,8 +96,8 @@ def sharded(rng: np.random.Generator, graph: Any, mesh: Mesh, method: str) -> Sh
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("method", ["stream", "metis"])
-def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generator) -> None:
-    """By edges, whatever the graph, if no node has a twentieth of a part's."""
+def test_parts_are_balanced(method, num_parts, rng):
+    """Edges are balanced in any graph whose nodes have less than 5 % of a part's edges."""
     if method == "metis":
         pytest.importorskip("pymetis")
     size = rng.integers(1000, 2000)
@@ -102,13 +105,14 @@ def test_parts_are_balanced(method: str, num_parts: int, rng: np.random.Generato
     graph = Graph.from_edges(src, (dst if rng.random() < 0.5 else src // 2), num_nodes=size)
     parts = partition(graph, num_parts, method)  # type: ignore[arg-type]
     assert parts.shape == (size,) and (parts >= 0).all() and (parts < num_parts).all()
+    # Edges belong to the part of their destination.
     edges = np.bincount(parts, graph.in_degrees(), num_parts)
     assert edges.max() <= 1.05 * edges.mean()
     np.testing.assert_array_equal(parts, partition(graph, num_parts, method))  # type: ignore[arg-type]
 
 
-def test_parts_are_many(rng: np.random.Generator) -> None:
-    """More than a byte can name."""
+def test_parts_are_many(rng):
+    """The number of parts exceeds int8."""
     src, dst = rng.integers(0, 1000, (2, 10000))
     graph = Graph.from_edges(src, dst, num_nodes=1000)
     parts = partition(graph, 200)
@@ -117,11 +121,11 @@ def test_parts_are_many(rng: np.random.Generator) -> None:
     assert edges.max() <= 1.05 * edges.mean() + graph.in_degrees().max()
 
 
-def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
-    """Of groups without edges between them few are cut, however their nodes are numbered."""
-    group = rng.permutation(800) % 16
-    members = [np.flatnonzero(group == each) for each in range(16)]
-    src, dst = np.concatenate([rng.choice(each, (2, 500)) for each in members], 1)
+def test_parts_keep_neighbours_together(rng):
+    """Few edges are cut if groups of nodes have no edges between them."""
+    groups = rng.permutation(800) % 16
+    members = [np.flatnonzero(groups == i) for i in range(16)]
+    src, dst = np.concatenate([rng.choice(nodes, (2, 500)) for nodes in members], 1)
     graph = Graph.from_edges(src, dst, num_nodes=800)
     for method in ("stream", "contiguous", "hash"):
         parts = partition(graph, 4, method)  # type: ignore[arg-type]
@@ -129,15 +133,15 @@ def test_parts_keep_neighbours_together(rng: np.random.Generator) -> None:
         assert cut < 0.3 if method == "stream" else cut > 0.6
 
 
-def test_parts_of_garbage() -> None:
-    """Ids that a graph cannot have are no neighbours, and offsets beyond the edges an error."""
+def test_parts_of_garbage():
+    """Ids out of range are ignored as neighbours; offsets beyond the edges are an error."""
     graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
-    far = np.array([7, -3, 1 << 30, -(1 << 31)], np.int32)
-    parts = partition(Graph(**{**vars(graph), "cols": far, "t_cols": far}), 2)
+    garbage = np.array([7, -3, 1 << 30, -(1 << 31)], np.int32)
+    parts = partition(Graph(**{**vars(graph), "cols": garbage, "t_cols": garbage}), 2)
     assert set(parts) <= {0, 1}
     with pytest.raises(ValueError, match="out of range"):
         partition(Graph(**{**vars(graph), "indptr": np.asarray(graph.indptr) + 9}), 2)
-    split = shard_graph(Hypergraph(Graph(**{**vars(graph), "cols": far})), mesh_of(2), "nodes")
+    split = shard_graph(Hypergraph(Graph(**{**vars(graph), "cols": garbage})), mesh_of(2), "nodes")
     y = split.apply(lambda part, x: part.aggregate(x), split.shard(np.ones(4, np.float32)))
     assert np.isfinite(split.unshard(y)).all()
 
@@ -146,223 +150,234 @@ def test_parts_of_garbage() -> None:
 
 
 @pytest.mark.parametrize("spread", [0, 0.1, 2.0])
-def test_rounds(spread: float, rng: np.random.Generator) -> None:
-    """Each row of each pair is sent once, and not much beside."""
+def test_rounds(spread, rng):
+    """All rows of all pairs are sent once, with little padding."""
     num_parts = int(rng.integers(1, 10))
     counts = (50 * np.exp(spread * rng.normal(size=(num_parts, num_parts)))).astype(int)
     counts[np.diag_indices(num_parts)] = 0
-    rounds = rounds_of(counts)
-    rows = sum(each.rows(num_parts) for each in rounds)
-    assert counts.sum() <= rows <= MOST_ROWS * counts.sum()
-    for each in rounds:
-        senders, receivers = np.array(each.pairs or [(0, 0)]).T
+    rounds = plan_rounds(counts)
+    rows = sum(step.rows(num_parts) for step in rounds)
+    assert counts.sum() <= rows <= MAX_SENT_RATIO * counts.sum()
+    for step in rounds:
+        # Each round is a matching.
+        senders, receivers = np.array(step.pairs or [(0, 0)]).T
         assert len(set(senders)) == len(senders) and len(set(receivers)) == len(receivers)
     sent: dict[int, list[int]] = {part: [] for part in range(num_parts)}
-    got: dict[int, list[int]] = {part: [] for part in range(num_parts)}
+    received: dict[int, list[int]] = {part: [] for part in range(num_parts)}
     for owner, reader in np.ndindex(*counts.shape):
         count, stop = int(counts[owner, reader]), 0
-        for share in shares_of(rounds, num_parts, owner, reader, count):
+        for share in plan_shares(rounds, num_parts, owner, reader, count):
+            # Shares of a pair follow each other, in slots that no other share has.
             assert share.start == stop
             stop = share.stop
             sent[owner] += range(share.sender, share.sender + share.stop - share.start)
-            got[reader] += range(share.receiver, share.receiver + share.stop - share.start)
+            received[reader] += range(share.receiver, share.receiver + share.stop - share.start)
         assert stop == count
-    slots = sum(each.slots(num_parts) for each in rounds)
-    for places in (*sent.values(), *got.values()):
+    slots = sum(step.slots(num_parts) for step in rounds)
+    for places in (*sent.values(), *received.values()):
         assert len(set(places)) == len(places) and max(places, default=0) <= slots
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_each_edge_is_somewhere(
-    method: str, num_parts: int, kind: AxisType, rng: np.random.Generator
-) -> None:
-    """In the part of its destination, once, and its source's row is there."""
+def test_each_edge_is_somewhere(method, num_parts, kind, rng):
+    """All edges are in the part of their destination, once, with a row for their source."""
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(num_parts, kind), method)
     ids = np.arange(1, graph.num_nodes + 1, dtype=np.float32)
     rows = split.shard(ids)
     np.testing.assert_array_equal(rows, split.node_ids + 1)
     np.testing.assert_array_equal(split.unshard(rows), ids)
+    # Rows are ids, so that local rows name their nodes in the whole graph.
     halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), rows))
     assert halo.dtype == ids.dtype
     values = rng.normal(size=(graph.num_edges, 2))
-    of_edges = np.asarray(split.shard_edges(values))
-    found = []
+    sharded_values = np.asarray(split.shard_edges(values))
+    edge_ids = []
     for part in range(num_parts):
-        own = jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], split.part)
-        count = int(own.indptr[-1])
-        places = own.edge_ids[:count]
-        found += places.tolist()
-        rows_of, cols_of = own.rows[:count], own.cols[:count]
-        np.testing.assert_array_equal(halo[part][rows_of] - 1, np.asarray(graph.rows)[places])
-        np.testing.assert_array_equal(halo[part][cols_of] - 1, np.asarray(graph.cols)[places])
-        np.testing.assert_array_equal(of_edges[part, :count], values[places].astype(of_edges.dtype))
-        same = own.t_order[:count]
-        np.testing.assert_array_equal(own.t_rows[:count], cols_of[same])
-        np.testing.assert_array_equal(own.t_cols[:count], rows_of[same])
-        assert (np.diff(own.t_rows[:count]) >= 0).all() and (own.edge_ids[count:] == -1).all()
-        check_far(own, cols_of)
-    assert sorted(found) == [*range(int(graph.indptr[-1]))]
+        local = jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[part], split.part)
+        count = int(local.indptr[-1])
+        places = local.edge_ids[:count]
+        edge_ids += places.tolist()
+        local_rows, local_cols = local.rows[:count], local.cols[:count]
+        np.testing.assert_array_equal(halo[part][local_rows] - 1, np.asarray(graph.rows)[places])
+        np.testing.assert_array_equal(halo[part][local_cols] - 1, np.asarray(graph.cols)[places])
+        np.testing.assert_array_equal(
+            sharded_values[part, :count], values[places].astype(sharded_values.dtype)
+        )
+        order = local.t_order[:count]
+        np.testing.assert_array_equal(local.t_rows[:count], local_cols[order])
+        np.testing.assert_array_equal(local.t_cols[:count], local_rows[order])
+        assert (np.diff(local.t_rows[:count]) >= 0).all() and (local.edge_ids[count:] == -1).all()
+        check_halo_edges(local, local_cols)
+    assert sorted(edge_ids) == [*range(int(graph.indptr[-1]))]
 
 
-def check_far(part: Part, cols: Any) -> None:
-    """The edges from the halo, by source, are those among all that come from behind own nodes."""
-    (far, first), num_own = part._far, part.exchange.num_own
+def check_halo_edges(part: Part, cols) -> None:
+    """Check that the halo edges, by source, are the edges whose sources come after own nodes."""
+    (halo, first), num_own = part._halo_edges, part.exchange.num_own
     assert first == np.searchsorted(part.t_rows[: len(cols)], num_own)
-    there = np.asarray(far.rows) >= 0
-    order = np.asarray(far.order)[there]
-    assert (np.diff(far.rows[there]) >= 0).all() and far.num_rows == part.num_src - num_own
+    valid = np.asarray(halo.rows) >= 0
+    order = np.asarray(halo.order)[valid]
+    assert (np.diff(halo.rows[valid]) >= 0).all() and halo.num_rows == part.num_src - num_own
     np.testing.assert_array_equal(np.sort(order), np.flatnonzero(cols >= num_own))
-    np.testing.assert_array_equal(far.rows[there], part.cols[order] - num_own)
-    np.testing.assert_array_equal(far.cols[there], part.rows[order])
+    np.testing.assert_array_equal(halo.rows[valid], part.cols[order] - num_own)
+    np.testing.assert_array_equal(halo.cols[valid], part.rows[order])
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_edges_keep_their_relations(method: str, num_parts: int, rng: np.random.Generator) -> None:
+def test_edges_keep_their_relations(method, num_parts, rng):
     graph = random_relational(rng)
     split = sharded(rng, graph, mesh_of(num_parts), method)
     types = np.repeat([0, 1, -1], [22, 33, 5])
     ids = np.arange(1, 61, dtype=np.float32)
     halo = np.asarray(split.apply(lambda part, x: part.with_halo(x), split.shard(ids))) - 1
-    found = []
+    edge_ids = []
     for number in range(num_parts):
         part = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[number], split.part)
         part.check_arrays()
         count = int(part.nodes.indptr[-1])
         places = part.nodes.edge_ids[:count]
-        found += places.tolist()
+        edge_ids += places.tolist()
         np.testing.assert_array_equal(part.edge_types[:count], graph.edge_types[places])
-        for ends in ("rows", "cols"):
-            own = halo[number][getattr(part.nodes, ends)[:count]]
-            np.testing.assert_array_equal(own, np.asarray(getattr(graph.nodes, ends))[places])
-        known = part.node_ids >= 0
-        np.testing.assert_array_equal(halo[number][known], part.node_ids[known])
+        for side in ("rows", "cols"):
+            local = halo[number][getattr(part.nodes, side)[:count]]
+            np.testing.assert_array_equal(local, np.asarray(getattr(graph.nodes, side))[places])
+        valid = part.node_ids >= 0
+        np.testing.assert_array_equal(halo[number][valid], part.node_ids[valid])
         own_ids = part.node_ids[: part.num_dst]
-        want = np.where(own_ids < 0, -1, types[own_ids])
-        np.testing.assert_array_equal(part.node_types, want)
-    assert sorted(found) == [*range(int(graph.nodes.indptr[-1]))]
+        # Nodes of a part are not sorted by type.
+        expected = np.where(own_ids < 0, -1, types[own_ids])
+        np.testing.assert_array_equal(part.node_types, expected)
+    assert sorted(edge_ids) == [*range(int(graph.nodes.indptr[-1]))]
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_aggregate(reduce: Any, num_parts: int, rng: np.random.Generator) -> None:
-    """What `spmm` makes of the whole graph, and all first and second derivatives."""
+def test_aggregate(reduce, num_parts, rng):
+    """Results and their first and second derivatives are those of `spmm` on the whole graph."""
     with jax.enable_x64(True):
         graph = random_graph(rng)
-        method = str(rng.choice([each for each in METHODS if each != "metis"]))
+        method = str(rng.choice([m for m in METHODS if m != "metis"]))
         split = sharded(rng, graph, mesh_of(num_parts), method)
         names = ["out_scale", "result_scale"] + ["own_scale"] * (reduce != "max")
         scales = {name: rng.uniform(0.5, 1.5, 60) for name in names}
         x, residual, target = rng.normal(size=(3, 60, 2, 3))
         weight, bias = rng.uniform(0.5, 1.5, (graph.num_edges, 2)), rng.normal(size=(2, 3))
         arguments = jax.tree.map(jnp.asarray, (x, weight, scales, residual, bias))
-        along = jax.tree.map(lambda each: jnp.asarray(rng.normal(size=each.shape)), arguments)
+        tangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), arguments)
 
-        def counted(y: Any, target: Any) -> Any:
+        def loss_of(y, target):
             return jnp.sum(jnp.where(jnp.isfinite(y), jnp.sin(y), 0) * target)
 
-        def alone(x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
-            last = {"reduce": reduce, "residual": residual, "bias": bias, "activation": "relu"}
-            return counted(jax_gnn.spmm(graph, x, weight, **scales, **last), target)
+        options = {"reduce": reduce, "activation": "relu"}
 
-        def together(x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
-            def own(part: Any, x: Any, weight: Any, scales: Any, residual: Any, bias: Any) -> Any:
-                last = {"reduce": reduce, "residual": residual, "bias": bias, "activation": "relu"}
-                return part.aggregate(x, weight, **scales, **last)
+        def single(x, weight, scales, residual, bias):
+            y = jax_gnn.spmm(graph, x, weight, residual=residual, bias=bias, **scales, **options)
+            return loss_of(y, target)
 
-            of_nodes = jax.tree.map(split.shard, (scales, residual))
-            y = split.apply(own, split.shard(x), split.shard_edges(weight), *of_nodes, bias=bias)
-            return counted(y, split.shard(target))
+        def parallel(x, weight, scales, residual, bias):
+            def aggregate(part, x, weight, scales, residual, bias):
+                epilogue = {"residual": residual, "bias": bias, **scales, **options}
+                return part.aggregate(x, weight, **epilogue)
 
-        def run(loss: Any) -> Any:
-            def slope(*arguments: Any) -> Any:
-                return jax.value_and_grad(loss, (0, 1, 2, 3, 4))(*arguments)
+            nodes = jax.tree.map(split.shard, (x, scales, residual))
+            rows, scales, residual = nodes
+            weight = split.shard_edges(weight)
+            y = split.apply(aggregate, rows, weight, scales, residual, bias=bias)
+            return loss_of(y, split.shard(target))
 
-            return jax.jit(lambda *both: jax.jvp(slope, *both))(arguments, along)
+        def run(loss):
+            gradients = jax.value_and_grad(loss, (0, 1, 2, 3, 4))
+            return jax.jit(lambda *pair: jax.jvp(gradients, *pair))(arguments, tangents)
 
-        for a, b in zip(*map(jax.tree.leaves, (run(together), run(alone))), strict=True):
+        for a, b in zip(*map(jax.tree.leaves, (run(parallel), run(single))), strict=True):
             assert_close(a, b, 1e-10, "on several devices")
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_aggregate_of_half_types(dtype: str, reduce: Any, rng: np.random.Generator) -> None:
+def test_aggregate_of_half_types(dtype, reduce, rng):
     """Means do not overflow, and sums are rounded twice at most."""
     graph = random_graph(rng)
     split = sharded(rng, graph, mesh_of(2), "random")
     x = (rng.uniform(1, 2, (60, 3)) * (1 if reduce == "sum" else 30000)).astype(dtype)
     y = split.apply(lambda part, x: part.aggregate(x, reduce=reduce), split.shard(x))
-    want = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), reduce=reduce))
+    expected = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), reduce=reduce))
     assert y.dtype == dtype
-    assert_close(split.unshard(y).astype(np.float32), want, 2 * float(jnp.finfo(dtype).eps), "sums")
+    assert_close(
+        split.unshard(y).astype(np.float32), expected, 2 * float(jnp.finfo(dtype).eps), "sums"
+    )
 
 
-def test_means_of_half_types_and_own_rows(rng: np.random.Generator) -> None:
+def test_means_of_half_types_and_own_rows(rng):
     graph = random_graph(rng)
     split = shard_graph(graph, mesh_of(2), "nodes", rng.integers(0, 2, 60))
     x = rng.uniform(1, 2, (60, 3)).astype(np.float16)
     options: Any = {"reduce": "mean", "own_scale": 2, "out_scale": 0.5}
     y = split.apply(lambda part, x: part.aggregate(x, **options), split.shard(x))
-    want = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), **options))
-    assert_close(split.unshard(y).astype(np.float32), want, 4e-3, "means")
+    expected = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), **options))
+    assert_close(split.unshard(y).astype(np.float32), expected, 4e-3, "means")
 
 
 def dependences(text: str) -> tuple[dict[str, set[str]], list[str], list[str]]:
-    """Of the computation with collectives what each instruction needs; these; sums and products."""
-    (body,) = (each for each in re.split(r"\n(?=\S)", text) if "source_target_pairs" in each)
+    """Parse the computation with collectives: operands by instruction, collectives, kernels."""
+    # HLO text has a computation in each paragraph.
+    parts = re.split(r"\n(?=\S)", text)
+    (body,) = (part for part in parts if "source_target_pairs" in part)
     needs: dict[str, set[str]] = {}
     collectives, kernels = [], []
-    for name, made in re.findall(r"^ +(?:ROOT )?%?([\w.-]+) = (.*)", body, re.MULTILINE):
-        direct = [each for each in re.findall(r"%([\w.-]+)", made) if each in needs]
-        needs[name] = set(direct).union(*(needs[each] for each in direct))
-        if "source_target_pairs" in made:
+    for name, definition in re.findall(r"^ +(?:ROOT )?%?([\w.-]+) = (.*)", body, re.MULTILINE):
+        operands = [x for x in re.findall(r"%([\w.-]+)", definition) if x in needs]
+        needs[name] = set(operands).union(*(needs[x] for x in operands))
+        if "source_target_pairs" in definition:
             collectives.append(name)
-        elif re.search(r"jax_gnn_segment_|\bdot\(|\bdot_general\b", made):
+        elif re.search(r"jax_gnn_segment_|\bdot\(|\bdot_general\b", definition):
             kernels.append(name)
     return needs, collectives, kernels
 
 
 @pytest.mark.parametrize("copy_engines", [False, True])
-def test_what_rows_travel_beside(copy_engines: bool, rng: np.random.Generator) -> None:
-    """Each exchange on the way back has a kernel that waits for none of both, with copies all."""
+def test_what_rows_travel_beside(copy_engines, rng):
+    """Half of the exchanges, all with copy engines, can run at the same time as a kernel."""
     src, dst = rng.integers(0, 400, (2, 4000))
-    src[:3900] = src[:3900] % 200 + dst[:3900] // 200 * 200  # few edges between both halves
+    src[:3900] = src[:3900] % 200 + dst[:3900] // 200 * 200  # few edges between the halves
     graph = Graph.from_edges(src, dst, num_nodes=400)
     parts = np.arange(400) // 200
     split = shard_graph(graph, mesh_of(2), "nodes", parts, copy_engines=copy_engines)
     model = flax_layers.GCN(16, 16, 4, num_layers=3, rngs=nnx.Rngs(0))
     model.eval()
-    definition, params, rest = nnx.split(model, nnx.Param, ...)
+    definition, params, state = nnx.split(model, nnx.Param, ...)
     x = split.shard(rng.normal(size=(400, 16)).astype(np.float32))
 
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.sum(jnp.sin(split.apply(nnx.merge(definition, params, rest), x)))
+    def loss(params, x):
+        return jnp.sum(jnp.sin(split.apply(nnx.merge(definition, params, state), x)))
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1)))
     with jax_gnn.implementation("cpu" if split.mesh.devices[0].platform == "cpu" else "cuda"):
         compiled = run.lower(params, x).compile(split.compiler_options)
     needs, collectives, kernels = dependences(compiled.as_text())
     assert len(collectives) == 6 * len(split.part.exchange.rounds) > 0
-    beside = [
+    # A kernel overlaps an exchange if neither depends on the other.
+    is_overlapped = [
         any(k not in needs[exchange] and exchange not in needs[k] for k in kernels)
         for exchange in collectives
     ]
-    assert sum(beside) == len(collectives) // (1 if copy_engines else 2)
+    assert sum(is_overlapped) == len(collectives) // (1 if copy_engines else 2)
 
 
 @pytest.mark.usefixtures("exact_products")
-def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
-    """Only for copy engines, of few rows; they change nothing, and others are refused."""
+def test_rows_that_are_mapped_ahead(rng):
+    """Rows are mapped early only for copy engines; results are equal, and wrong rows refused."""
     src = rng.integers(0, 60, 400)
     dst = np.where(np.arange(400) < 8, 59 - src, src // 30 * 30 + rng.integers(0, 30, 400))
     graph = Graph.from_edges(src, dst, num_nodes=60)
     x, kernel = rng.normal(size=(60, 4)), rng.normal(size=(4, 3))
-    want = np.asarray(jax_gnn.spmm(graph, x @ kernel, reduce="mean"))
+    expected = np.asarray(jax_gnn.spmm(graph, x @ kernel, reduce="mean"))
 
-    def aggregate(part: Any, x: Any, cut: Any = None) -> Any:
+    def aggregate(part, x, cut=None):
         sent = part.ahead(lambda x: x @ kernel, x)
         assert (sent is None) != part.exchange.by_copies
         return part.aggregate(x @ kernel, sent=None if sent is None else sent[:cut], reduce="mean")
@@ -370,73 +385,73 @@ def test_rows_that_are_mapped_ahead(rng: np.random.Generator) -> None:
     for copies in (False, True):
         split = shard_graph(graph, mesh_of(2), "nodes", np.arange(60) // 30, copy_engines=copies)
         y = split.apply(aggregate, split.shard(x))
-        assert_close(split.unshard(y), want, 1e-5, "means")
+        assert_close(split.unshard(y), expected, 1e-5, "means")
     with pytest.raises(ValueError, match="sent must be"):
         split.apply(functools.partial(aggregate, cut=1), split.shard(x))
 
 
 @pytest.mark.parametrize("kind", ["gcn", "weighted", "gat"])
-def test_rows_of_others_that_are_kept(kind: str, rng: np.random.Generator) -> None:
-    """For the gradient: none of sums whose weights are constant, none under `jax.checkpoint`."""
+def test_rows_of_others_that_are_kept(kind, rng):
+    """Sums with constant weights, and `jax.checkpoint`, keep no halo rows for the gradient."""
     halves = np.array([[0], [30]])
     src, dst = (rng.integers(0, 30, (2, 200)) + halves for _ in range(2))
     src[:, :40] = rng.integers(0, 7, (2, 40)) + halves[::-1]
     graph = Graph.from_edges(src.ravel(), dst.ravel(), num_nodes=60)
     split = shard_graph(graph, mesh_of(2), "nodes", np.repeat([0, 1], 30))
-    made = {"gat": flax_layers.GAT}.get(kind, flax_layers.GCN)
-    model: Any = made(6, 5, 4, num_layers=2, rngs=nnx.Rngs(0))
+    model_type = {"gat": flax_layers.GAT}.get(kind, flax_layers.GCN)
+    model: Any = model_type(6, 5, 4, num_layers=2, rngs=nnx.Rngs(0))
     model.eval()
     x = split.shard(rng.normal(size=(60, 6)).astype(np.float32))
     weights = (split.shard_edges(rng.random(graph.num_edges)),) * (kind == "weighted")
     halo = split.part.exchange.send.shape[1]
 
-    def kept(model: Any) -> bool:
-        """Whether features of the halo are, by their number, alone or behind own rows."""
+    def keeps_halo(model) -> bool:
+        """Return whether a residual has the shape of halo features, alone or after own rows."""
         run = functools.partial(jax.vjp, lambda *values: split.apply(model, *values))
-        _, back = jax.eval_shape(run, x, *weights)
-        leaves = [each for each in jax.tree.leaves(back) if each.dtype == np.float32]
+        _, residuals = jax.eval_shape(run, x, *weights)
+        leaves = [leaf for leaf in jax.tree.leaves(residuals) if leaf.dtype == np.float32]
+        # Residuals have a leading row for each of the two devices.
         rows = 2 * halo, 2 * (halo + split.node_ids.shape[1])
-        return any(each.shape[0] in rows and each.size > each.shape[0] for each in leaves)
+        return any(leaf.shape[0] in rows and leaf.size > leaf.shape[0] for leaf in leaves)
 
-    assert kept(model) == (kind != "gcn")
-    assert not kept(jax.checkpoint(model))
+    assert keeps_halo(model) == (kind != "gcn")
+    assert not keeps_halo(jax.checkpoint(model))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_of_the_compiled_program(dtype: str, rng: np.random.Generator) -> None:
-    """They are what `rows_moved` says, in the dtype of the rows."""
+def test_bytes_of_the_compiled_program(dtype, rng):
+    """The compiled program moves `rows_moved` rows, in their dtype."""
     split = sharded(rng, random_graph(rng), mesh_of(8), "random")
     x = split.shard(rng.normal(size=(60, 16)).astype(dtype))
     text = jax.jit(lambda x: split.apply(lambda part, x: part.with_halo(x), x)).lower(x).as_text()
-    moved = 0
-    for pairs, rows, width, kind in re.findall(
+    num_rows = 0
+    for pairs, rows, width, element_type in re.findall(
         r"collective_permute.*source_target_pairs = dense<.*?> : tensor<(\d+)x2xi64>.*"
         r"-> tensor<(\d+)x(\d+)x(\w+)>",
         text,
     ):
-        assert (width, kind) == ("16", {"float32": "f32", "bfloat16": "bf16"}[dtype])
-        moved += int(pairs) * int(rows)
-    assert moved == split.rows_moved > 0
+        assert (width, element_type) == ("16", {"float32": "f32", "bfloat16": "bf16"}[dtype])
+        num_rows += int(pairs) * int(rows)
+    assert num_rows == split.rows_moved > 0
 
 
 @pytest.mark.parametrize("make", [random_graph, random_relational, random_hypergraph])
-def test_counted_costs(make: Any, rng: np.random.Generator) -> None:
-    """They are those of the arrays on a device, and need none."""
+def test_counted_costs(make, rng):
+    """Costs, counted without devices, are those of the arrays on a device."""
     graph = make(rng)
     with jax_gnn.host_arrays():
-        whole = jax.device_get(graph)
-        parts = parts_of(whole, 3, "stream")
-        costs = Costs.of(*pieces_of(whole, 3, "", *parts))
+        args = SplitArgs.parse(parse_graph(graph), 3, "stream")
+        costs = Costs.of(*split_graph(args, ""))
     split = shard_graph(graph, mesh_of(3), "nodes")
-    own = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
-    assert costs.bytes == sum(own)
-    assert sum(each.sent for each in costs.exchanges) == split.rows_moved
+    num_bytes = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(split)]
+    assert costs.bytes == sum(num_bytes)
+    assert sum(exchange.sent for exchange in costs.exchanges) == split.rows_moved
     sizes = (split.node_ids >= 0).sum(1)
     np.testing.assert_array_equal(costs.nodes, sizes)
-    into = getattr(split.part, "back", getattr(split.part, "nodes", split.part))
-    np.testing.assert_array_equal(costs.edges, into.indptr[:, -1])
+    edges = getattr(split.part, "back", getattr(split.part, "nodes", split.part))
+    np.testing.assert_array_equal(costs.edges, edges.indptr[:, -1])
     for exchange in costs.exchanges:
-        assert exchange.needed <= exchange.sent <= MOST_ROWS * exchange.needed
+        assert exchange.needed <= exchange.sent <= MAX_SENT_RATIO * exchange.needed
         assert exchange.needed <= exchange.gathered
 
 
@@ -454,7 +469,7 @@ MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }
 
 
-# Of graphs with relations.
+# Models of graphs with relations.
 RELATIONAL: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "rgcn": (flax_layers.RGCN, {}),
     "rgcn with an own relation": (flax_layers.RGCN, {}),
@@ -484,13 +499,13 @@ HYPERGRAPHS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 
 class OwnModel(nnx.Module):
-    """As a user writes one: convolutions and what else."""
+    """Model as a user writes one: convolutions and other functions."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.first = flax_layers.GATv2Conv(6, 24, heads=2, param_dtype=float, rngs=rngs)
         self.second = flax_layers.SAGEConv(24, 4, param_dtype=float, rngs=rngs)
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
+    def __call__(self, graph: Graph, x):
         return self.second(graph, jnp.tanh(self.first(graph, x)))
 
 
@@ -498,8 +513,8 @@ class OwnModel(nnx.Module):
 @pytest.mark.parametrize("name", [*MODELS, "own", "weighted", *RELATIONAL, *HYPERGRAPHS])
 class TestModels:
     @pytest.fixture
-    def losses(self, name: str, num_parts: int, rng: np.random.Generator) -> Any:
-        """Logits and a loss: on one device, on all, and what they are functions of."""
+    def losses(self, name: str, num_parts: int, rng: np.random.Generator):
+        """Yield the loss on one device, the loss on all devices, and their arguments."""
         with jax.enable_x64(True):
             rngs = nnx.Rngs(int(rng.integers(1 << 30)))
             kind, options = (MODELS | RELATIONAL | HYPERGRAPHS).get(name, MODELS["gcn"])
@@ -519,53 +534,54 @@ class TestModels:
                 sizes = in_features, 8, 4
                 model = kind(*sizes, num_layers=2, param_dtype=float, rngs=rngs, **options)
                 model.eval()
-            method = str(rng.choice([each for each in METHODS if each != "metis"]))
+            method = str(rng.choice([m for m in METHODS if m != "metis"]))
             split = sharded(rng, graph, mesh_of(num_parts), method)
             target, x = rng.normal(size=(60, 4)), jnp.asarray(rng.normal(size=(60, 6)))
             if name == "hgt of widths":
-                x = {of: x[: TYPES[of], :width] for of, width in in_features.items()}
+                x = {kind: x[: TYPES[kind], :width] for kind, width in in_features.items()}
             elif in_features == 60:
                 x = None
-            definition, params, rest = nnx.split(model, nnx.Param, ...)
+            definition, params, state = nnx.split(model, nnx.Param, ...)
             weights = [rng.random(graph.num_edges)] if name == "weighted" else []
             if name == "hgnnp, weighted":
                 weights = [rng.random(30)]
             if "edge_features" in options:
                 weights = [rng.normal(size=(graph.num_edges, 2))]
             rows = 55 if isinstance(x, dict) else 60  # without padding, which has no type
-            split_weights = [split.shard_edges(each) for each in weights]
+            split_weights = [split.shard_edges(weight) for weight in weights]
 
-            def alone(params: Any, x: Any, graph: Any) -> Any:
-                model = nnx.merge(definition, params, rest)
+            def single(params, x, graph):
+                model = nnx.merge(definition, params, state)
                 y = model(graph, x, *weights)
                 y = jnp.concatenate([*y.values()]) if isinstance(y, dict) else y
                 return jnp.sum(jnp.sin(y) * target[: len(y)]), y
 
-            def together(params: Any, x: Any, split: Any) -> Any:
-                model = nnx.merge(definition, params, rest)
+            def parallel(params, x, split):
+                model = nnx.merge(definition, params, state)
                 y = split.apply(model, None if x is None else split.shard(x), *split_weights)
-                counted = np.where(np.arange(60) < rows, target.T, 0).T
-                return jnp.sum(jnp.sin(y) * split.shard(counted)), split.unshard(y)[:rows]
+                # Padding has no type, and so no target.
+                masked = np.where(np.arange(60) < rows, target.T, 0).T
+                return jnp.sum(jnp.sin(y) * split.shard(masked)), split.unshard(y)[:rows]
 
-            yield (alone, graph), (together, split), (params, x)
+            yield (single, graph), (parallel, split), (params, x)
 
-    def test_as_on_one_device(self, losses: Any) -> None:
-        """Logits and all gradients; and the same bits each time."""
-        *both, arguments = losses
+    def test_as_on_one_device(self, losses):
+        """Logits and all gradients are those of one device, with the same bits in each run."""
+        single, parallel, arguments = losses
 
-        def run(loss: Any, graph: Any) -> Any:
+        def run(loss, graph):
             return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*arguments, graph)
 
-        want, got = (run(*each) for each in both)
-        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        expected, actual = run(*single), run(*parallel)
+        for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
             assert_close(a, b, 1e-10, "on several devices")
-        assert same_bits(got, run(*both[1]))
+        assert same_bits(actual, run(*parallel))
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "hgnn"])
-def test_without_edges(name: str, num_parts: int, rng: np.random.Generator) -> None:
-    """And without hyperedges: XLA of jaxlib 0.11 crashes at arrays of no rows on several GPUs."""
+def test_without_edges(name, num_parts, rng):
+    """Parts have no empty arrays: XLA of jaxlib 0.11 crashes at them on several GPUs."""
     with jax.enable_x64(True):
         kind, options = (MODELS | RELATIONAL | HYPERGRAPHS)[name]
         graph: Any = Graph.from_edges([], [], num_nodes=9)
@@ -578,21 +594,25 @@ def test_without_edges(name: str, num_parts: int, rng: np.random.Generator) -> N
         model.eval()
         split, x = shard_graph(graph, mesh_of(num_parts), "nodes"), rng.normal(size=(9, 3))
         for path, leaf in jax.tree.leaves_with_path(split.part):
-            assert leaf.size or "exchange" in jax.tree_util.keystr(path)  # of which none is read
+            assert leaf.size or "exchange" in jax.tree_util.keystr(
+                path
+            )  # whose arrays are not read
 
-        def loss(x: Any, is_split: bool) -> Any:
+        def loss(x, is_split: bool):
             y = split.unshard(split.apply(model, split.shard(x))) if is_split else model(graph, x)
             return jnp.sum(jnp.sin(y)), y
 
         run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
-        for a, b in zip(*(jax.tree.leaves(run(x, each)) for each in (True, False)), strict=True):
+        for a, b in zip(
+            *(jax.tree.leaves(run(x, is_split)) for is_split in (True, False)), strict=True
+        ):
             assert_close(a, b, 1e-10, "on several devices")
 
 
 @pytest.mark.parametrize("num_parts", [1, 8])
 @pytest.mark.parametrize("types", [True, False])
-def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generator) -> None:
-    """Features of a type, embeddings of another; or embeddings of nodes without types."""
+def test_model_behind_types(types, num_parts, rng):
+    """Features of one type and embeddings of another, or embeddings of nodes without types."""
     with jax.enable_x64(True):
         graph, rngs = random_relational(rng, num_nodes=55), nnx.Rngs(0)
         x: Any = {"a": rng.normal(size=(22, 6)), "b": None, "none": None}
@@ -606,10 +626,10 @@ def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generato
         model.eval()
         split = sharded(rng, graph, mesh_of(num_parts), "random")
         rows, target = split.shard(x) if types else x, rng.normal(size=(55, 3))
-        definition, params, rest = nnx.split(model, nnx.Param, ...)
+        definition, params, state = nnx.split(model, nnx.Param, ...)
 
-        def loss(params: Any, is_split: bool) -> Any:
-            model = nnx.merge(definition, params, rest)
+        def loss(params, is_split: bool):
+            model = nnx.merge(definition, params, state)
             y = split.unshard(split.apply(model, rows)) if is_split else model(graph, x)
             return jnp.sum(jnp.sin(y) * target), y
 
@@ -619,26 +639,27 @@ def test_model_behind_types(types: bool, num_parts: int, rng: np.random.Generato
             assert_close(a, b, 1e-10, "on several devices")
 
 
-def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
-    """50 steps of gradient descent."""
+def test_training_goes_the_same_way(rng):
+    """Losses of 50 steps of gradient descent are those of one device."""
     with jax.enable_x64(True):
         graph = random_graph(rng)
         split = sharded(rng, graph, mesh_of(8, AxisType.Explicit), "hash")
         x, labels = rng.normal(size=(60, 5)), rng.integers(0, 3, 60)
         model = flax_layers.GCN(5, 8, 3, num_layers=2, param_dtype=float, rngs=nnx.Rngs(0))
         model.eval()
-        definition, params, rest = nnx.split(model, nnx.Param, ...)
-        rows, classes, real = split.shard(x), split.shard(labels), split.shard(np.ones(60))
+        definition, params, state = nnx.split(model, nnx.Param, ...)
+        rows, classes, valid = split.shard(x), split.shard(labels), split.shard(np.ones(60))
 
-        def loss(params: Any, is_split: bool) -> Any:
-            model = nnx.merge(definition, params, rest)
+        def loss(params, is_split: bool):
+            model = nnx.merge(definition, params, state)
             y = split.apply(model, rows) if is_split else model(graph, x)
-            logs, wanted = jax.nn.log_softmax(y), classes if is_split else labels
-            picked = jnp.take_along_axis(logs, wanted[..., None], -1)[..., 0]
-            return -jnp.sum(picked * real if is_split else picked) / 60
+            # Padded rows are masked out of the loss.
+            logs, targets = jax.nn.log_softmax(y), classes if is_split else labels
+            picked = jnp.take_along_axis(logs, targets[..., None], -1)[..., 0]
+            return -jnp.sum(picked * valid if is_split else picked) / 60
 
-        def train(is_split: bool) -> Any:
-            def step(params: Any, _: None) -> Any:
+        def train(is_split: bool):
+            def step(params, _: None):
                 value, slope = jax.value_and_grad(loss)(params, is_split)
                 return jax.tree.map(lambda p, g: p - 0.1 * g, params, slope), value
 
@@ -648,10 +669,8 @@ def test_training_goes_the_same_way(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 4])
-def test_embeddings_go_on_over_other_devices(
-    after: int, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """Rows of nodes and their moments, saved by two devices as they are."""
+def test_embeddings_go_on_over_other_devices(after, tmp_path, rng):
+    """Rows of nodes and their moments, saved by two devices, train on over other devices."""
     ocp, optax = (pytest.importorskip(name) for name in ("orbax.checkpoint", "optax"))
     with jax.enable_x64(True):
         graph, labels = random_graph(rng), rng.integers(0, 3, 60)
@@ -659,16 +678,16 @@ def test_embeddings_go_on_over_other_devices(
         model.eval()
         optimizer = optax.adam(0.01)
 
-        def steps(split: ShardedGraph, state: Any, count: int) -> Any:
-            classes, real = split.shard(labels), split.shard(np.ones(60))
+        def steps(split: ShardedGraph, state, count: int):
+            classes, valid = split.shard(labels), split.shard(np.ones(60))
 
-            def loss(rows: Any) -> Any:
+            def loss(rows):
                 logits = split.apply(model, rows)
                 logs = jax.nn.log_softmax(logits) * jax.nn.one_hot(classes, 3)
-                return -(logs.sum(-1) * real).sum() / 60, logits
+                return -(logs.sum(-1) * valid).sum() / 60, logits
 
             @jax.jit
-            def step(state: Any, _: None) -> Any:
+            def step(state, _: None):
                 rows, moments = state
                 (value, logits), slope = jax.value_and_grad(loss, has_aux=True)(rows)
                 change, moments = optimizer.update(slope, moments)
@@ -683,46 +702,50 @@ def test_embeddings_go_on_over_other_devices(
             checkpointer.save(tmp_path / "state", {"state": state, "node_ids": first.node_ids})
             like = {"state": state, "node_ids": first.node_ids}
             like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
-            found = checkpointer.restore(tmp_path / "state", like)
+            restored = checkpointer.restore(tmp_path / "state", like)
 
         second = sharded(rng, graph, mesh_of(after), "random")
-        moved = jax.tree.map(
-            lambda leaf: second.shard(leaf, found["node_ids"]) if leaf.ndim else leaf,
-            found["state"],
+        resharded = jax.tree.map(
+            lambda leaf: second.shard(leaf, restored["node_ids"]) if leaf.ndim else leaf,
+            restored["state"],
         )
-        np.testing.assert_array_equal(second.unshard(moved[0]), first.unshard(state[0]))
-        wanted, found = (steps(*each, 5)[1] for each in ((first, state), (second, moved)))
-        for got, want, name in zip(found, wanted, ("the losses", "the logits"), strict=True):
-            assert_close(got, want, 1e-6, name)
+        np.testing.assert_array_equal(second.unshard(resharded[0]), first.unshard(state[0]))
+        # Training continues on other devices as on the first ones.
+        results = steps(second, resharded, 5)[1]
+        expected_results = steps(first, state, 5)[1]
+        for actual, expected, name in zip(
+            results, expected_results, ("the losses", "the logits"), strict=True
+        ):
+            assert_close(actual, expected, 1e-6, name)
 
 
-# --- What is wrong is told -----------------------------------------------------------------------
+# --- Errors and degrees --------------------------------------------------------------------------
 
 
-def test_gradients_to_kernels_do_not_wait_for_rows() -> None:
-    """That of each layer but the first, whose input has none, is there before the layer below's."""
+def test_gradients_to_kernels_do_not_wait_for_rows():
+    """A barrier orders the gradients of each layer but the first, whose input has none."""
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=4)
     model = flax_layers.GCN(3, 4, 2, num_layers=3, rngs=nnx.Rngs(0))
     definition, params = nnx.split(model)
     split = shard_graph(graph, mesh_of(1), "nodes")
     x = split.shard(np.ones((4, 3), np.float32))
 
-    def on_parts(params: Any) -> Any:
+    def parallel(params):
         return split.apply(nnx.merge(definition, params), x, deterministic=True).sum()
 
-    def alone(params: Any) -> Any:
+    def single(params):
         return nnx.merge(definition, params)(graph, x[0], deterministic=True).sum()
 
-    for loss, count in ((on_parts, 2), (alone, 0)):
+    for loss, count in ((parallel, 2), (single, 0)):
         program = str(jax.make_jaxpr(jax.grad(loss, allow_int=True))(params))
         assert program.count("optimization_barrier") == count
 
 
-def test_errors_name_the_argument() -> None:
+def test_errors_name_the_argument():
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     two, eight = mesh_of(2), mesh_of(8)
     bipartite = Graph.from_edges([0], [1], num_src=1, num_dst=2)
-    wrong: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+    cases: list[tuple[tuple[Any, ...], type[Exception], str]] = [
         ((graph, eight, "nodes"), ValueError, r"graph must have a node for each of 8 devices.* 3"),
         ((graph, two, "rows"), ValueError, r"axis must be one of .*nodes.*, got 'rows'"),
         ((graph, None, "nodes"), TypeError, "mesh must be a .*Mesh, got NoneType"),
@@ -733,7 +756,7 @@ def test_errors_name_the_argument() -> None:
         ((graph, two, "nodes", [0, 1, 2]), ValueError, r"method\[2\] = 2 is outside"),
         ((graph, two, "nodes", [0.5, 1, 2]), TypeError, "method must be an array of integers"),
     ]
-    for arguments, kind, message in wrong:
+    for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             shard_graph(*arguments)
     with pytest.raises(ValueError, match="num_parts must be 1 to num_nodes = 3, got 4"):
@@ -742,7 +765,7 @@ def test_errors_name_the_argument() -> None:
         jax.jit(lambda graph: partition(graph, 2))(graph)
 
 
-def test_errors_of_hypergraphs() -> None:
+def test_errors_of_hypergraphs():
     hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
     directed = Hypergraph.from_directed([0], [0], [1], [0], num_nodes=4)
     with pytest.raises(ValueError, match="graph must not be a directed hypergraph"):
@@ -758,13 +781,17 @@ def test_errors_of_hypergraphs() -> None:
     members = flax_layers.HGNNConv(2, 4, rngs=rngs)
     with pytest.raises(ValueError, match="incidence_weight must be None on a device's part"):
         split.apply(lambda part, x: members(part, x, None, jnp.ones(5)), rows)
-    for other in (flax_layers.UniGAT, flax_layers.HypergraphAttention, flax_layers.AllDeepSets):
+    for unsupported in (
+        flax_layers.UniGAT,
+        flax_layers.HypergraphAttention,
+        flax_layers.AllDeepSets,
+    ):
         with pytest.raises(TypeError, match=r"must be a jax_gnn.Hypergraph, got HypergraphPart"):
-            split.apply(other(2, 4, 2, rngs=rngs), rows)
+            split.apply(unsupported(2, 4, 2, rngs=rngs), rows)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 8])
-def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
+def test_hypergraphs_without_hyperedges(num_parts):
     hypergraph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
     split = shard_graph(hypergraph, mesh_of(num_parts), "nodes")
     x = np.arange(9, dtype=np.float32)
@@ -774,28 +801,26 @@ def test_hypergraphs_without_hyperedges(num_parts: int) -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("method", ["stream", "hash"])
-def test_degrees_are_of_the_whole_graph(
-    num_parts: int, method: Any, rng: np.random.Generator
-) -> None:
+def test_degrees_are_of_the_whole_graph(num_parts, method, rng):
     graph = random_graph(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes", method)
-    into, out = sharded.apply(lambda part: (part.in_degrees(), part.out_degrees()))
-    own = out[:, : sharded.node_ids.shape[1]]
-    np.testing.assert_array_equal(sharded.unshard(into), graph.in_degrees())
-    np.testing.assert_array_equal(sharded.unshard(own), graph.out_degrees())
-    halo = sharded.apply(lambda part, x: part.with_halo(x), own.astype(float))
-    np.testing.assert_array_equal(halo, out)
+    in_degrees, out_degrees = sharded.apply(lambda part: (part.in_degrees(), part.out_degrees()))
+    local = out_degrees[:, : sharded.node_ids.shape[1]]
+    np.testing.assert_array_equal(sharded.unshard(in_degrees), graph.in_degrees())
+    np.testing.assert_array_equal(sharded.unshard(local), graph.out_degrees())
+    halo = sharded.apply(lambda part, x: part.with_halo(x), local.astype(float))
+    np.testing.assert_array_equal(halo, out_degrees)
     relational = random_relational(rng)
     relations = shard_graph(relational, mesh_of(num_parts), "nodes", method)
     counts = relations.apply(lambda part: part.relation_degrees())
     np.testing.assert_array_equal(counts, [relational.relation_degrees()] * num_parts)
-    for each in (sharded.part.out_degrees, relations.part.relation_degrees):
+    for degrees in (sharded.part.out_degrees, relations.part.relation_degrees):
         with pytest.raises(ValueError, match=r"^part must be within ShardedGraph\.apply"):
-            each()
+            degrees()
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_padded_parts(num_parts: int, rng: np.random.Generator) -> None:
+def test_padded_parts(num_parts, rng):
     graph, relational = random_graph(rng), random_relational(rng)
     sharded = shard_graph(graph, mesh_of(num_parts), "nodes")
     x = rng.normal(size=(graph.num_nodes, 3))
@@ -804,15 +829,16 @@ def test_padded_parts(num_parts: int, rng: np.random.Generator) -> None:
     )
     np.testing.assert_allclose(sharded.unshard(y), jax_gnn.spmm(graph, jnp.asarray(x)), atol=1e-4)
     relations = shard_graph(relational, mesh_of(num_parts), "nodes")
-    for each in (sharded, relations):
+    for split in (sharded, relations):
         with pytest.raises(ValueError, match=r"^num_dst must be None for a part, .* got 99"):
-            each.apply(lambda part: part.pad(num_dst=99).indptr)
+            split.apply(lambda part: part.pad(num_dst=99).indptr)
 
 
-def test_errors_of_rows() -> None:
+def test_errors_of_rows():
     graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
     rows = split.shard(np.ones((3, 2)))
+    # Each array of the wrong shape is named.
     for call, message in (
         (lambda: split.shard(np.ones((4, 2))), r"values must be \(num_nodes = 3, .*\(4, 2\)"),
         (lambda: split.shard(1.0), "values must be"),
@@ -836,36 +862,39 @@ def test_errors_of_rows() -> None:
     model = flax_layers.GCN(2, 4, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
         model(split, rows)
-    with pytest.raises(ValueError, match=r"x must be .*num_src"):  # an op wants all sources' rows
+    with pytest.raises(ValueError, match=r"x must be .*num_src"):  # ops take rows of all sources
         split.apply(jax_gnn.spmm, rows)
-    alone = jax.tree.map(lambda leaf: leaf[0], split.part)
+    single = jax.tree.map(lambda leaf: leaf[0], split.part)
     with pytest.raises(ValueError, match=r"part must be within ShardedGraph\.apply"):
-        alone.with_halo(jnp.ones((2, 2)))
-    other = shard_graph(graph, mesh_of(2), "nodes", [0, 0, 0])
-    for change in ({"part": other.part}, {"mesh": mesh_of(1)}, {"axis": "rows"}):
+        single.with_halo(jnp.ones((2, 2)))
+    # Fields of different splits do not fit together.
+    other_split = shard_graph(graph, mesh_of(2), "nodes", [0, 0, 0])
+    for change in ({"part": other_split.part}, {"mesh": mesh_of(1)}, {"axis": "rows"}):
         with pytest.raises(ValueError, match="part, node_ids and mesh must be of one split, got "):
             replace(split, **change).apply(model, rows)
 
 
-def test_errors_of_models_on_parts_with_relations() -> None:
+def test_errors_of_models_on_parts_with_relations():
     edges = {("a", "to", "b"): ([0, 1], [0, 0]), ("b", "in", "b"): ([0], [1])}
     graph = jax_gnn.HeteroGraph.from_edges(edges, {"a": 2, "b": 2})
     split = shard_graph(graph, mesh_of(2), "nodes", "contiguous")
     rows, rngs = split.shard(np.ones((4, 2), np.float32)), nnx.Rngs(0)
     assert str(split.part).startswith("RelationalGraph(") and split.num_nodes == 4
     one_hot = flax_layers.RGCN(3, 4, 2, num_relations=2, rngs=rngs)
-    ends = [(0, 1), (1, 2)]
-    types = flax_layers.HGT(2, 4, 2, num_relations=2, node_types=3, relation_ends=ends, rngs=rngs)
-    other = flax_layers.RGAT(2, 4, 2, num_relations=3, rngs=rngs)
+    relation_ends = [(0, 1), (1, 2)]
+    types = flax_layers.HGT(
+        2, 4, 2, num_relations=2, node_types=3, relation_ends=relation_ends, rngs=rngs
+    )
+    rgat = flax_layers.RGAT(2, 4, 2, num_relations=3, rngs=rngs)
     for call, message in (
         (lambda: split.apply(one_hot), "in_features = 3 sources where there is no x, got 4"),
         (lambda: split.apply(types, rows), "graph must have 3 types of nodes, got 2"),
-        (lambda: split.apply(other, rows), "num_relations = 3, got 2"),
+        (lambda: split.apply(rgat, rows), "num_relations = 3, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
     with pytest.raises(TypeError, match="got ShardedGraph; its apply calls models"):
-        other(split, rows)
+        rgat(split, rows)
     for x, message in (
         ({"c": np.ones((2, 2))}, r"values must be by name of types, \('a', 'b'\), got 'c'"),
         ({"b": np.ones((3, 2))}, r"values\['b'\] must be \(2, ...\), got shape \(3, 2\)"),
@@ -876,7 +905,7 @@ def test_errors_of_models_on_parts_with_relations() -> None:
     np.testing.assert_array_equal(split.unshard(x["b"])[:, 0], [0, 0, 2, 2])
 
 
-def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pymetis(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     graph = Graph.from_edges([0, 1], [1, 0], num_nodes=2)
     with pytest.raises(ImportError, match=r"pip install .*\[scale\]"):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 PROCESS = """
@@ -33,13 +32,13 @@ print("joined", flush=True)
 rng = np.random.default_rng(seed)
 graph = Graph.from_edges(*rng.integers(0, 50, (2, 300)), num_nodes=50)
 x, weights = rng.normal(size=(50, 4)).astype(np.float32), rng.random(300, np.float32)
-definition, params, rest = nnx.split(GCN(4, 8, 3, rngs=nnx.Rngs(0)), nnx.Param, ...)
+definition, params, state = nnx.split(GCN(4, 8, 3, rngs=nnx.Rngs(0)), nnx.Param, ...)
 
 def loss(params, run, x):
-    y = run(nnx.merge(definition, params, rest), x)
+    y = run(nnx.merge(definition, params, state), x)
     return (y**2).sum(), y
 
-(_, wanted), slopes = jax.value_and_grad(loss, has_aux=True)(
+(_, expected), gradients = jax.value_and_grad(loss, has_aux=True)(
     params, lambda model, x: model(graph, x, deterministic=True), jnp.asarray(x)
 )
 mesh = jax.make_mesh((4,), ("nodes",))
@@ -51,12 +50,12 @@ def step(params, sharded, x):
     def run(model, x):
         return sharded.apply(model, x, deterministic=True)
 
-    (_, y), slopes = jax.value_and_grad(loss, has_aux=True)(params, run, x)
-    return sharded.unshard(y), slopes
+    (_, y), gradients = jax.value_and_grad(loss, has_aux=True)(params, run, x)
+    return sharded.unshard(y), gradients
 
-found = step(params, sharded, sharded.shard(x))
+result = step(params, sharded, sharded.shard(x))
 close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * (1 + np.abs(b).max()))
-jax.tree.map(close, found, (wanted, slopes))
+jax.tree.map(close, result, (expected, gradients))
 sums = jax.jit(lambda sharded, w: sharded.apply(lambda _, w: w.sum(), w).sum())
 close(sums(sharded, sharded.shard_edges(weights)), weights.sum())
 close(sharded.unshard(sharded.shard(x)), x)
@@ -66,41 +65,41 @@ def on_all(leaf):
         leaf.shape, NamedSharding(mesh, PartitionSpec()), lambda index: np.asarray(leaf)[index]
     )
 
-for made in (params, jax.tree.map(on_all, params)):  # of each process, and of the program
-    save(checkpoint, nnx.merge(definition, made, rest))
+for values in (params, jax.tree.map(on_all, params)):  # local arrays, then global ones
+    save(checkpoint, nnx.merge(definition, values, state))
     again = nnx.state(load(checkpoint).model, nnx.Param)
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
 if rank == 0:
     save_parts(folder, graph, 4, nodes={"x": x}, edges={"weights": weights})
 sync_global_devices("written")
-own = f"{folder}-{rank}"  # a process needs the plan and the parts of its devices
-os.mkdir(own)
+local = f"{folder}-{rank}"  # a process needs the plan and the parts of its devices
+os.mkdir(local)
 for name in ("plan", 2 * rank, 2 * rank + 1):
-    shutil.copy(f"{folder}/{name}.npz", own)
-found = load_parts(own, mesh, "nodes")
-wanted = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
-assert jax.tree.structure(found) == jax.tree.structure(wanted)
-for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-    for one, other in zip(got.addressable_shards, want.addressable_shards, strict=True):
-        np.testing.assert_array_equal(one.data, other.data)
+    shutil.copy(f"{folder}/{name}.npz", local)
+loaded = load_parts(local, mesh, "nodes")
+expected = sharded, {"x": sharded.shard(x), "weights": sharded.shard_edges(weights)}
+assert jax.tree.structure(loaded) == jax.tree.structure(expected)
+for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True):
+    for shard, other_shard in zip(a.addressable_shards, b.addressable_shards, strict=True):
+        np.testing.assert_array_equal(shard.data, other_shard.data)
 
-other = Graph.from_edges([0], [0], num_nodes=int(rng.integers(1, 99)))
+other_graph = Graph.from_edges([0], [0], num_nodes=int(rng.integers(1, 99)))
 ids = np.arange(50)
-turned = jax.sharding.Mesh(mesh.devices[::-1], "nodes")
-for name, given in {
-    "graph": ((other if rank else graph), mesh, "nodes"),
+reversed_mesh = jax.sharding.Mesh(mesh.devices[::-1], "nodes")
+for name, arguments in {
+    "graph": ((other_graph if rank else graph), mesh, "nodes"),
     "method": (graph, mesh, "nodes", ids % (3 + rank)),
-    "mesh": (graph, turned if rank else mesh, "nodes"),
+    "mesh": (graph, reversed_mesh if rank else mesh, "nodes"),
 }.items():
     try:
-        shard_graph(*given)
+        shard_graph(*arguments)
     except ValueError as error:
         assert str(error).startswith(f"{name} must be the same on all processes"), error
     else:
         raise AssertionError(name)
 
-wide = np.zeros((50, 1 << 17), np.float32)  # more than what is compared of an array
+wide = np.zeros((50, 1 << 17), np.float32)  # larger than the sample that is compared
 wide[0] = rank
 for call in (
     lambda: sharded.shard(x + rank),
@@ -116,19 +115,19 @@ for call in (
     else:
         raise AssertionError("values")
 
-lacks = rank == seed % 2
-if lacks:
-    os.remove(f"{own}/{2 * rank + 1}.npz")
+lacks_file = rank == seed % 2
+if lacks_file:
+    os.remove(f"{local}/{2 * rank + 1}.npz")
 try:
-    load_parts(own, mesh, "nodes")
-except (FileNotFoundError if lacks else ValueError) as error:
-    wanted = "does not exist" if lacks else "folder must be the same on all processes"
-    assert wanted in str(error), error
+    load_parts(local, mesh, "nodes")
+except (FileNotFoundError if lacks_file else ValueError) as error:
+    message = "does not exist" if lacks_file else "folder must be the same on all processes"
+    assert message in str(error), error
 else:
     raise AssertionError("a missing file")
-save_parts(own, graph, 4, ids % (3 + rank))
+save_parts(local, graph, 4, ids % (3 + rank))
 try:
-    load_parts(own, mesh, "nodes")
+    load_parts(local, mesh, "nodes")
 except ValueError as error:
     assert str(error).startswith("folder must be the same on all processes"), error
 else:
@@ -138,7 +137,7 @@ print("as one process", flush=True)
 
 
 def two_processes(seed: int, folder: Path) -> list[str]:
-    """What each of them printed."""
+    """Return the output of the processes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -160,11 +159,11 @@ def two_processes(seed: int, folder: Path) -> list[str]:
             process.kill()
 
 
-def test_two_processes_are_as_one(rng: np.random.Generator, tmp_path: Path) -> None:
-    """Two devices each; and what differs between them is named in place of a wait for ever."""
+def test_two_processes_are_as_one(rng, tmp_path):
+    """Processes of two devices each get the same results, and errors for differing arguments."""
     pytest.importorskip("orbax.checkpoint")
     seed, texts = int(rng.integers(1 << 30)), [""]
-    for _ in range(3):  # somebody else may take the port first
+    for _ in range(3):  # another program may take the port first
         texts = two_processes(seed, tmp_path)
         if all("joined" in text for text in texts):
             break

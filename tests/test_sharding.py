@@ -1,6 +1,6 @@
-"""Ops under a mesh: what they move between devices, and how much of the work each device does.
+"""Ops under a mesh: bytes that they move between devices, and shapes of each device's kernels.
 
-That values and gradients are those of one device is shown for each op by ``op_suite``.
+``op_suite`` compares values and gradients of all ops with those of one device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mesh(kind: AxisType) -> Mesh:
 
 
 class Moved(NamedTuple):
-    """Of a compiled program: kinds of collectives, bytes of their results, and kernels' results."""
+    """Collectives of a program: kinds and bytes of results; and shapes of kernels' results."""
 
     kinds: set[str]
     num_bytes: int
@@ -49,30 +49,33 @@ class Moved(NamedTuple):
 def moved(text: str) -> Moved:
     counted: Counter[str] = Counter()
     kernels = []
+    # A line has the shapes of the result before the name of the operation.
     for line in text.splitlines():
-        found = re.search(r" = (.*?) ([\w-]+)\(", line)
-        if found is None:
+        instruction = re.search(r" = (.*?) ([\w-]+)\(", line)
+        if instruction is None:
             continue
-        shapes = re.findall(r"([a-z]+)(\d+)\[([\d,]*)\]", found[1])
+        shapes = re.findall(r"([a-z]+)(\d+)\[([\d,]*)\]", instruction[1])
         sizes = [tuple(int(n) for n in dims.split(",") if n) for _, _, dims in shapes]
-        name = found[2].removesuffix("-start")
+        name = instruction[2].removesuffix("-start")
         if name in COLLECTIVES:
-            each = zip(shapes, sizes, strict=True)
-            counted[name] += sum(int(bits) // 8 * int(np.prod(size)) for (_, bits, _), size in each)
+            arrays = zip(shapes, sizes, strict=True)
+            counted[name] += sum(
+                int(bits) // 8 * int(np.prod(size)) for (_, bits, _), size in arrays
+            )
         if target := re.search(r'custom_call_target="jax_gnn\.?/?(\w+)"', line):
             kernels.append((target[1].removeprefix("_"), sizes[0]))
     return Moved(set(counted), sum(counted.values()), kernels)
 
 
 class Case(NamedTuple):
-    """A call, and how it is split.
+    """Call of a function, and the split of its arguments.
 
     Attributes:
-        function: of the arrays.
-        arrays: its arguments.
-        specs: of each, or of all.
-        kinds: of collectives that it may use.
-        floats: that these may bring each device, at most.
+        function: the function.
+        arrays: arguments of the function.
+        specs: partition of each array.
+        kinds: kinds of collectives that the program may use.
+        floats: largest number of floats that these may bring to a device.
     """
 
     function: Callable[..., Any]
@@ -99,64 +102,69 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
     graph = graph_of(rng)
     heads_x, heads_y = normal(NODES, HEADS, WIDTH), normal(ROWS, HEADS, WIDTH)
     scores_x, scores_y = normal(NODES, HEADS), normal(ROWS, HEADS)
-    graphs = jax.tree.map(lambda *each: np.stack(each), *(graph_of(rng) for _ in range(COUNT)))
+    graphs = jax.tree.map(lambda *leaves: np.stack(leaves), *(graph_of(rng) for _ in range(COUNT)))
     hypergraph = Hypergraph.from_incidence(
         rng.integers(0, NODES, EDGES), rng.integers(0, ROWS, EDGES), num_nodes=NODES
     )
     sizes = np.full(GROUPS, EDGES // GROUPS - 3, np.int32)
     kernel = normal(GROUPS, WIDTH, 2 * WIDTH)
     entries = P("d")
-    whole, last, middle, inner = P(), P(None, "d"), P(None, "d", None), P(None, None, "d")
+    replicated, by_feature, middle, inner = (
+        P(),
+        P(None, "d"),
+        P(None, "d", None),
+        P(None, None, "d"),
+    )
 
-    def of_edges(leaf: Any) -> P:
-        return entries if np.shape(leaf)[:1] == (EDGES,) else whole
+    def of_edges(leaf) -> P:
+        return entries if np.shape(leaf)[:1] == (EDGES,) else replicated
 
     by_entry = jax.tree.map(of_edges, graph)
-    by_head = jax.tree.map(lambda _: whole, graph)
-    of_hypergraph = jax.tree.map(lambda _: whole, hypergraph)
+    by_head = jax.tree.map(lambda _: replicated, graph)
+    of_hypergraph = jax.tree.map(lambda _: replicated, hypergraph)
     by_graph = jax.tree.map(lambda _: entries, graphs)
 
-    def total(data: Any, ids: Any) -> Any:
+    def total(data, ids):
         return jax_gnn.segment_sum(data, ids, ROWS, indices_are_sorted=True)
 
-    def unsorted(data: Any, ids: Any) -> Any:
+    def unsorted(data, ids):
         return jax_gnn.segment_sum(data, ids, ROWS)
 
-    def mean(data: Any, ids: Any) -> Any:
+    def mean(data, ids):
         return jax_gnn.segment_mean(data, ids, ROWS, indices_are_sorted=True)
 
-    def softmax(data: Any, ids: Any) -> Any:
+    def softmax(data, ids):
         return jax_gnn.segment_softmax(data, ids, ROWS, indices_are_sorted=True)
 
-    def maximum(data: Any, ids: Any) -> Any:
+    def maximum(data, ids):
         return jax_gnn.segment_max(data, ids, ROWS, indices_are_sorted=True)
 
-    def dots(graph: Any, y: Any, x: Any) -> Any:
+    def dots(graph, y, x):
         return jax_gnn.sddmm(graph, y, x)
 
-    def region(graph: Any, y: Any, x: Any) -> Any:
-        def function(y: Any, x: Any) -> Any:
+    def region(graph, y, x):
+        def function(y, x):
             return [jnp.tanh(y * x), y - x]
 
         reads, outputs = ["row", "col"], [("row", "sum"), ("edge", "none")]
         return edge_region(function, (y, x), reads, outputs, graph.matrix(weighted=True))
 
     rows = ROWS * WIDTH
-    found = {
-        "segment_sum, features": Case(total, (data, ids), (last, whole)),
+    named_cases = {
+        "segment_sum, features": Case(total, (data, ids), (by_feature, replicated)),
         "segment_sum, entries": Case(total, (data, ids), (entries, entries), reduced, rows),
         "segment_sum, unsorted entries": Case(
             unsorted, (data, rng.permutation(ids)), (entries, entries), reduced, rows
         ),
         "segment_mean, entries": Case(mean, (data, ids), (entries, entries), reduced, rows + ROWS),
         "segment_max, entries": Case(maximum, (data, ids), (entries, entries), reduced, rows),
-        "segment_softmax, features": Case(softmax, (data, ids), (last, whole)),
+        "segment_softmax, features": Case(softmax, (data, ids), (by_feature, replicated)),
         "segment_softmax, entries": Case(
             softmax, (data, ids), (entries, entries), reduced, 2 * rows
         ),
-        "spmm, features": Case(jax_gnn.spmm, (graph, x, weight), (by_head, last, whole)),
+        "spmm, features": Case(jax_gnn.spmm, (graph, x, weight), (by_head, by_feature, replicated)),
         "spmm, entries": Case(
-            jax_gnn.spmm, (graph, x, weight), (by_entry, whole, entries), reduced, rows
+            jax_gnn.spmm, (graph, x, weight), (by_entry, replicated, entries), reduced, rows
         ),
         "spmm, graphs": Case(
             jax.vmap(jax_gnn.spmm), (graphs, normal(COUNT, NODES, WIDTH)), (by_graph, entries)
@@ -186,21 +194,23 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
                 graph, q, k, v, edge_features=features
             ),
             (graph, heads_y, heads_x, heads_x, normal(EDGES, HEADS, WIDTH)),
-            (by_entry, whole, whole, whole, entries),
+            (by_entry, replicated, replicated, replicated, entries),
             reduced,
             HEADS * (2 * rows + 2 * ROWS),
         ),
-        "sddmm, features": Case(dots, (graph, y, x), (by_head, last, last), reduced, EDGES),
-        "sddmm, entries": Case(dots, (graph, y, x), (by_entry, whole, whole)),
+        "sddmm, features": Case(
+            dots, (graph, y, x), (by_head, by_feature, by_feature), reduced, EDGES
+        ),
+        "sddmm, entries": Case(dots, (graph, y, x), (by_entry, replicated, replicated)),
         "additive_attention, heads": Case(
             jax_gnn.additive_attention,
             (graph, scores_y, scores_x, heads_x),
-            (by_head, last, last, middle),
+            (by_head, by_feature, by_feature, middle),
         ),
         "additive_attention, entries": Case(
             jax_gnn.additive_attention,
             (graph, scores_y, scores_x, heads_x),
-            (by_entry, whole, whole, whole),
+            (by_entry, replicated, replicated, replicated),
             reduced,
             HEADS * rows + 2 * HEADS * ROWS,
         ),
@@ -215,7 +225,7 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
             (by_graph, entries, entries, entries),
         ),
         "edge_region, entries": Case(
-            region, (graph, y, x), (by_entry, whole, whole), reduced, rows
+            region, (graph, y, x), (by_entry, replicated, replicated), reduced, rows
         ),
         "edge_region, graphs": Case(
             jax.vmap(region),
@@ -223,18 +233,20 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
             (by_graph, entries, entries),
         ),
         "hypergraph_aggregate, features": Case(
-            jax_gnn.hypergraph_aggregate, (hypergraph, x), (of_hypergraph, last)
+            jax_gnn.hypergraph_aggregate, (hypergraph, x), (of_hypergraph, by_feature)
         ),
         "segment_matmul, rows": Case(
-            jax_gnn.segment_matmul, (data, kernel, sizes), (entries, whole, whole)
+            jax_gnn.segment_matmul, (data, kernel, sizes), (entries, replicated, replicated)
         ),
         "segment_matmul, output features": Case(
-            jax_gnn.segment_matmul, (data, kernel, sizes), (whole, P(None, None, "d"), whole)
+            jax_gnn.segment_matmul,
+            (data, kernel, sizes),
+            (replicated, P(None, None, "d"), replicated),
         ),
         "segment_matmul, groups": Case(
             jax_gnn.segment_matmul,
             (data, kernel, sizes),
-            (whole, entries, whole),
+            (replicated, entries, replicated),
             reduced,
             EDGES * 2 * WIDTH,
         ),
@@ -249,34 +261,36 @@ def cases(rng: np.random.Generator) -> dict[str, Case]:
         "edge_region, graphs",
         "segment_matmul, rows",
     ):
-        case = found[name]
-        found[f"{name}, gradients"] = case._replace(function=gradient_of(case.function))
-    product = found["segment_matmul, rows, gradients"]
-    found["segment_matmul, rows, gradients"] = product._replace(
+        case = named_cases[name]
+        named_cases[f"{name}, gradients"] = case._replace(function=gradient_of(case.function))
+    product = named_cases["segment_matmul, rows, gradients"]
+    named_cases["segment_matmul, rows, gradients"] = product._replace(
         kinds=reduced, floats=GROUPS * WIDTH * 2 * WIDTH
     )
-    attended = found["additive_attention, entries"]
-    found["additive_attention, entries, gradients"] = attended._replace(
+    attended = named_cases["additive_attention, entries"]
+    named_cases["additive_attention, entries, gradients"] = attended._replace(
         function=gradient_of(attended.function), floats=5 * HEADS * (NODES + 2 * ROWS) * WIDTH
     )
-    weighted = found["spmm, features, gradients"]
-    found["spmm, features, gradients"] = weighted._replace(kinds=reduced, floats=EDGES)
-    return found
+    weighted = named_cases["spmm, features, gradients"]
+    named_cases["spmm, features, gradients"] = weighted._replace(kinds=reduced, floats=EDGES)
+    return named_cases
 
 
-def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """All gradients of a sum that has none of its own sums: the cotangent is like the result."""
+def gradient_of(function) -> Callable[..., Any]:
+    """Return a function that computes all gradients, with the result itself as the cotangent."""
 
-    def gradients(*arrays: Any) -> Any:
-        moving = [i for i, x in enumerate(arrays) if jnp.result_type(*jax.tree.leaves(x)) == "f4"]
+    def gradients(*arrays):
+        differentiable = [
+            i for i, x in enumerate(arrays) if jnp.result_type(*jax.tree.leaves(x)) == "f4"
+        ]
 
-        def of(*values: Any) -> Any:
-            given = list(arrays)
-            for i, value in zip(moving, values, strict=True):
-                given[i] = value
-            return function(*given)
+        def of(*values):
+            operands = list(arrays)
+            for i, value in zip(differentiable, values, strict=True):
+                operands[i] = value
+            return function(*operands)
 
-        value, pull = jax.vjp(of, *(arrays[i] for i in moving))
+        value, pull = jax.vjp(of, *(arrays[i] for i in differentiable))
         return pull(value)
 
     return gradients
@@ -287,80 +301,82 @@ NAMES = list(cases(np.random.default_rng(0)))
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_moved(name: str, kind: AxisType, rng: np.random.Generator) -> None:
+def test_what_is_moved(name, kind, rng):
     case = cases(rng)[name]
-    over = mesh(kind)
+    devices = mesh(kind)
     specs = jax.tree.leaves(case.specs, is_leaf=lambda x: isinstance(x, P))
     leaves, tree = jax.tree.flatten(case.arrays)
     placed = tree.unflatten(
-        [jax.device_put(x, NamedSharding(over, s)) for x, s in zip(leaves, specs, strict=True)]
+        [jax.device_put(x, NamedSharding(devices, s)) for x, s in zip(leaves, specs, strict=True)]
     )
     with (
         setting("cpu"),
-        jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext(),
+        jax.set_mesh(devices) if kind is AxisType.Explicit else contextlib.nullcontext(),
     ):
-        want = jax.jit(case.function)(*case.arrays) if kind is AxisType.Auto else None
+        expected = jax.jit(case.function)(*case.arrays) if kind is AxisType.Auto else None
         compiled = jax.jit(case.function).lower(*placed).compile()
-        got = compiled(*placed)
-    if want is not None:
-        for each, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            assert_close(each, other, 2e-5, name)
-    found = moved(compiled.as_text())
-    assert found.kinds <= case.kinds, found
-    assert found.num_bytes <= 4 * case.floats, found
-    alone = moved(jax.jit(case.function).lower(*case.arrays).compile().as_text())
-    assert found.kernels or not alone.kernels
+        actual = compiled(*placed)
+    # Values are compared once, as programs of both kinds of axes are equal.
+    if expected is not None:
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            assert_close(a, b, 2e-5, name)
+    counts = moved(compiled.as_text())
+    assert counts.kinds <= case.kinds, counts
+    assert counts.num_bytes <= 4 * case.floats, counts
+    # A split program still has the kernels of a single device.
+    single = moved(jax.jit(case.function).lower(*case.arrays).compile().as_text())
+    assert counts.kernels or not single.kernels
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_model(kind: AxisType, rng: np.random.Generator) -> None:
-    """Two layers, split by features and then by entries, and their second derivative."""
+def test_a_model(kind, rng):
+    """The second derivative of a model is right on a split graph."""
     graph = graph_of(rng)
-    over = mesh(kind)
+    devices = mesh(kind)
     x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
     ct = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
 
-    def loss(x: Any, graph: Any) -> Any:
+    def loss(x, graph):
         return jnp.sum(jnp.tanh(jax_gnn.spmm(graph, x, reduce="mean")) * ct)
 
-    def both(x: Any, graph: Any) -> Any:
+    def second_derivative(x, graph):
         return jax.jvp(jax.grad(loss), (x, graph), (x, jax.tree.map(tangent, graph)))
 
-    def tangent(leaf: Any) -> Any:
+    def tangent(leaf):
         return np.zeros(np.shape(leaf), jax.dtypes.float0)
 
-    want = jax.jit(both)(x, graph)
+    expected = jax.jit(second_derivative)(x, graph)
     spread = jax.tree.map(
         lambda leaf: jax.device_put(
-            leaf, NamedSharding(over, P("d") if np.shape(leaf)[:1] == (EDGES,) else P())
+            leaf, NamedSharding(devices, P("d") if np.shape(leaf)[:1] == (EDGES,) else P())
         ),
         graph,
     )
-    context = jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext()
+    context = jax.set_mesh(devices) if kind is AxisType.Explicit else contextlib.nullcontext()
     with context:
-        got = jax.jit(both)(jax.device_put(x, NamedSharding(over, P())), spread)
-    for each, other in zip(got, want, strict=True):
-        assert_close(each, other, 2e-5, "second derivative")
+        actual = jax.jit(second_derivative)(jax.device_put(x, NamedSharding(devices, P())), spread)
+    for a, b in zip(actual, expected, strict=True):
+        assert_close(a, b, 2e-5, "second derivative")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_what_nothing_reads_may_be_split(kind: AxisType, rng: np.random.Generator) -> None:
-    """Of a sum into rows that is the order by column; the sum is whole."""
-    graph, over = graph_of(rng), mesh(kind)
+def test_what_nothing_reads_may_be_split(kind, rng):
+    """A sum into rows does not read the order by column, so that its split moves nothing."""
+    graph, devices = graph_of(rng), mesh(kind)
     x = rng.normal(size=(NODES, WIDTH)).astype(np.float32)
-    split = NamedSharding(over, P("d"))
-    whole = jax.device_put(graph, NamedSharding(over, P()))
+    split = NamedSharding(devices, P("d"))
+    replicated = jax.device_put(graph, NamedSharding(devices, P()))
     names = "t_rows", "t_cols", "t_order"
     placed = {name: jax.device_put(getattr(graph, name), split) for name in names}
-    with jax.set_mesh(over) if kind is AxisType.Explicit else contextlib.nullcontext():
-        call = jax.jit(jax_gnn.spmm).lower(dataclasses.replace(whole, **placed), x).compile()
-        found = call(dataclasses.replace(whole, **placed), x)
+    with jax.set_mesh(devices) if kind is AxisType.Explicit else contextlib.nullcontext():
+        call = jax.jit(jax_gnn.spmm).lower(dataclasses.replace(replicated, **placed), x).compile()
+        result = call(dataclasses.replace(replicated, **placed), x)
     assert not moved(call.as_text()).kinds
-    assert_close(found, jax_gnn.spmm(graph, x), 2e-5, "sum")
+    assert_close(result, jax_gnn.spmm(graph, x), 2e-5, "sum")
 
 
-def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There equations carry no program, with which JAX lowers none for a mesh without devices."""
+def test_one_device_traces_as_before(monkeypatch):
+    """On one device no partitioner is traced: with it, JAX lowers no mesh without devices."""
 
     def traced(width: int) -> str:
         x = np.ones((3, width), np.float32)
@@ -372,19 +388,19 @@ def test_one_device_traces_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", AxisType, ids=str)
-def test_a_mesh_without_devices(kind: AxisType) -> None:
-    """Programs are lowered for one within ``jax.shard_map``: else JAX refuses."""
+def test_a_mesh_without_devices(kind):
+    """Programs within ``jax.shard_map`` are lowered for such a mesh; JAX refuses others."""
     manual = kind == AxisType.Manual
-    over = AbstractMesh((2,), ("d",), axis_types=(AxisType.Auto if manual else kind,))
+    devices = AbstractMesh((2,), ("d",), axis_types=(AxisType.Auto if manual else kind,))
     spec = P(None, "d")
 
-    def call(x: Any) -> Any:
+    def call(x):
         return jax_gnn.segment_sum(x, np.arange(3), 3)
 
     if manual:
-        call = jax.shard_map(call, mesh=over, in_specs=spec, out_specs=spec)
-    x = jax.ShapeDtypeStruct((3, 8), np.float32, sharding=NamedSharding(over, spec))
-    with jax.sharding.use_abstract_mesh(over):
+        call = jax.shard_map(call, mesh=devices, in_specs=spec, out_specs=spec)
+    x = jax.ShapeDtypeStruct((3, 8), np.float32, sharding=NamedSharding(devices, spec))
+    with jax.sharding.use_abstract_mesh(devices):
         traced = jax.jit(call).trace(x)
     if manual:
         assert "mesh" in traced.lower(lowering_platforms=("cpu",)).as_text()
@@ -393,18 +409,18 @@ def test_a_mesh_without_devices(kind: AxisType) -> None:
             traced.lower(lowering_platforms=("cpu",))
 
 
-def test_export_of_a_split_program(rng: np.random.Generator) -> None:
-    """It has no partitioner of this process in it: XLA splits what it can."""
-    over = mesh(AxisType.Auto)
+def test_export_of_a_split_program(rng):
+    """Exported programs contain no partitioner of this process."""
+    devices = mesh(AxisType.Auto)
     data = rng.normal(size=(EDGES, 32)).astype(np.float32)
     ids = np.sort(rng.integers(0, ROWS, EDGES)).astype(np.int32)
     call = jax.jit(
         lambda x: jax_gnn.segment_sum(x, ids, ROWS, indices_are_sorted=True),
-        in_shardings=NamedSharding(over, P(None, "d")),
+        in_shardings=NamedSharding(devices, P(None, "d")),
     )
     exported = jax.export.export(call, disabled_checks=jax_gnn.EXPORT_CHECKS)(data)
     assert "CustomSPMDPartitioning" not in exported.mlir_module()
-    placed = jax.device_put(data, NamedSharding(over, P(None, "d")))
+    placed = jax.device_put(data, NamedSharding(devices, P(None, "d")))
     loaded = jax.export.deserialize(exported.serialize())
     assert_close(jax.jit(loaded.call)(placed), call(placed), 2e-5, "exported")
 
@@ -417,13 +433,13 @@ def rule(*texts: str, **sizes: int) -> Sharding:
     return Sharding(operands, [result], lambda bind, operands, pieces: operands, sizes)
 
 
-def pieces_of(split: Sharding, shapes: Any, specs: Any) -> dict[str, tuple[str, ...]]:
+def pieces_of(split: Sharding, shapes, specs) -> dict[str, tuple[str, ...]]:
     axes = {"a": 2, "b": 4}
-    over = type("Mesh", (), {"shape": axes})
-    return {name: piece.axes for name, piece in split.pieces(over, shapes, specs).items()}
+    devices = type("Mesh", (), {"shape": axes})
+    return {name: piece.axes for name, piece in split.pieces(devices, shapes, specs).items()}
 
 
-def test_pieces() -> None:
+def test_pieces():
     heads = rule("n (h k)", "n h", "n (h k)", h=4, k=6)
     shapes = [(8, 24), (8, 4), (8, 24)]
     assert pieces_of(heads, shapes, [(None, "b"), (), ()]) == {"h": ("b",)}
@@ -431,7 +447,7 @@ def test_pieces() -> None:
     assert pieces_of(heads, shapes, [(None, ("b", "a")), (), ()]) == {"h": ("b",), "k": ("a",)}
     # An axis splits one factor: that of the larger array.
     assert pieces_of(heads, shapes, [("b",), (None, "b"), ()]) == {"n": ("b",)}
-    # What has no pieces of one size stays whole, as does what is in capitals.
+    # Dimensions without pieces of equal size, or in capitals, are not split.
     assert pieces_of(heads, [(6, 24), (6, 4), (6, 24)], [("b",), (), ()]) == {}
     assert pieces_of(rule("n (h K)", "n (h K)", h=2, K=8), [(8, 16)] * 2, [(None, "b"), ()]) == {}
     assert heads.specs({"h": Piece(("b",), 4), "k": Piece(("a",), 2)})[0] == P(None, ("b", "a"))
@@ -449,11 +465,11 @@ def test_pieces() -> None:
         ((8, 0), 0, (0, 8), (None, None)),
     ],
 )
-def test_reshape(shape: Any, axis: int, to: Any, spec: Any) -> None:
-    over = mesh(AxisType.Explicit)
+def test_reshape(shape, axis, to, spec):
+    devices = mesh(AxisType.Explicit)
     x = np.arange(np.prod(shape)).reshape(shape)
-    placed = jax.device_put(x, NamedSharding(over, P(*[None] * axis, "d")))
-    with jax.set_mesh(over):
-        found = jax.jit(lambda x: reshape(x, *to))(placed)
-    np.testing.assert_array_equal(found, x.reshape(to))
-    assert tuple(jax.typeof(found).sharding.spec) == spec
+    placed = jax.device_put(x, NamedSharding(devices, P(*[None] * axis, "d")))
+    with jax.set_mesh(devices):
+        result = jax.jit(lambda x: reshape(x, *to))(placed)
+    np.testing.assert_array_equal(result, x.reshape(to))
+    assert tuple(jax.typeof(result).sharding.spec) == spec

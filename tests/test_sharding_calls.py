@@ -79,7 +79,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
     scales = {"edge_bias": per_head, "edge_scale": normal(EDGES, HEADS)}
     collected: dict[str, Call] = {}
 
-    def add(name: str, function: Callable[..., Any], index: Any, **arrays: Any) -> None:
+    def add(name: str, function, index, **arrays) -> None:
         collected[name] = Call(function, index, arrays)
 
     def segments(reduce: str, indices_are_sorted: bool) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
     softmax = functools.partial(jax_gnn.incidence_softmax, by="node")
     add("incidence_softmax", softmax, hypergraph, scores=per_edge)
 
-    def matmul(sizes: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
+    def matmul(sizes, lhs, rhs, **options):
         return jax_gnn.segment_matmul(lhs, rhs, sizes, **options)
 
     rhs = normal(GROUPS, WIDTH, OUT)
@@ -199,28 +199,28 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
     return collected
 
 
-def same_values(graph: Any, query: Any, key: Any) -> Any:
+def same_values(graph, query, key):
     return jax_gnn.dot_attention(graph, query, key, key)
 
 
-def rgat(graph: Any, x: Any, kernel: Any, src: Any, dst: Any, method: str) -> Any:
+def rgat(graph, x, kernel, src, dst, method: str):
     weights = jax_gnn.RGATWeights.of(kernel, src, dst)
     return jax_gnn.rgat_attention(graph, x, weights, method=method)
 
 
-def hgt(graph: Any, query: Any, key: Any, value: Any, keys: Any, values: Any) -> Any:
+def hgt(graph, query, key, value, keys, values):
     weights = jax_gnn.HGTWeights.of(keys, values)
     return jax_gnn.hgt_attention(graph, query, key, value, weights, heads=HEADS)
 
 
 @program
-def gated(g: Any, x: Node, e: Edge) -> Any:
+def gated(g, x: Node, e: Edge):
     gate = jax.nn.sigmoid(g.src(x) * e)
     return g.sum(gate * g.dst(x)), g.max(gate), gate
 
 
 @program
-def into_sources(g: Any, x: Node, e: Edge) -> Any:
+def into_sources(g, x: Node, e: Edge):
     y = g.sum(jnp.tanh(g.src(x) + e))
     return g.mean(jnp.exp(g.dst(y) * g.src(x)))
 
@@ -260,7 +260,7 @@ class Checked:
         )
         self.want = jax.jit(self.value_and_gradients)(call.index, call.arrays, self.cotangent)
 
-    def value_and_gradients(self, index: Any, arrays: Any, cotangent: Any) -> Any:
+    def value_and_gradients(self, index, arrays, cotangent):
         value, pull = jax.vjp(lambda arrays: self.call.function(index, **arrays), arrays)
         cotangent = jax.tree.map(lambda ct, x: reshard_like(ct, jax.typeof(x)), cotangent, value)
         return value, pull(cotangent)[0]
@@ -286,7 +286,7 @@ class Checked:
 
 @by_kind
 @pytest.mark.parametrize("name", NAMES)
-def test_one_axis(name: str, kind: AxisType, rng: np.random.Generator) -> None:
+def test_one_axis(name, kind, rng):
     """One axis of an array is split, every one of the floats, some of the index arrays."""
     mesh = Mesh(np.array(devices()[:2]), ("d",), axis_types=(kind,))
     call = calls(rng)[name]
@@ -305,7 +305,7 @@ def test_one_axis(name: str, kind: AxisType, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_axes_of_two_sizes(name: str, rng: np.random.Generator) -> None:
+def test_axes_of_two_sizes(name, rng):
     """Explicit axes: where sizes are equal, arrays are split alike, as JAX's own operations ask."""
     call = calls(rng)[name]
     checked = Checked(call, rng)
@@ -321,7 +321,7 @@ def test_axes_of_two_sizes(name: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_axes(name: str, rng: np.random.Generator) -> None:
+def test_any_axes(name, rng):
     """Automatic axes: each array is split on axes of its own."""
     call = calls(rng)[name]
     checked = Checked(call, rng)
@@ -341,11 +341,11 @@ def test_any_axes(name: str, rng: np.random.Generator) -> None:
         checked.check(mesh, specs, str(specs), closed_over=False)
 
 
-def test_all_ops_with_rules_are_called() -> None:
+def test_all_ops_with_rules_are_called():
     rng = np.random.default_rng(0)
     names: set[str] = set()
 
-    def collect(jaxpr: Any) -> None:
+    def collect(jaxpr) -> None:
         for equation in jaxpr.eqns:
             names.add(equation.primitive.name)
             for inner in jax.tree.leaves(

@@ -1,4 +1,7 @@
-"""Columns of tables, wherever they come from: arrays of numpy, or chunked arrays of Arrow."""
+"""Columns of tables of any source, as arrays of numpy or chunked arrays of Arrow.
+
+Text stays in Arrow, which numbers its different values several times as fast as Python does.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,38 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jax_gnn.convert._data import column, objects, package
 
 WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})").fullmatch
-"""An integer of 64 bits as it is printed: "007" is a name, or a number elsewhere."""
+"""Match an integer of 64 bits as it is printed: "007" is a name, not an integer."""
 EXACT = 2**24
 """Largest number up to which float32 has all integers."""
 
+Table: TypeAlias = Any
+"""A path, a mapping of columns, a data frame, or an Arrow stream."""
+Column: TypeAlias = Any
+"""An array of numpy, or a chunked array of Arrow."""
+Value: TypeAlias = Any
+"""A value of Python: text, a number, or a sign of a missing value."""
 
-def read_columns(name: str, table: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The columns of a table, by name, of one length.
+
+def read_columns(name: str, table: Table, names: Sequence[str]) -> dict[str, Column]:
+    """Read the columns of a table by name, and check that they have one length.
 
     Args:
-        name: what errors call the table.
-        table: a path of a CSV or Parquet file, or of a list of edges as SNAP has them; a mapping of
-            columns; whatever has the Arrow C stream interface; a data frame, whose index counts as
-            a column only where ``names`` has its name.
-        names: columns that hold names, of which a CSV file's "007" is one. The first columns of
-            a list of edges are called so.
+        name: name of the table in errors.
+        table: path of a CSV or Parquet file, or of a list of edges in SNAP's format; a mapping of
+            columns; any object with the Arrow C stream interface; or a data frame, whose index is a
+            column only if ``names`` has its name.
+        names: columns that hold names, such as "007" in a CSV file. Also the names of the first
+            columns of a list of edges.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: the table has another type.
         ValueError: columns differ in length, or two have one name.
     """
     if isinstance(table, str | os.PathLike):
@@ -53,9 +63,8 @@ def read_columns(name: str, table: Any, names: Sequence[str]) -> dict[str, Any]:
         columns = {str(key): _as_column(values) for key, values in table.items()}
     elif hasattr(table, "__arrow_c_stream__") and (arrow := _arrow(table)) is not None:
         index = (arrow.schema.pandas_metadata or {}).get("index_columns", ())  # names, or ranges
-        arrow = arrow.drop_columns(
-            [key for key in index if key in arrow.column_names and key not in names]
-        )
+        unused = [key for key in index if key in arrow.column_names and key not in names]
+        arrow = arrow.drop_columns(unused)
         _check_header(name, arrow.column_names)
         columns = dict(zip(arrow.column_names, map(_simple, arrow.columns), strict=True))
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
@@ -72,8 +81,8 @@ def read_columns(name: str, table: Any, names: Sequence[str]) -> dict[str, Any]:
     return columns
 
 
-def _arrow(table: Any) -> Any:
-    """A table of pyarrow; None where that is missing, and the table can do without."""
+def _arrow(table: Table) -> Any:
+    """Convert to a table of pyarrow; return None for data frames if pyarrow is missing."""
     try:
         return package("pyarrow", "pyarrow").table(table)
     except ImportError:
@@ -82,29 +91,25 @@ def _arrow(table: Any) -> Any:
         raise
 
 
-def _as_column(values: Any) -> Any:
-    if hasattr(values, "to_numpy") and not _is_arrow(values):
-        values = values.to_numpy()  # of a data frame
+def _as_column(values: Any) -> Column:
+    if hasattr(values, "to_numpy") and not _is_arrow(values):  # of a data frame
+        values = values.to_numpy()
     if _is_arrow(values):
         return _simple(values)
     return np.asarray(values) if hasattr(values, "dtype") else column(list(values))
 
 
-def _check_header(name: str, header: Sequence[Any]) -> None:
-    twice = [key for key, count in Counter(header).items() if count > 1]
-    if twice:
-        raise ValueError(f"{name} must have columns of different names, got {twice[0]!r} twice")
+def _check_header(name: str, header: Sequence[object]) -> None:
+    repeated = [key for key, count in Counter(header).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{name} must have columns of different names, got {repeated[0]!r} twice")
 
 
 # --- Text ----------------------------------------------------------------------------------------
 
 
 def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of a CSV file, or of a list of edges, if it begins with a comment of SNAP's.
-
-    Raises:
-        ValueError: the file is not such text, or is damaged; the error names the line.
-    """
+    """Read a CSV file, or a list of edges, which begins with a comment of SNAP's."""
     suffix = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
     with _opened(path, "utf-8-sig") as file:
         try:
@@ -122,7 +127,7 @@ def _read_text(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _opened(path: Path, codec: str) -> io.TextIOWrapper:
-    """Text of a file, decompressed if its name ends with .gz or .zst; ends of lines stay."""
+    """Open a text file, which is decompressed if its name ends with .gz or .zst."""
     if path.suffix == ".zst":
         binary = package("pyarrow", "pyarrow").input_stream(str(path))
     else:
@@ -131,7 +136,7 @@ def _opened(path: Path, codec: str) -> io.TextIOWrapper:
 
 
 def _not_utf8(path: Path) -> str:
-    """Number of the first line that is not UTF-8, and what is wrong with it."""
+    """Return the number of the first line that is not UTF-8, and the line."""
     with _opened(path, "latin-1") as file:  # a character for each byte
         for number, line in enumerate(file, 1):
             try:
@@ -142,7 +147,7 @@ def _not_utf8(path: Path) -> str:
 
 
 def _read_csv(path: Path, lines: Iterable[str], dialect: str) -> dict[str, Sequence[str]]:
-    """Cells of a CSV file with a header by column; empty lines are no rows."""
+    """Return the cells of each column of a CSV file with a header; empty lines are not rows."""
     rows = csv.reader(lines, dialect, strict=True)
     cells = []
     try:
@@ -165,9 +170,10 @@ def _read_csv(path: Path, lines: Iterable[str], dialect: str) -> dict[str, Seque
 
 
 def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Fields of a list of edges by column: white space separates, comments begin with "#".
+    """Return the fields of each column of a list of edges.
 
-    The last comment before the edges is a header, if it has as many fields as an edge.
+    White space separates fields; comments begin with "#". The last comment before the edges is a
+    header, if it has as many fields as an edge.
     """
     header: list[str] = []
     cells: list[list[str]] = []
@@ -190,13 +196,14 @@ def _read_list(path: Path, lines: Iterable[str], names: Sequence[str]) -> dict[s
 
 
 def _typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
-    """Integers, else, but for names, numbers, else text; None for what is missing among objects.
+    """Convert cells to integers, else to floats unless they are names, else to text.
 
-    Names such as "1.0" are integers if all others are, as pandas writes these beside empty cells.
+    Empty cells are NaN or None. If all names are integers, "1.0" is one: pandas writes integers so
+    in a column with empty cells.
     """
-    whole = [cell.removesuffix(".0") for cell in cells] if is_name else cells
-    if all(WHOLE(cell) for cell in whole if cell):
-        return column([int(cell) if cell else None for cell in whole])
+    integers = [cell.removesuffix(".0") for cell in cells] if is_name else cells
+    if all(WHOLE(cell) for cell in integers if cell):
+        return column([int(cell) if cell else None for cell in integers])
     if not is_name and not any("_" in cell or not cell.isascii() for cell in cells):
         try:
             return np.array([float(cell or "nan") for cell in cells])
@@ -208,35 +215,31 @@ def _typed(cells: Sequence[str], is_name: bool) -> np.ndarray:
 # --- Arrow ----------------------------------------------------------------------------------------
 
 
-def _is_arrow(values: Any) -> bool:
+def _is_arrow(values: object) -> bool:
     return type(values).__module__.partition(".")[0] == "pyarrow"
 
 
-def _is_view(kind: Any) -> bool:
-    """Whether a type is Arrow's view of strings, which polars has and few functions take."""
-    return str(kind) == "string_view"
-
-
-def _simple(values: Any) -> Any:
-    """An array of numpy, without a copy where it may be; text remains Arrow's."""
+def _simple(values: Any) -> Column:
+    """Convert a column of Arrow to numpy, without a copy if possible; text remains in Arrow."""
     import pyarrow
 
     if not isinstance(values, pyarrow.ChunkedArray):
         values = pyarrow.chunked_array([values])
     kind, types = values.type, pyarrow.types
+    # Few functions of Arrow take its views of strings, which polars uses.
     if types.is_dictionary(kind):
-        if _is_view(kind.value_type):
+        if str(kind.value_type) == "string_view":
             return values.cast(pyarrow.dictionary(pyarrow.int32(), pyarrow.large_string()))
         return values.cast(kind.value_type) if types.is_integer(kind.value_type) else values
     if types.is_string(kind) or types.is_large_string(kind):
         return values
-    if _is_view(kind):
+    if str(kind) == "string_view":
         return values.cast(pyarrow.large_string())
     if types.is_fixed_size_list(kind) and values.null_count == 0:
         rows = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in values.chunks]
         return np.concatenate([np.zeros(0, np.float32)[:0], *rows]).reshape(-1, kind.list_size)
-    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    if numbers and (values.null_count == 0 or types.is_floating(kind)):
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if is_number and (values.null_count == 0 or types.is_floating(kind)):
         return values.to_numpy()
     return column(values.to_pylist())
 
@@ -244,11 +247,11 @@ def _simple(values: Any) -> Any:
 # --- Numbers and names ----------------------------------------------------------------------------
 
 
-def numbers(values: Any) -> np.ndarray | None:
-    """A column as numbers, ``(rows, *features)``, NaN for what is missing; None if it is text.
+def numbers(values: Column) -> np.ndarray | None:
+    """Return a column as numbers, ``(rows, *features)``, NaN if missing; None if it is text.
 
-    They are float32, or what the column has, 64 bits mostly, if it has numbers beyond 2**24 that
-    float32 rounds, such as times.
+    The dtype is float32, or that of the column if float32 would round numbers beyond 2**24, such as
+    times.
     """
     if _is_arrow(values):
         return None
@@ -257,41 +260,42 @@ def numbers(values: Any) -> np.ndarray | None:
         values = values if len(values) else np.zeros(0)
     if values.dtype.kind not in "biuf":
         return None
-    with np.errstate(over="ignore", invalid="ignore"):  # too large becomes inf
-        rounded = values.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # large numbers become inf
+        rounded: np.ndarray = values.astype(np.float32)
         if values.dtype.kind == "b" or np.can_cast(values.dtype, np.float32):
             return rounded
         large = (values > EXACT) | (values < -EXACT)
         exact = rounded[large].astype(values.dtype) == values[large]
-    return rounded if exact.all() else values
+    return rounded if exact.all() else np.asarray(values)
 
 
-def floats(values: Any) -> np.ndarray | None:
-    """Same column in float32."""
-    found = numbers(values)
-    with np.errstate(over="ignore"):  # too large becomes inf
-        return None if found is None else found.astype(np.float32)
+def floats(values: Column) -> np.ndarray | None:
+    """Return a column in float32, NaN if missing; None if it is text."""
+    array = numbers(values)
+    with np.errstate(over="ignore"):  # large numbers become inf
+        return None if array is None else array.astype(np.float32)
 
 
-def is_missing(value: Any) -> bool:
-    """Whether a value of Python stands for none."""
+def is_missing(value: Value) -> bool:
+    """Return whether a value stands for a missing one."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or type(value).__name__ in ("NAType", "NaTType")  # pandas'
 
 
-def encode(columns: Mapping[str, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Numbers the different values of some columns, of all together, in their order.
+def encode(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Number the different values of some columns together, in ascending order.
 
     Args:
-        columns: by what errors call them; integers beside text are text.
+        columns: the columns by their names in errors. If some values are text, integers become
+            text.
 
     Returns:
-        The values, integers or objects mostly; and for each column ``(rows,)`` the numbers of its
-        values, -1 for what is missing.
+        The values, mostly integers or objects; and for each column ``(rows,)`` the numbers of its
+        values, -1 if missing.
 
     Raises:
-        TypeError: values have no order among each other.
+        TypeError: values cannot be compared with each other.
         ValueError: a column is not one-dimensional.
     """
     parts = list(columns.values())
@@ -307,25 +311,25 @@ def encode(columns: Mapping[str, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     return _encode_integers([part.astype(np.int64, copy=False) for part in parts])
 
 
-def _encode_objects(columns: Mapping[str, Any]) -> tuple[np.ndarray, list[np.ndarray]]:
-    listed = [c.to_pylist() if _is_arrow(c) else c.tolist() for c in columns.values()]
-    listed = [[*map(_name, values)] for values in listed]
-    kinds = {type(value) for values in listed for value in values} - {type(None)}
+def _encode_objects(columns: Mapping[str, Column]) -> tuple[np.ndarray, list[np.ndarray]]:
+    parts = [c.to_pylist() if _is_arrow(c) else c.tolist() for c in columns.values()]
+    parts = [[*map(_normalized, values)] for values in parts]
+    kinds = {type(value) for values in parts for value in values} - {type(None)}
     if kinds == {int, str}:
-        listed = [[value if value is None else str(value) for value in part] for part in listed]
+        parts = [[value if value is None else str(value) for value in part] for part in parts]
         kinds = {str}
     try:
-        names = sorted({value for values in listed for value in values} - {None})
+        names = sorted({value for values in parts for value in values} - {None})
     except TypeError as error:
-        given = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(f"{', '.join(columns)} must be of one type, got {given}") from error
+        types = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{', '.join(columns)} must be of one type, got {types}") from error
     number = {None: -1, **{name: i for i, name in enumerate(names)}}
-    codes = [np.fromiter(map(number.__getitem__, part), np.int32, len(part)) for part in listed]
+    codes = [np.fromiter(map(number.__getitem__, part), np.int32, len(part)) for part in parts]
     return objects(names) if kinds <= {str} else column(names), codes
 
 
-def _name(value: Any) -> Any:
-    """A value of Python, as sets compare it: 1.0 is 1; None if it is missing."""
+def _normalized(value: Value) -> Value:
+    """Return a value as sets compare it: 1.0 is 1; None if it is missing."""
     value = value.item() if isinstance(value, np.generic) else value
     if is_missing(value):
         return None
@@ -333,28 +337,28 @@ def _name(value: Any) -> Any:
 
 
 def _encode_integers(parts: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    given = [part for part in parts if part.size]
-    low = min((int(part.min()) for part in given), default=0)
-    high = max((int(part.max()) for part in given), default=-1)
-    count = sum(part.size for part in given)
-    if high - low >= 4 * count + 1024:  # few of too many for an array of all
+    low = min((int(part.min()) for part in parts if part.size), default=0)
+    high = max((int(part.max()) for part in parts if part.size), default=-1)
+    count = sum(part.size for part in parts)
+    if high - low >= 4 * count + 1024:  # too sparse for an array of the whole range
         with contextlib.suppress(ImportError):
             pyarrow = package("pyarrow", "pyarrow")
             return _encode_arrow([pyarrow.chunked_array([part]) for part in parts])
-        names, codes = np.unique(np.concatenate(parts), return_inverse=True)  # 6 times as long
+        # Without Arrow, this takes 6 times as long.
+        names, codes = np.unique(np.concatenate(parts), return_inverse=True)
         return names, np.split(codes, np.cumsum([part.size for part in parts])[:-1])
-    there = np.zeros(high - low + 1, bool)
+    is_used = np.zeros(high - low + 1, bool)
     shifted = [part - low if low else part for part in parts]
     for part in shifted:
-        there[part] = True
-    names = np.flatnonzero(there)
-    if len(names) < len(there):
-        number = np.cumsum(there, dtype=np.int32 if len(names) < 2**31 else np.int64) - 1
+        is_used[part] = True
+    names = np.flatnonzero(is_used)
+    if len(names) < len(is_used):
+        number = np.cumsum(is_used, dtype=np.int32 if len(names) < 2**31 else np.int64) - 1
         shifted = [number[part] for part in shifted]
     return names + low, shifted
 
 
-def _encode_arrow(parts: list[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
+def _encode_arrow(parts: list[Column]) -> tuple[np.ndarray, list[np.ndarray]]:
     import pyarrow
     import pyarrow.compute
 
@@ -371,12 +375,13 @@ def _encode_arrow(parts: list[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
         for chunk in chunks
     ]
     numbers = np.concatenate([np.zeros(0, np.int32), *codes]).astype(np.int32, copy=False)
-    used = np.zeros(len(words) + 1, bool)
-    used[numbers] = True  # -1 is the last
-    order = sorted(np.flatnonzero(used[:-1]).tolist(), key=words.__getitem__)
-    place = np.full(len(words) + 1, -1, np.int32)
-    place[order] = np.arange(len(order))
-    ends = np.cumsum([len(part) for part in parts])[:-1]
+    # The arrays by word have one more element, which -1, a missing value, picks.
+    is_used = np.zeros(len(words) + 1, bool)
+    is_used[numbers] = True
+    order = sorted(np.flatnonzero(is_used[:-1]).tolist(), key=words.__getitem__)
+    ranks = np.full(len(words) + 1, -1, np.int32)
+    ranks[order] = np.arange(len(order))
+    stops = np.cumsum([len(part) for part in parts])[:-1]
     names = [words[i] for i in order]
-    codes = np.split(place[numbers], ends)
+    codes = np.split(ranks[numbers], stops)
     return (objects(names) if is_text else np.array(names, np.int64)), codes

@@ -1,4 +1,4 @@
-"""What a conversion gives, and what all conversions need of it."""
+"""Results of conversions, and the helpers that conversions share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jax_gnn._core.arrays import summarize_fields
 from jax_gnn.graph import Graph, given_first
@@ -20,33 +21,35 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import EdgeType, RelationalGraph
 
 Container: TypeAlias = Graph | Hypergraph | RelationalGraph | HeteroGraph
+Tree: TypeAlias = Any
+"""Arrays by name, or any other pytree of arrays."""
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A graph with all that its nodes and edges have, as arrays of the host.
+    """Graph with the values of its nodes and edges, as arrays of the host.
 
-    Arrays keep the dtypes that they came with. Those of edges are in the order of the edges as they
-    were given: ``data.graph.edge_values(data.edges["weight"])`` is in the order that ops take.
+    Arrays keep their dtypes. Values of edges are in the order of the input:
+    ``data.graph.edge_values(data.edges["weight"])`` is in the order that ops take.
 
     Attributes:
         graph: the structure.
-        nodes: by name ``(num_nodes, *features)``; of a :class:`jax_gnn.HeteroGraph` by type such
-            dicts. Of jraph whatever tree of arrays it had.
-        edges: by name ``(num_edges, *features)``; of a :class:`jax_gnn.Hypergraph`
-            ``(num_hyperedges, *features)``, of a ``HeteroGraph`` by edge type such dicts.
-        incidences: by name ``(num_incidences, *features)``, of a hypergraph only.
-        globals: by name what belongs to the whole; of a batch a row for each graph.
-        node_names: ``(num_nodes,)``, what nodes were called; None where they are their numbers.
-        edge_names: ``(num_edges,)``, the names of hyperedges, the keys of parallel edges.
-        n_node: ``(num_graphs,)``, how many nodes each graph of a batch has; None for one graph. The
-            graphs of a batch are one after another, their edges too.
-        n_edge: ``(num_graphs,)``, how many edges each has, likewise.
-        categories: by the name of a column the values that its labels or one-hot columns stand for.
-        report: a line for whatever was repeated, missing or dropped.
+        nodes: ``(num_nodes, *features)`` by name; for a :class:`jax_gnn.HeteroGraph` such a
+            dictionary by type; from jraph any tree of arrays.
+        edges: ``(num_edges, *features)`` by name; for a :class:`jax_gnn.Hypergraph`
+            ``(num_hyperedges, *features)``, for a ``HeteroGraph`` such a dictionary by edge type.
+        incidences: ``(num_incidences, *features)`` by name, for hypergraphs only.
+        globals: values of the graph by name; for a batch with a row for each graph.
+        node_names: ``(num_nodes,)``, names of the nodes; None if they are 0, 1, 2, …
+        edge_names: ``(num_edges,)``, names of hyperedges, or keys of parallel edges.
+        n_node: ``(num_graphs,)``, number of nodes of each graph of a batch; None for one graph. The
+            nodes of a batch are in the order of its graphs, as are the edges.
+        n_edge: ``(num_graphs,)``, number of edges of each graph of a batch; None for one graph.
+        categories: the values that labels or one-hot columns stand for, by name of the column.
+        report: a line for everything that was repeated, missing or dropped.
 
     Raises:
-        TypeError: ``graph`` is no graph.
+        TypeError: ``graph`` is not a graph.
         ValueError: an array has not a row for each node, or counts do not add up.
 
     Example:
@@ -79,6 +82,7 @@ class Data:
                 f"{type(graph).__name__}"
             )
         if isinstance(graph, HeteroGraph):
+            # Values of edges of a HeteroGraph are checked on conversion only.
             for kind, columns in named("nodes", self.nodes).items():
                 check_rows(f"nodes[{kind!r}]", columns, "nodes", graph.num_nodes.get(kind, 0))
             return
@@ -89,20 +93,20 @@ class Data:
         if isinstance(graph, Hypergraph):
             check_rows("edges", self.edges, "hyperedges", graph.num_hyperedges)
         if (self.n_node is None) != (self.n_edge is None):
-            given = "n_node" if self.n_edge is None else "n_edge"
-            raise ValueError(f"n_node and n_edge must be given together, got {given} alone")
+            name = "n_node" if self.n_edge is None else "n_edge"
+            raise ValueError(f"n_node and n_edge must be given together, got {name} alone")
         if self.n_node is not None:
             check_counts("n_node", self.n_node, "nodes", graph.num_nodes)
             check_counts("n_edge", self.n_edge, "edges", num_edges(graph), len(self.n_node))
 
     def features(self, *names: str) -> np.ndarray:
-        """Columns of ``nodes`` beside each other: ``(num_nodes, features)`` float32.
+        """Concatenate columns of ``nodes``: ``(num_nodes, features)`` float32.
 
         Args:
-            names: which; by default all of floating-point numbers.
+            names: names of the columns; by default all of floating-point numbers.
 
         Raises:
-            ValueError: there is no such column.
+            ValueError: a column does not exist.
         """
         for name in names:
             if name not in self.nodes:
@@ -113,20 +117,20 @@ class Data:
             if jnp.issubdtype(np.asarray(values).dtype, np.inexact)
         ]
         columns = [np.asarray(self.nodes[name], np.float32) for name in chosen]
-        none = np.zeros((self.graph.num_nodes, 0), np.float32)
-        return np.concatenate([none, *(c.reshape(len(c), -1) for c in columns)], axis=1)
+        empty = np.zeros((self.graph.num_nodes, 0), np.float32)
+        return np.concatenate([empty, *(c.reshape(len(c), -1) for c in columns)], axis=1)
 
 
-def num_edges(graph: Any) -> int:
-    """How many edges there are, padding left out; of a hypergraph hyperedges."""
+def num_edges(graph: Graph | RelationalGraph | Hypergraph) -> int:
+    """Return the number of edges without padding, or of hyperedges."""
     if isinstance(graph, Hypergraph):
         return graph.num_hyperedges
     nodes = graph.nodes if isinstance(graph, RelationalGraph) else graph
     return int(np.asarray(nodes.indptr[-1]))
 
 
-def check_rows(name: str, tree: Any, rows: str, size: int) -> None:
-    """Refuses what has no array, or not as many rows as there are nodes or edges."""
+def check_rows(name: str, tree: Tree, rows: str, size: int) -> None:
+    """Raise ValueError unless all arrays of a tree have ``size`` rows."""
     for path, array in jax.tree_util.tree_leaves_with_path(tree):
         shape = np.shape(array)
         if shape[:1] != (size,):
@@ -136,17 +140,19 @@ def check_rows(name: str, tree: Any, rows: str, size: int) -> None:
             )
 
 
-def check_counts(name: str, counts: Any, what: str, total: int, length: int | None = None) -> None:
-    """Refuses numbers by graph of a batch that do not add up."""
-    counts = np.asarray(counts)
-    if counts.ndim != 1 or counts.dtype.kind not in "iu" or length not in (None, len(counts)):
-        wanted = "(num_graphs,)" if length is None else f"({length},), as n_node is,"
+def check_counts(
+    name: str, counts: ArrayLike | None, what: str, total: int, length: int | None = None
+) -> None:
+    """Raise ValueError unless counts of the graphs of a batch add up to a total."""
+    array = np.asarray(counts)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or length not in (None, len(array)):
+        shape = "(num_graphs,)" if length is None else f"({length},), as n_node is,"
         raise ValueError(
-            f"{name} must be {wanted} integers, got {counts.dtype} of shape {counts.shape}"
+            f"{name} must be {shape} integers, got {array.dtype} of shape {array.shape}"
         )
-    if (counts < 0).any() or counts.sum() != total:
+    if (array < 0).any() or array.sum() != total:
         raise ValueError(
-            f"{name} must add up to the number of {what}, {total}, got {int(counts.sum())}"
+            f"{name} must add up to the number of {what}, {total}, got {int(array.sum())}"
         )
 
 
@@ -154,22 +160,27 @@ def check_counts(name: str, counts: Any, what: str, total: int, length: int | No
 
 
 class Edges(NamedTuple):
-    """Edges in the order of the input, those that were added last; all int64."""
+    """Edges in the order of the input, then edges that were added to the graph; all int64.
+
+    Attributes:
+        src: source of each edge.
+        dst: destination of each edge.
+        ids: number of each edge in the input, -1 if it was added; None if unknown.
+        places: position of each edge in the graph's order.
+        count: number of edges of the input, dropped ones included; None if unknown.
+    """
 
     src: np.ndarray
     dst: np.ndarray
     ids: Any
-    """Number of each edge in the input, -1 if it was added; None if the numbers are unknown."""
     places: np.ndarray
-    """Place of each edge in the graph's order."""
     count: Any = None
-    """Number of edges of the input, dropped ones included; None if unknown."""
 
-    def values(self, name: str, tree: Any) -> Any:
-        """Arrays with a row for each of these edges, from a tree of them by edge of the input.
+    def values(self, name: str, tree: Tree) -> Any:
+        """Return the values of these edges, from arrays with a row for each edge of the input.
 
         Raises:
-            ValueError: there are more or fewer rows, or edges that were added have none.
+            ValueError: the number of rows is wrong, or edges that were added have no values.
         """
         if not jax.tree.leaves(tree):
             return tree
@@ -178,6 +189,7 @@ class Edges(NamedTuple):
                 f"{name} must be left out for a graph that does not know the edges it was built "
                 "from, as num_input_edges is None, got values"
             )
+        # Edges such as self-loops of a layer were never in the input.
         if (self.ids < 0).any():
             raise ValueError(
                 f"{name} must have a value for each edge, got none for the "
@@ -191,8 +203,9 @@ class Edges(NamedTuple):
 
 
 def edges_of(graph: Graph) -> Edges:
-    """The edges of a graph."""
+    """Return the edges of a graph."""
     size = int(np.asarray(graph.indptr[-1]))
+    # Padding comes last, and is cut off.
     src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
     order = given_first(ids)
     src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
@@ -200,64 +213,47 @@ def edges_of(graph: Graph) -> Edges:
 
 
 def incidences_of(hypergraph: Hypergraph) -> Edges:
-    """The incidences of an undirected hypergraph, from nodes to hyperedges.
-
-    Raises:
-        ValueError: it is directed.
-    """
+    """Return the incidences of an undirected hypergraph, as edges from nodes to hyperedges."""
     if hypergraph.head is not None:
         raise ValueError("data must be of an undirected hypergraph, got a directed one")
     return edges_of(hypergraph.graph)
 
 
 def edges_by_type(graph: HeteroGraph) -> dict[EdgeType, Edges]:
-    """The edges of each type, by number within the types at their ends."""
-    known = graph.num_input_edges is not None
-    counts = np.asarray(graph.num_input_edges).tolist() if known else [None]
-    counts *= len(graph.edge_types)  # an inverse type has those of the type that it reverses
+    """Return the edges of each type, with ids within the types of their nodes."""
+    is_known = graph.num_input_edges is not None
+    counts = np.asarray(graph.num_input_edges).tolist() if is_known else [None]
+    counts *= len(graph.edge_types)  # inverse types repeat the counts
     return {
         key: Edges(*graph._edges(key), count)
         for key, count in zip(graph.edge_types, counts, strict=False)
     }
 
 
-# --- What conversions take and give ---------------------------------------------------------------
+# --- Arguments and names --------------------------------------------------------------------------
 
 
-def as_data(data: Any, *kinds: type) -> Data:
-    """What is given, if it is of one of these graphs, or such a graph alone.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    found = data if isinstance(data, Data) else None
-    graph = data if found is None else found.graph
+def as_data(data: object, *kinds: type) -> Data:
+    """Return ``Data`` of one of these classes of graphs, from such data or a graph alone."""
+    graph = data.graph if isinstance(data, Data) else data
     if not isinstance(graph, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        given = type(graph).__name__ if found is None else f"one of {type(graph).__name__}"
-        raise TypeError(f"data must be a {wanted}, or Data of one, got {given}")
-    return Data(graph) if found is None else found
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        kind = type(graph).__name__ if graph is data else f"one of {type(graph).__name__}"
+        raise TypeError(f"data must be a {expected}, or Data of one, got {kind}")
+    return data if isinstance(data, Data) else Data(graph)
 
 
-def named(name: str, tree: Any) -> Mapping[str, Any]:
-    """Arrays by name, for who takes no other trees.
-
-    Raises:
-        TypeError: these have no names.
-    """
+def named(name: str, tree: Tree) -> Mapping[str, Any]:
+    """Check that a tree is arrays by name; errors call it ``name``."""
     if not isinstance(tree, Mapping):
         raise TypeError(f"{name} must be a mapping by name, got {type(tree).__name__}")
-    if other := [key for key in tree if not isinstance(key, str)]:
-        raise TypeError(f"{name} must have text as names, got {other[0]!r}: rename it")
+    if keys := [key for key in tree if not isinstance(key, str)]:
+        raise TypeError(f"{name} must have text as names, got {keys[0]!r}: rename it")
     return tree
 
 
 def package(module: str, pip: str) -> Any:
-    """A module of a package that is imported only where it is used.
-
-    Raises:
-        ImportError: it is not installed; the error says how to.
-    """
+    """Import a module of an optional package; the ImportError says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -266,32 +262,28 @@ def package(module: str, pip: str) -> Any:
         raise ImportError(f"{module} is not installed: pip install {pip}") from error
 
 
-def objects(values: Sequence[Any]) -> np.ndarray:
-    """Values of any kind, tuples too, as one array of them."""
+def objects(values: Sequence[object]) -> np.ndarray:
+    """Return an array of objects, which may be tuples."""
     return np.fromiter(values, object, len(values))
 
 
-def names_of(values: Iterable[Any]) -> np.ndarray | None:
-    """Names of any kind as an array; None where they are 0, 1, 2, ..."""
+def names_of(values: Iterable[object]) -> np.ndarray | None:
+    """Return names as an array of objects; None if they are 0, 1, 2 and so on."""
     names = list(values)
-    numbers = all(type(name) is int for name in names) and names == list(range(len(names)))
-    return None if numbers else objects(names)
+    are_numbers = all(type(name) is int for name in names) and names == list(range(len(names)))
+    return None if are_numbers else objects(names)
 
 
-def listed(names: Any, size: int) -> list[Any]:
-    """Names as values of Python; by default 0, 1, 2, ..."""
+def as_list(names: Iterable[object] | None, size: int) -> list[Any]:
+    """Return names as values of Python; by default 0, 1, 2 and so on."""
     if names is None:
         return list(range(size))
     return names.tolist() if isinstance(names, np.ndarray) else list(names)
 
 
-def distinct(name: str, names: Any, size: int) -> list[Any]:
-    """Names likewise, of which none is given twice.
-
-    Raises:
-        ValueError: one is.
-    """
-    values = listed(names, size)
+def distinct(name: str, names: Iterable[object] | None, size: int) -> list[Any]:
+    """Return names as values of Python, after a check that they differ from each other."""
+    values = as_list(names, size)
     if len(set(values)) < len(values):
         value, count = Counter(values).most_common(1)[0]
         raise ValueError(f"{name} must differ from each other, got {value!r} {count} times")
@@ -301,22 +293,18 @@ def distinct(name: str, names: Any, size: int) -> list[Any]:
 # --- Columns of values of Python ------------------------------------------------------------------
 
 
-def column(values: list[Any]) -> np.ndarray:
-    """One value for each node or edge: numbers and lists of one shape as numbers, else objects.
-
-    None stands for a value that is missing.
-    """
+def column(values: list[object]) -> np.ndarray:
+    """Return numbers, or lists of numbers of one shape, as an array; other values as objects."""
     kinds = {type(value) for value in values}
     if kinds == {int}:
         for dtype in (np.int64, np.uint64):
             with contextlib.suppress(OverflowError):
                 return np.array(values, dtype)
         return objects(values)
-    plain = kinds == {bool} or kinds <= {int, float} or kinds <= {list, np.ndarray}
-    if kinds and (plain or all(issubclass(kind, np.generic) for kind in kinds)):
-        with contextlib.suppress(
-            ValueError, OverflowError
-        ):  # rows of several lengths, large numbers
+    is_plain = kinds == {bool} or kinds <= {int, float} or kinds <= {list, np.ndarray}
+    if kinds and (is_plain or all(issubclass(kind, np.generic) for kind in kinds)):
+        # Lists of several lengths and integers of more than 64 bits stay objects.
+        with contextlib.suppress(ValueError, OverflowError):
             array = np.asarray(values)
             if array.dtype.kind in "biufc":
                 return array
@@ -324,17 +312,13 @@ def column(values: list[Any]) -> np.ndarray:
 
 
 def columns(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Dicts of attributes, one for each node or edge, as columns by name.
-
-    Raises:
-        TypeError: a name is no text; the error calls the rows ``title``.
-    """
+    """Convert dictionaries of attributes, which errors call ``title``, to columns by name."""
     names = named(title, dict.fromkeys(name for row in rows for name in row))
     return {name: column([row.get(name) for row in rows]) for name in names}
 
 
 def attributes(table: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
-    """Columns by name as dicts, one for each node or edge, without what is missing."""
+    """Convert columns by name to dictionaries of attributes, without missing values."""
     rows: list[dict[str, Any]] = [{} for _ in range(size)]
     for name, values in table.items():
         for row, value in zip(rows, np.asarray(values).tolist(), strict=True):

@@ -1,10 +1,12 @@
-"""PyTorch Geometric: ``Data``, ``HeteroData``, and a ``Batch`` of the former."""
+"""Conversions of PyTorch Geometric: ``Data``, ``HeteroData``, and ``Batch`` of the former."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,25 +15,25 @@ from jax_gnn.convert._torch import from_tensor, to_tensor
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 
+PygData: TypeAlias = Any
+"""``Data``, ``HeteroData`` or ``Batch`` of PyTorch Geometric, which is imported only on use."""
+Store: TypeAlias = Any
+"""Attributes of such data, of one type of nodes or edges if there are several."""
+
 STRUCTURE = "edge_index", "num_nodes"
 
 
-def from_pyg(data: Any) -> Data:
-    """Reads a ``Data``, a ``HeteroData``, or a ``Batch`` of the former, of PyTorch Geometric.
+def from_pyg(data: PygData) -> Data:
+    """Read a ``Data``, a ``HeteroData``, or a ``Batch`` of the former, of PyTorch Geometric.
 
     Args:
-        data: with ``edge_index``, or without edges.
+        data: the data, with ``edge_index``, or without edges.
 
     Returns:
-        Attributes with a row for each node are ``nodes``, with one for each edge ``edges``; where
-        both fit, those with "edge" in their names are of edges. All others are ``globals``, those
-        of a batch with a row for each graph, or as a list. ``report`` says which attributes of
-        the types of a ``HeteroData`` were dropped, as they have no rows.
-
-    Raises:
-        ImportError: torch_geometric is not installed.
-        TypeError: it is none of these.
-        ValueError: edges are a sparse matrix (``adj_t``), or an id is out of range.
+        ``Data``. Attributes with a row for each node are ``nodes``, with a row for each edge
+        ``edges``; if both fit, the word "edge" in the name decides. All others are ``globals``; of
+        a batch they have a row for each graph, or are lists. ``report`` names attributes of types
+        of a ``HeteroData`` that were dropped, as they have no rows.
     """
     pyg = package("torch_geometric.data", "torch-geometric")
     is_batch = isinstance(data, pyg.Batch)
@@ -50,18 +52,21 @@ def from_pyg(data: Any) -> Data:
     return replace(_from_graphs(graphs, is_batch=True), n_node=n_node, n_edge=n_edge)
 
 
-def _from_graphs(graphs: list[Any], is_batch: bool) -> Data:
-    """One graph, or several one after another."""
+def _from_graphs(graphs: list[PygData], is_batch: bool) -> Data:
+    """Read one graph, or join several, whose nodes follow one another."""
     sizes = {
         "nodes": [graph.num_nodes or 0 for graph in graphs],
         "edges": [graph.num_edges for graph in graphs],
     }
     starts = np.cumsum([0, *sizes["nodes"]])
-    ends = [_edge_index("data", g._store) + start for g, start in zip(graphs, starts, strict=False)]
+    edges = [
+        _edge_index("data", g._store) + start for g, start in zip(graphs, starts, strict=False)
+    ]
     parts: dict[str, Any] = {"nodes": {}, "edges": {}, "globals": {}}
     for key, first in graphs[0]._store.items():
         if key in STRUCTURE:
             continue
+        # An attribute must have rows in all graphs of a batch to be of nodes or edges.
         values = [_read(f"data[{key!r}]", graph[key]) for graph in graphs]
         by_row = graphs[0].__cat_dim__(key, first) == 0
         lengths = [_length(value) if by_row else None for value in values]
@@ -71,16 +76,17 @@ def _from_graphs(graphs: list[Any], is_batch: bool) -> Data:
             parts[part][key] = values[0]
         else:
             parts[part][key] = _joined(values, by_row=part != "globals")
-    edge_index = np.concatenate(ends, axis=1)
+    edge_index = np.concatenate(edges, axis=1)
     return Data(Graph.from_edges(*edge_index, num_nodes=int(starts[-1])), **parts)
 
 
-def _from_hetero(data: Any) -> Data:
+def _from_hetero(data: PygData) -> Data:
     sizes = {key: int(store.num_nodes or 0) for key, store in data.node_items()}
     edges = {key: _edge_index(f"data[{key!r}]", store) for key, store in data.edge_items()}
-    rows = {**sizes, **{key: ends.shape[1] for key, ends in edges.items()}}
+    rows = {**sizes, **{key: index.shape[1] for key, index in edges.items()}}
     columns: dict[Any, dict[str, Any]] = {key: {} for key in rows}
     report = []
+    # Attributes without a row for each node or edge of their type are reported.
     for key, store in (*data.node_items(), *data.edge_items()):
         for name, value in store.items():
             if name in STRUCTURE:
@@ -99,8 +105,8 @@ def _from_hetero(data: Any) -> Data:
     )
 
 
-def _edge_index(name: str, store: Any) -> np.ndarray:
-    """``(2, num_edges)``, sources first."""
+def _edge_index(name: str, store: Store) -> np.ndarray:
+    """Read the edges, ``(2, num_edges)``, sources first."""
     for key in ("adj", "adj_t"):
         if key in store:
             raise ValueError(f"{name} must have its edges as edge_index, got {key}")
@@ -109,20 +115,20 @@ def _edge_index(name: str, store: Any) -> np.ndarray:
     return from_tensor(f"{name}.edge_index", store["edge_index"])
 
 
-def _read(name: str, value: Any) -> Any:
-    """A tensor as an array; what else there is stays as it is."""
+def _read(name: str, value: object) -> Any:
+    """Convert a tensor to an array; return other values unchanged."""
     return from_tensor(name, value) if hasattr(value, "detach") else value
 
 
-def _length(value: Any) -> int | None:
-    """The number of rows, if there are some."""
+def _length(value: object) -> int | None:
+    """Return the number of rows; None for values without rows."""
     if isinstance(value, np.ndarray):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, list | tuple) else None
 
 
 def _joined(values: list[Any], by_row: bool) -> Any:
-    """Rows one after another, or a list of what graphs have as a whole, if not a row each."""
+    """Concatenate the rows of several graphs, or list values of graphs that are not one row."""
     if all(isinstance(value, np.ndarray) and value.ndim for value in values):
         if by_row or all(len(value) == 1 for value in values):
             return np.concatenate(values)
@@ -131,80 +137,80 @@ def _joined(values: list[Any], by_row: bool) -> Any:
     return values
 
 
-def to_pyg(data: Any) -> Any:
-    """Makes a ``Data``, a ``HeteroData`` for a ``HeteroGraph``, or a ``Batch`` where there is one.
+def to_pyg(data: Data | Graph | HeteroGraph) -> PygData:
+    """Make a ``Data``, a ``HeteroData`` for a ``HeteroGraph``, or a ``Batch`` for a batch.
 
-    Arrays become tensors on the host in their dtypes, and arrays of objects lists. Names are left
-    out, and so are edges of a relation of nodes to themselves.
+    Arrays become tensors on the host in their dtypes, and arrays of objects lists. Names and the
+    edges of a self-relation are left out.
 
     Args:
-        data: ``Data`` of a ``Graph`` or a ``HeteroGraph``, or one of these alone.
-
-    Raises:
-        ImportError: torch_geometric is not installed.
-        TypeError: ``data`` is none of these, or its arrays have no names.
-        ValueError: an edge of a batch leaves its graph, a number of values is wrong, or nodes and
-            edges share a name.
+        data: a ``Graph`` or a ``HeteroGraph``, or ``Data`` of one.
     """
     pyg = package("torch_geometric.data", "torch-geometric")
     data = as_data(data, Graph, HeteroGraph)
     if isinstance(data.graph, HeteroGraph):
-        made = pyg.HeteroData()
-        _write(made, data.globals)
+        hetero = pyg.HeteroData()
+        _write(hetero, data.globals)
         for kind, size in data.graph.num_nodes.items():
-            _write(made[kind], data.nodes.get(kind, {}), size)
+            _write(hetero[kind], data.nodes.get(kind, {}), size)
         for key, edges in edges_by_type(data.graph).items():
-            made[key].edge_index = to_tensor(np.stack([edges.src, edges.dst]))
-            _write(made[key], edges.values(f"edges[{key!r}]", data.edges.get(key, {})))
-        return made
+            hetero[key].edge_index = to_tensor(np.stack([edges.src, edges.dst]))
+            _write(hetero[key], edges.values(f"edges[{key!r}]", data.edges.get(key, {})))
+        return hetero
     edges = edges_of(data.graph)
     edge_index = np.stack([edges.src, edges.dst])
-    nodes, whole = named("nodes", data.nodes), named("globals", data.globals)
+    nodes, global_values = named("nodes", data.nodes), named("globals", data.globals)
     values = edges.values("edges", named("edges", data.edges))
-    for name, count in Counter([*nodes, *values, *whole]).items():
+    # PyG has one namespace for all attributes.
+    for name, count in Counter([*nodes, *values, *global_values]).items():
         if count > 1:
             raise ValueError(
                 f"nodes, edges and globals must share no name for PyG, got {name!r} in {count}"
             )
     if data.n_node is None or data.n_edge is None:
-        return _graph(pyg, edge_index, values, whole, nodes, data.graph.num_nodes)
-    for name, value in whole.items():
+        attributes = {**values, **global_values}
+        return _graph(pyg, edge_index, attributes, nodes, data.graph.num_nodes)
+    for name, value in global_values.items():
         if _length(np.asarray(value) if hasattr(value, "shape") else value) != len(data.n_node):
             raise ValueError(
                 f"globals[{name!r}] must have a row for each of {len(data.n_node)} graphs, got "
                 f"{value!r:.80}"
             )
+    # A batch is split into its graphs, from which PyG makes one of its own.
     graphs = []
-    starts, first = (np.cumsum([0, *counts]) for counts in (data.n_node, data.n_edge))
+    node_starts, edge_starts = (np.cumsum([0, *n]) for n in (data.n_node, data.n_edge))
     for i, num_nodes in enumerate(data.n_node):
-        rows, own = (slice(ends[i], ends[i + 1]) for ends in (starts, first))
-        ends = edge_index[:, own] - starts[i]
-        if ends.size and not 0 <= ends.min() <= ends.max() < num_nodes:
+        node_rows = slice(node_starts[i], node_starts[i + 1])
+        edge_rows = slice(edge_starts[i], edge_starts[i + 1])
+        local = edge_index[:, edge_rows] - node_starts[i]
+        if local.size and not 0 <= local.min() <= local.max() < num_nodes:
             raise ValueError(
                 f"n_edge must count edges within their graphs, got {data.n_edge[i]} for graph {i}, "
                 "of which some leave it"
             )
-        its = {
-            key: value[i : i + 1] if hasattr(value, "shape") else value[i]
-            for key, value in whole.items()
-        }
-        its_nodes = {key: value[rows] for key, value in nodes.items()}
-        its_values = {key: value[own] for key, value in values.items()}
-        graphs.append(_graph(pyg, ends, its_values, its, its_nodes, int(num_nodes)))
+        attributes = {key: value[edge_rows] for key, value in values.items()}
+        for name, value in global_values.items():
+            attributes[name] = value[i : i + 1] if hasattr(value, "shape") else value[i]
+        node_values = {key: value[node_rows] for key, value in nodes.items()}
+        graphs.append(_graph(pyg, local, attributes, node_values, int(num_nodes)))
     return pyg.Batch.from_data_list(graphs)
 
 
 def _graph(
-    pyg: Any, edge_index: np.ndarray, values: Any, whole: Any, nodes: Any, num_nodes: int
-) -> Any:
-    made = pyg.Data(edge_index=to_tensor(edge_index))
-    _write(made, {**values, **whole})
-    _write(made, nodes, num_nodes)
-    return made
+    pyg: ModuleType,
+    edge_index: np.ndarray,
+    attributes: Mapping[str, Any],
+    nodes: Mapping[str, Any],
+    num_nodes: int,
+) -> PygData:
+    data = pyg.Data(edge_index=to_tensor(edge_index))
+    _write(data, attributes)
+    _write(data, nodes, num_nodes)
+    return data
 
 
-def _write(store: Any, columns: Any, num_nodes: int | None = None) -> None:
-    """Sets attributes, and the number of nodes where they do not tell it."""
+def _write(store: Store, columns: Mapping[str, Any], num_nodes: int | None = None) -> None:
+    """Set attributes, and the number of nodes unless PyG infers it from them."""
     for key, value in columns.items():
         if not hasattr(value, "shape"):
             store[key] = value

@@ -1,8 +1,8 @@
-"""Sparse matrices: scipy's, and those of ``jax.experimental.sparse``."""
+"""Conversions of sparse matrices: scipy's, and those of ``jax.experimental.sparse``."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import numpy as np
@@ -13,113 +13,110 @@ from jax_gnn.convert._data import Data, as_data, edges_of, incidences_of, named
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
-WEIGHT = "weight"  # what values of a matrix are called among those of edges
+WEIGHT = "weight"  # the column of edges that holds the values of a matrix
 Format = Literal["coo", "csr", "csc"]
+SparseArray: TypeAlias = Any
+"""A sparse array of scipy or of JAX, of any format."""
 
 
-def from_scipy(matrix: Any) -> Data:
-    """Reads an adjacency matrix ``(num_dst, num_src)`` of scipy: each stored entry is an edge.
+def from_scipy(matrix: SparseArray) -> Data:
+    """Read an adjacency matrix ``(num_dst, num_src)`` of scipy: each stored entry is an edge.
 
     Args:
-        matrix: a sparse matrix or array of any format. Zeros that it stores are edges, too.
+        matrix: a sparse matrix or array of any format. Stored zeros are edges, too.
 
     Returns:
-        ``edges["weight"]`` are the values, in the dtype and the order of the matrix.
-
-    Raises:
-        TypeError: it is no sparse matrix of scipy.
-        ValueError: it is not two-dimensional, or not a valid one.
+        ``Data``, where ``edges["weight"]`` are the values, in the dtype and order of the matrix.
     """
     coo = arguments.check_sparse("matrix", matrix, "(num_dst, num_src)")
     return Data(Graph.from_scipy(coo), edges={WEIGHT: np.array(coo.data)})
 
 
-def to_scipy(data: Any, values: str | None = None, *, format: Format = "coo") -> Any:
-    """Makes a sparse array of scipy, the adjacency ``(num_dst, num_src)``.
+def to_scipy(
+    data: Data | Graph | Hypergraph, values: str | None = None, *, format: Format = "coo"
+) -> SparseArray:
+    """Make a sparse array of scipy, the adjacency ``(num_dst, num_src)``.
 
-    Of a hypergraph it is the incidence ``(num_nodes, num_hyperedges)``.
+    For a hypergraph, this is the incidence matrix ``(num_nodes, num_hyperedges)``.
 
     Args:
-        data: ``Data`` of a ``Graph`` or of an undirected ``Hypergraph``, or one alone.
-        values: the name of a column of ``edges``, of a hypergraph of ``incidences``; by default
-            ``"weight"``, where there is one, else ones in float32.
-        format: ``"coo"``, in the order of the input, equal entries apart; ``"csr"`` or ``"csc"``,
-            in which equal entries are summed.
-
-    Raises:
-        TypeError: ``data`` is none of these.
-        ValueError: the hypergraph is directed, or ``values`` or ``format`` is unknown.
+        data: a ``Graph`` or an undirected ``Hypergraph``, or ``Data`` of one.
+        values: name of a column of ``edges``, or of ``incidences`` of a hypergraph; by default
+            ``"weight"`` if it exists, else ones in float32.
+        format: ``"coo"``, in the order of the input, with repeated entries; ``"csr"`` or ``"csc"``,
+            which sum repeated entries.
     """
     if format not in get_args(Format):
         raise ValueError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
-    rows, cols, entries, shape = _coordinates(data, values)
+    rows, cols, entries, shape = _Entries.of(data, values)
     if entries.ndim != 1:
         raise ValueError(f"values must be a number for each edge, got shape {entries.shape}")
     return scipy.sparse.coo_array((entries, (rows, cols)), shape=shape).asformat(format)
 
 
-def _coordinates(data: Any, values: str | None) -> tuple[Any, Any, Any, tuple[int, int]]:
-    """Rows, columns and values of a matrix in the order of the input, and its shape."""
-    data = as_data(data, Graph, Hypergraph)
-    graph, part = data.graph, "edges"
-    if isinstance(graph, Hypergraph):
-        edges, graph, part = incidences_of(graph), graph.graph, "incidences"
-    else:
-        edges = edges_of(graph)
-    columns = named(part, getattr(data, part))
-    if values is None and WEIGHT not in columns:
-        entries = np.ones(len(edges.src), np.float32)
-    else:
-        key = WEIGHT if values is None else values
-        if key not in columns:
-            raise ValueError(f"values must be among {part}, {', '.join(columns)}, got {key!r}")
-        entries = np.asarray(edges.values(f"{part}[{key!r}]", columns[key]))
-    shape = graph.num_dst, graph.num_src
-    if isinstance(data.graph, Hypergraph):
-        return edges.src, edges.dst, entries, shape[::-1]
-    return edges.dst, edges.src, entries, shape
+class _Entries(NamedTuple):
+    """Entries of a matrix in the order of the input, and its shape."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, data: Data | Graph | Hypergraph, values: str | None) -> _Entries:
+        data = as_data(data, Graph, Hypergraph)
+        graph, part = data.graph, "edges"
+        if isinstance(graph, Hypergraph):
+            edges, graph, part = incidences_of(graph), graph.graph, "incidences"
+        else:
+            edges = edges_of(graph)
+        columns = named(part, getattr(data, part))
+        if values is None and WEIGHT not in columns:
+            entries = np.ones(len(edges.src), np.float32)
+        else:
+            key = WEIGHT if values is None else values
+            if key not in columns:
+                raise ValueError(f"values must be among {part}, {', '.join(columns)}, got {key!r}")
+            entries = np.asarray(edges.values(f"{part}[{key!r}]", columns[key]))
+        if part == "incidences":
+            return cls(edges.src, edges.dst, entries, (graph.num_src, graph.num_dst))
+        return cls(edges.dst, edges.src, entries, (graph.num_dst, graph.num_src))
 
 
-def from_bcoo(matrix: Any) -> Data:
-    """Reads an adjacency matrix ``(num_dst, num_src)``, a ``BCOO`` of JAX.
+def from_bcoo(matrix: SparseArray) -> Data:
+    """Read an adjacency matrix ``(num_dst, num_src)``, a ``BCOO`` of JAX.
 
     Args:
-        matrix: of concrete arrays, without batch dimensions; values may have features.
+        matrix: the matrix, of concrete arrays, without batch dimensions; values may have features.
 
     Returns:
-        ``edges["weight"]`` are the values. Padding, whose indices are out of range, is dropped,
-        and ``report`` says so.
-
-    Raises:
-        TypeError: it is no ``BCOO``.
-        ValueError: it has batch dimensions.
+        ``Data``, where ``edges["weight"]`` are the values. Padding, which has indices out of range,
+        is dropped; ``report`` counts it.
     """
     _check(matrix, "BCOO", ("indices", "data"))
     dst, src = np.asarray(matrix.indices).T
     return _from_entries(src, dst, matrix)
 
 
-def from_bcsr(matrix: Any) -> Data:
-    """Reads an adjacency matrix ``(num_dst, num_src)``, a ``BCSR`` of JAX, like :func:`from_bcoo`.
+def from_bcsr(matrix: SparseArray) -> Data:
+    """Read an adjacency matrix ``(num_dst, num_src)``, a ``BCSR`` of JAX.
 
     Args:
-        matrix: of concrete arrays, without batch dimensions.
+        matrix: the matrix, of concrete arrays, without batch dimensions; values may have features.
 
     Returns:
-        Likewise; padding is past the end of the last row.
-
-    Raises:
-        TypeError: it is no ``BCSR``.
-        ValueError: it has batch dimensions.
+        ``Data``, where ``edges["weight"]`` are the values. Padding, which comes after the last row,
+        is dropped; ``report`` counts it.
     """
     _check(matrix, "BCSR", ("indices", "indptr", "data"))
     indptr, src = np.asarray(matrix.indptr), np.asarray(matrix.indices)
+    # Entries after the last row are padding, with a row out of range.
     dst = np.full(len(src), len(indptr) - 1)
     dst[: indptr[-1]] = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     return _from_entries(src, dst, matrix)
 
 
-def _check(matrix: Any, kind: str, parts: tuple[str, ...]) -> None:
+def _check(matrix: SparseArray, kind: str, parts: tuple[str, ...]) -> None:
     if type(matrix).__name__ != kind or not all(hasattr(matrix, part) for part in parts):
         raise TypeError(
             f"matrix must be a {kind} of jax.experimental.sparse, got {type(matrix).__name__}"
@@ -128,49 +125,42 @@ def _check(matrix: Any, kind: str, parts: tuple[str, ...]) -> None:
         raise ValueError(f"matrix must have no batch dimensions, got {matrix.n_batch}")
 
 
-def _from_entries(src: np.ndarray, dst: np.ndarray, matrix: Any) -> Data:
+def _from_entries(src: np.ndarray, dst: np.ndarray, matrix: SparseArray) -> Data:
     num_dst, num_src = matrix.shape[:2]
-    there = (src >= 0) & (src < num_src) & (dst >= 0) & (dst < num_dst)
-    dropped = len(there) - int(there.sum())
-    report = (f"matrix: {dropped} of {len(there)} entries are padding: dropped",) if dropped else ()
-    graph = Graph.from_edges(src[there], dst[there], num_src=num_src, num_dst=num_dst)
-    return Data(graph, edges={WEIGHT: np.asarray(matrix.data)[there]}, report=report)
+    valid = (src >= 0) & (src < num_src) & (dst >= 0) & (dst < num_dst)
+    dropped = len(valid) - int(valid.sum())
+    report = (f"matrix: {dropped} of {len(valid)} entries are padding: dropped",) if dropped else ()
+    graph = Graph.from_edges(src[valid], dst[valid], num_src=num_src, num_dst=num_dst)
+    return Data(graph, edges={WEIGHT: np.asarray(matrix.data)[valid]}, report=report)
 
 
-def to_bcoo(data: Any, values: str | None = None) -> Any:
-    """Makes a ``BCOO`` of JAX, the adjacency ``(num_dst, num_src)``, in the order of the input.
+def to_bcoo(data: Data | Graph | Hypergraph, values: str | None = None) -> SparseArray:
+    """Make a ``BCOO`` of JAX, the adjacency ``(num_dst, num_src)``, in the order of the input.
 
     Args:
-        data: as :func:`to_scipy` takes it.
-        values: likewise; ``(num_edges, *features)``.
-
-    Raises:
-        TypeError: as :func:`to_scipy`.
-        ValueError: likewise.
+        data: as of :func:`to_scipy`.
+        values: as of :func:`to_scipy`, but ``(num_edges, *features)``.
     """
     from jax.experimental import sparse
 
-    rows, cols, entries, shape = _coordinates(data, values)
+    rows, cols, entries, shape = _Entries.of(data, values)
     indices = np.stack([rows, cols], axis=1).astype(np.int32)
     arrays = jax.device_put((entries, indices))
     return sparse.BCOO(arrays, shape=(*shape, *entries.shape[1:]))
 
 
-def to_bcsr(data: Any, values: str | None = None) -> Any:
-    """Makes a ``BCSR`` of JAX, likewise, in the order of the input within each row.
+def to_bcsr(data: Data | Graph | Hypergraph, values: str | None = None) -> SparseArray:
+    """Make a ``BCSR`` of JAX, whose rows have their entries in the order of the input.
 
     Args:
-        data: as :func:`to_scipy` takes it.
-        values: likewise; ``(num_edges, *features)``.
-
-    Raises:
-        TypeError: as :func:`to_scipy`.
-        ValueError: likewise.
+        data: as of :func:`to_scipy`.
+        values: as of :func:`to_scipy`, but ``(num_edges, *features)``.
     """
     from jax.experimental import sparse
 
-    rows, cols, entries, shape = _coordinates(data, values)
+    rows, cols, entries, shape = _Entries.of(data, values)
     order = np.argsort(rows, kind="stable")
+    # A stable sort keeps the order of the input within rows.
     indptr = np.searchsorted(rows[order], np.arange(shape[0] + 1))
     parts = entries[order], cols[order].astype(np.int32), indptr.astype(np.int32)
     return sparse.BCSR(jax.device_put(parts), shape=(*shape, *entries.shape[1:]))

@@ -1,17 +1,19 @@
-"""Tables of edges and of nodes: CSV, data frames, Arrow."""
+"""Conversions of tables of edges and of nodes: CSV, data frames, Arrow."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jax_gnn.convert._columns import encode, numbers, read_columns
+from jax_gnn.convert._columns import Column, Table, encode, numbers, read_columns
 from jax_gnn.convert._data import (
+    Container,
     Data,
+    Tree,
     as_data,
     edges_by_type,
     edges_of,
@@ -24,12 +26,13 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
-RELATIONS = "relations"  # beside the types of nodes, of which a graph without types has one, ""
+# Names are kept by kind: a type of nodes, which is "" without types, or one of these.
+RELATIONS, HYPEREDGES = "relations", "hyperedges"
 
 
 def from_table(
-    edges: Any,
-    nodes: Any = None,
+    edges: Table,
+    nodes: Table | None = None,
     *,
     src: str = "src",
     dst: str = "dst",
@@ -39,45 +42,38 @@ def from_table(
     one_hot: str | Sequence[str] = (),
     labels: str | Sequence[str] = (),
 ) -> Data:
-    """Reads a graph from a table of edges and, perhaps, one of nodes.
+    """Read a graph from a table of edges and, optionally, one of nodes.
 
     A table is the path of a CSV file with a header (TSV by its suffix, Parquet by pyarrow), a
-    mapping of columns, or a data frame of pandas or polars, or whatever else has the Arrow C
+    mapping of columns, a data frame of pandas or polars, or any other object with the Arrow C
     stream interface, which pyarrow reads. Text may be compressed (``.gz``, ``.zst`` by pyarrow). A
-    file of another suffix that begins with ``#`` is a list of edges as SNAP has them: comments, and
-    fields between white space, of which the first two are the ends.
+    file of another suffix that begins with ``#`` is a list of edges in SNAP's format: comments, and
+    fields between white space, of which the first two are source and destination.
 
-    Edges name nodes by text or integers; one whose end is missing, or stands in no row of
-    ``nodes``, is dropped. Where integers stand beside text, they are text, and 1.0 is 1. The index
-    of a data frame is no column, unless it has the name of one that is asked for. What was dropped,
-    missing or repeated is in ``report``, and one warning says it.
+    Edges name nodes by text or integers. Edges with a missing name, or a name in no row of
+    ``nodes``, are dropped. If some names are text, integers become text; 1.0 is 1. The index of a
+    data frame is a column only if an argument has its name. ``report`` and one warning say what was
+    dropped, missing or repeated.
 
     Args:
-        edges: a row for each edge; or such tables by (source type, relation, destination type).
-        nodes: a row for each node, or tables by type. Without one, nodes are the names in
-            ``edges`` in order.
-        src: the column of ``edges`` that names where each starts.
-        dst: that which names where it ends.
-        node: the column of ``nodes`` that names each.
-        relation: the column of ``edges`` that names the relation of each, if any; of one type.
-        hypergraph: whether ``dst`` names hyperedges: each row says that a node is in one.
+        edges: table with a row for each edge; or such tables by (source type, relation, destination
+            type).
+        nodes: table with a row for each node, or such tables by type. Without one, the nodes are
+            the names in ``edges`` in ascending order.
+        src: column of ``edges`` with the name of the source.
+        dst: column of ``edges`` with the name of the destination.
+        node: column of ``nodes`` with the name of the node.
+        relation: column of ``edges`` with the name of the relation, for a table without types.
+        hypergraph: whether ``dst`` names hyperedges: each row puts a node into one.
         one_hot: columns of either table that become a column for each of their values.
-        labels: columns that become numbers of their values, -1 where missing.
+        labels: columns that become the numbers of their values, -1 if missing.
 
     Returns:
-        ``Data`` of a ``Graph``; of a ``RelationalGraph`` if ``relation`` is given, of a
-        ``HeteroGraph`` of tables by type, of a ``Hypergraph``, whose memberships are
-        ``incidences``, if that is wanted. All other columns of numbers are float32, NaN where
-        missing, or of 64 bits if float32 would round numbers beyond 2**24, such as times; those of
-        text are dropped. ``categories`` has the values of ``one_hot`` and
-        ``labels``, those of all tables together.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: a table wants pyarrow, which is not installed.
-        TypeError: a table is none of these, or names are neither text nor integers.
-        ValueError: a column is not there or is named for two purposes, ``nodes`` names one twice or
-            has none, rows differ in length, or options exclude each other.
+        ``Data`` of a ``Graph``; of a ``RelationalGraph`` with ``relation``, of a ``HeteroGraph``
+        from tables by type, of a ``Hypergraph`` with ``hypergraph``, where columns of ``edges`` are
+        ``incidences``. Other columns of numbers are float32, NaN if missing, or of 64 bits if
+        float32 would round numbers beyond 2**24, such as times; columns of text are dropped.
+        ``categories`` has the values of ``one_hot`` and ``labels``, of all tables together.
 
     Example:
         >>> edges = {"src": ["ann", "bob"], "dst": ["bob", "eve"], "years": [2, 5]}
@@ -86,61 +82,68 @@ def from_table(
         (['ann', 'bob', 'eve'], Graph(num_nodes=3, num_edges=2), array([2., 5.], dtype=float32))
     """
     by_type = isinstance(edges, Mapping) and any(isinstance(key, tuple) for key in edges)
-    chosen = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
-    if sum(chosen.values()) > 1:
-        given = " and ".join(option for option, wanted in chosen.items() if wanted)
-        raise ValueError(f"edges must be of one kind: by type, relation or hypergraph, got {given}")
+    kinds = {"tables by type": by_type, "relation": relation is not None, "hypergraph": hypergraph}
+    if sum(kinds.values()) > 1:
+        chosen = " and ".join(kind for kind, is_chosen in kinds.items() if is_chosen)
+        raise ValueError(
+            f"edges must be of one kind: by type, relation or hypergraph, got {chosen}"
+        )
     if by_type and not isinstance(nodes, Mapping | None):
         raise TypeError(f"nodes must be tables by type, as edges are, got {type(nodes).__name__}")
     roles = [("src", src), ("dst", dst), *([] if relation is None else [("relation", relation)])]
     if len({column for _, column in roles}) < len(roles):
         options = ", ".join(f"{role}={column!r}" for role, column in roles)
         raise ValueError(f"edges must have a column for each of their ends, got {options}")
-    alone = "", "", "hyperedges" if hypergraph else ""  # the only type of edges
-    tables = [
+    single_type = "", "", HYPEREDGES if hypergraph else ""
+    edge_tables = [
         _Table.read("edges", key, table, by_type, roles)
-        for key, table in (edges if by_type else {alone: edges}).items()
+        for key, table in (edges if by_type else {single_type: edges}).items()
     ]
-    node_tables = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
-    members = {
+    nodes_by_type = (nodes or {}) if by_type else {} if nodes is None else {"": nodes}
+    # Tables of nodes fix the order of names; all others only add edges.
+    node_tables = {
         kind: _Table.read("nodes", kind, table, by_type, [("node", node)])
-        for kind, table in node_tables.items()
+        for kind, table in nodes_by_type.items()
     }
     report: list[str] = []
-    names, triples = _ids(tables, members, report)
-    sizes = {kind: len(each) for kind, each in names.items()}
-    graph: Any
+    names = _assign_ids(edge_tables, node_tables, report)
+    sizes = {kind: len(kind_names) for kind, kind_names in names.items()}
+    ids = [list(table.ids.values()) for table in edge_tables]
+    graph: Container
     if by_type:
-        graph = HeteroGraph.from_edges(triples, sizes)
+        pairs = {table.key: part for table, part in zip(edge_tables, ids, strict=True)}
+        graph = HeteroGraph.from_edges(pairs, sizes)
     elif hypergraph:
-        hyperedges = names.pop("hyperedges")
-        graph = Hypergraph.from_incidence(
-            *triples[alone], num_nodes=sizes[""], num_hyperedges=len(hyperedges)
-        )
+        size = sizes.pop(HYPEREDGES)
+        graph = Hypergraph.from_incidence(*ids[0], num_nodes=sizes[""], num_hyperedges=size)
     elif relation is None:
-        graph = Graph.from_edges(*triples[alone], num_nodes=sizes[""])
+        graph = Graph.from_edges(*ids[0], num_nodes=sizes[""])
     else:
-        starts, stops, kinds = triples[alone]
-        known = names.pop(RELATIONS)
-        graph = RelationalGraph.from_triples(starts, kinds, stops, sizes[""], len(known))
-        graph = replace(graph, relation_names=tuple(map(str, known.tolist())))
-    repeated, total = _repeated(graph)
+        sources, destinations, relations = ids[0]
+        relation_names = names.pop(RELATIONS)
+        graph = RelationalGraph.from_triples(
+            sources, relations, destinations, sizes[""], len(relation_names)
+        )
+        graph = replace(graph, relation_names=tuple(map(str, relation_names.tolist())))
+    repeated, total = _count_repeated(graph)
     if repeated:
         report.append(f"edges: {repeated} of {total} repeat another: kept")
-    both = [*tables, *members.values()]
-    categories = _categories(both, one_hot, labels)
-    for table in both:
-        table.convert(_listed(labels), categories, report)
+    # Categories are shared by all tables that have the column.
+    tables = [*edge_tables, *node_tables.values()]
+    categories = _encode_categories(tables, one_hot, labels)
+    for table in tables:
+        table.convert(_as_sequence(labels), categories, report)
+    edge_names = names.pop(HYPEREDGES) if hypergraph else None
     parts: dict[str, Any] = {
-        "edges": {table.key: table.rest for table in tables},
-        "nodes": {table.key: table.rest for table in members.values()},
-        "node_names": {kind: _unless_numbers(each) for kind, each in names.items()},
+        "edges": {table.key: table.columns for table in edge_tables},
+        "nodes": {table.key: table.columns for table in node_tables.values()},
+        "node_names": {kind: _unless_numbers(values) for kind, values in names.items()},
     }
     if not by_type:
-        parts = {part: next(iter(own.values()), {}) for part, own in parts.items()}
-    if hypergraph:
+        parts = {part: next(iter(values.values()), {}) for part, values in parts.items()}
+    if edge_names is not None:
         parts["incidences"] = parts.pop("edges")
-        parts["edge_names"] = _unless_numbers(hyperedges)
+        parts["edge_names"] = _unless_numbers(edge_names)
     if report:
         warnings.warn(f"from_table: {'; '.join(report)}", stacklevel=2)
     return Data(graph, **parts, categories=categories, report=tuple(report))
@@ -148,118 +151,129 @@ def from_table(
 
 @dataclass
 class _Table:
-    """A table that was read: the columns that name something, and all others.
+    """Table with its columns of names apart from all others.
 
-    Of edges the former are ids once they are known, the latter arrays of the rows that are left.
+    Attributes:
+        title: name of the table in errors.
+        key: its type of nodes, or (source type, relation, destination type).
+        ids: columns of names by their names in errors; `_assign_ids` replaces them by ids.
+        columns: all other columns.
+        is_kept: ``(rows,)`` booleans, the rows that are not dropped; None for all.
     """
 
     title: str
-    key: Any  # its type, or that of its edges
-    names: dict[str, Any]  # by what errors call them
-    rest: dict[str, Any]
-    kept: np.ndarray | None = None  # which rows are left; None means all
+    key: Any
+    ids: dict[str, Column]
+    columns: dict[str, Column]
+    is_kept: np.ndarray | None = None
 
     @classmethod
-    def read(cls, part: str, key: Any, table: Any, by_type: bool, roles: Any) -> _Table:
+    def read(
+        cls, part: str, key: object, table: Table, by_type: bool, roles: Sequence[tuple[str, str]]
+    ) -> _Table:
+        """Read a table of edges or nodes, whose columns of names are given by role."""
         title = f"{part}[{key!r}]" if by_type else part
         if part == "edges" and (not isinstance(key, tuple) or len(key) != 3):
             raise ValueError(
                 f"edges must be by (source type, relation, destination type), got the key {key!r}"
             )
-        rest = read_columns(title, table, [column for _, column in roles])
-        names = {}
+        columns = read_columns(title, table, [column for _, column in roles])
         for role, column in roles:
-            if column not in rest:
-                known = ", ".join(map(repr, rest))
-                raise ValueError(f"{role} must be a column of {title}, {known}, got {column!r}")
-            names[f"{title}[{column!r}]"] = _whole(rest[column])
-        own = {column for _, column in roles}
-        return cls(title, key, names, {k: each for k, each in rest.items() if k not in own})
+            if column not in columns:
+                names = ", ".join(map(repr, columns))
+                raise ValueError(f"{role} must be a column of {title}, {names}, got {column!r}")
+        ids = {f"{title}[{column!r}]": _as_integers(columns.pop(column)) for _, column in roles}
+        return cls(title, key, ids, columns)
 
-    def convert(self, labels: Sequence[str], categories: dict[str, Any], report: list[str]) -> None:
-        """Turns all other columns into numbers, of the rows that are left."""
-        for key, values in [*self.rest.items()]:
+    def convert(
+        self, labels: Sequence[str], categories: Mapping[str, np.ndarray], report: list[str]
+    ) -> None:
+        """Convert all other columns to numbers, in the rows that are kept."""
+        for key, values in [*self.columns.items()]:
             name = f"{self.title}[{key!r}]"
-            array: np.ndarray | None
-            if key in categories:  # of which it has the numbers already
+            if key in categories:  # already encoded
                 missing, array = values < 0, values.astype(np.int32)
                 if key not in labels:
                     array = (values[:, None] == np.arange(len(categories[key]))).astype(np.float32)
+            elif (array := numbers(values)) is None:
+                report.append(
+                    f"{name} holds no numbers, and is in neither one_hot nor labels: dropped"
+                )
+                del self.columns[key]
+                continue
             else:
-                array = numbers(values)
-                if array is None:
-                    report.append(
-                        f"{name} holds no numbers, and is in neither one_hot nor labels: dropped"
-                    )
-                    del self.rest[key]
-                    continue
                 missing = np.isnan(array)
                 if array.dtype != np.float32:
-                    left_out = self.title.startswith("nodes") and array.dtype.kind in "iu"
+                    by_name = self.title.startswith("nodes") and array.dtype.kind in "iu"
                     report.append(
                         f"{name} has numbers beyond 2**24, which float32 rounds: kept in "
-                        f"{array.dtype}{', so that features() takes it by name only' * left_out}"
+                        f"{array.dtype}{', so that features() takes it by name only' * by_name}"
                     )
             if missing.any():
                 report.append(f"{name}: {int(missing.sum())} of {missing.size} are missing")
-            self.rest[key] = array if self.kept is None else array[self.kept]
+            self.columns[key] = array if self.is_kept is None else array[self.is_kept]
 
 
-def _whole(values: Any) -> Any:
-    """Names that are integers, as floats beside NaN, as integers beside None; none are rounded."""
+def _as_integers(values: Column) -> Column:
+    """Convert floats without fractions to integers, with None for NaN: names as pandas has them."""
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         return values
-    there = np.isfinite(values)
-    known = values[there]
-    if (known != np.floor(known)).any() or (np.abs(known) >= 2**53).any():
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    if (finite != np.floor(finite)).any() or (np.abs(finite) >= 2**53).any():
         return values
-    whole = np.where(there, values, 0).astype(np.int64).astype(object)
-    whole[~there] = None
-    return whole
+    integers = np.where(is_finite, values, 0).astype(np.int64).astype(object)
+    integers[~is_finite] = None
+    return integers
 
 
-def _ids(
-    tables: Sequence[_Table], members: Mapping[str, _Table], report: list[str]
-) -> tuple[dict[str, np.ndarray], dict[Any, list[np.ndarray]]]:
-    """The names of the nodes of each type, and of relations; and of each table of edges the ids.
+def _assign_ids(
+    edge_tables: Sequence[_Table], node_tables: Mapping[str, _Table], report: list[str]
+) -> dict[str, np.ndarray]:
+    """Replace names in tables of edges by ids, and drop edges with unknown names.
 
-    Names are those of the table of nodes, else those of all edges in order.
+    Returns:
+        The names by kind, in the order of the table of nodes, or else ascending.
     """
+    # All columns that name one kind are encoded together: nodes first, then edges.
     columns: dict[str, list[tuple[_Table, str]]] = {
-        kind: [(table, name) for name in table.names] for kind, table in members.items()
+        kind: [(table, name) for name in table.ids] for kind, table in node_tables.items()
     }
-    for table in tables:
-        for kind, name in zip((table.key[0], table.key[2], RELATIONS), table.names, strict=False):
+    for table in edge_tables:
+        for kind, name in zip((table.key[0], table.key[2], RELATIONS), table.ids, strict=False):
             columns.setdefault(kind, []).append((table, name))
     names = {}
-    for kind, own in columns.items():
-        names[kind], codes = encode({name: table.names[name] for table, name in own})
-        kinds = set() if names[kind].dtype.kind in "iu" else {*map(type, names[kind].tolist())}
-        if not kinds <= {str} and kinds != {int}:
-            given = " and ".join(sorted(each.__name__ for each in kinds))
-            titles = ", ".join(name for _, name in own)
-            raise TypeError(f"{titles} must be text or integers, as names are, got {given}")
-        if kind in members:
-            rows, *codes = codes
-            names[kind], number = _once(members[kind].title, names[kind], rows)
-            own, codes = own[1:], [number[each] for each in codes]  # -1 is the last
-        for (table, name), each in zip(own, codes, strict=True):
-            table.names[name] = each
-    triples = {}
-    for table in tables:
-        ids = list(table.names.values())
-        there = np.logical_and.reduce([each >= 0 for each in ids])
-        if not there.all():
-            count = len(there) - int(there.sum())
-            what = f"{count} of {len(there)} name no node, or nothing: dropped"
-            report.append(f"{table.title}: {what}")
-            table.kept, ids = there, [each[there] for each in ids]
-        triples[table.key] = ids
-    return names, triples
+    for kind, sources in columns.items():
+        names[kind], codes = encode({name: table.ids[name] for table, name in sources})
+        types = set() if names[kind].dtype.kind in "iu" else {*map(type, names[kind].tolist())}
+        if not types <= {str} and types != {int}:
+            described = " and ".join(sorted(cls.__name__ for cls in types))
+            titles = ", ".join(name for _, name in sources)
+            raise TypeError(f"{titles} must be text or integers, as names are, got {described}")
+        if kind in node_tables:
+            names[kind], number = _node_order(node_tables[kind].title, names[kind], codes[0])
+            sources, codes = sources[1:], [number[code] for code in codes[1:]]
+        for (table, name), code in zip(sources, codes, strict=True):
+            table.ids[name] = code
+    for table in edge_tables:
+        # An edge is kept if all of its names are known.
+        valid = np.logical_and.reduce([ids >= 0 for ids in table.ids.values()])
+        if not valid.all():
+            count = f"{len(valid) - int(valid.sum())} of {len(valid)}"
+            report.append(f"{table.title}: {count} name no node, or nothing: dropped")
+            table.is_kept = valid
+            table.ids = {name: ids[valid] for name, ids in table.ids.items()}
+    return names
 
 
-def _once(title: str, names: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The names of a table of nodes, and for all names the rows; -1 for those that have none."""
+def _node_order(title: str, names: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the names in the order of a table of nodes, and for each name its row, or -1.
+
+    Args:
+        title: name of the table in errors.
+        names: all names.
+        rows: the number among these of the name in each row; -1 is missing.
+    """
     if (rows < 0).any():
         row = int(np.flatnonzero(rows < 0)[0])
         raise ValueError(f"{title} must have a name for each node, got none in row {row}")
@@ -267,131 +281,139 @@ def _once(title: str, names: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, 
     if counts.max() > 1:
         name = names.tolist()[int(counts.argmax())]
         raise ValueError(f"{title} must name each node once, got {name!r} {counts.max()} times")
-    number = np.full(len(names) + 1, -1)
+    number = np.full(len(names) + 1, -1)  # -1 picks the last element
     number[rows] = np.arange(len(rows))
     return names[rows], number
 
 
-def _listed(names: str | Sequence[str]) -> Sequence[str]:
+def _as_sequence(names: str | Sequence[str]) -> Sequence[str]:
     return (names,) if isinstance(names, str) else names
 
 
-def _categories(tables: Sequence[_Table], one_hot: Any, labels: Any) -> dict[str, np.ndarray]:
-    """The values of columns by name, those of all tables together; columns become their numbers."""
-    found: dict[str, np.ndarray] = {}
-    for option, names in (("one_hot", _listed(one_hot)), ("labels", _listed(labels))):
+def _encode_categories(
+    tables: Sequence[_Table], one_hot: str | Sequence[str], labels: str | Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Replace the values of columns by their numbers, and return the values by column."""
+    categories: dict[str, np.ndarray] = {}
+    for option, names in (("one_hot", _as_sequence(one_hot)), ("labels", _as_sequence(labels))):
         for name in names:
-            own = [table for table in tables if name in table.rest]
-            if not own:
-                known = ", ".join(repr(key) for table in tables for key in table.rest) or "of nodes"
-                raise ValueError(f"{option} must be among the columns {known}, got {name!r}")
-            if name in found:
+            sources = [table for table in tables if name in table.columns]
+            if not sources:
+                keys = (
+                    ", ".join(repr(key) for table in tables for key in table.columns) or "of nodes"
+                )
+                raise ValueError(f"{option} must be among the columns {keys}, got {name!r}")
+            if name in categories:
                 raise ValueError(f"one_hot and labels must share no column, got {name!r} in both")
-            found[name], codes = encode({f"{t.title}[{name!r}]": t.rest[name] for t in own})
-            for table, each in zip(own, codes, strict=True):
-                table.rest[name] = each
-    return found
+            columns = {f"{table.title}[{name!r}]": table.columns[name] for table in sources}
+            categories[name], codes = encode(columns)
+            for table, code in zip(sources, codes, strict=True):
+                table.columns[name] = code
+    return categories
 
 
-def _repeated(graph: Any) -> tuple[int, int]:
-    """How many edges or incidences equal another one before them, and of how many."""
-    graph = graph.graph if isinstance(graph, Hypergraph) else graph
-    graph = graph.relational if isinstance(graph, HeteroGraph) else graph
-    typed = isinstance(graph, RelationalGraph)
-    nodes = graph.nodes if typed else graph
-    same = True
-    for array in (nodes.rows, nodes.cols, *([graph.edge_types] if typed else [])):
+def _count_repeated(graph: Container) -> tuple[int, int]:
+    """Return the number of edges or incidences that repeat another, and of all."""
+    if isinstance(graph, HeteroGraph):
+        graph = graph.relational
+    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
+    edges = edges.graph if isinstance(edges, Hypergraph) else edges
+    types = [graph.edge_types] if isinstance(graph, RelationalGraph) else []
+    same: Any = True  # edges are sorted, so that repetitions are adjacent
+    for array in (edges.rows, edges.cols, *types):
         ids = np.asarray(array)
         same = same & (ids[1:] == ids[:-1])
-    return int(np.sum(same)), nodes.num_edges
+    return int(np.sum(same)), edges.num_edges
 
 
 def _unless_numbers(names: np.ndarray) -> np.ndarray | None:
+    """Return the names, or None if they are the numbers of the nodes."""
     return None if np.array_equal(names, np.arange(len(names))) else names
 
 
 def to_table(
-    data: Any,
+    data: Data | Container,
     *,
     src: str = "src",
     dst: str = "dst",
     node: str = "id",
     relation: str = "relation",
 ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Makes tables of edges and of nodes: columns by name, for any library's data frame.
+    """Make tables of edges and of nodes: columns by name, for data frames of any library.
 
     Args:
-        data: ``Data`` of a ``Graph``, a ``RelationalGraph``, a ``HeteroGraph`` or an undirected
-            ``Hypergraph``, or one alone. Of a hypergraph what hyperedges have is left out.
-        src: what the column of edges is called that names where each starts.
-        dst: likewise where it ends.
-        node: the column of nodes that names each.
-        relation: the column of edges with relations, of a ``RelationalGraph``.
+        data: a ``Graph``, a ``RelationalGraph``, a ``HeteroGraph`` or an undirected ``Hypergraph``,
+            or ``Data`` of one. Values of hyperedges are left out.
+        src: name of the column of edges with the source.
+        dst: name of the column of edges with the destination.
+        node: name of the column of nodes with the name of the node.
+        relation: name of the column of edges with the relation, of a ``RelationalGraph``.
 
     Returns:
-        ``(edges, nodes)`` as :func:`from_table` takes them, of a ``HeteroGraph`` by type. What is
-        in ``categories`` is its values again, None where it is missing.
-
-    Raises:
-        TypeError: ``data`` is none of these, or its arrays have no names.
-        ValueError: a column has the name of one that names nodes, a number of values is wrong, or
-            the hypergraph is directed.
+        ``(edges, nodes)`` as :func:`from_table` takes them, for a ``HeteroGraph`` by type. Columns
+        in ``categories`` have their values again, None if missing.
     """
     data = as_data(data, Graph, RelationalGraph, HeteroGraph, Hypergraph)
 
-    def made(title: str, names: dict[str, Any], columns: Any) -> dict[str, Any]:
-        columns = {key: _decoded(data, key, each) for key, each in named(title, columns).items()}
-        for key in names.keys() & columns.keys():
+    def table(title: str, names: dict[str, np.ndarray], columns: Tree) -> dict[str, np.ndarray]:
+        values = {key: _decode(data, key, array) for key, array in named(title, columns).items()}
+        for key in names.keys() & values.keys():
             raise ValueError(
                 f"{title} must have no column that is called {key!r}: name it otherwise"
             )
-        return {**names, **columns}
-
-    def called(names: Any, ids: np.ndarray) -> np.ndarray:
-        return ids if names is None else np.asarray(names)[ids]
+        return {**names, **values}
 
     graph = data.graph
     if isinstance(graph, HeteroGraph):
-        names = dict(data.node_names or {})
-        edges = {}
-        for key, own in edges_by_type(graph).items():
+        names, edge_tables = dict(data.node_names or {}), {}
+        for key, edges in edges_by_type(graph).items():
             title = f"edges[{key!r}]"
-            ends = {
-                src: called(names.get(key[0]), own.src),
-                dst: called(names.get(key[2]), own.dst),
+            node_names = {
+                src: _select(names.get(key[0]), edges.src),
+                dst: _select(names.get(key[2]), edges.dst),
             }
-            edges[key] = made(title, ends, own.values(title, data.edges.get(key, {})))
-        nodes = {
-            kind: made(
-                *(f"nodes[{kind!r}]", {node: called(names.get(kind), np.arange(size))}),
+            edge_tables[key] = table(
+                title, node_names, edges.values(title, data.edges.get(key, {}))
+            )
+        node_tables = {
+            kind: table(
+                f"nodes[{kind!r}]",
+                {node: _select(names.get(kind), np.arange(size))},
                 data.nodes.get(kind, {}),
             )
             for kind, size in graph.num_nodes.items()
         }
-        return edges, nodes
-    stop_names, columns = data.node_names, data.edges
+        return edge_tables, node_tables
+    dst_names, columns = data.node_names, data.edges
     if isinstance(graph, Hypergraph):
-        own = incidences_of(graph)
-        stop_names, columns = data.edge_names, data.incidences
+        edges = incidences_of(graph)
+        dst_names, columns = data.edge_names, data.incidences
     else:
-        own = edges_of(graph.nodes if isinstance(graph, RelationalGraph) else graph)
-    ends = {src: called(data.node_names, own.src), dst: called(stop_names, own.dst)}
+        edges = edges_of(graph.nodes if isinstance(graph, RelationalGraph) else graph)
+    edge_names = {src: _select(data.node_names, edges.src), dst: _select(dst_names, edges.dst)}
     if isinstance(graph, RelationalGraph):
-        kinds = np.asarray(graph.edge_types)[own.places]
+        types = np.asarray(graph.edge_types)[edges.places]
         relations = graph.relation_names
-        ends[relation] = called(relations and objects([*map(str, relations)]), kinds)
-    nodes = made("nodes", {node: called(data.node_names, np.arange(graph.num_nodes))}, data.nodes)
-    return made("edges", ends, own.values("edges", columns)), nodes
+        edge_names[relation] = _select(relations and objects([*map(str, relations)]), types)
+    node_names = {node: _select(data.node_names, np.arange(graph.num_nodes))}
+    nodes = table("nodes", node_names, data.nodes)
+    return table("edges", edge_names, edges.values("edges", columns)), nodes
 
 
-def _decoded(data: Data, key: str, values: Any) -> np.ndarray:
-    """The values that labels or one-hot columns stand for."""
-    values = np.asarray(values)
+def _select(names: Iterable[Any] | None, ids: np.ndarray) -> np.ndarray:
+    """Return the names of some ids, or the ids if they have no names."""
+    return ids if names is None else np.asarray(np.asarray(names)[ids])
+
+
+def _decode(data: Data, key: str, values: Any) -> np.ndarray:
+    """Return the values that labels or one-hot columns stand for."""
+    codes = np.asarray(values)
     if key not in data.categories:
-        return values
-    if values.ndim == 2:
-        values = np.where(values.any(axis=1), values.argmax(axis=1), -1)
-    known = data.categories[key]
-    if (values >= 0).all():
-        return known[values]
-    return objects([*known.tolist(), None])[values]
+        return codes
+    # Rows of one-hot columns without a one stand for missing values.
+    if codes.ndim == 2:
+        codes = np.where(codes.any(axis=1), codes.argmax(axis=1), -1)
+    categories = data.categories[key]
+    if (codes >= 0).all():
+        return np.asarray(categories[codes])
+    return np.asarray(objects([*categories.tolist(), None])[codes])

@@ -1,13 +1,14 @@
-"""Datasets: loaders for the formats that people have, splits, stand-in features.
+"""Datasets: loaders for published formats, splits, artificial features.
 
-Every dataset is a :class:`HypergraphDataset`, a :class:`GraphDataset`, a :class:`GraphsDataset` of
-many graphs or a :class:`RelationalDataset`, whatever it was read from; duplicate incidences and
-edges are removed. A loader raises ``FileNotFoundError`` for what is not there, ``TypeError`` for
-what is no path, and ``ValueError``, with the file and the culprit in its message, for what cannot
-be read. Text is UTF-8, perhaps with a byte order mark; its lines end with LF, CR LF or CR alone.
-No file can execute code, nor take more than 4,096 bytes of memory for each of its own, where all
-files of a dataset count together and 64 KiB at least: sparse features that would be larger once
-they are dense, for example, are refused.
+Every loader returns a :class:`HypergraphDataset`, a :class:`GraphDataset`, a :class:`GraphsDataset`
+of many graphs or a :class:`RelationalDataset`; repeated incidences and edges are removed. All
+loaders raise ``FileNotFoundError`` for a missing file, ``TypeError`` if the argument is not a path,
+and ``ValueError`` for contents that are not in the format, for names or ids that are missing or
+repeated, and for a folder of several datasets; the message names the file, and the line of text.
+
+Text is UTF-8, with or without a byte order mark; its lines end with LF, CR LF or CR alone. No file
+can execute code, nor take more than 4,096 bytes of memory for each byte of the dataset's files,
+which count as 64 KiB at least: sparse features that are too large as a dense array are refused.
 """
 
 from jax_gnn.datasets._csv import load_csv

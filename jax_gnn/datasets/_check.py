@@ -1,100 +1,39 @@
-"""Checks that the loaders and the container share; their errors name the culprit."""
+"""Checks of values that loaders and datasets share; errors name the field."""
 
 from __future__ import annotations
 
 import operator
-import os
 import reprlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from jax_gnn._core.arguments import check_compressed, check_distinct, check_integer
+from jax_gnn._core.files import Memory, require_file
 
 MAX_SIZE = np.iinfo(np.int32).max  # ids are int32
-MEMORY_FACTOR = 4096
-ID_BYTES = 64  # what an id takes while a dataset is built
-_READING_FACTOR = 1024  # what becomes of files' bytes whatever they hold: an empty set of one byte
-_SMALL_FILE = 2**16
 _FEATURE_BYTES = 8
 
 
-class Memory:
-    """What reading a dataset may take: bytes in proportion to those of its files.
-
-    Readers claim beforehand what is not in proportion by itself: arrays that are compressed, sizes
-    that are a mere number in the file, and what the file holds once and the dataset often.
-
-    Attributes:
-        limit: the bytes that may be taken in all.
-    """
-
-    def __init__(self, *files: Path) -> None:
-        size = max(sum(file.stat().st_size for file in files), _SMALL_FILE)
-        self.limit = MEMORY_FACTOR * size
-        self._left = self.limit - _READING_FACTOR * size
-
-    def claim(self, what: str, num_bytes: int) -> None:
-        """Raises ``ValueError`` where the claims exceed what is there."""
-        self._left -= num_bytes
-        if self._left < 0:
-            raise ValueError(
-                f"{what} would take {num_bytes:,} bytes of memory, which with all else is more "
-                f"than {MEMORY_FACTOR:,} for each byte of the files"
-            )
-
-
-@contextmanager
-def blame(path: Path) -> Iterator[None]:
-    """Puts the file's name before the message of whatever its contents make fail."""
-    try:
-        yield
-    except (ValueError, TypeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def as_path(name: str, path: Any) -> Path:
-    """An argument that is the path of a file or folder."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{name} must be the path of a file or folder, got {path!r:.80}")
-    if not os.fspath(path):  # for pathlib the working directory
-        raise ValueError(f"{name} must be the path of a file or folder, got {path!r}")
-    return Path(path)
-
-
-def require_file(path: Path, what: str) -> Path:
-    """The path itself if it is a file, else an error that says what was expected there."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; expected {what}")
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "no regular file"
-        raise ValueError(f"{path} is {kind}; expected {what}")
-    return path
-
-
 def locate(path: Path, *patterns: tuple[str, str]) -> list[Path]:
-    """The files ``PREFIX + NAME + SUFFIX`` of one dataset, from its folder or one of them."""
+    """Return the files ``PREFIX + NAME + SUFFIX`` of one dataset.
+
+    Args:
+        path: folder of the dataset, or one of the files.
+        *patterns: prefix and suffix of each file.
+    """
     what = " and ".join(f"{prefix}NAME{suffix}" for prefix, suffix in patterns)
     folder = path if path.is_dir() else path.parent
-    if path.is_dir():
-        names = {
-            file.name[len(prefix) : -len(suffix)]
-            for prefix, suffix in patterns
-            for file in path.glob(f"{prefix}*{suffix}")
-        }
-    else:
-        require_file(path, what)
-        names = {
-            path.name[len(prefix) : -len(suffix)]
-            for prefix, suffix in patterns
-            if path.name.startswith(prefix) and path.name.endswith(suffix)
-        }
-        if not names:
-            raise ValueError(f"{path} is not one of {what}")
+    files = list(path.iterdir()) if path.is_dir() else [require_file(path, what)]
+    names = {
+        file.name[len(prefix) : -len(suffix)]
+        for prefix, suffix in patterns
+        for file in files
+        if file.name.startswith(prefix) and file.name.endswith(suffix)
+    }
+    if not names and path.is_file():
+        raise ValueError(f"{path} is not one of {what}")
     if not names:
         raise FileNotFoundError(f"{path} has no {what}")
     if len(names) > 1:
@@ -106,10 +45,10 @@ def locate(path: Path, *patterns: tuple[str, str]) -> list[Path]:
     ]
 
 
-def check_size(field: str, value: Any) -> int:
-    """A count: an integer in [0, 2³¹)."""
+def check_size(field: str, value: object) -> int:
+    """Return a number of elements: an integer in [0, 2³¹)."""
     try:
-        size = operator.index(value)
+        size = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
         raise ValueError(f"{field}: expected an integer, got {value!r:.80}") from error
     if not 0 <= size <= MAX_SIZE:
@@ -117,48 +56,58 @@ def check_size(field: str, value: Any) -> int:
     return size
 
 
-def random_generator(seed: Any) -> np.random.Generator:
-    """Random numbers that a seed determines."""
+def random_generator(seed: int) -> np.random.Generator:
+    """Return a generator of random numbers, after a check of the seed."""
     seed = check_integer("seed", seed)
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     return np.random.default_rng(seed)
 
 
-def check_array(field: str, value: Any, kinds: str, what: str, ndim: int) -> np.ndarray:
-    """An array whose dtype is of one of the kinds (numpy's letters), with ndim axes."""
+def check_array(field: str, value: object, kinds: str, what: str, ndim: int) -> np.ndarray:
+    """Return an array in numpy.
+
+    Args:
+        field: name in errors.
+        value: the array, or a list.
+        kinds: letters of numpy for the kinds of dtypes that are allowed.
+        what: description of these for errors.
+        ndim: number of axes.
+    """
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of uneven lengths
         raise ValueError(f"{field}: expected {what}, got {reprlib.repr(value)}") from error
-    is_nothing = array.size == 0 and array.dtype.kind == "f"  # numpy makes floats of []
-    if array.dtype.kind not in kinds and not is_nothing:
+    is_empty_list = array.size == 0 and array.dtype.kind == "f"  # numpy makes floats of []
+    if array.dtype.kind not in kinds and not is_empty_list:
         raise ValueError(f"{field}: expected {what}, got dtype {array.dtype}")
     if array.ndim != ndim:
         raise ValueError(f"{field}: expected {ndim} axes, got shape {array.shape}")
     return array
 
 
-def check_ids(field: str, value: Any, stop: int, *, start: int = 0, ndim: int = 1) -> np.ndarray:
-    """Integers in [start, stop), as int32."""
+def check_ids(field: str, value: object, stop: int, *, start: int = 0, ndim: int = 1) -> np.ndarray:
+    """Return integers in [start, stop) as int32."""
     ids = check_array(field, value, "iu", "integers", ndim)
-    bad = np.argwhere((ids < start) | (ids >= stop))
-    if bad.size:
-        where = ", ".join(map(str, bad[0]))
-        raise ValueError(f"{field}[{where}] = {ids[tuple(bad[0])]} is outside [{start}, {stop})")
+    outside = np.argwhere((ids < start) | (ids >= stop))
+    if outside.size:
+        index = tuple(outside[0].tolist())
+        raise ValueError(
+            f"{field}[{', '.join(map(str, index))}] = {ids[index]} is outside [{start}, {stop})"
+        )
     return ids.astype(np.int32)
 
 
 def check_features(
-    field: str, value: Any, num_nodes: int | None = None, what: str = "nodes"
+    field: str, value: object, num_rows: int | None = None, what: str = "nodes"
 ) -> np.ndarray:
-    """Finite real numbers ``(num_nodes, features)``, as float32."""
+    """Return finite real numbers ``(num_rows, features)`` as float32."""
     features = check_array(field, value, "fiub", "real numbers", 2)
-    if num_nodes not in (None, features.shape[0]):
+    if num_rows not in (None, features.shape[0]):
         raise ValueError(
-            f"{field}: expected one row for each of {num_nodes} {what}, got shape {features.shape}"
+            f"{field}: expected one row for each of {num_rows} {what}, got shape {features.shape}"
         )
-    with np.errstate(over="ignore"):  # too large becomes inf, which is refused below
+    with np.errstate(over="ignore"):  # large numbers become inf, which is refused below
         features = features.astype(np.float32, copy=False)
     finite = np.isfinite(features).all(axis=1)
     if not finite.all():
@@ -166,22 +115,23 @@ def check_features(
     return features
 
 
-def check_names(field: str, value: Any, *, repeated: bool = False) -> tuple[str, ...]:
-    """A sequence of strings, as a tuple; perhaps the same again."""
-    is_object = isinstance(value, np.ndarray) and value.dtype == object  # as names of a table
-    given = value.tolist() if is_object else value
-    if isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
-        names = tuple(given)  # an array would give each the length of the longest
+def check_names(field: str, value: object, *, repeated: bool = False) -> tuple[str, ...]:
+    """Return strings as a tuple; unless ``repeated``, they must differ from each other."""
+    items = value
+    if isinstance(value, np.ndarray) and value.dtype == object:  # such as from a table
+        items = value.tolist()
+    if isinstance(items, list | tuple) and all(isinstance(name, str) for name in items):
+        names = tuple(items)  # an array would give each the length of the longest
     else:
         array = check_array(field, value, "U", "strings", 1)
         try:
             names = tuple(array.tolist())
-        except SystemError as error:  # numpy looks at no character before
+        except SystemError as error:  # numpy checks characters only here
             raise ValueError(f"{field}: expected strings, got what is not Unicode") from error
     for name in names:
         try:
             name.encode("utf-8")
-        except UnicodeEncodeError as error:  # a surrogate: it could not be written
+        except UnicodeEncodeError as error:  # a surrogate, which cannot be written
             raise ValueError(f"{field}: {name!r:.80} is not Unicode: {error.reason}") from error
     if not repeated:
         check_distinct(field, names)
@@ -189,9 +139,9 @@ def check_names(field: str, value: Any, *, repeated: bool = False) -> tuple[str,
 
 
 def dense_from_csr(
-    field: str, data: Any, indices: Any, indptr: Any, shape: Any, memory: Memory
+    field: str, data: object, indices: object, indptr: object, shape: object, memory: Memory
 ) -> np.ndarray:
-    """The dense float32 matrix of CSR parts that nobody has checked yet."""
+    """Return the dense float32 matrix of unchecked arrays of a CSR matrix."""
     rows_cols = check_array(f"{field}_shape", shape, "iu", "two integers", 1)
     if rows_cols.shape != (2,):
         raise ValueError(f"{field}_shape: expected two integers, got {rows_cols.tolist()}")
@@ -204,6 +154,7 @@ def dense_from_csr(
         parts = check_compressed(values, indices, indptr, num_rows, num_cols)
     except ValueError as error:
         raise ValueError(f"{field}: not a valid CSR matrix: {error}") from error
-    with np.errstate(over="ignore"):  # too large becomes inf, which is refused later
+    with np.errstate(over="ignore"):  # large numbers become inf, which is refused later
         values = parts[0].astype(np.float32)
-    return scipy.sparse.csr_matrix((values, *parts[1:]), shape=(num_rows, num_cols)).toarray()
+    matrix = scipy.sparse.csr_matrix((values, parts[1], parts[2]), shape=(num_rows, num_cols))
+    return np.asarray(matrix.toarray())

@@ -1,4 +1,4 @@
-"""The containers that the loaders return."""
+"""Datasets: the containers that the loaders return."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jax_gnn.batches import Batch
 from jax_gnn.datasets._check import (
@@ -24,46 +25,47 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
 
-def _checked_labels(y: Any) -> np.ndarray:
-    """Classes, or numbers to regress on."""
+def _check_labels(y: ArrayLike) -> np.ndarray:
+    """Return classes as int32, or numbers to regress on as float32."""
     if getattr(y, "dtype", np.dtype(int)).kind != "f":
         return check_ids("y", y, MAX_SIZE, start=-1)
-    y = np.asarray(y, np.float32)
-    if y.ndim not in (1, 2) or np.isinf(y).any():
-        raise ValueError(f"y: expected finite numbers or NaN in 1 or 2 axes, got shape {y.shape}")
-    return y
+    values = np.asarray(y, np.float32)
+    if values.ndim not in (1, 2) or np.isinf(values).any():
+        raise ValueError(
+            f"y: expected finite numbers or NaN in 1 or 2 axes, got shape {values.shape}"
+        )
+    return values
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NodeDataset:
-    """Nodes with labels and, mostly, features, as host arrays; how they are joined, subclasses say.
+    """Base of datasets: nodes with labels and, mostly, features, as host arrays.
 
-    On construction fields are checked and brought to the dtypes below.
+    On construction fields are checked and converted to the dtypes below.
 
     Attributes:
-        name: what to call it.
+        name: name of the dataset.
         num_nodes: number of nodes, isolated ones included.
-        x: ``(num_nodes, num_features)`` float32, finite, or None where the data has no features
-            (see :func:`with_noisy_label_features` and :func:`with_random_features`).
-        y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled. Of floats, numbers to regress
-            on: ``(num_nodes,)`` or ``(num_nodes, targets)`` float32; NaN is unlabelled.
-        train_idx: ``(n,)`` int32, the training nodes of the one or first published split.
-        val_idx: ``(k,)`` int32, its validation nodes.
-        test_idx: ``(m,)`` int32, its test nodes.
+        x: ``(num_nodes, num_features)`` float32, finite, or None for data without features (see
+            :func:`with_noisy_label_features` and :func:`with_random_features`).
+        y: ``(num_nodes,)`` int32 classes from 0; -1 is unlabelled. Or numbers to regress on,
+            ``(num_nodes,)`` or ``(num_nodes, targets)`` float32; NaN is unlabelled.
+        train_idx: ``(n,)`` int32, the training nodes of the only or first published split.
+        val_idx: ``(k,)`` int32, the validation nodes of this split.
+        test_idx: ``(m,)`` int32, the test nodes of this split.
         label_names: a name for each class.
-        node_names: a name for each node; several may have the same.
-        feature_names: a name for each column of x, by which predictions find it; ``KEY=VALUE`` of a
-            column that says which nodes have a value.
-        format: the format of the files that it was read from, where models have settings of their
-            own for it: ``"planetoid"``.
-        repeated: how many edges, incidences or facts were given again, and therefore left out.
-        unused: names of what the files have besides, and a dataset has no place for.
-        columns: what columns of a table were taken for, of data that come from tables.
+        node_names: a name for each node, possibly repeated.
+        feature_names: a name for each column of x, by which predictions match columns;
+            ``KEY=VALUE`` for a column of zeros and ones for one value.
+        format: format of the files, if models have special settings for it: ``"planetoid"``.
+        repeated: number of edges, incidences or facts that were left out as repetitions.
+        unused: names of files and columns that the dataset does not contain.
+        columns: descriptions of the columns of a table and their use, for data from tables.
 
     Raises:
         ValueError: a field has a wrong dtype, length or shape, an id is out of range, a feature is
             not finite, a split names an unlabelled node, its parts overlap, or two classes (or
-            relations, or types of nodes) have one name. What a part names twice counts once.
+            relations, or types of nodes) have one name. Repetitions in a part count once.
     """
 
     name: str
@@ -77,11 +79,12 @@ class NodeDataset:
     node_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     format: str = ""
-    example: ClassVar[str] = "node"  # what has labels
-    repeated: ClassVar[int] = 0  # of each dataset its own
+    example: ClassVar[str] = "node"  # the kind of element that has labels
+    # Set on instances by loaders: not fields, so that copies with changed fields drop them.
+    repeated: ClassVar[int] = 0
     unused: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()
-    _counts: ClassVar[tuple[str, ...]] = ("num_nodes",)  # that its representation shows
+    _counts: ClassVar[tuple[str, ...]] = ("num_nodes",)  # sizes that repr shows
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={getattr(self, name)}" for name in self._counts)
@@ -101,14 +104,15 @@ class NodeDataset:
                     f"feature_names: expected {self.num_features} names, one for each column of x, "
                     f"got {len(names)}"
                 )
-        y = self._set("y", _checked_labels(self.y))
+        y = self._set("y", _check_labels(self.y))
+        # Splits and labels are of nodes, or of graphs in a GraphsDataset.
         count, what = self.num_examples, self.example
         if len(y) != count:
             raise ValueError(f"y: expected {count} entries, one for each {what}, got {len(y)}")
         parts = ("train_idx", "val_idx", "test_idx")
         for part in parts:
             self._check_split(part)
-        self._set_apart(parts, lambda number: f"{what} {number}")
+        self._set_disjoint(parts, lambda number: f"{what} {number}")
         if self.label_names is not None and y.dtype.kind == "f":
             raise ValueError("label_names: y are numbers to regress on, which have no names")
         if self.label_names is not None:
@@ -134,22 +138,22 @@ class NodeDataset:
         if count:
             self._set("repeated", count)
 
-    def _set_apart(self, parts: tuple[str, ...], name: Callable[[int], str]) -> None:
-        """Keeps each id of a part once, where it is first, and refuses those of two parts."""
-        given = [part for part in parts if getattr(self, part) is not None]
-        for part in given:
+    def _set_disjoint(self, parts: tuple[str, ...], describe: Callable[[int], str]) -> None:
+        """Remove repeated ids of each part, and check that no id is in two parts."""
+        present = [part for part in parts if getattr(self, part) is not None]
+        for part in present:
             ids = getattr(self, part)
             self._set(part, ids[np.sort(np.unique(ids, return_index=True)[1])])
-        for part, other in combinations(given, 2):
-            both = np.intersect1d(getattr(self, part), getattr(self, other))
-            if both.size:
-                raise ValueError(f"{other}: {name(both[0])} is in {part} too")
+        for first, second in combinations(present, 2):
+            shared = np.intersect1d(getattr(self, first), getattr(self, second))
+            if shared.size:
+                raise ValueError(f"{second}: {describe(shared[0])} is in {first} too")
 
     def _set_pairs(self, major: str, minor: str, num_major: int, num_minor: int) -> np.ndarray:
-        """Checks two fields of ids and sorts their pairs, without duplicates.
+        """Check two fields of ids, sort their pairs, and remove repeated ones.
 
         Returns:
-            Where the pairs that were given are now.
+            For each of the pairs before, its position in the sorted ones.
         """
         minor_ids = check_ids(minor, getattr(self, minor), num_minor)
         major_ids = check_ids(major, getattr(self, major), num_major)
@@ -158,13 +162,14 @@ class NodeDataset:
                 f"{major}: expected as many entries as {minor} has, {minor_ids.size}, "
                 f"got {major_ids.size}"
             )
-        given = major_ids.astype(np.int64) * num_minor + minor_ids
-        pairs = np.unique(given)
+        # Pairs become one integer, whose order is by major id, then minor id.
+        keys = major_ids.astype(np.int64) * num_minor + minor_ids
+        pairs = np.unique(keys)
         major_ids, minor_ids = np.divmod(pairs, max(num_minor, 1))
         self._set(major, major_ids.astype(np.int32))
         self._set(minor, minor_ids.astype(np.int32))
-        self._count_repeated(given.size - pairs.size)
-        return np.searchsorted(pairs, given)
+        self._count_repeated(keys.size - pairs.size)
+        return np.asarray(np.searchsorted(pairs, keys))
 
     def _check_split(self, field: str, ndim: int = 1) -> None:
         if getattr(self, field) is None:
@@ -177,19 +182,19 @@ class NodeDataset:
             raise ValueError(f"{field}: {self.example} {unlabelled[0]} has no label (y is {value})")
 
     def has_label(self) -> np.ndarray:
-        """Which nodes have one, ``(num_nodes,)`` booleans: a split may name these."""
+        """Return which nodes have a label, ``(num_nodes,)`` booleans: splits name only these."""
         if self.regresses:
-            return np.isfinite(self.y).reshape(len(self.y), -1).all(1)
-        return self.y >= 0
+            return np.asarray(np.isfinite(self.y).reshape(len(self.y), -1).all(1))
+        return np.asarray(self.y >= 0)
 
     @property
     def num_examples(self) -> int:
-        """How many there are of what has labels: of nodes, or of graphs."""
+        """Number of elements that have labels: nodes, or graphs."""
         return self.num_nodes
 
     @property
     def regresses(self) -> bool:
-        """Whether labels are numbers, not classes."""
+        """Whether labels are numbers to regress on, not classes."""
         return self.y.dtype.kind == "f"
 
     @property
@@ -199,7 +204,7 @@ class NodeDataset:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: the names', or else the largest label plus one; of numbers 0."""
+        """Number of class names, or else the largest label plus one; 0 for regression."""
         if self.regresses:
             return 0
         if self.label_names is not None:
@@ -208,7 +213,7 @@ class NodeDataset:
 
     @property
     def published_split(self) -> Split | None:
-        """The split that the data came with, where it has training, validation and test nodes."""
+        """Split of the files, if it has training, validation and test nodes."""
         if self.train_idx is None or self.val_idx is None or self.test_idx is None:
             return None
         return Split(self.train_idx, self.val_idx, self.test_idx)
@@ -216,17 +221,16 @@ class NodeDataset:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HypergraphDataset(NodeDataset):
-    """A hypergraph with labelled nodes; the fields of every dataset are at :class:`NodeDataset`.
+    """Hypergraph with labelled nodes; further fields are those of :class:`NodeDataset`.
 
-    Incidences are sorted by hyperedge then node with duplicates removed: a node is in a hyperedge
-    or it is not.
+    Incidences are sorted by hyperedge, then node, with repetitions removed.
 
     Attributes:
-        node_idx: ``(num_incidences,)`` int32, the nodes of the incidences.
-        hyperedge_idx: ``(num_incidences,)`` int32, the hyperedges they belong to.
+        node_idx: ``(num_incidences,)`` int32, the node of each incidence.
+        hyperedge_idx: ``(num_incidences,)`` int32, the hyperedge of each incidence.
         num_hyperedges: number of hyperedges, empty ones included.
-        train_splits: ``(num_splits, n)`` int32, the training nodes of each published split, whose
-            complement is the test set.
+        train_splits: ``(num_splits, n)`` int32, the training nodes of each published split; all
+            other nodes are test nodes.
     """
 
     node_idx: np.ndarray
@@ -252,15 +256,15 @@ class HypergraphDataset(NodeDataset):
     def hypergraph(
         self, *, self_loops: Literal["none", "isolated", "all"] = "isolated"
     ) -> Hypergraph:
-        """The structure, ready for :func:`jax_gnn.hypergraph_aggregate`.
+        """Return the structure, for :func:`jax_gnn.hypergraph_aggregate`.
 
         Args:
-            self_loops: which nodes get a hyperedge of their own, appended at the end: none, those
-                in no hyperedge (else their result is 0 whatever their features), or all (as AllSet
-                does, arXiv 2106.13264).
+            self_loops: nodes that get a hyperedge of themselves alone, appended at the end:
+                "none"; "isolated", those in no hyperedge (else their result is 0 for any
+                features); "all", as in AllSet (arXiv 2106.13264).
 
         Raises:
-            ValueError: ``self_loops`` is none of these.
+            ValueError: ``self_loops`` has another value.
         """
         if self_loops not in ("none", "isolated", "all"):
             raise ValueError(f"self_loops must be 'none', 'isolated' or 'all', got {self_loops!r}")
@@ -275,16 +279,16 @@ class HypergraphDataset(NodeDataset):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class GraphDataset(NodeDataset):
-    """A graph with labelled nodes; the fields of every dataset are at :class:`NodeDataset`.
+    """Graph with labelled nodes; further fields are those of :class:`NodeDataset`.
 
-    Edges are directed and sorted by destination then source with duplicates removed; an undirected
-    graph has both directions.
+    Edges are directed and sorted by destination, then source, with repetitions removed; an
+    undirected graph has both directions.
 
     Attributes:
-        src: ``(num_edges,)`` int32, the node that each edge leaves.
-        dst: ``(num_edges,)`` int32, the node that it enters.
-        edge_weight: ``(num_edges,)`` float32, finite; of an edge that was given several times the
-            sum. None where edges have no weights.
+        src: ``(num_edges,)`` int32, the source of each edge.
+        dst: ``(num_edges,)`` int32, the destination of each edge.
+        edge_weight: ``(num_edges,)`` float32, finite, summed over repetitions; None if edges have
+            no weights.
     """
 
     src: np.ndarray
@@ -296,6 +300,7 @@ class GraphDataset(NodeDataset):
     def _check_structure(self) -> None:
         places = self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
         if self.edge_weight is not None:
+            # Weights of repeated edges are summed.
             weight = check_array("edge_weight", self.edge_weight, "fiub", "real numbers", 1)
             weight = check_features("edge_weight", weight[:, None], places.size, "edges")[:, 0]
             self._set("edge_weight", np.zeros(self.src.size, np.float32))
@@ -307,23 +312,23 @@ class GraphDataset(NodeDataset):
         return self.src.size
 
     def graph(self) -> Graph:
-        """The structure, ready for :func:`jax_gnn.spmm`."""
+        """Return the structure, for :func:`jax_gnn.spmm`."""
         return Graph.from_edges(self.src, self.dst, num_nodes=self.num_nodes)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class GraphsDataset(NodeDataset):
-    """Many graphs with a label each; the fields of every dataset are at :class:`NodeDataset`.
+    """Graphs with a label each; further fields are those of :class:`NodeDataset`.
 
-    Nodes are numbered one graph after another. ``y``, ``train_idx`` and the like are of graphs.
-    Edges are directed and sorted by destination then source with duplicates removed.
+    Nodes are numbered one graph after another; labels and splits are of graphs. Edges are directed
+    and sorted by destination, then source, with repetitions removed.
 
     Attributes:
-        sizes: ``(num_graphs,)`` int32, how many nodes each graph has.
-        src: ``(num_edges,)`` int32, the node that each edge leaves.
-        dst: ``(num_edges,)`` int32, the node that it enters, of the same graph.
-        folds: ``(num_graphs,)`` int32, in which part of a published cross-validation each graph is
-            held out; -1 for none, so that it is trained on in all.
+        sizes: ``(num_graphs,)`` int32, number of nodes of each graph.
+        src: ``(num_edges,)`` int32, the source of each edge.
+        dst: ``(num_edges,)`` int32, the destination of each edge, in the same graph.
+        folds: ``(num_graphs,)`` int32, the fold of a published cross-validation that holds out each
+            graph; -1 for graphs that all folds train on.
     """
 
     example: ClassVar[str] = "graph"
@@ -340,6 +345,7 @@ class GraphsDataset(NodeDataset):
         if int(sizes.sum(dtype=np.int64)) != self.num_nodes:
             raise ValueError(f"sizes: expected {self.num_nodes} together, got {sizes.sum()}")
         self._set_pairs("dst", "src", self.num_nodes, self.num_nodes)
+        # Edges within graphs keep all operations on a batch separate by graph.
         graph_of = np.repeat(np.arange(sizes.size), sizes)
         across = np.flatnonzero(graph_of[self.src] != graph_of[self.dst])
         if across.size:
@@ -364,53 +370,54 @@ class GraphsDataset(NodeDataset):
         """Number of directed edges."""
         return self.src.size
 
-    def batch(self, numbers: Any, **capacities: int) -> Batch[Graph]:
-        """Some of the graphs as one, padded to capacities: see :meth:`Batch.from_edges`.
+    def batch(self, numbers: ArrayLike, **capacities: int) -> Batch[Graph]:
+        """Join some of the graphs, padded to capacities: see :meth:`Batch.from_edges`.
 
         Args:
-            numbers: of the graphs.
-            **capacities: ``num_nodes``, ``num_edges`` and ``num_graphs``.
+            numbers: integers, the numbers of the graphs.
+            **capacities: ``num_nodes``, ``num_edges`` and ``num_graphs`` of the batch.
 
         Raises:
             ValueError: a capacity is too small.
         """
-        firsts = np.cumsum(self.sizes) - self.sizes
-        bounds = np.searchsorted(self.dst, np.append(firsts, self.num_nodes))
+        ids, starts = np.asarray(numbers), np.cumsum(self.sizes) - self.sizes
+        bounds = np.searchsorted(self.dst, np.append(starts, self.num_nodes))
         edges = []
-        for number in numbers:
-            kept = slice(bounds[number], bounds[number + 1])
-            edges.append(np.stack([self.src[kept], self.dst[kept]]) - firsts[number])
-        return Batch.from_edges(edges, self.sizes[numbers], validate=False, **capacities)
+        for i in ids.tolist():
+            # Edges are sorted by destination: those of a graph are consecutive.
+            rows = slice(bounds[i], bounds[i + 1])
+            edges.append(np.stack([self.src[rows], self.dst[rows]]) - starts[i])
+        return Batch.from_edges(edges, self.sizes[ids], validate=False, **capacities)
 
-    def nodes_of(self, numbers: Any) -> np.ndarray:
-        """The nodes of some graphs, in the order of :meth:`batch`."""
-        firsts = (np.cumsum(self.sizes) - self.sizes)[numbers]
-        sizes = self.sizes[numbers]
-        shifts = firsts - (np.cumsum(sizes) - sizes)
-        return np.repeat(shifts, sizes) + np.arange(sizes.sum())
+    def nodes_of(self, numbers: ArrayLike) -> np.ndarray:
+        """Return the nodes of some graphs, in the order of :meth:`batch`."""
+        ids = np.asarray(numbers)
+        starts, sizes = (np.cumsum(self.sizes) - self.sizes)[ids], self.sizes[ids]
+        shifts = starts - (np.cumsum(sizes) - sizes)
+        return np.asarray(np.repeat(shifts, sizes) + np.arange(sizes.sum()))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class RelationalDataset(NodeDataset):
-    """A graph whose edges have relations; the fields of every dataset are at :class:`NodeDataset`.
+    """Graph whose edges have relations; further fields are those of :class:`NodeDataset`.
 
-    Edges are directed and sorted by relation, destination, source with duplicates removed: each is
-    a fact, given once. Inverse edges are not added (see :meth:`graph`).
+    Edges, or facts, are directed and sorted by relation, destination, source, with repetitions
+    removed. Inverse edges are not added (see :meth:`graph`).
 
     Attributes:
-        src: ``(num_edges,)`` int32, the node that each edge leaves.
-        rel: ``(num_edges,)`` int32, its relation.
-        dst: ``(num_edges,)`` int32, the node that it enters.
+        src: ``(num_edges,)`` int32, the source of each edge.
+        rel: ``(num_edges,)`` int32, the relation of each edge.
+        dst: ``(num_edges,)`` int32, the destination of each edge.
         num_relations: number of relations, those without edges included.
         relation_names: a name for each relation.
         node_type: ``(num_nodes,)`` int32, the type of each node; -1 is none.
         node_type_names: a name for each type.
         x_by_type: features by the name of a type, ``(nodes of the type, features)`` float32, rows
             in the order of the nodes.
-        y_multilabel: ``(num_nodes, num_classes)`` bool, where a node may have several classes; of
-            an unlabelled node all are False.
-        train_edges: ``(n,)`` int32, the training edges, where edges are to be predicted; a fact is
-            in one of the three parts at most, however often it is given.
+        y_multilabel: ``(num_nodes, num_classes)`` bool, if a node may have several classes; all
+            False for unlabelled nodes.
+        train_edges: ``(n,)`` int32, the training edges, if edges are to be predicted; the three
+            parts are disjoint.
         val_edges: ``(k,)`` int32, the validation edges.
         test_edges: ``(m,)`` int32, the test edges.
     """
@@ -448,23 +455,25 @@ class RelationalDataset(NodeDataset):
             raise ValueError(
                 f"src, rel, dst: expected as many of each, got {src.size}, {rel.size}, {dst.size}"
             )
+        # Sorted by relation, destination, source; repetitions are adjacent then.
         order = np.lexsort((src, dst, rel))
         ids = np.stack([src[order], rel[order], dst[order]])
-        new = np.append(np.ones(min(src.size, 1), bool), (np.diff(ids) != 0).any(axis=0))
-        self._count_repeated(src.size - int(new.sum()))
-        for end, column in zip(columns, ids[:, new], strict=True):
-            self._set(end, np.ascontiguousarray(column))
+        is_first = np.append(np.ones(min(src.size, 1), bool), (np.diff(ids) != 0).any(axis=0))
+        self._count_repeated(src.size - int(is_first.sum()))
+        for field, column in zip(columns, ids[:, is_first], strict=True):
+            self._set(field, np.ascontiguousarray(column))
+        # Splits name edges by their position before the sort.
         places = np.empty(src.size, np.int32)
-        places[order] = np.cumsum(new) - 1
+        places[order] = np.cumsum(is_first) - 1
         parts = "train_edges", "val_edges", "test_edges"
         for part in parts:
             if getattr(self, part) is not None:
                 self._set(part, places[check_ids(part, getattr(self, part), src.size)])
 
-        def fact(edge: int) -> str:
+        def describe(edge: int) -> str:
             return f"edge {(int(self.src[edge]), int(self.rel[edge]), int(self.dst[edge]))}"
 
-        self._set_apart(parts, fact)
+        self._set_disjoint(parts, describe)
         self._check_types()
         if self.y_multilabel is not None:
             labels = check_array("y_multilabel", self.y_multilabel, "iub", "zeros and ones", 2)
@@ -489,6 +498,7 @@ class RelationalDataset(NodeDataset):
         self._set("node_type_names", names)
         if types.max(initial=-1) >= len(names):
             raise ValueError(f"node_type: {types.max()} has none of {len(names)} node_type_names")
+        # Features of a type have a row for each node of the type.
         checked = {}
         for name, features in (self.x_by_type or {}).items():
             if name not in names:
@@ -499,8 +509,9 @@ class RelationalDataset(NodeDataset):
 
     @property
     def node_type_sizes(self) -> dict[str, int] | None:
-        """How many nodes each type has, where nodes are numbered type by type; else None."""
+        """Number of nodes of each type, if nodes are numbered type by type; else None."""
         types = self.node_type
+        # Nodes without a type, or types in any order, have no ranges.
         if types is None or types.min(initial=0) < 0 or (np.diff(types) < 0).any():
             return None
         names = self.node_type_names or ()
@@ -513,7 +524,7 @@ class RelationalDataset(NodeDataset):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, as of every dataset, or the columns of ``y_multilabel``."""
+        """Number of columns of ``y_multilabel``, or of classes as of every dataset."""
         return super().num_classes if self.y_multilabel is None else self.y_multilabel.shape[1]
 
     @property
@@ -522,11 +533,11 @@ class RelationalDataset(NodeDataset):
         return self.src.size
 
     def graph(self, *, inverse: bool = True, self_relation: bool = True) -> RelationalGraph:
-        """The structure, as R-GCN has it (arXiv 1703.06103).
+        """Return the structure, as R-GCN uses it (arXiv 1703.06103).
 
         Args:
-            inverse: whether to add each edge reversed, as a relation of its own.
-            self_relation: whether to add a relation of each node to itself, the last one.
+            inverse: whether to add each edge reversed, with an inverse relation.
+            self_relation: whether to add a last relation, of each node to itself.
         """
         graph = RelationalGraph.from_triples(
             self.src,

@@ -1,4 +1,4 @@
-"""Offline datasets: scikit-learn's handwritten digits."""
+"""Datasets without files: scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jax_gnn.hypergraph import Hypergraph
 
 
 def digits(k: int = 10) -> HypergraphDataset:
-    """The 1,797 8x8 handwritten digits that scikit-learn bundles, with a k-NN hypergraph.
+    """Return the 1,797 8x8 handwritten digits that scikit-learn bundles, with a k-NN hypergraph.
 
-    A node is an image: 64 grey values in [0, 1], 10 classes. Its hyperedge joins it with its
-    ``k - 1`` nearest others by Euclidean distance, as HGNN does for visual objects (Feng et al.
-    2019, arXiv 1809.09401, section 3.1); among equals the smaller id wins.
+    A node is an image: 64 grey values in [0, 1], 10 classes. Its hyperedge joins it with the
+    ``k - 1`` other images nearest by Euclidean distance, as HGNN does for visual objects (Feng et
+    al. 2019, arXiv 1809.09401, section 3.1); ties go to the smaller id.
 
     Args:
         k: size of each hyperedge, from 1 to 1797.
@@ -25,29 +25,29 @@ def digits(k: int = 10) -> HypergraphDataset:
         ValueError: ``k`` is out of range.
     """
     nodes = _images()
-    node_idx, hyperedge_idx = _neighbours(nodes["x"], k)
+    node_idx, hyperedge_idx = _neighbors(nodes["x"], k)
     return HypergraphDataset(
         node_idx=node_idx, hyperedge_idx=hyperedge_idx, num_hyperedges=nodes["num_nodes"], **nodes
     )
 
 
 def digits_graph(k: int = 10) -> GraphDataset:
-    """The images of :func:`digits` with edges in place of hyperedges.
+    """Return the images of :func:`digits` with edges in place of hyperedges.
 
-    An image has edges from its ``k - 1`` nearest others and to them.
+    An image has edges from the ``k - 1`` other images that are nearest, and to them.
 
     Args:
-        k: from 1 to 1797.
+        k: one more than the number of nearest images, from 1 to 1797.
 
     Raises:
         ImportError: scikit-learn is not installed.
         ValueError: ``k`` is out of range.
     """
     nodes = _images()
-    near, image = _neighbours(nodes["x"], k)
-    near, image = near[near != image], image[near != image]
-    ends = np.stack([np.concatenate([near, image]), np.concatenate([image, near])])
-    src, dst = np.unique(ends, axis=1)  # many are each other's neighbours
+    neighbors, images = _neighbors(nodes["x"], k)
+    pairs = np.stack([neighbors, images])[:, neighbors != images]
+    # Both directions; images that are each other's neighbours have each edge once.
+    src, dst = np.unique(np.concatenate([pairs, pairs[::-1]], axis=1), axis=1)
     return GraphDataset(src=src, dst=dst, **nodes)
 
 
@@ -69,7 +69,7 @@ def _images() -> dict[str, Any]:
     }
 
 
-def _neighbours(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of each node's k nearest nodes, itself among them, and its own beside each."""
-    near, node = Hypergraph.from_knn(x, k).incidence()
-    return np.asarray(near), np.asarray(node)
+def _neighbors(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k nearest nodes of each node, which are itself and others, and its id for each."""
+    neighbors, nodes = Hypergraph.from_knn(x, k).incidence()
+    return np.asarray(neighbors), np.asarray(nodes)

@@ -1,4 +1,4 @@
-"""Edges to predict: random splits of them, and pairs of nodes without one."""
+"""Edge prediction: random splits of edges, and negatives, which are pairs without an edge."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from jax_gnn.graph import Graph
 
 @dataclass(frozen=True, eq=False)
 class EdgeSplit:
-    """Edges to train, validate and test on, and pairs without an edge for the last two.
+    """Edges to train, validate and test on, and negatives for validation and test.
 
-    All pairs are int32, sources first; of an undirected graph each is there once.
+    All pairs are int32, sources first; undirected edges occur once.
 
     Attributes:
         train: ``(2, n)``, the training edges.
         valid: ``(2, k)``, the validation edges.
         test: ``(2, m)``, the test edges.
         valid_negatives: ``(2, k)``, pairs of different nodes without an edge.
-        test_negatives: ``(2, m)``, others.
-        train_graph: what a model sees in training and validation: the training edges, of an
-            undirected graph in both directions, and the self-loops of the graph.
-        test_graph: what it sees in the test: the validation edges, too.
-        undirected: whether an edge has no direction.
+        test_negatives: ``(2, m)``, further such pairs.
+        train_graph: graph for training and validation: the training edges, in both directions if
+            undirected, and the self-loops of the whole graph.
+        test_graph: graph for the test: ``train_graph`` and the validation edges.
+        undirected: whether edges have no direction.
     """
 
     train: np.ndarray
@@ -50,24 +50,24 @@ class EdgeSplit:
         return pairs, np.sort(pairs.numbers(*self.train.astype(np.int64)))
 
     def train_negatives(self, rng: np.random.Generator) -> np.ndarray:
-        """Draws pairs of different nodes without a training edge, as many as there are such edges.
+        """Draw pairs of different nodes without a training edge, one for each training edge.
 
-        Validation and test edges may be among them, as nobody knows those in training, and a pair
-        may come twice.
+        Validation and test edges may be among them, as training must not know these; pairs may
+        repeat.
 
         Args:
-            rng: such as ``numpy.random.default_rng(seed)``; each call draws others.
+            rng: generator, such as ``numpy.random.default_rng(seed)``, which each call advances.
 
         Returns:
             ``(2, n)`` int32.
 
         Raises:
-            TypeError: ``rng`` is no such generator.
+            TypeError: ``rng`` is not a generator.
             ValueError: all pairs have an edge.
         """
         check_instance("rng", rng, np.random.Generator)
         pairs, edges = self._pairs
-        return pairs.others(edges, edges.size, rng, again=True)
+        return pairs.negatives(edges, edges.size, rng, replace=True)
 
 
 def split_edges(
@@ -78,23 +78,23 @@ def split_edges(
     seed: int,
     undirected: bool | None = None,
 ) -> EdgeSplit:
-    """Splits the edges of a graph at random, as Kipf and Welling do (arXiv 1611.07308).
+    """Split the edges of a graph at random, as Kipf and Welling do (arXiv 1611.07308).
 
-    Of n edges ``int(n * valid)`` validate and ``int(n * test)`` test; for each there is a pair of
-    different nodes without an edge. Repeated edges count once. Self-loops are not to be predicted:
-    they stay in the graphs. Works on the host.
+    Of n edges ``int(n * valid)`` validate and ``int(n * test)`` test; each of these has a negative,
+    a pair of different nodes without an edge. Repeated edges count once. Self-loops are not to be
+    predicted: they stay in the graphs. Works on the host.
 
     Args:
-        graph: its sources are its destinations.
+        graph: the graph, which is not bipartite.
         valid: share of the validation edges.
         test: share of the test edges.
-        seed: of edges and pairs; the same seed gives the same split.
-        undirected: whether both directions of an edge are one edge, so that no direction tells of
-            the other; by default where each edge has its reverse.
+        seed: seed of the split and the negatives; the same seed gives the same split.
+        undirected: whether both directions of an edge are one edge, so that neither reveals the
+            other; by default true if each edge has its reverse.
 
     Raises:
-        TypeError: the graph is none, or traced; a share or the seed is not a number.
-        ValueError: the graph is bipartite; a share is below 0, or both leave no edge to train on; a
+        TypeError: the graph is not a `Graph`, or traced; a share or the seed is not a number.
+        ValueError: the graph is bipartite; a share is below 0, or leaves no edge to train on; a
             share above 0 is less than an edge; there are too few pairs without an edge; or the
             graph is undirected, and an edge lacks its reverse.
 
@@ -109,13 +109,14 @@ def split_edges(
     pairs, edges, loops = _edges_of(graph, undirected)
     counts = _counts(f"graph has {edges.size} edges", edges.size, valid, test)
     rng = random_generator(seed)
-    shuffled = pairs.ends(rng.permutation(edges))
+    # Validation edges come first in the permutation, then test edges, then training edges.
+    shuffled = pairs.nodes(rng.permutation(edges))
     parts = np.split(shuffled, np.cumsum(counts), axis=1)
-    negatives = np.split(pairs.others(edges, sum(counts), rng), [counts[0]], axis=1)
+    negatives = np.split(pairs.negatives(edges, sum(counts), rng), [counts[0]], axis=1)
 
     def graph_of(*parts: np.ndarray) -> Graph:
-        ends = np.concatenate([*parts, *(part[::-1] for part in parts if pairs.undirected)], 1)
-        src, dst = np.concatenate([ends, np.stack([loops, loops])], 1)
+        reverses = [part[::-1] for part in parts if pairs.undirected]
+        src, dst = np.concatenate([*parts, *reverses, np.stack([loops, loops])], axis=1)
         return Graph.from_edges(src, dst, num_nodes=pairs.num_nodes)
 
     return EdgeSplit(
@@ -133,20 +134,19 @@ def split_edges(
 def negative_edges(
     graph: Graph, num_edges: int, *, seed: int, undirected: bool | None = None
 ) -> np.ndarray:
-    """Draws pairs of different nodes without an edge: all are as likely, and none comes twice.
+    """Draw pairs of different nodes without an edge, uniformly and without repetition.
 
     Args:
-        graph: its sources are its destinations.
-        num_edges: how many pairs.
-        seed: the same seed gives the same pairs.
-        undirected: whether a pair has no direction, and so comes once; by default where each edge
-            has its reverse.
+        graph: the graph, which is not bipartite.
+        num_edges: number of pairs.
+        seed: seed of the pairs; the same seed gives the same pairs.
+        undirected: whether pairs have no direction; by default true if each edge has its reverse.
 
     Returns:
         ``(2, num_edges)`` int32, sources first.
 
     Raises:
-        TypeError: the graph is none, or traced; a number is no integer.
+        TypeError: the graph is not a `Graph`, or traced; a number is not an integer.
         ValueError: the graph is bipartite or has fewer such pairs, or ``num_edges`` is negative; or
             the graph is undirected, and an edge lacks its reverse.
 
@@ -157,15 +157,15 @@ def negative_edges(
     pairs, edges, _ = _edges_of(graph, undirected)
     if check_integer("num_edges", num_edges) < 0:
         raise ValueError(f"num_edges must not be negative, got {num_edges}")
-    return pairs.others(edges, num_edges, random_generator(seed))
+    return pairs.negatives(edges, num_edges, random_generator(seed))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of different nodes, numbered from 0.
+    """Numbering of the pairs of different nodes, from 0.
 
     Attributes:
-        num_nodes: how many nodes there are.
+        num_nodes: number of nodes.
         undirected: whether (u, v) and (v, u) are one pair; then u < v.
     """
 
@@ -174,64 +174,68 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """How many pairs there are."""
+        """Number of pairs."""
         return self.num_nodes * (self.num_nodes - 1) // (2 if self.undirected else 1)
 
     def numbers(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """The numbers of pairs, int64."""
+        """Return the numbers of pairs, int64."""
         if self.undirected:
             low, high = np.minimum(src, dst), np.maximum(src, dst)
-            return high * (high - 1) // 2 + low
-        return src * (self.num_nodes - 1) + dst - (dst > src)
+            return np.asarray(high * (high - 1) // 2 + low)
+        return np.asarray(src * (self.num_nodes - 1) + dst - (dst > src))
 
-    def ends(self, numbers: np.ndarray) -> np.ndarray:
-        """The pairs of numbers, ``(2, n)`` int32."""
+    def nodes(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the pairs with these numbers, ``(2, n)`` int32."""
         if self.undirected:
+            # The inverse of high * (high - 1) / 2, corrected below.
             high = ((1 + np.sqrt(8.0 * numbers + 1)) / 2).astype(np.int64)
-            high -= high * (high - 1) // 2 > numbers  # the root may be rounded
+            high -= high * (high - 1) // 2 > numbers  # the root is rounded
             high += high * (high + 1) // 2 <= numbers
             return np.stack([numbers - high * (high - 1) // 2, high]).astype(np.int32)
         src, dst = np.divmod(numbers, max(self.num_nodes - 1, 1))
         return np.stack([src, dst + (dst >= src)]).astype(np.int32)
 
-    def others(
-        self, edges: np.ndarray, size: int, rng: np.random.Generator, *, again: bool = False
+    def negatives(
+        self, edges: np.ndarray, size: int, rng: np.random.Generator, *, replace: bool = False
     ) -> np.ndarray:
-        """Random pairs that are no edges, ``(2, size)`` int32.
+        """Draw pairs without an edge, ``(2, size)`` int32.
 
         Args:
-            edges: the numbers of those that are, ascending.
-            size: how many to draw.
-            rng: where they are drawn from.
-            again: whether a pair may be drawn again.
+            edges: numbers of the pairs with an edge, ascending.
+            size: number of pairs to draw.
+            rng: generator of random numbers.
+            replace: whether pairs may repeat.
         """
         free = self.count - edges.size
-        if size > (free if not again else size * min(free, 1)):
+        if size > (free if not replace else size * min(free, 1)):
             raise ValueError(
                 f"graph has {free} pairs of different nodes without an edge, and {size} are wanted"
             )
-        drawn = rng.integers(0, max(free, 1), size) if again else rng.choice(free, size, False)
-        # Below the i-th edge there are as many pairs without one as its number exceeds i.
-        return self.ends(drawn + np.searchsorted(edges - np.arange(edges.size), drawn, "right"))
+        ranks = rng.integers(0, max(free, 1), size) if replace else rng.choice(free, size, False)
+        # The rank of a negative is its number less the number of edges below. The i-th edge has
+        # edges[i] - i negatives below it.
+        edges_below = np.searchsorted(edges - np.arange(edges.size), ranks, "right")
+        return self.nodes(ranks + edges_below)
 
 
 def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray, np.ndarray]:
-    """How pairs of a graph are numbered, its edges' numbers, each once, and nodes with loops."""
+    """Return the numbering of pairs, the numbers of the edges without repetitions, self-loops."""
     check_instance("graph", graph, Graph)
     if undirected is not None:
         undirected = check_flag("undirected", undirected)
     src, dst = graph.edges()
     loops = np.unique(src[src == dst])
     directed = Pairs(graph.num_nodes, False)
-    there = np.unique(directed.numbers(src[src != dst], dst[src != dst]))
+    # Repeated edges count once, and self-loops are handled apart.
+    edges = np.unique(directed.numbers(src[src != dst], dst[src != dst]))
     if undirected is False:
-        return directed, there, loops
-    src, dst = directed.ends(there).astype(np.int64)
-    back = np.sort(directed.numbers(dst, src))
-    if not np.array_equal(there, back):
+        return directed, edges, loops
+    src, dst = directed.nodes(edges).astype(np.int64)
+    reverses = np.sort(directed.numbers(dst, src))
+    if not np.array_equal(edges, reverses):
         if undirected is None:
-            return directed, there, loops
-        u, v = directed.ends(np.setdiff1d(there, back)[:1])[:, 0].tolist()
+            return directed, edges, loops
+        u, v = directed.nodes(np.setdiff1d(edges, reverses)[:1])[:, 0].tolist()
         raise ValueError(
             f"undirected must be False where an edge, as that from {u} to {v}, has no reverse, "
             "which graph.symmetrized() adds, got True"
@@ -241,7 +245,7 @@ def _edges_of(graph: Graph, undirected: bool | None) -> tuple[Pairs, np.ndarray,
 
 
 def _counts(what: str, size: int, valid: float, test: float) -> list[int]:
-    """How many validate, and how many test."""
+    """Return the numbers of validation and test edges."""
     check_number("valid", valid)
     check_number("test", test)
     if not (valid >= 0 and test >= 0 and valid + test < 1):
@@ -260,25 +264,25 @@ def _counts(what: str, size: int, valid: float, test: float) -> list[int]:
 def with_split_edges(
     dataset: RelationalDataset, *, valid: float = 0.1, test: float = 0.1, seed: int
 ) -> RelationalDataset:
-    """Splits the edges of a dataset at random, to predict some from the others.
+    """Split the edges of a dataset at random, to predict validation and test edges.
 
-    Of n edges about ``n * valid`` validate and ``n * test`` test. A fact that the data hold twice
-    is in one part: a relation that is another's inverse, or its own, goes with it. As long as there
-    are others, no edge is taken from training that is a node's or a relation's only one there.
+    Of n edges about ``n * valid`` validate and ``n * test`` test. Both edges of a fact that the
+    data states twice, by a relation and its inverse, are in the same part. If possible, each node
+    and each relation keeps a training edge.
 
     Args:
-        dataset: its split of edges, if it has one, is replaced.
+        dataset: the dataset, whose split of edges, if it has one, is replaced.
         valid: share of the validation edges.
         test: share of the test edges.
-        seed: the same seed gives the same split.
+        seed: seed of the split; the same seed gives the same split.
 
     Returns:
         The dataset with ``train_edges``, ``val_edges`` and ``test_edges``.
 
     Raises:
-        TypeError: the dataset is no relational one; a share or the seed is not a number.
-        ValueError: a share is below 0, or both leave no edge to train on; or a share above 0 is
-            less than an edge.
+        TypeError: the dataset is not relational; a share or the seed is not a number.
+        ValueError: a share is below 0, or leaves no edge to train on; or a share above 0 is less
+            than an edge.
 
     Example:
         >>> src, dst = np.arange(20), (np.arange(20) + 1) % 20
@@ -295,13 +299,14 @@ def with_split_edges(
     sizes = np.bincount(facts)
     order = rng.permutation(sizes.size)
     by_rank = np.argsort(np.argsort(order)[facts], kind="stable")
-    kept = np.zeros(sizes.size, bool)
+    # The first fact of each node and relation goes to the end of the order, where training is.
+    is_needed = np.zeros(sizes.size, bool)
     for ids in (dataset.src, dataset.dst, dataset.rel):
         first = np.unique(ids[by_rank], return_index=True)[1]
-        kept[facts[by_rank[first]]] = True
-    order = np.concatenate([order[~kept[order]], order[kept[order]]])
-    left = np.concatenate([[0], np.cumsum(sizes[order])])
-    parts = np.split(order, np.searchsorted(left, np.cumsum(counts)))
+        is_needed[facts[by_rank[first]]] = True
+    order = np.concatenate([order[~is_needed[order]], order[is_needed[order]]])
+    num_edges = np.concatenate([[0], np.cumsum(sizes[order])])
+    parts = np.split(order, np.searchsorted(num_edges, np.cumsum(counts)))
     if any(not part.size for part, count in zip(parts, (*counts, 1), strict=True) if count):
         raise ValueError(f"{what}, which are too few facts for valid={valid} and test={test}")
     names = "val_edges", "test_edges", "train_edges"
@@ -311,21 +316,21 @@ def with_split_edges(
 
 
 def _facts(dataset: RelationalDataset) -> np.ndarray:
-    """The number of the fact that each edge states: those of two inverse relations state it twice.
+    """Return the number of the fact that each edge states; inverse edges state the same fact.
 
-    Relations are inverse if all edges are.
+    Two relations are inverse if the edges of one are the reversed edges of the other.
     """
     size = dataset.num_edges
     src, dst = dataset.src.astype(np.int64), dataset.dst.astype(np.int64)
-    there, back = src * dataset.num_nodes + dst, dst * dataset.num_nodes + src
+    keys, reverse_keys = src * dataset.num_nodes + dst, dst * dataset.num_nodes + src
     starts = np.searchsorted(dataset.rel, np.arange(dataset.num_relations + 1))
-    edges = [np.arange(*span) for span in pairwise(starts)]
-    by_ends = {}
+    edges = [np.arange(start, stop) for start, stop in pairwise(starts)]
+    relation_of_keys = {}
     for ids in edges:
-        ids = ids[np.argsort(there[ids])]
-        by_ends[there[ids].tobytes()] = ids
+        ids = ids[np.argsort(keys[ids])]
+        relation_of_keys[keys[ids].tobytes()] = ids
     inverse = np.arange(size)
-    for ids in edges:  # these ascend by destination, then source
-        inverse[ids] = by_ends.get(back[ids].tobytes(), ids)
+    for ids in edges:  # sorted by destination, then source, so that reverse_keys ascend
+        inverse[ids] = relation_of_keys.get(reverse_keys[ids].tobytes(), ids)
     links = scipy.sparse.coo_array((np.ones(size, bool), (np.arange(size), inverse)), (size, size))
-    return scipy.sparse.csgraph.connected_components(links, directed=False)[1]
+    return np.asarray(scipy.sparse.csgraph.connected_components(links, directed=False)[1])

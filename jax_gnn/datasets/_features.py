@@ -1,4 +1,4 @@
-"""Stand-in features for datasets that have none."""
+"""Artificial features for datasets without features."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Dataset = TypeVar("Dataset", bound=NodeDataset)
 def with_noisy_label_features(
     dataset: Dataset, *, num_features: int = 100, noise: float = 1.0, seed: int
 ) -> Dataset:
-    """Gives the dataset features made from its labels: **they leak the labels by design**.
+    """Give a dataset features made from its labels: **they leak the labels by design**.
 
-    This is how AllSet (arXiv 2106.13264) makes features for House and Walmart, which
-    have none: the one-hot label, zero padded to ``num_features``, plus Gaussian noise in every
-    column. The labels of test nodes are used too, so an accuracy on these features says how well
-    a model removes noise, and compares only with others on the same features.
+    AllSet (arXiv 2106.13264) makes such features for House and Walmart, which have none: the
+    one-hot label, zero padded to ``num_features``, plus Gaussian noise in every column. The labels
+    of test nodes are used too: an accuracy on these features says how well a model removes noise,
+    and compares only with results on the same features.
 
     Args:
-        dataset: its ``x`` is replaced. Unlabelled nodes get noise only.
-        num_features: at least the number of classes.
-        noise: standard deviation: the larger, the harder.
-        seed: of the noise.
+        dataset: the dataset, whose ``x`` is replaced. Unlabelled nodes get noise only.
+        num_features: number of features, at least the number of classes.
+        noise: standard deviation of the noise.
+        seed: seed of the noise.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -50,19 +50,20 @@ def with_noisy_label_features(
     rng = random_generator(seed)
     x = noise * rng.standard_normal((dataset.num_nodes, num_features), np.float32)
     labelled = np.flatnonzero(dataset.y >= 0)
+    # One-hot labels are added to noise in place; unlabelled rows stay noise.
     x[labelled, dataset.y[labelled]] += 1
     return dataclasses.replace(dataset, x=x)
 
 
 def with_random_features(dataset: Dataset, *, num_features: int = 100, seed: int) -> Dataset:
-    """Gives the dataset standard normal features, which know nothing of the labels.
+    """Give a dataset standard normal features, which are independent of the labels.
 
-    For measuring speed, and as the floor that structure alone has to beat.
+    They serve to measure speed, and the accuracy that structure alone gives.
 
     Args:
-        dataset: its ``x`` is replaced.
-        num_features: at least 1.
-        seed: of the features.
+        dataset: the dataset, whose ``x`` is replaced.
+        num_features: number of features, at least 1.
+        seed: seed of the features.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -10,33 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, MAX_SIZE, Memory, as_path, blame, require_file
+from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
+from jax_gnn.datasets._check import MAX_SIZE
 from jax_gnn.datasets._dataset import RelationalDataset
 from jax_gnn.datasets._lines import integers, is_blank, read_lines
 
 
 def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
-    """Reads a folder of the Heterogeneous Graph Benchmark (Lv et al. 2021, arXiv 2112.14936).
+    """Read a folder of the Heterogeneous Graph Benchmark (Lv et al. 2021, arXiv 2112.14936).
 
-    Files are tables separated by tabs. A line of ``node.dat`` is a node: its id, name, type and,
-    where it has any, features. The ids are those from 0 on, in any order. ``link.dat`` has an edge
-    a line: source, destination, relation, weight. ``label.dat`` and ``label.dat.test``, the
-    training and the test nodes, have a node a line: its id, name, type, and classes separated by
-    commas. ``info.dat`` is JSON: names of types, relations and classes, of which there may be more
-    than are in use. Names, weights and features of nodes are not read. Relations are as in the
-    file: mostly with their inverses.
+    Files are tables separated by tabs. A line of ``node.dat`` is a node: its id, name, type and
+    optional features; ids are 0, 1, … in any order. A line of ``link.dat`` is an edge: source,
+    destination, relation, weight. Lines of ``label.dat`` and ``label.dat.test`` are the training
+    and the test nodes: id, name, type, and classes separated by commas. ``info.dat`` is JSON with
+    names of types, relations and classes, also of unused ones. Names, weights and features of nodes
+    are not read. Relations are those of the file, which mostly include the inverses.
 
-    Without ``node.dat`` nodes count up to the last one of an edge or a label, and their types are
-    those of labels, or else what ``info.dat`` says of the ends of relations; -1 is none.
+    Without ``node.dat``, the number of nodes is the largest id of an edge or a label plus one, and
+    their types are those of labels, or else of the ends of relations in ``info.dat``; -1 is none.
 
     Args:
         path: the folder, or ``link.dat`` in it.
-
-    Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a line is not as above, a node is labelled twice or with another type than that
-            of ``node.dat``, which the line's number says, a file takes too much memory (see
-            :mod:`jax_gnn.datasets`), or a field is not as :class:`RelationalDataset` wants it.
     """
     path = as_path("path", path)
     folder = path.parent if path.name == "link.dat" and not path.is_dir() else path
@@ -48,11 +42,12 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
     label_paths = [
         file for name in ("label.dat", "label.dat.test") if (file := folder / name).is_file()
     ]
-    others = [file for file in (nodes_path, info_path) if file.is_file()]
-    memory = Memory(links_path, *label_paths, *others)
-    types = _types(nodes_path) if nodes_path in others else None
+    optional_paths = [file for file in (nodes_path, info_path) if file.is_file()]
+    memory = Memory(links_path, *label_paths, *optional_paths)
+    types = _types(nodes_path) if nodes_path in optional_paths else None
     node, stop = ("a node", MAX_SIZE) if types is None else ("a node of node.dat", types.size)
-    with blame(links_path):
+    with errors_in(links_path):
+        # Weights, the last column, are not read.
         links = np.array(
             [
                 (*integers(number, node, row[:2], 0, stop), *_ids(number, "a relation", row[2]))
@@ -60,9 +55,10 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             ],
             np.int64,
         ).reshape(-1, 3)
+    # By node: the file with its label, its type, its classes.
     labelled: dict[int, tuple[str, int, list[int]]] = {}
     for file in label_paths:
-        with blame(file):
+        with errors_in(file):
             for number, row in _rows(file, 4):
                 (i,) = integers(number, node, row[:1], 0, stop)
                 (kind,) = _ids(number, "a type", row[2])
@@ -75,14 +71,15 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
                     )
                 labelled[i] = file.name, kind, classes
     info = _info(info_path)
-    with blame(folder):
+    with errors_in(folder):
+        # Without node.dat, types are those of relations, then those of labels.
         if types is None:
             num_nodes = max(int(links[:, :2].max(initial=-1)), max(labelled, default=-1)) + 1
             memory.claim(f"{num_nodes} nodes", num_nodes * ID_BYTES)
             types = np.full(num_nodes, -1, np.int32)
-            for relation, (start, end) in info["ends"].items():
+            for relation, (src_type, dst_type) in info["ends"].items():
                 edges = links[links[:, 2] == relation]
-                types[edges[:, 0]], types[edges[:, 1]] = start, end
+                types[edges[:, 0]], types[edges[:, 1]] = src_type, dst_type
             for i, (_, kind, _) in labelled.items():
                 types[i] = kind
         names = {}
@@ -91,11 +88,13 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             ("relations", links[:, 2].max(initial=-1)),
             ("classes", max((max(classes) for *_, classes in labelled.values()), default=-1)),
         ):
+            # Names without uses count too, and uses without names are named by number.
             size = max(int(used), *info[what], -1) + 1
             memory.claim(f"{size} {what}", size * 2 * ID_BYTES)
             names[what] = tuple(info[what].get(i, str(i)) for i in range(size))
         y = np.full(types.size, -1, np.int32)
         multilabel = None
+        # One node with several classes makes the whole dataset multi-label.
         if any(len(classes) > 1 for *_, classes in labelled.values()):
             memory.claim("the labels", 2 * types.size * len(names["classes"]))
             multilabel = np.zeros((types.size, len(names["classes"])), bool)
@@ -105,7 +104,7 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
             else:
                 multilabel[i, classes] = True
         splits: dict[str, Any] = {
-            part: np.array(sorted(i for i, (of, *_) in labelled.items() if of == name), np.int32)
+            part: np.array(sorted(i for i, (file, *_) in labelled.items() if file == name))
             for part, name in (("train_idx", "label.dat"), ("test_idx", "label.dat.test"))
             if folder / name in label_paths
         }
@@ -127,14 +126,15 @@ def load_hgb(path: str | os.PathLike[str]) -> RelationalDataset:
 
 
 def _types(path: Path) -> np.ndarray:
-    """The type of each node."""
-    with blame(path):
+    """Read the type of each node."""
+    with errors_in(path):
         types: dict[int, int] = {}
         for number, row in _rows(path, 3, 4):
             (node,) = _ids(number, "a node", row[0])
             if node in types:
                 raise ValueError(f"line {number}: node {node} is there twice")
             (types[node],) = _ids(number, "a type", row[2])
+        # Ids must be all of 0, 1, … without gaps.
         if types and max(types) >= len(types):
             missing = next(node for node in range(len(types)) if node not in types)
             raise ValueError(f"node {missing} has no line, but node {max(types)} has one")
@@ -142,7 +142,7 @@ def _types(path: Path) -> np.ndarray:
 
 
 def _rows(path: Path, *columns: int) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a table separated by tabs, with their numbers."""
+    """Yield the lines of a table separated by tabs, with their numbers."""
     for number, line in read_lines(path):
         if not is_blank(line):
             row = line.split("\t")
@@ -157,35 +157,37 @@ def _ids(number: int, what: str, *fields: str) -> list[int]:
 
 
 def _info(path: Path) -> dict[str, Any]:
-    """Names of types, relations and classes, and the types at each relation's ends, by number."""
-    found: dict[str, Any] = {"types": {}, "relations": {}, "classes": {}, "ends": {}}
+    """Read names of types, relations and classes, and the types of each relation's ends, by id."""
+    names: dict[str, dict[int, Any]] = {"types": {}, "relations": {}, "classes": {}, "ends": {}}
     if not path.is_file():
-        return found
-    with blame(path):
+        return names
+    with errors_in(path):
         try:
             info = json.loads(path.read_text("utf-8-sig"))
         except RecursionError as error:
             raise ValueError("nested too deep") from error
-        found["types"] = _by_number(_table(info, "node.dat", "node type"), str)
+        names["types"] = _by_number(_table(info, "node.dat", "node type"), str)
         links = _by_number(_table(info, "link.dat", "link type"), dict)
         for number, link in links.items():
-            ends = link.get("start"), link.get("end")
-            if all(type(end) is int and 0 <= end <= MAX_SIZE for end in ends):
-                found["ends"][number] = ends
+            type_ids = link.get("start"), link.get("end")
+            if all(type(i) is int and 0 <= i <= MAX_SIZE for i in type_ids):
+                names["ends"][number] = type_ids
             if isinstance(link.get("meaning"), str):
-                found["relations"][number] = link["meaning"]
+                names["relations"][number] = link["meaning"]
         for classes in _by_number(_table(info, "label.dat", "node type"), dict).values():
-            found["classes"] |= _by_number(classes, str)
-        return found
+            names["classes"] |= _by_number(classes, str)
+        return names
 
 
-def _table(info: Any, *keys: str) -> dict[str, Any]:
+def _table(info: object, *keys: str) -> dict[str, Any]:
+    """Return the dictionary at a path of keys, empty if the file has none."""
     for key in keys:
         info = info.get(key, {}) if isinstance(info, dict) else {}
     return info if isinstance(info, dict) else {}
 
 
 def _by_number(table: dict[str, Any], kind: type) -> dict[int, Any]:
+    """Return the values of a type whose keys are numbers."""
     return {
         int(key): value
         for key, value in table.items()

@@ -1,4 +1,4 @@
-"""HyperGCN's folders of pickles."""
+"""Folders of pickles as published with HyperGCN."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_gnn.datasets._check import (
-    ID_BYTES,
-    MAX_SIZE,
-    Memory,
-    as_path,
-    blame,
-    check_features,
-    check_ids,
-    require_file,
-)
+from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
+from jax_gnn.datasets._check import MAX_SIZE, check_features, check_ids
 from jax_gnn.datasets._dataset import HypergraphDataset
 from jax_gnn.datasets._pickle import flat, load_matrix, load_value
 
@@ -24,24 +16,18 @@ _WHAT = "HyperGCN's hypergraph.pickle, labels.pickle, features.pickle, splits/N.
 
 
 def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
-    """Reads a folder of pickles as published with HyperGCN (arXiv 1809.02589).
+    """Read a folder of pickles as published with HyperGCN (arXiv 1809.02589).
 
     ``hypergraph.pickle`` is a dictionary from a hyperedge's name to its nodes, ``labels.pickle``
-    the class of each node. Where ``features.pickle``, a scipy CSR matrix or an array, is absent,
-    ``x`` is None. Each of ``splits/*.pickle`` gives the nodes to train and to test on: all of them,
-    in numerical order, become ``train_splits``, the first also ``train_idx`` and ``test_idx``.
+    the class of each node. ``features.pickle`` is a scipy CSR matrix or an array; without it, ``x``
+    is None. Each of ``splits/*.pickle`` has training and test nodes: the training nodes of all, in
+    numerical order, become ``train_splits``, the first split also ``train_idx`` and ``test_idx``.
     Hyperedges keep the order of the dictionary; duplicate incidences are removed; sparse features
     become dense float32.
 
     Args:
-        path: the folder. The pickles are read without executing anything: see
+        path: the folder. Pickles are read without executing anything: see
             :class:`PickleFormatError`.
-
-    Raises:
-        FileNotFoundError: the folder, ``hypergraph.pickle`` or ``labels.pickle`` is not there.
-        PickleFormatError: a file is damaged, or names something that these files do not need.
-        ValueError: the contents are not as above, take too much memory (see
-            :mod:`jax_gnn.datasets`), or a field is not as :class:`HypergraphDataset` wants it.
     """
     folder = as_path("path", path)
     if folder.exists() and not folder.is_dir():
@@ -50,14 +36,14 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
         name: require_file(folder / f"{name}.pickle", _WHAT) for name in ("hypergraph", "labels")
     }
     features = folder / "features.pickle"
-    # 2.pickle comes before 10.pickle.
+    # In numerical order: 2.pickle comes before 10.pickle.
     splits = sorted(
         (folder / "splits").glob("*.pickle"), key=lambda file: (len(file.stem), file.stem)
     )
     has_features = features.exists()
     memory = Memory(*files.values(), *splits, *([features] if has_features else []))
     labels = load_value(files["labels"])
-    with blame(files["labels"]):
+    with errors_in(files["labels"]):
         labels = check_ids("labels", flat("labels", labels), MAX_SIZE, start=-1)
         num_nodes = labels.size
     node_idx, hyperedge_idx, num_hyperedges = _incidences(files["hypergraph"], num_nodes, memory)
@@ -65,9 +51,9 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
     x = None
     if has_features:
         matrix = load_matrix(features, memory)
-        with blame(features):
+        with errors_in(features):
             x = check_features("features", matrix, num_nodes)
-    with blame(folder):
+    with errors_in(folder):
         return HypergraphDataset(
             name=folder.resolve().name,
             node_idx=node_idx,
@@ -84,7 +70,7 @@ def load_hypergcn(path: str | os.PathLike[str]) -> HypergraphDataset:
 
 def _incidences(path: Path, num_nodes: int, memory: Memory) -> tuple[np.ndarray, np.ndarray, int]:
     hypergraph = load_value(path)
-    with blame(path):
+    with errors_in(path):
         if not isinstance(hypergraph, dict):
             raise ValueError(
                 f"expected a dictionary of hyperedges, got {type(hypergraph).__name__}"
@@ -93,7 +79,7 @@ def _incidences(path: Path, num_nodes: int, memory: Memory) -> tuple[np.ndarray,
         for name, nodes in hypergraph.items():
             field = f"hyperedge {name!r:.80}"
             members.append(check_ids(field, flat(field, nodes), num_nodes))
-            memory.claim(field, members[-1].size * ID_BYTES)  # may be another hyperedge's list
+            memory.claim(field, members[-1].size * ID_BYTES)  # a pickle may repeat one list
         sizes = [ids.size for ids in members[1:]]
         return np.concatenate(members), np.repeat(np.arange(len(sizes)), sizes), len(sizes)
 
@@ -103,14 +89,15 @@ def _splits(paths: list[Path], num_nodes: int) -> tuple[list[np.ndarray], list[n
     test: list[np.ndarray] = []
     for path in paths:
         split = load_value(path)
-        with blame(path):
+        with errors_in(path):
             if not isinstance(split, dict) or not {"train", "test"} <= split.keys():
                 raise ValueError("expected a dictionary with 'train' and 'test'")
             for key, parts in (("train", train), ("test", test)):
                 parts.append(np.sort(check_ids(key, flat(key, split[key]), num_nodes)))
-            both = np.intersect1d(train[-1], test[-1])
-            if both.size:
-                raise ValueError(f"test: node {both[0]} is in train, too")
+            shared = np.intersect1d(train[-1], test[-1])
+            if shared.size:
+                raise ValueError(f"test: node {shared[0]} is in train, too")
+            # All splits are rows of one matrix.
             if train[-1].size != train[0].size:
                 raise ValueError(
                     f"train: {train[-1].size} nodes, but the first split has {train[0].size}"

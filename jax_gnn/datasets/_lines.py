@@ -1,4 +1,4 @@
-"""Text files: their lines, and the integers on them."""
+"""Lines of text files, and the integers on them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _BLANKS = " \t"
 _DIGITS = re.compile(r"[ \t]*[0-9]{1,19}[ \t]*")  # int() takes 1_0 and digits of all scripts, too
 
 
-def read_lines(path: Path, longest: int = 2**62) -> Iterator[tuple[int, str]]:
-    """The lines of UTF-8 text, gzipped where the name ends with ``.gz``, and their numbers from 1.
+def read_lines(path: Path, max_bytes: int = 2**62) -> Iterator[tuple[int, str]]:
+    """Yield the lines of UTF-8 text, and their numbers from 1; ``.gz`` files are decompressed.
 
     A line ends with LF, CR LF or CR and with nothing else: U+0085, U+2028 and U+001C, at which
     ``str.splitlines`` cuts, may be in names. A byte order mark at the beginning is left out.
 
     Args:
         path: the file.
-        longest: how many bytes a line may have, its end included.
+        max_bytes: largest number of bytes of a line, its end included.
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: it is not such text; the line is named.
+        ValueError: the file is not such text; the error names the line.
     """
     number = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            # Latin-1 is one character a byte: what is not UTF-8 is found in its own line.
+            # Latin-1 is one character a byte, so that bytes that are not UTF-8 fail line by line.
             text = io.TextIOWrapper(file, "latin-1")
-            while line := text.readline(longest + 1):
+            while line := text.readline(max_bytes + 1):
                 number += 1
-                if len(line) > longest:
-                    raise ValueError(f"line {number} is longer than {longest:,} bytes")
+                if len(line) > max_bytes:
+                    raise ValueError(f"line {number} is longer than {max_bytes:,} bytes")
                 codec = "utf-8" if number > 1 else "utf-8-sig"
                 yield number, line.removesuffix("\n").encode("latin-1").decode(codec)
         except UnicodeDecodeError as error:
@@ -45,22 +45,22 @@ def read_lines(path: Path, longest: int = 2**62) -> Iterator[tuple[int, str]]:
 
 
 def is_blank(line: str) -> bool:
-    """Whether there is nothing on a line; other white space than ASCII's may be a name."""
+    """Return whether a line is empty; other white space than ASCII's may be a name."""
     return not line.strip(_BLANKS)
 
 
 def integers(number: int, what: str, fields: Sequence[str], start: int, stop: int) -> list[int]:
-    """The integers in [start, stop) that fields of a line are, in decimal digits.
+    """Parse fields of a line as decimal integers in [start, stop).
 
     Args:
-        number: of the line.
-        what: the fields are, with an article.
-        fields: at least one.
-        start: the smallest.
-        stop: above the largest.
+        number: number of the line, for errors.
+        what: description of the fields with an article, for errors.
+        fields: the fields, at least one.
+        start: smallest integer.
+        stop: smallest integer above.
 
     Raises:
-        ValueError: a field is none; the message says what was expected, and where.
+        ValueError: a field is not such an integer.
     """
     if all(map(_DIGITS.fullmatch, fields)):
         values = list(map(int, fields))

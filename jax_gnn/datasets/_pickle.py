@@ -1,14 +1,14 @@
-"""Reading pickles that may be hostile: nothing of what they name is ever called.
+"""Pickles that may be hostile, read without calling anything that they name.
 
 The few globals that files of arrays need are mapped to inert classes of this module, which only
-record what the pickle says. Not even numpy's own reconstructors run while unpickling, for a forged
-dtype state there can make raw bytes pass for Python objects. Arrays are built afterwards, from
-plain bytes with an allow-listed dtype.
+record their arguments and state. Not even numpy's own reconstructors run, as a forged dtype state
+can make raw bytes pass for Python objects there. Arrays are built afterwards, from plain bytes with
+an allow-listed dtype.
 
-What a pickle takes is proportional to its length. A few bytes make gigabytes of a list that holds
-the same list twice, which holds the same list twice, and so on, once something walks through it: a
-hash, a message, ``numpy.asarray``. Hence tuples cannot be hashed, messages are cut, and only flat
-sequences become arrays.
+The memory for unpickling is proportional to the length of the pickle. But a few bytes describe a
+list that holds the same list twice, which holds the same list twice, and so on: anything that walks
+through it, such as a hash, a message or ``numpy.asarray``, would take gigabytes. Hence tuples
+cannot be hashed, messages are cut, and only flat sequences become arrays.
 """
 
 from __future__ import annotations
@@ -20,41 +20,44 @@ import re
 import reprlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jax_gnn.datasets._check import Memory, blame, dense_from_csr
+from jax_gnn._core.files import Memory, errors_in
+from jax_gnn.datasets._check import dense_from_csr
+
+_MAX_EMPTY_ROWS = 2**16  # an array without elements takes no bytes in the file
 
 
 class PickleFormatError(pickle.UnpicklingError, ValueError):
-    """A pickle is damaged, or names a global outside the allow-list, of which nothing was run.
+    """Error of a pickle that is damaged, or names a global outside the allow-list; nothing was run.
 
     The allow-list: numpy arrays, scalars and dtypes, ``scipy.sparse.csr_matrix`` (both under their
-    old and new module paths), built-in containers and ``collections.defaultdict(list)``, and what
-    stands for bytes and for new objects before protocol 3.
+    old and new module paths), built-in containers, ``collections.defaultdict(list)``, and the
+    functions that make bytes and new objects before protocol 3.
     """
 
 
 class _Inert:
-    """Accepts any arguments and any state, and does nothing with them.
+    """Record of arguments and state, which does nothing with them.
 
     Instances have ``__setstate__``, so that the pickle cannot set attributes; neither can it on the
-    classes themselves, where calling ``__setstate__`` fails for want of an instance.
+    classes themselves, as ``__setstate__`` needs an instance.
     """
 
-    _args: tuple[Any, ...] = ()  # stays where the pickle calls __new__ only
-    _state: Any = None
+    _args: tuple[object, ...] = ()  # the default if the pickle calls __new__ only
+    _state: object = None
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         self._args = args
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self._state = state
 
 
 class _PickledDtype(_Inert):
-    """``numpy.dtype("f4", False, True)`` with the state ``(3, "<", …)``."""
+    """Record of ``numpy.dtype("f4", False, True)`` with the state ``(3, "<", …)``."""
 
     def to_numpy(self) -> np.dtype:
         name = self._args[0] if self._args else None
@@ -67,30 +70,26 @@ class _PickledDtype(_Inert):
 
 
 class _PickledScalar(_Inert):
-    """``scalar(dtype, bytes)``, which gives a Python number at once, to be in lists and sets."""
+    """Python number for ``scalar(dtype, bytes)``: lists and sets hold numbers, not records."""
 
-    def __new__(cls, dtype: Any, raw: Any) -> Any:
+    def __new__(cls, dtype: object, raw: object) -> Any:
         return _from_bytes(dtype, (), raw).item()
 
 
 class _PickledBytes(_Inert):
-    """``encode(text, "latin1")``, or ``bytes()``: bytes as Python 3 writes them for Python 2."""
+    """Bytes for ``encode(text, "latin1")`` or ``bytes()``, by which Python 3 writes protocol 2."""
 
-    def __new__(cls, text: Any = "", encoding: Any = "latin1") -> Any:
+    def __new__(cls, text: object = "", encoding: object = "latin1") -> Any:
         if not isinstance(text, str) or encoding != "latin1":
             raise ValueError("bytes that are not written as latin1")
         return text.encode("latin1")
 
 
 class PickledArray(_Inert):
-    """``_reconstruct(ndarray, (0,), b"b")`` and (version, shape, dtype, fortran, raw)."""
+    """Record of an array: its state is (version, shape, dtype, is_fortran, bytes)."""
 
     def to_numpy(self) -> np.ndarray:
-        """The array.
-
-        Raises:
-            ValueError: the recorded state is not that of an array of numbers.
-        """
+        """Build the array; raise ValueError if the state is not that of an array of numbers."""
         if not isinstance(self._state, tuple) or len(self._state) != 5:
             raise ValueError("an array without a proper state")
         _, shape, dtype, fortran, raw = self._state
@@ -98,25 +97,20 @@ class PickledArray(_Inert):
 
 
 class _PickledBuffer(PickledArray):
-    """``_frombuffer(raw, dtype, shape, order)``: an array of protocol 5."""
+    """Record of ``_frombuffer(raw, dtype, shape, order)``: an array of protocol 5."""
 
     def to_numpy(self) -> np.ndarray:
         if len(self._args) != 4 or self._args[3] not in ("C", "F"):
             raise ValueError("an array without a proper buffer")
         raw, dtype, shape, order = self._args
-        return _from_bytes(dtype, shape, raw, order)
+        return _from_bytes(dtype, shape, raw, "F" if order == "F" else "C")
 
 
 class PickledCsr(_Inert):
-    """``csr_matrix`` with the dictionary of its attributes as the state."""
+    """Record of a ``csr_matrix``: its state is the dictionary of its attributes."""
 
     def to_dense(self, memory: Memory) -> np.ndarray:
-        """The matrix as a dense float32 array.
-
-        Raises:
-            ValueError: the recorded state is not that of a CSR matrix of numbers, or the array
-                would take too much memory.
-        """
+        """Build a dense float32 array; raise ValueError if it is not valid, or too large."""
         state = self._state if isinstance(self._state, dict) else {}
         parts = [state.get(key) for key in ("data", "indices", "indptr")]
         arrays = [part.to_numpy() for part in parts if isinstance(part, PickledArray)]
@@ -128,19 +122,22 @@ class PickledCsr(_Inert):
 
 
 class _PickledObject(_Inert):
-    """``_reconstructor(csr_matrix, object, None)``: a new object before protocol 2."""
+    """New object for ``_reconstructor(csr_matrix, object, None)``, before protocol 2."""
 
-    def __new__(cls, kind: Any, *rest: Any) -> Any:
+    def __new__(cls, kind: object, *bases: object) -> Any:
         if kind is not PickledCsr:
             raise ValueError("an object that is not a CSR matrix")
         return PickledCsr()
 
 
-class _PickledDefaultDict(_Inert, dict):
-    """``defaultdict(list)``: a dictionary that forgets its factory."""
+class _PickledDefaultDict(_Inert, dict[Any, Any]):
+    """Dictionary for ``defaultdict(list)``, without its factory."""
 
 
-def _from_bytes(dtype: Any, shape: Any, raw: Any, order: Any = "C") -> np.ndarray:
+def _from_bytes(
+    dtype: object, shape: object, raw: object, order: Literal["C", "F"] = "C"
+) -> np.ndarray:
+    """Build an array of numbers, after a check of all that a pickle says of it."""
     if not isinstance(dtype, _PickledDtype):
         raise ValueError("an array without a proper dtype")
     numpy_dtype = dtype.to_numpy()
@@ -151,12 +148,10 @@ def _from_bytes(dtype: Any, shape: Any, raw: Any, order: Any = "C") -> np.ndarra
     size = math.prod(shape) * numpy_dtype.itemsize
     if not isinstance(raw, bytes) or len(raw) != size:
         raise ValueError(f"an array of shape {shape} and {numpy_dtype} is not {size} bytes long")
-    if size == 0 and max(shape) > _MOST_EMPTY:
+    if size == 0 and max(shape) > _MAX_EMPTY_ROWS:
         raise ValueError(f"an array of shape {shape} is empty")
     return np.ndarray(shape, numpy_dtype, buffer=raw, order=order)
 
-
-_MOST_EMPTY = 2**16  # rows of nothing, which cost no bytes in the file
 
 _ALLOWED: dict[tuple[str, str], type] = {
     ("builtins", "set"): set,
@@ -181,12 +176,12 @@ _ALLOWED: dict[tuple[str, str], type] = {
 }
 
 
-class _Tuple(tuple):
+class _Tuple(tuple[Any, ...]):
     __hash__ = None  # type: ignore[assignment]
 
 
 def _unhashable(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """An opcode that leaves a tuple on the stack, as one that is no key and in no set."""
+    """Return an opcode whose tuple on the stack cannot be a key or in a set."""
 
     def load_tuple(unpickler: _Unpickler) -> None:
         load(unpickler)
@@ -196,12 +191,12 @@ def _unhashable(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 _TUPLES = pickle.EMPTY_TUPLE + pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
-# Hashes sets of sets; and finds what other modules registered.
+# Frozen sets would hash their contents; extensions name globals that other modules registered.
 _REFUSED = pickle.FROZENSET + pickle.EXT1 + pickle.EXT2 + pickle.EXT4
 
 
 class _Unpickler(pickle._Unpickler):
-    """In Python, as the one in C allocates what opcodes claim: 2 GB for a place in its memo."""
+    """Unpickler in Python, as the one in C allocates what opcodes claim, such as 2 GB of memo."""
 
     stack: list[Any]
     dispatch: ClassVar = {
@@ -226,10 +221,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def load_pickle(path: Path) -> Any:
-    """Reads a pickle without executing anything that it names.
-
-    Args:
-        path: the file.
+    """Read a pickle without executing anything that it names.
 
     Returns:
         Numbers, strings and built-in containers as they are; arrays as :class:`PickledArray`, CSR
@@ -250,17 +242,17 @@ def load_pickle(path: Path) -> Any:
 
 
 def load_value(path: Path) -> Any:
-    """Reads a pickle like :func:`load_pickle`; an array, at the top, becomes a numpy array."""
+    """Read a pickle like :func:`load_pickle`; if it is an array, build it in numpy."""
     value = load_pickle(path)
-    with blame(path):
+    with errors_in(path):
         return value.to_numpy() if isinstance(value, PickledArray) else value
 
 
 def flat(field: str, value: Any) -> Any:
-    """What was read from a pickle, if numpy may look at it; a set becomes a list.
+    """Return a value of a pickle after a check that numpy may read it; a set becomes a list.
 
     Raises:
-        ValueError: it is a list, tuple or set of something else than numbers.
+        ValueError: the value is a list, tuple or set of anything but numbers.
     """
     if not isinstance(value, list | tuple | set):
         return value
@@ -270,14 +262,9 @@ def flat(field: str, value: Any) -> Any:
 
 
 def load_matrix(path: Path, memory: Memory) -> np.ndarray:
-    """Reads the pickle of an array or a scipy CSR matrix, which becomes dense float32.
-
-    Raises:
-        PickleFormatError: see :func:`load_pickle`.
-        ValueError: the pickle holds something else, or takes too much memory.
-    """
+    """Read the pickle of an array, or of a scipy CSR matrix, which becomes dense float32."""
     value = load_pickle(path)
-    with blame(path):
+    with errors_in(path):
         if isinstance(value, PickledCsr):
             return value.to_dense(memory)
         if isinstance(value, PickledArray):

@@ -1,4 +1,4 @@
-"""RDF: N-Triples, gzipped or not, with tables of labelled nodes."""
+"""RDF graphs: N-Triples, with tables of labelled nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from jax_gnn.datasets._check import ID_BYTES, Memory, as_path, blame, require_file
+from jax_gnn._core.files import ID_BYTES, Memory, as_path, errors_in, require_file
 from jax_gnn.datasets._dataset import RelationalDataset
 from jax_gnn.datasets._lines import is_blank, read_lines
 
 _MAX_LINE = 2**20
-_TERM_BYTES = 512  # a term as a string and as a key, beside its characters
+_TERM_BYTES = 512  # of a term as a string and as a key, in addition to its characters
 _SUFFIXES = (".nt", ".nt.gz")
 _SPLITS = ("trainingSet.tsv", "testSet.tsv")
 _TABLES = ("completeDataset.tsv", *_SPLITS)
@@ -48,41 +48,32 @@ _XSD_STRING = "<http://www.w3.org/2001/XMLSchema#string>"
 
 
 def load_rdf(path: str | os.PathLike[str]) -> RelationalDataset:
-    r"""Reads N-Triples (W3C, RDF 1.1), and the labels of nodes from tables beside them.
+    r"""Read N-Triples (W3C, RDF 1.1), and the labels of nodes from tables in the same folder.
 
-    ``NAME.nt`` or ``NAME.nt.gz`` has a triple a line; empty lines and comments are passed over. All
+    ``NAME.nt`` or ``NAME.nt.gz`` has a triple a line; empty lines and comments are skipped. All
     subjects and objects are nodes, literals too, sorted by their N-Triples term, which is their
-    name; predicates are relations, the most frequent first, equally frequent ones by name. A triple
-    given twice counts once. Where the file is "stripped", the relation that says what is to be
-    predicted is left out of it.
+    name; predicates are relations, by descending frequency, then by name. Repeated triples count
+    once. "Stripped" files lack the relation that is to be predicted.
 
-    Terms are compared, and named, in canonical form, as what they mean: escapes such as ``\u00E9``
-    are the characters that they stand for, but for a line end, ``"`` and ``\``; language tags are
-    in lower case; a literal of ``xsd:string`` is one without a type. Nothing else is normalized,
-    and relative IRIs are taken as they are.
+    Terms are compared and named in canonical form: escapes such as ``\u00E9`` become characters,
+    except line ends, ``"`` and ``\``; language tags are in lower case; a literal of ``xsd:string``
+    has no type. Nothing else is normalized; relative IRIs stay relative.
 
-    ``completeDataset.tsv``, ``trainingSet.tsv`` and ``testSet.tsv`` may be there, tables separated
-    by tabs whose first line names the columns: that of the labels begins with ``label``, ``id`` is
-    passed over, and the one left is a node's IRI. Classes are the labels, sorted; ``0.0`` is the
-    label ``0``.
+    ``completeDataset.tsv``, ``trainingSet.tsv`` and ``testSet.tsv`` are optional tables separated
+    by tabs. Their first line names the columns: the column of labels begins with ``label``, ``id``
+    is ignored, and the remaining column has the nodes' IRIs. Classes are the labels, sorted;
+    ``0.0`` is the label ``0``.
 
     Args:
         path: the folder, or the file of triples.
-
-    Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a line is no triple or longer than 1 MiB, a table has other columns, a node that
-            is not in the graph, two labels for one node, or a node of both splits, a file is
-            damaged or takes too much memory (see :mod:`jax_gnn.datasets`), or a folder holds
-            several datasets. The line is named.
     """
     path = as_path("path", path)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
         if len(files) != 1:
-            found = ", ".join(file.name for file in files) or "none"
+            names = ", ".join(file.name for file in files) or "none"
             raise (ValueError if files else FileNotFoundError)(
-                f"{path}: expected one file NAME.nt or NAME.nt.gz, got {found}"
+                f"{path}: expected one file NAME.nt or NAME.nt.gz, got {names}"
             )
         (path,) = files
     require_file(path, "NAME.nt or NAME.nt.gz")
@@ -93,7 +84,7 @@ def load_rdf(path: str | os.PathLike[str]) -> RelationalDataset:
     nodes: dict[str, int] = {}
     relations: dict[str, int] = {}
     columns: tuple[list[int], list[int], list[int]] = ([], [], [])
-    with blame(path):
+    with errors_in(path):
         for number, line in read_lines(path, _MAX_LINE):
             if is_blank(line) or line.lstrip(" \t").startswith("#"):
                 continue
@@ -101,51 +92,49 @@ def load_rdf(path: str | os.PathLike[str]) -> RelationalDataset:
             if match is None:
                 raise ValueError(f"line {number} is no triple: {line[:80]!r}")
             memory.claim("the triples", 3 * ID_BYTES)
-            for term, known, column in zip(
+            for term, numbers, column in zip(
                 _terms(match), (nodes, relations, nodes), columns, strict=True
             ):
-                if term not in known:
+                if term not in numbers:
                     memory.claim("the terms", 4 * len(term) + _TERM_BYTES)
-                    known[term] = len(known)
-                column.append(known[term])
-        names = sorted(nodes)
-        counts = Counter(columns[1])
+                    numbers[term] = len(numbers)
+                column.append(numbers[term])
+        # Terms got numbers in the order of the file; ids are in the order of their names.
+        node_names, counts = sorted(nodes), Counter(columns[1])
         by_count = sorted(relations, key=lambda term: (-counts[relations[term]], term))
-    node_ids, relation_ids = (
-        _renumbered(known, order) for known, order in ((nodes, names), (relations, by_count))
-    )
-    given: dict[str, str] = {}
+    node_ids, relation_ids = _ranks(nodes, node_names), _ranks(relations, by_count)
+    label_of: dict[str, str] = {}
     split_of: dict[str, str] = {}
     for table in tables:
-        with blame(table):
+        with errors_in(table):
             for number, term, label in _labels(table):
                 if term not in nodes:
                     raise ValueError(f"line {number}: {term:.200} is no node of {path.name}")
-                if given.setdefault(term, label) != label:
+                if label_of.setdefault(term, label) != label:
                     raise ValueError(
                         f"line {number}: {term:.200} has the label {label!r:.80} here and "
-                        f"{given[term]!r:.80} before"
+                        f"{label_of[term]!r:.80} before"
                     )
                 if table.name in _SPLITS and split_of.setdefault(term, table.name) != table.name:
                     raise ValueError(f"line {number}: {term:.200} is in {split_of[term]} too")
-    with blame(path):
-        classes = sorted(set(given.values()))
-        y = np.full(len(names), -1, np.int32)
-        for term, label in given.items():
+    with errors_in(path):
+        classes = sorted(set(label_of.values()))
+        y = np.full(len(node_names), -1, np.int32)
+        for term, label in label_of.items():
             y[node_ids[nodes[term]]] = classes.index(label)
         splits: dict[str, Any] = {
-            part: np.sort([node_ids[nodes[t]] for t, of in split_of.items() if of == name])
+            part: np.sort([node_ids[nodes[t]] for t, table in split_of.items() if table == name])
             for part, name in zip(("train_idx", "test_idx"), _SPLITS, strict=True)
             if path.with_name(name) in tables
         }
         return RelationalDataset(
             name=path.name.removesuffix(".gz").removesuffix(".nt").removesuffix("_stripped"),
-            num_nodes=len(names),
+            num_nodes=len(node_names),
             num_relations=len(by_count),
             src=node_ids[np.array(columns[0], np.int64)],
             rel=relation_ids[np.array(columns[1], np.int64)],
             dst=node_ids[np.array(columns[2], np.int64)],
-            node_names=tuple(names),
+            node_names=tuple(node_names),
             relation_names=tuple(term[1:-1] for term in by_count),
             label_names=tuple(classes) if tables else None,
             y=y,
@@ -154,7 +143,7 @@ def load_rdf(path: str | os.PathLike[str]) -> RelationalDataset:
 
 
 def _terms(triple: re.Match[str]) -> tuple[str, str, str]:
-    """Subject, predicate and object in canonical form."""
+    """Return subject, predicate and object in canonical form."""
     subject, predicate, node, string, language, datatype = map(_unescaped, triple.groups(""))
     if language:
         string += language.lower()
@@ -164,7 +153,7 @@ def _terms(triple: re.Match[str]) -> tuple[str, str, str]:
 
 
 def _unescaped(text: str) -> str:
-    """What canonical N-Triples has in place of the escapes."""
+    """Replace escapes by the characters of canonical N-Triples."""
     return _ESCAPE.sub(_canonical, text) if "\\" in text else text
 
 
@@ -174,15 +163,15 @@ def _canonical(escape: re.Match[str]) -> str:
     return _ESCAPED.get(character, character)
 
 
-def _renumbered(known: dict[str, int], order: list[str]) -> np.ndarray:
-    """Which place in the order each number stands for."""
-    places = np.empty(len(order), np.int32)
-    places[[known[term] for term in order]] = np.arange(len(order), dtype=np.int32)
-    return places
+def _ranks(numbers: dict[str, int], order: list[str]) -> np.ndarray:
+    """Return the rank in the order of the term with each number."""
+    ranks = np.empty(len(order), np.int32)
+    ranks[[numbers[term] for term in order]] = np.arange(len(order), dtype=np.int32)
+    return ranks
 
 
 def _labels(path: Path) -> Iterator[tuple[int, str, str]]:
-    """The lines of a table: number, node as a term, label."""
+    """Yield the lines of a table: number, node as a term, label."""
     lines = read_lines(path)
     _, header = next(lines, (1, ""))
     columns = header.split("\t")

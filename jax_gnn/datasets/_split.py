@@ -1,4 +1,4 @@
-"""Random training, validation and test nodes."""
+"""Random splits of labelled nodes into training, validation and test nodes."""
 
 from __future__ import annotations
 
@@ -26,41 +26,42 @@ class Split:
 
 
 def random_folds(y: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
-    """Deals what has labels to the folds of a cross-validation, each class by itself.
+    """Deal labelled examples out to the folds of a cross-validation, class by class.
 
     Args:
         y: ``(n,)`` integer classes; -1 is unlabelled.
-        folds: how many there are.
-        seed: of the order; the same seed gives the same folds.
+        folds: number of folds.
+        seed: seed of the order; the same seed gives the same folds.
 
     Returns:
-        ``(n,)``, the fold that each is held out in; -1 without a label.
+        ``(n,)`` integers, the fold that holds out each example; -1 without a label.
 
     Raises:
         ValueError: ``y`` is not one axis of integers from -1, or has fewer labels than folds.
     """
     y = check_ids("y", y, MAX_SIZE, start=-1)
     order = random_generator(seed).permutation(y.size)
+    # A stable sort by class keeps the random order within each class.
     order = order[np.argsort(y[order], kind="stable")]
     order = order[y[order] >= 0]
     if not 2 <= folds <= order.size:
         raise ValueError(f"folds must be from 2 to the {order.size} labels, got {folds}")
-    found = np.full(y.size, -1)
-    found[order] = np.arange(order.size) % folds
-    return found
+    fold_ids = np.full(y.size, -1)
+    fold_ids[order] = np.arange(order.size) % folds
+    return fold_ids
 
 
 def random_split(y: np.ndarray, *, train: float = 0.5, valid: float = 0.25, seed: int) -> Split:
-    """Splits the labelled nodes at random, as AllSet does (arXiv 2106.13264).
+    """Split the labelled nodes at random, as AllSet does (arXiv 2106.13264).
 
-    A random permutation of the n labelled nodes: the first ``int(n * train)`` train, the next
-    ``int(n * valid)`` validate, the rest test. Classes are not balanced.
+    Of a random permutation of the n labelled nodes, the first ``int(n * train)`` train, the next
+    ``int(n * valid)`` validate, the others test. Classes are not balanced.
 
     Args:
         y: ``(num_nodes,)`` integer classes; -1 is unlabelled.
         train: share of the training nodes.
         valid: share of the validation nodes.
-        seed: of the permutation; the same seed gives the same split.
+        seed: seed of the permutation; the same seed gives the same split.
 
     Raises:
         TypeError: ``train``, ``valid`` or ``seed`` is not a number.

@@ -1,10 +1,15 @@
-"""Rows of nodes that go to other devices: when each is sent, and the sending itself."""
+"""Exchange of node rows between devices: rounds of collectives, and their transfers.
+
+The *owner* of a row is the device of its node; a *reader* is another device with an edge from that
+node. Rows travel in *rounds*, one collective each. A *slot* is room for one row of the exchange, on
+the sender as on the receiver.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,36 +19,37 @@ from jax import Array
 from jax_gnn._core.arrays import STATIC, add_rows, take
 from jax_gnn._core.linear import Linear
 
-MOST_ROWS = 1.12
-"""How many times the rows that are wanted may be sent, padding included."""
+MAX_SENT_RATIO = 1.12
+"""Upper bound of the rows that are sent, padding included, for each row that is needed."""
 
-PADDING_COSTS = 0.5
-"""What a row of padding counts against a row that is wanted, where a round's pairs are chosen."""
+PADDING_COST = 0.5
+"""Cost of a row of padding, in needed rows, where the pairs of a round are chosen."""
 
 COPY_ENGINES = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
-"""What tells XLA to send rows by the copy engines of GPUs, from jaxlib 0.11 on."""
+"""Compiler options by which XLA sends rows with copy engines of GPUs, from jaxlib 0.11 on."""
 
-CANDIDATES = 32
-"""How many sizes of a round are tried."""
+MAX_CANDIDATES = 32
+"""Number of sizes that are tried for a round."""
 
 
 class Round(NamedTuple):
     """One collective.
 
     Attributes:
-        size: rows that each device sends, or sends to each.
-        pairs: (from, to), each device at most once on either side; None where all send to all.
+        size: number of rows that a device sends, to its receiver or to each device.
+        pairs: (sender, receiver), each device at most once on either side; None if all devices
+            send to all.
     """
 
     size: int
     pairs: tuple[tuple[int, int], ...] | None
 
     def slots(self, num_parts: int) -> int:
-        """Rows that a device has room for."""
+        """Return the number of slots of a device."""
         return self.size if self.pairs is not None else self.size * num_parts
 
     def rows(self, num_parts: int) -> int:
-        """Rows that travel, of all devices together; what a device sends to itself does not."""
+        """Return the number of rows that all devices together send to other devices."""
         pairs = num_parts * (num_parts - 1) if self.pairs is None else len(self.pairs)
         return self.size * pairs
 
@@ -51,16 +57,17 @@ class Round(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """How the devices of a mesh's axis fetch rows from each other; called in `jax.shard_map`.
+    """Plan by which the devices of a mesh axis fetch rows; called inside `jax.shard_map`.
 
-    Its transpose sends back, and adds what comes to the gradients of own rows, in a fixed order.
+    Its transpose sends gradients of the received rows back to the owners, which add them in a fixed
+    order.
 
     Attributes:
-        send: ``(slots,)``, the own row that goes to each slot; -1 where none does.
-        rounds: what is sent when; they share the slots out, in order.
-        axis: the mesh's axis.
-        num_own: number of own rows.
-        by_copies: whether copy engines of GPUs send, as `COPY_ENGINES` tells XLA.
+        send: ``(slots,)``, the local row that is sent in each slot; -1 is padding.
+        rounds: the collectives, which share the slots out in order.
+        axis: name of the mesh axis.
+        num_own: number of local rows.
+        by_copies: whether copy engines of GPUs send the rows (see `COPY_ENGINES`).
     """
 
     send: Array
@@ -70,35 +77,36 @@ class Exchange:
     by_copies: bool = field(default=False, metadata=STATIC)
 
     def __call__(self, x: Array, sent: Array | None = None) -> tuple[Array, Array]:
-        """Own rows, and those that other devices send, zeros where they send none.
+        """Return the local rows, and the halo: the rows that arrive from other devices.
 
-        What goes on with the first is differentiated before what came back is added to it.
+        Users of the first result are differentiated before returned gradients are added to it.
 
         Args:
-            x: ``(num_own, *features)``, this device's rows.
-            sent: ``(slots, *features)``, of these what :meth:`picked` gives, if that is there
-                sooner. It is not differentiated.
+            x: ``(num_own, *features)``, the local rows.
+            sent: ``(slots, *features)``, the result of :meth:`gather_sent` of x, if it is computed
+                earlier than x. It is not differentiated.
 
         Returns:
-            x, and ``(slots, *features)`` in its dtype.
+            x, and ``(slots, *features)`` in its dtype, zeros in slots without a row.
 
         Raises:
-            ValueError: the call is not in `jax.shard_map`, or ``sent`` is of other rows.
+            ValueError: the call is not in `jax.shard_map`, or ``sent`` has another shape or dtype.
         """
         self.check()
         if not self.rounds:
             return x, jnp.zeros((0, *x.shape[1:]), x.dtype)
-        wanted = *self.send.shape, *x.shape[1:]
-        if sent is not None and (sent.shape, sent.dtype) != (wanted, x.dtype):
+        shape = (*self.send.shape, *x.shape[1:])
+        if sent is not None and (sent.shape, sent.dtype) != (shape, x.dtype):
             raise ValueError(
-                f"sent must be {wanted} in {x.dtype}, as what Part.ahead gives for x, got "
+                f"sent must be {shape} in {x.dtype}, as what Part.ahead gives for x, got "
                 f"{sent.shape} in {sent.dtype}"
             )
-        own, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
-        return own, halo
+        # Rows that were mapped early are not differentiated: their gradient goes to x.
+        local, halo = _fetch(self, (x,)) if sent is None else _send(self, x, sent)
+        return local, halo
 
     def check(self) -> None:
-        """Raise ValueError where devices cannot exchange rows: outside of `jax.shard_map`."""
+        """Raise ValueError outside `jax.shard_map`, where devices cannot exchange rows."""
         try:
             jax.lax.axis_size(self.axis)
         except NameError:
@@ -107,119 +115,145 @@ class Exchange:
                 "fetch rows of other devices"
             ) from None
 
-    def picked(self, x: Array) -> Array:
-        """The row in each slot: ``(slots, *features)``, zeros where there is none."""
+    def gather_sent(self, x: Array) -> Array:
+        """Return the row of each slot, ``(slots, *features)``, zeros in slots without a row."""
         return take(x, self.send)
 
-    def travel(self, rows: Array, back: bool = False) -> Array:
-        """What arrives in each slot of what all devices send, or send back."""
-        size, found, start = jax.lax.axis_size(self.axis), [], 0
-        for each in self.rounds:
-            stop = start + each.slots(size)
-            if each.pairs is None:
-                found.append(jax.lax.all_to_all(rows[start:stop], self.axis, 0, 0, tiled=True))
+    def transfer(self, rows: Array, reverse: bool = False) -> Array:
+        """Run the collectives: return the row that arrives in each slot.
+
+        Args:
+            rows: ``(slots, *features)``, the row sent in each slot.
+            reverse: whether receivers send to senders, as for gradients.
+        """
+        size, start, arrived = jax.lax.axis_size(self.axis), 0, []
+        for step in self.rounds:
+            stop = start + step.slots(size)
+            if step.pairs is None:
+                arrived.append(jax.lax.all_to_all(rows[start:stop], self.axis, 0, 0, tiled=True))
             else:
-                pairs = [pair[::-1] for pair in each.pairs] if back else each.pairs
-                found.append(jax.lax.ppermute(rows[start:stop], self.axis, pairs))
+                pairs = [pair[::-1] for pair in step.pairs] if reverse else step.pairs
+                arrived.append(jax.lax.ppermute(rows[start:stop], self.axis, pairs))
             start = stop
-        return jnp.concatenate(found)
+        return jnp.concatenate(arrived)
 
-    def add(self, own: Array, back: Array) -> Array:
-        """Own rows, and to each what comes back from the slots that it went to, in their order."""
-        # A piece is of one device, which a row goes to once: so XLA adds in place.
+    def add(self, x: Array, rows: Array) -> Array:
+        """Add returned rows, ``(slots, *features)``, to the local rows x that they were sent from.
+
+        The order of the sum is that of the slots.
+        """
+        # Within the piece of one receiver a row occurs once: XLA can add in place.
         size, start = jax.lax.axis_size(self.axis), 0
-        for each in self.rounds:
-            for _ in range(size if each.pairs is None else 1):
-                ids, rows = (of[start : start + each.size] for of in (self.send, back))
-                own = add_rows(own, ids, rows)
-                start += each.size
-        return own
+        for step in self.rounds:
+            for _ in range(size if step.pairs is None else 1):
+                stop = start + step.size
+                x = add_rows(x, self.send[start:stop], rows[start:stop])
+                start = stop
+        return x
 
 
-def _fetched(exchange: Exchange, moving: tuple[Array]) -> list[Array]:
-    (x,) = moving
-    return [x, exchange.travel(exchange.picked(x))]
-
-
-def _brought_back(exchange: Exchange, moving: Any, cts: list[Array | None]) -> tuple[Array | None]:
-    del moving
-    own, halo = cts
+def _fetch_transpose(
+    exchange: Exchange, operands: Sequence[Array | None], cotangents: list[Array | None]
+) -> tuple[Array | None]:
+    del operands
+    local, halo = cotangents
     if halo is None:
-        return (own,)
-    back = exchange.travel(halo, back=True)
-    own = jnp.zeros((exchange.num_own, *back.shape[1:]), back.dtype) if own is None else own
-    return (exchange.add(own, back),)
+        return (local,)
+    rows = exchange.transfer(halo, reverse=True)
+    # Only the halo has a gradient, so it is added to zeros.
+    if local is None:
+        local = jnp.zeros((exchange.num_own, *rows.shape[1:]), rows.dtype)
+    return (exchange.add(local, rows),)
 
 
 _fetch = Linear(
     name="fetch_rows",
-    result=lambda exchange, moving: [
-        moving[0],
-        jax.ShapeDtypeStruct((*exchange.send.shape, *moving[0].shape[1:]), moving[0].dtype),
+    result=lambda exchange, operands: [
+        operands[0],
+        jax.ShapeDtypeStruct((*exchange.send.shape, *operands[0].shape[1:]), operands[0].dtype),
     ],
-    function=_fetched,
-    transpose=_brought_back,
+    function=lambda exchange, operands: [
+        operands[0],
+        exchange.transfer(exchange.gather_sent(operands[0])),
+    ],
+    transpose=_fetch_transpose,
 )
 
 
 @jax.custom_jvp
 def _send(exchange: Exchange, x: Array, sent: Array) -> tuple[Array, Array]:
-    return x, exchange.travel(sent)
+    return x, exchange.transfer(sent)
 
 
 @_send.defjvp
-def _send_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _send(*primals), tuple(_fetch(primals[0], (tangents[1],)))
+def _send_jvp(
+    primals: tuple[Exchange, Array, Array], tangents: tuple[object, Array, object]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    # The tangent of ``sent`` is that of x at the same rows, so it is fetched from x.
+    local, halo = _fetch(primals[0], (tangents[1],))
+    return _send(*primals), (local, halo)
 
 
-def rounds_of(counts: np.ndarray) -> tuple[Round, ...]:
-    """The fewest rounds found that send no more than `MOST_ROWS` times what is wanted.
+# --- Plans ---------------------------------------------------------------------------------------
 
-    All send to all at once where pairs are much alike. Else each round is a matching of senders and
-    receivers of which most rows can be sent, where those with more rows send the rest later.
+
+def plan_rounds(counts: np.ndarray) -> tuple[Round, ...]:
+    """Choose few rounds that send at most `MAX_SENT_RATIO` rows for each row that is needed.
+
+    All devices send to all at once if their counts are similar. Otherwise each round is a matching
+    of senders and receivers; pairs with more rows than the round's size send the others later.
 
     Args:
-        counts: ``(num_parts, num_parts)``, how many rows of the first the second wants.
+        counts: ``(num_parts, num_parts)``, number of rows of the first that the second needs.
     """
-    num_parts, wanted = len(counts), int(counts.sum())
-    if not wanted:
+    num_parts, needed = len(counts), int(counts.sum())
+    if not needed:
         return ()
-    everything = Round(int(counts.max()), None)
-    if num_parts > 2 and everything.rows(num_parts) <= MOST_ROWS * wanted:
-        return (everything,)
-    rounds, left = [], counts.copy()
-    while left.any():
-        best = _best_round(left)
-        rounds.append(best)
-        for pair in best.pairs or ():
-            left[pair] = max(left[pair] - best.size, 0)
+    all_to_all = Round(int(counts.max()), None)
+    if num_parts > 2 and all_to_all.rows(num_parts) <= MAX_SENT_RATIO * needed:
+        return (all_to_all,)
+    # Greedy: each round sends as many needed rows as possible.
+    rounds, remaining = [], counts.copy()
+    while remaining.any():
+        step = _largest_round(remaining)
+        rounds.append(step)
+        for pair in step.pairs or ():
+            remaining[pair] = max(remaining[pair] - step.size, 0)
     return tuple(rounds)
 
 
-def _best_round(left: np.ndarray) -> Round:
-    """Of several sizes the round that gets most rows through without too much padding."""
+def _largest_round(counts: np.ndarray) -> Round:
+    """Return the round that sends the most needed rows within `MAX_SENT_RATIO`."""
     from scipy.optimize import linear_sum_assignment
 
-    sizes = np.unique(left[left > 0])
-    if len(sizes) > CANDIDATES:
-        sizes = sizes[np.linspace(0, len(sizes) - 1, CANDIDATES).astype(int)]
+    sizes = np.unique(counts[counts > 0])
+    if len(sizes) > MAX_CANDIDATES:
+        sizes = sizes[np.linspace(0, len(sizes) - 1, MAX_CANDIDATES).astype(int)]
     best, most = Round(1, ()), 0
     for size in sizes.tolist():
-        sent = np.minimum(left, size)
-        gain = np.maximum(sent - PADDING_COSTS * (size - sent), 0)
+        sent = np.minimum(counts, size)
+        gain = np.maximum(sent - PADDING_COST * (size - sent), 0)
         matching = zip(*linear_sum_assignment(gain, maximize=True), strict=True)
-        kept = [(int(a), int(b)) for a, b in matching if gain[a, b] > 0]
-        kept.sort(key=lambda pair: -sent[pair])
-        while size * len(kept) > MOST_ROWS * sum(int(sent[pair]) for pair in kept):
-            kept.pop()
-        useful = sum(int(sent[pair]) for pair in kept)
+        pairs = [(int(sender), int(receiver)) for sender, receiver in matching]
+        pairs = sorted((pair for pair in pairs if gain[pair] > 0), key=lambda pair: -sent[pair])
+        # Pairs with the fewest rows are dropped until the padding is within bounds.
+        while size * len(pairs) > MAX_SENT_RATIO * sum(int(sent[pair]) for pair in pairs):
+            pairs.pop()
+        useful = sum(int(sent[pair]) for pair in pairs)
         if useful >= most:
-            best, most = Round(size, tuple(sorted(kept))), useful
+            best, most = Round(size, tuple(sorted(pairs))), useful
     return best
 
 
 class Share(NamedTuple):
-    """Rows of a pair's list, ``start`` to ``stop``, and their first slots at both ends."""
+    """Part of the rows that one device sends to another, in one round.
+
+    Attributes:
+        start: position of the first row in the pair's list of rows.
+        stop: position after the last row.
+        sender: first slot at the sender.
+        receiver: first slot at the receiver.
+    """
 
     start: int
     stop: int
@@ -227,17 +261,17 @@ class Share(NamedTuple):
     receiver: int
 
 
-def shares_of(
+def plan_shares(
     rounds: tuple[Round, ...], num_parts: int, owner: int, reader: int, count: int
 ) -> Iterator[Share]:
-    """Where the rows that an owner sends to a reader stand."""
-    start = first = 0
-    for each in rounds:
-        stop = min(start + each.size, count)
-        if each.pairs is None:
-            yield Share(start, stop, first + reader * each.size, first + owner * each.size)
+    """Deal ``count`` rows, which an owner sends to a reader, out to the slots of the rounds."""
+    start = slot = 0
+    for step in rounds:
+        stop = min(start + step.size, count)
+        if step.pairs is None:
+            yield Share(start, stop, slot + reader * step.size, slot + owner * step.size)
             start = stop
-        elif (owner, reader) in each.pairs:
-            yield Share(start, stop, first, first)
+        elif (owner, reader) in step.pairs:
+            yield Share(start, stop, slot, slot)
             start = stop
-        first += each.slots(num_parts)
+        slot += step.slots(num_parts)

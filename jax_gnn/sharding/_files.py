@@ -1,10 +1,14 @@
-"""Parts in files, of which each process reads its own devices'."""
+"""Parts in files, of which each process reads those of its devices.
+
+A folder has a file for each part, ``0.npz`` and so on, with the arrays of its `Piece`, and
+``plan.npz``, which describes the structure of the pieces as JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,31 +17,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
+from jax_gnn._core.files import as_path, read_npz
 from jax_gnn._core.public import public
-from jax_gnn._core.triples import IntoPairs, OutOfPairs, Pairs
+from jax_gnn._core.relations import Pairs
+from jax_gnn._core.triples import IntoPairs, OutOfPairs
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
-from jax_gnn.sharding._partition import Method
+from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 from jax_gnn.sharding._processes import check_same, digest
-from jax_gnn.sharding._sharded import ShardedGraph, assembled, checked_graph, parts_of
-from jax_gnn.sharding._split import Piece, pieces_of
+from jax_gnn.sharding._sharded import ShardedGraph, assemble
+from jax_gnn.sharding._split import Piece, split_graph
 
 PLAN = "plan.npz"
-KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        *(Piece, Part, RelationalPart, HypergraphPart, Graph),
-        *(Pairs, OutOfPairs, IntoPairs, Exchange, Round),
-    )
-}
-"""What a piece may be made of; a file names no other classes."""
+_PARTS = Piece, Part, RelationalPart, HypergraphPart
+_FIELDS = Graph, Pairs, OutOfPairs, IntoPairs, Exchange, Round
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*_PARTS, *_FIELDS)}
+"""Classes that a file may name: those that pieces consist of."""
+
+NodeValues = Mapping[str, ArrayLike | Mapping[str, ArrayLike | None]]
+"""Values of nodes by name, of all nodes or of the nodes of each type."""
 
 
 @public
@@ -45,30 +51,30 @@ def save_parts(
     folder: str | os.PathLike[str],
     graph: Graph | RelationalGraph | HeteroGraph | Hypergraph,
     num_parts: int,
-    method: Method | Any = "stream",
+    method: Method | ArrayLike = "stream",
     *,
-    nodes: Mapping[str, Any] | None = None,
-    edges: Mapping[str, Any] | None = None,
+    nodes: NodeValues | None = None,
+    edges: Mapping[str, ArrayLike] | None = None,
 ) -> None:
-    """Splits a graph as `shard_graph` does, and writes a file for each part. Needs no devices.
+    """Split a graph as `shard_graph` does, and write a file for each part. Needs no devices.
 
-    :func:`load_parts` puts them on devices, and each process reads the files of its own. Values of
-    one part are in memory at a time, so that those in files, as of ``np.load(file,
-    mmap_mode="r")``, may be larger than it; edges may not. One process calls this.
+    :func:`load_parts` puts the parts on devices, where each process reads the files of its own.
+    Values of one part are in memory at a time: values in files, as of ``np.load(file,
+    mmap_mode="r")``, may exceed it, but edges may not. One process calls this.
 
     Args:
-        folder: to write to; parts that are there, of a whole plan, are removed.
+        folder: folder to write to; files of parts in it, of a complete plan, are removed.
         graph: the graph, as of `shard_graph`.
         num_parts: number of parts, one for each device.
         method: as of `shard_graph`.
-        nodes: by name, such as ``"x"``, what `ShardedGraph.shard` takes: ``(num_nodes, …)``, or by
-            name of the type.
-        edges: by another name, what `ShardedGraph.shard_edges` takes.
+        nodes: values by name, such as ``"x"``, as `ShardedGraph.shard` takes them: ``(num_nodes,
+            …)``, or by name of the type.
+        edges: values by other names, as `ShardedGraph.shard_edges` takes them.
 
     Raises:
-        TypeError: called inside ``jax.jit``, or an argument is of another type.
+        TypeError: called inside ``jax.jit``, or an argument has the wrong type.
         ValueError: the graph or method is not as `shard_graph` takes it, there are more parts than
-            nodes, or values have another number of rows or one name.
+            nodes, values have another number of rows, or share a name.
         OSError: the folder cannot be written to.
 
     Example:
@@ -79,36 +85,37 @@ def save_parts(
         >>> sorted(os.listdir(folder))
         ['0.npz', '1.npz', 'plan.npz']
     """
-    path, whole = _folder(folder), checked_graph(graph)
+    path, host_graph = as_path("folder", folder), parse_graph(graph)
     size = arguments.check_integer("num_parts", num_parts)
-    if not 1 <= size <= whole.num_nodes:
-        raise ValueError(f"num_parts must be 1 to num_nodes = {whole.num_nodes}, got {size}")
+    if not 1 <= size <= host_graph.num_nodes:
+        raise ValueError(f"num_parts must be 1 to num_nodes = {host_graph.num_nodes}, got {size}")
+    args = SplitArgs.parse(host_graph, size, method)
     with host_arrays():
-        pieces, places = pieces_of(whole, size, "", *parts_of(whole, size, method))
-    write(path, whole, pieces, places, nodes, edges)
+        pieces, places = split_graph(args, "")
+    write_parts(path, host_graph, pieces, places, nodes, edges)
 
 
 @public
 def load_parts(
     folder: str | os.PathLike[str], mesh: Mesh, axis: str, *, copy_engines: bool = False
 ) -> tuple[ShardedGraph, dict[str, Any]]:
-    """Puts on the devices of a mesh what `save_parts` or ``jax-gnn partition`` wrote.
+    """Put parts in files of `save_parts` or ``jax-gnn partition`` on the devices of a mesh.
 
     The mesh may have devices of several processes: all call this, and each reads the files of its
     own devices, and the plan, which has two numbers for each node.
 
     Args:
-        folder: that of the parts, alike for all processes.
+        folder: folder of the parts, the same for all processes.
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over, with a device for each part.
         copy_engines: as of `shard_graph`.
 
     Returns:
-        What `shard_graph` makes of the graph, to the bits; and by name the values that were saved
-        with it, as `ShardedGraph.shard` and `ShardedGraph.shard_edges` make them.
+        The result of `shard_graph` of the graph, bit for bit; and by name the values that were
+        saved with it, as `ShardedGraph.shard` and `ShardedGraph.shard_edges` return them.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument has the wrong type.
         FileNotFoundError: a file is missing.
         ValueError: the mesh has no such axis, or another number of devices; a file is damaged, or
             of another partition; a process has other files, or cannot read them.
@@ -122,49 +129,42 @@ def load_parts(
         >>> sharded, values["x"]
         (ShardedGraph(num_nodes=3, num_parts=1), Array([[5, 6, 7]], dtype=int32))
     """
-    path = _folder(folder)
+    path = as_path("folder", folder)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
     copy_engines = arguments.check_flag("copy_engines", copy_engines)
     count, plan, pieces, failure = mesh.shape[axis], {}, {}, None
-    own = NamedSharding(mesh, PartitionSpec(axis)).addressable_devices_indices_map((count,))
+    split = NamedSharding(mesh, PartitionSpec(axis))
+    slices = split.addressable_devices_indices_map((count,)).values()
     try:
         plan = _read_plan(path / PLAN, axis, count)
-        for place in sorted({index[0].start or 0 for index in own.values() if index}):
-            pieces[place] = _read_piece(path / f"{place}.npz", plan, axis, place)
+        for part in sorted({index[0].start or 0 for index in slices if index}):
+            pieces[part] = _read_piece(path / f"{part}.npz", plan, axis, part)
     except Exception as error:
         failure = error
-    try:  # also where reading failed, as others wait
-        told = plan if failure is None else str(failure)
-        check_same(mesh, axis=axis, copy_engines=copy_engines, folder=told)
+    try:  # a process that cannot read its files takes part too, as the others wait for it
+        contents = plan if failure is None else str(failure)
+        check_same(mesh, axis=axis, copy_engines=copy_engines, folder=contents)
     finally:
         if failure is not None:
             raise failure
-    return assembled(pieces, plan["places"], mesh, axis, copy_engines)
+    return assemble(pieces, plan["places"], mesh, axis, copy_engines)
 
 
-def _folder(path: Any) -> Path:
-    # With scipy, which layers do not need: they know parts.
-    from jax_gnn.datasets._check import as_path
-
-    return as_path("folder", path)
-
-
-def _arrays_of(path: Path, what: str) -> dict[str, Any]:
-    from jax_gnn.datasets._npz import read_npz
-
-    return read_npz(path, what)
+# --- Writing -------------------------------------------------------------------------------------
 
 
 class _Rows(NamedTuple):
-    """Values of nodes or edges, whose first is number ``start``."""
+    """Values of consecutive nodes or edges, the first of which has id ``start``."""
 
     values: np.ndarray
     start: int = 0
 
     @classmethod
-    def of(cls, name: str, values: Any, size_name: str, size: int, start: int = 0) -> _Rows:
-        """Checks them."""
+    def parse(
+        cls, name: str, values: ArrayLike, size_name: str, size: int, start: int = 0
+    ) -> _Rows:
+        """Check an array of numbers with ``size`` rows."""
         array = arguments.to_numpy(name, values)
         if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
@@ -173,70 +173,91 @@ class _Rows(NamedTuple):
         return cls(array, start)
 
 
-def write(
-    folder: Path, graph: Any, pieces: list[Piece], places: Any, nodes: Any, edges: Any
+def write_parts(
+    folder: Path,
+    graph: Splittable,
+    pieces: list[Piece],
+    places: np.ndarray,
+    nodes: NodeValues | None,
+    edges: Mapping[str, ArrayLike] | None,
 ) -> None:
-    """Writes what `pieces_of` made of a graph, and values of its nodes and edges."""
-    size_name = "num_hyperedges" if isinstance(graph, Hypergraph) else "num_edges"
+    """Write the pieces of a graph, with values of its nodes and edges; see `save_parts`."""
+    is_hypergraph = isinstance(graph, Hypergraph)
+    size_name = "num_hyperedges" if is_hypergraph else "num_edges"
     size = getattr(graph, size_name)
-    nodes = {name: _of_nodes(name, each, graph) for name, each in _by_name("nodes", nodes)}
-    edges = {
-        name: _Rows.of(f"edges[{name!r}]", each, size_name, size)
-        for name, each in _by_name("edges", edges)
+    node_rows = {
+        name: _parse_node_rows(f"nodes[{name!r}]", values, graph)
+        for name, values in _by_name("nodes", nodes).items()
     }
-    both = nodes.keys() & edges.keys()
-    if both:
-        raise ValueError(f"edges must have other names than nodes, got {min(both)!r} in both")
+    edge_rows = {
+        name: _Rows.parse(f"edges[{name!r}]", values, size_name, size)
+        for name, values in _by_name("edges", edges).items()
+    }
+    if shared := node_rows.keys() & edge_rows.keys():
+        raise ValueError(f"edges must have other names than nodes, got {min(shared)!r} in both")
     folder.mkdir(parents=True, exist_ok=True)
+    # A plan exists only if all its parts do: it is removed first and written last.
     if (folder / PLAN).exists():
-        (folder / PLAN).unlink()  # which is there when all parts are
-        for file in folder.glob("*.npz"):  # those of another number of parts, too
+        (folder / PLAN).unlink()
+        for file in folder.glob("*.npz"):
             if file.stem.isdecimal():
                 file.unlink()
-    digests, told = [], ""
+    digests, structure = [], ""
     for number, piece in enumerate(pieces):
-        part: Any = piece.part
-        edge_ids = part.hyperedge_ids if isinstance(graph, Hypergraph) else edges_of(part).edge_ids
-        values = _picked(nodes, piece.node_ids) | _picked(edges, edge_ids)
+        part = piece.part
+        edge_ids = (
+            part.hyperedge_ids if isinstance(part, HypergraphPart) else edges_of(part).edge_ids
+        )
+        values = _select(node_rows, piece.node_ids) | _select(edge_rows, np.asarray(edge_ids))
         arrays: list[np.ndarray] = []
-        told = json.dumps(_told(piece._replace(values=values), arrays))
+        structure = json.dumps(_encode(piece._replace(values=values), arrays))
         digests.append(digest(arrays))
         _save(folder / f"{number}.npz", {str(i): array for i, array in enumerate(arrays)})
     capacity = len(pieces[0].node_ids)
-    plan = {"parts": (places // capacity).astype(np.int32), "num_parts": len(pieces)}
-    _save(folder / PLAN, plan | {"places": places, "digests": np.stack(digests), "told": told})
+    plan: dict[str, Any] = {
+        "parts": (places // capacity).astype(np.int32),
+        "num_parts": len(pieces),
+    }
+    plan |= {"places": places, "digests": np.stack(digests), "told": structure}
+    _save(folder / PLAN, plan)
 
 
-def _by_name(name: str, given: Any) -> Any:
-    """The items of a mapping, or none."""
-    given = {} if given is None else given
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise TypeError(f"{name} must be arrays by name, got {arguments.described(given)}")
-    return given.items()
+def _by_name(name: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    values = {} if values is None else values
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise TypeError(f"{name} must be arrays by name, got {arguments.described(values)}")
+    return values
 
 
-def _of_nodes(name: str, given: Any, graph: Any) -> Any:
-    """Values of nodes, or by type those of each."""
-    label = f"nodes[{name!r}]"
-    if not isinstance(given, Mapping):
-        return _Rows.of(label, given, "num_nodes", graph.num_nodes)
-    names, sizes = (getattr(graph, f"node_type_{of}", None) or () for of in ("names", "sizes"))
-    starts, found = np.cumsum([0, *sizes]).tolist(), {}
-    for kind, rows in given.items():
-        if kind not in names:
-            raise ValueError(f"{label} must be by name of types, {names}, got {kind!r}")
-        number = names.index(kind)
-        of_kind = f"{label}[{kind!r}]", rows, "nodes", sizes[number], starts[number]
-        found[kind] = None if rows is None else _Rows.of(*of_kind)
-    return found
+def _parse_node_rows(
+    name: str, values: ArrayLike | Mapping[str, ArrayLike | None], graph: Splittable
+) -> _Rows | dict[str, _Rows | None]:
+    """Check values of all nodes, or of the nodes of each type by its name."""
+    if not isinstance(values, Mapping):
+        return _Rows.parse(name, values, "num_nodes", graph.num_nodes)
+    types = getattr(graph, "node_type_names", None) or ()
+    sizes = getattr(graph, "node_type_sizes", None) or ()
+    rows: dict[str, _Rows | None] = {}
+    for key, type_values in values.items():
+        if key not in types:
+            raise ValueError(f"{name} must be by name of types, {types}, got {key!r}")
+        i = types.index(key)
+        rows[key] = None
+        if type_values is not None:
+            start = sum(sizes[:i])
+            rows[key] = _Rows.parse(f"{name}[{key!r}]", type_values, "nodes", sizes[i], start)
+    return rows
 
 
-def _picked(rows: dict[str, Any], ids: Any) -> dict[str, Any]:
-    return jax.tree.map(
-        lambda each: fetch_rows(each.values, ids - each.start),
+def _select(rows: Mapping[str, object], ids: np.ndarray) -> dict[str, Any]:
+    """Return the values of some ids, zeros for ids without values."""
+    # Values may be memory maps, of which only these rows are read.
+    selected: dict[str, Any] = jax.tree.map(
+        lambda values: fetch_rows(values.values, ids - values.start),
         rows,
-        is_leaf=lambda each: isinstance(each, _Rows),
+        is_leaf=lambda node: isinstance(node, _Rows),
     )
+    return selected
 
 
 def _save(path: Path, arrays: dict[str, Any]) -> None:
@@ -244,40 +265,46 @@ def _save(path: Path, arrays: dict[str, Any]) -> None:
         np.savez(file, **arrays)
 
 
-def _told(value: Any, arrays: list[np.ndarray]) -> Any:
-    """What JSON has of a piece, whose arrays are put into a list."""
-    kind: Any = type(value)
-    if isinstance(value, np.ndarray):  # files have no bfloat16 and the like
+def _encode(value: object, arrays: list[np.ndarray]) -> object:
+    """Describe a piece for JSON, and append its arrays to a list."""
+    if isinstance(value, np.ndarray):  # files have no bfloat16 and similar types
         arrays.append(value.view(f"u{value.itemsize}") if value.dtype.kind == "V" else value)
         return {"array": len(arrays) - 1, "dtype": value.dtype.name}
-    if kind.__name__ in KINDS:
-        names = [each.name for each in fields(kind)] if is_dataclass(kind) else kind._fields
-        own = {name: _told(getattr(value, name), arrays) for name in names}
-        return {"kind": kind.__name__, "fields": own}
+    cls: Any = type(value)
+    if cls.__name__ in CLASSES:
+        names = [field.name for field in fields(cls)] if is_dataclass(cls) else cls._fields
+        contents = {name: _encode(getattr(value, name), arrays) for name in names}
+        return {"kind": cls.__name__, "fields": contents}
     if isinstance(value, Mapping):
-        return {"by name": {name: _told(each, arrays) for name, each in value.items()}}
-    return [_told(each, arrays) for each in value] if isinstance(value, tuple) else value
+        return {"by name": {name: _encode(item, arrays) for name, item in value.items()}}
+    return [_encode(item, arrays) for item in value] if isinstance(value, tuple) else value
 
 
-def _made(told: Any, arrays: list[np.ndarray], axis: str) -> Any:
-    """The way back."""
-    if isinstance(told, list):
-        return tuple(_made(each, arrays, axis) for each in told)
-    if not isinstance(told, dict):
-        return told
-    if "array" in told:
-        array = arrays[told["array"]]
-        return array if array.dtype.name == told["dtype"] else array.view(jnp.dtype(told["dtype"]))
-    of = told["by name" if "by name" in told else "fields"]
-    made = {name: _made(each, arrays, axis) for name, each in of.items()}
-    if "by name" in told:
-        return made
-    kind = KINDS[told["kind"]]
-    return kind(**made | {"axis": axis}) if kind is Exchange else kind(**made)
+# --- Reading -------------------------------------------------------------------------------------
 
 
-def _read_plan(path: Path, axis: str, count: int) -> dict[str, Any]:
-    plan = _arrays_of(path, "the plan that save_parts or jax-gnn partition --output FOLDER writes")
+def _decode(description: Any, arrays: Sequence[np.ndarray], axis: str) -> object:
+    """Invert `_encode`; exchanges get the name of the mesh axis."""
+    if isinstance(description, list):
+        return tuple(_decode(item, arrays, axis) for item in description)
+    if not isinstance(description, dict):
+        return description
+    if "array" in description:
+        array, dtype = arrays[description["array"]], description["dtype"]
+        return array if array.dtype.name == dtype else array.view(jnp.dtype(dtype))
+    items = description["by name" if "by name" in description else "fields"]
+    values = {name: _decode(item, arrays, axis) for name, item in items.items()}
+    if "by name" in description:
+        return values
+    cls = CLASSES[description["kind"]]
+    if cls is Exchange:
+        values["axis"] = axis
+    value: object = cls(**values)
+    return value
+
+
+def _read_plan(path: Path, axis: str, count: int) -> dict[str, np.ndarray]:
+    plan = read_npz(path, "the plan that save_parts or jax-gnn partition --output FOLDER writes")
     if plan.keys() != {"parts", "num_parts", "places", "digests", "told"}:
         raise ValueError(f"{path} is no plan of parts")
     digests, places = plan["digests"], plan["places"]
@@ -288,16 +315,17 @@ def _read_plan(path: Path, axis: str, count: int) -> dict[str, Any]:
     return plan
 
 
-def _read_piece(path: Path, plan: dict[str, Any], axis: str, place: int) -> Piece:
-    found = _arrays_of(path, f"the part of device {place}")
-    arrays = [found[name] for name in sorted(found, key=lambda name: (len(name), name))]
-    if not np.array_equal(digest(arrays), plan["digests"][place]):
+def _read_piece(path: Path, plan: Mapping[str, np.ndarray], axis: str, part: int) -> Piece:
+    # Keys are numbers of arrays, in the order of `_encode`.
+    members = read_npz(path, f"the part of device {part}")
+    arrays = [members[key] for key in sorted(members, key=lambda key: (len(key), key))]
+    if not np.array_equal(digest(arrays), plan["digests"][part]):
         raise ValueError(f"{path} is not the part that {PLAN} was written with")
     try:
-        piece = _made(json.loads(str(plan["told"])), arrays, axis)
+        piece = _decode(json.loads(str(plan["told"])), arrays, axis)
         leaves = jax.tree.leaves(piece)
-    except Exception as error:  # whatever a plan that was made by hand leads to
+    except Exception as error:  # plans that were written by hand lead to many types
         raise ValueError(f"{path.with_name(PLAN)} is no plan of parts: {error}") from error
-    if not isinstance(piece, Piece) or not all(isinstance(each, np.ndarray) for each in leaves):
+    if not isinstance(piece, Piece) or not all(isinstance(leaf, np.ndarray) for leaf in leaves):
         raise ValueError(f"{path.with_name(PLAN)} is no plan of parts")
     return piece

@@ -1,48 +1,99 @@
-"""Which part each node of a graph belongs to: few edges between parts, and equal parts."""
+"""Partitions of a graph's nodes into parts of equal size with few edges between them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import is_traced
+from jax_gnn._core.ids import PADDING, in_range, is_traced
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
+from jax_gnn.hetero import HeteroGraph
+from jax_gnn.hypergraph import Hypergraph
+from jax_gnn.relational import RelationalGraph
+from jax_gnn.sharding._parts import edges_of
 
 Method = Literal["stream", "metis", "contiguous", "hash"]
-"""How nodes are dealt out, see :func:`partition`."""
+"""Way to deal nodes out, see :func:`partition`."""
 
-MOST_NODES, MOST_EDGES = 1.25, 1.05
-"""How many times the mean a part may have of both."""
+MAX_NODE_RATIO, MAX_EDGE_RATIO = 1.25, 1.05
+"""Upper bounds of the nodes and edges of a part, relative to the mean."""
 
-ROUNDS = 8
-"""How often each node may move, at most."""
+MAX_MOVES = 8
+"""Number of times that a node may move, at most."""
+
+
+class Adjacency(NamedTuple):
+    """Neighbours of the nodes of a graph, in numpy.
+
+    Attributes:
+        indptr: ``(num_nodes + 1,)``, start of each node in ``cols``.
+        cols: ``(num_edges,)``, sources of the edges into each node.
+        t_indptr: ``(num_nodes + 1,)``, start of each node in ``t_cols``.
+        t_cols: ``(num_edges,)``, destinations of the edges out of each node.
+    """
+
+    indptr: np.ndarray
+    cols: np.ndarray
+    t_indptr: np.ndarray
+    t_cols: np.ndarray
+
+    @classmethod
+    def of(cls, graph: Graph) -> Adjacency:
+        """Return the neighbours in a graph."""
+        return cls(*jax.device_get((graph.indptr, graph.cols, graph.t_indptr, graph.t_cols)))
+
+    @classmethod
+    def of_incidences(cls, incidences: Graph, *, joined: bool) -> Adjacency:
+        """Return a symmetric graph of a hypergraph, whose first nodes are those of the hypergraph.
+
+        Args:
+            incidences: edges from nodes to hyperedges.
+            joined: whether hyperedges are nodes, too, each a neighbour of its nodes. Otherwise
+                nodes have an edge to themselves for each of their hyperedges.
+        """
+        by_hyperedge, nodes, by_node, hyperedges = cls.of(incidences)
+        num_nodes, num_hyperedges = incidences.num_src, incidences.num_dst
+        if not joined:
+            loops = np.repeat(np.arange(num_nodes, dtype=by_node.dtype), np.diff(by_node))
+            return cls(by_node, loops, by_node, loops)
+        # Rows of nodes come first, then those of hyperedges, which count from num_nodes on.
+        nodes, hyperedges = nodes[: by_hyperedge[-1]], hyperedges[: by_node[-1]]
+        largest = max(num_nodes + num_hyperedges, len(nodes) + len(hyperedges))
+        dtype = np.promote_types(by_node.dtype, np.min_scalar_type(-largest))
+        is_edge = in_range(hyperedges, num_hyperedges)
+        hyperedges = np.where(is_edge, hyperedges.astype(dtype) + num_nodes, PADDING)
+        nodes = np.where(in_range(nodes, num_nodes), nodes, PADDING)
+        indptr = np.concatenate([by_node, by_hyperedge[1:].astype(dtype) + len(hyperedges)])
+        cols = np.concatenate([hyperedges, nodes]).astype(dtype)
+        return cls(indptr.astype(dtype), cols, indptr.astype(dtype), cols)
 
 
 @public
 def partition(graph: Graph, num_parts: int, method: Method = "stream") -> np.ndarray:
-    """Deals the nodes of a graph out to parts. Host only.
+    """Deal the nodes of a graph out to parts. Host only.
 
     An edge belongs to the part of its destination. "stream" and "metis" keep the edges of a part
     below 1.05 of the mean and its nodes below 1.25, unless single nodes have too many edges.
 
-    - "stream": each node goes where most of its neighbours are, by linear deterministic greedy
-      (Stanton and Kliot, "Streaming graph partitioning for large distributed graphs", KDD 2012) in
-      the order of a breadth-first search, and then moves if that is better (Nishimura and Ugander,
-      "Restreaming graph partitioning", KDD 2013).
+    - "stream": each node goes to the part with most of its neighbours, by linear deterministic
+      greedy (Stanton and Kliot, "Streaming graph partitioning for large distributed graphs", KDD
+      2012) in the order of a breadth-first search, and then moves if that is better (Nishimura and
+      Ugander, "Restreaming graph partitioning", KDD 2013).
     - "metis": Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning
       irregular graphs", SIAM J. Sci. Comput. 1998; then nodes move as above. Needs `pymetis`.
-    - "contiguous": ranges of ids, for graphs whose ids are such that neighbours are near.
+    - "contiguous": ranges of ids, for graphs in which neighbours have similar ids.
     - "hash": at random, the same in each run.
 
     Args:
         graph: the graph, which is not bipartite.
         num_parts: number of parts.
-        method: see above.
+        method: name of the method.
 
     Returns:
         ``(num_nodes,)`` int32, the part of each node.
@@ -50,7 +101,7 @@ def partition(graph: Graph, num_parts: int, method: Method = "stream") -> np.nda
     Raises:
         TypeError: called inside ``jax.jit``, or ``num_parts`` is not an integer.
         ValueError: the graph is bipartite, there are more parts than nodes, or the method is
-            another.
+            unknown.
         ImportError: the method is "metis", and `pymetis` is not installed.
 
     Example:
@@ -66,27 +117,42 @@ def partition(graph: Graph, num_parts: int, method: Method = "stream") -> np.nda
     arguments.check_choice("method", method, get_args(Method))
     if is_traced(graph.indptr):
         raise TypeError("graph must be partitioned before jax.jit")
+    return partition_nodes(Adjacency.of(graph), num_parts, method)
+
+
+def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray:
+    """Return the part of each node, int32; arguments as of :func:`partition`, checked."""
+    indptr, num_nodes = edges.indptr, len(edges.indptr) - 1
     if method == "hash":
         return (np.random.default_rng(0).permutation(num_nodes) % num_parts).astype(np.int32)
-    indptr = np.asarray(graph.indptr)
     if method == "contiguous":
-        nodes, edges = np.arange(num_nodes) + 0.5, (indptr[1:] + indptr[:-1]) / 2
-        share = (nodes / num_nodes + edges / max(indptr[-1], 1)) / (2 if indptr[-1] else 1)
-        return np.minimum(share * num_parts, num_parts - 1).astype(np.int32)
-    halves = jax.device_get((graph.indptr, graph.cols, graph.t_indptr, graph.t_cols))
+        # Boundaries split nodes and edges evenly, with equal weight.
+        position, centre = np.arange(num_nodes) + 0.5, (indptr[1:] + indptr[:-1]) / 2
+        share = (position / num_nodes + centre / max(indptr[-1], 1)) / (2 if indptr[-1] else 1)
+        contiguous: np.ndarray = np.minimum(share * num_parts, num_parts - 1).astype(np.int32)
+        return contiguous
     parts = np.empty(num_nodes, np.int32)
     if method == "metis":
-        parts[:] = _metis(halves, num_parts)
-    if all(map(np.array_equal, halves[:2], halves[2:])):
-        halves = (*halves[:2], None, None)  # the neighbours are the same both ways
-    most_nodes = max(MOST_NODES * num_nodes / num_parts, -(-num_nodes // num_parts))
-    limits = most_nodes, MOST_EDGES * float(indptr[-1]) / num_parts
-    host_function("partition")(*halves, num_parts, *limits, ROUNDS, method == "metis", parts)
+        parts[:] = _metis(edges, num_parts)
+    # Neighbours in one direction suffice for a symmetric graph.
+    symmetric = np.array_equal(indptr, edges.t_indptr) and np.array_equal(edges.cols, edges.t_cols)
+    host_function("partition")(
+        indptr,
+        edges.cols,
+        None if symmetric else edges.t_indptr,
+        None if symmetric else edges.t_cols,
+        num_parts,
+        max(MAX_NODE_RATIO * num_nodes / num_parts, -(-num_nodes // num_parts)),
+        MAX_EDGE_RATIO * float(indptr[-1]) / num_parts,
+        MAX_MOVES,
+        method == "metis",
+        parts,
+    )
     return parts
 
 
-def _metis(halves: Any, num_parts: int) -> Any:
-    """Parts by METIS, which balances one number: of a node its edges and the mean of all."""
+def _metis(edges: Adjacency, num_parts: int) -> np.ndarray:
+    """Return METIS's parts, balanced by the sum of a node's degree and the mean degree."""
     try:
         import pymetis
     except ImportError as error:
@@ -95,17 +161,115 @@ def _metis(halves: Any, num_parts: int) -> Any:
         ) from error
     import scipy.sparse
 
-    indptr, cols, *_ = halves
-    size = len(indptr) - 1
-    ones = np.ones(indptr[-1], bool)
-    matrix = scipy.sparse.csr_array((ones, cols[: indptr[-1]], indptr), shape=(size, size))
-    both = (matrix + matrix.T).tocsr()
-    both.setdiag(0)
-    both.eliminate_zeros()
+    # METIS takes symmetric graphs without self-loops.
+    indptr = edges.indptr
+    size, num_edges = len(indptr) - 1, int(indptr[-1])
+    values = np.ones(num_edges, bool), edges.cols[:num_edges], indptr
+    matrix = scipy.sparse.csr_array(values, shape=(size, size))
+    symmetric = (matrix + matrix.T).tocsr()
+    symmetric.setdiag(0)
+    symmetric.eliminate_zeros()
     _, parts = pymetis.part_graph(
         num_parts,
-        pymetis.CSRAdjacency(both.indptr, both.indices),
-        vweights=np.diff(indptr) + max(int(indptr[-1]) // size, 1),
+        pymetis.CSRAdjacency(symmetric.indptr, symmetric.indices),
+        vweights=np.diff(indptr) + max(num_edges // size, 1),
         options=pymetis.Options(seed=0),
     )
-    return parts
+    return np.asarray(parts)
+
+
+# --- Graphs of all kinds -------------------------------------------------------------------------
+
+Splittable = Graph | RelationalGraph | Hypergraph
+"""Graphs that can be split."""
+
+
+class SplitArgs(NamedTuple):
+    """Checked arguments of a split: a graph, and the part of each node and hyperedge.
+
+    Attributes:
+        graph: the graph, with arrays in numpy.
+        num_parts: number of parts.
+        node_parts: ``(num_nodes,)`` integers, the part of each node.
+        hyperedge_parts: ``(num_hyperedges,)`` integers; None if the graph is not a hypergraph.
+    """
+
+    graph: Splittable
+    num_parts: int
+    node_parts: np.ndarray
+    hyperedge_parts: np.ndarray | None = None
+
+    @classmethod
+    def parse(cls, graph: Splittable, num_parts: int, method: Method | ArrayLike) -> SplitArgs:
+        """Assign nodes, and hyperedges if there are any, to parts.
+
+        Args:
+            graph: the result of `parse_graph`.
+            num_parts: number of parts, at most one per node.
+            method: name of a method of `partition`, or the part of each node.
+        """
+        incidences = graph.graph if isinstance(graph, Hypergraph) else None
+        if isinstance(method, str):
+            arguments.check_choice("method", method, get_args(Method))
+            joined = isinstance(graph, Hypergraph) and method in ("stream", "metis")
+            if isinstance(graph, Hypergraph):
+                edges = Adjacency.of_incidences(graph.graph, joined=joined)
+            else:
+                edges = Adjacency.of(edges_of(graph))
+            parts = partition_nodes(edges, num_parts, method)
+            if incidences is not None and joined:
+                node_parts, hyperedge_parts = np.split(parts, [incidences.num_src])
+                return cls(graph, num_parts, node_parts, hyperedge_parts)
+        else:
+            parts = _check_parts(method, graph.num_nodes, num_parts)
+        if incidences is None:
+            return cls(graph, num_parts, parts)
+        return cls(graph, num_parts, parts, majority_parts(incidences, parts, num_parts))
+
+
+def _check_parts(method: ArrayLike, num_nodes: int, num_parts: int) -> np.ndarray:
+    node_parts: np.ndarray = arguments.check_ids("method", method)
+    if node_parts.shape != (num_nodes,):
+        raise ValueError(
+            f"method must be one of {get_args(Method)}, or parts of shape ({num_nodes},), got "
+            f"shape {node_parts.shape}"
+        )
+    arguments.check_range("method", node_parts, "devices", num_parts)
+    return node_parts
+
+
+def parse_graph(graph: Graph | RelationalGraph | HeteroGraph | Hypergraph) -> Splittable:
+    """Check that a graph can be split, and copy it to the host."""
+    # All kinds of graphs are checked before any work; arrays are copied at once.
+    if isinstance(graph, HeteroGraph):
+        graph = graph.relational
+    if isinstance(graph, Hypergraph):
+        graph.check()
+        if graph.head is not None:
+            raise ValueError(f"graph must not be a directed hypergraph, got {graph}")
+    else:
+        if not isinstance(graph, RelationalGraph):
+            arguments.check_instance("graph", graph, Graph)
+        graph.check_arrays()
+    if is_traced(*jax.tree.leaves(graph)):
+        raise TypeError("graph must be sharded before jax.jit")
+    host: Splittable = jax.device_get(graph)
+    return host
+
+
+def majority_parts(incidences: Graph, node_parts: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return the part of most nodes of each hyperedge.
+
+    Args:
+        incidences: edges from nodes to hyperedges, in numpy.
+        node_parts: ``(num_nodes,)``, the part of each node.
+        num_parts: number of parts.
+    """
+    nodes, hyperedges, size = incidences.cols, incidences.rows, incidences.num_dst
+    valid = in_range(nodes, incidences.num_src) & in_range(hyperedges, size)
+    nodes, hyperedges = nodes[valid], hyperedges[valid].astype(np.int64)
+    # Parts are rotated by the hyperedge's id, so that ties go to all parts in turn.
+    rotated = (node_parts[nodes] - hyperedges) % num_parts
+    members = np.bincount(hyperedges * num_parts + rotated, minlength=size * num_parts)
+    parts = members.reshape(size, num_parts).argmax(1) + np.arange(size)
+    return np.asarray(parts % num_parts)

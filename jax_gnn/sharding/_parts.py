@@ -1,4 +1,8 @@
-"""What one device has of a graph that is split over several."""
+"""Parts: the piece of a split graph on one device.
+
+A part's *own* nodes are those of its device. Its *halo* is the nodes of other devices with an edge
+to an own node; their rows come last among the sources.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +30,24 @@ from jax_gnn.sharding._exchange import Exchange
 
 
 def edges_of(graph: Graph | RelationalGraph) -> Graph:
-    """The edges without their relations."""
+    """Return the edges without their relations."""
     return graph.nodes if isinstance(graph, RelationalGraph) else graph
 
 
 @dataclass(frozen=True, eq=False)
 class _HasHalo:
-    """What parts of all kinds of graphs have."""
+    """Base of parts that fetch rows from other devices."""
 
     exchange: Exchange = field(kw_only=True)
 
     def with_halo(self, x: Array) -> Array:
-        """Rows of own nodes, and those of the halo, from the devices that own them.
+        """Return the rows of own nodes, then those of the halo, fetched from other devices.
 
-        Inside `jax.shard_map` alone, as within :meth:`ShardedGraph.apply`. The gradient of a row is
-        the sum of those of all devices, in a fixed order.
+        Only inside `jax.shard_map`, as within :meth:`ShardedGraph.apply`. The gradient of a row is
+        the sum of its gradients on all devices, in a fixed order.
 
         Args:
-            x: ``(num_dst, *features)`` of floating-point numbers.
+            x: ``(num_dst, *features)`` of floating-point numbers, rows of own nodes.
 
         Returns:
             ``(num_src, *features)`` in the dtype of x.
@@ -52,20 +56,20 @@ class _HasHalo:
             TypeError: x is not of floating-point numbers.
             ValueError: x has another number of rows.
         """
-        own, halo = self.exchange(self._own(x))
+        local, halo = self.exchange(self._check_rows(x))
         # Arrays of no rows in a GPU's program over several devices crash XLA of jaxlib 0.11.
-        return jnp.concatenate([own, halo]) if self.exchange.rounds else own
+        return jnp.concatenate([local, halo]) if self.exchange.rounds else local
 
-    def _own(self, x: ArrayLike) -> Array:
+    def _check_rows(self, x: ArrayLike) -> Array:
         return check_features("x", x, "num_own", self.exchange.num_own)
 
-    def _check_padding(self, **sizes: Any) -> None:
-        """Raise ValueError for capacities of nodes, whose rows the exchange names."""
-        for name in ("num_nodes", "num_src", "num_dst"):
-            if sizes.get(name) is not None:
+    def _check_capacities(self, sizes: dict[str, int | None]) -> None:
+        """Raise ValueError for capacities of nodes, as exchanges of other devices name the rows."""
+        for name, size in sizes.items():
+            if name in ("num_nodes", "num_src", "num_dst") and size is not None:
                 raise ValueError(
                     f"{name} must be None for a part, as other devices name its rows: pad the "
-                    f"graph before shard_graph, got {sizes[name]}"
+                    f"graph before shard_graph, got {size}"
                 )
 
 
@@ -73,17 +77,17 @@ class _HasHalo:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class Part(Graph, _HasHalo):
-    """What one device has of a sharded graph: a bipartite graph into its own nodes.
+    """Piece of a sharded graph on one device: a bipartite graph into the device's own nodes.
 
-    The sources are its own nodes, and behind them the halo: nodes of other devices with an edge to
-    one of its own. The layers and models of `flax_layers` take features of own nodes, ``(num_dst,
-    …)``, and fetch the halo's where they need them. Ops take rows of all: :meth:`with_halo`.
+    The sources are the own nodes, then the halo: nodes of other devices with an edge to an own
+    node. The layers and models of `flax_layers` take features of own nodes, ``(num_dst, …)``, and
+    fetch the halo's where they need them. Ops take rows of all sources: :meth:`with_halo`.
 
-    Its ``edge_ids`` are places in the whole graph's order.
+    Its ``edge_ids`` are positions in the edge order of the whole graph.
 
     Attributes:
-        exchange: what fetches rows from other devices.
-        num_far: most edges from the halo that a part has.
+        exchange: the plan by which rows are fetched from other devices.
+        num_far: number of edges from the halo, the maximum over all parts.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -97,19 +101,19 @@ class Part(Graph, _HasHalo):
 
     num_far: int = field(kw_only=True, metadata=STATIC)
 
-    def pad(self, **sizes: Any) -> Part:
+    def pad(self, **sizes: int | None) -> Part:
         """Pad to ``num_edges``; see `Graph.pad`.
 
         Raises:
-            ValueError: the capacity is smaller than what is there, or is one of nodes.
+            ValueError: the capacity is smaller than the number of edges, or is one of nodes.
         """
-        self._check_padding(**sizes)
+        self._check_capacities(sizes)
         return cast(Part, super().pad(**sizes))
 
     def out_degrees(self) -> Array:
         """Number of edges out of each source in the whole graph: ``(num_src,)`` integers.
 
-        In `jax.shard_map` alone, as edges to nodes of other devices are counted there.
+        Only inside `jax.shard_map`, as devices count the edges to their own nodes.
 
         Raises:
             ValueError: the call is not in `jax.shard_map`.
@@ -118,9 +122,10 @@ class Part(Graph, _HasHalo):
         exchange.check()
         if not exchange.rounds:
             return counts
-        own, halo = counts[: exchange.num_own], counts[exchange.num_own :]
-        own = exchange.add(own, exchange.travel(halo, back=True))
-        return jnp.concatenate([own, exchange.travel(exchange.picked(own))])
+        # Edges to own nodes are counted here, and counts of the halo sent to its owners.
+        local, halo = counts[: exchange.num_own], counts[exchange.num_own :]
+        local = exchange.add(local, exchange.transfer(halo, reverse=True))
+        return jnp.concatenate([local, exchange.transfer(exchange.gather_sent(local))])
 
     def aggregate(
         self,
@@ -132,22 +137,16 @@ class Part(Graph, _HasHalo):
         out_scale: ArrayLike | None = None,
         residual: ArrayLike | None = None,
         sent: Array | None = None,
-        **last: Any,
+        **epilogue: Any,
     ) -> Array:
-        """What `spmm` makes of the whole graph, for own nodes; in `jax.shard_map` alone.
+        """Local rows of `spmm` on the whole graph. Only inside `jax.shard_map`.
 
-        Sums and means read rows of other devices from where they arrive. Backward, the halo's
-        gradients come first, and travel while those of own rows are summed up.
+        Sums and means read halo rows from the buffer that they arrive in. In the backward pass, the
+        gradient of the halo is computed first, and travels while that of own rows is summed.
 
-        Args:
-            x: ``(num_dst, *features)``, of own nodes.
-            weight: as there, and so all that follow.
-            reduce: likewise.
-            own_scale: likewise, where sources are the destinations.
-            out_scale: likewise.
-            residual: likewise.
-            sent: rows of x that are computed ahead, for other devices; see :meth:`ahead`.
-            **last: as of `spmm`.
+        Arguments are those of `spmm`, where x, ``(num_dst, *features)``, and ``own_scale`` are of
+        own nodes; and ``sent``, rows of x for other devices that are computed early by
+        :meth:`ahead`.
 
         Returns:
             ``(num_dst, *features)`` in the dtype of x.
@@ -156,35 +155,53 @@ class Part(Graph, _HasHalo):
             TypeError: an argument has the wrong type or dtype.
             ValueError: an argument has the wrong shape, or the call is not in `jax.shard_map`.
         """
-        x = self._own(x)
-        scales: dict[str, Any] = {"own_scale": own_scale, "out_scale": out_scale}
-        if not self.exchange.rounds:
-            return spmm(self, x, weight, reduce=reduce, residual=residual, **scales, **last)
-        if reduce not in ("sum", "mean"):
+        x = self._check_rows(x)
+        # Maxima need all rows in one array, own and halo.
+        if self.exchange.rounds and reduce not in ("sum", "mean"):
             if own_scale is not None:
-                own = _times(_times(x, own_scale), out_scale)
-                residual = own if residual is None else own + residual
+                own_rows = _scaled(_scaled(x, own_scale), out_scale)
+                residual = own_rows if residual is None else own_rows + residual
             rows = jnp.concatenate(self.exchange(x, sent))
-            last |= {"out_scale": out_scale, "residual": residual}
-            return spmm(self, rows, weight, reduce=reduce, **last)
-        if reduce == "mean":
-            count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
-            own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
-            scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
-        own, halo = self.exchange(x, sent)
-        last |= {"halo": halo, "halo_rows": self._far}
-        return spmm_with_halo(self, own, weight, residual=residual, **scales, **last)
+            return spmm(
+                self,
+                rows,
+                weight,
+                reduce=reduce,
+                out_scale=out_scale,
+                residual=residual,
+                **epilogue,
+            )
+        halo = halo_edges = None
+        if self.exchange.rounds:
+            # A mean is a sum whose rows are divided by the number of edges.
+            if reduce == "mean":
+                count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
+                own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
+                out_scale, reduce = _product(1 / count, out_scale), "sum"
+            (x, halo), halo_edges = self.exchange(x, sent), self._halo_edges
+        return spmm_with_halo(
+            self,
+            x,
+            weight,
+            reduce=reduce,
+            own_scale=own_scale,
+            out_scale=out_scale,
+            residual=residual,
+            halo=halo,
+            halo_rows=halo_edges,
+            **epilogue,
+        )
 
     def ahead(self, function: Callable[..., Array], *rows: Array) -> Array | None:
-        """``function(*rows)``, a map of each row, of those rows that other devices wait for.
+        """Apply a map of rows to the rows that are sent to other devices, before all others.
 
-        Copy engines then send them while the map goes on with all rows. They are mapped twice, so
-        this is None where they are more than half as many. It also is where multiprocessors send
-        them, of which the map has all: unless `shard_graph` was told of copy engines.
+        Copy engines then send them while the map runs on all rows. As they are mapped twice, the
+        result is None if they are more than half of the rows. It is None, too, if multiprocessors
+        send them, which are busy with the map: unless `shard_graph` has ``copy_engines=True``.
 
         Args:
-            function: of arrays of rows, to one.
-            *rows: ``(num_dst, …)``, of own nodes.
+            function: function of arrays of rows, each row of whose result depends on one row.
+            *rows: ``(num_dst, …)``, rows of own nodes.
 
         Returns:
             ``(slots, *features)``, for :meth:`aggregate` of the same map of all rows; or None.
@@ -192,11 +209,11 @@ class Part(Graph, _HasHalo):
         exchange, num_sent = self.exchange, self.exchange.send.shape[0]
         if not exchange.rounds or 2 * num_sent > exchange.num_own or not exchange.by_copies:
             return None
-        return jax.lax.stop_gradient(function(*map(exchange.picked, rows)))
+        return jax.lax.stop_gradient(function(*map(exchange.gather_sent, rows)))
 
     @property
-    def _far(self) -> LastRows:
-        """The edges from the halo, by source: the last ones there."""
+    def _halo_edges(self) -> LastRows:
+        """Edges from the halo: the last ones, sorted by source."""
         by_source, num_own = self.matrix(weighted=True).by_col, self.exchange.num_own
         return LastRows.of(by_source, num_own, self.t_indptr[num_own], self.num_far)
 
@@ -205,18 +222,18 @@ class Part(Graph, _HasHalo):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class RelationalPart(RelationalGraph, _HasHalo):
-    """What one device has of a sharded graph with relations: as :class:`Part`, with relations.
+    """Piece of a sharded relational graph on one device: a :class:`Part` with relations.
 
-    It has all edges into its own nodes, and so each (destination, relation) pair of the whole graph
-    is in one part; a (source, relation) pair is in each part that it has edges to, of which
-    ``out_degrees`` counts those of this part.
+    It has all edges into its own nodes, so each (destination, relation) pair of the whole graph is
+    in one part. A (source, relation) pair is in each part that it has edges to; ``out_degrees``
+    counts the edges of this part.
 
     Attributes:
-        exchange: what fetches rows from other devices.
-        node_ids: ``(num_src,)``, which node of the whole graph each source is; -1 is padding.
-        node_types: ``(num_dst,)``, the type of each own node, likewise; None where nodes have no
+        exchange: the plan by which rows are fetched from other devices.
+        node_ids: ``(num_src,)``, id of each source in the whole graph; -1 is padding.
+        node_types: ``(num_dst,)``, type of each own node, -1 is padding; None if nodes have no
             types. Nodes of a part are not numbered type by type.
-        whole_type_sizes: how many nodes each type has in the whole graph.
+        whole_type_sizes: number of nodes of each type in the whole graph.
         num_whole_nodes: number of nodes of the whole graph.
 
     Example:
@@ -234,42 +251,43 @@ class RelationalPart(RelationalGraph, _HasHalo):
     whole_type_sizes: tuple[int, ...] = field(default=(), kw_only=True, metadata=STATIC)
     num_whole_nodes: int = field(kw_only=True, metadata=STATIC)
 
-    def pad(self, **sizes: Any) -> RelationalPart:
+    def pad(self, **sizes: int | None) -> RelationalPart:
         """Pad to ``num_edges``, ``num_src_pairs`` and ``num_dst_pairs``; see `RelationalGraph.pad`.
 
         Raises:
-            ValueError: as there, or a capacity is one of nodes.
+            ValueError: a capacity is smaller than the number that the part has, or is one of nodes.
         """
-        self._check_padding(**sizes)
+        self._check_capacities(sizes)
         return cast(RelationalPart, super().pad(**sizes))
 
     def relation_degrees(self) -> Array:
         """Number of edges of each relation in the whole graph: ``(num_relations,)`` integers.
 
-        In `jax.shard_map` alone.
+        Only inside `jax.shard_map`.
 
         Raises:
             ValueError: the call is not in `jax.shard_map`.
         """
         self.exchange.check()
-        return jax.lax.psum(super().relation_degrees(), self.exchange.axis)
+        degrees: Array = jax.lax.psum(super().relation_degrees(), self.exchange.axis)
+        return degrees
 
 
 @public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class HypergraphPart:
-    """What one device has of a sharded hypergraph: some nodes and some hyperedges.
+    """Piece of a sharded hypergraph on one device: its own nodes and its own hyperedges.
 
-    Sums run over the nodes of own hyperedges, and then over the hyperedges of own nodes; rows of
-    other devices are fetched before each. :meth:`aggregate` does what `hypergraph_aggregate` does,
-    for layers and models of `flax_layers`. All of it is inside `jax.shard_map` alone.
+    Sums run over the nodes of own hyperedges, then over the hyperedges of own nodes; rows of other
+    devices are fetched before each. :meth:`aggregate` computes what `hypergraph_aggregate` does,
+    for layers and models of `flax_layers`. All methods work inside `jax.shard_map` only.
 
     Attributes:
-        into: from own nodes, and others behind them, to own hyperedges.
-        back: from own hyperedges, and others behind them, to own nodes.
-        hyperedge_ids: ``(num_hyperedges,)``, which hyperedge of the whole hypergraph each of its
-            own is; -1 is padding.
+        into: edges from own nodes, then those of the halo, to own hyperedges.
+        back: edges from own hyperedges, then those of the halo, to own nodes.
+        hyperedge_ids: ``(num_hyperedges,)``, id of each own hyperedge in the whole hypergraph; -1
+            is padding.
         num_whole_hyperedges: number of hyperedges of the whole hypergraph.
 
     Example:
@@ -303,31 +321,25 @@ class HypergraphPart:
         """Number of nodes of each own hyperedge: ``(num_hyperedges,)`` integers."""
         return self.into.in_degrees()
 
-    def to_hyperedges(self, x: Array, *, reduce: Reduce = "sum", **last: Any) -> Array:
-        """Reduces over each own hyperedge the rows of its nodes.
+    def to_hyperedges(self, x: Array, *, reduce: Reduce = "sum", **epilogue: Any) -> Array:
+        """Reduce the rows of the nodes of each own hyperedge.
 
-        Args:
-            x: ``(num_nodes, *features)`` of floating-point numbers, of own nodes.
-            reduce: "sum", "mean", "max" or "min".
-            **last: what comes after, as the arguments of `spmm`.
+        Other arguments: as of :meth:`Part.aggregate`.
 
         Returns:
-            ``(num_hyperedges, *features)`` in the dtype of x.
+            ``(num_hyperedges, *features)`` in the dtype of x, ``(num_nodes, *features)``.
         """
-        return self.into.aggregate(x, reduce=reduce, **last)
+        return self.into.aggregate(x, reduce=reduce, **epilogue)
 
-    def to_nodes(self, h: Array, *, reduce: Reduce = "sum", **last: Any) -> Array:
-        """Reduces over each own node the rows of its hyperedges.
+    def to_nodes(self, h: Array, *, reduce: Reduce = "sum", **epilogue: Any) -> Array:
+        """Reduce the rows of the hyperedges of each own node.
 
-        Args:
-            h: ``(num_hyperedges, *features)`` of floating-point numbers, of own hyperedges.
-            reduce: "sum", "mean", "max" or "min".
-            **last: what comes after, as the arguments of `spmm`.
+        Other arguments: as of :meth:`Part.aggregate`.
 
         Returns:
-            ``(num_nodes, *features)`` in the dtype of h.
+            ``(num_nodes, *features)`` in the dtype of h, ``(num_hyperedges, *features)``.
         """
-        return self.back.aggregate(h, reduce=reduce, **last)
+        return self.back.aggregate(h, reduce=reduce, **epilogue)
 
     def aggregate(
         self,
@@ -345,27 +357,15 @@ class HypergraphPart:
         hyperedge_reduce: Reduce = "sum",
         node_reduce: Reduce = "sum",
     ) -> Array:
-        """What `hypergraph_aggregate` makes of the whole hypergraph, for own nodes.
+        """Local rows of `hypergraph_aggregate` on the whole hypergraph.
 
+        Arguments are those of `hypergraph_aggregate`, with rows of own nodes and own hyperedges.
         Rows travel in the dtype of x, to hyperedges and back.
-
-        Args:
-            x: ``(num_nodes, *features)``, of own nodes.
-            hyperedge_weight: ``(num_hyperedges,)``, of own hyperedges.
-            node_scale_in: ``(num_nodes,)``, and so all that follow: as there.
-            node_scale_out: likewise.
-            hyperedge_scale: likewise.
-            own_scale: likewise.
-            residual: likewise.
-            bias: likewise.
-            activation: likewise.
-            normalization: likewise.
-            hyperedge_reduce: likewise.
-            node_reduce: likewise.
 
         Returns:
             ``(num_nodes, *features)`` in the dtype of x.
         """
+        # Degrees and scales are of the whole hypergraph, so they need exchanges of their own.
         acc = accumulator_dtype(x.dtype)
         scales_in, scales_out = [node_scale_in], [node_scale_out]
         scales_edge = [hyperedge_weight, hyperedge_scale]
@@ -375,28 +375,29 @@ class HypergraphPart:
             scales_edge.append(power(self.hyperedge_degrees().astype(acc), -1.0))
             scales_out.append(power(degree, -1.0 if normalization == "row" else -0.5))
             scales_in += [] if normalization == "row" else [scales_out[-1]]
-        own = residual
+        # A node's own term does not pass through hyperedges.
         if own_scale is not None:
-            own = _times(x, own_scale)
-            own = own if residual is None else own + residual
-        h = self.to_hyperedges(_times(x, *scales_in), reduce=hyperedge_reduce)
+            own_rows = _scaled(x, own_scale)
+            residual = own_rows if residual is None else own_rows + residual
+        h = self.to_hyperedges(_scaled(x, *scales_in), reduce=hyperedge_reduce)
         return self.to_nodes(
-            _times(h, *scales_edge),
+            _scaled(h, *scales_edge),
             reduce=node_reduce,
             out_scale=_product(*scales_out),
-            residual=own,
+            residual=residual,
             bias=bias,
             activation=activation,
         )
 
 
-def _product(*scales: Any) -> Array | None:
-    given = [scale for scale in scales if scale is not None]
-    return functools.reduce(operator.mul, given) if given else None
+def _product(*scales: ArrayLike | None) -> Array | None:
+    """Multiply the scales that are not None."""
+    factors = [cast(Array, scale) for scale in scales if scale is not None]
+    return functools.reduce(operator.mul, factors) if factors else None
 
 
-def _times(x: Array, *scales: ArrayLike | None) -> Array:
-    """Rows times the product of their factors, or of numbers, in the dtype of x."""
+def _scaled(x: Array, *scales: ArrayLike | None) -> Array:
+    """Scale each row of x by numbers or one factor per row, in the dtype of x."""
     scale = _product(*scales)
     if scale is None:
         return x

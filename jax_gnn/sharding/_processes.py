@@ -1,9 +1,8 @@
-"""What all processes of a program must have alike."""
+"""Agreement of all processes of a program on its arguments."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,43 +11,47 @@ from jax.sharding import Mesh
 SAMPLE_BYTES = 1 << 24
 
 
-def check_same(mesh: Mesh, **arguments: Any) -> None:
-    """Raises on each process if arguments differ between processes, before arrays are made of them.
+def check_same(mesh: Mesh, **arguments: object) -> None:
+    """Raise on every process if an argument differs between processes.
 
-    Nothing is asked where the mesh is of one process; else all processes must call.
+    This must come before arrays are made of the arguments, and before errors that only some
+    processes see. All processes must call, unless the mesh has devices of one process only.
 
     Args:
         mesh: the devices.
         **arguments: pytrees of arrays in numpy, strings and numbers.
 
     Raises:
-        ValueError: an argument is another on some process, or the mesh lacks processes.
+        ValueError: an argument differs, or the mesh lacks devices of some processes.
     """
+    # Programs of one process, the usual case, must not communicate here.
     devices = [(device.process_index, device.id) for device in mesh.devices.flat]
-    found, count = {process for process, _ in devices}, jax.process_count()
-    if len(found) == 1:
+    processes, count = {process for process, _ in devices}, jax.process_count()
+    if len(processes) == 1:
         return
-    if len(found) < count:
+    if len(processes) < count:
         raise ValueError(
-            f"mesh must have devices of one process or of all {count}, got those of {sorted(found)}"
+            f"mesh must have devices of one process or of all {count}, got those of "
+            f"{sorted(processes)}"
         )
     from jax.experimental.multihost_utils import process_allgather
 
     arguments["mesh"] = (mesh.devices.shape, mesh.axis_names, devices)
-    digests = process_allgather(np.stack([digest(each) for each in arguments.values()]))
-    for place, name in enumerate(arguments):
-        others = np.flatnonzero((digests[:, place] != digests[0, place]).any(1))
-        if others.size:
+    # Digests are compared instead of values, which may be large.
+    digests = process_allgather(np.stack([digest(value) for value in arguments.values()]))
+    for column, name in enumerate(arguments):
+        differing = np.flatnonzero((digests[:, column] != digests[0, column]).any(1))
+        if differing.size:
             raise ValueError(
-                f"{name} must be the same on all processes, got another on process {others[0]} "
+                f"{name} must be the same on all processes, got another on process {differing[0]} "
                 "than on process 0"
             )
 
 
-def sample(array: np.ndarray) -> tuple[Any, ...]:
-    """Shape and rows for `check_same`: all, or evenly spaced ones of 16 MiB.
+def sample(array: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """Return shape and rows for `check_same`: all rows, or evenly spaced ones of 16 MiB.
 
-    So the check costs milliseconds, and reads little of a memory map.
+    The check then takes milliseconds, and reads little of a memory map.
     """
     if not array.ndim or array.nbytes <= SAMPLE_BYTES:
         return array.shape, array
@@ -56,8 +59,8 @@ def sample(array: np.ndarray) -> tuple[Any, ...]:
     return array.shape, array[np.linspace(0, len(array) - 1, count).astype(int)]
 
 
-def digest(tree: Any) -> Any:
-    """16 bytes that differ where trees differ, as numbers that JAX does not narrow."""
+def digest(tree: object) -> np.ndarray:
+    """Return a hash of a pytree of 16 bytes, as uint32, which JAX does not narrow."""
     leaves, structure = jax.tree.flatten(tree)
     digest = hashlib.blake2b(str(structure).encode(), digest_size=16)
     for leaf in leaves:

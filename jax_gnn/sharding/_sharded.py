@@ -1,16 +1,17 @@
-"""A graph whose nodes are split over the devices of a mesh, each with the edges into its own."""
+"""Graphs whose nodes are split over the devices of a mesh, each with the edges into its nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, take
@@ -22,28 +23,30 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
-from jax_gnn.sharding._host_rows import HostRows, blocks_of, check_rows, in_blocks, on_host
-from jax_gnn.sharding._partition import Method, partition
+from jax_gnn.sharding._host_rows import HostRows, block_shape, check_rows, on_host, to_blocks
+from jax_gnn.sharding._partition import Method, SplitArgs, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 from jax_gnn.sharding._processes import check_same, sample
-from jax_gnn.sharding._split import Piece, hyperedge_parts, pieces_of, square_of
+from jax_gnn.sharding._split import Piece, split_graph
+
+Result = TypeVar("Result")
 
 
 @public
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class ShardedGraph:
-    """A graph split over the devices of a mesh: each has some nodes, and all edges into them.
+    """Graph split over the devices of a mesh: each has some nodes, and all edges into them.
 
-    All arrays have a leading axis of devices, and so has what :meth:`shard` and :meth:`apply` give.
+    All arrays have a leading axis of devices, as do results of :meth:`shard` and :meth:`apply`.
     Parts are padded to equal sizes.
 
     Attributes:
-        part: what each device has; :meth:`apply` gives a device its own: a :class:`Part`, or of a
-            graph with relations a :class:`RelationalPart`, of a hypergraph a
-            :class:`HypergraphPart`.
-        node_ids: ``(devices, capacity)``, which node of the whole graph each row is; -1 is padding.
-        places: ``(num_nodes,)``, where each node of the whole graph is in the rows of all devices.
+        part: the parts of all devices; :meth:`apply` passes a device its part: a :class:`Part`, a
+            :class:`RelationalPart` of a graph with relations, a :class:`HypergraphPart` of a
+            hypergraph.
+        node_ids: ``(devices, capacity)``, id of each row's node in the whole graph; -1 is padding.
+        places: ``(num_nodes,)``, row of each node in the concatenated rows of all devices.
         mesh: the devices, by automatic axes: `jax.shard_map` takes models of arrays on no others.
         axis: the axis of the mesh that nodes are split over.
 
@@ -76,7 +79,7 @@ class ShardedGraph:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """What `jax.jit` is to be told for programs over the parts: of copy engines, if of any.
+        """Compiler options of `jax.jit` for programs over the parts; empty without copy engines.
 
         Example:
             >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -87,81 +90,85 @@ class ShardedGraph:
             >>> run(sharded, sharded.shard(jnp.array([1.0, 2.0, 3.0])))
             Array([[5., 1., 0.]], dtype=float32)
         """
-        part: Any = self.part
-        exchange = part.into.exchange if isinstance(part, HypergraphPart) else part.exchange
-        return dict(COPY_ENGINES) if exchange.by_copies else {}
+        return dict(COPY_ENGINES) if self._exchanges[0].by_copies else {}
 
     @property
     def rows_moved(self) -> int:
-        """Rows that travel between all devices before one aggregation, padding included."""
+        """Number of rows that travel between devices before an aggregation, padding included."""
+        rounds = [step for exchange in self._exchanges for step in exchange.rounds]
+        return sum(step.rows(self.num_parts) for step in rounds)
+
+    @property
+    def _exchanges(self) -> list[Exchange]:
         part = self.part
         if isinstance(part, HypergraphPart):
-            rounds = part.into.exchange.rounds + part.back.exchange.rounds
-        else:
-            rounds = part.exchange.rounds
-        return sum(each.rows(self.num_parts) for each in rounds)
+            return [part.into.exchange, part.back.exchange]
+        return [part.exchange]
 
     def __repr__(self) -> str:
-        if not getattr(self.node_ids, "shape", None):  # a pytree of something else than arrays
+        if not getattr(self.node_ids, "shape", None):  # JAX puts other leaves than arrays here
             return f"ShardedGraph({self.part!r}, {self.node_ids}, {self.places})"
         return f"ShardedGraph(num_nodes={self.num_nodes}, num_parts={self.num_parts})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., ShardedGraph], tuple[object, ...]]:
         """Pickle or copy, with devices by id: JAX does not pickle devices and meshes."""
         ids = np.vectorize(lambda device: device.id, otypes=[int])(self.mesh.devices)
-        arrays = jax.device_get((self.part, self.node_ids, self.places))
-        return _on_devices, (*arrays, ids, self.mesh.axis_names, self.axis)
+        part, node_ids, places = jax.device_get((self.part, self.node_ids, self.places))
+        return _on_devices, (part, node_ids, places, ids, self.mesh.axis_names, self.axis)
 
     def shard(self, values: Any, node_ids: Any = None) -> Any:
-        """Rows of nodes, such as features, labels or masks, on the devices that own these.
+        """Put rows of nodes, such as features, labels or masks, on the devices of the nodes.
 
-        Of several processes all call it, with the same values; rows of 16 MiB are compared.
+        With several processes, all call this with the same values; rows of 16 MiB are compared.
 
         Args:
-            values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of the
+            values: ``(num_nodes, *features)``, in the order of the whole graph; or by name of a
                 type the rows of its nodes, where None stays None.
-            node_ids: of another split, if ``values`` are rows of that, ``(devices, capacity,
-                *features)``: its ``node_ids``. So what was saved goes on over other devices.
+            node_ids: ``(devices, capacity)``, the ``node_ids`` of another split, if ``values`` are
+                its rows, ``(devices, capacity, *features)``. Saved rows can so be used with other
+                numbers of devices.
 
         Returns:
             ``(devices, capacity, *features)`` in the dtype of ``values``, zeros for padding; by
             name if they were, with zeros for nodes of other types.
 
         Raises:
-            TypeError: ``node_ids`` is no array of integers.
+            TypeError: ``node_ids`` is not an array of integers.
             ValueError: ``values`` has another number of rows, or differs between processes, the
                 graph has no such type, or ``node_ids`` does not name each node once.
         """
         if node_ids is not None:
-            return jax.tree.map(self._of_split(node_ids), values)
+            return jax.tree.map(self._from_split(node_ids), values)
         if isinstance(values, Mapping):
             return {
-                name: None if each is None else self.shard(self._of_type(name, each))
-                for name, each in values.items()
+                name: None if rows is None else self.shard(self._pad_type(name, rows))
+                for name, rows in values.items()
             }
         return self._shard(values, "num_nodes", self.num_nodes, self.node_ids)
 
-    def _of_split(self, node_ids: Any) -> Callable[[Any], Array]:
-        """What brings rows of another split to where their nodes are in this one."""
-        given = arguments.to_numpy("node_ids", node_ids)
-        ids = arguments.check_ids("node_ids", given.ravel())
+    def _from_split(self, node_ids: ArrayLike) -> Callable[[Array], Array]:
+        """Return the function that shards rows of another split."""
+        matrix = arguments.to_numpy("node_ids", node_ids)
+        ids = arguments.check_ids("node_ids", matrix.ravel())
         rows = np.flatnonzero(ids != PADDING)
-        if given.ndim != 2 or not np.array_equal(np.sort(ids[rows]), np.arange(self.num_nodes)):
+        if matrix.ndim != 2 or not np.array_equal(np.sort(ids[rows]), np.arange(self.num_nodes)):
             raise ValueError(
                 f"node_ids must be (devices, capacity), with each of num_nodes = {self.num_nodes} "
-                f"once, and -1 for padding, got another array of shape {given.shape}"
+                f"once, and -1 for padding, got another array of shape {matrix.shape}"
             )
+        # The row of each node in the other split.
         places = rows[np.argsort(ids[rows])]
 
-        def moved(values: Any) -> Array:
-            self._check_rows("values", values, given.shape)
-            values = values if is_traced(values) else np.asarray(values)
-            return self.shard(values.reshape(-1, *values.shape[2:])[places])
+        def reshard(values: Array) -> Array:
+            self._check_axes("values", values, matrix.shape)
+            array = values if is_traced(values) else np.asarray(values)
+            sharded: Array = self.shard(array.reshape(-1, *values.shape[2:])[places])
+            return sharded
 
-        return moved
+        return reshard
 
-    def _of_type(self, name: Any, values: Any) -> Any:
-        """Rows of all nodes, of those of one type."""
+    def _pad_type(self, name: str, values: ArrayLike) -> Array | np.ndarray:
+        """Extend rows of the nodes of one type to rows of all nodes, by zeros."""
         part, shape = self.part, np.shape(values)
         names = part.node_type_names or () if isinstance(part, RelationalPart) else ()
         if name not in names:
@@ -171,15 +178,15 @@ class ShardedGraph:
         start, size = sum(sizes[:number]), sizes[number]
         if shape[:1] != (size,):
             raise ValueError(f"values[{name!r}] must be ({size}, ...), got shape {shape}")
-        around = [(start, self.num_nodes - start - size), *[(0, 0)] * (len(shape) - 1)]
-        return (jnp if is_traced(values) else np).pad(values, around)
+        padding = [(start, self.num_nodes - start - size), *[(0, 0)] * (len(shape) - 1)]
+        return jnp.pad(values, padding) if is_traced(values) else np.pad(values, padding)
 
-    def shard_edges(self, values: Any) -> Array:
-        """Values of edges, such as weights, on the devices that own these; or of hyperedges.
+    def shard_edges(self, values: ArrayLike) -> Array:
+        """Put values of edges, such as weights, on the devices of the edges; or of hyperedges.
 
         Args:
-            values: ``(num_edges, *features)``, in the whole graph's order
-                (``edge_values`` brings them there); of a hypergraph ``(num_hyperedges, …)``.
+            values: ``(num_edges, *features)``, in the edge order of the whole graph (see its
+                ``edge_values``); of a hypergraph ``(num_hyperedges, …)``.
 
         Returns:
             ``(devices, edges, *features)`` in the dtype of ``values``, zeros for padding.
@@ -191,67 +198,66 @@ class ShardedGraph:
             size, ids = self.part.num_whole_hyperedges, self.part.hyperedge_ids
             return self._shard(values, "num_hyperedges", size, ids)
         edges = edges_of(self.part)
-        count: Any = edges.num_input_edges
-        count = None if is_traced(count) else int(_rows_here(count).popitem()[1])
-        return self._shard(values, "num_edges", count, edges.edge_ids)
+        counts, num_edges = edges.num_input_edges, None
+        if counts is not None and not is_traced(counts):
+            num_edges = int(_local_rows(counts).popitem()[1])
+        return self._shard(values, "num_edges", num_edges, edges.edge_ids)
 
-    def _shard(self, values: Any, size_name: str, size: int | None, ids: Array) -> Array:
-        shape = np.shape(values)
-        if not is_traced(values, ids):  # before an error that few may see
+    def _shard(self, values: ArrayLike, size_name: str, size: int | None, ids: Array) -> Array:
+        """Put ``values[ids]`` on the devices; ``size``, if known, is the number of rows."""
+        shape, traced = np.shape(values), is_traced(values, ids)
+        if not traced:  # processes must agree before one of them raises the next error
             values = np.asarray(values)
             check_same(self.mesh, values=sample(values))
-        if not shape or shape[0] != (shape[0] if size is None else size):
+        if not shape or size not in (None, shape[0]):
             size_name += "" if size is None else f" = {size}"
             raise ValueError(f"values must be ({size_name}, ...), got shape {shape}")
-        if is_traced(values, ids):
-            values = jnp.asarray(values)
+        if traced:
             spec = PartitionSpec(self.axis)
-            own = jax.shard_map(
+            gather: Callable[..., Array] = jax.shard_map(
                 lambda values, ids: take(values, ids),
                 mesh=self.mesh,
                 in_specs=(PartitionSpec(), spec),
                 out_specs=spec,
             )
-            return own(values, ids)
-        here = _rows_here(ids)
+            return gather(jnp.asarray(values), ids)
+        rows, local_ids = np.asarray(values), _local_rows(ids)
+        return _from_rows(
+            (*ids.shape, *shape[1:]), self._sharding, lambda i: fetch_rows(rows, local_ids[i])
+        )
 
-        def of_device(index: Any) -> Any:
-            return fetch_rows(values, here[index[0].start or 0])[None]
-
-        return jax.make_array_from_callback((*ids.shape, *shape[1:]), self._sharding, of_device)
-
-    def host_rows(self, values: Any, *, block_rows: int | None = None) -> HostRows:
-        """Features of nodes in memory of the hosts, for :meth:`apply`; see :class:`HostRows`.
+    def host_rows(self, values: ArrayLike, *, block_rows: int | None = None) -> HostRows:
+        """Put features of nodes in memory of the hosts, for :meth:`apply`; see :class:`HostRows`.
 
         Args:
             values: ``(num_nodes, features)`` of floating-point numbers, not traced.
-            block_rows: as of :meth:`HostRows.put`.
+            block_rows: largest number of rows of a block; None for about 64 MiB.
 
         Returns:
             Rows as of :meth:`shard`, whose blocks have a leading axis of devices.
 
         Raises:
-            TypeError: ``values`` are no floating-point numbers, or are traced.
+            TypeError: ``values`` are not floating-point numbers, or are traced.
             ValueError: ``values`` has another number of rows, or ``block_rows`` is below 1.
         """
-        host, here = check_rows(values, block_rows), _rows_here(self.node_ids)
-        check_same(self.mesh, values=sample(host))
-        if len(host) != self.num_nodes:
+        rows, local_ids = check_rows(values, block_rows), _local_rows(self.node_ids)
+        check_same(self.mesh, values=sample(rows))
+        if len(rows) != self.num_nodes:
             raise ValueError(
-                f"values must be (num_nodes = {self.num_nodes}, ...), got shape {host.shape}"
+                f"values must be (num_nodes = {self.num_nodes}, ...), got shape {rows.shape}"
             )
         capacity = self.node_ids.shape[1]
-        shape = blocks_of((capacity, host.shape[1]), host.dtype, block_rows)
+        shape = block_shape((capacity, rows.shape[1]), rows.dtype, block_rows)
         sharding = on_host(self._sharding, self.mesh.local_devices[0])
+        blocks = _from_rows(
+            (self.num_parts, *shape),
+            sharding,
+            lambda i: to_blocks(fetch_rows(rows, local_ids[i]), shape),
+        )
+        return HostRows(blocks, capacity, rows.dtype)
 
-        def of_device(index: Any) -> Any:
-            return in_blocks(fetch_rows(host, here[index[0].start or 0]), shape)[None]
-
-        blocks = jax.make_array_from_callback((self.num_parts, *shape), sharding, of_device)
-        return HostRows(blocks, capacity, host.dtype)
-
-    def unshard(self, rows: Any) -> Array:
-        """Rows of nodes in the order of the whole graph: the way back from :meth:`shard`.
+    def unshard(self, rows: ArrayLike) -> Array:
+        """Return rows of nodes in the order of the whole graph: the inverse of :meth:`shard`.
 
         Args:
             rows: ``(devices, capacity, *features)``.
@@ -262,23 +268,24 @@ class ShardedGraph:
         Raises:
             ValueError: ``rows`` has other leading axes.
         """
-        rows = jnp.asarray(rows)
-        self._check_rows("rows", rows, self.node_ids.shape)
-        rows = jax.sharding.reshard(rows, NamedSharding(self.mesh, PartitionSpec()))
-        return rows.reshape(-1, *rows.shape[2:])[self.places]
+        array = jnp.asarray(rows)
+        self._check_axes("rows", array, self.node_ids.shape)
+        array = jax.sharding.reshard(array, NamedSharding(self.mesh, PartitionSpec()))
+        unsharded: Array = array.reshape(-1, *array.shape[2:])[self.places]
+        return unsharded
 
-    def apply(self, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
-        """Calls a function, such as a model, on each device with its part.
+    def apply(self, function: Callable[..., Result], *values: Any, **named: Any) -> Result:
+        """Call a function, such as a model, on each device with its part.
 
         Args:
-            function: called with the device's part, then ``values`` and ``named``. A model of
-                `flax_layers`, or one made of its convolutions, as it is.
-            *values: pytrees of arrays with a leading axis of devices, of which each gets its own,
-                without that axis: what :meth:`shard` and :meth:`shard_edges` give.
-            **named: further arguments, which all devices get alike.
+            function: called with the device's part, ``values`` and ``named``. A model of
+                `flax_layers`, or one made of its convolutions, needs no changes.
+            *values: pytrees of arrays with a leading axis of devices, such as results of
+                :meth:`shard` and :meth:`shard_edges`. A device gets its row, without that axis.
+            **named: further arguments, the same for all devices.
 
         Returns:
-            What the function returns, each array with a leading axis of devices.
+            The result of the function, each array with a leading axis of devices.
 
         Raises:
             ValueError: an array of ``values`` has no axis of the devices, or ``part``, ``node_ids``
@@ -287,33 +294,37 @@ class ShardedGraph:
         arguments.check_callable("function", function)
         self._check_split()
         for array in jax.tree.leaves(values):
-            self._check_rows("values", array, (self.num_parts,))
+            self._check_axes("values", array, (self.num_parts,))
 
-        def local(part: Any, values: Any) -> Any:
+        def call(part: object, values: tuple[object, ...]) -> Result:
             part, values = jax.tree.map(lambda leaf: leaf[0], (part, values))
-            return jax.tree.map(lambda leaf: leaf[None], function(part, *values, **named))
+            result: Result = jax.tree.map(lambda leaf: leaf[None], function(part, *values, **named))
+            return result
 
+        # Leaves have a leading axis of one device inside.
         spec = PartitionSpec(self.axis)
-        run = jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec)
-        return run(self.part, values)
+        run = jax.shard_map(call, mesh=self.mesh, in_specs=spec, out_specs=spec)
+        result: Result = run(self.part, values)
+        return result
 
     def _check_split(self) -> None:
         part, (count, capacity) = self.part, self.node_ids.shape
-        into = part.back if isinstance(part, HypergraphPart) else edges_of(part)
+        edges = part.back if isinstance(part, HypergraphPart) else edges_of(part)
         if (
             self.mesh.shape.get(self.axis) != count
             or {leaf.shape[0] for leaf in jax.tree.leaves(part)} != {count}
-            or into.indptr.shape[1] != capacity + 1
+            or edges.indptr.shape[1] != capacity + 1
         ):
             raise ValueError(
                 f"part, node_ids and mesh must be of one split, got node_ids of {count} devices "
-                f"and {capacity} rows, indptr of shape {into.indptr.shape}, and axis {self.axis!r} "
-                f"of a mesh of {dict(self.mesh.shape)}"
+                f"and {capacity} rows, indptr of shape {edges.indptr.shape}, and axis "
+                f"{self.axis!r} of a mesh of {dict(self.mesh.shape)}"
             )
 
-    def _check_rows(self, name: str, array: Any, lead: tuple[int, ...]) -> None:
-        if np.shape(array)[: len(lead)] != lead:
-            axes = ", ".join(map(str, lead))
+    def _check_axes(self, name: str, array: Array, shape: tuple[int, ...]) -> None:
+        """Raise ValueError unless the leading axes of an array have this shape."""
+        if np.shape(array)[: len(shape)] != shape:
+            axes = ", ".join(map(str, shape))
             raise ValueError(
                 f"{name} must have the shape ({axes}, ...), as shard gives, got {np.shape(array)}"
             )
@@ -324,10 +335,16 @@ class ShardedGraph:
 
 
 def _on_devices(
-    part: Any, node_ids: Any, places: Any, ids: Any, axis_names: tuple[str, ...], axis: str
+    part: Part | RelationalPart | HypergraphPart,
+    node_ids: np.ndarray,
+    places: np.ndarray,
+    ids: np.ndarray,
+    axis_names: tuple[str, ...],
+    axis: str,
 ) -> ShardedGraph:
-    """Place a pickled `ShardedGraph` on the devices of this process with the same ids."""
+    """Put a pickled `ShardedGraph` on the devices of this process with the same ids."""
     devices = {device.id: device for device in jax.devices()}
+    # Devices of other processes cannot be restored.
     missing = sorted({*ids.ravel().tolist()} - devices.keys())
     if missing:
         raise ValueError(
@@ -335,19 +352,33 @@ def _on_devices(
             "shard the graph there, by shard_graph or load_parts"
         )
     mesh = Mesh(np.vectorize(devices.get, otypes=[object])(ids), axis_names)
-    part, node_ids = jax.device_put((part, node_ids), NamedSharding(mesh, PartitionSpec(axis)))
-    places = jax.device_put(places, NamedSharding(mesh, PartitionSpec()))
-    return ShardedGraph(part, node_ids, places, mesh, axis)
+    split = NamedSharding(mesh, PartitionSpec(axis))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    part, device_ids = jax.device_put((part, node_ids), split)
+    return ShardedGraph(part, device_ids, jax.device_put(places, replicated), mesh, axis)
 
 
-def _rows_here(array: Any) -> dict[int, Any]:
-    """What this process has of an array with an axis of devices, by the place in that axis."""
+def _local_rows(array: ArrayLike) -> dict[int, np.ndarray]:
+    """Return the rows that this process has of an array, by their index on its first axis."""
+    # A graph that was copied to the host has arrays in numpy.
     if not isinstance(array, jax.Array):
         return dict(enumerate(np.asarray(array)))
-    here: dict[int, Any] = {}
+    rows: dict[int, np.ndarray] = {}
     for shard in array.addressable_shards:
-        here |= dict(enumerate(np.asarray(shard.data), shard.index[0].start or 0))
-    return here
+        rows |= dict(enumerate(np.asarray(shard.data), shard.index[0].start or 0))
+    return rows
+
+
+def _from_rows(
+    shape: tuple[int, ...], sharding: NamedSharding, row: Callable[[int], np.ndarray]
+) -> Array:
+    """Make an array with a row for each device; ``row`` is called for those of this process."""
+
+    def callback(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        return row(index[0].start or 0)[None]
+
+    return jax.make_array_from_callback(shape, sharding, callback)
 
 
 @public
@@ -355,32 +386,32 @@ def shard_graph(
     graph: Graph | RelationalGraph | HeteroGraph | Hypergraph,
     mesh: Mesh,
     axis: str,
-    method: Method | Any = "stream",
+    method: Method | ArrayLike = "stream",
     *,
     copy_engines: bool = False,
 ) -> ShardedGraph:
-    """Splits a graph over the devices of a mesh. Host only.
+    """Split a graph over the devices of a mesh. Host only.
 
     The mesh may have devices of several processes (`jax.distributed`): all call this with the same
     whole graph, and each makes the arrays of its own devices.
 
     Args:
-        graph: the graph, which is not bipartite. A `HeteroGraph` counts as its ``relational``. Of a
-            hypergraph, which is not directed, "stream" and "metis" deal out nodes and hyperedges at
-            once; else hyperedges go where most of their nodes are.
+        graph: the graph, which is not bipartite. A `HeteroGraph` counts as its ``relational``. A
+            hypergraph, which is not directed, is split by nodes and hyperedges at once with
+            "stream" and "metis"; else hyperedges go to the part of most of their nodes.
         mesh: the devices.
         axis: the axis of the mesh that nodes are split over.
-        method: how, see :func:`partition`; or ``(num_nodes,)`` integers, the place in the axis of
-            the device that each node goes to.
-        copy_engines: whether rows are sent by the copy engines of GPUs of one host, as programs
-            that are compiled with :attr:`ShardedGraph.compiler_options` do. Layers then map rows
-            for other devices first.
+        method: name of a method, see :func:`partition`; or ``(num_nodes,)`` integers, the position
+            in the axis of each node's device.
+        copy_engines: whether copy engines of the GPUs of one host send rows, in programs that are
+            compiled with :attr:`ShardedGraph.compiler_options`. Layers then map rows for other
+            devices first.
 
     Raises:
-        TypeError: called inside ``jax.jit``, or an argument is of another type.
+        TypeError: called inside ``jax.jit``, or an argument has the wrong type.
         ValueError: the graph is bipartite, a hypergraph directed, there are fewer nodes than the
-            axis has devices, the mesh has no such axis, the method is another, or an array of parts
-            does not fit; an argument differs between processes, or the mesh lacks some.
+            axis has devices, the mesh has no such axis, the method is unknown, or an array of parts
+            does not fit; an argument differs between processes, or the mesh lacks some processes.
         ImportError: the method is "metis", and `pymetis` is not installed.
 
     Example:
@@ -388,87 +419,62 @@ def shard_graph(
         >>> shard_graph(graph, jax.make_mesh((1,), ("nodes",)), "nodes", "contiguous").node_ids
         Array([[0, 1, 2]], dtype=int32)
     """
-    graph = checked_graph(graph)
+    host_graph = parse_graph(graph)
     arguments.check_instance("mesh", mesh, Mesh)
     arguments.check_choice("axis", axis, mesh.axis_names)
     copy_engines = arguments.check_flag("copy_engines", copy_engines)
-    num_nodes, num_parts = graph.num_nodes, mesh.shape[axis]
-    # Before an error that few may see.
-    check_same(mesh, graph=graph, axis=axis, method=method, copy_engines=copy_engines)
+    num_nodes, num_parts = host_graph.num_nodes, mesh.shape[axis]
+    # Processes must agree before one of them raises the next error.
+    check_same(mesh, graph=host_graph, axis=axis, method=method, copy_engines=copy_engines)
     if num_nodes < num_parts:
         raise ValueError(
             f"graph must have a node for each of {num_parts} devices of axis {axis!r}, got "
             f"num_nodes = {num_nodes}"
         )
+    args = SplitArgs.parse(host_graph, num_parts, method)
+    # Versions of METIS may give different parts.
+    check_same(mesh, method=(args.node_parts, args.hyperedge_parts))
     with host_arrays():
-        parts = parts_of(graph, num_parts, method)
-        check_same(mesh, method=parts)  # as versions of METIS may differ
-        pieces, places = pieces_of(graph, num_parts, axis, *parts)
-    return assembled(dict(enumerate(pieces)), places, mesh, axis, copy_engines)[0]
+        pieces, places = split_graph(args, axis)
+    return assemble(dict(enumerate(pieces)), places, mesh, axis, copy_engines)[0]
 
 
-def checked_graph(graph: Any) -> Any:
-    """A graph that can be split, on the host."""
-    graph = graph.relational if isinstance(graph, HeteroGraph) else graph
-    if isinstance(graph, Hypergraph):
-        graph.check()
-        if graph.head is not None:
-            raise ValueError(f"graph must not be a directed hypergraph, got {graph}")
-    else:
-        if not isinstance(graph, RelationalGraph):
-            arguments.check_instance("graph", graph, Graph)
-        graph.check_arrays()
-    if is_traced(*jax.tree.leaves(graph)):
-        raise TypeError("graph must be sharded before jax.jit")
-    return jax.device_get(graph)
-
-
-def assembled(
-    pieces: Mapping[int, Piece], places: Any, mesh: Mesh, axis: str, copy_engines: bool
+def assemble(
+    pieces: Mapping[int, Piece], places: np.ndarray, mesh: Mesh, axis: str, copy_engines: bool
 ) -> tuple[ShardedGraph, Any]:
-    """A graph, and the values that came with it, of pieces by their place in the mesh's axis.
+    """Put pieces on the devices of a mesh.
 
-    Of each array the pieces of this process's devices suffice.
+    Args:
+        pieces: the pieces by index in the mesh axis, those of this process's devices at least.
+        places: `ShardedGraph.places`.
+        mesh: the devices.
+        axis: name of the mesh axis.
+        copy_engines: whether copy engines of GPUs send rows.
+
+    Returns:
+        The graph, and the values of the pieces by name.
     """
+    # Axes become automatic, whatever their type in the user's mesh.
     mesh = Mesh(mesh.devices, mesh.axis_names)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
 
-    def stacked(*of_pieces: Any) -> Any:  # each goes to its device from where it is
-        here = dict(zip(pieces, of_pieces, strict=True))
+    def stack(*arrays: np.ndarray) -> Array:
+        rows = dict(zip(pieces, arrays, strict=True))
+        return _from_rows((mesh.shape[axis], *arrays[0].shape), sharding, rows.__getitem__)
 
-        def piece(index: Any) -> Any:
-            return here[index[0].start or 0][None]
+    replicated = NamedSharding(mesh, PartitionSpec())
+    node_places = jax.make_array_from_callback(
+        places.shape, replicated, lambda index: places[index]
+    )
+    part, node_ids, values = jax.tree.map(stack, *pieces.values())
 
-        shape = mesh.shape[axis], *of_pieces[0].shape
-        return jax.make_array_from_callback(shape, sharding, piece)
+    def is_exchange(node: object) -> bool:
+        return isinstance(node, Exchange)
 
-    whole = NamedSharding(mesh, PartitionSpec())
-    places = jax.make_array_from_callback(places.shape, whole, lambda index: places[index])
-
-    def told(value: Any) -> Any:
-        return replace(value, by_copies=copy_engines) if isinstance(value, Exchange) else value
-
-    part, node_ids, values = jax.tree.map(stacked, *pieces.values())
-    part = jax.tree.map(told, part, is_leaf=lambda each: isinstance(each, Exchange))
-    return ShardedGraph(part, node_ids, places, mesh, axis), values
-
-
-def parts_of(graph: Any, num_parts: int, method: Any) -> tuple[Any, Any]:
-    """The part of each node, by the method or as given, and of each hyperedge if there are any."""
-    num_nodes, joined = graph.num_nodes, False
-    if isinstance(method, str):
-        joined = isinstance(graph, Hypergraph) and method not in ("contiguous", "hash")
-        parts: Any = partition(square_of(graph, joined=joined), num_parts, cast(Method, method))
-    else:
-        parts = arguments.check_ids("method", method)
-        if parts.shape != (num_nodes,):
-            raise ValueError(
-                f"method must be one of {get_args(Method)}, or parts of shape ({num_nodes},), got "
-                f"shape {parts.shape}"
-            )
-        arguments.check_range("method", parts, "devices", num_parts)
-    if not isinstance(graph, Hypergraph):
-        return parts, None
-    if joined:
-        return parts[:num_nodes], parts[num_nodes:]
-    return parts, hyperedge_parts(graph, parts, num_parts)
+    # Files do not say how rows are sent: the caller chooses.
+    part = jax.tree.map(
+        lambda node: replace(node, by_copies=copy_engines) if is_exchange(node) else node,
+        part,
+        is_leaf=is_exchange,
+    )
+    return ShardedGraph(part, node_ids, node_places, mesh, axis), values

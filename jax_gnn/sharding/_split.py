@@ -1,239 +1,284 @@
-"""Splitting a graph: what each part has, and what it sends to others; all in numpy."""
+"""Splits of a graph into the pieces of its devices; all in numpy.
+
+The *owner* of a node is its part. The *halo* of a part is the nodes of other parts with an edge
+into it: their rows are sent to it, and come last among its sources.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_gnn._core.ids import PADDING, id_count, in_range, pad_ids, pad_indptr, take_ids
-from jax_gnn._core.triples import sort_by_source
+from jax_gnn._core.ids import PADDING, in_range, pad_ids, pad_indptr
+from jax_gnn._core.triples import sort_by_source, sort_triples
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
 from jax_gnn.sampling._rows import fetch_rows
-from jax_gnn.sharding._exchange import Exchange, rounds_of, shares_of
+from jax_gnn.sharding._exchange import Exchange, plan_rounds, plan_shares
+from jax_gnn.sharding._partition import SplitArgs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
 
 
-def square_of(whole: Graph | RelationalGraph | Hypergraph, *, joined: bool) -> Graph:
-    """The graph that is partitioned for the sake of another; its first nodes are those of that.
-
-    Of a hypergraph, each incidence is an edge both ways between a node and a hyperedge, which is a
-    node, too; or if these are not to be joined, from the node to itself.
-    """
-    if not isinstance(whole, Hypergraph):
-        return edges_of(whole)
-    nodes, hyperedges = whole.graph.cols, whole.graph.rows
-    if not joined:
-        return Graph.from_edges(nodes, nodes, num_nodes=whole.num_nodes, validate=False)
-    size = whole.num_nodes + whole.num_hyperedges
-    others = np.where(hyperedges < 0, PADDING, hyperedges + whole.num_nodes)
-    ends = np.concatenate([nodes, others]), np.concatenate([others, nodes])
-    return Graph.from_edges(*ends, num_nodes=size, validate=False)
-
-
-def hyperedge_parts(hypergraph: Hypergraph, parts: Any, num_parts: int) -> Any:
-    """The part of each hyperedge: that of most of its nodes, of equal ones any."""
-    nodes, hyperedges, size = (
-        hypergraph.graph.cols,
-        hypergraph.graph.rows,
-        hypergraph.num_hyperedges,
-    )
-    valid = in_range(nodes, hypergraph.num_nodes) & in_range(hyperedges, size)
-    nodes, hyperedges = nodes[valid], hyperedges[valid]
-    # Of hyperedge e the parts are looked at from e on, so that equal ones are chosen in turn.
-    turned = (parts[nodes] - hyperedges) % num_parts
-    members = np.bincount(
-        hyperedges.astype(np.int64) * num_parts + turned, minlength=size * num_parts
-    )
-    return (members.reshape(size, num_parts).argmax(1) + np.arange(size)) % num_parts
-
-
 class Piece(NamedTuple):
-    """What one device has of a graph, on the host.
+    """Piece of a split graph for one device, in numpy.
 
     Attributes:
-        part: see `ShardedGraph.part`.
-        node_ids: ``(capacity,)``, likewise.
-        values: by name, values of its nodes and edges.
+        part: the device's part of `ShardedGraph.part`.
+        node_ids: ``(capacity,)``, the device's row of `ShardedGraph.node_ids`.
+        values: values of the device's nodes and edges, by name.
     """
 
     part: Part | RelationalPart | HypergraphPart
-    node_ids: Any
-    values: dict[str, Any]
+    node_ids: np.ndarray
+    values: Mapping[str, object]
 
 
-def pieces_of(
-    whole: Any,
-    num_parts: int,
-    axis: str,
-    parts: Any,
-    of_hyperedges: Any = None,
-) -> tuple[list[Piece], Any]:
-    """The pieces of a graph of any kind, and the place of each node in the rows of all of them."""
-    pieces, how = [], (num_parts, axis)
-    if isinstance(whole, Hypergraph):
-        into, _ = split_arrays(whole.graph, of_hyperedges, *how, parts)
-        back, places = split_arrays(whole.graph.transpose(), parts, *how, of_hyperedges)
-        for (first, nodes), (second, hyperedges) in zip(into, back, strict=True):
-            own = hyperedges[: first.num_dst]
-            made = HypergraphPart(first, second, own, whole.num_hyperedges)
-            pieces.append(Piece(made, nodes[: second.num_dst], {}))
-        return pieces, places
-    of_nodes, places = split_arrays(whole, parts, *how)
-    for part, sources in of_nodes:
-        pieces.append(Piece(part, sources[: part.num_dst], {}))
-    return pieces, places
+class LocalRows(NamedTuple):
+    """Rows of the nodes on their devices: the nodes of a part have its first rows, ascending.
 
-
-def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, num_far: int) -> Any:
-    """A graph as a part; any has so many edges from the halo at most."""
-    kept = {each.name: getattr(graph, each.name) for each in fields(graph)}
-    if isinstance(graph, Graph):
-        return Part(**kept, exchange=exchange, num_far=num_far)
-    sizes = whole.node_type_sizes
-    if sizes is not None:
-        types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
-        types = pad_ids(types, whole.num_nodes - len(types))
-        kept["node_types"] = take_ids(types, sources[: graph.num_dst])
-        kept["whole_type_sizes"] = sizes
-    kept |= {"node_ids": sources, "num_whole_nodes": whole.num_nodes}
-    return RelationalPart(**kept, exchange=exchange)
-
-
-def split_arrays(
-    whole: Graph | RelationalGraph,
-    parts: Any,
-    num_parts: int,
-    axis: str,
-    src_parts: Any = None,
-) -> tuple[list[Any], Any]:
-    """Each part and its sources; the places of all nodes. All in numpy, parts by threads.
-
-    Of a bipartite graph sources have parts of their own, and places are those of destinations.
+    Attributes:
+        parts: ``(num_nodes,)``, the part of each node.
+        nodes: for each part, its nodes.
+        rows: ``(num_nodes,)``, the row of each node on its device.
+        capacity: largest number of nodes of a part.
     """
-    graph: Any = edges_of(whole)
-    dtype = graph.indptr.dtype
-    own, local, capacity = _owned(parts, num_parts, dtype)
-    own_src, local_src, room = own, local, capacity
-    if src_parts is not None:
-        own_src, local_src, room = _owned(src_parts, num_parts, dtype)
 
-    def read(reader: int) -> tuple[Any, Any, list[Any]]:
-        edges, degrees, cols = _edges_into(graph, own[reader])
-        return edges, degrees, _halo(cols, own_src, reader)
+    parts: np.ndarray
+    nodes: list[np.ndarray]
+    rows: np.ndarray
+    capacity: int
+
+    @classmethod
+    def of(cls, parts: np.ndarray, num_parts: int, dtype: np.dtype) -> LocalRows:
+        """Number the nodes of each part."""
+        parts = parts.astype(np.min_scalar_type(num_parts))  # numpy sorts small types by counting
+        sizes = np.bincount(parts, minlength=num_parts)
+        nodes = np.split(np.argsort(parts, kind="stable"), np.cumsum(sizes)[:-1])
+        rows = np.empty(len(parts), dtype)
+        for ids in nodes:
+            rows[ids] = np.arange(len(ids))
+        return cls(parts, nodes, rows, int(sizes.max(initial=1)))
+
+    @property
+    def places(self) -> np.ndarray:
+        """``(num_nodes,)``, the row of each node in the concatenated rows of all devices."""
+        places = self.parts.astype(np.int64) * self.capacity + self.rows
+        return np.asarray(places, self.rows.dtype)
+
+
+def split_graph(args: SplitArgs, axis: str) -> tuple[list[Piece], np.ndarray]:
+    """Split a graph into the pieces of its parts.
+
+    Args:
+        args: the graph and its parts.
+        axis: name of the mesh axis.
+
+    Returns:
+        The pieces, and `ShardedGraph.places`.
+    """
+    graph, num_parts = args.graph, args.num_parts
+    dtype = (graph.graph if isinstance(graph, Hypergraph) else edges_of(graph)).indptr.dtype
+    rows = LocalRows.of(args.node_parts, num_parts, dtype)
+    if not isinstance(graph, Hypergraph):
+        # Nodes are sources and destinations: one numbering serves both.
+        parts = _split_edges(graph, rows, rows, axis)
+        return [Piece(part, ids[: part.num_dst], {}) for part, ids in parts], rows.places
+    assert args.hyperedge_parts is not None
+    hyperedge_rows = LocalRows.of(args.hyperedge_parts, num_parts, dtype)
+    into_hyperedges = _split_edges(graph.graph, hyperedge_rows, rows, axis)
+    into_nodes = _split_edges(graph.graph.transpose(), rows, hyperedge_rows, axis)
+    pieces = []
+    for (to_hyperedges, nodes), (to_nodes, hyperedges) in zip(
+        into_hyperedges, into_nodes, strict=True
+    ):
+        ids: Any = hyperedges[: to_hyperedges.num_dst]
+        part = HypergraphPart(to_hyperedges, to_nodes, ids, graph.num_hyperedges)
+        pieces.append(Piece(part, nodes[: to_nodes.num_dst], {}))
+    return pieces, rows.places
+
+
+def _split_edges(
+    graph: Graph | RelationalGraph, dst: LocalRows, src: LocalRows, axis: str
+) -> list[tuple[Any, np.ndarray]]:
+    """Return each part and the ids of its sources; threads make parts at the same time.
+
+    Args:
+        graph: the graph, in numpy.
+        dst: rows of the destinations.
+        src: rows of the sources, the same unless the graph is bipartite.
+        axis: name of the mesh axis.
+    """
+    edges, num_parts = edges_of(graph), len(dst.nodes)
+    dtype = edges.indptr.dtype
+
+    def read(reader: int) -> tuple[LocalEdges, list[np.ndarray]]:
+        local, cols = LocalEdges.into(edges, dst.nodes[reader])
+        return local, _halo(cols, src.nodes, reader)
 
     with ThreadPoolExecutor(min(num_parts, os.cpu_count() or 1)) as pool:
-        edges_into, degrees, halos = map(list, zip(*pool.map(read, range(num_parts)), strict=True))
-        wanted = np.array([[len(ids) for ids in halo] for halo in halos]).T
-        rounds = rounds_of(wanted)
-        slots = sum(each.slots(num_parts) for each in rounds)
+        local_edges, halos = map(list, zip(*pool.map(read, range(num_parts)), strict=True))
+        rounds = plan_rounds(np.array([[len(ids) for ids in halo] for halo in halos]).T)
+        slots = sum(step.slots(num_parts) for step in rounds)
         send = np.full((num_parts, slots), PADDING, dtype)
-        sources = np.full((num_parts, room + slots), PADDING, dtype)
-        # Parts have no arrays of no rows, which crash XLA of jaxlib 0.11 on several GPUs.
-        most_edges = max(1, *map(len, edges_into))
+        sources = np.full((num_parts, src.capacity + slots), PADDING, dtype)
+        # Arrays of no rows crash XLA of jaxlib 0.11 on several GPUs: parts have an edge at least.
+        num_edges = max(1, *(len(local.places) for local in local_edges))
 
-        def with_sources(reader: int) -> tuple[Any, Any, Any]:
-            place = local_src.copy()  # of each node, where it is a source
-            sources[reader, : len(own_src[reader])] = own_src[reader]
+        def build(reader: int) -> Graph | RelationalGraph:
+            # Own nodes keep their rows; nodes of the halo get the rows of their slots.
+            row_of = src.rows.copy()  # of each node among the reader's sources
+            sources[reader, : len(src.nodes[reader])] = src.nodes[reader]
             for owner, ids in enumerate(halos[reader]):
-                for share in shares_of(rounds, num_parts, owner, reader, len(ids)):
-                    sent, at = ids[share.start : share.stop], room + share.receiver
-                    send[owner, share.sender : share.sender + len(sent)] = local_src[sent]
-                    place[sent] = np.arange(at, at + len(sent))
-                    sources[reader, at : at + len(sent)] = sent
-            count = len(edges_into[reader])
-            edges, edges_into[reader] = pad_ids(edges_into[reader], most_edges - count), None
-            src = fetch_rows(place, fetch_rows(graph.cols, edges))
-            src[count:] = PADDING
-            return edges, src, degrees[reader]
+                for share in plan_shares(rounds, num_parts, owner, reader, len(ids)):
+                    nodes, start = ids[share.start : share.stop], src.capacity + share.receiver
+                    send[owner, share.sender : share.sender + len(nodes)] = src.rows[nodes]
+                    row_of[nodes] = np.arange(start, start + len(nodes))
+                    sources[reader, start : start + len(nodes)] = nodes
+            local = local_edges[reader].pad(num_edges)
+            local_edges[reader] = None  # its memory is needed for other parts
+            return _local_graph(graph, local, row_of, src.capacity + slots, dst.capacity)
 
-        sizes = room + slots, capacity
-        graphs = [
-            _with_edges(whole, *each, *sizes) for each in pool.map(with_sources, range(num_parts))
-        ]
-    if isinstance(whole, RelationalGraph):  # parts have as many pairs as the one with most
-        most = {
-            name: max(1, *(getattr(each, name) for each in graphs))
-            for name in ("num_src_pairs", "num_dst_pairs")
-            if getattr(whole, name) is not None
-        }
-        graphs = [each.pad(**most) for each in graphs]
-    outs = [edges_of(each).t_indptr for each in graphs]
-    num_far = max(int(out[-1] - out[room]) for out in outs)
-    made = []
-    for row, made_of, ids in zip(send, graphs, sources, strict=True):
-        part = _part(whole, made_of, ids, Exchange(row, rounds, axis, room), num_far)
-        made.append((part, ids))
-    return made, (parts.astype(np.int64) * capacity + local).astype(dtype)
+        graphs = list(pool.map(build, range(num_parts)))
+    if isinstance(graph, RelationalGraph):
+        graphs = _equalize_pairs(graphs)
+    # Sorted by source, edges from the halo come last.
+    pointers = [edges_of(local).t_indptr for local in graphs]
+    num_halo_edges = max(int(starts[-1] - starts[src.capacity]) for starts in pointers)
+    parts = []
+    for reader, local in enumerate(graphs):
+        exchange = Exchange(send[reader], rounds, axis, src.capacity)
+        part = _part(graph, local, sources[reader], exchange, num_halo_edges)
+        parts.append((part, sources[reader]))
+    return parts
 
 
-def _owned(parts: Any, num_parts: int, dtype: Any) -> tuple[list[Any], Any, int]:
-    """The nodes of each part, the row that each has there, and room for those of any part."""
-    parts = parts.astype(np.min_scalar_type(num_parts))  # which numpy sorts by counting
-    sizes = np.bincount(parts, minlength=num_parts)
-    own = np.split(np.argsort(parts, kind="stable"), np.cumsum(sizes)[:-1])
-    local = np.empty(len(parts), dtype)
-    for ids in own:
-        local[ids] = np.arange(len(ids))
-    return own, local, int(sizes.max(initial=1))
+class LocalEdges(NamedTuple):
+    """Edges into the nodes of a part, in the order of the graph.
 
-
-def _with_edges(whole: Any, edges: Any, src: Any, degrees: Any, num_src: int, num_dst: int) -> Any:
-    """Some edges of a graph, which have other ends now, as a bipartite graph of its kind.
-
-    They are by destination, of which each has as many as ``degrees`` says, and stay in that order
-    among those of one relation. ``edges`` are the places that they had; the rest is padding.
+    Attributes:
+        places: ``(num_edges,)``, the position of each edge in the graph; -1 is padding.
+        degrees: ``(num_own,)``, number of edges into each node.
     """
+
+    places: np.ndarray
+    degrees: np.ndarray
+
+    @classmethod
+    def into(cls, graph: Graph, nodes: np.ndarray) -> tuple[LocalEdges, np.ndarray]:
+        """Return the edges into some nodes, and their sources."""
+        indptr, cols = np.asarray(graph.indptr), np.asarray(graph.cols)
+        starts, degrees = indptr[nodes], np.diff(indptr)[nodes]
+        offsets = np.cumsum(degrees, dtype=degrees.dtype) - degrees
+        places = np.repeat(starts - offsets, degrees)
+        places += np.arange(len(places), dtype=places.dtype)
+        cols = cols[places]
+        is_edge = in_range(cols, graph.num_src)
+        if not is_edge.all():  # padding between edges, of graphs that were put together by hand
+            places, cols = places[is_edge], cols[is_edge]
+            rows = np.repeat(np.arange(len(nodes)), degrees)[is_edge]
+            degrees = np.bincount(rows, minlength=len(nodes)).astype(degrees.dtype)
+        return cls(places, degrees), cols
+
+    def pad(self, num_edges: int) -> LocalEdges:
+        """Append padding up to a number of edges."""
+        return self._replace(places=pad_ids(self.places, num_edges - len(self.places)))
+
+
+def _halo(cols: np.ndarray, nodes: list[np.ndarray], reader: int) -> list[np.ndarray]:
+    """Return, for each owner, its nodes among the sources of the reader's edges."""
+    is_source = np.zeros(sum(map(len, nodes)), bool)
+    is_source[cols] = True
+    is_source[nodes[reader]] = False
+    return [ids[is_source[ids]] for ids in nodes]
+
+
+def _local_graph(
+    graph: Graph | RelationalGraph,
+    local: LocalEdges,
+    row_of: np.ndarray,
+    num_src: int,
+    num_dst: int,
+) -> Graph | RelationalGraph:
+    """Return edges of a graph as a bipartite graph of the same class, between local rows.
+
+    Args:
+        graph: the graph, in numpy.
+        local: the edges.
+        row_of: ``(num_src,)``, the local row of each source of the graph.
+        num_src: number of local sources.
+        num_dst: number of local destinations, padding included.
+    """
+    edges, (places, degrees) = edges_of(graph), local
     count = int(degrees.sum())
+    src = fetch_rows(row_of, fetch_rows(np.asarray(edges.cols), places))
+    src[count:] = PADDING
+    types = None if isinstance(graph, Graph) else np.asarray(graph.edge_types)
+    rel = None if types is None else fetch_rows(types, places)
     ids = np.arange(len(degrees) + 1, dtype=src.dtype)
     ids[-1] = PADDING
-    dst: Any = np.repeat(ids, np.append(degrees, len(edges) - count))
-    input_edges = id_count(edges_of(whole).rows, src.dtype)
-    if isinstance(whole, Graph):
+    dst = np.repeat(ids, np.append(degrees, len(places) - count))
+    num_input_edges: Any = np.asarray(len(edges.rows), src.dtype)
+    if rel is None or isinstance(graph, Graph):
         starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
-        indptr = pad_indptr(starts, num_dst - len(degrees))
-        transposed = sort_by_source(dst, src, count, num_src)
-        return Graph(indptr, dst, src, *transposed, edges, num_input_edges=input_edges)
-    made = RelationalGraph.from_triples(
-        *(src, take_ids(whole.edge_types, edges), dst),
-        num_relations=whole.num_relations,
+        by_dst: Any = pad_indptr(starts, num_dst - len(degrees)), dst, src
+        by_src = sort_by_source(dst, src, count, num_src)
+        arrays = (*by_dst, *by_src, places, None, None, num_input_edges)
+        return Graph(*arrays)
+    triples = sort_triples(
+        src.astype(np.int64),
+        rel.astype(np.int64),
+        dst.astype(np.int64),
         num_src=num_src,
         num_dst=num_dst,
-        validate=False,
-        parts=tuple(part for part in PARTS if getattr(whole, part) is not None),
+        num_relations=graph.num_relations,
     )
-    edge_ids = take_ids(edges, made.nodes.edge_ids)
-    return replace(
-        made,
-        nodes=replace(made.nodes, edge_ids=edge_ids, num_input_edges=input_edges),
-        node_type_names=whole.node_type_names,
-        relation_names=whole.relation_names,
-        self_relation=whole.self_relation,
+    # Places of padding are -1, which picks the element that is appended here.
+    edge_ids: Any = np.append(places, places.dtype.type(PADDING))[triples.edge_ids]
+    arrays = (*triples[:7], edge_ids, None, None, num_input_edges)
+    without_pairs = RelationalGraph(
+        Graph(*arrays),
+        triples.types,
+        num_relations=graph.num_relations,
+        self_relation=graph.self_relation,
+        node_type_names=graph.node_type_names,
+        relation_names=graph.relation_names,
     )
+    return without_pairs.with_parts(*(part for part in PARTS if getattr(graph, part) is not None))
 
 
-def _edges_into(graph: Any, nodes: Any) -> tuple[Any, Any, Any]:
-    """The places of the edges into some nodes, in the graph's order; how many each has; sources."""
-    starts, degrees = graph.indptr[nodes], np.diff(graph.indptr)[nodes]
-    places = np.repeat(starts - (np.cumsum(degrees, dtype=degrees.dtype) - degrees), degrees)
-    places += np.arange(len(places), dtype=places.dtype)
-    cols = graph.cols[places]
-    is_edge = in_range(cols, graph.num_src)
-    if not is_edge.all():
-        places, cols = places[is_edge], cols[is_edge]
-        rows = np.repeat(np.arange(len(nodes)), degrees)[is_edge]
-        degrees = np.bincount(rows, minlength=len(nodes)).astype(degrees.dtype)
-    return places, degrees, cols
+def _equalize_pairs(graphs: Sequence[Any]) -> list[Graph | RelationalGraph]:
+    """Pad relational graphs to the largest numbers of (node, relation) pairs among them."""
+    capacities = {
+        name: max(1, *(getattr(graph, name) for graph in graphs))
+        for name in ("num_src_pairs", "num_dst_pairs")
+        if getattr(graphs[0], name) is not None
+    }
+    return [graph.pad(**capacities) for graph in graphs]
 
 
-def _halo(cols: Any, own_src: list[Any], reader: int) -> list[Any]:
-    """The sources of edges that are of other parts, of each part."""
-    is_source = np.zeros(sum(map(len, own_src)), bool)
-    is_source[cols] = True
-    is_source[own_src[reader]] = False
-    return [ids[is_source[ids]] for ids in own_src]
+def _part(
+    graph: Graph | RelationalGraph,
+    local: Graph | RelationalGraph,
+    sources: np.ndarray,
+    exchange: Exchange,
+    num_halo_edges: int,
+) -> Part | RelationalPart:
+    """Return a local graph of `_local_graph` as a part."""
+    arrays = {field.name: getattr(local, field.name) for field in fields(local)}
+    if isinstance(graph, Graph):
+        return Part(**arrays, exchange=exchange, num_far=num_halo_edges)
+    sizes = graph.node_type_sizes
+    if sizes is not None:
+        types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
+        # Nodes past the types are padding, as is the id -1, which picks the last element.
+        types = pad_ids(types, graph.num_nodes + 1 - len(types))
+        arrays["node_types"] = types[sources[: local.num_dst]]
+        arrays["whole_type_sizes"] = sizes
+    arrays |= {"node_ids": sources, "num_whole_nodes": graph.num_nodes}
+    return RelationalPart(**arrays, exchange=exchange)

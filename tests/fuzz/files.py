@@ -44,7 +44,7 @@ import scipy.sparse
 
 from jax_gnn import datasets, hypergraph_aggregate, schedules, spmm
 from jax_gnn._core import schedule_cache
-from jax_gnn.datasets._check import Memory
+from jax_gnn._core.files import Memory
 from jax_gnn.datasets._pickle import _ALLOWED
 
 TIMEOUT = 60  # seconds a file may take, on a machine that does other things too
@@ -62,43 +62,20 @@ INTEGERS = sorted(
     }
     | {-2, 0, 3, 5, 10**6, 2 * 10**8, 10**9, 10**12}
 )
-NUMBERS = [str(value) for value in INTEGERS] + [
-    "",
-    "nan",
-    "inf",
-    "-inf",
-    "1e308",
-    "1e309",
-    "-0.0",
-    "1e-320",
-    "0.5",
-    "1_0",
-    "0x10",
-    "9" * 400,
-    "9" * 5000,
-    "true",
-    "null",
-    "[" * 2000,
-    "(1,)",
-    "\x00",
-    "é",
-    '"',
-    "1,1",
-    "1 1",
-    "1\n1",
-]
-ODD = [  # what Python, but no format, takes for line ends, blanks and digits; escapes, some broken
-    *"\ufeff\x85\u2028\u2029\x0b\x0c\x1c\x1e\xa0\u3000\u0661²é\t\r#<>\\",
-    *(r"\u00E9", r"\U0001F600", r"\n", r"\\", r"\"", r"\uD800", r"\U00110000", r"\u00Z", r"\x"),
-    *("+1", "@en", "^^<t>"),
-]
+NUMBERS = [*map(str, INTEGERS), "", "1 1", "1\n1", "\x00", "9" * 400, "9" * 5000, "[" * 2000]
+NUMBERS += ["nan", "inf", "-inf", "1e308", "1e309", "-0.0", "1e-320", "0.5", "1_0", "0x10"]
+NUMBERS += ["true", "null", "(1,)", "é", '"', "1,1"]
+# Line ends, blanks and digits of Python, but of no format; escapes, some of them invalid.
+ODD = list("\ufeff\x85\u2028\u2029\x0b\x0c\x1c\x1e\xa0\u3000\u0661²é\t\r#<>\\")
+ODD += [r"\u00E9", r"\U0001F600", r"\n", r"\\", r"\"", r"\uD800", r"\U00110000", r"\u00Z", r"\x"]
+ODD += ["+1", "@en", "^^<t>"]
 DTYPES = ["?", "i1", "u1", "i2", ">i4", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "U3", "S2"]
 
 X = np.array([[0.5, 0, 2], [0, 0, 0], [1, -1, 0], [0, 3, 0], [0, 0, 0.25], [1, 2, 3]], np.float32)
 Y = np.array([2, 0, 1, 0, 2, 1], np.int32)
 
 
-def pick(rng: Rng, options: Any) -> Any:
+def pick(rng: Rng, options):
     """One of a sequence; unlike ``rng.choice``, as it is."""
     return options[int(rng.integers(len(options)))]
 
@@ -126,7 +103,7 @@ def planetoid_values() -> dict[str, Any]:
     return values | {"ind.toy.graph": {0: [1, 2], 1: [0], 2: [0, 5], 3: [], 5: [2]}}
 
 
-def npz_arrays(structure: Mapping[str, Any], sparse: bool) -> dict[str, np.ndarray]:
+def npz_arrays(structure, sparse: bool) -> dict[str, np.ndarray]:
     x = scipy.sparse.csr_matrix(X)
     features = {"x": X}
     if sparse:
@@ -163,24 +140,17 @@ RELATIONAL = {
 
 
 def cache_text() -> bytes:
-    found = {
-        "segment_reduce width 64 itemsize 4 entries 2^10 rows 2^7": (
-            ("gather", 4, 128, 77),
-            1.5,
+    schedules = {
+        "segment_reduce width 64 itemsize 4 entries 2^10 rows 2^7": ("gather", 4, 128, 77),
+        "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": ("single", 64, 8, 77),
+        "hypergraph_aggregate width 64 itemsize 4 incidences 2^10 nodes 2^7 hyperedges 2^7": [
+            128,
             2,
-        ),
-        "segment_matmul k 32 n 64 itemsize 4 rows 2^10 groups 2^3": (
-            ("single", 64, 8, 77),
-            1.5,
-            2,
-        ),
-        "hypergraph_aggregate width 64 itemsize 4 incidences 2^10 nodes 2^7 hyperedges 2^7": (
-            (128, 2, 1),
-            1.5,
-            2,
-        ),
+            1,
+        ],
     }
-    document = {"version": schedule_cache.VERSION, "devices": {"gpu": found}}
+    tuned = {key: (schedule, 1.5, 2) for key, schedule in schedules.items()}
+    document = {"version": schedule_cache.VERSION, "devices": {"gpu": tuned}}
     return json.dumps(document, indent=1).encode()
 
 
@@ -238,11 +208,10 @@ ARRAYS = {
     for sparse in (False, True)
 }
 RELATIONAL_ARRAYS = ("relational_npz", "relational_npz_sparse")
-FORMATS = (
-    *("hypergcn", "planetoid", *(form for form in ARRAYS if form not in RELATIONAL_ARRAYS)),
-    *("allset", "cornell", *RELATIONAL_ARRAYS, "rdf", "rdf_gz", "hgb", "triples"),
-    *("csv", "cache"),
-)
+# The number of a file decides its format: the order is part of what `--only` repeats.
+PLAIN_ARRAYS = [form for form in ARRAYS if form not in RELATIONAL_ARRAYS]
+FORMATS = ["hypergcn", "planetoid", *PLAIN_ARRAYS, "allset", "cornell", *RELATIONAL_ARRAYS]
+FORMATS += ["rdf", "rdf_gz", "hgb", "triples", "csv", "cache"]
 
 
 # --- Damage --------------------------------------------------------------------------------------
@@ -278,27 +247,28 @@ def damage_bytes(rng: Rng, data: bytes) -> bytes:
         )
     if kind == 7:
         return data[:i] + bytes(length) + data[i + length :]
+    # Binary numbers, such as sizes and offsets.
     width = pick(rng, (1, 2, 4, 8))
     value = pick(rng, INTEGERS) % 2 ** (8 * width)
     return data[:i] + value.to_bytes(width, pick(rng, ("little", "big"))) + data[i + width :]
 
 
 def damage_numbers(rng: Rng, data: bytes) -> bytes:
-    """A number in a text, made another or no number."""
-    found = list(re.finditer(rb"-?\d+(\.\d+)?|true", data))
-    if not found:
+    """Replace a number in a text."""
+    numbers = list(re.finditer(rb"-?\d+(\.\d+)?|true", data))
+    if not numbers:
         return damage_bytes(rng, data)
-    old, new = pick(rng, found), pick(rng, NUMBERS).encode()
+    old, new = pick(rng, numbers), pick(rng, NUMBERS).encode()
     return data[: old.start()] + new + data[old.end() :]
 
 
-def rewrite(data: bytes, mark: bool, end: bytes) -> bytes:
-    """A text as some editor writes it: with a byte order mark, or with other line ends."""
-    return b"\xef\xbb\xbf" * mark + data.replace(b"\n", end)
+def rewrite(data: bytes, mark: bool, line_end: bytes) -> bytes:
+    """Return a text with a byte order mark or other line ends, as editors write it."""
+    return b"\xef\xbb\xbf" * mark + data.replace(b"\n", line_end)
 
 
 def damage_text(rng: Rng, data: bytes) -> bytes:
-    """A text written by another editor, or with odd characters put in."""
+    """Rewrite a text as an editor does, or insert odd characters."""
     if rng.integers(3) == 0:
         return rewrite(data, bool(rng.integers(2)), pick(rng, (b"\n", b"\r\n", b"\r", b"\n\n")))
     for _ in range(int(rng.integers(1, 4))):
@@ -308,12 +278,13 @@ def damage_text(rng: Rng, data: bytes) -> bytes:
 
 
 def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
-    """Another element, type, shape or length."""
+    """Change elements, type, shape or length."""
     kind = rng.integers(6)
     flat = array.reshape(-1).copy()
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if kind <= 1 and flat.size and flat.dtype.kind in "iufb":
+            # Some elements become limits of integer types.
             count = int(rng.integers(1, 4))
             new = np.array([pick(rng, INTEGERS) for _ in range(count)], object)
             places = rng.integers(flat.size, size=count)
@@ -335,8 +306,8 @@ def damage_array(rng: Rng, array: np.ndarray) -> np.ndarray:
         return np.repeat(flat, int(2 ** rng.uniform(0, 12)))
 
 
-def damage_value(rng: Rng, value: Any) -> Any:
-    """Another array in a sparse matrix, or something else than a number in a container."""
+def damage_value(rng: Rng, value):
+    """Damage an array of a sparse matrix, or replace a number in a container."""
     if isinstance(value, np.ndarray):
         return damage_array(rng, value)
     if scipy.sparse.issparse(value):
@@ -367,15 +338,27 @@ def damage_value(rng: Rng, value: Any) -> Any:
             return pick(rng, (list, tuple, set, np.array))(items)
         except (TypeError, ValueError, OverflowError):
             return items
-    others = (None, True, 0.5, "text", b"raw", [], [0], {}, {"a": 1}, np.int16(2), np.float32(1))
-    return pick(rng, (*INTEGERS, *others, np.arange(4), scipy.sparse.csr_matrix(X)))
+    other_types = (
+        None,
+        True,
+        0.5,
+        "text",
+        b"raw",
+        [],
+        [0],
+        {},
+        {"a": 1},
+        np.int16(2),
+        np.float32(1),
+    )
+    return pick(rng, (*INTEGERS, *other_types, np.arange(4), scipy.sparse.csr_matrix(X)))
 
 
 def damage_opcodes(rng: Rng, data: bytes) -> bytes:
-    """Opcodes of a pickle left out, doubled, exchanged, or of another pickle."""
+    """Drop, repeat, exchange or insert opcodes of a pickle."""
     places = [place for _, _, place in pickletools.genops(data)]
     parts = [data[i:j] for i, j in zip(places, [*places[1:], len(data)], strict=True)]
-    parts = [part for part in parts if part[:1] != pickle.FRAME]  # would have other lengths
+    parts = [part for part in parts if part[:1] != pickle.FRAME]  # their lengths would be wrong
     for _ in range(int(rng.integers(1, 4))):
         i, j = (int(n) for n in rng.integers(len(parts), size=2))
         kind = rng.integers(6)
@@ -416,41 +399,41 @@ def opcode(rng: Rng) -> bytes:
 
 
 def archive(rng: Rng, arrays: Mapping[str, np.ndarray], damaged: str = "") -> bytes:
-    """A ``.npz`` file, of whose arrays one may be damaged inside an archive that is whole."""
+    """Write a ``.npz`` file, which is intact except for a damaged array."""
     method = pick(rng, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     if damaged and rng.integers(20) == 0:
         method = pick(rng, (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", method) as file:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as file:
         for key, array in arrays.items():
             data = io.BytesIO()
             np.lib.format.write_array(data, array)
             raw = data.getvalue()
             if key == damaged:
+                # The header is text of a length that precedes it.
                 size = int.from_bytes(raw[8:10], "little")
-                header, rest = raw[10 : 10 + size], raw[10 + size :]
+                header, body = raw[10 : 10 + size], raw[10 + size :]
                 kind = rng.integers(3)
                 if kind == 0:
                     header = damage_numbers(rng, header)
                 elif kind == 1:
                     header = damage_bytes(rng, header)
                 else:
-                    rest = damage_bytes(rng, rest)
-                raw = raw[:8] + (len(header) % 2**16).to_bytes(2, "little") + header + rest
+                    body = damage_bytes(rng, body)
+                raw = raw[:8] + (len(header) % 2**16).to_bytes(2, "little") + header + body
                 if rng.integers(4) == 0:
-                    raw += bytes(
-                        int(2 ** rng.uniform(0, 24))
-                    )  # which deflate makes next to nothing
+                    # Deflate compresses zeros to almost nothing.
+                    raw += bytes(int(2 ** rng.uniform(0, 24)))
             file.writestr(f"{key}.npy", raw)
-    return whole.getvalue()
+    return buffer.getvalue()
 
 
 def make(form: str, rng: Rng) -> Files:
-    """The files of one small dataset, of which most are as they should be."""
+    """Make the files of a small dataset, most of them intact."""
     files = dict(TEXTS.get(form.removesuffix("_gz"), {}))
-    if form == "rdf_gz":  # some damaged before, some after
+    if form == "rdf_gz":  # damaged before or after compression
         text = files.pop("toy.nt")
-        text = pick(rng, (damage_bytes, damage_text, lambda _, whole: whole))(rng, text)
+        text = pick(rng, (damage_bytes, damage_text, lambda _, text: text))(rng, text)
         files["toy.nt.gz"] = gzip.compress(text * int(2 ** rng.uniform(0, 12)))
     if form == "hgb" and rng.integers(4) == 0:
         files.pop("node.dat")
@@ -490,11 +473,11 @@ def make(form: str, rng: Rng) -> Files:
 
 
 class Finding(Exception):
-    """What should not be."""
+    """Error of a loader that neither reads nor refuses a file as documented."""
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: ``VmRSS`` in memory, ``VmHWM`` the most since `forget_peak`."""
+    """Return bytes of this process: ``VmRSS`` in memory, ``VmHWM`` the peak since `forget_peak`."""
     with open("/proc/self/status") as status:
         (line,) = (line for line in status if line.startswith(field))
     return int(line.split()[1]) * 1024
@@ -504,8 +487,8 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def load(form: str, folder: Path) -> Any:
-    """The dataset that the files of a folder are."""
+def load(form: str, folder: Path):
+    """Load the dataset in a folder."""
     if form == "hypergcn" or form in ("allset", "cornell"):
         return datasets.load_hypergraph(folder)
     if form in ("planetoid", "csv"):
@@ -514,17 +497,14 @@ def load(form: str, folder: Path) -> Any:
         return datasets.load_relational(folder)
     if form.startswith("relational"):
         return datasets.load_relational_npz(folder / "toy.npz")
-    read = datasets.load_npz if form.startswith("hypergraph") else datasets.load_graph_npz
-    return read(folder / "toy.npz")
+    loader = datasets.load_npz if form.startswith("hypergraph") else datasets.load_graph_npz
+    return loader(folder / "toy.npz")
 
 
 def read_dataset(form: str, folder: Path, thorough: bool) -> str:
-    """Whether the dataset was read or refused.
-
-    Raises:
-        Finding: neither, as documented.
-    """
+    """Return whether the dataset was "read" or "refused"; else raise a `Finding`."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
+    # The documented bound, against the peak that the kernel measured.
     allowed = Memory(*paths).limit
     forget_peak()
     before = resident("VmRSS")
@@ -539,17 +519,17 @@ def read_dataset(form: str, folder: Path, thorough: bool) -> str:
             if isinstance(cause, MemoryError):
                 raise Finding(f"memory was exhausted: {error!r:.300}") from error
             cause = cause.__cause__ or cause.__context__
-    taken = resident("VmHWM") - before
-    if taken > allowed:
-        raise Finding(f"{taken:,} bytes of memory were taken, {allowed:,} are allowed")
+    peak = resident("VmHWM") - before
+    if peak > allowed:
+        raise Finding(f"{peak:,} bytes of memory were taken, {allowed:,} are allowed")
     if data is None:
         return "refused"
     use(data, thorough)
     return "read"
 
 
-def use(data: Any, thorough: bool) -> None:
-    """Builds the graph, and at times runs an op on it."""
+def use(data, thorough: bool) -> None:
+    """Build the graph, and run an op on it if ``thorough``."""
     y, size = data.y, data.num_nodes
     if y.shape != (size,) or not (data.x is None or np.isfinite(data.x).all()):
         raise Finding(f"{data!r} is not what a dataset promises")
@@ -560,27 +540,24 @@ def use(data: Any, thorough: bool) -> None:
     else:
         hypergraph = data.hypergraph(self_loops="none")
         graph, count = hypergraph.graph, data.num_incidences
+    # Whatever was read must be a valid graph, on which ops work.
     degrees = np.diff(np.asarray(graph.indptr))
     if degrees.sum() != count or degrees.min(initial=0) < 0 or graph.num_src != size:
         raise Finding(f"{graph!r} of {data!r}")
     if thorough and size < 1000:
-        ones = jnp.ones((size, 1))
+        x = jnp.ones((size, 1))
         if not isinstance(data, datasets.HypergraphDataset):
-            wrong = np.asarray(spmm(graph, ones))[:, 0] != degrees
+            differs = np.asarray(spmm(graph, x))[:, 0] != degrees
         else:
             reached = np.zeros(size)
             np.add.at(reached, data.node_idx, degrees[data.hyperedge_idx])
-            wrong = np.asarray(hypergraph_aggregate(hypergraph, ones))[:, 0] != reached
-        if wrong.any():
+            differs = np.asarray(hypergraph_aggregate(hypergraph, x))[:, 0] != reached
+        if differs.any():
             raise Finding(f"a sum over {data!r} is wrong")
 
 
 def read_cache(folder: Path) -> str:
-    """Whether the tuning cache was read or refused.
-
-    Raises:
-        Finding: neither, as documented.
-    """
+    """Return whether the tuning cache was "read" or "refused"; else raise a `Finding`."""
     os.environ["XDG_CACHE_HOME"] = str(folder)
     schedule_cache._cached.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -591,8 +568,8 @@ def read_cache(folder: Path) -> str:
             raise Finding(f"a warning that is not documented: {warning.message!r:.300}")
     if caught and (entries or len(caught) > 1):
         raise Finding("a warning, and entries")
-    for found in entries.values():
-        for key, tuned in found.items():
+    for by_key in entries.values():
+        for key, tuned in by_key.items():
             check_schedule(key, tuned)
     return "refused" if caught else "read"
 
@@ -659,14 +636,14 @@ def work(seed: int, numbers: range, deadline: float) -> None:
 
 
 class Report(NamedTuple):
-    """How many files came to what, and the findings by number."""
+    """Number of files by outcome, and findings by number of the file."""
 
     counts: Counter[str]
     findings: dict[int, str]
 
 
 def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Report:
-    """Reads so many files, or for so many seconds, in so many processes."""
+    """Read files in several processes, up to a number of files and a time."""
     report = Report(Counter(), {})
     deadline = time.monotonic() + seconds
 
@@ -694,6 +671,7 @@ def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Re
             report.counts["finding"] += 1
             start += workers
 
+    # A worker that crashes is replaced, and the file that it read is a finding.
     threads = [threading.Thread(target=serve, args=(start,)) for start in range(workers)]
     for thread in threads:
         thread.start()
@@ -703,7 +681,7 @@ def run(num_files: int, seed: int, seconds: float = 1e9, workers: int = 2) -> Re
 
 
 def main() -> int:
-    """Runs the command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=10_000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the damage (default: %(default)s)")
@@ -723,13 +701,13 @@ def main() -> int:
         return 0
     begin = time.monotonic()
     report = run(args.files, args.seed, args.seconds, args.workers)
-    taken = time.monotonic() - begin
+    elapsed = time.monotonic() - begin
     for number, text in sorted(report.findings.items()):
         print(f"--seed {args.seed} --only {number}\n{text}")
     for outcome, count in sorted(report.counts.items()):
         print(f"{count:8}  {outcome}")
     total = report.counts.total()
-    print(f"{total:8}  files in {taken:.0f} s, seed {args.seed}: {len(report.findings)} findings")
+    print(f"{total:8}  files in {elapsed:.0f} s, seed {args.seed}: {len(report.findings)} findings")
     return 1 if report.findings else 0
 
 
