@@ -964,9 +964,10 @@ class HGT(HGTOptions, TwoLayerStack):
             in_features: Any = self.in_features if number == 1 else self.hidden_features
             self._make_convolution(number, in_features, self.hidden_features, factory=factory)
         # The first convolution made these hashable, as static attributes must be.
-        self.in_features = self.conv1.in_features
-        self.node_types = self.conv1.node_types
-        self.relation_ends = self.conv1.relation_ends
+        first = self.convolutions[0]
+        self.in_features = first.in_features
+        self.node_types = first.node_types
+        self.relation_ends = first.relation_ends
         self.output = factory.linear(self.hidden_features, self.out_features)
 
     def __call__(  # type: ignore[override]  # takes features by type, too

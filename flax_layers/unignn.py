@@ -255,8 +255,8 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
         x, kernel, bias = self._operands(x, hypergraph)
         dropout = dropout_arguments(deterministic, rngs)
 
-        def to_hyperedges(x: Array) -> Array:
-            return node_to_hyperedge(hypergraph, x, reduce="mean")
+        def to_hyperedges(x: Array, **options: Any) -> Array:
+            return node_to_hyperedge(hypergraph, x, reduce="mean", **options)
 
         self_term = None
         if self.skip:
@@ -376,8 +376,9 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
         norm = unigcn_norm(hypergraph) if norm is None else norm
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
         z = aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
+        y = self._product(z, kernel, bias=bias)
         beta = math.log(self.lamda / self.layer + 1)
-        return (1 - beta) * z + beta * self._product(z, kernel, bias=bias)
+        return (1 - beta) * z + beta * y
 
 
 class UniGIN(UniGINOptions, TwoLayerStack):
