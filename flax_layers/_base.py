@@ -19,21 +19,9 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._declaration import (
-    LinearOptions,
-    ParameterFactory,
-    option_names,
-    option_values,
-)
+from flax_layers._declaration import LinearOptions, ParameterFactory, option_names, option_values
 from flax_layers._declaration import default_kernel_init as default_kernel_init
-from jax_gnn import (
-    Graph,
-    Hypergraph,
-    RelationalGraph,
-    hypergraph_aggregate,
-    segment_matmul,
-    spmm,
-)
+from jax_gnn import Graph, Hypergraph, RelationalGraph, hypergraph_aggregate, segment_matmul, spmm
 from jax_gnn.extend import (
     as_array,
     check_callable,
@@ -111,6 +99,8 @@ class Aggregate(Protocol):
 class Convolution(LinearOptions):
     """Base of convolutions with one linear map, before or after their aggregation.
 
+    Calls raise ValueError if a shape does not fit the layer or the graph, as those of all layers.
+
     Attributes:
         in_features: Features per node of the input.
         out_features: Features per node of the output.
@@ -181,12 +171,7 @@ class Convolution(LinearOptions):
         return aggregate(y, **halo, **epilogue(y, bias, activation))
 
     def _product_with_halo(
-        self,
-        graph: Graph | None,
-        x: Array | HostRows,
-        kernel: Array,
-        *,
-        scale: Array | None = None,
+        self, graph: Graph | None, x: Array | HostRows, kernel: Array, *, scale: Array | None = None
     ) -> tuple[Array, dict[str, Array]]:
         """Return the product, and for `Part.aggregate` the rows that other devices wait for.
 
@@ -211,7 +196,8 @@ class Convolution(LinearOptions):
 class Stack(LinearOptions):
     """Base of the models: convolutions ``conv1``, ``conv2``, … with ReLU and dropout between them.
 
-    A model declares the fields of its convolution, too, and hands them on by name.
+    A model declares the fields of its convolution, too, and hands them on by name. Its call takes
+    the arguments of its convolution's call.
 
     Attributes:
         in_features: Features per node of the input.
@@ -222,6 +208,7 @@ class Stack(LinearOptions):
         input_dropout_rate: Share of input features dropped in training, in [0, 1].
         convolution: Class of the convolutions.
         dropout_in_convolutions: Whether calls of convolutions take `deterministic` and `rngs`.
+        activation: Function between the convolutions.
         takes_types: Whether `in_features` may be by node type; the convolution then checks them.
         output: Linear map after the last convolution, ReLU and dropout; None without.
     """
@@ -229,6 +216,7 @@ class Stack(LinearOptions):
     convolution: ClassVar[type[Any]]
     dropout_in_convolutions: ClassVar[bool] = False
     takes_types: ClassVar[bool] = False
+    activation: ClassVar[Callable[[Array], Array]] = staticmethod(jax.nn.relu)
 
     in_features: int = field(kw_only=False)
     hidden_features: int = field(kw_only=False)
@@ -318,7 +306,7 @@ class Stack(LinearOptions):
         y: Any = self._input(x, **dropout)
         for number, (structure, arguments, named) in enumerate(calls, start=1):
             is_last = number == self.num_layers and self.output is None
-            convolve = self._convolve if is_last else self._convolve_and_relu
+            convolve = self._convolve if is_last else self._convolve_and_activate
             y = convolve(number, structure, y, *arguments, **named, **convolution_dropout)
             if not is_last:
                 y = self.dropout(y, **dropout)
@@ -366,13 +354,11 @@ class Stack(LinearOptions):
         """Call convolution `number`."""
         return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
 
-    def _convolve_and_relu(
-        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
-    ) -> Array:
-        """Convolve, then ReLU; fused into the kernel where the convolution supports it."""
-        if getattr(self.convolution, "has_activation", False):
-            return self._convolve(number, graph, x, *arguments, **named, activation="relu")
-        return jax.nn.relu(self._convolve(number, graph, x, *arguments, **named))
+    def _convolve_and_activate(self, *arguments: Any, **named: Any) -> Array:
+        """Convolve and activate, in one kernel if the convolution can apply the ReLU."""
+        if self.activation is jax.nn.relu and getattr(self.convolution, "has_activation", False):
+            return self._convolve(*arguments, **named, activation="relu")
+        return self.activation(self._convolve(*arguments, **named))
 
 
 class TwoLayerStack(Stack):

@@ -190,9 +190,7 @@ class _AllSetConv(AllSetOptions):
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_positive(
-            in_features=self.in_features,
-            out_features=self.out_features,
-            mlp_layers=self.mlp_layers,
+            in_features=self.in_features, out_features=self.out_features, mlp_layers=self.mlp_layers
         )
         check_rates(dropout_rate=self.dropout_rate)
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
@@ -205,19 +203,13 @@ class _AllSetConv(AllSetOptions):
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph.
         """
         dropout = dropout_arguments(deterministic, rngs)
         check_instance("hypergraph", hypergraph, Hypergraph)

@@ -82,7 +82,6 @@ class CompGCNConv(CompGCNOptions):
             ``(3, in_features, out_features)``.
         relation_kernel: ``W_rel``, ``(in_features, out_features)``.
         own_relation: ``z_own``, ``(in_features,)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -126,7 +125,9 @@ class CompGCNConv(CompGCNOptions):
         relations: ArrayLike,
         edge_weight: ArrayLike | None = None,
     ) -> tuple[Array, Array]:
-        """Apply the convolution.
+        """Return the new features of nodes and relations, in `dtype`.
+
+        They are ``(num_nodes, *batch, out_features)`` and ``(num_relations, out_features)``.
 
         Args:
             graph: Graph with inverse edges and the part "from_pairs", without a self_relation.
@@ -134,12 +135,6 @@ class CompGCNConv(CompGCNOptions):
             relations: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: Weights, ``(num_edges,)``, in the graph's order, in place of the norm's
                 factors; for a graph that does not change, those of :meth:`factors`, computed once.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` and ``(num_relations, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape or the graph does not fit the layer.
         """
         self._check_graph(graph)
         weight = check_edge_weight(graph, edge_weight)
@@ -191,9 +186,6 @@ class CompGCNConv(CompGCNOptions):
         """Return the norm's factors of edges, ``(num_edges,)``; None for ones.
 
         They are in float32, or in float64 where 64 bits are on.
-
-        Raises:
-            ValueError: The graph does not fit the layer.
         """
         self._check_graph(graph)
         if self.norm == "sum":
@@ -319,9 +311,6 @@ class CompGCN(CompGCNOptions, TwoLayerStack):
 
         Returns:
             ``(num_nodes, *batch, out_features)`` and ``(num_relations, out_features)``.
-
-        Raises:
-            ValueError: A shape or the graph does not fit a layer.
         """
         dropout = dropout_arguments(deterministic, rngs)
         if edge_weight is None:

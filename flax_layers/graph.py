@@ -128,7 +128,6 @@ class GCNConv(GCNOptions, Convolution):
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -150,7 +149,7 @@ class GCNConv(GCNOptions, Convolution):
         is_scaled: bool = False,
         scales_result: bool = False,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Args:
             graph: The graph.
@@ -164,12 +163,6 @@ class GCNConv(GCNOptions, Convolution):
             is_scaled: Whether x has been multiplied by `node_scale` already.
             scales_result: Whether to multiply the result by `node_scale`, after the activation, as
                 the next layer would.
-
-        Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
@@ -251,7 +244,7 @@ class GINConv(GINOptions, Convolution):
         *,
         activation: Activation | None = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Args:
             graph: The graph.
@@ -259,12 +252,6 @@ class GINConv(GINOptions, Convolution):
             edge_weight: Weights, ``(num_edges,)``, in the graph's order (`Graph.edge_values`); None
                 means ones.
             activation: "relu" for a ReLU at the end.
-
-        Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
@@ -308,7 +295,6 @@ class SAGEConv(SAGEOptions, Convolution):
     Attributes:
         in_features: Features per node of the input; a pair for sources and destinations.
         kernel: Theta, ``(in_features, out_features)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
         root: Map of a node's own features; None without.
         projection: Map before the aggregation; None without.
 
@@ -344,7 +330,7 @@ class SAGEConv(SAGEOptions, Convolution):
         *,
         activation: Activation | None = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Args:
             graph: The graph.
@@ -353,12 +339,6 @@ class SAGEConv(SAGEOptions, Convolution):
             edge_weight: Factors of messages before the aggregation, ``(num_edges,)``, in the
                 graph's order (`Graph.edge_values`); None means ones.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
-
-        Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the graph, or the activation is unknown.
         """
         check_activation(activation)
         check_instance("graph", graph, Graph)
@@ -434,9 +414,6 @@ class GCN(GCNOptions, Stack):
 
         Returns:
             ``(num_nodes, *batch, out_features)``; for blocks, rows of the seeds.
-
-        Raises:
-            ValueError: A shape does not fit a layer or the graph.
         """
         if self.normalize and node_scale is None and not isinstance(graph, Blocks):
             node_scale = gcn_norm(graph, edge_weight, add_self_loops=self.add_self_loops)
@@ -471,8 +448,6 @@ class GIN(GINOptions, Stack):
 class SAGE(SAGEOptions, Stack):
     """GraphSAGE: three `SAGEConv` by default.
 
-    Its call takes the arguments of `SAGEConv`'s.
-
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
         >>> SAGE(4, 16, 3, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
@@ -483,11 +458,7 @@ class SAGE(SAGEOptions, Stack):
 
 
 def _sum_with_self(
-    graph: Graph,
-    x: Array,
-    weight: Array | None,
-    self_scale: ArrayLike | None,
-    **options: Any,
+    graph: Graph, x: Array, weight: Array | None, self_scale: ArrayLike | None, **options: Any
 ) -> Array:
     """Sum rows over edges, and add `self_scale` times the destination's own row; None adds none."""
     if self_scale is None or num_rows(graph) == graph.num_dst:

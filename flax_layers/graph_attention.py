@@ -25,7 +25,6 @@ from flax_layers._base import (
     DropoutArguments,
     DropoutKeys,
     NodeFeatures,
-    Structure,
     check_endpoint_features,
     check_features,
     check_positive,
@@ -86,10 +85,7 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
         return src.astype(dtype), dst.astype(dtype)
 
     def _map(
-        self,
-        x: Array | HostRows,
-        kernel: nnx.Param[Array],
-        bias: nnx.Param[Array] | None,
+        self, x: Array | HostRows, kernel: nnx.Param[Array], bias: nnx.Param[Array] | None
     ) -> Array:
         """Return ``x kernel + bias``, split by heads."""
         bias_value = None if bias is None else cast(bias, x)
@@ -142,7 +138,6 @@ class GATConv(_GraphAttentionConv):
         dst_attention: Vectors of the destinations' scores, ``(heads, width)``.
         edge_kernel: Map of the edges, ``(edge_features, heads · width)``, or None.
         edge_attention: Vectors of the edges' scores, ``(heads, width)``, or None.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
@@ -170,7 +165,7 @@ class GATConv(_GraphAttentionConv):
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Args:
             graph: The graph.
@@ -180,12 +175,6 @@ class GATConv(_GraphAttentionConv):
                 order (`Graph.edge_values`), of a layer with `edge_features`.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the graph.
         """
         src, dst = self._endpoints(graph, x)
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
@@ -441,8 +430,6 @@ class TransformerConv(TransformerOptions, MultiHead):
 class GAT(GATOptions, AttentionStack):
     """Graph attention network: two `GATConv` by default, an ELU between, one head in the last.
 
-    Its call takes the arguments of `GATConv`'s.
-
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
         >>> GAT(4, 16, 3, heads=8, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 4))).shape
@@ -450,11 +437,7 @@ class GAT(GATOptions, AttentionStack):
     """
 
     convolution: ClassVar[type[_GraphAttentionConv]] = GATConv
-
-    def _convolve_and_relu(
-        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
-    ) -> Array:
-        return jax.nn.elu(self._convolve(number, graph, x, *arguments, **named))
+    activation = staticmethod(jax.nn.elu)
 
 
 class GATv2(GATv2Options, GAT):
@@ -471,8 +454,6 @@ class GATv2(GATv2Options, GAT):
 
 class GraphTransformer(TransformerOptions, AttentionStack):
     """Graph transformer: two `TransformerConv` by default, a ReLU between, one head in the last.
-
-    Its call takes the arguments of `TransformerConv`'s.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)

@@ -335,12 +335,7 @@ class HeteroLinear(LinearOptions):
     out_features: int = field(kw_only=False)
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Make the maps.
-
-        Raises:
-            TypeError: `in_features` is no mapping.
-            ValueError: A size is negative.
-        """
+        """Make the maps."""
         check_sizes("in_features", self.in_features)
         check_positive(out_features=self.out_features)
         self.in_features = Sizes(self.in_features)
@@ -379,10 +374,6 @@ class HeteroLinear(LinearOptions):
             x_dict: Features by type, as in a call.
             places: Positions of the rows' nodes within their type, used for types without features;
                 None means all nodes.
-
-        Raises:
-            TypeError: `x_dict` is no mapping.
-            ValueError: A type is unknown or missing, or a shape does not fit.
         """
         if not isinstance(x_dict, Mapping):
             raise TypeError(f"x_dict must be a mapping by type, got {type(x_dict).__name__}")
@@ -443,12 +434,7 @@ class HeteroModel(LinearOptions):
     edge_types: Sequence[EdgeType] | None = None
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        """Make the maps.
-
-        Raises:
-            TypeError: `in_features` is no mapping.
-            ValueError: A size is negative.
-        """
+        """Make the maps."""
         if not hasattr(self.model, "in_features"):
             raise TypeError(f"model must have in_features, got {described(self.model)}")
         self.input = HeteroLinear(self.in_features, self.model.in_features, **factory._asdict())
@@ -492,9 +478,6 @@ class HeteroModel(LinearOptions):
         Args:
             graph: The graph, or a device's part.
             x_dict: Features by type, as in a call.
-
-        Raises:
-            ValueError: A type is unknown, missing or out of order, or a shape does not fit.
         """
         check_instance("graph", graph, RelationalGraph)
         self._check_types(graph)

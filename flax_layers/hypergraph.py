@@ -52,7 +52,6 @@ class HGNNConv(HGNNOptions, Convolution):
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
         hyperedge_weight: Learnable weights, ``(num_hyperedges,)``, initially one; None if not
             learnable. They are meant to stay positive: a node whose weighted degree is not
             positive gets zeros.
@@ -84,7 +83,7 @@ class HGNNConv(HGNNOptions, Convolution):
         *,
         activation: Activation | None = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Args:
             hypergraph: The hypergraph.
@@ -96,13 +95,6 @@ class HGNNConv(HGNNOptions, Convolution):
             norm: Factors from `jax_gnn.hypergraph_norm` for the hypergraph, the layer's
                 normalization and the weights of hyperedges; None computes them.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph, there are weights of
-                hyperedges beside `norm`, or the activation is unknown.
         """
         check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
@@ -186,8 +178,6 @@ class HGNN(HGNNOptions, TwoLayerStack):
 
 class HGNNP(HGNNOptions, TwoLayerStack):
     """HGNN+: two `HGNNPConv` by default, ReLU and dropout between them.
-
-    Its call takes the arguments of `HGNNPConv`'s.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])

@@ -55,7 +55,6 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         kernel: Theta, ``(in_features, heads · width)``.
         node_attention: a, ``(heads, width)``.
         hyperedge_attention: a', ``(heads, width)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -80,7 +79,7 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Args:
             hypergraph: Hypergraph, not directed.
@@ -90,12 +89,6 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
                 None means the mean of each hyperedge's nodes.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph, or that is directed.
         """
         x, kernel, bias = self._operands(x, hypergraph)
         if hypergraph.head is not None:

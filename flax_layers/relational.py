@@ -152,7 +152,6 @@ class RGCNConv(RGCNOptions):
         coefficients: Shares of bases in relations, ``(num_relations, num_bases)``; None without
             bases.
         own: ``W_0`` beside blocks, ``(in_features, out_features)``; else None.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -190,7 +189,7 @@ class RGCNConv(RGCNOptions):
         x: NodeFeatures | None = None,
         edge_weight: ArrayLike | None = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Args:
             graph: Graph with the relations of the layer and perhaps a relation of nodes to
@@ -200,12 +199,6 @@ class RGCNConv(RGCNOptions):
                 which ``W_0`` multiplies; None means nodes without features.
             edge_weight: Weights, ``(num_edges,)``, in the graph's order, in place of the norm's
                 factors; for a graph that does not change, those of :meth:`factors`, computed once.
-
-        Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape or the graph's relations do not fit the layer.
         """
         self._check_graph(graph)
         weight = check_edge_weight(graph, edge_weight)
@@ -402,9 +395,6 @@ class RGCN(RGCNOptions, TwoLayerStack):
 
         Returns:
             ``(num_nodes, *batch, out_features)``; for blocks, rows of the seeds.
-
-        Raises:
-            ValueError: A shape or the graph's relations do not fit a layer.
         """
         if not isinstance(graph, Blocks):
             check_instance("graph", graph, RelationalGraph)

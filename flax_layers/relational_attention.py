@@ -122,7 +122,6 @@ class RGATConv(RGATOptions, MultiHead):
         dst_attention: a, ``(num_relations, heads, width)``.
         edge_kernel: Map of the edges, ``(edge_features, heads · width)``, or None.
         edge_attention: Vectors of the edges' scores, ``(heads, width)``, or None.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -183,7 +182,7 @@ class RGATConv(RGATOptions, MultiHead):
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Args:
             graph: Graph with its parts "from_pairs" and "to_pairs". With a `HeteroGraph`, x and the
@@ -195,13 +194,6 @@ class RGATConv(RGATOptions, MultiHead):
             folded: Result of :meth:`folded`, if weights do not change between calls.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape or the graph's relations do not fit the layer, or the graph lacks a
-                part that the `method` needs.
         """
         _check_relations(graph, self.num_relations)
         src, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
@@ -657,10 +649,7 @@ class HGTConv(HGTOptions):
         ) -> Array:
             parts = [
                 product(
-                    x[name],
-                    kernels[name],
-                    self.precision,
-                    bias=None if bias is None else bias[i],
+                    x[name], kernels[name], self.precision, bias=None if bias is None else bias[i]
                 )
                 for i, name in enumerate(self.type_names)
             ]
@@ -955,6 +944,7 @@ class HGT(HGTOptions, TwoLayerStack):
     """
 
     convolution = HGTConv
+    activation = staticmethod(lambda y: y)
     takes_types = True
 
     in_features: int | Mapping[str, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
@@ -989,9 +979,6 @@ class HGT(HGTOptions, TwoLayerStack):
 
         Returns:
             ``(num_nodes, *batch, out_features)``, or the same by node type if x is.
-
-        Raises:
-            ValueError: A shape, or the graph's relations or types, do not fit a layer.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         first = self.convolutions[0]
@@ -1022,8 +1009,3 @@ class HGT(HGTOptions, TwoLayerStack):
             return y
         rows = jnp.concatenate([y[name] for name in self.conv1.type_names])
         return _pad_rows(rows, graph.num_nodes)
-
-    def _convolve_and_relu(
-        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
-    ) -> Array:
-        return self._convolve(number, graph, x, *arguments, **named)

@@ -57,9 +57,6 @@ class TypedLinear(LinearOptions):
 
         Returns:
             ``(rows, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the types.
         """
         plan = types if isinstance(types, TypePlan) else TypePlan.from_types(types, self.num_types)
         if plan.num_types != self.num_types:

@@ -69,25 +69,14 @@ class _UniConvolution(UniOptions, Convolution):
     takes_parts = True
 
     def __call__(
-        self,
-        hypergraph: Hypergraph,
-        x: ArrayLike,
-        *,
-        activation: Activation | None = None,
+        self, hypergraph: Hypergraph, x: ArrayLike, *, activation: Activation | None = None
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph, or the activation is
-                unknown.
         """
         check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
@@ -138,7 +127,6 @@ class UniGINConv(UniGINOptions, _UniConvolution):
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
         learned_eps: The learnable eps, ``()``; None if it is fixed.
 
     Example:
@@ -179,7 +167,6 @@ class UniSAGEConv(UniSAGEOptions, _UniConvolution):
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -218,7 +205,6 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
     Attributes:
         kernel: Theta, ``(in_features, heads · width)``.
         attention: a, ``(heads, width)``.
-        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -238,19 +224,13 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_nodes, *batch, out_features)`` in `dtype`.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph.
         """
         x, kernel, bias = self._operands(x, hypergraph)
         dropout = dropout_arguments(deterministic, rngs)
@@ -355,19 +335,13 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
         x0: ArrayLike,
         norm: HypergraphNorm | None = None,
     ) -> Array:
-        """Apply the convolution.
+        """Return the new node features, ``(num_nodes, *batch, features)`` in `dtype`.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, features)``.
             x0: Input of the first convolution, of the same shape.
             norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
-
-        Returns:
-            ``(num_nodes, *batch, features)`` in `dtype`.
-
-        Raises:
-            ValueError: A shape does not fit the layer or the hypergraph.
         """
         x, kernel, bias = self._operands(x, hypergraph)
         x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
@@ -468,9 +442,6 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
 
         Returns:
             ``(num_nodes, *batch, out_features)``.
-
-        Raises:
-            ValueError: A shape does not fit a layer or the hypergraph.
         """
         assert self.output is not None
         check_structure("graph", graph, self.convolution)
