@@ -411,6 +411,7 @@ class HeteroModel(LinearOptions):
     """Model after a `HeteroLinear`, whose nodes have features of any widths by type, or none.
 
     Attributes:
+        in_features: Features per node by type, as in `HeteroLinear`, in the graph's order of types.
         input: Maps to features of one width, which a ReLU follows.
         model: Model of graphs with relations, such as `RGCN`, `RGAT` or `HGT`; its `in_features`
             are the width.
