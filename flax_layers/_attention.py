@@ -178,7 +178,7 @@ def attend(
     if to == "node":
         mask = None if mask is None else take(mask, graph.t_order)
         graph = graph.transpose()
-    y = additive_attention(
+    y: Array = additive_attention(
         graph,
         jnp.zeros((graph.num_dst, heads), scores.dtype),  # receivers add nothing to scores
         scores.reshape(graph.num_src, heads),

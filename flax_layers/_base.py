@@ -40,6 +40,8 @@ from jax_gnn.sharding import HostRows, HypergraphPart, Part, RelationalPart
 
 T = TypeVar("T")
 
+optimization_barrier: Callable[[T], T] = jax.lax.optimization_barrier
+
 Activation = Literal["relu"]
 """Activations that kernels apply to the result of a convolution."""
 
@@ -135,7 +137,10 @@ class Convolution(LinearOptions):
             x = check_sources(graph, x, self.in_features)
         else:
             x = check_features(x, graph.num_nodes, self.in_features)
-        return promote((x, self.kernel[...], parameter_value(self.bias)), self.dtype)
+        operands: tuple[Array, Array, Array | None] = promote(
+            (x, self.kernel[...], parameter_value(self.bias)), self.dtype
+        )
+        return operands
 
     def _product(
         self,
@@ -181,7 +186,7 @@ class Convolution(LinearOptions):
 
         def halo_product(x: Array, *scale: Array) -> Array:
             # Without the barrier XLA merges this product with that of all rows.
-            separate_kernel = jax.lax.optimization_barrier(kernel)
+            separate_kernel = optimization_barrier(kernel)
             return self._product(x, separate_kernel, scale=scale[0] if scale else None)
 
         sent = None
@@ -208,7 +213,6 @@ class Stack(LinearOptions):
         input_dropout_rate: Share of input features dropped in training, in [0, 1].
         convolution: Class of the convolutions.
         dropout_in_convolutions: Whether calls of convolutions take `deterministic` and `rngs`.
-        activation: Function between the convolutions.
         takes_types: Whether `in_features` may be by node type; the convolution then checks them.
         output: Linear map after the last convolution, ReLU and dropout; None without.
     """
@@ -216,7 +220,6 @@ class Stack(LinearOptions):
     convolution: ClassVar[type[Any]]
     dropout_in_convolutions: ClassVar[bool] = False
     takes_types: ClassVar[bool] = False
-    activation: ClassVar[Callable[[Array], Array]] = staticmethod(jax.nn.relu)
 
     in_features: int = field(kw_only=False)
     hidden_features: int = field(kw_only=False)
@@ -302,11 +305,11 @@ class Stack(LinearOptions):
         """
         calls = self._calls(graph, arguments, named)
         dropout = dropout_arguments(deterministic, rngs)
-        convolution_dropout = dropout if self.dropout_in_convolutions else {}
+        convolution_dropout: Mapping[str, object] = dropout if self.dropout_in_convolutions else {}
         y: Any = self._input(x, **dropout)
         for number, (structure, arguments, named) in enumerate(calls, start=1):
             is_last = number == self.num_layers and self.output is None
-            convolve = self._convolve if is_last else self._convolve_and_activate
+            convolve = self._convolve if is_last else self._convolve_and_relu
             y = convolve(number, structure, y, *arguments, **named, **convolution_dropout)
             if not is_last:
                 y = self.dropout(y, **dropout)
@@ -352,13 +355,18 @@ class Stack(LinearOptions):
         self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
     ) -> Array:
         """Call convolution `number`."""
-        return getattr(self, f"conv{number}")(graph, x, *arguments, **named)
+        y: Array = getattr(self, f"conv{number}")(graph, x, *arguments, **named)
+        return y
 
-    def _convolve_and_activate(self, *arguments: Any, **named: Any) -> Array:
+    def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
         """Convolve and activate, in one kernel if the convolution can apply the ReLU."""
-        if self.activation is jax.nn.relu and getattr(self.convolution, "has_activation", False):
+        if getattr(self.convolution, "has_activation", False):
             return self._convolve(*arguments, **named, activation="relu")
-        return self.activation(self._convolve(*arguments, **named))
+        return self._activate(self._convolve(*arguments, **named))
+
+    def _activate(self, y: Array) -> Array:
+        """Apply the function between the convolutions."""
+        return jax.nn.relu(y)
 
 
 class TwoLayerStack(Stack):
@@ -528,7 +536,8 @@ def linear(layer: nnx.Linear, x: Array | HostRows, activation: Activation | None
 def normalized(norm: nnx.LayerNorm, x: Array) -> Array:
     """Apply a normalization, which promotes dtypes, also where promotion is strict."""
     with jax.numpy_dtype_promotion("standard"):
-        return norm(x)
+        y: Array = norm(x)
+    return y
 
 
 def finished(y: Array, bias: Array | None, activation: Activation | None = None) -> Array:
@@ -639,7 +648,8 @@ def map_sources(graph: Graph, x: Array | HostRows, width: int, function: Callabl
     """Return ``function(x)`` of all sources; halo rows are sent on its narrower side."""
     if not isinstance(x, HostRows) and x.shape[-1] <= width:
         return function(source_rows(graph, x))
-    return jax.tree.map(lambda y: source_rows(graph, y), function(x))
+    y: T = jax.tree.map(lambda y: source_rows(graph, y), function(x))
+    return y
 
 
 def endpoint_values(name: str, values: Any, graph: AnyGraph) -> tuple[Array, Array]:
@@ -665,9 +675,9 @@ def check_features(
     x: Any, rows: int, in_features: int, name: str = "x", rows_name: str = "num_nodes"
 ) -> Array:
     """Check the shape of features, ``(rows, *batch, in_features)``."""
-    x = as_array(name, x)
-    check_feature_shape(x, rows, in_features, name, rows_name)
-    return x
+    features: Array = as_array(name, x)
+    check_feature_shape(features, rows, in_features, name, rows_name)
+    return features
 
 
 def check_feature_shape(

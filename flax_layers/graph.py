@@ -33,6 +33,7 @@ from flax_layers._base import (
     inverse_root,
     linear,
     num_rows,
+    optimization_barrier,
     parameter_value,
     promote,
     scaled,
@@ -368,7 +369,7 @@ class SAGEConv(SAGEOptions, Convolution):
         else:
             # Without the barrier XLA joins both maps of x on a GPU, and copies the results of both
             # out of their common product.
-            y = self._product(jax.lax.optimization_barrier(messages), kernel)
+            y = self._product(optimization_barrier(messages), kernel)
             if self.normalize:
                 y = unit_rows(aggregate(y, residual=root, **epilogue(y, bias, None)))
                 return finished(y, None, activation)

@@ -437,7 +437,9 @@ class GAT(GATOptions, AttentionStack):
     """
 
     convolution: ClassVar[type[_GraphAttentionConv]] = GATConv
-    activation = staticmethod(jax.nn.elu)
+
+    def _activate(self, y: Array) -> Array:
+        return jax.nn.elu(y)
 
 
 class GATv2(GATv2Options, GAT):

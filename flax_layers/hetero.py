@@ -36,7 +36,7 @@ from jax_gnn.extend import (
     row_wise,
     take,
 )
-from jax_gnn.hetero import EdgeType
+from jax_gnn.relational import EdgeType
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import RelationalPart
 
@@ -189,7 +189,8 @@ class HeteroConv(nnx.Module):
             for name, size in zip((key[0], key[2]), endpoint_sizes(sizes), strict=True):
                 check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
         features = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
-        return conv(graph.graph(key), features, **arguments)
+        y: Array = conv(graph.graph(key), features, **arguments)
+        return y
 
     # --- Several relations as one product ---------------------------------------------------------
 

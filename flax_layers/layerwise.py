@@ -178,7 +178,7 @@ def _layer(model: Any, number: int, graph: Any, x: Any, values: Any) -> Array:
     if model.dropout_in_convolutions:
         values = {**values, "deterministic": True}
     is_last = number == model.num_layers
-    convolve = model._convolve if is_last and model.output is None else model._convolve_and_activate
+    convolve = model._convolve if is_last and model.output is None else model._convolve_and_relu
     y = convolve(number, graph, x, **values)
     return linear(model.output, y) if is_last and model.output is not None else y
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._base import (
     DropoutCall,
@@ -229,8 +229,7 @@ class RGCNConv(RGCNOptions):
         keeps_blocks = False
         if self.num_blocks is not None:
             full_shape = self.num_relations, self.in_features, self.out_features
-            full_kernel = jax.ShapeDtypeStruct(full_shape, kernel.dtype)
-            keeps_blocks = blocks_pay(counts_of(graph, full_kernel))
+            keeps_blocks = blocks_pay(_counts(graph, full_shape, kernel.dtype))
             if not keeps_blocks:
                 kernel = block_diagonal(kernel)
                 if self_kernel is not None:
@@ -283,7 +282,7 @@ class RGCNConv(RGCNOptions):
                 # W_0 is a basis of its own, with share 1 in the self_relation.
                 coefficients = jnp.pad(coefficients, ((0, 1), (0, 1))).at[-1, -1].set(1)
             mixed_shape = len(coefficients), *kernel.shape[1:]
-            counts = counts_of(graph, jax.ShapeDtypeStruct(mixed_shape, kernel.dtype))
+            counts = _counts(graph, mixed_shape, kernel.dtype)
             if sums_by_basis_pay(counts, len(kernel), lookup=x is None):
                 return self._sum_by_bases(graph, x, weight, kernel, coefficients)
             kernel = jnp.tensordot(coefficients, kernel, 1, precision=self.precision)
@@ -331,6 +330,12 @@ class RGCNConv(RGCNOptions):
             return y.reshape(len(y), self.out_features)
 
         return over_batch(aggregate, x)
+
+
+def _counts(graph: RelationalGraph, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+    """Return the counts that decide how weights of this shape are applied."""
+    shape_of: Any = jax.ShapeDtypeStruct  # without types in JAX
+    return counts_of(graph, shape_of(shape, dtype))
 
 
 def _num_one_hot(graph: RelationalGraph) -> int:

@@ -811,7 +811,8 @@ def _split(x: Array, heads: int) -> Array:
 def _promote(tree: T, dtype: DTypeLike | None) -> T:
     """Return the tree with all arrays in the dtype of the computation."""
     leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
+    promoted: T = jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
+    return promoted
 
 
 def _side_by_side(kernel: Array, bias: Array | None) -> RelationMaps:
@@ -944,7 +945,6 @@ class HGT(HGTOptions, TwoLayerStack):
     """
 
     convolution = HGTConv
-    activation = staticmethod(lambda y: y)
     takes_types = True
 
     in_features: int | Mapping[str, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
@@ -994,6 +994,9 @@ class HGT(HGTOptions, TwoLayerStack):
         if is_joined or not isinstance(x, Mapping):
             return y
         return _by_type(y, first.type_names, first.sizes(graph))
+
+    def _activate(self, y: Array) -> Array:
+        return y
 
     def _input(self, x: Any, **dropout: Any) -> Any:
         if not isinstance(x, Mapping):
