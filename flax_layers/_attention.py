@@ -11,7 +11,7 @@ from jax import Array
 
 from flax_layers._base import (
     Convolution,
-    DropoutArguments,
+    DropoutCall,
     TwoLayerStack,
     check_positive,
     check_rates,
@@ -107,6 +107,7 @@ class AttentionConvolution(AttentionOptions, MultiHead, Convolution):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         check_finite("negative_slope", self.negative_slope)
         self._check_heads()
+        # Kernels are as wide as all heads together, biases as the result.
         sources, _ = endpoint_sizes(self.in_features)
         self.kernel = factory.kernel(sources, self._width)
         self.bias = factory.bias(self.out_features)
@@ -138,10 +139,10 @@ def dots(x: Array, vectors: Array) -> Array:
 
 
 def dropout_mask(
-    dropout: nnx.Dropout, count: int, heads: int, arguments: DropoutArguments
+    dropout: nnx.Dropout, count: int, heads: int, arguments: DropoutCall
 ) -> Array | None:
     """Return factors of attention weights ``(count, heads)``; None if nothing is dropped."""
-    deterministic = arguments["deterministic"]
+    deterministic = arguments.get("deterministic")
     deterministic = dropout.deterministic if deterministic is None else deterministic
     if dropout.rate == 0 or deterministic:
         return None
@@ -154,7 +155,7 @@ def attend(
     scores: Array,
     values: Array,
     dropout: nnx.Dropout | None = None,
-    dropout_arguments: DropoutArguments | None = None,
+    dropout_arguments: DropoutCall | None = None,
 ) -> Array:
     """Sum values under the softmax of scores, over the senders of each receiver.
 
@@ -170,6 +171,8 @@ def attend(
         ``(receivers, *batch, heads, width)``; 0 for a receiver without senders.
     """
     heads = math.prod(scores.shape[1:])
+    # Attention over incidences is that of a bipartite graph of nodes and hyperedges, transposed if
+    # nodes receive, so that edges run from senders to receivers.
     hypergraph = hypergraph.check()
     graph = hypergraph.graph if to == "hyperedge" else hypergraph.receiving
     mask = None

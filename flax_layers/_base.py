@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 import jax
 import jax.export
@@ -55,20 +55,8 @@ DropoutKeys = nnx.Rngs | nnx.RngStream | Array | None
 """Randomness of a dropout: streams, or one key."""
 
 
-class DropoutArguments(TypedDict):
-    """Arguments of the call of a dropout.
-
-    Attributes:
-        deterministic: Whether nothing is dropped; None leaves it to `train()` and `eval()`.
-        rngs: Source of the masks; None means the stream given at construction.
-    """
-
-    deterministic: bool | None
-    rngs: nnx.Rngs | nnx.RngStream | None
-
-
 class DropoutCall(TypedDict, total=False):
-    """Arguments of a model's call that its dropouts take.
+    """Arguments of the calls of dropouts and of models that have some.
 
     Attributes:
         deterministic: Whether nothing is dropped; None leaves it to `train()` and `eval()`.
@@ -169,6 +157,7 @@ class Convolution(LinearOptions):
         Aggregates on the narrower side of the kernel, except on sampled blocks; if it comes last,
         bias and activation are fused into it.
         """
+        # A linear aggregation commutes with the map, so that either may come first.
         is_narrow = kernel.shape[0] < kernel.shape[1]
         if is_narrow if graph is None else aggregates_first(graph, *kernel.shape, x=x):
             return self._product(aggregate(x), kernel, bias=bias, activation=activation)
@@ -238,6 +227,7 @@ class Stack(LinearOptions):
             num_layers=self.num_layers,
         )
         check_rates(dropout_rate=self.dropout_rate, input_dropout_rate=self.input_dropout_rate)
+        # Convolutions check their own sizes; this error names the argument of the model.
         heads = getattr(self, "heads", 1)
         shares_features = isinstance(heads, int) and heads > 0 and getattr(self, "concat", True)
         if self.num_layers > 1 and shares_features and self.hidden_features % heads:
@@ -259,6 +249,7 @@ class Stack(LinearOptions):
 
     def _make_convolution(self, number: int, *sizes: int, factory: ParameterFactory) -> None:
         """Make convolution `number` of these sizes, with the model's values of its options."""
+        # Fields of the model and arguments for parameters, of which the convolution's are taken.
         values = option_values(self) | factory._asdict() | self._overrides(number)
         options = {name: values[name] for name in option_names(self.convolution) if name in values}
         setattr(self, f"conv{number}", self.convolution(*sizes, **options))
@@ -305,6 +296,7 @@ class Stack(LinearOptions):
         """
         calls = self._calls(graph, arguments, named)
         dropout = dropout_arguments(deterministic, rngs)
+        # The loop over layers: convolution, activation, dropout; a map at the end if there is one.
         convolution_dropout: Mapping[str, object] = dropout if self.dropout_in_convolutions else {}
         y: Any = self._input(x, **dropout)
         for number, (structure, arguments, named) in enumerate(calls, start=1):
@@ -340,7 +332,7 @@ class Stack(LinearOptions):
             calls.append((block, (), block_values))
         return calls
 
-    def _input(self, x: Any, **dropout: Any) -> Any:
+    def _input(self, x: Any, **dropout: Unpack[DropoutCall]) -> Any:
         """Return the input of the first convolution: features after dropout."""
         if isinstance(x, HostRows):
             if self.input_dropout_rate:
@@ -380,6 +372,8 @@ EDGE_ARGUMENTS, NODE_ARGUMENTS = ("edge_weight", "edge_attr"), ("node_scale", "n
 
 def block_argument(name: str, values: Any, blocks: Blocks, number: int) -> Any:
     """Return the rows of an argument of a model's call that belong to block `number`."""
+    # Edge values are reordered or picked by block. The sources of a block are the first sources of
+    # the block before, so that node values are prefixes.
     block, count = blocks.graphs[number], len(blocks.graphs)
     if values is None:
         return None
@@ -395,19 +389,19 @@ def block_argument(name: str, values: Any, blocks: Blocks, number: int) -> Any:
     return values
 
 
-def dropout_arguments(deterministic: bool | None, rngs: DropoutKeys) -> DropoutArguments:
+def dropout_arguments(deterministic: bool | None, rngs: DropoutKeys) -> DropoutCall:
     """Return arguments for several dropouts, which draw different masks from a single key."""
     if isinstance(rngs, Array):
         rngs = nnx.Rngs(dropout=rngs)
     return {"deterministic": deterministic, "rngs": rngs}
 
 
-def linear_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def linear_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options that `nnx.Linear` takes, too."""
     return {name: options[name] for name in option_names(LinearOptions) if name in options}
 
 
-def kept_options(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def kept_options(options: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
     """Return options as a static attribute that describes a module: without initializers."""
     return tuple(sorted(item for item in options.items() if not item[0].endswith("_init")))
 
@@ -463,6 +457,7 @@ def promote(values: tuple[Any, ...], dtype: DTypeLike | None) -> Any:
 
 def promoted_dtype(*values: Array | HostRows | None, dtype: DTypeLike | None) -> Any:
     """Return the dtype of the computation, as `canonicalize_dtype` does."""
+    # NNX reads dtypes of arrays only, so that an empty array stands for rows of the host.
     arrays = [jnp.zeros(0, x.dtype) if isinstance(x, HostRows) else x for x in values]
     return dtypes.canonicalize_dtype(*arrays, dtype=dtype)
 
@@ -481,8 +476,10 @@ def product(
     The scale has one number for each row.
     """
     if isinstance(x, HostRows):
+        # Rows on the host are streamed through the product; scale and bias follow on the device.
         y = x.map(lambda rows, kernel: product(rows, kernel, precision), kernel)
         return finished(scaled(y, scale), bias, activation)
+    # Across devices, both gradients are scheduled together.
     x, kernel = gradients_at_once(x, kernel)
     if is_tall(x, kernel, precision):
         return segment_matmul(
@@ -514,8 +511,11 @@ def matmul_with_segmented_gradient(
     def matmul(x: Array, kernel: Array) -> Array:
         return jnp.matmul(x, kernel, precision=precision)
 
-    def jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    def jvp(
+        primals: tuple[Array, Array], tangents: tuple[Array | SymbolicZero, ...]
+    ) -> tuple[Array, Array]:
         x, kernel = primals
+        # Tangents that are zero by construction cost no product.
         dx, dkernel = (None if isinstance(t, SymbolicZero) else t for t in tangents)
         sizes = jnp.full((1,), x.shape[0], jnp.int32)
         terms = [] if dx is None else [matmul(dx, kernel)]
@@ -576,12 +576,12 @@ class Named(nnx.Dict[Any]):
         self.names = tuple(named)
         self.members = nnx.List(list(named.values()))
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: object) -> Any:
         if name not in self.names:
             raise KeyError(name)
         return self.members[self.names.index(name)]
 
-    def __setitem__(self, name: Any, value: Any) -> None:
+    def __setitem__(self, name: object, value: object) -> None:
         self.members[self.names.index(name)] = value
 
     def __iter__(self) -> Iterator[Any]:
@@ -652,7 +652,9 @@ def map_sources(graph: Graph, x: Array | HostRows, width: int, function: Callabl
     return y
 
 
-def endpoint_values(name: str, values: Any, graph: AnyGraph) -> tuple[Array, Array]:
+def endpoint_values(
+    name: str, values: ArrayLike | tuple[ArrayLike, ...], graph: AnyGraph
+) -> tuple[Array, Array]:
     """Return numbers of sources and of destinations, which are the first sources of a vector."""
     if isinstance(values, tuple):
         if len(values) != 2:
@@ -661,6 +663,7 @@ def endpoint_values(name: str, values: Any, graph: AnyGraph) -> tuple[Array, Arr
             check_vector(f"{name}[0]", values[0], "num_src", graph.num_src),
             check_vector(f"{name}[1]", values[1], "num_dst", graph.num_dst),
         )
+    # One vector serves both endpoints: destinations are the first sources.
     is_square = num_rows(graph) == graph.num_dst
     if not is_square:
         check_destinations_are_sources(graph)

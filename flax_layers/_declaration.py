@@ -42,6 +42,7 @@ class Signature:
         return inspect.Signature(parameters[1:])  # without self
 
 
+# Name and description, whose further lines are indented.
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -63,6 +64,7 @@ def _document(cls: type[nnx.Module]) -> None:
     """Give the constructor a docstring, a line for each argument, and plain annotations."""
     documentation: dict[str, str] = {}
     for base in reversed(cls.__mro__):
+        # A class that declares a field again may describe it anew.
         documentation |= _documented_attributes(base)
     constructor: Any = cls.__init__
     annotations = constructor.__annotations__
@@ -89,6 +91,7 @@ class Layer(nnx.Module):
         """Make the constructor of a subclass from its fields."""
         super().__init_subclass__(**options)
         has_constructor = "__init__" in vars(cls)
+        # Modules are compared by identity, and NNX prints them.
         dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
         if not has_constructor:
             _document(cls)
@@ -129,17 +132,7 @@ class LinearOptions(Layer):
 
 
 class ParameterFactory(NamedTuple):
-    """Maker of parameters: the arguments of `nnx.Linear` beside its sizes.
-
-    Attributes:
-        rngs: Source of the keys, stream "params".
-        use_bias: Whether there are biases.
-        dtype: Dtype of the computation, or None.
-        param_dtype: Dtype of the parameters.
-        precision: Precision of the matrix products.
-        kernel_init: Initializer of the kernels.
-        bias_init: Initializer of the biases.
-    """
+    """Maker of parameters, whose fields are the arguments of `nnx.Linear` beside its sizes."""
 
     rngs: nnx.Rngs
     use_bias: bool
@@ -175,6 +168,7 @@ class ParameterFactory(NamedTuple):
         lead, unit = shape[:-rank], shape[-rank:]
         if not lead:
             return init(self.rngs.params(), unit, self.param_dtype)
+        # Initializers take fan-in and fan-out from the shape of one slice, hence a key for each.
         keys = jax.random.split(self.rngs.params(), math.prod(lead))
         return jax.vmap(lambda key: init(key, unit, self.param_dtype))(keys).reshape(shape)
 

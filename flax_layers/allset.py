@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 
 from flax_layers._attention import attend, attention_init, check_heads, dots
 from flax_layers._base import (
-    DropoutArguments,
+    DropoutCall,
     DropoutKeys,
     Stack,
     check_features,
@@ -41,9 +41,7 @@ SetAggregation = Literal["sum", "mean"]
 class SetFunction(Protocol):
     """Function of multisets: features of receivers from those of their senders."""
 
-    def __call__(
-        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutArguments
-    ) -> Array:
+    def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
         """Return the receivers' features."""
 
 
@@ -70,7 +68,7 @@ class _MLP(nnx.Module):
         self.dropout = nnx.Dropout(dropout_rate, rngs=factory.rngs)
         self.normalize = normalize
 
-    def __call__(self, x: Array, dropout: DropoutArguments) -> Array:
+    def __call__(self, x: Array, dropout: DropoutCall) -> Array:
         for number in range(1, self.num_layers + 1):
             if number > 1:
                 x = jax.nn.relu(x)
@@ -95,9 +93,8 @@ class _DeepSet(nnx.Module):
         self.dropout = nnx.Dropout(rate, rngs=factory.rngs)
         self.aggregation = options.aggregation
 
-    def __call__(
-        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutArguments
-    ) -> Array:
+    def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
+        # Only the sum over senders needs the hypergraph; both MLPs work on rows.
         reduce = hyperedge_to_node if to == "node" else node_to_hyperedge
         y = self.dropout(jax.nn.relu(self.encoder(x, dropout)), **dropout)
         y = reduce(hypergraph, y, reduce=self.aggregation)
@@ -123,9 +120,7 @@ class _AttentionPooling(nnx.Module):
         self.norm2 = _layer_norm(width, factory)
         self.negative_slope = options.negative_slope
 
-    def __call__(
-        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutArguments
-    ) -> Array:
+    def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
         value = self.value(x)
         seed = self.seed[...].astype(value.dtype)
         scores = jax.nn.leaky_relu(self._scores(x), self.negative_slope)
@@ -216,6 +211,7 @@ class _AllSetConv(AllSetOptions):
         x = check_features(x, hypergraph.num_nodes, self.in_features)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(promoted(x.dtype, self.param_dtype))
+        # Two functions of multisets: over each hyperedge's nodes, then over each node's hyperedges.
         y = jax.nn.relu(self.to_hyperedges(hypergraph, x, "hyperedge", dropout))
         return self.to_nodes(hypergraph, self.dropout(y, **dropout), "node", dropout)
 

@@ -174,6 +174,7 @@ class CompGCNConv(CompGCNOptions):
             z: Embeddings of the relations, ``(num_relations, in_features)``.
             edge_weight: Weights of edges, ``(num_edges,)``; None means ones.
         """
+        # Compositions depend on source and relation alone, hence a row for each pair in the graph.
         pairs = graph.pair_src
         assert pairs is not None  # checked by the caller
         relations = gather(self._encode(z), segments(pairs.relations, self.num_relations))
@@ -200,6 +201,7 @@ class CompGCNConv(CompGCNOptions):
             sizes = jnp.zeros(directed.num_dst, ids.dtype).at[ids].add(increments, mode="drop")
             return sizes[ids].astype(float)
 
+        # Padding counts for no node.
         ids = jnp.where(valid, rows, directed.num_dst)
         counts = count(ids)
         if self.norm == "mean":
@@ -210,10 +212,10 @@ class CompGCNConv(CompGCNOptions):
     def _check_graph(self, graph: RelationalGraph) -> None:
         check_instance("graph", graph, RelationalGraph)
         if graph.num_relations != self.num_relations or graph.self_relation:
-            more = " and a self_relation" if graph.self_relation else ""
+            note = " and a self_relation" if graph.self_relation else ""
             raise ValueError(
                 f"graph must have num_relations = {self.num_relations}, inverse ones included, and "
-                f"no self_relation, got {graph.num_relations - graph.self_relation}{more}"
+                f"no self_relation, got {graph.num_relations - graph.self_relation}{note}"
             )
         if graph.pair_src is None:
             raise ValueError(
@@ -260,6 +262,7 @@ def _by_direction(graph: RelationalGraph) -> Graph:
     """
     edges, pairs = graph.from_pairs, graph.pair_src
     assert edges is not None and pairs is not None
+    # The second half of the relations are inverse, and their edges get odd rows.
     half = graph.num_relations // 2
     is_inverse = (graph.edge_types >= half).astype(edges.rows.dtype)
     rows = jnp.where(edges.rows < 0, edges.rows, 2 * edges.rows + is_inverse)

@@ -92,6 +92,7 @@ def gcn_norm(
     else:
         weight = weight.astype(float)
         degree = segment_sum(weight, graph.rows, graph.num_dst, True)
+    # In-degrees scale both endpoints unless the graph is bipartite.
     scale = inverse_root(degree + self_loop)
     if num_rows(graph) == graph.num_dst:
         return scale
@@ -168,6 +169,7 @@ class GCNConv(GCNOptions, Convolution):
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = check_edge_weight(graph, edge_weight)
+        # D^-1/2 on both sides: the input is scaled by source, sums by destination.
         src_scale = dst_scale = None
         if self.normalize:
             if node_scale is None:
@@ -257,6 +259,7 @@ class GINConv(GINOptions, Convolution):
         check_activation(activation)
         x, kernel, bias = self._operands(x, graph)
         weight = check_edge_weight(graph, edge_weight)
+        # In half types 1 + eps would be rounded; the kernel adds this term in the sum's precision.
         eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)
 
         def aggregate(x: Array, **options: Any) -> Array:
@@ -351,6 +354,7 @@ class SAGEConv(SAGEOptions, Convolution):
         if self.projection is not None:
             messages = jax.nn.relu(linear(self.projection, src))
         root = None if self.root is None else linear(self.root, dst)
+        # A mean or sum commutes with Theta and runs on its narrower side; a maximum comes first.
         is_square = len(kernel) == self.out_features and not isinstance(messages, HostRows)
 
         def aggregate(x: Array, **options: Any) -> Array:
@@ -412,9 +416,6 @@ class GCN(GCNOptions, Stack):
                 ``take(gcn_norm(whole), blocks.node_ids)``; None means that each block's degrees
                 count.
             **dropout: `deterministic` and `rngs`, see `Stack`.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)``; for blocks, rows of the seeds.
         """
         if self.normalize and node_scale is None and not isinstance(graph, Blocks):
             node_scale = gcn_norm(graph, edge_weight, add_self_loops=self.add_self_loops)
@@ -464,6 +465,8 @@ def _sum_with_self(
     """Sum rows over edges, and add `self_scale` times the destination's own row; None adds none."""
     if self_scale is None or num_rows(graph) == graph.num_dst:
         return aggregate_edges(graph, x, weight, own_scale=self_scale, **options)
+    # The kernel reads a node's own row among the sums; here it is another array, in the dtype in
+    # which rows are summed.
     acc = accumulator_dtype(x.dtype)
     self_term = destination_rows(graph, x).astype(acc) * jnp.asarray(self_scale, acc)
     self_term = scaled(self_term, options.get("out_scale")).astype(x.dtype)

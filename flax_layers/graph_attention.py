@@ -22,7 +22,7 @@ from flax_layers._attention import (
     dropout_mask,
 )
 from flax_layers._base import (
-    DropoutArguments,
+    DropoutCall,
     DropoutKeys,
     NodeFeatures,
     check_endpoint_features,
@@ -106,7 +106,7 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
         self_score: Array | None,
         value: Array,
         shape: tuple[int, ...],
-        dropout: DropoutArguments,
+        dropout: DropoutCall,
     ) -> Array:
         """Add the nodes' attention to themselves, join the heads and add the bias.
 
@@ -114,6 +114,7 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
         """
         y, lse = attended
         if self_score is not None:
+            # exp(s) / (exp(s) + sum) = sigmoid(s - logsumexp): the node's attention to itself.
             share = jax.nn.sigmoid(self_score - lse)
             graph._note("own", lambda: share)
             self_weight = self.attention_dropout(share, **dropout)
@@ -179,6 +180,8 @@ class GATConv(_GraphAttentionConv):
         src, dst = self._endpoints(graph, x)
         attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
+        # A score is the sum of a number of the source and one of the destination: the kernel reads
+        # rows for values alone.
         value = self._map_sources(graph, src, None)
         src_score = dots(value, cast(self.src_attention, src))
         if self.dst_kernel is None and not isinstance(x, tuple):
@@ -216,6 +219,7 @@ class GATConv(_GraphAttentionConv):
 
     def _scores(self, x: Array, kernel: nnx.Param[Array], attention: nnx.Param[Array]) -> Array:
         """Return ``⟨x kernel, attention⟩`` of each head, by a product as wide as the heads."""
+        # Scores need one number per head: kernel and vector are multiplied first.
         head_kernel = dots(self._split(cast(kernel, x)), cast(attention, x))
         return product(x, head_kernel, self.precision)
 
@@ -294,6 +298,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
             edge_rows = jnp.broadcast_to(edge_rows, (edge_rows.shape[0], *src_rows.shape[1:]))
             edge_rows = _flat_heads(edge_rows, 1)
         shape = (graph.num_dst, *src_rows.shape[1:])
+        # Batch entries become heads of their own, with the same vectors.
         vector = jnp.broadcast_to(cast(self.attention, src), src_rows.shape[1:])
         vector = vector.reshape(-1, vector.shape[-1])
         dst_rows, src_rows = _flat_heads(dst_rows, 1), _flat_heads(src_rows, 1)
@@ -397,6 +402,7 @@ class TransformerConv(TransformerOptions, MultiHead):
         dropout = dropout_arguments(deterministic, rngs)
         query = self._split(linear(self.query, dst))
 
+        # Keys and values are mapped together: halo rows are sent once, on the narrower side.
         def key_and_value(x: Array | HostRows) -> tuple[Array, Array]:
             return self._split(linear(self.key, x)), self._split(linear(self.value, x))
 

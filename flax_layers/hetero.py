@@ -104,7 +104,7 @@ class HeteroConv(nnx.Module):
         self,
         graph: HeteroGraph,
         x_dict: Mapping[str, ArrayLike],
-        arguments: Mapping[EdgeType, Mapping[str, Any]] | None = None,
+        arguments: Mapping[EdgeType, Mapping[str, object]] | None = None,
     ) -> dict[str, Array]:
         """Apply the convolutions.
 
@@ -188,6 +188,7 @@ class HeteroConv(nnx.Module):
         if isinstance(sizes, int | tuple):  # errors name the type
             for name, size in zip((key[0], key[2]), endpoint_sizes(sizes), strict=True):
                 check_features(x[name], len(x[name]), size, f"x_dict[{name!r}]")
+        # Within one type an array, so that convolutions see nodes that are their own neighbours.
         features = x[key[0]] if key[0] == key[2] else (x[key[0]], x[key[2]])
         y: Array = conv(graph.graph(key), features, **arguments)
         return y
@@ -217,6 +218,7 @@ class HeteroConv(nnx.Module):
             name: x[name].astype(dtype) if name in senders else jnp.zeros((n, *batch, width), dtype)
             for name, n in graph.num_nodes.items()
         }
+        # Zero weights take relations outside the group out of the sum.
         kernels = [jnp.zeros_like(first.kernel[...])] * graph.relational.num_relations
         for key in keys:
             kernels[graph.relation(key)] = self.convolutions[key].kernel[...]
@@ -403,6 +405,7 @@ class HeteroLinear(LinearOptions):
             rows = x.shape[0] if x.ndim else 0
             x = check_features(x, rows, self.in_features[name], f"x_dict[{name!r}]")
             return linear(layer, x)
+        # One-hot features times a kernel are its rows.
         kernel = take(layer.kernel[...], positions)
         kernel = kernel if layer.dtype is None else kernel.astype(layer.dtype)
         return finished(kernel, parameter_value(layer.bias))
@@ -485,6 +488,7 @@ class HeteroModel(LinearOptions):
         self._check_types(graph)
         if isinstance(graph, RelationalPart):
             return self._map_part(graph, x_dict)
+        # Nodes are numbered type by type, in the order of the maps.
         rows = {name: jax.nn.relu(y) for name, y in self.input(x_dict).items()}
         names, sizes = graph.node_type_names, graph.node_type_sizes
         if names is not None and sizes is not None:
@@ -505,7 +509,8 @@ class HeteroModel(LinearOptions):
         # A small type is mapped whole, and then selected from.
         maps_all = blocks.few_nodes()
         rows = self.input.of_places(
-            x_dict, [None if whole else p for p, whole in zip(positions, maps_all, strict=True)]
+            x_dict,
+            [None if is_small else p for p, is_small in zip(positions, maps_all, strict=True)],
         )
         return _merge_types(blocks.source_rows(rows), positions)
 

@@ -119,6 +119,7 @@ class HGNNConv(HGNNOptions, Convolution):
         def aggregate(x: Array, **options: Any) -> Array:
             return aggregate_incidences(hypergraph, x, **factors, **options)
 
+        # With a bias, which comes before G, the order of G and Theta matters.
         if bias is None:
             return self._aggregate_narrow(aggregate, x, kernel, activation=activation)
         return aggregate(self._product(x, kernel, bias=bias), activation=activation)
@@ -140,6 +141,7 @@ class HGNNConv(HGNNOptions, Convolution):
                 f"with num_hyperedges={self.num_hyperedges} learnable weights, got {hypergraph}"
             )
         if isinstance(hypergraph, HypergraphPart):
+            # A device's part has some of the hyperedges, by their numbers in the whole hypergraph.
             learnable = take(learnable, hypergraph.hyperedge_ids)
         if weight is None:
             return learnable

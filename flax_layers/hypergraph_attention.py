@@ -111,6 +111,7 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
             hyperedge_scores = jnp.matmul(attr, score_kernel, precision=self.precision)
 
         heads = math.prod(node_scores.shape[1:])  # each batch entry has scores of its own
+        # The score of an incidence is the sum of its node's and its hyperedge's.
         scores = sddmm(
             plain.graph,
             hyperedge_scores.reshape(hypergraph.num_hyperedges, heads),
@@ -122,6 +123,7 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
             incidence_softmax(hypergraph, scores, self.softmax_by),
             **dropout_arguments(deterministic, rngs),
         )
+        # Row normalization sums attention weights; with "ones" the degrees do not depend on them.
         scaling: dict[str, Any] = {"normalization": "row"}
         if self.degrees == "ones":
             node_scale = _inverse_degrees(plain, weight)

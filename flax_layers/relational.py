@@ -204,6 +204,7 @@ class RGCNConv(RGCNOptions):
         weight = check_edge_weight(graph, edge_weight)
         if edge_weight is None:
             weight = self.factors(graph)
+        # Rows of the destinations, for W_0.
         dst = None
         if isinstance(x, tuple) or (x is not None and self.own_weight):
             x, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
@@ -303,6 +304,7 @@ class RGCNConv(RGCNOptions):
         coefficients: Array,
     ) -> Array:
         """Sum messages once for each basis, weighted by the shares of their relations."""
+        # Σ_r Σ_b c_rb V_b x = Σ_b V_b (Σ_e c_rb x): edges are weighted by their relation's shares.
         shares = of_relations(graph, coefficients)
         if weight is not None:
             dtype = accumulator_dtype(shares.dtype)
@@ -397,9 +399,6 @@ class RGCN(RGCNOptions, TwoLayerStack):
                 features.
             edge_weight: Weights, ``(num_edges,)``, see `RGCNConv`.
             **dropout: `deterministic` and `rngs`, see `Stack`.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)``; for blocks, rows of the seeds.
         """
         if not isinstance(graph, Blocks):
             check_instance("graph", graph, RelationalGraph)
@@ -407,5 +406,5 @@ class RGCN(RGCNOptions, TwoLayerStack):
                 edge_weight = self.convolutions[0].factors(graph)
         return super().__call__(graph, x, edge_weight, **dropout)
 
-    def _input(self, x: ArrayLike | None, **dropout: Any) -> Array | None:
+    def _input(self, x: ArrayLike | None, **dropout: Unpack[DropoutCall]) -> Array | None:
         return None if x is None else super()._input(x, **dropout)

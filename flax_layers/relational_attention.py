@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from flax_layers._attention import (
     dropout_mask,
 )
 from flax_layers._base import (
+    DropoutCall,
     DropoutKeys,
     Named,
     NodeFeatures,
@@ -166,6 +167,7 @@ class RGATConv(RGATOptions, MultiHead):
         values: Any = tuple(map(parameter_value, params))
         kernel, coefficients, dst, src = dtypes.promote_dtype(values, dtype=dtype or self.dtype)
         if coefficients is not None:
+            # Weights are mixed from bases once, and scores use the products of weights and vectors.
             kernel = jnp.tensordot(coefficients, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
@@ -211,6 +213,7 @@ class RGATConv(RGATOptions, MultiHead):
         if edge_attr is not None:
             edge_bias = self._edge_scores(graph, edge_attr, endpoints[0].dtype)
         dropout = dropout_arguments(deterministic, rngs)
+        # One mask for any method, as it belongs to edges in the graph's order.
         edge_scale = dropout_mask(self.attention_dropout, graph.num_edges, self.heads, dropout)
 
         def attend(src: Array, dst: Array | None = None) -> Array:
@@ -395,6 +398,7 @@ class HGTConv(HGTOptions):
         depth = self.out_features // self.heads
         if not self._has_one_width:
             return HGTWeights.of(p["attention"], p["message"], p["prior"])
+        # μ / √d is a factor of A.
         attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
 
         def matmul(a: Array | None, b: Array | None) -> Any:
@@ -480,6 +484,7 @@ class HGTConv(HGTOptions):
             return self._of_one_width(graph, src, dst, dst_types, folded)
         by_type = self._check_by_type(x, sizes)
         if self._has_one_width:
+            # Types of one width are one array, whose keys and values are mapped by pair.
             src = src_types.joined([*by_type.values()])
             dst = destination_rows(graph, src)
             y = self._of_one_width(graph, source_rows(graph, src), dst, dst_types, folded)
@@ -505,7 +510,7 @@ class HGTConv(HGTOptions):
             raise ValueError(f"graph must have {count} types of nodes, got {num_types or 'none'}")
 
     def _types(
-        self, graph: RelationalGraph, node_types: object
+        self, graph: RelationalGraph, node_types: ArrayLike | tuple[ArrayLike, ...] | None
     ) -> tuple[tuple[int, ...], NodeTypes, NodeTypes]:
         """Return the rows of x for each type, and the types of sources and of destinations."""
         count = len(self.type_names)
@@ -708,6 +713,7 @@ class HGTConv(HGTOptions):
         if x is None:
             return y
         gate = jax.nn.sigmoid(skip)
+        # Without a skip connection the result counts alone, as with a gate of 1.
         gate = jnp.where(np.array(self.widths) == self.out_features, gate, 1)
         if len(gate) > 1:
             gate = types.column(gate)
@@ -772,6 +778,7 @@ class _UnsortedTypes(NamedTuple):
 
     def joined(self, parts: list[Array]) -> Array:
         """Return each node's row in the array of its type; arrays have a row for each node."""
+        # Selection by `where` keeps rows of padding zero.
         y = jnp.zeros_like(parts[0])
         for number, part in enumerate(parts):
             y = jnp.where(row_wise(self.ids == number, y), part, y)
@@ -787,6 +794,7 @@ class _UnsortedTypes(NamedTuple):
         """Apply the map of each node's type."""
         if self.num_types == 1:
             return _single_type_product(x, kernel, bias, precision)
+        # Rows are sorted by type for a segmented product, and sorted back.
         plan = TypePlan.from_types(self.ids, self.num_types)
         y = segment_matmul(plan.sort(x), kernel, plan.group_sizes, bias=bias, precision=precision)
         return plan.unsort(y)
@@ -998,7 +1006,7 @@ class HGT(HGTOptions, TwoLayerStack):
     def _activate(self, y: Array) -> Array:
         return y
 
-    def _input(self, x: Any, **dropout: Any) -> Any:
+    def _input(self, x: TypedFeatures, **dropout: Unpack[DropoutCall]) -> Any:
         if not isinstance(x, Mapping):
             return super()._input(x, **dropout)
         features = {name: as_array(f"x[{name!r}]", rows) for name, rows in x.items()}

@@ -244,6 +244,7 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
             h = to_hyperedges(self_term)
         else:
             h = self._aggregate_narrow(to_hyperedges, x, kernel)
+        # Scores belong to hyperedges, so that no array has a row for each incidence.
         h = self._split(h)
         scores = dots(h, self.attention[...].astype(h.dtype))
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
@@ -349,6 +350,7 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
             raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
         norm = unigcn_norm(hypergraph) if norm is None else norm
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
+        # The residual is added where rows of G X are stored.
         z = aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
         y = self._product(z, kernel, bias=bias)
         beta = math.log(self.lamda / self.layer + 1)
@@ -439,15 +441,13 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
             norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
             deterministic: Whether dropout is off, see `Stack`.
             rngs: Randomness of the dropout, see `Stack`.
-
-        Returns:
-            ``(num_nodes, *batch, out_features)``.
         """
         assert self.output is not None
         check_structure("graph", graph, self.convolution)
         x = check_features(x, graph.num_nodes, self.in_features)
         norm = unigcn_norm(graph) if norm is None else norm
         dropout = dropout_arguments(deterministic, rngs)
+        # All convolutions refer to the input of the first one.
         x0 = y = jax.nn.relu(linear(self.input, self.input_dropout(x, **dropout)))
         for convolution in self.convolutions:
             y = jax.nn.relu(convolution(graph, self.dropout(y, **dropout), x0, norm))
