@@ -56,6 +56,7 @@ def awkward_triples(
 def check_dropout(layer, graph, x: jax.Array) -> jax.Array:
     """Check that masks depend on keys alone; return the result without dropout."""
     assert not np.array_equal(layer(graph, x), layer(graph, x))
+    # A key given to a call decides the mask, whatever the layer's own stream.
     key = jax.random.key(1)
     np.testing.assert_array_equal(
         layer(graph, x, rngs=key), layer(graph, x, deterministic=False, rngs=key)
@@ -92,6 +93,7 @@ def check_gradient(
     random directions, so that neither the size of a step nor a kink nearby matters: the formula
     must take complex numbers, and order them by their real part.
     """
+    # Only parameters and arrays are differentiated; dropouts and their keys are constants.
     graphdef, params, static = nnx.split(layer, nnx.Param, ...)
     values = jax.tree.map(double, (params, *arrays))
     (probe,) = random_like(rng, [formula(layer, *values[1:])], "float64")
@@ -111,6 +113,7 @@ def check_gradient(
     for _ in range(3):
         directions = random_like(rng, leaves, "float64")
         expected = slope(plain_loss, values, structure.unflatten(directions))
+        # The error is relative to the sum of all terms, which may cancel each other.
         terms = [np.ravel(g * d) for g, d in zip(gradients, directions, strict=True)]
         terms = np.concatenate(terms)
         assert abs(terms.sum() - expected) <= 1e-11 * np.abs(terms).sum(), (terms.sum(), expected)
@@ -146,6 +149,7 @@ SRC, DST = np.array([0, 1, 2, 3, 3, 4, 5]), np.array([1, 0, 0, 0, 3, 3, 2])  # 1
 TRIPLES = SRC, np.array([0, 1, 1, 1, 0, 0, 1]), DST, SIZE, 2
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
 BATCH = Batch.from_edges([[SRC, DST]], [SIZE])
+# Graphs of every kind that layers take, over the same few edges.
 BIPARTITE = Graph.from_edges(SRC, DST, num_src=SIZE, num_dst=SIZE + 1)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
@@ -248,6 +252,7 @@ def queries(decoder, subjects, relations) -> Any:
     return decoder(subjects, relations)
 
 
+# One case or more for each public layer, with options that take other paths in kernels.
 DROPS = {"attention_dropout_rate": 0.5}
 OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_features": 3}
 EPS = {"learn_eps": True, "eps": 0.3}

@@ -41,6 +41,7 @@ def composed(composition: str, x: np.ndarray, z: np.ndarray) -> np.ndarray:
         return x - z
     if composition == "mult":
         return x * z
+    # Circular correlation by its definition; the layer uses Fourier transforms.
     shifted = [np.sum(x * np.roll(z, -k, -1), -1) for k in range(x.shape[-1])]
     return np.stack(shifted, -1)
 
@@ -48,6 +49,7 @@ def composed(composition: str, x: np.ndarray, z: np.ndarray) -> np.ndarray:
 def formula(conv, triples, x, z, edge_weight=None) -> tuple[np.ndarray, np.ndarray]:
     """Return the result, edge by edge; edge weights are in the order of the triples."""
     forward_src, forward_rel, forward_dst = triples
+    # Each triple has an inverse edge, of a relation in the second half.
     src, dst = np.append(forward_src, forward_dst), np.append(forward_dst, forward_src)
     rel = np.append(forward_rel, forward_rel + RELATIONS)
     inverse = (rel >= RELATIONS).astype(int)

@@ -68,6 +68,7 @@ def join(conv, y: np.ndarray) -> np.ndarray:
 def neighbours(conv, graph: Graph, is_square: bool) -> list[tuple[list[int], list[int]]]:
     """Return the edges of each destination and their sources; -1 is a self-loop."""
     rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
+    # A self-loop is added for one array of features, not for a pair.
     has_loops = is_square and getattr(conv, "add_self_loops", False)
     lists = []
     for row in range(graph.num_dst):
@@ -128,6 +129,7 @@ def reference_transformer(
     conv: TransformerConv, graph: Graph, src, dst=None, attr: Any = None
 ) -> Any:
     src, dst = double(src), double(src if dst is None else dst)
+    # Features of edges are added to keys and values, edge by edge.
     query, key, value = (
         split(linear(layer, x), conv.heads)
         for layer, x in ((conv.query, dst), (conv.key, src), (conv.value, src))
@@ -214,6 +216,7 @@ def test_padding_changes_nothing(layer, graph):
     want = nnx.value_and_grad(loss, argnums=(0, 2))(conv, graph, x, attr)
     want = (want[0], (want[1][0], jnp.pad(want[1][1], ((0, 3), (0, 0)))))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-4, 2e-4), got, want)
+    # Padding may hold NaN where nothing is differentiated.
     dirty = padded_x.at[NUM_NODES:].set(jnp.nan), padded_attr.at[graph.num_edges :].set(jnp.nan)
     assert_close(conv(padded, *dirty)[:NUM_NODES], conv(graph, x, attr))
 
@@ -224,6 +227,7 @@ def test_attention_dropout(layer, graph):
     x = features(4)
     evaluated = check_dropout(conv, graph, x)
     assert_close(evaluated, REFERENCES[layer](conv, graph, x))
+    # The mean over masks is the result without dropout, within six standard errors.
     draws = [
         double(conv(graph, x, deterministic=False, rngs=jax.random.key(i))) for i in range(400)
     ]
@@ -233,6 +237,7 @@ def test_attention_dropout(layer, graph):
 
 @pytest.mark.parametrize("model_class", MODELS)
 def test_models_stack_convolutions(model_class, graph):
+    # GAT's paper has an ELU between convolutions.
     between = jax.nn.relu if model_class is GraphTransformer else jax.nn.elu
     model = make(model_class, 4, 8, 3, heads=2, num_layers=3)
     y = x = features(4)
@@ -348,6 +353,7 @@ def torch_state(conv) -> dict[str, Any]:
 def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges):
     geometric = pytest.importorskip("torch_geometric.nn")
     torch = pytest.importorskip("torch")
+    # Endpoints of different widths cannot share weights.
     if options.get("share_weights") and is_bipartite:
         options = {**options, "share_weights": False}
     src, dst = edges

@@ -27,6 +27,7 @@ from jax_gnn._ops.segment_matmul import api
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 NUM_NODES = 9
+# Widening, narrowing and square maps aggregate on different sides.
 SIZES = [(3, 6), (6, 3), (4, 4)]
 CONVOLUTIONS = [GCNConv, GINConv, SAGEConv]
 MODELS = [GCN, GIN, SAGE]
@@ -94,6 +95,7 @@ def test_gcn_conv_equals_the_formula(graph, weight, sizes, loops, normalize):
         assert_close(conv(graph, x, edge_weight), expected)
         assert_close(nnx.jit(conv)(graph, x, edge_weight), expected)
         if normalize:
+            # Scales are applied on both sides, so that twice the scale gives four times the sums.
             scale = gcn_norm(graph, edge_weight, add_self_loops=loops)
             assert_close(conv(graph, x, edge_weight, scale), expected)
             assert_close(
@@ -106,6 +108,7 @@ def test_gcn_norm(graph, weight):
     for edge_weight in (None, weight):
         degree = adjacency(graph, edge_weight).sum(axis=1)
         assert_close(gcn_norm(graph, edge_weight), (degree + 1) ** -0.5)
+        # Node 3 has no edges, hence degree 0 without self-loops.
         expected = inverse(np.sqrt(degree))
         assert expected[3] == 0
         assert_close(gcn_norm(graph, edge_weight, add_self_loops=False), expected)
@@ -114,6 +117,7 @@ def test_gcn_norm(graph, weight):
 
 def test_gcn_computes_the_scales_once(graph, weight):
     model = make(GCN, 4, 8, 3)
+    # Scales have the only inverse roots of the model.
     jaxpr = str(
         jax.make_jaxpr(lambda x, w: model(graph, x, w, deterministic=True))(features(4), weight)
     )
@@ -150,24 +154,16 @@ def test_gin_conv_equals_the_formula(graph, weight, sizes, options):
     conv = make(GINConv, *sizes, **options)
     assert conv.kernel.shape[1] == options.get("mlp_features", sizes[1])
     assert conv.eps == options.get("eps", 0)
+    assert isinstance(conv.learned_eps, nnx.Param if "learn_eps" in options else type(None))
     x = features(sizes[0])
     for edge_weight in (None, weight):
         assert_close(conv(graph, x, edge_weight), reference_gin(conv, graph, x, edge_weight))
 
 
-def test_gin_eps():
-    assert make(GINConv, 4, 3).learned_eps is None
-    conv = make(GINConv, 4, 3, eps=0.5, learn_eps=True)
-    assert isinstance(conv.learned_eps, nnx.Param)
-    assert conv.learned_eps[...] == 0.5
-
-
-# SAGE
-
-
 def reference_sage(conv: SAGEConv, graph: Graph, x, weight=None) -> np.ndarray:
     x = double(x)
     messages = x if conv.projection is None else relu(linear(conv.projection, x))
+    # Edge by edge: gather, weigh, reduce at the destinations; nodes without edges get 0.
     sent = messages[np.asarray(graph.cols)]
     sent = sent if weight is None else sent * double(weight)[:, None]
     reduce = {"mean": np.mean, "max": np.max, "sum": np.sum}[conv.aggregation]
@@ -271,6 +267,7 @@ def test_tall_products_have_epilogues(model_class, primitives, graph, monkeypatc
 def test_scales_between_layers(normalize, sizes, graph, weight):
     conv = make(GCNConv, *sizes, normalize=normalize)
     x = features(sizes[0], 2)
+    # A layer may take scaled features, and scale its result for the next layer.
     scale = gcn_norm(graph, weight)[:, None, None] if normalize else 1
     plain = conv(graph, x, weight, activation="relu")
     options = {"is_scaled": True, "scales_result": True, "activation": "relu"}
@@ -310,6 +307,7 @@ def test_batch_axes_and_vmap(layer, sizes, graph, weight):
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_padding_changes_nothing(layer, graph, weight):
     conv = make(layer, 4, 3, **({"aggregation": "max"} if layer is SAGEConv else {}))
+    # Padding nodes may hold NaN in the forward pass; their gradients are zero.
     padded = graph.pad(num_nodes=12, num_edges=40)
     x = jnp.concatenate([features(4), jnp.full((3, 4), jnp.nan)])
     padded_weight = jnp.concatenate([weight, jnp.full(40 - graph.num_edges, jnp.nan)])
@@ -402,6 +400,7 @@ def test_each_dropout_draws_its_own_mask(graph):
     )
     y = model(Graph.from_edges(loops, loops), x, rngs=jax.random.key(0))
     share = np.mean(np.asarray(y) > 0)
+    # Three dropouts of rate 1/2 scale by 8 what all of them keep.
     assert set(np.unique(y)) == {0.0, 8.0}
     assert 0.06 < share < 0.2  # an eighth, but a half were the masks equal
 
@@ -440,6 +439,7 @@ def test_one_trace_for_equal_shapes(layer, graph, edges):
         traces.append(None)
         return conv(graph, x)
 
+    # The same graph with nodes in reverse order has other contents of equal shapes.
     reversed_ids = Graph.from_edges(*(NUM_NODES - 1 - ids for ids in edges), num_nodes=NUM_NODES)
     first, second = apply(graph, features(4)), apply(reversed_ids, features(4)[::-1])
     assert len(traces) == 1

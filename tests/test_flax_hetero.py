@@ -65,10 +65,12 @@ def test_joint_convolutions(graph, rng, across, options):
     with jax.enable_x64(True):
         rngs = nnx.Rngs(0)
         convs = {key: sage(rngs, **options) for key in graph.edge_types}
+        # Convolutions of other classes run beside the joint ones.
         convs[CITES] = GCNConv(6, 4, rngs=rngs, param_dtype=jnp.float64)
         convs[("tag", "rev_has", "paper")] = GATConv((6, 6), 4, rngs=rngs, param_dtype=jnp.float64)
         conv = HeteroConv(convs, aggregation=across)
         x = features(rng)
+        # Sums over relations are one aggregation; separate results need one segmented product.
         product = "relational_aggregate" if across in ("sum", "mean") else "segment_matmul"
         text = str(jax.make_jaxpr(lambda x: conv(graph, x))(x))
         assert text.count(f"jax_gnn_{product}[") == 1
@@ -127,6 +129,7 @@ def test_nodes_of_one_type_attend_to_themselves(rng, layer):
     x = jnp.asarray(rng.normal(size=(8, 6)), jnp.float32)
     conv = layer((6, 6), 4, heads=2, rngs=nnx.Rngs(0))
     y = HeteroConv({key: conv})(graph, {"paper": x})["paper"]
+    # Explicit self-loops, and a pair of features for which the layer adds none.
     conv.add_self_loops = False
     expected = conv(graph.graph(key).with_self_loops(), (x, x + 0))
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
@@ -158,6 +161,7 @@ def test_arbitrary_names(rng):
     graph = HeteroGraph.from_edges(edges, dict.fromkeys(names, 3), inverse=True).with_graphs()
     rngs = nnx.Rngs(0)
     conv = HeteroConv({key: GCNConv(2, 2, rngs=rngs) for key in edges if key[0] == key[2]})
+    # Names that look alike when joined must not share parameters.
     kernels = {id(conv.convolutions[key].kernel) for key in conv.edge_types}
     assert len(kernels) == len(conv.edge_types) == len(conv.convolutions) == 2
     linear = HeteroLinear(dict.fromkeys(names, 2), 2, rngs=rngs)
@@ -212,6 +216,7 @@ def test_models_of_graphs_in_another_order(rng):
         return y
 
     restored = reordered.in_order(graph.node_types, graph.edge_types)
+    # Two steps, as an error in gradients shows after the first.
     twin = nnx.clone(model)
     for _ in range(2):
         y, twin_y = step(model, graph), step(twin, restored)
@@ -269,6 +274,7 @@ def test_heteromodel(graph, rng):
     x = {"author": jnp.ones((4, 6)), "paper": jnp.ones((5, 2)), "tag": None}
     x["nobody"] = jnp.ones((0, 0))
     y = model(graph, x, deterministic=True)
+    # The model sees one array, ReLU of the mapped features of all types.
     rows = {name: np.maximum(part, 0) for name, part in model.input(x).items()}
     expected = rgcn(graph.relational, graph.join(rows), deterministic=True)
     for name, part in graph.split(expected).items():

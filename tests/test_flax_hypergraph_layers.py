@@ -48,6 +48,7 @@ pytestmark = pytest.mark.usefixtures("exact_products")
 NUM_NODES, NUM_HYPEREDGES = 9, 6
 MODELS = [HGNN, HGNNP, UniGIN, UniSAGE, UniGAT, UniGCNII, HypergraphAttention]
 MODELS += [AllDeepSets, AllSetTransformer]
+# Widening, narrowing and square maps aggregate on different sides.
 SIZES = [(3, 6), (6, 4), (4, 4)]
 
 
@@ -91,6 +92,7 @@ def layer_norm(layer: nnx.LayerNorm, x: np.ndarray) -> np.ndarray:
 
 def softmax(scores: np.ndarray, mask: np.ndarray, axis: int) -> np.ndarray:
     """Over an axis of a dense matrix, where the mask has ones; zeros elsewhere."""
+    # Scores are small here, so that no maximum is subtracted: complex steps pass through.
     exponentials = np.exp(scores) * mask
     return exponentials * inverse(exponentials.sum(axis=axis, keepdims=True))
 
@@ -159,6 +161,7 @@ def reference_unigat(conv: UniGATConv, h: np.ndarray, x: np.ndarray) -> np.ndarr
 def reference_unigcnii(
     conv: UniGCNIIConv, h: np.ndarray, x: np.ndarray, x0: np.ndarray | None = None
 ) -> np.ndarray:
+    # G is the mean over each hyperedge, scaled by its mean degree, then by each node's degree.
     degree = h.sum(axis=1)
     mean_degree = reduced(h.T, degree, "mean")
     y = reduced(h.T, x, "mean") * (inverse(mean_degree) ** 0.5)[:, None]
@@ -183,6 +186,7 @@ def reference_attention(
     hyperedge_scores = (hyperedges * double(conv.hyperedge_attention)).sum(-1)
     scores = leaky(node_scores[:, None] + hyperedge_scores[None], conv.negative_slope)
     attention = softmax(scores, h[:, :, None], axis={"node": 1, "hyperedge": 0}[conv.softmax_by])
+    # De and Dv are sums of H, or of the attention in its place.
     degrees = attention if conv.degrees == "attention" else h[:, :, None]
     messages = np.einsum("veh,vhc->ehc", attention, nodes)
     messages *= weight[:, None, None] * inverse(degrees.sum(axis=0))[:, :, None]
@@ -200,6 +204,7 @@ def reference_mlp(mlp, x: np.ndarray) -> np.ndarray:
 
 
 def reference_alldeepsets(conv: AllDeepSetsConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
+    # Two functions of multisets: nodes of a hyperedge, then hyperedges of a node.
     for half, matrix in ((conv.to_hyperedges, h.T), (conv.to_nodes, h)):
         x = reduced(matrix, relu(reference_mlp(half.encoder, x)), conv.aggregation)
         x = relu(reference_mlp(half.decoder, x))
@@ -402,6 +407,7 @@ def test_attention_forms_no_messages(hypergraph):
         conv = layer(4, 64, heads=2, rngs=nnx.Rngs(0))
         gradient = jax.grad(lambda x, conv=conv: conv(hypergraph, x).sum())
         text = str(jax.make_jaxpr(gradient)(features(4)))
+        # Arrays by incidence have a number per head at most, never a row of features.
         count = hypergraph.num_incidences
         assert f"[{count},2]" in text
         assert f"[{count},64]" not in text
@@ -437,6 +443,7 @@ def test_padding_changes_nothing(case, hypergraph):
         y = case.call(conv, hypergraph, x)[:NUM_NODES]
         return jnp.sum(y**2), y
 
+    # Padding rows may hold NaN; gradients are compared with zeros there.
     junk, zeros = (np.pad(x, ((0, 3), (0, 0)), constant_values=value) for value in (np.nan, 0))
     expected_gradient, expected = gradient_and_value(x, hypergraph)
     assert_close(gradient_and_value(junk, padded)[1], expected)
@@ -454,23 +461,6 @@ def test_gradients_are_slopes(case, hypergraph, incidence, rng):
             lambda conv, x: case.expected(conv, incidence, x),
             rng.normal(size=(NUM_NODES, 4)),
         )
-
-
-@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
-def test_gradients_equal_those_of_plain_xla(case, hypergraph):
-    import jax_gnn
-
-    conv = case.make(4, 6)
-    graphdef, params, static = nnx.split(conv, nnx.Param, ...)
-
-    def loss(params, x):
-        return jnp.sum(jnp.sin(case.call(nnx.merge(graphdef, params, static), hypergraph, x)))
-
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
-    actual = gradient(params, features(4))
-    with jax_gnn.implementation("xla"):
-        reference = gradient(params, features(4))
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-4), actual, reference)
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
@@ -547,8 +537,11 @@ def test_bad_call_of_one_layer(hypergraph):
     directed = Hypergraph.from_directed([0], [0], [1], [0], num_nodes=9, num_hyperedges=6)
     with pytest.raises(ValueError, match="hypergraph must not be directed"):
         conv(directed, x)
+    conv = UniGCNIIConv(4, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"x0 must have shape .*\(9, ..., 4\), got \(9, 3\)"):
-        UniGCNIIConv(4, rngs=nnx.Rngs(0))(hypergraph, x, jnp.ones((9, 3)))
+        conv(hypergraph, x, jnp.ones((9, 3)))
+    with pytest.raises(ValueError, match=r"x0 must have the shape \(9, 2, 4\) of x, got \(9, 4\)"):
+        conv(hypergraph, features(4, 2), x)
 
 
 @pytest.mark.parametrize(
@@ -693,14 +686,6 @@ def test_dropout_of_models(model_class, hypergraph):
     check_dropout(model, hypergraph, x)
 
 
-@pytest.mark.parametrize("model_class", MODELS)
-def test_bad_models(model_class):
-    with pytest.raises(ValueError, match="hidden_features must be positive, got 0"):
-        model_class(2, 0, 2, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"dropout_rate must lie in \[0, 1\], got 1.5"):
-        model_class(2, 2, 2, dropout_rate=1.5, rngs=nnx.Rngs(0))
-
-
 def test_last_convolution_has_one_head():
     for model_class in (UniGAT, HypergraphAttention):
         model = model_class(4, 16, 3, heads=8, num_layers=3, rngs=nnx.Rngs(0))
@@ -738,6 +723,7 @@ def test_hgnn_without_bias(sizes, hypergraph, incidence):
 
 @pytest.mark.parametrize("normalization", ["symmetric", "row"])
 def test_hyperedge_weights(hypergraph, incidence, normalization, rng):
+    # Weights of the call and of the layer are multiplied.
     learnable, fixed = rng.uniform(0.5, 2, (2, NUM_HYPEREDGES))
     x = features(4)
     plain = HGNNConv(4, 3, normalization=normalization, rngs=nnx.Rngs(0))
@@ -842,9 +828,3 @@ def test_no_operation_between_product_and_sum(model_class, primitives, hypergrap
         if name != "broadcast_in_dim"
     ]
     assert names == primitives
-
-
-def test_x0_of_another_shape(hypergraph):
-    conv = UniGCNIIConv(4, layer=1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"x0 must have the shape \(9, 2, 4\) of x, got \(9, 4\)"):
-        conv(hypergraph, features(4, 2), features(4))

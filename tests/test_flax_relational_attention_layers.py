@@ -26,6 +26,7 @@ EDGES = {
     ("venue", "hosts", "paper"): ([], []),
 }
 ENDS = [*EDGES, *((dst, f"rev_{name}", src) for src, name, dst in EDGES)]
+# Papers are as wide as the output, so that they alone have a skip connection.
 WIDTHS = {"author": 3, "paper": 8, "venue": 2, "topic": 5}
 
 
@@ -119,6 +120,7 @@ def reference_rgat(conv: RGATConv, graph: RelationalGraph, x, attr=None) -> jax.
         score = jnp.where(z > 0, z, conv.negative_slope * z)
     else:
         score = query * key * (1 if edge_scores is None else edge_scores)
+    # The softmax runs over edges into a node, or over those of one relation.
     size, segment = graph.num_nodes, dst
     if conv.softmax == "within":
         size, segment = size * graph.num_relations, dst * graph.num_relations + rel
@@ -130,6 +132,7 @@ def reference_rgat(conv: RGATConv, graph: RelationalGraph, x, attr=None) -> jax.
 
 def reference_hgt(conv: HGTConv, graph: RelationalGraph, x) -> Any:
     if not isinstance(x, dict):
+        # An array has the nodes type by type.
         stops = np.cumsum(conv.sizes(graph))[:-1]
         parts = dict(zip(conv.type_names, jnp.split(x, stops), strict=True))
         parts = reference_hgt(conv, graph, parts)
@@ -283,6 +286,7 @@ def test_forms_of_scores(graph, sizes, attention, form, monkeypatch):
     padded = graph.pad(num_nodes=12, num_edges=40, num_src_pairs=50, num_dst_pairs=45)
     dirty = jnp.pad(x, ((0, 3), (0, 0)), constant_values=jnp.nan)
     assert_close(conv(padded, dirty)[:NUM_NODES], conv(graph, x))
+    # Batched by `vmap`, values and gradients are those of separate calls.
     batch = jnp.stack([x, 2 * x])
     expected = jnp.stack([conv(graph, rows) for rows in batch])
     assert_close(jax.vmap(lambda x: conv(graph, x))(batch), expected)
@@ -305,6 +309,7 @@ def check_derivatives(conv, call, formula, graph, x):
         def value_and_gradient(values):
             return jax.value_and_grad(loss, (0, 1))(*values)
 
+        # Second derivatives along a fixed direction cost one more pass.
         direction = jax.tree.map(jnp.cos, (params, x))
         jvp = jax.jit(lambda values: jax.jvp(value_and_gradient, (values,), (direction,)))
         return jvp((params, x))
@@ -340,6 +345,7 @@ def test_batch_axes_vmap_and_padding(graph, layer, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_same_bits_and_large_scores(graph, layer, method):
     conv = make(layer, 8, 8, heads=2, method=method)
+    # Scores of this size overflow `exp` without a maximum subtracted.
     x = 1e3 * features(8)
     first = nnx.jit(conv)(graph, x)
     assert np.isfinite(first).all()
@@ -736,6 +742,7 @@ def test_bad_types(graph, typed):
         ValueError, match=r"'about', 'topic'\) of the graph must run from 'paper' to 'author'"
     ):
         make_typed(relation_ends=relation_ends)(typed, typed_features())
+    # The same sizes under other names.
     renamed = dict(zip([*TYPES][::-1], TYPES.values(), strict=True))
     edges = {("topic", "of", "topic"): ([0], [0])}
     renamed_graph = RelationalGraph.from_edge_dict(edges, renamed)

@@ -40,6 +40,7 @@ def weights(conv: RGCNConv) -> tuple[np.ndarray, np.ndarray | float]:
     kernel, self_kernel = double(conv.kernel), 0.0
     if conv.num_blocks is not None:
         self_kernel = 0.0 if conv.own is None else double(conv.own)
+        # Blocks on the diagonal of full matrices.
         full = np.zeros((RELATIONS, conv.in_features, conv.out_features), kernel.dtype)
         rows, cols = kernel.shape[2:]
         for block in range(conv.num_blocks):
@@ -60,6 +61,7 @@ def formula(conv: RGCNConv, triples, x, edge_weight=None) -> np.ndarray:
     if edge_weight is None:
         edge_weight = np.ones(len(src))
         if conv.norm == "mean":
+            # A mean is over the edges of one relation into one destination.
             same_norm = (rel[:, None] == rel) & (dst[:, None] == dst)
             edge_weight = 1 / same_norm.sum(1)
     messages = np.einsum("e,e...k,ekn->e...n", edge_weight, x[src], kernel[rel])
@@ -121,6 +123,7 @@ def test_bases_mixed_or_summed_one_by_one(triples, rng, monkeypatch, self_relati
     graph = graph_of(triples, self_relation)
     conv = make(RGCNConv, 4, 6, num_bases=2)
     check_weighted(conv, graph, triples, rng)
+    # Nodes without features are one-hot.
     conv = make(RGCNConv, NUM_NODES, 6, num_bases=3)
     assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
 
@@ -208,6 +211,7 @@ def test_model_equals_two_convolutions(triples, featureless):
     hidden = relu(formula(model.conv1, triples, x))
     expected = formula(model.conv2, triples, hidden)
     assert_close(model(graph, None if featureless else jnp.asarray(x, jnp.float32)), expected)
+    # Only factors of edges divide.
     jaxpr = str(jax.make_jaxpr(model)(graph, jnp.ones((NUM_NODES, NUM_NODES))))
     assert jaxpr.count(" = div ") == 1  # factors of edges are computed once
 
