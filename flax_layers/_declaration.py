@@ -90,10 +90,13 @@ class Layer(nnx.Module):
     def __init_subclass__(cls, **options: bool) -> None:
         """Make the constructor of a subclass from its fields."""
         super().__init_subclass__(**options)
-        has_constructor = "__init__" in vars(cls)
+        # Classes of options alone are never made. A constructor costs a millisecond of the import.
+        maker = getattr(cls, "_make_parameters", None)
+        is_made = maker is None or maker.__module__ != __name__
+        init = is_made and "__init__" not in vars(cls)
         # Modules are compared by identity, and NNX prints them.
-        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
-        if not has_constructor:
+        dataclasses.dataclass(kw_only=True, init=init, eq=False, repr=False)(cls)
+        if init:
             _document(cls)
 
 

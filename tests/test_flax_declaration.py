@@ -15,7 +15,11 @@ CLASSES = {
     for name in flax_layers.__all__
     if inspect.isclass(getattr(flax_layers, name))
 }
-DECLARED = [name for name, kind in CLASSES.items() if issubclass(kind, Layer)]
+DECLARED = [
+    name
+    for name, kind in CLASSES.items()
+    if issubclass(kind, Layer) and name not in ("AttentionOptions", "LinearOptions")
+]
 MODELS = [name for name in DECLARED if hasattr(CLASSES[name], "convolution")]
 # Options that a model sets for each convolution.
 SET_BY_MODEL = {"UniGCNII": {"layer"}}
