@@ -15,7 +15,7 @@ import flax_layers as layers
 from jax_gnn import Batch, Graph, HeteroGraph, Hypergraph, RelationalGraph
 
 
-def double(array: Any) -> np.ndarray:
+def double(array) -> np.ndarray:
     """An array or a parameter in float64, or complex numbers as they are."""
     array = np.asarray(array[...])
     return array.astype(np.result_type(array, np.float64))
@@ -38,7 +38,7 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def awkward_edges(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Of 9 nodes, one edge a self-loop and one there twice; nothing enters or leaves 3."""
+    """Return edges of 9 nodes with a self-loop and a duplicate; node 3 has none."""
     src, dst = rng.choice([0, 1, 2, 4, 5, 6, 7, 8], (2, 20))
     return np.append(src, [src[0], 5]), np.append(dst, [dst[0], 5])
 
@@ -46,16 +46,17 @@ def awkward_edges(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 def awkward_triples(
     rng: np.random.Generator, num_nodes: int = 9, relations: Any = (0, 1, 3), count: int = 30
 ) -> tuple[np.ndarray, ...]:
-    """Edges of some relations, two of them alike; none enters or leaves 3."""
+    """Return triples with a duplicate; node 3 has none."""
     src, dst = rng.choice([i for i in range(num_nodes) if i != 3], (2, count))
     rel = rng.choice(relations, count)
     src[1], rel[1], dst[1] = src[0], rel[0], dst[0]
     return src, rel, dst
 
 
-def check_dropout(layer: Any, graph: Any, x: jax.Array) -> jax.Array:
-    """Masks differ, but for those of one key. Returns the result in evaluation, without any."""
+def check_dropout(layer, graph, x: jax.Array) -> jax.Array:
+    """Check that masks depend on keys alone; return the result without dropout."""
     assert not np.array_equal(layer(graph, x), layer(graph, x))
+    # A key given to a call decides the mask, whatever the layer's own stream.
     key = jax.random.key(1)
     np.testing.assert_array_equal(
         layer(graph, x, rngs=key), layer(graph, x, deterministic=False, rngs=key)
@@ -66,17 +67,17 @@ def check_dropout(layer: Any, graph: Any, x: jax.Array) -> jax.Array:
     return evaluated
 
 
-def made_of_rows(jaxpr: Any, rows: int) -> list[str]:
-    """What makes arrays of so many rows, of several features, in order."""
-    found = []
+def made_of_rows(jaxpr, rows: int) -> list[str]:
+    """Return the primitives that make arrays of `rows` rows and several features, in order."""
+    names = []
     for equation in jaxpr.eqns:
-        inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]
+        jaxprs = [param.jaxpr for param in equation.params.values() if hasattr(param, "jaxpr")]
         shape = equation.outvars[0].aval.shape
-        if inner:
-            found += [name for each in inner for name in made_of_rows(each, rows)]
+        if jaxprs:
+            names += [name for param in jaxprs for name in made_of_rows(param, rows)]
         elif len(shape) == 2 and shape[0] == rows and shape[1] > 1:
-            found.append(equation.primitive.name)
-    return found
+            names.append(equation.primitive.name)
+    return names
 
 
 def check_gradient(
@@ -84,7 +85,7 @@ def check_gradient(
     layer: nnx.Module,
     call: Callable[..., jax.Array],
     formula: Callable[..., np.ndarray],
-    *arrays: Any,
+    *arrays,
 ) -> None:
     """Compares gradients to float64 parameters and arrays with the slope of the layer's formula.
 
@@ -92,28 +93,30 @@ def check_gradient(
     random directions, so that neither the size of a step nor a kink nearby matters: the formula
     must take complex numbers, and order them by their real part.
     """
-    graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
+    # Only parameters and arrays are differentiated; dropouts and their keys are constants.
+    graphdef, params, static = nnx.split(layer, nnx.Param, ...)
     values = jax.tree.map(double, (params, *arrays))
     (probe,) = random_like(rng, [formula(layer, *values[1:])], "float64")
 
     @jax.jit
-    def gradient(*values: Any) -> Any:
-        def loss(params: Any, *arrays: Any) -> jax.Array:
-            return jnp.vdot(call(nnx.merge(graphdef, params, rest), *arrays), probe)
+    def gradient(*values) -> Any:
+        def loss(params, *arrays) -> jax.Array:
+            return jnp.vdot(call(nnx.merge(graphdef, params, static), *arrays), probe)
 
         return jax.grad(loss, argnums=tuple(range(len(values))))(*values)
 
-    def plain_loss(params: Any, *arrays: Any) -> np.ndarray:
-        return np.sum(formula(nnx.merge(graphdef, params, rest), *arrays) * probe)
+    def plain_loss(params, *arrays) -> np.ndarray:
+        return np.sum(formula(nnx.merge(graphdef, params, static), *arrays) * probe)
 
     leaves, structure = jax.tree.flatten(values)
     gradients = jax.tree.leaves(gradient(*values))
     for _ in range(3):
         directions = random_like(rng, leaves, "float64")
-        want = slope(plain_loss, values, structure.unflatten(directions))
+        expected = slope(plain_loss, values, structure.unflatten(directions))
+        # The error is relative to the sum of all terms, which may cancel each other.
         terms = [np.ravel(g * d) for g, d in zip(gradients, directions, strict=True)]
         terms = np.concatenate(terms)
-        assert abs(terms.sum() - want) <= 1e-11 * np.abs(terms).sum(), (terms.sum(), want)
+        assert abs(terms.sum() - expected) <= 1e-11 * np.abs(terms).sum(), (terms.sum(), expected)
 
 
 # --- All public layers, in few settings ----------------------------------------------------------
@@ -123,13 +126,13 @@ class LayerCase(NamedTuple):
     """A layer and a call of it.
 
     Attributes:
-        make: From the dtype of the parameters.
-        call: Of the layer, the operands and named ones.
-        operands: Features and what else is of their dtype, in float64; pytrees.
-        named: Likewise, by name.
+        make: Function from the dtype of the parameters to the layer.
+        call: Function of the layer, the operands and the named operands.
+        operands: Features and other floating-point operands, in float64; pytrees.
+        named: Operands by name.
         kind: The class of a layer that takes a graph and features.
-        structure: That graph.
-        options: What the layer is made with, sizes included.
+        structure: Graph of the call.
+        options: Arguments of the layer's constructor, sizes included.
     """
 
     make: Callable[[Any], Any]
@@ -146,6 +149,7 @@ SRC, DST = np.array([0, 1, 2, 3, 3, 4, 5]), np.array([1, 0, 0, 0, 3, 3, 2])  # 1
 TRIPLES = SRC, np.array([0, 1, 1, 1, 0, 0, 1]), DST, SIZE, 2
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=SIZE)
 BATCH = Batch.from_edges([[SRC, DST]], [SIZE])
+# Graphs of every kind that layers take, over the same few edges.
 BIPARTITE = Graph.from_edges(SRC, DST, num_src=SIZE, num_dst=SIZE + 1)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE)
 DIRECTED = Hypergraph.from_directed(SRC, DST, DST, SRC, num_nodes=SIZE, num_hyperedges=SIZE)
@@ -160,7 +164,7 @@ HETERO = HeteroGraph.from_edges(
 
 
 def numbers(*shape: int) -> np.ndarray:
-    """Positive ones that are none of float32."""
+    """Return positive numbers that float32 cannot represent."""
     return np.random.default_rng(sum(shape)).uniform(0.5, 1.5, shape)
 
 
@@ -170,84 +174,85 @@ BY_TYPE = {"a": numbers(3, WIDTH), "b": numbers(3, WIDTH)}
 
 
 def layer_case(
-    kind: Any, structure: Any, x: Any = X, options: dict[str, Any] | None = None, **named: Any
+    kind, structure, x=X, options: dict[str, Any] | None = None, **named: Any
 ) -> LayerCase:
-    """Of a layer that takes a graph, features and named operands."""
+    """Return the case of a layer that takes a graph, features and named operands."""
     sizes = {"in_features": WIDTH, "out_features": 2 * WIDTH}
     if issubclass(kind, layers.Stack):
         sizes = {"in_features": WIDTH, "hidden_features": WIDTH, "out_features": 3}
-    given = sizes | (options or {})
+    arguments = sizes | (options or {})
 
-    def make(dtype: Any) -> Any:
-        return kind(**given, param_dtype=dtype, rngs=nnx.Rngs(0))
+    def make(dtype) -> Any:
+        return kind(**arguments, param_dtype=dtype, rngs=nnx.Rngs(0))
 
-    def call(layer: Any, x: Any, **named: Any) -> Any:
+    def call(layer, x, **named) -> Any:
         return layer(structure, x, **named)
 
-    return LayerCase(make, call, (x,), named, kind, structure, given)
+    return LayerCase(make, call, (x,), named, kind, structure, arguments)
 
 
-def batch_case(kind: Any, *sizes: int, **options: Any) -> LayerCase:
-    """Of a layer that takes a batch of graphs and features."""
+def batch_case(kind, *sizes: int, **options) -> LayerCase:
+    """Return the case of a layer that takes a batch of graphs and features."""
 
-    def make(dtype: Any) -> Any:
-        given = {} if kind is layers.PairNorm else {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
-        return kind(WIDTH, *sizes, **given, **options)
+    def make(dtype) -> Any:
+        arguments = {} if kind is layers.PairNorm else {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        return kind(WIDTH, *sizes, **arguments, **options)
 
     return LayerCase(make, lambda layer, x: layer(BATCH, x), (X,), {})
 
 
-def hetero_case(across: str, **options: Any) -> LayerCase:
-    """Of a `HeteroConv`, of relations alike."""
+def hetero_case(across: str, **options) -> LayerCase:
+    """Return the case of a `HeteroConv` with equal convolutions."""
 
-    def make(dtype: Any) -> Any:
-        given = options | {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
-        convs = {key: layers.SAGEConv(WIDTH, WIDTH, **given) for key in HETERO.edge_types}
+    def make(dtype) -> Any:
+        arguments = options | {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        convs = {key: layers.SAGEConv(WIDTH, WIDTH, **arguments) for key in HETERO.edge_types}
         return layers.HeteroConv(convs, aggregation=across)
 
     return LayerCase(make, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {})
 
 
-def of_types(dtype: Any) -> Any:
-    """A model after maps by type."""
+def of_types(dtype) -> Any:
+    """Return a model after maps by type."""
     options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
     model = layers.RGCN(WIDTH, WIDTH, 3, num_relations=4, **options)
     return layers.HeteroModel({"a": WIDTH, "b": WIDTH}, model, **options)
 
 
-def link_predictor(dtype: Any) -> Any:
-    """With an encoder of relations and a decoder that has parameters."""
+def link_predictor(dtype) -> Any:
+    """Return a `LinkPredictor` whose decoder has parameters."""
     options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
     decoder = layers.ConvE(16, height=4, filters=2, kernel_size=3, **options)
     encoder = layers.CompGCN(WIDTH, WIDTH, 16, num_relations=4, **options)
     return layers.LinkPredictor(SIZE, 4, WIDTH, WIDTH, encoder, decoder, **options)
 
 
-def link_scores(model: Any, edge_weight: Any) -> Any:
-    """Of a `LinkPredictor`."""
+def link_scores(model, edge_weight) -> Any:
+    """Return the scores of a `LinkPredictor`."""
     ids = np.array([2, 0, 3])
     return model.scores(*model.encode(WITH_INVERSE, edge_weight), ids, ids)
 
 
-def autoencoder(kind: Any) -> LayerCase:
-    """Its loss."""
+def autoencoder(kind) -> LayerCase:
+    """Return the case of an autoencoder's loss."""
 
-    def make(dtype: Any) -> Any:
+    def make(dtype) -> Any:
         options: Any = {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
         encoder = layers.GCN(WIDTH, WIDTH, 4, **options)
         return kind(encoder) if kind is layers.GAE else kind(encoder, rngs=nnx.Rngs(0))
 
-    def call(model: Any, x: Any, edge_weight: Any) -> Any:
+    def call(model, x, edge_weight) -> Any:
         edges = np.array([[0, 1, 2], [1, 2, 0]])
         return model.loss(GRAPH, x, edges, edges[::-1], edge_weight=edge_weight)
 
     return LayerCase(make, call, (X, OF_EDGES), {})
 
 
-def queries(decoder: Any, subjects: Any, relations: Any) -> Any:
+def queries(decoder, subjects, relations) -> Any:
     return decoder(subjects, relations)
 
 
+# One case or more for each public layer, with options that take other paths in kernels.
 DROPS = {"attention_dropout_rate": 0.5}
 OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_features": 3}
 EPS = {"learn_eps": True, "eps": 0.3}

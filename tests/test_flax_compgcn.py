@@ -30,7 +30,7 @@ def make(layer, *sizes, **options):
     return layer(*sizes, rngs=nnx.Rngs(0), **options)
 
 
-def given(width: int, *batch: int) -> tuple[jax.Array, jax.Array]:
+def node_and_relation_features(width: int, *batch: int) -> tuple[jax.Array, jax.Array]:
     keys = jax.random.split(jax.random.key(width))
     shapes = (NUM_NODES, *batch, width), (2 * RELATIONS, width)
     return tuple(jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
@@ -41,21 +41,23 @@ def composed(composition: str, x: np.ndarray, z: np.ndarray) -> np.ndarray:
         return x - z
     if composition == "mult":
         return x * z
+    # Circular correlation by its definition; the layer uses Fourier transforms.
     shifted = [np.sum(x * np.roll(z, -k, -1), -1) for k in range(x.shape[-1])]
     return np.stack(shifted, -1)
 
 
 def formula(conv, triples, x, z, edge_weight=None) -> tuple[np.ndarray, np.ndarray]:
-    """Edge by edge, of weights in the order of the triples."""
-    given_src, given_rel, given_dst = triples
-    src, dst = (np.append(a, b) for a, b in ((given_src, given_dst), (given_dst, given_src)))
-    rel = np.append(given_rel, given_rel + RELATIONS)
+    """Return the result, edge by edge; edge weights are in the order of the triples."""
+    forward_src, forward_rel, forward_dst = triples
+    # Each triple has an inverse edge, of a relation in the second half.
+    src, dst = np.append(forward_src, forward_dst), np.append(forward_dst, forward_src)
+    rel = np.append(forward_rel, forward_rel + RELATIONS)
     inverse = (rel >= RELATIONS).astype(int)
-    into = (dst[:, None] == dst) & (inverse[:, None] == inverse)
-    out = (src[:, None] == src) & (inverse[:, None] == inverse)
+    same_dst = (dst[:, None] == dst) & (inverse[:, None] == inverse)
+    same_src = (src[:, None] == src) & (inverse[:, None] == inverse)
     factor = {
-        "symmetric": 1 / np.sqrt(into.sum(1) * out.sum(1)),
-        "mean": 1 / into.sum(1),
+        "symmetric": 1 / np.sqrt(same_dst.sum(1) * same_src.sum(1)),
+        "mean": 1 / same_dst.sum(1),
         "sum": np.ones(len(src)),
     }[conv.norm]
     if edge_weight is not None:
@@ -76,7 +78,7 @@ def assert_close(actual, expected):
 
 @nnx.jit
 def outputs(conv, graph, padded, x, z, edge_weight):
-    """Of the graph, of the padded one, and with weights: one program."""
+    """Return results on the graph, on the padded graph, and with weights, as one program."""
     return conv(graph, x, z), conv(padded, x, z), conv(graph, x, z, edge_weight)
 
 
@@ -87,7 +89,7 @@ def test_conv_equals_the_formula(triples, rng, composition, norm, width):
     padded = graph.pad(num_edges=50, num_src_pairs=45)
     weight = rng.uniform(0.5, 2, EDGES)
     conv = make(CompGCNConv, width, 6, composition=composition, norm=norm)
-    x, z = given(width)
+    x, z = node_and_relation_features(width)
     ordered = graph.edge_values(weight.astype(np.float32))
     plain, of_padded, weighted = outputs(conv, graph, padded, x, z, ordered)
     expected = formula(conv, triples, double(x), double(z))
@@ -99,7 +101,7 @@ def test_conv_equals_the_formula(triples, rng, composition, norm, width):
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_batches_and_dtypes(triples, composition):
     graph, conv = graph_of(triples), make(CompGCNConv, 4, 6, composition=composition)
-    x, z = given(4, 2)
+    x, z = node_and_relation_features(4, 2)
     y, _ = nnx.jit(conv)(graph, x, z)
     for i in range(2):
         expected, _ = formula(conv, triples, double(x)[:, i], double(z))
@@ -123,7 +125,7 @@ def test_gradients_are_slopes(triples, rng, composition):
         def plain(conv, x, z):
             return np.concatenate([y.ravel() for y in formula(conv, triples, x, z)])
 
-        check_gradient(rng, conv, call, plain, *given(4))
+        check_gradient(rng, conv, call, plain, *node_and_relation_features(4))
 
 
 def test_no_row_for_each_edge(rng):
@@ -143,7 +145,7 @@ def test_no_row_for_each_edge(rng):
 def test_model_equals_two_convolutions(triples):
     graph = graph_of(triples)
     model = make(CompGCN, 4, 6, 2, dropout_rate=0.5)
-    x, z = given(4)
+    x, z = node_and_relation_features(4)
     hidden, relations = formula(model.conv1, triples, double(x), double(z))
     expected = formula(model.conv2, triples, np.maximum(hidden, 0), relations)
     assert_close(nnx.jit(lambda m: m(graph, x, z, deterministic=True))(model), expected)
@@ -167,7 +169,7 @@ def test_bad_construction(arguments, message):
 
 
 def test_bad_calls(triples):
-    conv, (x, z) = make(CompGCNConv, 4, 6), given(4)
+    conv, (x, z) = make(CompGCNConv, 4, 6), node_and_relation_features(4)
     with pytest.raises(ValueError, match=r"num_relations = 6, inverse ones included, .* got 6 and"):
         conv(graph_of(triples, self_relation=True), x, z)
     one_way = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS)

@@ -61,85 +61,85 @@ def split(x: np.ndarray, heads: int) -> np.ndarray:
     return x.reshape(len(x), heads, -1)
 
 
-def join(conv: Any, y: np.ndarray) -> np.ndarray:
+def join(conv, y: np.ndarray) -> np.ndarray:
     return y.reshape(len(y), -1) if conv.concat else y.mean(1)
 
 
-def neighbours(conv: Any, graph: Graph, is_square: bool) -> list[tuple[list[int], list[int]]]:
-    """Of each destination its edges and their sources; -1 is the edge from a node to itself."""
+def neighbours(conv, graph: Graph, is_square: bool) -> list[tuple[list[int], list[int]]]:
+    """Return the edges of each destination and their sources; -1 is a self-loop."""
     rows, cols = np.asarray(graph.rows), np.asarray(graph.cols)
-    loops = is_square and getattr(conv, "add_self_loops", False)
-    found = []
+    # A self-loop is added for one array of features, not for a pair.
+    has_loops = is_square and getattr(conv, "add_self_loops", False)
+    lists = []
     for row in range(graph.num_dst):
-        into = [int(e) for e in np.flatnonzero(rows == row)]
-        sources = [int(cols[e]) for e in into]
-        found.append((into + [-1] * loops, sources + [row] * loops))
-    return found
+        edges = [int(e) for e in np.flatnonzero(rows == row)]
+        sources = [int(cols[e]) for e in edges]
+        lists.append((edges + [-1] * has_loops, sources + [row] * has_loops))
+    return lists
 
 
-def with_means(attr: np.ndarray | None, into: list[int]) -> np.ndarray | None:
-    """What the edges of a destination carry; that to itself the mean of the others."""
+def with_means(attr: np.ndarray | None, edges: list[int]) -> np.ndarray | None:
+    """Return the features of a destination's edges; a self-loop has the mean of the others."""
     if attr is None:
         return None
-    others = [attr[e] for e in into if e >= 0]
-    mean = np.mean(others, axis=0) if others else np.zeros(attr.shape[1:])
-    return np.array([mean if e < 0 else attr[e] for e in into]).reshape(-1, *attr.shape[1:])
+    values = [attr[e] for e in edges if e >= 0]
+    mean = np.mean(values, axis=0) if values else np.zeros(attr.shape[1:])
+    return np.array([mean if e < 0 else attr[e] for e in edges]).reshape(-1, *attr.shape[1:])
 
 
-def reference_gat(conv: GATConv, graph: Graph, src: Any, dst: Any = None, attr: Any = None) -> Any:
+def reference_gat(conv: GATConv, graph: Graph, src, dst=None, attr=None) -> Any:
     is_square = dst is None
     src, dst = double(src), double(src if dst is None else dst)
     value = split(src @ double(conv.kernel), conv.heads)
     kernel = conv.kernel if conv.dst_kernel is None else conv.dst_kernel
-    of_dst = split(dst @ double(kernel), conv.heads)
+    dst_value = split(dst @ double(kernel), conv.heads)
     if attr is not None:
         attr = split(double(attr) @ double(conv.edge_kernel), conv.heads)
         attr = (attr * double(conv.edge_attention)).sum(-1)
     rows = []
-    for row, (into, sources) in enumerate(neighbours(conv, graph, is_square)):
+    for row, (edges, sources) in enumerate(neighbours(conv, graph, is_square)):
         z = (value[sources] * double(conv.src_attention)).sum(-1)
-        z = z + (of_dst[row] * double(conv.dst_attention)).sum(-1)
-        z = z if attr is None else z + with_means(attr, into)
-        weight = softmax(leaky(z, conv.negative_slope)) if into else np.zeros((0, conv.heads))
+        z = z + (dst_value[row] * double(conv.dst_attention)).sum(-1)
+        z = z if attr is None else z + with_means(attr, edges)
+        weight = softmax(leaky(z, conv.negative_slope)) if edges else np.zeros((0, conv.heads))
         rows.append((weight[..., None] * value[sources]).sum(0))
     return join(conv, np.array(rows)) + double(conv.bias)
 
 
-def reference_gatv2(
-    conv: GATv2Conv, graph: Graph, src: Any, dst: Any = None, attr: Any = None
-) -> Any:
+def reference_gatv2(conv: GATv2Conv, graph: Graph, src, dst=None, attr: Any = None) -> Any:
     is_square = dst is None
     src, dst = double(src), double(src if dst is None else dst)
-    right = split(src @ double(conv.kernel) + double(conv.src_bias), conv.heads)
+    src_value = split(src @ double(conv.kernel) + double(conv.src_bias), conv.heads)
     kernel, bias = conv.dst_kernel, conv.dst_bias
     if conv.share_weights:
         kernel, bias = conv.kernel, conv.src_bias
-    left = split(dst @ double(kernel) + double(bias), conv.heads)
+    dst_value = split(dst @ double(kernel) + double(bias), conv.heads)
     attr = None if attr is None else split(double(attr) @ double(conv.edge_kernel), conv.heads)
     rows = []
-    for row, (into, sources) in enumerate(neighbours(conv, graph, is_square)):
-        z = left[row] + right[sources]
-        z = z if attr is None else z + with_means(attr, into)
+    for row, (edges, sources) in enumerate(neighbours(conv, graph, is_square)):
+        z = dst_value[row] + src_value[sources]
+        z = z if attr is None else z + with_means(attr, edges)
         scores = (double(conv.attention) * leaky(z, conv.negative_slope)).sum(-1)
-        weight = softmax(scores) if into else np.zeros((0, conv.heads))
-        rows.append((weight[..., None] * right[sources]).sum(0))
+        weight = softmax(scores) if edges else np.zeros((0, conv.heads))
+        rows.append((weight[..., None] * src_value[sources]).sum(0))
     return join(conv, np.array(rows)) + double(conv.bias)
 
 
 def reference_transformer(
-    conv: TransformerConv, graph: Graph, src: Any, dst: Any = None, attr: Any = None
+    conv: TransformerConv, graph: Graph, src, dst=None, attr: Any = None
 ) -> Any:
     src, dst = double(src), double(src if dst is None else dst)
+    # Features of edges are added to keys and values, edge by edge.
     query, key, value = (
         split(linear(layer, x), conv.heads)
         for layer, x in ((conv.query, dst), (conv.key, src), (conv.value, src))
     )
     attr = None if attr is None else split(double(attr) @ double(conv.edge.kernel), conv.heads)
     rows = []
-    for row, (into, sources) in enumerate(neighbours(conv, graph, False)):
-        extra = 0 if attr is None else attr[into]
+    for row, (edges, sources) in enumerate(neighbours(conv, graph, False)):
+        extra = 0 if attr is None else attr[edges]
         scores = (query[row] * (key[sources] + extra)).sum(-1) / np.sqrt(key.shape[-1])
-        weight = softmax(scores) if into else np.zeros((0, conv.heads))
+        weight = softmax(scores) if edges else np.zeros((0, conv.heads))
         rows.append((weight[..., None] * (value[sources] + extra)).sum(0))
     y = join(conv, np.array(rows))
     if conv.root is None:
@@ -216,6 +216,7 @@ def test_padding_changes_nothing(layer, graph):
     want = nnx.value_and_grad(loss, argnums=(0, 2))(conv, graph, x, attr)
     want = (want[0], (want[1][0], jnp.pad(want[1][1], ((0, 3), (0, 0)))))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-4, 2e-4), got, want)
+    # Padding may hold NaN where nothing is differentiated.
     dirty = padded_x.at[NUM_NODES:].set(jnp.nan), padded_attr.at[graph.num_edges :].set(jnp.nan)
     assert_close(conv(padded, *dirty)[:NUM_NODES], conv(graph, x, attr))
 
@@ -226,6 +227,7 @@ def test_attention_dropout(layer, graph):
     x = features(4)
     evaluated = check_dropout(conv, graph, x)
     assert_close(evaluated, REFERENCES[layer](conv, graph, x))
+    # The mean over masks is the result without dropout, within six standard errors.
     draws = [
         double(conv(graph, x, deterministic=False, rngs=jax.random.key(i))) for i in range(400)
     ]
@@ -235,6 +237,7 @@ def test_attention_dropout(layer, graph):
 
 @pytest.mark.parametrize("model_class", MODELS)
 def test_models_stack_convolutions(model_class, graph):
+    # GAT's paper has an ELU between convolutions.
     between = jax.nn.relu if model_class is GraphTransformer else jax.nn.elu
     model = make(model_class, 4, 8, 3, heads=2, num_layers=3)
     y = x = features(4)
@@ -309,18 +312,18 @@ def test_bad_call(layer, graph):
 # --- PyTorch Geometric, where it is installed ----------------------------------------------------
 
 
-def pairs_of(conv: Any) -> dict[str, Any]:
-    """The names that PyTorch Geometric has for a layer's arrays, transposed where it is a map."""
+def torch_state(conv) -> dict[str, Any]:
+    """Return a layer's arrays by their names in PyTorch Geometric, which transposes maps."""
     arrays: dict[str, Any] = {}
     if isinstance(conv, TransformerConv):
         names = {"query": "lin_query", "key": "lin_key", "value": "lin_value", "edge": "lin_edge"}
         names |= {"root": "lin_skip", "gate": "lin_beta"}
-        for own, other in names.items():
-            layer = getattr(conv, own)
+        for name, torch_name in names.items():
+            layer = getattr(conv, name)
             if layer is not None:
-                arrays[f"{other}.weight"] = double(layer.kernel).T
+                arrays[f"{torch_name}.weight"] = double(layer.kernel).T
                 if layer.bias is not None:
-                    arrays[f"{other}.bias"] = double(layer.bias)
+                    arrays[f"{torch_name}.bias"] = double(layer.bias)
         return arrays
     arrays["bias"] = double(conv.bias)
     if isinstance(conv, GATv2Conv):
@@ -331,8 +334,8 @@ def pairs_of(conv: Any) -> dict[str, Any]:
         arrays["lin_r.weight"], arrays["lin_r.bias"] = double(kernel).T, double(bias)
         arrays["att"] = double(conv.attention)[None]
     else:
-        of_src = "lin" if conv.dst_kernel is None else "lin_src"
-        arrays[f"{of_src}.weight"] = double(conv.kernel).T
+        src_name = "lin" if conv.dst_kernel is None else "lin_src"
+        arrays[f"{src_name}.weight"] = double(conv.kernel).T
         if conv.dst_kernel is not None:
             arrays["lin_dst.weight"] = double(conv.dst_kernel).T
         arrays["att_src"] = double(conv.src_attention)[None]
@@ -350,11 +353,12 @@ def pairs_of(conv: Any) -> dict[str, Any]:
 def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges):
     geometric = pytest.importorskip("torch_geometric.nn")
     torch = pytest.importorskip("torch")
+    # Endpoints of different widths cannot share weights.
     if options.get("share_weights") and is_bipartite:
         options = {**options, "share_weights": False}
     src, dst = edges
-    loops = src == dst  # which PyTorch Geometric replaces by its own
-    src, dst = src[~loops], dst[~loops]
+    is_loop = src == dst  # which PyTorch Geometric replaces by its own
+    src, dst = src[~is_loop], dst[~is_loop]
     sizes = {"num_src": NUM_NODES, "num_dst": 11} if is_bipartite else {"num_nodes": NUM_NODES}
     graph = Graph.from_edges(src, dst, **sizes)
     in_features = (4, 5) if is_bipartite else 4
@@ -372,15 +376,17 @@ def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges)
         named |= {"add_self_loops": conv.add_self_loops and not is_bipartite}
     if layer is GATv2Conv:
         named |= {"share_weights": conv.share_weights}
-    other = getattr(geometric, layer.__name__)(in_features, 6 // heads if concat else 6, **named)
-    state = {name: torch.tensor(array) for name, array in pairs_of(conv).items()}
+    torch_conv = getattr(geometric, layer.__name__)(
+        in_features, 6 // heads if concat else 6, **named
+    )
+    state = {name: torch.tensor(array) for name, array in torch_state(conv).items()}
     has_all = named.get("root_weight", True)  # it keeps a map that it does not use
-    other.double().load_state_dict(state, strict=has_all)
+    torch_conv.double().load_state_dict(state, strict=has_all)
     x = features(4), features(5, rows=11)
     attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
     ids = torch.tensor(np.stack([graph.cols, graph.rows]).astype(np.int64))
-    given = tuple(torch.tensor(double(each)) for each in x)
+    torch_x = tuple(torch.tensor(double(rows)) for rows in x)
     edge_attr = None if attr is None else torch.tensor(double(attr))
     with torch.no_grad():
-        expected = other(given if is_bipartite else given[0], ids, edge_attr).numpy()
+        expected = torch_conv(torch_x if is_bipartite else torch_x[0], ids, edge_attr).numpy()
     assert_close(conv(graph, x if is_bipartite else x[0], attr), expected)

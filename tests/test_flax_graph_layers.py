@@ -1,3 +1,5 @@
+"""GCN, GIN and GraphSAGE against dense formulas in float64."""
+
 import itertools
 
 import jax
@@ -25,6 +27,7 @@ from jax_gnn._ops.segment_matmul import api
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 NUM_NODES = 9
+# Widening, narrowing and square maps aggregate on different sides.
 SIZES = [(3, 6), (6, 3), (4, 4)]
 CONVOLUTIONS = [GCNConv, GINConv, SAGEConv]
 MODELS = [GCN, GIN, SAGE]
@@ -46,7 +49,7 @@ def weight(graph, rng) -> jax.Array:
 
 
 def adjacency(graph: Graph, weight: jax.Array | None = None) -> np.ndarray:
-    """Row i: what enters node i."""
+    """Return the dense matrix, with the edges into node i in row i."""
     values = np.ones(graph.num_edges) if weight is None else double(weight)
     matrix = np.zeros((NUM_NODES, NUM_NODES), values.dtype)
     np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), values)
@@ -87,31 +90,34 @@ def reference_gcn(conv: GCNConv, graph: Graph, x, weight=None) -> np.ndarray:
 def test_gcn_conv_equals_the_formula(graph, weight, sizes, loops, normalize):
     conv = make(GCNConv, *sizes, normalize=normalize, add_self_loops=loops)
     x = features(sizes[0])
-    for given in (None, weight):
-        expected = reference_gcn(conv, graph, x, given)
-        assert_close(conv(graph, x, given), expected)
-        assert_close(nnx.jit(conv)(graph, x, given), expected)
+    for edge_weight in (None, weight):
+        expected = reference_gcn(conv, graph, x, edge_weight)
+        assert_close(conv(graph, x, edge_weight), expected)
+        assert_close(nnx.jit(conv)(graph, x, edge_weight), expected)
         if normalize:
-            scale = gcn_norm(graph, given, add_self_loops=loops)
-            assert_close(conv(graph, x, given, scale), expected)
+            # Scales are applied on both sides, so that twice the scale gives four times the sums.
+            scale = gcn_norm(graph, edge_weight, add_self_loops=loops)
+            assert_close(conv(graph, x, edge_weight, scale), expected)
             assert_close(
-                conv(graph, x, given, 2 * scale) - double(conv.bias),
+                conv(graph, x, edge_weight, 2 * scale) - double(conv.bias),
                 4 * (expected - double(conv.bias)),
             )
 
 
 def test_gcn_norm(graph, weight):
-    for given in (None, weight):
-        degree = adjacency(graph, given).sum(axis=1)
-        assert_close(gcn_norm(graph, given), (degree + 1) ** -0.5)
+    for edge_weight in (None, weight):
+        degree = adjacency(graph, edge_weight).sum(axis=1)
+        assert_close(gcn_norm(graph, edge_weight), (degree + 1) ** -0.5)
+        # Node 3 has no edges, hence degree 0 without self-loops.
         expected = inverse(np.sqrt(degree))
         assert expected[3] == 0
-        assert_close(gcn_norm(graph, given, add_self_loops=False), expected)
+        assert_close(gcn_norm(graph, edge_weight, add_self_loops=False), expected)
     assert gcn_norm(graph).dtype == jnp.float32
 
 
 def test_gcn_computes_the_scales_once(graph, weight):
     model = make(GCN, 4, 8, 3)
+    # Scales have the only inverse roots of the model.
     jaxpr = str(
         jax.make_jaxpr(lambda x, w: model(graph, x, w, deterministic=True))(features(4), weight)
     )
@@ -148,24 +154,16 @@ def test_gin_conv_equals_the_formula(graph, weight, sizes, options):
     conv = make(GINConv, *sizes, **options)
     assert conv.kernel.shape[1] == options.get("mlp_features", sizes[1])
     assert conv.eps == options.get("eps", 0)
+    assert isinstance(conv.learned_eps, nnx.Param if "learn_eps" in options else type(None))
     x = features(sizes[0])
-    for given in (None, weight):
-        assert_close(conv(graph, x, given), reference_gin(conv, graph, x, given))
-
-
-def test_gin_eps():
-    assert make(GINConv, 4, 3).learned_eps is None
-    conv = make(GINConv, 4, 3, eps=0.5, learn_eps=True)
-    assert isinstance(conv.learned_eps, nnx.Param)
-    assert conv.learned_eps[...] == 0.5
-
-
-# SAGE
+    for edge_weight in (None, weight):
+        assert_close(conv(graph, x, edge_weight), reference_gin(conv, graph, x, edge_weight))
 
 
 def reference_sage(conv: SAGEConv, graph: Graph, x, weight=None) -> np.ndarray:
     x = double(x)
     messages = x if conv.projection is None else relu(linear(conv.projection, x))
+    # Edge by edge: gather, weigh, reduce at the destinations; nodes without edges get 0.
     sent = messages[np.asarray(graph.cols)]
     sent = sent if weight is None else sent * double(weight)[:, None]
     reduce = {"mean": np.mean, "max": np.max, "sum": np.sum}[conv.aggregation]
@@ -190,8 +188,8 @@ def test_sage_conv_equals_the_formula(graph, weight, sizes, aggregation, options
     assert (conv.root is None) == ("root_weight" in options)
     assert conv.root is None or conv.root.bias is None
     x = features(sizes[0])
-    for given in (None, weight):
-        assert_close(conv(graph, x, given), reference_sage(conv, graph, x, given))
+    for edge_weight in (None, weight):
+        assert_close(conv(graph, x, edge_weight), reference_sage(conv, graph, x, edge_weight))
 
 
 def test_normalized_zeros_are_zeros_and_have_gradients(graph):
@@ -201,7 +199,7 @@ def test_normalized_zeros_are_zeros_and_have_gradients(graph):
     assert np.isfinite(jax.grad(lambda x: conv(graph, x).sum())(x)).all()
 
 
-# All of them
+# All layers
 
 
 def reduced_widths(layer, graph: Graph, width: int) -> list[int]:
@@ -218,36 +216,36 @@ def test_the_narrower_side_is_aggregated(layer, graph):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "made"),
+    ("model_class", "primitives"),
     [
         (GCN, ["product", "mul", "sum", "product", "sum"]),
         (GIN, ["product", "sum", "product", "add", "max", "product", "sum", "product", "add"]),
         (SAGE, ["product", "product", "sum", "product", "product", "sum"]),
     ],
 )
-def test_nothing_stands_between_products_and_sums(model_class, made, graph):
-    """Where the product comes first; of a GCN but for the scales of what is summed first."""
+def test_no_operation_between_product_and_sum(model_class, primitives, graph):
+    """A product comes right before its sum, except for the scales of a GCN's first input."""
     model = make(model_class, 8, 6, 4, num_layers=2)
     jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(features(8))
-    found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
-    names = {"dot_general": "product", "jax_gnn_segment_reduce": "sum"}
-    nothing = {"broadcast_in_dim", "optimization_barrier"}
-    assert [names.get(name, name) for name in found if name not in nothing] == made
+    names = made_of_rows(jaxpr.jaxpr, NUM_NODES)
+    labels = {"dot_general": "product", "jax_gnn_segment_reduce": "sum"}
+    ignored = {"broadcast_in_dim", "optimization_barrier"}
+    assert [labels.get(name, name) for name in names if name not in ignored] == primitives
 
 
 first = ["product", "sum", "product"]
 
 
 @pytest.mark.parametrize(
-    ("model_class", "made"),
+    ("model_class", "primitives"),
     [
         (GCN, ["product", "sum", "product", "sum"]),
         (GIN, [*first, *first]),
         (SAGE, [*first, "add", "add", "max", *first, "add", "add"]),
     ],
 )
-def test_tall_products_do_what_stands_behind_them(model_class, made, graph, monkeypatch):
-    """Of many rows, a layer's products are this library's: the same values and gradients."""
+def test_tall_products_have_epilogues(model_class, primitives, graph, monkeypatch):
+    """Products of many rows fuse bias and ReLU, with the same values and gradients."""
     x = features(6)
     model = make(model_class, 6, 6, 6, num_layers=2)
 
@@ -259,9 +257,9 @@ def test_tall_products_do_what_stands_behind_them(model_class, made, graph, monk
     got = nnx.value_and_grad(loss, argnums=(0, 1))(model, x)
     jax.tree.map(lambda a, b: assert_near(a, b, 1e-5, model_class.__name__), got, want)
     jaxpr = jax.make_jaxpr(lambda x: model(graph, x, deterministic=True))(x)
-    found = made_of_rows(jaxpr.jaxpr, NUM_NODES)
-    names = {"jax_gnn_segment_matmul": "product", "jax_gnn_segment_reduce": "sum"}
-    assert [names.get(name, name) for name in found if name != "broadcast_in_dim"] == made
+    names = made_of_rows(jaxpr.jaxpr, NUM_NODES)
+    labels = {"jax_gnn_segment_matmul": "product", "jax_gnn_segment_reduce": "sum"}
+    assert [labels.get(name, name) for name in names if name != "broadcast_in_dim"] == primitives
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -269,6 +267,7 @@ def test_tall_products_do_what_stands_behind_them(model_class, made, graph, monk
 def test_scales_between_layers(normalize, sizes, graph, weight):
     conv = make(GCNConv, *sizes, normalize=normalize)
     x = features(sizes[0], 2)
+    # A layer may take scaled features, and scale its result for the next layer.
     scale = gcn_norm(graph, weight)[:, None, None] if normalize else 1
     plain = conv(graph, x, weight, activation="relu")
     options = {"is_scaled": True, "scales_result": True, "activation": "relu"}
@@ -284,7 +283,7 @@ def test_scales_between_layers(normalize, sizes, graph, weight):
         (SAGEConv, {"normalize": True}),
     ],
 )
-def test_a_relu_behind(layer, options, sizes, graph, weight):
+def test_fused_relu(layer, options, sizes, graph, weight):
     conv = make(layer, *sizes, **options)
     x = features(sizes[0], 2)
     plain = conv(graph, x, weight)
@@ -308,6 +307,7 @@ def test_batch_axes_and_vmap(layer, sizes, graph, weight):
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_padding_changes_nothing(layer, graph, weight):
     conv = make(layer, 4, 3, **({"aggregation": "max"} if layer is SAGEConv else {}))
+    # Padding nodes may hold NaN in the forward pass; their gradients are zero.
     padded = graph.pad(num_nodes=12, num_edges=40)
     x = jnp.concatenate([features(4), jnp.full((3, 4), jnp.nan)])
     padded_weight = jnp.concatenate([weight, jnp.full(40 - graph.num_edges, jnp.nan)])
@@ -341,7 +341,8 @@ def test_gradients_are_slopes(layer, reference, options, graph, weight, rng):
             make(layer, 4, 3, param_dtype=jnp.float64, **options),
             lambda conv, x, weight: conv(graph, x, weight),
             lambda conv, x, weight: reference(conv, graph, x, weight),
-            *(rng.normal(size=(NUM_NODES, 4)), weight),
+            rng.normal(size=(NUM_NODES, 4)),
+            weight,
         )
 
 
@@ -386,19 +387,22 @@ def test_dropout(graph):
 
 def test_each_dropout_draws_its_own_mask(graph):
     identity = {"normalize": False, "add_self_loops": False, "use_bias": False}
-    ones, loops = jnp.ones((NUM_NODES, 64)), np.arange(NUM_NODES)
+    x, loops = jnp.ones((NUM_NODES, 64)), np.arange(NUM_NODES)
     model = GCN(
-        *(64, 64, 64),
+        64,
+        64,
+        64,
         num_layers=3,
         input_dropout_rate=0.5,
         kernel_init=lambda key, shape, dtype: jnp.eye(*shape, dtype=dtype),
         rngs=nnx.Rngs(0),
         **identity,
     )
-    y = model(Graph.from_edges(loops, loops), ones, rngs=jax.random.key(0))
-    kept = np.mean(np.asarray(y) > 0)
+    y = model(Graph.from_edges(loops, loops), x, rngs=jax.random.key(0))
+    share = np.mean(np.asarray(y) > 0)
+    # Three dropouts of rate 1/2 scale by 8 what all of them keep.
     assert set(np.unique(y)) == {0.0, 8.0}
-    assert 0.06 < kept < 0.2  # an eighth, but a half were the masks equal
+    assert 0.06 < share < 0.2  # an eighth, but a half were the masks equal
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
@@ -435,6 +439,7 @@ def test_one_trace_for_equal_shapes(layer, graph, edges):
         traces.append(None)
         return conv(graph, x)
 
+    # The same graph with nodes in reverse order has other contents of equal shapes.
     reversed_ids = Graph.from_edges(*(NUM_NODES - 1 - ids for ids in edges), num_nodes=NUM_NODES)
     first, second = apply(graph, features(4)), apply(reversed_ids, features(4)[::-1])
     assert len(traces) == 1

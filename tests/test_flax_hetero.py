@@ -1,4 +1,4 @@
-"""Layers over dicts by type: against one convolution after the other, and what they refuse."""
+"""Layers over dicts by type: against separate convolutions, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ NOTHING = ("nobody", "wants", "tag")
 
 @pytest.fixture
 def graph(rng) -> HeteroGraph:
-    """With inverse relations, and edges of each type as graphs of their own."""
+    """Graph with inverse relations, and a graph for each edge type."""
     edges = {
         key: rng.integers(0, [[SIZES[key[0]]], [SIZES[key[2]]]], (2, 9))
         for key in (WRITES, CITES, HAS)
@@ -54,37 +54,40 @@ def sage(rngs, **options):
     return SAGEConv((6, 6), 4, **options)
 
 
-def one_by_one(conv: HeteroConv, graph, x) -> dict[str, jax.Array]:
+def separately(conv: HeteroConv, graph, x) -> dict[str, jax.Array]:
     return conv(graph, x, {key: {} for key in conv.edge_types})
 
 
 @pytest.mark.parametrize("across", ["sum", "mean", "max", "min", "concat", "stack"])
 @pytest.mark.parametrize("options", [{}, {"aggregation": "sum"}, {"root_weight": False}], ids=repr)
-def test_alike_relations_as_one_product(graph, rng, across, options):
-    """Beside others, values and gradients as of one convolution after the other."""
+def test_joint_convolutions(graph, rng, across, options):
+    """Values and gradients of joint convolutions are those of separate calls."""
     with jax.enable_x64(True):
         rngs = nnx.Rngs(0)
         convs = {key: sage(rngs, **options) for key in graph.edge_types}
+        # Convolutions of other classes run beside the joint ones.
         convs[CITES] = GCNConv(6, 4, rngs=rngs, param_dtype=jnp.float64)
         convs[("tag", "rev_has", "paper")] = GATConv((6, 6), 4, rngs=rngs, param_dtype=jnp.float64)
         conv = HeteroConv(convs, aggregation=across)
         x = features(rng)
+        # Sums over relations are one aggregation; separate results need one segmented product.
         product = "relational_aggregate" if across in ("sum", "mean") else "segment_matmul"
         text = str(jax.make_jaxpr(lambda x: conv(graph, x))(x))
         assert text.count(f"jax_gnn_{product}[") == 1
 
         @nnx.jit
-        def both(conv, x):
-            def of(call):
+        def results_of_both(conv, x):
+            def value_and_gradient(call):
                 def loss(conv, x):
                     return sum(jnp.sum(jnp.sin(y)) for y in call(conv, graph, x).values())
 
                 return call(conv, graph, x), nnx.grad(loss, argnums=(0, 1))(conv, x)
 
-            return of(lambda conv, graph, x: conv(graph, x)), of(one_by_one)
+            joint = value_and_gradient(lambda conv, graph, x: conv(graph, x))
+            return joint, value_and_gradient(separately)
 
-        found, expected = (jax.tree.leaves(each) for each in both(conv, x))
-        for a, b in zip(found, expected, strict=True):
+        joint, reference = (jax.tree.leaves(results) for results in results_of_both(conv, x))
+        for a, b in zip(joint, reference, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
@@ -94,14 +97,14 @@ def test_batches_and_padding(graph, rng):
         x = features(rng, 6, 2)
         for across in ("sum", "max"):
             conv = HeteroConv(convs, aggregation=across)
-            y, expected = conv(graph, x), one_by_one(conv, graph, x)
+            y, expected = conv(graph, x), separately(conv, graph, x)
             assert [*y] == ["paper", "tag"]
             for name in y:
                 np.testing.assert_allclose(y[name], expected[name], rtol=0, atol=1e-10)
 
 
-def test_unequal_convolutions_run_alone(graph, rng):
-    """Of other widths, options or classes."""
+def test_unequal_convolutions_run_separately(graph, rng):
+    """Convolutions of other widths, options or classes are not joined."""
     rngs = nnx.Rngs(0)
     convs = {
         WRITES: SAGEConv((6, 6), 4, rngs=rngs),
@@ -118,17 +121,18 @@ def test_unequal_convolutions_run_alone(graph, rng):
 
 
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv])
-def test_nodes_of_one_type_see_themselves(rng, layer):
-    """As in PyG, also where sources and destinations have kernels of their own."""
+def test_nodes_of_one_type_attend_to_themselves(rng, layer):
+    """Nodes attend to themselves, as in PyG, also with separate kernels for both endpoints."""
     key = ("paper", "cites", "paper")
     src, dst = rng.integers(0, 4, 9), rng.integers(4, 8, 9)
     graph = HeteroGraph.from_edges({key: [src, dst]}, {"paper": 8}).with_graphs()
     x = jnp.asarray(rng.normal(size=(8, 6)), jnp.float32)
     conv = layer((6, 6), 4, heads=2, rngs=nnx.Rngs(0))
-    found = HeteroConv({key: conv})(graph, {"paper": x})["paper"]
+    y = HeteroConv({key: conv})(graph, {"paper": x})["paper"]
+    # Explicit self-loops, and a pair of features for which the layer adds none.
     conv.add_self_loops = False
     expected = conv(graph.graph(key).with_self_loops(), (x, x + 0))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["mean", "max", "sum"])
@@ -149,14 +153,15 @@ def test_sage_of_a_bipartite_graph(rng, aggregation, width):
         conv(graph, x)
 
 
-def test_any_text_is_a_name(rng):
-    """Of types and relations: also what joins names elsewhere, and what modules call their own."""
+def test_arbitrary_names(rng):
+    """Types and relations may have names with separators, or names of module attributes."""
     names = ["a", "a__b", "b__c", "eval", "__class__", "_pytree__x", "", "x.y/z", "rev_"]
     edges = {("a", "b__c", name): rng.integers(0, 3, (2, 4)) for name in names}
     edges |= {("a__b", "c", name): rng.integers(0, 3, (2, 4)) for name in names}
     graph = HeteroGraph.from_edges(edges, dict.fromkeys(names, 3), inverse=True).with_graphs()
     rngs = nnx.Rngs(0)
     conv = HeteroConv({key: GCNConv(2, 2, rngs=rngs) for key in edges if key[0] == key[2]})
+    # Names that look alike when joined must not share parameters.
     kernels = {id(conv.convolutions[key].kernel) for key in conv.edge_types}
     assert len(kernels) == len(conv.edge_types) == len(conv.convolutions) == 2
     linear = HeteroLinear(dict.fromkeys(names, 2), 2, rngs=rngs)
@@ -169,7 +174,7 @@ def test_any_text_is_a_name(rng):
     assert all(conv.convolutions[key].kernel is kernel for key, kernel in pairs)
     assert [*conv.convolutions.items()] == [*convs.items()]
     x = {name: jnp.asarray(rng.normal(size=(3, 2)), jnp.float32) for name in names}
-    y, expected = nnx.jit(lambda c, x: (c(graph, x), one_by_one(c, graph, x)))(conv, linear(x))
+    y, expected = nnx.jit(lambda c, x: (c(graph, x), separately(c, graph, x)))(conv, linear(x))
     for name in names:
         np.testing.assert_allclose(y[name], expected[name], rtol=1e-4, atol=1e-4)
     hgt = HGTConv(
@@ -185,12 +190,12 @@ def test_any_text_is_a_name(rng):
 
 
 def test_models_of_graphs_in_another_order(rng):
-    """One step of training, and the same bits of the graph whose types had other numbers."""
+    """A reordered graph gives the same bits after steps of training."""
     edges = {("u", name, "v"): rng.integers(0, 4, (2, 6)) for name in ("p", "q", "r")}
     edges[("v", "s", "u")] = rng.integers(0, 4, (2, 6))
     graph = HeteroGraph.from_edges(edges, {"u": 4, "v": 5}, inverse=True)
     types = [*edges][::-1]
-    other = HeteroGraph.from_edges(
+    reordered = HeteroGraph.from_edges(
         {key: edges[key] for key in types}, {"v": 5, "u": 4}, inverse=True
     )
     rngs = nnx.Rngs(0)
@@ -210,26 +215,31 @@ def test_models_of_graphs_in_another_order(rng):
         )
         return y
 
-    same = other.in_order(graph.node_types, graph.edge_types)
+    restored = reordered.in_order(graph.node_types, graph.edge_types)
+    # Two steps, as an error in gradients shows after the first.
     twin = nnx.clone(model)
     for _ in range(2):
-        y, found = step(model, graph), step(twin, same)
+        y, twin_y = step(model, graph), step(twin, restored)
         for name in y:
-            np.testing.assert_array_equal(found[name], y[name])
+            np.testing.assert_array_equal(twin_y[name], y[name])
     with pytest.raises(
         ValueError, match=r"graph must have the node types \('u', 'v'\) in that ord"
     ):
-        model(other, x)
+        model(reordered, x)
     with pytest.raises(
         ValueError, match=r"graph must have the edge types .* in that order, as graph"
     ):
-        model(other.in_order(graph.node_types), x)
-    ends = {"node_types": ("u", "v"), "num_relations": 8, "relation_ends": graph.edge_types}
-    hgt = HGTConv(4, 4, **ends, rngs=rngs)
+        model(reordered.in_order(graph.node_types), x)
+    types_of_relations = {
+        "node_types": ("u", "v"),
+        "num_relations": 8,
+        "relation_ends": graph.edge_types,
+    }
+    hgt = HGTConv(4, 4, **types_of_relations, rngs=rngs)
     with pytest.raises(
         ValueError, match=r"relations of relation_ends in that order, got .*'r', 'v'"
     ):
-        hgt.sizes(other.in_order(graph.node_types, [types[i] for i in (1, 2, 3, 0)]).relational)
+        hgt.sizes(reordered.in_order(graph.node_types, [types[i] for i in (1, 2, 3, 0)]).relational)
 
 
 def test_heterolinear():
@@ -238,13 +248,13 @@ def test_heterolinear():
     y = layer({"b": None, "a": x})
     np.testing.assert_allclose(y["a"], linear(layer.layers["a"], x), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(y["b"], linear(layer.layers["b"], np.eye(2)), rtol=1e-5, atol=1e-5)
-    for given, message in (
+    for x_dict, message in (
         ({"a": x}, "x_dict lacks the type 'b'; None stands for no features"),
         ({"a": x, "b": None, "c": x}, "x_dict has the key 'c', which is none of the types 'a', 'b"),
         ({"a": x[:, :2], "b": None}, r"x_dict\['a'\] must have shape .* got \(5, 2\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            layer(given)
+            layer(x_dict)
     with pytest.raises(TypeError, match="x_dict must be a mapping by type, got list"):
         layer([x])
     with pytest.raises(ValueError, match=r"in_features\['a'\] must be a number from 0, got -1"):
@@ -264,17 +274,18 @@ def test_heteromodel(graph, rng):
     x = {"author": jnp.ones((4, 6)), "paper": jnp.ones((5, 2)), "tag": None}
     x["nobody"] = jnp.ones((0, 0))
     y = model(graph, x, deterministic=True)
+    # The model sees one array, ReLU of the mapped features of all types.
     rows = {name: np.maximum(part, 0) for name, part in model.input(x).items()}
     expected = rgcn(graph.relational, graph.join(rows), deterministic=True)
     for name, part in graph.split(expected).items():
         np.testing.assert_allclose(y[name], part, rtol=1e-5, atol=1e-6)
-    same = model(graph.relational, x, deterministic=True)
-    np.testing.assert_allclose(same, expected, rtol=1e-5, atol=1e-6)
+    y_of_relational = model(graph.relational, x, deterministic=True)
+    np.testing.assert_allclose(y_of_relational, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match=r"x_dict\['paper'\] must have a row for each of 5 nodes"):
         model(graph, x | {"paper": jnp.ones((4, 2))})
-    other = HeteroModel(dict(reversed(sizes.items())), rgcn, rngs=rngs)
+    reversed_model = HeteroModel(dict(reversed(sizes.items())), rgcn, rngs=rngs)
     with pytest.raises(ValueError, match=r"graph must have the node types \('tag', 'nobody'"):
-        other(graph, x)
+        reversed_model(graph, x)
 
 
 def test_bad_construction():
@@ -299,13 +310,13 @@ def test_bad_calls(graph, rng):
         conv(graph, x | {"author": x["author"][:, :3]})
     with pytest.raises(ValueError, match=r"arguments has \('paper', 'cites', 'paper'\)"):
         conv(graph, x, {CITES: {}})
-    other = HeteroConv({("paper", "likes", "tag"): SAGEConv((6, 6), 4, rngs=rngs)})
+    unknown = HeteroConv({("paper", "likes", "tag"): SAGEConv((6, 6), 4, rngs=rngs)})
     with pytest.raises(ValueError, match=r"edge type \('paper', 'likes', 'tag'\) is none of"):
-        other(graph, x)
-    alone = HeteroConv({CITES: GATConv(6, 4, rngs=rngs)})
+        unknown(graph, x)
+    single = HeteroConv({CITES: GATConv(6, 4, rngs=rngs)})
     small = HeteroGraph.from_edges({CITES: [[0], [1]]}, {"paper": 5})
     with pytest.raises(ValueError, match="have no graph of their own: call with_graphs"):
-        alone(small, {"paper": x["paper"]})
+        single(small, {"paper": x["paper"]})
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.HeteroGraph"):
         conv(graph.relational, x)
 
@@ -315,33 +326,35 @@ def test_bad_calls(graph, rng):
 
 @pytest.mark.parametrize("kind", [RGCN, RGAT, HGT, CompGCN])
 def test_relational_layers_take_names(graph, rng, kind):
-    """A graph by names, and features by type or of all nodes, give what the numbers give."""
+    """Graphs and features by name give the same results as by number."""
     options = {"num_relations": 8, "rngs": nnx.Rngs(0)}
     if kind is HGT:
         options |= {"node_types": tuple(SIZES), "relation_ends": graph.edge_types}
     model = kind(6, 8, 4, **options)
     x = features(rng)
-    more = (jnp.asarray(rng.normal(size=(8, 6))),) if kind is CompGCN else ()
+    relations = (jnp.asarray(rng.normal(size=(8, 6))),) if kind is CompGCN else ()
 
     def nodes(y):
         return y[0] if kind is CompGCN else y
 
-    wanted = graph.split(nodes(model(graph.relational, graph.join(x), *more, deterministic=True)))
-    joined = nodes(model(graph, graph.join(x), *more, deterministic=True))
-    by_type = nodes(model(graph, x, *more, deterministic=True))
+    reference = graph.split(
+        nodes(model(graph.relational, graph.join(x), *relations, deterministic=True))
+    )
+    joined = nodes(model(graph, graph.join(x), *relations, deterministic=True))
+    by_type = nodes(model(graph, x, *relations, deterministic=True))
     assert list(by_type) == list(SIZES)
-    for name, want in wanted.items():
-        np.testing.assert_allclose(by_type[name], want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(graph.split(joined)[name], want, rtol=1e-5, atol=1e-6)
+    for name, expected in reference.items():
+        np.testing.assert_allclose(by_type[name], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(graph.split(joined)[name], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_relational_layers_refuse_of_names(graph, rng):
+def test_relational_layers_reject_names(graph, rng):
     x, rngs = features(rng), {"rngs": nnx.Rngs(0)}
     rgcn = RGCN(6, 8, 4, num_relations=8, **rngs)
     hgt = HGT(
         6, 8, 4, num_relations=8, node_types=tuple(SIZES), relation_ends=graph.edge_types, **rngs
     )
-    for model, given, error, message in (
+    for model, x_dict, error, message in (
         (rgcn, x | {"venue": x["tag"]}, ValueError, "x_dict has the key 'venue'"),
         (rgcn, {"tag": x["tag"]}, ValueError, "x_dict lacks the type 'author'"),
         (hgt, x | {"venue": x["tag"]}, ValueError, "x has the type 'venue'"),
@@ -349,6 +362,6 @@ def test_what_relational_layers_refuse_of_names(graph, rng):
         (rgcn, x | {"tag": None}, ValueError, r"x_dict\['tag'\] must be an array of numbers"),
     ):
         with pytest.raises(error, match=message):
-            model(graph, given, deterministic=True)
+            model(graph, x_dict, deterministic=True)
     with pytest.raises(TypeError, match=r"graph must be a jax_gnn\.RelationalGraph, got Graph"):
         rgcn(graph.graph(WRITES), x)

@@ -1,4 +1,4 @@
-"""RGAT and HGT: every way against the formulas, their derivatives, and PyTorch Geometric."""
+"""RGAT and HGT: every method against formulas, their derivatives, and PyTorch Geometric."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ EDGES = {
     ("venue", "hosts", "paper"): ([], []),
 }
 ENDS = [*EDGES, *((dst, f"rev_{name}", src) for src, name, dst in EDGES)]
+# Papers are as wide as the output, so that they alone have a skip connection.
 WIDTHS = {"author": 3, "paper": 8, "venue": 2, "topic": 5}
 
 
@@ -59,24 +60,24 @@ def make(layer, *sizes, **options):
     options = {"num_relations": RELATIONS, "bias_init": jax.random.normal} | options
     conv = layer(*sizes, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options)
     key = jax.random.key(1)
-    for name in ("prior", "skip"):  # which are ones at first
+    for name in ("prior", "skip"):  # ones at first
         if hasattr(conv, name):
             param = getattr(conv, name)
             param[...] = jax.random.normal(key, param.shape, jnp.float64)
     return conv
 
 
-def make_typed(in_features: Any = 8, **options):
+def make_typed(in_features=8, **options):
     named = {"node_types": tuple(TYPES), "num_relations": len(ENDS), "relation_ends": ENDS}
     return make(HGTConv, in_features, 8, **named | options)
 
 
-def typed_features(widths: Any = None) -> dict[str, jax.Array]:
+def typed_features(widths=None) -> dict[str, jax.Array]:
     widths = dict.fromkeys(TYPES, 8) if widths is None else widths
     return {name: features(widths[name], rows=size) for name, size in TYPES.items() if size}
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
+def assert_close(actual, expected, tolerance: float = 1e-10) -> None:
     def check(a, b):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
@@ -99,74 +100,76 @@ def split(x: jax.Array, heads: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], heads, -1)
 
 
-def reference_rgat(conv: RGATConv, graph: RelationalGraph, x: Any, attr: Any = None) -> jax.Array:
+def reference_rgat(conv: RGATConv, graph: RelationalGraph, x, attr=None) -> jax.Array:
     rel, src, dst = graph.edge_types, graph.nodes.cols, graph.nodes.rows
     kernel = conv.kernel[...]
     if conv.num_bases:
         kernel = jnp.einsum("rb,bkn->rkn", conv.coefficients[...], kernel)
     if conv.num_blocks:
         kernel = block_diagonal(kernel)
-    at_dst = split(jnp.einsum("ek,ekn->en", x[dst], kernel[rel]), conv.heads)
-    at_src = split(jnp.einsum("ek,ekn->en", x[src], kernel[rel]), conv.heads)
-    query = jnp.sum(at_dst * conv.dst_attention[...][rel], -1)
-    key = jnp.sum(at_src * conv.src_attention[...][rel], -1)
-    of_edges = None
+    dst_value = split(jnp.einsum("ek,ekn->en", x[dst], kernel[rel]), conv.heads)
+    src_value = split(jnp.einsum("ek,ekn->en", x[src], kernel[rel]), conv.heads)
+    query = jnp.sum(dst_value * conv.dst_attention[...][rel], -1)
+    key = jnp.sum(src_value * conv.src_attention[...][rel], -1)
+    edge_scores = None
     if attr is not None:
-        of_edges = split(attr @ conv.edge_kernel[...], conv.heads)
-        of_edges = jnp.sum(of_edges * conv.edge_attention[...], -1)
+        edge_scores = split(attr @ conv.edge_kernel[...], conv.heads)
+        edge_scores = jnp.sum(edge_scores * conv.edge_attention[...], -1)
     if conv.attention == "additive":
-        z = query + key + (0 if of_edges is None else of_edges)
+        z = query + key + (0 if edge_scores is None else edge_scores)
         score = jnp.where(z > 0, z, conv.negative_slope * z)
     else:
-        score = query * key * (1 if of_edges is None else of_edges)
+        score = query * key * (1 if edge_scores is None else edge_scores)
+    # The softmax runs over edges into a node, or over those of one relation.
     size, segment = graph.num_nodes, dst
     if conv.softmax == "within":
         size, segment = size * graph.num_relations, dst * graph.num_relations + rel
     weight = softmax(score, segment, size)
-    y = jax.ops.segment_sum(weight[..., None] * at_src, dst, graph.num_nodes)
+    y = jax.ops.segment_sum(weight[..., None] * src_value, dst, graph.num_nodes)
     y = y.reshape(len(y), -1) if conv.concat else y.mean(1)
     return y if conv.bias is None else y + conv.bias[...]
 
 
-def reference_hgt(conv: HGTConv, graph: RelationalGraph, x: Any) -> Any:
+def reference_hgt(conv: HGTConv, graph: RelationalGraph, x) -> Any:
     if not isinstance(x, dict):
+        # An array has the nodes type by type.
         stops = np.cumsum(conv.sizes(graph))[:-1]
         parts = dict(zip(conv.type_names, jnp.split(x, stops), strict=True))
         parts = reference_hgt(conv, graph, parts)
-        return jnp.concatenate([parts[name] for name in conv.type_names])
+        return jnp.concatenate([parts[role] for role in conv.type_names])
     rel, src, dst = graph.edge_types, graph.nodes.cols, graph.nodes.rows
     sizes = conv.sizes(graph)
 
-    def of_nodes(name: str) -> jax.Array:
+    def map_nodes(role: str) -> jax.Array:
         parts = []
-        for i, kind in enumerate(conv.type_names):
-            kernel = getattr(conv, name)
-            kernel = kernel[kind][...] if isinstance(kernel, nnx.Dict) else kernel[...][i]
-            bias = getattr(conv, f"{name}_bias")
+        for i, name in enumerate(conv.type_names):
+            kernel = getattr(conv, role)
+            kernel = kernel[name][...] if isinstance(kernel, nnx.Dict) else kernel[...][i]
+            bias = getattr(conv, f"{role}_bias")
             if sizes[i]:
-                parts.append(x[kind] @ kernel + (0 if bias is None else bias[...][i]))
+                parts.append(x[name] @ kernel + (0 if bias is None else bias[...][i]))
         return split(jnp.concatenate(parts), conv.heads)
 
-    query, key, value = of_nodes("query")[dst], of_nodes("key")[src], of_nodes("value")[src]
+    query, key, value = map_nodes("query")[dst], map_nodes("key")[src], map_nodes("value")[src]
     key = jnp.einsum("ehd,ehdf->ehf", key, conv.attention[...][rel])
     value = jnp.einsum("ehd,ehdf->ehf", value, conv.message[...][rel])
     score = (query * key).sum(-1) * conv.prior[...][rel] / np.sqrt(query.shape[-1])
     weight = softmax(score, dst, graph.num_nodes)
     y = jax.ops.segment_sum(weight[..., None] * value, dst, graph.num_nodes)
     y = jax.nn.gelu(y.reshape(len(y), -1), approximate=False)
-    found, start = {}, 0
-    for i, kind in enumerate(conv.type_names):
+    results, start = {}, 0
+    for i, name in enumerate(conv.type_names):
         if not sizes[i]:
-            found[kind] = jnp.zeros((0, conv.out_features))
+            results[name] = jnp.zeros((0, conv.out_features))
             continue
-        own = y[start : start + sizes[i]] @ conv.output[...][i]
-        own = own + (0 if conv.output_bias is None else conv.output_bias[...][i])
-        if x[kind].shape[1] == conv.out_features:
+        rows = y[start : start + sizes[i]] @ conv.output[...][i]
+        rows = rows + (0 if conv.output_bias is None else conv.output_bias[...][i])
+        if x[name].shape[1] == conv.out_features:
             gate = jax.nn.sigmoid(conv.skip[...][i])
-            own = gate * own + (1 - gate) * x[kind]
-        found[kind] = own
+            rows = gate * rows + (1 - gate) * x[name]
+        results[name] = rows
         start += sizes[i]
-    return found
+    return results
 
 
 RGAT_FORMS: list[dict[str, Any]] = [
@@ -194,9 +197,9 @@ def test_rgat_equals_the_formula(graph, form, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
 def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatch):
-    """Numbers of the ends come from a product of all nodes or of pairs, where edges read such."""
-    at = "jax_gnn._ops.relational_attention.methods.dense_scores_pay"
-    monkeypatch.setattr(at, lambda *_: dense)
+    """Scores of endpoints come from a product of all nodes, or of pairs."""
+    function = "jax_gnn._ops.relational_attention.methods.dense_scores_pay"
+    monkeypatch.setattr(function, lambda *_: dense)
     options = {"attention": attention, "heads": 2, "edge_features": EDGE_FEATURES}
     conv = make(RGATConv, 4, 8, method=method, **options)
     x, attr = features(4), features(EDGE_FEATURES, rows=graph.num_edges)
@@ -245,7 +248,10 @@ def cases(graph, typed) -> list[tuple[Any, Any, Any, RelationalGraph, Any]]:
         (lambda **way: make(RGATConv, 4, 8, **options, **way), rgat, rgat_by_formula, graph, 4),
         (
             lambda **way: make(RGATConv, 4, 8, softmax="within", num_bases=2, **way),
-            *(plain, reference_rgat, graph, 4),
+            plain,
+            reference_rgat,
+            graph,
+            4,
         ),
         (lambda **way: make(HGTConv, 8, 8, heads=2, **way), plain, reference_hgt, graph, 8),
         (lambda **way: make_typed(heads=2, **way), plain, reference_hgt, typed, None),
@@ -264,11 +270,11 @@ def test_derivatives(graph, typed, case, method):
 @pytest.mark.parametrize("form", ["rows", "pairs", "nodes"])
 @pytest.mark.parametrize("attention", ["additive", "multiplicative"])
 @pytest.mark.parametrize("sizes", [(1, 4, 6), (1, 6, 4), (1, 4, 4), (2, 4, 6), (2, 3, 4)])
-def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatch):
-    """Edges read rows at their ends, or numbers of pairs, or of all nodes and relations."""
-    at = "jax_gnn._ops.relational_attention.methods"
-    monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
-    monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
+def test_forms_of_scores(graph, sizes, attention, form, monkeypatch):
+    """Edges read rows of their endpoints, or scores of pairs, or of all nodes and relations."""
+    module = "jax_gnn._ops.relational_attention.methods"
+    monkeypatch.setattr(f"{module}.scores_by_edge_pay", lambda *_: form == "rows")
+    monkeypatch.setattr(f"{module}.dense_scores_pay", lambda *_: form == "nodes")
     heads, *widths = sizes
     options = {"heads": heads, "attention": attention, "method": "source_pairs"}
     conv, x = make(RGATConv, *widths, **options), features(widths[0])
@@ -280,8 +286,9 @@ def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatc
     padded = graph.pad(num_nodes=12, num_edges=40, num_src_pairs=50, num_dst_pairs=45)
     dirty = jnp.pad(x, ((0, 3), (0, 0)), constant_values=jnp.nan)
     assert_close(conv(padded, dirty)[:NUM_NODES], conv(graph, x))
+    # Batched by `vmap`, values and gradients are those of separate calls.
     batch = jnp.stack([x, 2 * x])
-    expected = jnp.stack([conv(graph, each) for each in batch])
+    expected = jnp.stack([conv(graph, rows) for rows in batch])
     assert_close(jax.vmap(lambda x: conv(graph, x))(batch), expected)
 
     def loss(x):
@@ -291,19 +298,21 @@ def test_scores_of_rows_and_of_numbers(graph, sizes, attention, form, monkeypatc
 
 
 def check_derivatives(conv, call, formula, graph, x):
-    """Gradients to all parameters and x, and derivatives of those along a direction."""
-    graphdef, params, rest = nnx.split(conv, nnx.Param, ...)
+    """Compare gradients, and their derivatives along a direction, with those of a formula."""
+    graphdef, params, static = nnx.split(conv, nnx.Param, ...)
 
     def gradient(function):
         def loss(params, x):
-            y = function(nnx.merge(graphdef, params, rest), graph, x)
-            return sum(jnp.sum(jnp.sin(each)) for each in jax.tree.leaves(y))
+            y = function(nnx.merge(graphdef, params, static), graph, x)
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(y))
 
-        def both(values):
+        def value_and_gradient(values):
             return jax.value_and_grad(loss, (0, 1))(*values)
 
+        # Second derivatives along a fixed direction cost one more pass.
         direction = jax.tree.map(jnp.cos, (params, x))
-        return jax.jit(lambda values: jax.jvp(both, (values,), (direction,)))((params, x))
+        jvp = jax.jit(lambda values: jax.jvp(value_and_gradient, (values,), (direction,)))
+        return jvp((params, x))
 
     assert_close(gradient(call), gradient(formula), 1e-9)
 
@@ -322,12 +331,13 @@ def test_batch_axes_vmap_and_padding(graph, layer, method):
     def loss(conv, graph, x):
         return jnp.sum(conv(graph, x)[:NUM_NODES] ** 2)
 
-    given = jnp.pad(x, ((0, 3), (0, 0), (0, 0)))
-    both = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 2)))
-    got, want = both(conv, padded, given), both(conv, graph, x)
-    want = (want[0], (want[1][0], jnp.pad(want[1][1], ((0, 3), (0, 0), (0, 0)))))
-    assert_close(got, want)
-    dirty = given.at[NUM_NODES:].set(jnp.nan)
+    padded_x = jnp.pad(x, ((0, 3), (0, 0), (0, 0)))
+    value_and_gradient = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 2)))
+    value, (gradients, x_gradient) = value_and_gradient(conv, graph, x)
+    x_gradient = jnp.pad(x_gradient, ((0, 3), (0, 0), (0, 0)))
+    actual = value_and_gradient(conv, padded, padded_x)
+    assert_close(actual, (value, (gradients, x_gradient)))
+    dirty = padded_x.at[NUM_NODES:].set(jnp.nan)
     assert_close(call(padded, dirty)[:NUM_NODES], expected)
 
 
@@ -335,6 +345,7 @@ def test_batch_axes_vmap_and_padding(graph, layer, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_same_bits_and_large_scores(graph, layer, method):
     conv = make(layer, 8, 8, heads=2, method=method)
+    # Scores of this size overflow `exp` without a maximum subtracted.
     x = 1e3 * features(8)
     first = nnx.jit(conv)(graph, x)
     assert np.isfinite(first).all()
@@ -355,20 +366,20 @@ def test_weights_are_multiplied_once(graph, typed, layer):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("width", [8, 5])
-def test_keys_that_meet_features_themselves(graph, typed, width, method):
-    """Folded weights of one head without biases: queries' maps are in those of keys."""
+def test_queries_folded_into_keys(graph, typed, width, method):
+    """Folded weights of one head without biases have the queries' maps in those of the keys."""
     options: Any = {"use_bias": False, "method": method}
-    for conv, of, x in (
+    for conv, structure, x in (
         (make(HGTConv, width, 8, **options), graph, features(width)),
         (make_typed(width, **options), typed, features(width, 2, rows=sum(TYPES.values()))),
     ):
 
-        def total(conv, of, x, folds):
-            y = conv(of, x, folded=conv.folded() if folds else None)
+        def total(conv, structure, x, folds):
+            y = conv(structure, x, folded=conv.folded() if folds else None)
             return jnp.sum(jnp.sin(y)), y
 
         gradients = nnx.jit(nnx.grad(total, argnums=(0, 2), has_aux=True), static_argnums=3)
-        assert_close(gradients(conv, of, x, True), gradients(conv, of, x, False))
+        assert_close(gradients(conv, structure, x, True), gradients(conv, structure, x, False))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -388,8 +399,8 @@ def test_attention_dropout(graph, method):
     assert not np.array_equal(conv(graph, x), conv(graph, x))
     first = conv(graph, x, rngs=key)
     np.testing.assert_array_equal(first, conv(graph, x, deterministic=False, rngs=key))
-    other = make(RGATConv, 4, 8, heads=2, attention_dropout_rate=0.5, method="source_pairs")
-    assert_close(first, other(graph, x, rngs=key))  # whatever the way, the same mask
+    by_source = make(RGATConv, 4, 8, heads=2, attention_dropout_rate=0.5, method="source_pairs")
+    assert_close(first, by_source(graph, x, rngs=key))  # every method has the same mask
     assert_close(conv(graph, x, deterministic=True), reference_rgat(conv, graph, x))
 
 
@@ -397,7 +408,7 @@ def test_attention_dropout(graph, method):
 
 
 def test_rgat_stacks_convolutions(graph):
-    model = RGAT(*(4, 8, 3), num_relations=RELATIONS, heads=2, num_layers=3, rngs=nnx.Rngs(0))
+    model = RGAT(4, 8, 3, num_relations=RELATIONS, heads=2, num_layers=3, rngs=nnx.Rngs(0))
     assert [conv.heads for conv in model.convolutions] == [2, 2, 1]
     y = x = features(4)
     for number, conv in enumerate(model.convolutions):
@@ -418,7 +429,7 @@ def test_hgt_stacks_convolutions(typed, widths):
     hidden = reference_hgt(model.conv1, typed, x)
     hidden = reference_hgt(model.conv2, typed, hidden)
     kernel, bias = model.output.kernel[...], model.output.bias[...]
-    expected = {name: each @ kernel + bias for name, each in hidden.items()}
+    expected = {name: rows @ kernel + bias for name, rows in hidden.items()}
     assert_close(y, expected, 1e-5)
     assert set(y) == set(TYPES)
 
@@ -426,7 +437,7 @@ def test_hgt_stacks_convolutions(typed, widths):
 # --- PyTorch Geometric ---------------------------------------------------------------------------
 
 
-def of_torch(torch: Any, array: Any) -> Any:
+def of_torch(torch, array) -> Any:
     return torch.tensor(double(jnp.asarray(array)), requires_grad=True)
 
 
@@ -436,7 +447,7 @@ PYG_RGAT = [form for form in RGAT_FORMS if "use_bias" not in form]
 @pytest.mark.parametrize("has_attr", [False, True])
 @pytest.mark.parametrize("form", PYG_RGAT, ids=repr)
 def test_rgat_equals_pytorch_geometric(graph, form, has_attr):
-    """There, relations share their attention vectors, and heads may see each other's features."""
+    """PyTorch Geometric shares attention vectors among relations, and mixes heads in scores."""
     geometric = pytest.importorskip("torch_geometric.nn")
     torch = pytest.importorskip("torch")
     options = form | {"edge_features": EDGE_FEATURES if has_attr else None}
@@ -444,7 +455,7 @@ def test_rgat_equals_pytorch_geometric(graph, form, has_attr):
     heads, width = conv.heads, conv.dst_attention.shape[2]
     for vector in (conv.dst_attention, conv.src_attention):
         vector[...] = jnp.broadcast_to(vector[...][:1], vector.shape)
-    other = geometric.RGATConv(
+    torch_conv = geometric.RGATConv(
         *(4, width, RELATIONS),
         num_bases=conv.num_bases,
         num_blocks=conv.num_blocks,
@@ -456,12 +467,12 @@ def test_rgat_equals_pytorch_geometric(graph, form, has_attr):
         edge_dim=conv.edge_features,
     ).double()
 
-    def spread(vectors: Any) -> np.ndarray:
+    def spread(vectors) -> np.ndarray:
         blocks = np.zeros((heads, width, heads))
         blocks[np.arange(heads), :, np.arange(heads)] = vectors
         return blocks.reshape(heads * width, heads)
 
-    def own(blocks: Any) -> np.ndarray:
+    def head_blocks(blocks) -> np.ndarray:
         return blocks.reshape(heads, width, heads)[np.arange(heads), :, np.arange(heads)]
 
     pairs = {"q": spread(double(conv.dst_attention)[0]), "k": spread(double(conv.src_attention)[0])}
@@ -474,42 +485,44 @@ def test_rgat_equals_pytorch_geometric(graph, form, has_attr):
         pairs["e"] = spread(double(conv.edge_attention))
         pairs["lin_edge.weight"] = double(conv.edge_kernel).T
     state = {name: torch.tensor(array) for name, array in pairs.items()}
-    other.load_state_dict(state, strict=False)
+    torch_conv.load_state_dict(state, strict=False)
     x, attr = features(4), features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
     ids = torch.tensor(np.stack([graph.nodes.cols, graph.nodes.rows]).astype(np.int64))
     types = torch.tensor(np.asarray(graph.edge_types).astype(np.int64))
-    given = of_torch(torch, x)
-    y = other(given, ids, types, None if attr is None else of_torch(torch, attr))
+    torch_x = of_torch(torch, x)
+    y = torch_conv(torch_x, ids, types, None if attr is None else of_torch(torch, attr))
     y.sin().sum().backward()
     assert_close(conv(graph, x, attr), y.detach().numpy(), 1e-9)
     _, (grads, to_x) = nnx.value_and_grad(
         lambda conv, x: jnp.sum(jnp.sin(conv(graph, x, attr))), argnums=(0, 1)
     )(conv, x)
-    assert_close(to_x, given.grad.numpy(), 1e-9)
-    theirs = {name: param.grad.numpy() for name, param in other.named_parameters() if name in pairs}
-    assert_close(grads["dst_attention"][...].sum(0), own(theirs["q"]), 1e-9)
-    assert_close(grads["src_attention"][...].sum(0), own(theirs["k"]), 1e-9)
+    assert_close(to_x, torch_x.grad.numpy(), 1e-9)
+    theirs = {
+        name: param.grad.numpy() for name, param in torch_conv.named_parameters() if name in pairs
+    }
+    assert_close(grads["dst_attention"][...].sum(0), head_blocks(theirs["q"]), 1e-9)
+    assert_close(grads["src_attention"][...].sum(0), head_blocks(theirs["k"]), 1e-9)
     assert_close(grads["bias"][...], theirs["bias"], 1e-9)
     if conv.num_bases:
         assert_close(grads["coefficients"][...], theirs["att"], 1e-9)
     assert_close(grads["kernel"][...], theirs["basis" if conv.num_bases else "weight"], 1e-9)
     if has_attr:
-        assert_close(grads["edge_attention"][...], own(theirs["e"]), 1e-9)
+        assert_close(grads["edge_attention"][...], head_blocks(theirs["e"]), 1e-9)
         assert_close(grads["edge_kernel"][...], theirs["lin_edge.weight"].T, 1e-9)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("widths", [None, WIDTHS], ids=["one width", "widths"])
 def test_hgt_equals_pytorch_geometric(typed, heads, widths):
-    """Of types that have nodes, and that something is sent to."""
+    """Types that have nodes and receive messages are compared."""
     geometric = pytest.importorskip("torch_geometric.nn")
     torch = pytest.importorskip("torch")
     conv = make_typed(widths or 8, heads=heads)
     kinds = [name for name, size in TYPES.items() if size]
-    ends = [(src, name, dst) for src, name, dst in ENDS if src in kinds and dst in kinds]
+    relations = [(src, name, dst) for src, name, dst in ENDS if src in kinds and dst in kinds]
     named = {name: (widths or dict.fromkeys(TYPES, 8))[name] for name in kinds}
-    other = geometric.HGTConv(named, 8, (kinds, ends), heads=heads).double()
-    numbers = [ENDS.index(relation) for relation in ends]
+    torch_conv = geometric.HGTConv(named, 8, (kinds, relations), heads=heads).double()
+    numbers = [ENDS.index(relation) for relation in relations]
     order = ("key", "query", "value")
 
     def of_kind(name: str, i: int, kind: str) -> np.ndarray:
@@ -526,32 +539,32 @@ def test_hgt_equals_pytorch_geometric(typed, heads, widths):
             state[f"out_lin.lins.{kind}.weight"] = double(conv.output)[i].T
             state[f"out_lin.lins.{kind}.bias"] = double(conv.output_bias)[i]
             state[f"skip.{kind}"] = double(conv.skip)[i : i + 1]
-    for name, of in (("k_rel", conv.attention), ("v_rel", conv.message)):
-        maps = double(of)[numbers].swapaxes(0, 1)
+    for name, maps_of_relations in (("k_rel", conv.attention), ("v_rel", conv.message)):
+        maps = double(maps_of_relations)[numbers].swapaxes(0, 1)
         state[f"{name}.weight"] = maps.reshape(-1, *maps.shape[2:])
-    for number, relation in zip(numbers, ends, strict=True):
+    for number, relation in zip(numbers, relations, strict=True):
         state["p_rel." + "__".join(relation)] = double(conv.prior)[number][None]
     state = {name: torch.tensor(np.ascontiguousarray(a)) for name, a in state.items()}
-    other.load_state_dict(state)
+    torch_conv.load_state_dict(state)
     edges = {key: torch.tensor(np.array(ids)) for key, ids in EDGES.items() if key[0] in kinds}
     edges |= {(dst, f"rev_{name}", src): ids.flip(0) for (src, name, dst), ids in edges.items()}
-    edges = {relation: edges[relation] for relation in ends}
+    edges = {relation: edges[relation] for relation in relations}
     x = typed_features(widths)
-    given = {name: of_torch(torch, each) for name, each in x.items()}
-    y = other(given, edges)
-    sum(each.sin().sum() for each in y.values()).backward()
+    torch_x = {name: of_torch(torch, rows) for name, rows in x.items()}
+    y = torch_conv(torch_x, edges)
+    sum(rows.sin().sum() for rows in y.values()).backward()
     ours = conv(typed, x)
     assert_close({name: ours[name] for name in y}, {n: e.detach().numpy() for n, e in y.items()})
 
     def loss(conv, x):
-        found = conv(typed, x)
-        return sum(jnp.sum(jnp.sin(found[name])) for name in y)
+        y_of_types = conv(typed, x)
+        return sum(jnp.sum(jnp.sin(y_of_types[name])) for name in y)
 
     _, (grads, to_x) = nnx.value_and_grad(loss, argnums=(0, 1))(conv, x)
-    assert_close(to_x, {name: each.grad.numpy() for name, each in given.items()}, 1e-9)
+    assert_close(to_x, {name: rows.grad.numpy() for name, rows in torch_x.items()}, 1e-9)
     theirs = {  # gates are for inputs as wide as the output
         name: 0 if param.grad is None else param.grad.numpy()
-        for name, param in other.named_parameters()
+        for name, param in torch_conv.named_parameters()
     }
     for i, kind in enumerate(TYPES):
         if kind not in kinds:
@@ -559,17 +572,17 @@ def test_hgt_equals_pytorch_geometric(typed, heads, widths):
         parts = np.split(theirs[f"kqv_lin.lins.{kind}.weight"].T, 3, 1)
         biases = np.split(theirs[f"kqv_lin.lins.{kind}.bias"], 3)
         for name, kernel, bias in zip(order, parts, biases, strict=True):
-            own = grads[name]["members"][i] if widths else grads[name]
-            assert_close(own[...] if widths else own[...][i], kernel, 1e-9)
+            gradient = grads[name]["members"][i] if widths else grads[name]
+            assert_close(gradient[...] if widths else gradient[...][i], kernel, 1e-9)
             assert_close(grads[f"{name}_bias"][...][i], bias, 1e-9)
         assert_close(grads["output"][...][i], theirs[f"out_lin.lins.{kind}.weight"].T, 1e-9)
         assert_close(grads["skip"][...][i : i + 1], theirs[f"skip.{kind}"], 1e-9)
-    for name, of in (("k_rel", "attention"), ("v_rel", "message")):
-        maps = grads[of][...][np.array(numbers)].swapaxes(0, 1)
+    for name, maps_of_relations in (("k_rel", "attention"), ("v_rel", "message")):
+        maps = grads[maps_of_relations][...][np.array(numbers)].swapaxes(0, 1)
         assert_close(maps.reshape(-1, *maps.shape[2:]), theirs[f"{name}.weight"], 1e-9)
-    for number, relation in zip(numbers, ends, strict=True):
-        of = theirs["p_rel." + "__".join(relation)]
-        assert_close(grads["prior"][...][number][None], of, 1e-9)
+    for number, relation in zip(numbers, relations, strict=True):
+        maps_of_relations = theirs["p_rel." + "__".join(relation)]
+        assert_close(grads["prior"][...][number][None], maps_of_relations, 1e-9)
 
 
 # --- The choice ----------------------------------------------------------------------------------
@@ -605,7 +618,7 @@ COUNTED = {
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_counted_times(name, monkeypatch):
-    """The function of counts gives what was counted by hand, and chooses the same."""
+    """The cost model gives times counted by hand, and the same choice."""
     base = "jax_gnn._ops.relational_aggregate.schedule"
     chosen = {dots: schedule.chosen(GRAPHS[name], 1, dots=dots) for dots in (False, True)}
     monkeypatch.setattr(f"{base}._LAUNCH", 0.0)
@@ -618,7 +631,7 @@ def test_counted_times(name, monkeypatch):
             assert chosen[dots] == list(times)[by_hand.index(min(by_hand))]
 
 
-def test_choice_is_among_the_parts_there_are(graph, triples):
+def test_choice_among_available_parts(graph, triples):
     x = features(8)
     for layer in (RGATConv, HGTConv):
         conv = make(layer, 8, 8)
@@ -724,13 +737,14 @@ def test_bad_types(graph, typed):
     untyped = make_typed(num_relations=4, relation_ends=ENDS[:4])
     with pytest.raises(ValueError, match="graph must have 4 types of nodes, got none"):
         untyped(graph, features(8))
-    ends = [*ENDS[:2], ("paper", "about", "author"), *ENDS[3:]]
+    relation_ends = [*ENDS[:2], ("paper", "about", "author"), *ENDS[3:]]
     with pytest.raises(
         ValueError, match=r"'about', 'topic'\) of the graph must run from 'paper' to 'author'"
     ):
-        make_typed(relation_ends=ends)(typed, typed_features())
+        make_typed(relation_ends=relation_ends)(typed, typed_features())
+    # The same sizes under other names.
     renamed = dict(zip([*TYPES][::-1], TYPES.values(), strict=True))
     edges = {("topic", "of", "topic"): ([0], [0])}
-    other = RelationalGraph.from_edge_dict(edges, renamed)
+    renamed_graph = RelationalGraph.from_edge_dict(edges, renamed)
     with pytest.raises(ValueError, match=r"must have the node types .* got 'topic' for 'author'"):
-        make_typed(num_relations=1, relation_ends=ENDS[:1])(other, typed_features())
+        make_typed(num_relations=1, relation_ends=ENDS[:1])(renamed_graph, typed_features())

@@ -22,8 +22,8 @@ def triples(rng) -> tuple[np.ndarray, ...]:
     return awkward_triples(rng)
 
 
-def graph_of(triples, own: bool = False) -> RelationalGraph:
-    return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, self_relation=own)
+def graph_of(triples, self_relation: bool = False) -> RelationalGraph:
+    return RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, self_relation=self_relation)
 
 
 def features(width: int, *batch: int) -> jax.Array:
@@ -36,36 +36,38 @@ def make(layer, *sizes, **options):
 
 
 def weights(conv: RGCNConv) -> tuple[np.ndarray, np.ndarray | float]:
-    """In full: those of relations, and the own one."""
-    kernel, own = double(conv.kernel), 0.0
+    """Return the full weights of relations, and the weight of a node's own features."""
+    kernel, self_kernel = double(conv.kernel), 0.0
     if conv.num_blocks is not None:
-        own = 0.0 if conv.own is None else double(conv.own)
+        self_kernel = 0.0 if conv.own is None else double(conv.own)
+        # Blocks on the diagonal of full matrices.
         full = np.zeros((RELATIONS, conv.in_features, conv.out_features), kernel.dtype)
         rows, cols = kernel.shape[2:]
         for block in range(conv.num_blocks):
             at = np.s_[:, block * rows : (block + 1) * rows, block * cols : (block + 1) * cols]
             full[at] = kernel[:, block]
-        return full, own
+        return full, self_kernel
     if conv.own_weight:
-        kernel, own = kernel[:-1], kernel[-1]
+        kernel, self_kernel = kernel[:-1], kernel[-1]
     if conv.coefficients is not None:
         kernel = np.einsum("rb,bkn->rkn", double(conv.coefficients), kernel)
-    return kernel, own
+    return kernel, self_kernel
 
 
 def formula(conv: RGCNConv, triples, x, edge_weight=None) -> np.ndarray:
-    """Of weights of the edges in the order of the triples."""
+    """Return the result, edge by edge; edge weights are in the order of the triples."""
     src, rel, dst = triples
-    kernel, own = weights(conv)
+    kernel, self_kernel = weights(conv)
     if edge_weight is None:
         edge_weight = np.ones(len(src))
         if conv.norm == "mean":
-            alike = (rel[:, None] == rel) & (dst[:, None] == dst)
-            edge_weight = 1 / alike.sum(1)
+            # A mean is over the edges of one relation into one destination.
+            same_norm = (rel[:, None] == rel) & (dst[:, None] == dst)
+            edge_weight = 1 / same_norm.sum(1)
     messages = np.einsum("e,e...k,ekn->e...n", edge_weight, x[src], kernel[rel])
     y = np.zeros((NUM_NODES, *messages.shape[1:]), messages.dtype)
     np.add.at(y, dst, messages)
-    y = y + (x @ own if np.ndim(own) else 0)
+    y = y + (x @ self_kernel if np.ndim(self_kernel) else 0)
     return y if conv.bias is None else y + double(conv.bias)
 
 
@@ -75,7 +77,7 @@ def assert_close(actual, expected):
 
 @nnx.jit
 def outputs(conv, calls):
-    """Of several calls: one program."""
+    """Return the results of several calls, compiled as one program."""
     return [conv(*operands) for operands in calls]
 
 
@@ -83,51 +85,56 @@ def outputs(conv, calls):
 @pytest.mark.parametrize("norm", ["mean", "sum"])
 def test_conv_equals_the_formula(triples, rng, form, norm):
     conv = make(RGCNConv, 4, 6, norm=norm, **form)
-    given = rng.uniform(0.5, 2, 30)
+    edge_weight = rng.uniform(0.5, 2, 30)
     calls, expected = [], []
     for x in (features(4), features(4, 2)):
-        for own in sorted({False, conv.own_weight}):
-            graph = graph_of(triples, own)
-            weight = graph.edge_values(given.astype(np.float32), 1)
+        for self_relation in sorted({False, conv.own_weight}):
+            graph = graph_of(triples, self_relation)
+            weight = graph.edge_values(edge_weight.astype(np.float32), 1)
             calls += [(graph, x), (graph, x, weight)]
-            expected += [formula(conv, triples, double(x), each) for each in (None, given)]
-    for y, of_formula in zip(outputs(conv, calls), expected, strict=True):
-        assert_close(y, of_formula)
+            expected += [
+                formula(conv, triples, double(x), weights) for weights in (None, edge_weight)
+            ]
+    for y, reference in zip(outputs(conv, calls), expected, strict=True):
+        assert_close(y, reference)
 
 
 def check_weighted(conv, graph, triples, rng):
-    """With weights of edges and without, of one batch axis and of none."""
-    given = rng.uniform(0.5, 2, 30)
-    weight = graph.edge_values(given.astype(np.float32), 1)
+    """Compare with the formula, with and without edge weights and a batch axis."""
+    edge_weight = rng.uniform(0.5, 2, 30)
+    weight = graph.edge_values(edge_weight.astype(np.float32), 1)
     x = features(4), features(4, 2)
 
     @nnx.jit  # again: what is patched is chosen while tracing
-    def all_of(conv, graph, weight):
-        return [conv(graph, each, *more) for each in x for more in ((), (weight,))]
+    def outputs(conv, graph, weight):
+        return [conv(graph, rows, *weights) for rows in x for weights in ((), (weight,))]
 
-    found = iter(all_of(conv, graph, weight))
-    for each in x:
-        for more in (None, given):
-            assert_close(next(found), formula(conv, triples, double(each), more))
+    results = iter(outputs(conv, graph, weight))
+    for rows in x:
+        for weights in (None, edge_weight):
+            assert_close(next(results), formula(conv, triples, double(rows), weights))
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("own", [False, True])
-def test_bases_mixed_or_summed_apart(triples, rng, monkeypatch, own, apart):
-    """Both forms, with features, weighted or not, and without."""
-    monkeypatch.setattr("flax_layers.relational.sums_by_basis_pay", lambda *_, **__: apart)
-    graph = graph_of(triples, own)
+@pytest.mark.parametrize("by_basis", [False, True])
+@pytest.mark.parametrize("self_relation", [False, True])
+def test_bases_mixed_or_summed_one_by_one(triples, rng, monkeypatch, self_relation, by_basis):
+    """Bases are mixed first or summed one by one, with features and without."""
+    monkeypatch.setattr("flax_layers.relational.sums_by_basis_pay", lambda *_, **__: by_basis)
+    graph = graph_of(triples, self_relation)
     conv = make(RGCNConv, 4, 6, num_bases=2)
     check_weighted(conv, graph, triples, rng)
+    # Nodes without features are one-hot.
     conv = make(RGCNConv, NUM_NODES, 6, num_bases=3)
     assert_close(nnx.jit(conv)(graph), formula(conv, triples, np.eye(NUM_NODES)))
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("own", [False, True])
-def test_blocks_in_full_or_apart(triples, rng, monkeypatch, own, apart):
-    monkeypatch.setattr("flax_layers.relational.blocks_pay", lambda counts: apart)
-    check_weighted(make(RGCNConv, 4, 6, num_blocks=2), graph_of(triples, own), triples, rng)
+@pytest.mark.parametrize("keeps_blocks", [False, True])
+@pytest.mark.parametrize("self_relation", [False, True])
+def test_blocks_in_full_or_as_a_batch(triples, rng, monkeypatch, self_relation, keeps_blocks):
+    monkeypatch.setattr("flax_layers.relational.blocks_pay", lambda counts: keeps_blocks)
+    check_weighted(
+        make(RGCNConv, 4, 6, num_blocks=2), graph_of(triples, self_relation), triples, rng
+    )
 
 
 def test_choice_of_blocks():
@@ -163,10 +170,10 @@ def test_gradients_are_slopes(triples, rng):
 
 
 def test_no_features(triples):
-    for own in (False, True):
+    for self_relation in (False, True):
         conv = make(RGCNConv, NUM_NODES, 6)
         expected = formula(conv, triples, np.eye(NUM_NODES))
-        assert_close(nnx.jit(conv)(graph_of(triples, own)), expected)
+        assert_close(nnx.jit(conv)(graph_of(triples, self_relation)), expected)
 
 
 def test_bipartite(rng):
@@ -176,8 +183,8 @@ def test_bipartite(rng):
     )
     conv = make(RGCNConv, 4, 6, norm="sum", use_bias=False)
     x, x_dst = features(4)[:5], features(4)
-    kernel, own = weights(conv)
-    expected = double(x_dst) @ own
+    kernel, self_kernel = weights(conv)
+    expected = double(x_dst) @ self_kernel
     np.add.at(expected, dst, np.einsum("ek,ekn->en", double(x)[src], kernel[rel]))
     assert_close(conv(graph, (x, x_dst)), expected)
     with pytest.raises(ValueError, match="graph must have its destinations among its sources"):
@@ -204,6 +211,7 @@ def test_model_equals_two_convolutions(triples, featureless):
     hidden = relu(formula(model.conv1, triples, x))
     expected = formula(model.conv2, triples, hidden)
     assert_close(model(graph, None if featureless else jnp.asarray(x, jnp.float32)), expected)
+    # Only factors of edges divide.
     jaxpr = str(jax.make_jaxpr(model)(graph, jnp.ones((NUM_NODES, NUM_NODES))))
     assert jaxpr.count(" = div ") == 1  # factors of edges are computed once
 

@@ -197,4 +197,5 @@ def test_all_layers_are_here() -> None:
     public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, nnx.Module)}
     layers = [nnx.eval_shape(functools.partial(case.make, "float32")) for case in LAYERS.values()]
     kinds = {type(module) for layer in layers for _, module in nnx.iter_modules(layer)}
-    assert public - kinds == {flax_layers.Stack}
+    bases = {flax_layers.AttentionOptions, flax_layers.LinearOptions, flax_layers.Stack}
+    assert public - kinds == bases

@@ -49,7 +49,7 @@ class LinkRecipe(NamedTuple):
 
 
 def _rgcn(config: RGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> RGCN:
-    shared = {"num_bases": config.num_bases} if config.num_bases else {}
+    shared: dict[str, Any] = {"num_bases": config.num_bases} if config.num_bases else {}
     return RGCN(
         *(config.embedding_features, config.hidden_features, config.hidden_features),
         num_layers=config.num_layers,
