@@ -15,7 +15,7 @@ from sampling_checks import check_distribution, check_one_program, key_of, lumpy
 
 from jax_gnn import Graph
 from jax_gnn.sampling import Blocks, block_capacity, sample_neighbors
-from jax_gnn.sampling._random import below, key_words, threefry
+from jax_gnn.sampling._random import integers_below, key_words, threefry
 
 KEY = jax.random.key(0)
 NODES, EDGES, FANOUTS = 12, 60, (3, 4)
@@ -235,7 +235,7 @@ def test_random_numbers(rng: np.random.Generator) -> None:
     want = threefry_2x32(jax.random.key_data(key), counters.ravel())
     np.testing.assert_array_equal(jnp.concatenate(words), want)
     sizes = np.r_[rng.integers(0, 2**32, 48), 0, 2**32 - 1]
-    found = below(words, jnp.asarray(sizes, jnp.uint32))
+    found = integers_below(words, jnp.asarray(sizes, jnp.uint32))
     numbers = [(int(a) << 32) + int(b) for a, b in zip(*words, strict=True)]
     np.testing.assert_array_equal(
         found, [n * int(s) >> 64 for n, s in zip(numbers, sizes, strict=True)]

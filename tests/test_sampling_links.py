@@ -27,7 +27,7 @@ from jax_gnn.sampling import (
     random_walk,
     sample_neighbors,
 )
-from jax_gnn.sampling._negatives import _shares
+from jax_gnn.sampling._negatives import _ticket_shares
 from jax_gnn.sampling._search import distinct, edge_runs, has_edge
 
 KEY = jax.random.key(0)
@@ -120,7 +120,7 @@ def test_shares_of_powers_of_degrees(rng: np.random.Generator) -> None:
     """Shares times how often a draw of them is accepted are in proportion to the powers."""
     degrees = rng.choice([0, 1, 2, 30, 5_000, 10**6], 200)
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
-    starts, rest = map(np.asarray, _shares(jnp.asarray(indptr), int(indptr[-1]), 0.75))
+    starts, rest = map(np.asarray, _ticket_shares(jnp.asarray(indptr), int(indptr[-1]), 0.75))
     shares = np.diff(starts.astype(np.int64))
     assert 2**28 < starts[-1] < 2**31 and ((rest >= 0) & (rest <= 1)).all()
     want = powers(degrees, 0.75)
