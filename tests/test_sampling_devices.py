@@ -1,4 +1,4 @@
-"""Each device draws the same, and of seeds that are split over a mesh its share."""
+"""Sampling on several devices: equal draws, and seeds that are split over a mesh."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ MESH = Mesh(np.array(jax.devices("cpu")[:DEVICES]), ("seeds",))
 @pytest.mark.parametrize(
     ("fanouts", "options"), [((3, 2), {}), ((35,), {"capacity": 10}), ((3, 2), {"tree": True})]
 )
-def test_shard_map(
-    rng: np.random.Generator, fanouts: tuple[int, ...], options: dict[str, Any]
-) -> None:
-    """Blocks, and the gradient of a loss over all seeds, by a key for each device."""
+def test_shard_map(rng, fanouts, options):
+    """Blocks, and the gradient of a loss over all seeds, equal those of each device's seeds."""
     src, dst = rng.integers(0, 30, (2, 200))
     graph = Graph.from_edges(src, dst, num_nodes=30)
     x = jnp.asarray(rng.normal(size=(30, 2)), jnp.float32)
     seeds = jnp.asarray(rng.integers(-1, 31, 4 * DEVICES))
     key = jax.random.key(int(rng.integers(100)))
 
-    def loss(x: Array, seeds: Array, number: Any) -> tuple[Array, Array]:
+    def loss(x: Array, seeds: Array, number) -> tuple[Array, Array]:
         words = jax.random.fold_in(key, number)
         blocks = sample_neighbors(graph, seeds, fanouts, words, **options)
         y = blocks.node_values(x)
@@ -50,16 +48,16 @@ def test_shard_map(
     (_, node_ids), gradient = jax.jit(jax.value_and_grad(sharded, has_aux=True))(x, seeds)
 
     with jax.default_device(jax.devices("cpu")[0]):
-        one = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
         shares = jnp.split(seeds, DEVICES)
-        each = [one(x, share, jnp.int32(number)) for number, share in enumerate(shares)]
-    np.testing.assert_array_equal(node_ids, jnp.concatenate([ids for (_, ids), _ in each]))
-    want = np.sum([dx for _, dx in each], axis=0)
+        results = [step(x, share, jnp.int32(number)) for number, share in enumerate(shares)]
+    np.testing.assert_array_equal(node_ids, jnp.concatenate([ids for (_, ids), _ in results]))
+    want = np.sum([dx for _, dx in results], axis=0)
     np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-5)
 
 
-def test_same_batch(rng: np.random.Generator) -> None:
-    """Of the host, a CPU and the default device; there all kinds are one program, compiled once."""
+def test_same_batch(rng):
+    """The host, a CPU and the default device draw the same; all kinds compile as one program."""
     graph = lumpy_graph(rng, 40, 200)
     src, dst = lumpy_edges(rng, 40, 200)
     relational = RelationalGraph.from_triples(src, rng.integers(0, 3, 200), dst, 40, 3)
@@ -74,23 +72,23 @@ def test_same_batch(rng: np.random.Generator) -> None:
         "key": jax.random.key_data(key_of(rng)),
     }
 
-    def drawn(data: dict[str, Any]) -> dict[str, Any]:
-        given, key = (data["graph"], data["seeds"]), data["key"]
+    def drawn(data):
+        arguments, key = (data["graph"], data["seeds"]), data["key"]
         timed: Any = {"edge_time": data["times"], "seed_time": data["limits"]}
         return {
-            "tree": sample_neighbors(*given, (3, 2), key, tree=True),
-            "distinct": sample_neighbors(*given, (3, 2), key, capacity=(11, 30)),
-            "weighted": sample_neighbors(*given, (3,), key, edge_probability=data["weights"]),
-            "timed": sample_neighbors(*given, (3,), key, **timed),
-            "relations": sample_neighbors(data["relational"], given[1], ({0: 2, 2: 1},), key),
+            "tree": sample_neighbors(*arguments, (3, 2), key, tree=True),
+            "distinct": sample_neighbors(*arguments, (3, 2), key, capacity=(11, 30)),
+            "weighted": sample_neighbors(*arguments, (3,), key, edge_probability=data["weights"]),
+            "timed": sample_neighbors(*arguments, (3,), key, **timed),
+            "relations": sample_neighbors(data["relational"], arguments[1], ({0: 2, 2: 1},), key),
         }
 
     want = drawn(jax.tree.map(np.asarray, data))
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(want))
     assert all((blocks.node_ids >= 0).sum() >= 3 for blocks in want.values())
     for device in {jax.devices("cpu")[0], jax.devices()[0]}:
-        found = jax.jit(drawn)(jax.device_put(data, device))
-        for kind, blocks in found.items():
+        result = jax.jit(drawn)(jax.device_put(data, device))
+        for kind, blocks in result.items():
             pairs = zip(jax.tree.leaves(blocks), jax.tree.leaves(want[kind]), strict=True)
-            for one, other in pairs:
-                np.testing.assert_array_equal(one, other, err_msg=f"{kind} on {device}")
+            for actual, expected in pairs:
+                np.testing.assert_array_equal(actual, expected, err_msg=f"{kind} on {device}")
