@@ -2,8 +2,9 @@
 
 from flax_layers import _installation  # before jax_gnn, which it checks
 from flax_layers._attention import AttentionOptions
-from flax_layers._base import LinearOptions, Stack
-from flax_layers._base import Signature as _Signature
+from flax_layers._base import Stack
+from flax_layers._declaration import LinearOptions
+from flax_layers._declaration import Signature as _Signature
 from flax_layers.allset import (
     AllDeepSets,
     AllDeepSetsConv,

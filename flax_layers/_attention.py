@@ -1,9 +1,9 @@
-"""What the layers with attention over incidences share."""
+"""Bases of the layers with heads, and attention over the incidences of a hypergraph."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,109 +11,119 @@ from jax import Array
 
 from flax_layers._base import (
     Convolution,
-    LinearOptions,
+    DropoutArguments,
     TwoLayerStack,
     check_positive,
     check_rates,
+    endpoint_sizes,
 )
+from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
 from jax_gnn import Hypergraph, additive_attention
-from jax_gnn.extend import Side, check_finite, feature_wise, take
+from jax_gnn.extend import Side, check_finite, check_flag, feature_wise, take
 
-attention_init = nnx.initializers.glorot_uniform()
+attention_init = glorot_init
 
 
-class AttentionOptions(LinearOptions, total=False):
-    """Options of every convolution with heads.
+class HeadOptions(LinearOptions):
+    """Options of convolutions with several heads.
 
     Attributes:
         heads: Number of heads.
-        concat: Whether the heads' features lie side by side, each of ``out_features / heads``
-            features; else the result is their mean.
-        negative_slope: Of the LeakyReLU of the scores.
+        concat: Whether the heads' features are concatenated, ``out_features / heads`` features
+            from each head; else the result is their mean.
         attention_dropout_rate: Share of the attention weights dropped in training, in [0, 1].
     """
 
-    heads: int
-    concat: bool
-    negative_slope: float
-    attention_dropout_rate: float
+    heads: int = 1
+    concat: bool = True
+    attention_dropout_rate: float = 0.0
 
 
-class AttentionConvolution(Convolution):
-    """Base of the convolutions with heads that weigh incidences.
+class AttentionOptions(HeadOptions):
+    """Options of convolutions whose attention has additive scores.
 
     Attributes:
-        kernel: ``(in_features, heads · width)``.
-        bias: ``(out_features,)``, or None without a bias.
+        negative_slope: Slope of the LeakyReLU of the scores.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        heads: int = 1,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        attention_dropout_rate: float = 0.0,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises kernel and bias.
+    negative_slope: float = 0.2
 
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output, whatever the number of heads.
-            heads: See `AttentionOptions`; so for the next three.
-            concat: Whether heads lie side by side.
-            negative_slope: Of the LeakyReLU.
-            attention_dropout_rate: Of the attention weights.
-            rngs: Source of the keys, streams "params" and "dropout".
-            **options: See `LinearOptions`.
 
-        Raises:
-            ValueError: A size is not positive, heads do not divide the features that they share,
-                a rate is outside [0, 1], or the slope is not finite.
-        """
-        check_positive(out_features=out_features)
-        check_heads(heads, out_features if concat else None)
-        check_rates(attention_dropout_rate=attention_dropout_rate)
-        check_finite("negative_slope", negative_slope)
-        width = out_features if concat else heads * out_features
-        super().__init__(in_features, out_features, width=width, rngs=rngs, **options)
-        if self.bias is not None:
-            self.bias = nnx.Param(self.bias[:out_features])  # of the result, not of each head
-        self.attention_dropout = nnx.Dropout(attention_dropout_rate, rngs=rngs)
-        self.heads = heads
-        self.concat = concat
-        self.negative_slope = negative_slope
-        self.attention_dropout_rate = attention_dropout_rate
+class MultiHead:
+    """Mixin of convolutions with heads: checks, the dropout, and the layout of the features.
 
-    def _attention(self, rngs: nnx.Rngs) -> nnx.Param[Array]:
-        """A vector of each head, ``(heads, width)``."""
-        shape = (self.heads, self.kernel.shape[1] // self.heads)
-        return nnx.Param(attention_init(rngs.params(), shape, self.param_dtype))
+    Attributes:
+        out_features: Features per node of the output, for any number of heads.
+        heads: Number of heads; other attributes as in `HeadOptions`.
+    """
+
+    out_features: int
+    heads: int
+    concat: bool
+    attention_dropout_rate: float
+
+    def _check_heads(self) -> None:
+        """Raise ValueError for heads that do not divide what they share, or a bad rate."""
+        check_positive(out_features=self.out_features)
+        is_shared = check_flag("concat", self.concat)
+        check_heads(self.heads, self.out_features if is_shared else None)
+        check_rates(attention_dropout_rate=self.attention_dropout_rate)
+
+    def _dropout(self, factory: ParameterFactory) -> nnx.Dropout:
+        """Return the dropout of the attention weights."""
+        return nnx.Dropout(self.attention_dropout_rate, rngs=factory.rngs)
+
+    @property
+    def _head_features(self) -> int:
+        """Features of each head."""
+        return self.out_features // self.heads if self.concat else self.out_features
+
+    @property
+    def _width(self) -> int:
+        """Features of all heads."""
+        return self.heads * self._head_features
+
+    def _attention_vector(self, factory: ParameterFactory, *lead: int) -> nnx.Param[Array]:
+        """Return a vector for each head, ``(*lead, heads, features)``."""
+        return factory.kernel(*lead, self.heads, self._head_features, init=attention_init)
 
     def _split(self, x: Array) -> Array:
-        """``(…, heads · width)`` to ``(…, heads, width)``."""
+        """Reshape ``(…, heads · features)`` to ``(…, heads, features)``."""
         return x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
 
     def _join(self, x: Array) -> Array:
-        """``(…, heads, width)`` to ``(…, out_features)``."""
+        """Reduce ``(…, heads, features)`` to ``(…, out_features)``."""
         return x.reshape(*x.shape[:-2], self.out_features) if self.concat else x.mean(axis=-2)
 
 
+class AttentionConvolution(AttentionOptions, MultiHead, Convolution):
+    """Base of the convolutions with heads that have one linear map.
+
+    Attributes:
+        kernel: Weights of the linear map, ``(in_features, heads · features)``.
+        bias: Biases of the result, ``(out_features,)``, or None without a bias.
+    """
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_finite("negative_slope", self.negative_slope)
+        self._check_heads()
+        sources, _ = endpoint_sizes(self.in_features)
+        self.kernel = factory.kernel(sources, self._width)
+        self.bias = factory.bias(self.out_features)
+        self.attention_dropout = self._dropout(factory)
+
+
 class AttentionStack(TwoLayerStack):
-    """Base of the models of such convolutions; the last has one head."""
+    """Base of the models of convolutions with heads, of which the last has one head."""
 
     dropout_in_convolutions = True
 
-    def _options_of(self, number: int, options: dict[str, Any]) -> dict[str, Any]:
-        return options | {"heads": 1} if number == self.num_layers else options
+    def _overrides(self, number: int) -> dict[str, Any]:
+        return {"heads": 1} if number == self.num_layers else {}
 
 
 def check_heads(heads: int, features: int | None) -> None:
-    """Raises ValueError for numbers of heads below 1, or that do not divide what they share."""
+    """Raise ValueError for fewer heads than 1, or heads that do not divide the features."""
     check_positive(heads=heads)
     if features is not None and features % heads:
         raise ValueError(
@@ -123,15 +133,15 @@ def check_heads(heads: int, features: int | None) -> None:
 
 
 def dots(x: Array, vectors: Array) -> Array:
-    """``⟨x, vector⟩`` of each head, of ``(…, heads, width)`` and ``(heads, width)``."""
+    """Return ``⟨x, vector⟩`` of each head, for ``(…, heads, width)`` and ``(heads, width)``."""
     return jnp.sum(x * feature_wise(vectors, x), axis=-1)
 
 
-def dropped(
-    dropout: nnx.Dropout, count: int, heads: int, arguments: dict[str, Any]
+def dropout_mask(
+    dropout: nnx.Dropout, count: int, heads: int, arguments: DropoutArguments
 ) -> Array | None:
-    """What a dropout multiplies attention weights ``(count, heads)`` with; None for ones."""
-    deterministic = arguments.get("deterministic")
+    """Return factors of attention weights ``(count, heads)``; None if nothing is dropped."""
+    deterministic = arguments["deterministic"]
     deterministic = dropout.deterministic if deterministic is None else deterministic
     if dropout.rate == 0 or deterministic:
         return None
@@ -144,27 +154,29 @@ def attend(
     scores: Array,
     values: Array,
     dropout: nnx.Dropout | None = None,
-    **arguments: Any,
+    dropout_arguments: DropoutArguments | None = None,
 ) -> Array:
-    """Sums values under the softmax of scores, over the senders of each receiver.
+    """Sum values under the softmax of scores, over the senders of each receiver.
 
     Args:
-        hypergraph: The hypergraph.
-        to: Who receives: "node" from its hyperedges, or "hyperedge" from its nodes.
-        scores: ``(senders, *batch, heads)``.
-        values: ``(senders, *batch, heads, width)``.
-        dropout: Of the weights.
-        **arguments: Of the dropout.
+        hypergraph: Hypergraph whose nodes and hyperedges send to each other.
+        to: Receivers: "node" from its hyperedges, or "hyperedge" from its nodes.
+        scores: Scores of the senders, ``(senders, *batch, heads)``.
+        values: Values of the senders, ``(senders, *batch, heads, width)``.
+        dropout: Dropout of the attention weights; None without.
+        dropout_arguments: Arguments of the dropout's call.
 
     Returns:
-        ``(receivers, *batch, heads, width)``; 0 where nobody sends.
+        ``(receivers, *batch, heads, width)``; 0 for a receiver without senders.
     """
     heads = math.prod(scores.shape[1:])
     hypergraph = hypergraph.check()
     graph = hypergraph.graph if to == "hyperedge" else hypergraph.receiving
-    kept = None if dropout is None else dropped(dropout, graph.num_edges, heads, arguments)
+    mask = None
+    if dropout is not None and dropout_arguments is not None:
+        mask = dropout_mask(dropout, graph.num_edges, heads, dropout_arguments)
     if to == "node":
-        kept = None if kept is None else take(kept, graph.t_order)
+        mask = None if mask is None else take(mask, graph.t_order)
         graph = graph.transpose()
     y = additive_attention(
         graph,
@@ -172,6 +184,6 @@ def attend(
         scores.reshape(graph.num_src, heads),
         values.reshape(graph.num_src, heads, values.shape[-1]),
         negative_slope=1.0,
-        edge_scale=kept,
+        edge_scale=mask,
     )
     return y.reshape(graph.num_dst, *values.shape[1:])

@@ -8,7 +8,8 @@ Chien et al., "You are AllSet: a multiset function framework for hypergraph neur
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Unpack, get_args
+from dataclasses import field
+from typing import Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,47 +20,57 @@ from jax.typing import ArrayLike
 
 from flax_layers._attention import attend, attention_init, check_heads, dots
 from flax_layers._base import (
-    LinearOptions,
+    DropoutArguments,
+    DropoutKeys,
     Stack,
     check_features,
     check_positive,
     check_rates,
     dropout_arguments,
     finished,
-    linear_options,
     normalized,
+    parameter_value,
 )
+from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, hyperedge_to_node, node_to_hyperedge
 from jax_gnn.extend import Side, check_choice, check_instance, check_number, promoted
 
 SetAggregation = Literal["sum", "mean"]
 
 
-class _MLP(nnx.Module):
-    """Linear maps ``linear1``, ``linear2``, … with ReLU, normalisation and dropout between them.
+class SetFunction(Protocol):
+    """Function of multisets: features of receivers from those of their senders."""
 
-    Layer normalisations ``norm1``, ``norm2``, … are before each map, if asked for.
+    def __call__(
+        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutArguments
+    ) -> Array:
+        """Return the receivers' features."""
+
+
+class _MLP(nnx.Module):
+    """Linear maps ``linear1``, ``linear2``, … with ReLU, normalization and dropout between them.
+
+    With `normalize`, layer normalizations ``norm1``, ``norm2``, … come before each map.
     """
 
     def __init__(
         self,
         widths: list[int],
+        factory: ParameterFactory,
         *,
         normalize: bool,
         dropout_rate: float = 0.0,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
     ) -> None:
         self.num_layers = len(widths) - 1
         for number in range(1, len(widths)):
-            before, after = widths[number - 1 : number + 1]
+            in_features, out_features = widths[number - 1 : number + 1]
             if normalize:
-                setattr(self, f"norm{number}", _layer_norm(before, rngs, options))
-            setattr(self, f"linear{number}", nnx.Linear(before, after, rngs=rngs, **options))
-        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
+                setattr(self, f"norm{number}", _layer_norm(in_features, factory))
+            setattr(self, f"linear{number}", factory.linear(in_features, out_features))
+        self.dropout = nnx.Dropout(dropout_rate, rngs=factory.rngs)
         self.normalize = normalize
 
-    def __call__(self, x: Array, dropout: dict[str, Any]) -> Array:
+    def __call__(self, x: Array, dropout: DropoutArguments) -> Array:
         for number in range(1, self.num_layers + 1):
             if number > 1:
                 x = jax.nn.relu(x)
@@ -75,24 +86,17 @@ class _DeepSet(nnx.Module):
     """``ReLU(decoder(aggregate(ReLU(encoder(x)))))``, the aggregation over senders."""
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        aggregation: SetAggregation,
-        mlp_layers: int,
-        dropout_rate: float,
-        rngs: nnx.Rngs,
-        options: LinearOptions,
+        self, in_features: int, options: AllDeepSetsConv, factory: ParameterFactory
     ) -> None:
-        inner = [out_features] * mlp_layers
-        mlp: Any = {"normalize": True, "dropout_rate": dropout_rate, "rngs": rngs, **options}
-        self.encoder = _MLP([in_features, *inner], **mlp)
-        self.decoder = _MLP([out_features, *inner], **mlp)
-        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
-        self.aggregation: SetAggregation = aggregation
+        width, rate = options.out_features, options.dropout_rate
+        widths = [width] * options.mlp_layers
+        self.encoder = _MLP([in_features, *widths], factory, normalize=True, dropout_rate=rate)
+        self.decoder = _MLP([width, *widths], factory, normalize=True, dropout_rate=rate)
+        self.dropout = nnx.Dropout(rate, rngs=factory.rngs)
+        self.aggregation = options.aggregation
 
     def __call__(
-        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: dict[str, Any]
+        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutArguments
     ) -> Array:
         reduce = hyperedge_to_node if to == "node" else node_to_hyperedge
         y = self.dropout(jax.nn.relu(self.encoder(x, dropout)), **dropout)
@@ -107,27 +111,20 @@ class _AttentionPooling(nnx.Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        heads: int,
-        mlp_layers: int,
-        negative_slope: float,
-        rngs: nnx.Rngs,
-        options: LinearOptions,
+        self, in_features: int, options: AllSetTransformerConv, factory: ParameterFactory
     ) -> None:
-        self.key = nnx.Linear(in_features, out_features, rngs=rngs, **options)
-        self.value = nnx.Linear(in_features, out_features, rngs=rngs, **options)
-        param_dtype = options.get("param_dtype", jnp.float32)
-        shape = (heads, out_features // heads)
-        self.seed = nnx.Param(attention_init(rngs.params(), shape, param_dtype))
-        self.norm1 = _layer_norm(out_features, rngs, options)
-        self.mlp = _MLP([out_features] * (mlp_layers + 1), normalize=False, rngs=rngs, **options)
-        self.norm2 = _layer_norm(out_features, rngs, options)
-        self.negative_slope = negative_slope
+        width = options.out_features
+        self.key = factory.linear(in_features, width)
+        self.value = factory.linear(in_features, width)
+        head_features = width // options.heads
+        self.seed = factory.kernel(options.heads, head_features, init=attention_init)
+        self.norm1 = _layer_norm(width, factory)
+        self.mlp = _MLP([width] * (options.mlp_layers + 1), factory, normalize=False)
+        self.norm2 = _layer_norm(width, factory)
+        self.negative_slope = options.negative_slope
 
     def __call__(
-        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: dict[str, Any]
+        self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutArguments
     ) -> Array:
         value = self.value(x)
         seed = self.seed[...].astype(value.dtype)
@@ -138,53 +135,67 @@ class _AttentionPooling(nnx.Module):
         return normalized(self.norm2, y + jax.nn.relu(self.mlp(y, dropout)))
 
     def _scores(self, x: Array) -> Array:
-        """``<seed, key>``; keys serve nothing else, so that seed and their map become one map."""
-        bias = None if self.key.bias is None else self.key.bias[...]
-        x, kernel, bias, seed = dtypes.promote_dtype(
-            (x, self.key.kernel[...], bias, self.seed[...]), dtype=self.key.dtype
-        )
-        to_scores = dots(kernel.reshape(-1, *seed.shape), seed)
-        scores = jnp.matmul(x, to_scores, precision=self.key.precision)
+        """Return ``<seed, key>``.
+
+        Keys have no other use, so that their map and the seed are multiplied first: the result is
+        a map as narrow as the heads.
+        """
+        operands = x, self.key.kernel[...], parameter_value(self.key.bias), self.seed[...]
+        x, kernel, bias, seed = dtypes.promote_dtype(operands, dtype=self.key.dtype)
+        score_kernel = dots(kernel.reshape(-1, *seed.shape), seed)
+        scores = jnp.matmul(x, score_kernel, precision=self.key.precision)
         return finished(scores, None if bias is None else dots(bias.reshape(seed.shape), seed))
 
 
-def _layer_norm(features: int, rngs: nnx.Rngs, options: LinearOptions) -> nnx.LayerNorm:
-    kept: Any = {name: options[name] for name in ("dtype", "param_dtype") if name in options}
-    return nnx.LayerNorm(features, epsilon=1e-5, use_fast_variance=False, rngs=rngs, **kept)
+def _layer_norm(features: int, factory: ParameterFactory) -> nnx.LayerNorm:
+    """Return a layer normalization with the epsilon of the authors' code."""
+    return nnx.LayerNorm(
+        features,
+        epsilon=1e-5,
+        use_fast_variance=False,
+        dtype=factory.dtype,
+        param_dtype=factory.param_dtype,
+        rngs=factory.rngs,
+    )
 
 
-class _AllSetConv(nnx.Module):
-    """Base of the two convolutions: a function of multisets to the hyperedges, one to the nodes.
+class AllSetOptions(LinearOptions):
+    """Options that both kinds of convolutions share.
 
     Attributes:
-        to_hyperedges: What makes hyperedges' features of those of their nodes.
-        to_nodes: What makes nodes' features of those of their hyperedges.
+        mlp_layers: Number of maps of each MLP.
+    """
+
+    mlp_layers: int = 2
+
+
+class _AllSetConv(AllSetOptions):
+    """Base of both kinds: a function of multisets to the hyperedges, another to the nodes.
+
+    Attributes:
+        in_features: Features per node of the input.
+        out_features: Features per node of the output and inside.
+        dropout_rate: Share of activations inside dropped in training, in [0, 1].
+        to_hyperedges: Function from the nodes' features to the hyperedges'.
+        to_nodes: Function from the hyperedges' features to the nodes'.
     """
 
     structure = Hypergraph
-    to_hyperedges: Any
-    to_nodes: Any
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        mlp_layers: int,
-        dropout_rate: float,
-        rngs: nnx.Rngs,
-        options: LinearOptions,
-    ) -> None:
-        check_positive(in_features=in_features, out_features=out_features, mlp_layers=mlp_layers)
-        check_rates(dropout_rate=dropout_rate)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.mlp_layers = mlp_layers
-        self.dropout_rate = dropout_rate
-        self.use_bias = options.get("use_bias", True)
-        self.dtype = options.get("dtype")
-        self.param_dtype = options.get("param_dtype", jnp.float32)
-        self.precision = options.get("precision")
-        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
+    in_features: int = field(kw_only=False)
+    out_features: int = field(kw_only=False)
+    dropout_rate: float = 0.0
+    to_hyperedges: SetFunction = field(init=False)
+    to_nodes: SetFunction = field(init=False)
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(
+            in_features=self.in_features,
+            out_features=self.out_features,
+            mlp_layers=self.mlp_layers,
+        )
+        check_rates(dropout_rate=self.dropout_rate)
+        self.dropout = nnx.Dropout(self.dropout_rate, rngs=factory.rngs)
 
     def __call__(
         self,
@@ -192,16 +203,15 @@ class _AllSetConv(nnx.Module):
         x: ArrayLike,
         *,
         deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+        rngs: DropoutKeys = None,
     ) -> Array:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
-                and `eval()`.
-            rngs: Randomness of the dropout; None uses the stream given at construction.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -218,15 +228,25 @@ class _AllSetConv(nnx.Module):
         return self.to_nodes(hypergraph, self.dropout(y, **dropout), "node", dropout)
 
 
-class AllDeepSetsConv(_AllSetConv):
+class AllDeepSetsOptions(AllSetOptions):
+    """Options of `AllDeepSetsConv`, and of `AllDeepSets` for its convolutions.
+
+    Attributes:
+        aggregation: Reduction of a multiset, "sum" or "mean".
+    """
+
+    aggregation: SetAggregation = "sum"
+
+
+class AllDeepSetsConv(AllDeepSetsOptions, _AllSetConv):
     """AllDeepSets: to each hyperedge and back, ``ReLU(MLP(Σ ReLU(MLP(x))))``.
 
-    Chien et al., "You are AllSet", ICLR 2022. Each MLP has layer normalisation before
+    Chien et al., "You are AllSet", ICLR 2022. Each MLP has layer normalization before
     each of its maps, and dropout inside.
 
     Attributes:
-        to_hyperedges: The first ``encoder`` and ``decoder``.
-        to_nodes: The second ones.
+        to_hyperedges: Function to the hyperedges, with an ``encoder`` and a ``decoder``.
+        to_nodes: Function back to the nodes, with an ``encoder`` and a ``decoder``.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -234,50 +254,36 @@ class AllDeepSetsConv(_AllSetConv):
         (4, 8)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        aggregation: SetAggregation = "sum",
-        mlp_layers: int = 2,
-        dropout_rate: float = 0.0,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises the parameters.
-
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output and inside.
-            aggregation: "sum" or "mean".
-            mlp_layers: Number of maps of each MLP.
-            dropout_rate: Share of activations inside that are dropped in training, in [0, 1].
-            rngs: Source of the keys, streams "params" and "dropout".
-            **options: See `LinearOptions`.
-
-        Raises:
-            ValueError: A size is not positive, the rate is outside [0, 1], or the aggregation is
-                unknown.
-        """
-        check_choice("aggregation", aggregation, get_args(SetAggregation))
-        super().__init__(in_features, out_features, mlp_layers, dropout_rate, rngs, options)
-        of_both: Any = (aggregation, mlp_layers, dropout_rate, rngs, options)
-        self.to_hyperedges = _DeepSet(in_features, out_features, *of_both)
-        self.to_nodes = _DeepSet(out_features, out_features, *of_both)
-        self.aggregation: SetAggregation = aggregation
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_choice("aggregation", self.aggregation, get_args(SetAggregation))
+        super()._make_parameters(factory)
+        self.to_hyperedges = _DeepSet(self.in_features, self, factory)
+        self.to_nodes = _DeepSet(self.out_features, self, factory)
 
 
-class AllSetTransformerConv(_AllSetConv):
-    """AllSetTransformer: to each hyperedge and back, pooling by multihead attention.
-
-    Chien et al., "You are AllSet", ICLR 2022; ``LN(y + ReLU(MLP(y)))`` of
-    ``y = LN(seed + Σ softmax(LeakyReLU(<seed, x K>)) x V)``, with a seed of each head and the
-    softmax over the senders of each receiver, of whom those without any have the seed alone.
+class AllSetTransformerOptions(AllSetOptions):
+    """Options of `AllSetTransformerConv`, and of `AllSetTransformer` for its convolutions.
 
     Attributes:
-        to_hyperedges: ``seed``, ``key``, ``value``, ``mlp`` and two layer normalisations.
-        to_nodes: The same, back to the nodes.
+        heads: Number of heads, which share `out_features`.
+        negative_slope: Slope of the LeakyReLU of the scores.
+    """
+
+    heads: int = 1
+    negative_slope: float = 0.2
+
+
+class AllSetTransformerConv(AllSetTransformerOptions, _AllSetConv):
+    """AllSetTransformer: to each hyperedge and back, pooling by multihead attention.
+
+    Chien et al., "You are AllSet", ICLR 2022; ``LN(y + ReLU(MLP(y)))`` with
+    ``y = LN(seed + Σ softmax(LeakyReLU(<seed, x K>)) x V)``. Each head has a seed; the softmax is
+    over the senders of each receiver. A receiver without senders has the seed alone.
+
+    Attributes:
+        to_hyperedges: Function to the hyperedges, with ``seed``, ``key``, ``value``, ``mlp`` and
+            two layer normalizations.
+        to_nodes: Function back to the nodes, with the same members.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -285,98 +291,38 @@ class AllSetTransformerConv(_AllSetConv):
         (4, 8)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        heads: int = 1,
-        mlp_layers: int = 2,
-        negative_slope: float = 0.2,
-        dropout_rate: float = 0.0,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises the parameters.
-
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output, which the heads share.
-            heads: Number of heads.
-            mlp_layers: Number of maps of each MLP.
-            negative_slope: Of the LeakyReLU of the scores.
-            dropout_rate: Share of the hyperedges' features dropped in training, in [0, 1].
-            rngs: Source of the keys, streams "params" and "dropout".
-            **options: See `LinearOptions`.
-
-        Raises:
-            ValueError: A size is not positive, heads do not divide out_features, or the rate is
-                outside [0, 1].
-        """
-        super().__init__(in_features, out_features, mlp_layers, dropout_rate, rngs, options)
-        check_heads(heads, out_features)
-        check_number("negative_slope", negative_slope)
-        of_both: Any = (heads, mlp_layers, negative_slope, rngs, options)
-        self.to_hyperedges = _AttentionPooling(in_features, out_features, *of_both)
-        self.to_nodes = _AttentionPooling(out_features, out_features, *of_both)
-        self.heads = heads
-        self.negative_slope = negative_slope
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        super()._make_parameters(factory)
+        check_heads(self.heads, self.out_features)
+        check_number("negative_slope", self.negative_slope)
+        self.to_hyperedges = _AttentionPooling(self.in_features, self, factory)
+        self.to_nodes = _AttentionPooling(self.out_features, self, factory)
 
 
 class _AllSet(Stack):
-    """Convolutions of hidden features, and a linear map to the classes.
+    """Base of the models: convolutions of hidden features, and a linear map to the classes.
 
     Attributes:
+        dropout_rate: Share of hidden activations dropped in training, in [0, 1], also inside the
+            convolutions.
         output: The linear map, ``(hidden_features, out_features)``.
     """
 
     dropout_in_convolutions = True
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        out_features: int,
-        *,
-        num_layers: int = 1,
-        input_dropout_rate: float = 0.2,
-        **options: Any,
-    ) -> None:
-        """Initialises the layers.
+    num_layers: int = 1
+    input_dropout_rate: float = 0.2
 
-        Args:
-            in_features: Features per node of the input.
-            hidden_features: Features per node after each convolution.
-            out_features: Features per node of the output, the number of classes.
-            num_layers: Number of convolutions.
-            input_dropout_rate: Share of input features dropped in training, in [0, 1].
-            **options: `dropout_rate`, also of the dropout inside the convolutions, and rngs, see
-                `Stack`; further arguments of each convolution.
-
-        Raises:
-            ValueError: A size is not positive, a rate is outside [0, 1], or a convolution refuses
-                an option.
-        """
-        super().__init__(
-            in_features,
-            hidden_features,
-            out_features,
-            num_layers=num_layers,
-            input_dropout_rate=input_dropout_rate,
-            **options,
-        )
-
-    def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def _make_layers(self, factory: ParameterFactory) -> None:
         hidden = self.hidden_features
         for number in range(1, self.num_layers + 1):
-            before = self.in_features if number == 1 else hidden
-            of_layer: Any = options | {"dropout_rate": self.dropout_rate, "rngs": rngs}
-            setattr(self, f"conv{number}", self.convolution(before, hidden, **of_layer))
-        self.output = nnx.Linear(hidden, self.out_features, rngs=rngs, **linear_options(options))
+            in_features = self.in_features if number == 1 else hidden
+            self._make_convolution(number, in_features, hidden, factory=factory)
+        self.output = factory.linear(hidden, self.out_features)
 
 
-class AllDeepSets(_AllSet):
-    """AllDeepSets: an `AllDeepSetsConv` (or more), ReLU and dropout, a linear map.
+class AllDeepSets(AllDeepSetsOptions, _AllSet):
+    """AllDeepSets: one `AllDeepSetsConv` by default, ReLU and dropout, a linear map.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -387,8 +333,8 @@ class AllDeepSets(_AllSet):
     convolution = AllDeepSetsConv
 
 
-class AllSetTransformer(_AllSet):
-    """AllSetTransformer: an `AllSetTransformerConv` (or more), ReLU and dropout, a linear map.
+class AllSetTransformer(AllSetTransformerOptions, _AllSet):
+    """AllSetTransformer: one `AllSetTransformerConv` by default, ReLU and dropout, a linear map.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])

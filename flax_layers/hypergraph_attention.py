@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
 from flax_layers._attention import AttentionConvolution, AttentionOptions, AttentionStack, dots
-from flax_layers._base import check_features, dropout_arguments, finished
+from flax_layers._base import DropoutKeys, Structure, check_features, dropout_arguments, finished
+from flax_layers._declaration import ParameterFactory
 from flax_layers.hypergraph import check_hyperedge_weight
 from jax_gnn import (
     Hypergraph,
@@ -27,22 +27,35 @@ from jax_gnn.extend import Side, check_choice
 Degrees = Literal["ones", "attention"]
 
 
-class HypergraphAttentionConv(AttentionConvolution):
+class HypergraphAttentionOptions(AttentionOptions):
+    """Options of `HypergraphAttentionConv`, and of `HypergraphAttention` for its convolutions.
+
+    Attributes:
+        softmax_by: "node" for attention among the hyperedges of each node, as in the paper;
+            "hyperedge" for attention among the nodes of each hyperedge.
+        degrees: Entries of H that the degrees sum, "ones" or "attention".
+    """
+
+    softmax_by: Side = "node"
+    degrees: Degrees = "ones"
+
+
+class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
     """Hypergraph convolution under attention: ``Dv^-1 H W De^-1 H^T X Theta + b``.
 
     Bai, Zhang and Torr, "Hypergraph convolution and hypergraph attention", Pattern Recognition
     2021. The entries of both H are attention weights, for each head
     ``softmax(LeakyReLU(<a, x_v Theta> + <a', z_e Theta>))`` of node v and hyperedge e with features
-    ``z_e``, over the hyperedges of a node. With ``degrees="ones"``, ``De`` and ``Dv`` are those of
-    H without attention, as in `HypergraphConv` of PyTorch Geometric with ``use_attention=True``:
-    what a node gets shrinks with its degree. With ``"attention"`` they are those of H with
-    attention, so that a node gets a weighted mean of weighted means.
+    ``z_e``, over the hyperedges of a node. With ``degrees="ones"``, ``De`` and ``Dv`` are the
+    degrees of H without attention, as in `HypergraphConv` of PyTorch Geometric with
+    ``use_attention=True``: a node's result shrinks with its degree. With ``"attention"`` they are
+    the degrees of H with attention, so that a node gets a weighted mean of weighted means.
 
     Attributes:
         kernel: Theta, ``(in_features, heads · width)``.
         node_attention: a, ``(heads, width)``.
         hyperedge_attention: a', ``(heads, width)``.
-        bias: ``(out_features,)``, or None without a bias.
+        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -50,38 +63,12 @@ class HypergraphAttentionConv(AttentionConvolution):
         (4, 8)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        softmax_by: Side = "node",
-        degrees: Degrees = "ones",
-        rngs: nnx.Rngs,
-        **options: Unpack[AttentionOptions],
-    ) -> None:
-        """Initialises the parameters.
-
-        Args:
-            in_features: Features per node and per hyperedge of the input.
-            out_features: Features per node of the output, whatever the number of heads.
-            softmax_by: "node" for attention among the hyperedges of each node, as in the paper;
-                "hyperedge" for attention among the nodes of each hyperedge.
-            degrees: "ones" or "attention", what the degrees are sums of.
-            rngs: Source of the keys, streams "params" and "dropout".
-            **options: See `AttentionOptions`.
-
-        Raises:
-            ValueError: A size is not positive, heads do not divide the features that they share,
-                a rate is outside [0, 1], or softmax_by or degrees is none of these.
-        """
-        check_choice("softmax_by", softmax_by, get_args(Side))
-        check_choice("degrees", degrees, get_args(Degrees))
-        super().__init__(in_features, out_features, rngs=rngs, **options)
-        self.node_attention = self._attention(rngs)
-        self.hyperedge_attention = self._attention(rngs)
-        self.softmax_by: Side = softmax_by
-        self.degrees: Degrees = degrees
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_choice("softmax_by", self.softmax_by, get_args(Side))
+        check_choice("degrees", self.degrees, get_args(Degrees))
+        super()._make_parameters(factory)
+        self.node_attention = self._attention_vector(factory)
+        self.hyperedge_attention = self._attention_vector(factory)
 
     def __call__(
         self,
@@ -91,19 +78,18 @@ class HypergraphAttentionConv(AttentionConvolution):
         hyperedge_attr: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+        rngs: DropoutKeys = None,
     ) -> Array:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
-            hypergraph: The hypergraph, not directed.
+            hypergraph: Hypergraph, not directed.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             hyperedge_weight: W, ``(num_hyperedges,)``; None means ones.
             hyperedge_attr: Features of the hyperedges, ``(num_hyperedges, *batch, in_features)``;
-                None takes the mean of each hyperedge's nodes.
-            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
-                and `eval()`.
-            rngs: Randomness of the dropout; None uses the stream given at construction.
+                None means the mean of each hyperedge's nodes.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -118,21 +104,20 @@ class HypergraphAttentionConv(AttentionConvolution):
                 f"{hypergraph}"
             )
         weight = check_hyperedge_weight(hypergraph, hyperedge_weight)
-        of_node, of_hyperedge = (
-            each[...].astype(x.dtype) for each in (self.node_attention, self.hyperedge_attention)
-        )
+        node_vector = self.node_attention[...].astype(x.dtype)
+        hyperedge_vector = self.hyperedge_attention[...].astype(x.dtype)
         y = self._split(self._product(x, kernel))
-        plain = hypergraph._plain  # scores and degrees are no messages
-        node_scores = dots(y, of_node)  # (num_nodes, *batch, heads)
+        # Scores and degrees are no messages: an attribution of messages must not see them.
+        plain = hypergraph._plain
+        node_scores = dots(y, node_vector)  # (num_nodes, *batch, heads)
         if hyperedge_attr is None:  # the score of a mean is the mean of the scores
-            scores = dots(y, of_hyperedge)
-            hyperedge_scores = node_to_hyperedge(plain, scores, reduce="mean")
+            hyperedge_scores = node_to_hyperedge(plain, dots(y, hyperedge_vector), reduce="mean")
         else:
             attr = self._hyperedge_attr(hypergraph, hyperedge_attr, x)
-            to_score = dots(self._split(kernel), of_hyperedge)
-            hyperedge_scores = jnp.matmul(attr, to_score, precision=self.precision)
+            score_kernel = dots(self._split(kernel), hyperedge_vector)
+            hyperedge_scores = jnp.matmul(attr, score_kernel, precision=self.precision)
 
-        heads = math.prod(node_scores.shape[1:])  # each of the batch has its own
+        heads = math.prod(node_scores.shape[1:])  # each batch entry has scores of its own
         scores = sddmm(
             plain.graph,
             hyperedge_scores.reshape(hypergraph.num_hyperedges, heads),
@@ -144,24 +129,25 @@ class HypergraphAttentionConv(AttentionConvolution):
             incidence_softmax(hypergraph, scores, self.softmax_by),
             **dropout_arguments(deterministic, rngs),
         )
-        if self.degrees == "attention":
-            scaling: Any = {"normalization": "row"}
-        else:
-            node_scale = self._node_scale(plain, weight)
+        scaling: dict[str, Any] = {"normalization": "row"}
+        if self.degrees == "ones":
+            node_scale = _inverse_degrees(plain, weight)
             scaling = {"hyperedge_reduce": "mean", "node_scale_out": node_scale}
-        aggregated = hypergraph_aggregate(
+        sums = hypergraph_aggregate(
             hypergraph,
             y.reshape(hypergraph.num_nodes, heads, y.shape[-1]),
             weight,
             incidence_weight=attention,
             **scaling,
         )
-        y = self._join(aggregated.reshape(y.shape))
-        return finished(y, bias)
+        return finished(self._join(sums.reshape(y.shape)), bias)
 
     def _hyperedge_attr(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
+        """Check the features of hyperedges and cast them to the dtype of x."""
         attr = check_features(
-            *(attr, hypergraph.num_hyperedges, self.in_features),
+            attr,
+            hypergraph.num_hyperedges,
+            self.in_features,
             name="hyperedge_attr",
             rows_name="num_hyperedges",
         )
@@ -172,21 +158,22 @@ class HypergraphAttentionConv(AttentionConvolution):
             )
         return attr.astype(x.dtype)
 
-    @staticmethod
-    def _node_scale(hypergraph: Hypergraph, weight: Array | None) -> Array:
-        if weight is None:
-            degree = hypergraph.node_degrees().astype(float)
-        else:
-            degree = hyperedge_to_node(hypergraph, weight.astype(float))
-        positive = degree > 0
-        return jnp.where(positive, 1 / jnp.where(positive, degree, 1), 0)
+
+def _inverse_degrees(hypergraph: Hypergraph, weight: Array | None) -> Array:
+    """Return the inverse of the weighted degree of each node, 0 where that is not positive."""
+    if weight is None:
+        degree = hypergraph.node_degrees().astype(float)
+    else:
+        degree = hyperedge_to_node(hypergraph, weight.astype(float))
+    positive = degree > 0
+    return jnp.where(positive, 1 / jnp.where(positive, degree, 1), 0)
 
 
-class HypergraphAttention(AttentionStack):
-    """Hypergraph attention network: two `HypergraphAttentionConv` (or more).
+class HypergraphAttention(HypergraphAttentionOptions, AttentionStack):
+    """Hypergraph attention network: two `HypergraphAttentionConv` by default.
 
     ReLU and dropout are between them; the last has one head. Its call takes the arguments of the
-    convolution's. Features of hyperedges are those of the first convolution; further ones take the
+    convolution's. Features of hyperedges go to the first convolution; later convolutions take the
     means of nodes.
 
     Example:
@@ -197,14 +184,14 @@ class HypergraphAttention(AttentionStack):
 
     convolution = HypergraphAttentionConv
 
-    def _convolve(
+    def _convolve(  # type: ignore[override]  # names arguments that Stack leaves open
         self,
         number: int,
-        graph: Hypergraph,
+        graph: Structure,
         x: Array,
         hyperedge_weight: ArrayLike | None = None,
         hyperedge_attr: ArrayLike | None = None,
-        **dropout: Any,
+        **dropout: object,
     ) -> Array:
         attr = hyperedge_attr if number == 1 else None
         return super()._convolve(number, graph, x, hyperedge_weight, attr, **dropout)

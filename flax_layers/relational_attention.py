@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from dataclasses import InitVar, field
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,35 +15,36 @@ from flax.nnx.nn import dtypes
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from flax_layers._attention import AttentionStack, attention_init, check_heads, dots, dropped
+from flax_layers._attention import (
+    AttentionOptions,
+    AttentionStack,
+    MultiHead,
+    check_heads,
+    dots,
+    dropout_mask,
+)
 from flax_layers._base import (
-    Ends,
+    DropoutKeys,
     Named,
+    NodeFeatures,
+    Sizes,
+    Structure,
     TwoLayerStack,
-    check_ends,
+    check_endpoint_features,
     check_features,
     check_positive,
-    check_rates,
-    default_bias_init,
+    destination_rows,
     dropout_arguments,
-    end_values,
+    endpoint_values,
     finished,
-    linear_options,
+    matmul_with_segmented_gradient,
     num_rows,
-    of_destinations,
-    of_sources,
+    parameter_value,
     product,
-    summed_by_rows,
+    source_rows,
 )
-from flax_layers.graph import glorot_init
-from flax_layers.graph_attention import Rngs
-from flax_layers.relational import (
-    block_diagonal,
-    each_of,
-    kernel_shape,
-    over_batch,
-    takes_hetero,
-)
+from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
+from flax_layers.relational import RelationOptions, block_diagonal, over_batch, takes_hetero
 from jax_gnn import (
     HeteroGraph,
     HGTWeights,
@@ -63,7 +64,6 @@ from jax_gnn.extend import (
     check_choice,
     check_distinct,
     check_finite,
-    check_flag,
     check_instance,
     choose_method,
     feature_wise,
@@ -72,31 +72,57 @@ from jax_gnn.extend import (
 from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import RelationalPart
 
+T = TypeVar("T")
+
 Attention = Literal["additive", "multiplicative"]
 Softmax = Literal["across", "within"]
-Features = Ends | Mapping[str, ArrayLike]
+TypedFeatures = NodeFeatures | Mapping[str, ArrayLike]
+"""Features of nodes, or by node type."""
 
 
-class RGATConv(nnx.Module):
+class RGATOptions(RelationOptions, AttentionOptions):
+    """Options of `RGATConv`, and of `RGAT` for its convolutions.
+
+    Attributes:
+        num_relations: Number of relations of the graph, inverse relations and the relation of nodes
+            to themselves included.
+        attention: Scores, "additive" or "multiplicative".
+        softmax: Whether the softmax runs "across" all edges into a node, or "within" each relation,
+            whose results are summed.
+        edge_features: Features per edge; None if edges have none.
+        method: Order of the computation, "source_pairs" or "destination_pairs", see
+            docs/relational.md; "auto" chooses by counts.
+    """
+
+    attention: Attention = "additive"
+    softmax: Softmax = "across"
+    edge_features: int | None = None
+    method: Method = "auto"
+
+
+class RGATConv(RGATOptions, MultiHead):
     """Relational graph attention: a softmax over a node's edges, whose relations have weights.
 
     ``y_i = Σ softmax(s_e) x_j W_r`` over the edges ``e = (j → i)`` of relations r, for each head,
     with scores ``s_e = LeakyReLU(⟨x_i W_r, a_r⟩ + ⟨x_j W_r, a'_r⟩)``, or the product of both dots:
     Busbridge et al., "Relational graph attention networks", 2019 (arXiv 1904.05811), equations 2 to
-    9, with one dimension of queries and keys a head. There is no own weight: of a graph with a
-    ``self_relation``, which counts among the relations, nodes attend to themselves, too.
+    9, with one dimension of queries and keys a head. A node's own features have no separate weight:
+    if the graph has a ``self_relation``, one of its relations, nodes attend to themselves, too.
 
-    Features of edges add a score of theirs before the LeakyReLU, or multiply by it.
+    Features of edges add a score before the LeakyReLU, or a factor to multiplicative scores.
 
     Attributes:
-        kernel: ``(num_relations, in_features, heads · width)``, or the bases, ``(num_bases, …)``.
-            Of blocks ``(num_relations, num_blocks, …)``, as `RGCNConv` has them.
-        coefficients: ``(num_relations, num_bases)``; None without bases.
+        in_features: Features per node of the input.
+        out_features: Features per node of the output, for any number of heads.
+        kernel: Weights, ``(num_relations, in_features, heads · width)``, or the bases,
+            ``(num_bases, …)``, or blocks, ``(num_relations, num_blocks, …)``, as in `RGCNConv`.
+        coefficients: Shares of bases in relations, ``(num_relations, num_bases)``; None without
+            bases.
         src_attention: a', ``(num_relations, heads, width)``.
-        dst_attention: a, likewise.
-        edge_kernel: ``(edge_features, heads · width)``, or None where edges have no features.
-        edge_attention: ``(heads, width)``, or None likewise.
-        bias: ``(out_features,)``, or None without a bias.
+        dst_attention: a, ``(num_relations, heads, width)``.
+        edge_kernel: Map of the edges, ``(edge_features, heads · width)``, or None.
+        edge_attention: Vectors of the edges' scores, ``(heads, width)``, or None.
+        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -108,128 +134,40 @@ class RGATConv(nnx.Module):
 
     structure: ClassVar[type[RelationalGraph]] = RelationalGraph
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        num_relations: int,
-        heads: int = 1,
-        concat: bool = True,
-        attention: Attention = "additive",
-        softmax: Softmax = "across",
-        num_bases: int | None = None,
-        num_blocks: int | None = None,
-        edge_features: int | None = None,
-        negative_slope: float = 0.2,
-        attention_dropout_rate: float = 0.0,
-        method: Method = "auto",
-        rngs: nnx.Rngs,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        kernel_init: nnx.Initializer = glorot_init,
-        bias_init: nnx.Initializer = default_bias_init,
-    ) -> None:
-        """Initialises the parameters.
+    in_features: int = field(kw_only=False)
+    out_features: int = field(kw_only=False)
 
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output, whatever the number of heads.
-            num_relations: Number of relations of the graph, inverse ones and that of nodes to
-                themselves included.
-            heads: Number of heads.
-            concat: Whether the heads' features lie side by side, each of ``out_features / heads``
-                features; else the result is their mean.
-            attention: "additive" or "multiplicative" scores.
-            softmax: Whether it runs "across" all edges into a node, or "within" each relation, the
-                sums of which are added up then.
-            num_bases: How many bases the weights of relations are mixed from; None for weights of
-                their own.
-            num_blocks: Number of blocks of block-diagonal weights, which divides in_features and
-                the features of all heads; None for full ones.
-            edge_features: Features per edge; None where edges have none.
-            negative_slope: Of the LeakyReLU of additive scores.
-            attention_dropout_rate: Share of the attention weights dropped in training, in [0, 1].
-            method: How it is computed: "source_pairs" or "destination_pairs", as told in
-                docs/relational.md; "auto" chooses by counts.
-            rngs: Source of the keys, streams "params" and "dropout".
-            use_bias: See `LinearOptions`; so for all that follow.
-            dtype: Of the computation.
-            param_dtype: Of the parameters.
-            precision: Of the products.
-            kernel_init: Initialiser of each weight, basis or block.
-            bias_init: Initialiser of the biases.
-
-        Raises:
-            ValueError: A size is not positive, heads do not divide the features that they share, an
-                option is unknown, a rate is outside [0, 1], the slope is not finite, there are
-                bases and blocks, or blocks do not divide the features.
-        """
-        check_positive(
-            in_features=in_features, out_features=out_features, num_relations=num_relations
-        )
-        check_heads(heads, out_features if check_flag("concat", concat) else None)
-        check_choice("attention", attention, get_args(Attention))
-        check_choice("softmax", softmax, get_args(Softmax))
-        check_choice("method", method, METHODS)
-        check_rates(attention_dropout_rate=attention_dropout_rate)
-        check_finite("negative_slope", negative_slope)
-        width = out_features // heads if concat else out_features
-        sizes = num_relations, in_features, heads * width
-        lead, shape = kernel_shape(*sizes, num_bases, num_blocks)
-        self.kernel = nnx.Param(each_of(kernel_init, rngs, lead, shape, param_dtype))
-        self.coefficients: nnx.Param[Array] | None = nnx.data(None)
-        if num_bases is not None:
-            mixture = kernel_init(rngs.params(), (num_relations, num_bases), param_dtype)
-            self.coefficients = nnx.Param(mixture)
-
-        def vectors(*lead: int) -> nnx.Param[Array]:
-            return nnx.Param(each_of(attention_init, rngs, lead, (heads, width), param_dtype))
-
-        self.src_attention = vectors(num_relations)
-        self.dst_attention = vectors(num_relations)
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(in_features=self.in_features, num_relations=self.num_relations)
+        self._check_heads()
+        check_choice("attention", self.attention, get_args(Attention))
+        check_choice("softmax", self.softmax, get_args(Softmax))
+        check_choice("method", self.method, METHODS)
+        check_finite("negative_slope", self.negative_slope)
+        self.kernel = factory.kernel(*self._kernel_shape(self.in_features, self._width))
+        self.coefficients = self._make_coefficients(factory)
+        self.src_attention = self._attention_vector(factory, self.num_relations)
+        self.dst_attention = self._attention_vector(factory, self.num_relations)
         self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
         self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
-        if edge_features is not None:
-            check_positive(edge_features=edge_features)
-            shape = edge_features, heads * width
-            self.edge_kernel = nnx.Param(kernel_init(rngs.params(), shape, param_dtype))
-            self.edge_attention = vectors()
-        self.bias: nnx.Param[Array] | None = nnx.data(None)
-        if use_bias:
-            self.bias = nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype))
-        self.attention_dropout = nnx.Dropout(attention_dropout_rate, rngs=rngs)
-        self.in_features = in_features
-        self.out_features = out_features
-        self.num_relations = num_relations
-        self.heads = heads
-        self.concat = concat
-        self.attention: Attention = attention
-        self.softmax: Softmax = softmax
-        self.num_bases = num_bases
-        self.num_blocks = num_blocks
-        self.edge_features = edge_features
-        self.negative_slope = negative_slope
-        self.attention_dropout_rate = attention_dropout_rate
-        self.method: Method = method
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
+        if self.edge_features is not None:
+            check_positive(edge_features=self.edge_features)
+            self.edge_kernel = factory.kernel(self.edge_features, self._width)
+            self.edge_attention = self._attention_vector(factory)
+        self.bias = factory.bias(self.out_features)
+        self.attention_dropout = self._dropout(factory)
 
     def folded(self, dtype: DTypeLike | None = None) -> RGATWeights:
-        """What is made of the weights alone: for inference, computed once and passed to calls.
+        """Return products of the weights: for inference, computed once and passed to calls.
 
         Args:
-            dtype: Of the computation; None: the layer's, or that of the parameters.
+            dtype: Dtype of the computation; None means the layer's, or that of the parameters.
         """
         params = self.kernel, self.coefficients, self.dst_attention, self.src_attention
-        values: Any = (None if param is None else param[...] for param in params)
-        kernel, mixture, dst, src = dtypes.promote_dtype(tuple(values), dtype=dtype or self.dtype)
-        if mixture is not None:
-            kernel = jnp.tensordot(mixture, kernel, 1, precision=self.precision)
+        values: Any = tuple(map(parameter_value, params))
+        kernel, coefficients, dst, src = dtypes.promote_dtype(values, dtype=dtype or self.dtype)
+        if coefficients is not None:
+            kernel = jnp.tensordot(coefficients, kernel, 1, precision=self.precision)
         if self.num_blocks is not None:
             kernel = block_diagonal(kernel)
         return RGATWeights.of(kernel, dst, src)
@@ -238,125 +176,148 @@ class RGATConv(nnx.Module):
     def __call__(
         self,
         graph: RelationalGraph,
-        x: Ends,
+        x: NodeFeatures,
         edge_attr: ArrayLike | None = None,
         *,
         folded: RGATWeights | None = None,
         deterministic: bool | None = None,
-        rngs: Rngs = None,
+        rngs: DropoutKeys = None,
     ) -> Array:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
-            graph: The graph, with its parts "from_pairs" and "to_pairs". Of a `HeteroGraph`, x and
-                the result may be by type of nodes.
+            graph: Graph with its parts "from_pairs" and "to_pairs". With a `HeteroGraph`, x and the
+                result may be by node type.
             x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
             edge_attr: Features of edges, ``(num_edges, edge_features)``, in the graph's order
                 (`RelationalGraph.edge_values`), of a layer with `edge_features`.
-            folded: What :meth:`folded` gave, where weights do not change between calls.
-            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
-                and `eval()`.
-            rngs: Randomness of the dropout; None uses the stream given at construction.
+            folded: Result of :meth:`folded`, if weights do not change between calls.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
 
         Returns:
             ``(num_dst, *batch, out_features)`` in `dtype`.
 
         Raises:
             ValueError: A shape or the graph's relations do not fit the layer, or the graph lacks a
-                part that the `method` goes through.
+                part that the `method` needs.
         """
         _check_relations(graph, self.num_relations)
-        src, dst = check_ends(graph, x, self.in_features, self.in_features)
-        ends: tuple[Array, ...] = (src,) if dst is src else (src, dst)
+        src, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
+        endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
         if (edge_attr is None) != (self.edge_features is None):
-            given = "none" if edge_attr is None else "some"
+            state = "none" if edge_attr is None else "some"
             raise ValueError(
-                f"edge_attr must be given if edge_features is, got {given} and {self.edge_features}"
+                f"edge_attr must be given if edge_features is, got {state} and {self.edge_features}"
             )
         if folded is None:
-            params = self.kernel[...]
-            folded = self.folded(dtypes.canonicalize_dtype(*ends, params, dtype=self.dtype))
-        operands: tuple[tuple[Array, ...], RGATWeights] = _promoted((ends, folded), self.dtype)
-        ends, weights = operands
-        count = graph.num_edges, self.heads
-        options: Any = {
-            "negative_slope": self.negative_slope,
-            "multiplicative": self.attention == "multiplicative",
-            "within_relations": self.softmax == "within",
-            "edge_scale": dropped(
-                self.attention_dropout, *count, dropout_arguments(deterministic, rngs)
-            ),
-            "method": self.method,
-            "precision": self.precision,
-        }
+            dtype = dtypes.canonicalize_dtype(*endpoints, self.kernel[...], dtype=self.dtype)
+            folded = self.folded(dtype)
+        endpoints, weights = _promote((endpoints, folded), self.dtype)
+        edge_bias = None
         if edge_attr is not None:
-            options["edge_bias"] = self._of_edges(graph, edge_attr, ends[0].dtype)
+            edge_bias = self._edge_scores(graph, edge_attr, endpoints[0].dtype)
+        dropout = dropout_arguments(deterministic, rngs)
+        edge_scale = dropout_mask(self.attention_dropout, graph.num_edges, self.heads, dropout)
 
         def attend(src: Array, dst: Array | None = None) -> Array:
-            y = rgat_attention(graph, src, weights, x_dst=dst, **options)
+            y = rgat_attention(
+                graph,
+                src,
+                weights,
+                x_dst=dst,
+                negative_slope=self.negative_slope,
+                multiplicative=self.attention == "multiplicative",
+                within_relations=self.softmax == "within",
+                edge_bias=edge_bias,
+                edge_scale=edge_scale,
+                method=self.method,
+                precision=self.precision,
+            )
             return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
-        y = over_batch(attend, *ends)
+        y = over_batch(attend, *endpoints)
         if not self.concat:
-            y = _split(y, self.heads).mean(axis=-2)
-        return finished(y, _value(self.bias))
+            y = self._split(y).mean(axis=-2)
+        return finished(y, parameter_value(self.bias))
 
-    def _of_edges(self, graph: RelationalGraph, attr: ArrayLike, dtype: Any) -> Array:
-        """``(num_edges, heads)``, by a product as wide as there are heads."""
+    def _edge_scores(self, graph: RelationalGraph, attr: ArrayLike, dtype: DTypeLike) -> Array:
+        """Return scores of edges, ``(num_edges, heads)``, by a product as wide as the heads."""
         assert self.edge_features is not None
         assert self.edge_kernel is not None
         assert self.edge_attention is not None
-        found = check_features(attr, graph.num_edges, self.edge_features, "edge_attr", "num_edges")
-        if found.ndim != 2:
-            raise ValueError(
-                f"edge_attr must have shape (num_edges, edge_features), got {found.shape}"
-            )
-        kernel, vector = (
-            each[...].astype(dtype) for each in (self.edge_kernel, self.edge_attention)
-        )
-        return product(
-            found.astype(dtype), dots(_split(kernel, self.heads), vector), self.precision
-        )
-
-
-def _split(x: Array, heads: int) -> Array:
-    """``(…, heads · width)`` to ``(…, heads, width)``."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+        x = check_features(attr, graph.num_edges, self.edge_features, "edge_attr", "num_edges")
+        if x.ndim != 2:
+            raise ValueError(f"edge_attr must have shape (num_edges, edge_features), got {x.shape}")
+        kernel = self._split(self.edge_kernel[...].astype(dtype))
+        head_kernel = dots(kernel, self.edge_attention[...].astype(dtype))
+        return product(x.astype(dtype), head_kernel, self.precision)
 
 
 def _check_relations(graph: RelationalGraph, num_relations: int) -> None:
     check_instance("graph", graph, RelationalGraph)
     if graph.num_relations != num_relations:
-        own = ", that of nodes to themselves included" if graph.self_relation else ""
+        note = ", that of nodes to themselves included" if graph.self_relation else ""
         raise ValueError(
-            f"graph must have num_relations = {num_relations}, got {graph.num_relations}{own}"
+            f"graph must have num_relations = {num_relations}, got {graph.num_relations}{note}"
         )
 
 
-class HGTConv(nnx.Module):
-    """Heterogeneous graph transformer: attention whose maps are those of types and relations.
+NodeTypeId = str | int
+"""Name or number of a node type."""
 
-    Scores are ``⟨q_i, k_j A_r⟩ μ_r / √d``, values ``v_j M_r``, for each head, where queries, keys
-    and values are maps of a node by its type. A softmax over all edges into a node, GELU, a map by
-    type, and a skip connection that has a gate for each type (of types whose input is as wide as
-    the output): Hu et al., "Heterogeneous graph transformer", WWW 2020 (arXiv 2003.01332),
-    equations 3 to 5, as PyTorch Geometric has it. Nodes without edges get what zeros give.
 
-    The maps of a type and of a relation are multiplied with each other first, where all types have
+class HGTOptions(LinearOptions):
+    """Options of `HGTConv`, and of `HGT` for its convolutions.
+
+    Attributes:
+        node_types: Names of the node types, in the graph's order, or their number.
+        num_relations: Number of relations of the graph, inverse relations included.
+        relation_ends: For each relation the types that it runs from and to, by name or number, or
+            an edge type as in PyTorch Geometric, with the relation's name in between, which must
+            be the graph's. None means a single node type.
+        heads: Number of heads, which share the features.
+        method: Order of the computation, as in `RGATConv`.
+        kernel_init: Initializer of each map, Glorot's by default.
+    """
+
+    node_types: Sequence[str] | int = 1
+    num_relations: int
+    relation_ends: Sequence[Sequence[NodeTypeId]] | None = None
+    heads: int = 1
+    method: Method = "auto"
+    kernel_init: InitVar[nnx.Initializer] = glorot_init
+
+
+class HGTConv(HGTOptions):
+    """Heterogeneous graph transformer: attention with maps of node types and of relations.
+
+    Scores are ``⟨q_i, k_j A_r⟩ μ_r / √d``, values ``v_j M_r``, for each head. Queries, keys and
+    values are maps of a node by its type. A softmax over all edges into a node, GELU, a map by type
+    and a gated skip connection follow; each type has a gate if its input is as wide as the output:
+    Hu et al., "Heterogeneous graph transformer", WWW 2020 (arXiv 2003.01332), equations 3 to 5, as
+    in PyTorch Geometric. A node without edges attends to zeros.
+
+    The maps of a type and of a relation are multiplied with each other first, if all types have
     features of one width.
 
     Attributes:
-        key: ``(num_types, in_features, out_features)``, or where types have features of different
-            widths by name of the type ``(in_features, out_features)``; likewise `query`, `value`.
-        key_bias: ``(num_types, out_features)``, or None without biases; likewise those of the
-            others.
+        in_features: Features per node of the input, or by node type.
+        out_features: Features per node of the output, which heads share.
+        key: Maps of the keys, ``(num_types, in_features, out_features)``; for types with features
+            of different widths, maps by name, ``(in_features, out_features)``.
+        query: Maps of the queries, like `key`.
+        value: Maps of the values, like `key`.
+        key_bias: Biases of the keys, ``(num_types, out_features)``, or None without biases.
+        query_bias: Biases of the queries, like `key_bias`.
+        value_bias: Biases of the values, like `key_bias`.
         attention: A, ``(num_relations, heads, d, d)``.
-        message: M, likewise.
+        message: M, ``(num_relations, heads, d, d)``.
         prior: μ, ``(num_relations, heads)``.
-        output: ``(num_types, out_features, out_features)``.
-        output_bias: ``(num_types, out_features)``, or None.
-        skip: ``(num_types,)``, of which the gate is the sigmoid.
+        output: Maps of the results, ``(num_types, out_features, out_features)``.
+        output_bias: Biases of the results, ``(num_types, out_features)``, or None.
+        skip: Numbers whose sigmoid is the gate, ``(num_types,)``.
 
     Example:
         >>> edges = {("author", "writes", "paper"): ([0, 1], [0, 0])}
@@ -376,194 +337,142 @@ class HGTConv(nnx.Module):
 
     structure: ClassVar[type[RelationalGraph]] = RelationalGraph
 
-    def __init__(
-        self,
-        in_features: int | Mapping[str, int],
-        out_features: int,
-        *,
-        node_types: Sequence[str] | int = 1,
-        num_relations: int,
-        relation_ends: Sequence[Sequence[Any]] | None = None,
-        heads: int = 1,
-        method: Method = "auto",
-        rngs: nnx.Rngs,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        kernel_init: nnx.Initializer = glorot_init,
-        bias_init: nnx.Initializer = default_bias_init,
-    ) -> None:
-        """Initialises the parameters.
+    in_features: int | Mapping[str, int] = field(kw_only=False)
+    out_features: int = field(kw_only=False)
 
-        Args:
-            in_features: Features per node of the input, or those of each type by its name.
-            out_features: Features per node of the output, which heads share.
-            node_types: The names of the types, in the order in which the graph has them, or their
-                number.
-            num_relations: Number of relations of the graph, inverse ones included.
-            relation_ends: Of each relation the types that it runs from and to, by name or number;
-                names of relations in between, as in PyTorch Geometric's edge types, may be there,
-                and are those of the graph then.
-                None where there is one type.
-            heads: Number of heads.
-            method: As of `RGATConv`.
-            rngs: Source of the keys for initialisation (stream "params").
-            use_bias: See `LinearOptions`; so for all that follow.
-            dtype: Of the computation.
-            param_dtype: Of the parameters.
-            precision: Of the products.
-            kernel_init: Initialiser of each map.
-            bias_init: Initialiser of the biases.
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(out_features=self.out_features, num_relations=self.num_relations)
+        check_heads(self.heads, self.out_features)
+        check_choice("method", self.method, METHODS)
+        self.type_names = _type_names(self.node_types)
+        self.widths = widths = _widths(self.in_features, self.type_names)
+        self.ends = _endpoint_types(self.relation_ends, self.type_names, self.num_relations)
+        # Static attributes must be hashable.
+        if isinstance(self.in_features, Mapping):
+            self.in_features = Sizes(self.in_features)
+        if not isinstance(self.node_types, int):
+            self.node_types = self.type_names
+        if self.relation_ends is not None:
+            self.relation_ends = tuple(map(tuple, self.relation_ends))
+        count, width = len(self.type_names), self.out_features
+        head_width = width // self.heads
 
-        Raises:
-            TypeError: node_types are not names, or relation_ends no pairs.
-            ValueError: A size is not positive, heads do not divide out_features, the method is
-                unknown, in_features are not those of the types, or a relation has no ends among
-                them.
-        """
-        check_positive(out_features=out_features, num_relations=num_relations)
-        check_heads(heads, out_features)
-        check_choice("method", method, METHODS)
-        self.type_names = _type_names(node_types)
-        widths = _widths(in_features, self.type_names)
-        self.ends = _ends_of(relation_ends, self.type_names, num_relations)
-        count, width = len(self.type_names), out_features // heads
+        def type_maps() -> Any:
+            if self._has_one_width:
+                return factory.kernel(count, widths[0], width)
+            pairs = zip(self.type_names, widths, strict=True)
+            return Named({name: factory.kernel(size, width) for name, size in pairs})
 
-        def maps(*shape: int) -> nnx.Param[Array]:
-            lead = shape[:-2]
-            return nnx.Param(each_of(kernel_init, rngs, lead, shape[-2:], param_dtype))
-
-        def of_types() -> Any:
-            if len(set(widths)) == 1:
-                return maps(count, widths[0], out_features)
-            named = zip(self.type_names, widths, strict=True)
-            return Named({name: maps(size, out_features) for name, size in named})
-
-        def biases() -> Any:
-            lead = (count,)
-            found = each_of(bias_init, rngs, lead, (out_features,), param_dtype)
-            return nnx.Param(found) if use_bias else nnx.data(None)
-
-        self.key, self.query, self.value = of_types(), of_types(), of_types()
-        self.key_bias, self.query_bias, self.value_bias = biases(), biases(), biases()
-        self.attention = maps(num_relations, heads, width, width)
-        self.message = maps(num_relations, heads, width, width)
-        self.prior = nnx.Param(jnp.ones((num_relations, heads), param_dtype))
-        self.output = maps(count, out_features, out_features)
-        self.output_bias = biases()
-        self.skip = nnx.Param(jnp.ones((count,), param_dtype))
-        self.widths = widths
-        self.in_features: Any = in_features
-        self.out_features = out_features
-        self.node_types: Any = node_types if isinstance(node_types, int) else self.type_names
-        self.num_relations = num_relations
-        self.relation_ends: Any = None
-        if relation_ends is not None:
-            self.relation_ends = tuple(map(tuple, relation_ends))
-        self.heads = heads
-        self.method: Method = method
-        self.use_bias = use_bias
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
+        self.key, self.query, self.value = type_maps(), type_maps(), type_maps()
+        self.key_bias = factory.bias(count, width)
+        self.query_bias = factory.bias(count, width)
+        self.value_bias = factory.bias(count, width)
+        relation_shape = self.num_relations, self.heads, head_width, head_width
+        self.attention = factory.kernel(*relation_shape)
+        self.message = factory.kernel(*relation_shape)
+        self.prior = nnx.Param(jnp.ones((self.num_relations, self.heads), self.param_dtype))
+        self.output = factory.kernel(count, width, width)
+        self.output_bias = factory.bias(count, width)
+        self.skip = nnx.Param(jnp.ones((count,), self.param_dtype))
 
     @property
-    def _one_width(self) -> bool:
+    def _has_one_width(self) -> bool:
+        """Whether all types have features of one width."""
         return len(set(self.widths)) == 1
 
     @property
-    def _keys_take_queries(self) -> bool:
+    def _folds_query_into_key(self) -> bool:
         """Whether keys times queries' maps meet x itself: rows as wide as values, of one head."""
         return self.heads == 1 and not self.use_bias and set(self.widths) == {self.out_features}
 
     def folded(self, dtype: DTypeLike | None = None) -> HGTWeights:
-        """What is made of the weights alone: for inference, computed once and passed to calls.
+        """Return products of the weights: for inference, computed once and passed to calls.
 
         Args:
-            dtype: Of the computation; None: the layer's, or that of the parameters.
+            dtype: Dtype of the computation; None means the layer's, or that of the parameters.
         """
-        named = {
-            name: None if param is None else param[...]
-            for name, param in (
-                *((name, getattr(self, name)) for name in ("attention", "message", "prior")),
-                *(
-                    (name, getattr(self, name) if self._one_width else None)
-                    for name in ("key", "query", "value", "key_bias", "query_bias", "value_bias")
-                ),
-            )
+        type_params = ("key", "query", "value", "key_bias", "query_bias", "value_bias")
+        params = {name: getattr(self, name) for name in ("attention", "message", "prior")}
+        params |= {
+            name: getattr(self, name) if self._has_one_width else None for name in type_params
         }
-        values = dtypes.promote_dtype(tuple(named.values()), dtype=dtype or self.dtype)
-        p: dict[str, Any] = dict(zip(named, values, strict=True))
+        values = dtypes.promote_dtype(
+            tuple(map(parameter_value, params.values())), dtype=dtype or self.dtype
+        )
+        p: dict[str, Any] = dict(zip(params, values, strict=True))
         depth = self.out_features // self.heads
-        if not self._one_width:
+        if not self._has_one_width:
             return HGTWeights.of(p["attention"], p["message"], p["prior"])
         attention = p["attention"] * (p["prior"] / math.sqrt(depth))[..., None, None]
 
-        def times(a: Array | None, b: Array | None) -> Any:
+        def matmul(a: Array | None, b: Array | None) -> Any:
             return None if a is None or b is None else jnp.matmul(a, b, precision=self.precision)
 
-        def of_ends(name: str, end: int) -> Any:
-            """``(relations, heads, k, n)`` of the types at one end; of biases k = 1.
+        def endpoint_maps(name: str, end: int) -> Any:
+            """Return maps of the types at one end, ``(relations, heads, k, n)``; k = 1 for biases.
 
-            A batch by relation, of one type too: no product then, and no gradient of one, has an
-            array in an order that is not its own.
+            They are a batch by relation, also of a single type: else a product, or the gradient of
+            one, would need a copy in another layout.
             """
             if p[name] is None:
                 return None
             matrices = p[name] if p[name].ndim == 3 else p[name][:, None]
             if len(self.type_names) > 1:
-                matrices = _of_types(matrices, [ends[end] for ends in self.ends])
+                matrices = _select(matrices, [types[end] for types in self.ends])
             by_head = jnp.moveaxis(_split(matrices, self.heads), -2, 1)
             return jnp.broadcast_to(by_head, (self.num_relations, *by_head.shape[1:]))
 
-        maps = {"key": attention, "value": p["message"]}
-        found = {
-            name: (times(of_ends(name, 0), each), times(of_ends(f"{name}_bias", 0), each))
-            for name, each in maps.items()
-        }
-        queries = of_ends("query", 1), of_ends("query_bias", 1)
-        meet = (None if each is None else each.swapaxes(-1, -2) for each in found["key"])
-        query, shift = ([times(each, other) for each in queries] for other in meet)
+        def source_maps(name: str, relation_map: Array) -> tuple[Array, Array | None]:
+            """Return map and bias from sources to keys or values in the relation's space."""
+            bias = matmul(endpoint_maps(f"{name}_bias", 0), relation_map)
+            return matmul(endpoint_maps(name, 0), relation_map), bias
+
+        key, key_bias = source_maps("key", attention)
+        value, value_bias = source_maps("value", p["message"])
+        # Queries in the space of x: ⟨x_i Q + q, x_j K + k⟩ = ⟨x_i (Q K^T) + q K^T, x_j⟩ + …
+        query, query_bias = endpoint_maps("query", 1), endpoint_maps("query_bias", 1)
+        key_t = key.swapaxes(-1, -2)
+        key_bias_t = None if key_bias is None else key_bias.swapaxes(-1, -2)
+        shift = matmul(query, key_bias_t)
         return HGTWeights(
-            _side_by_side(*found["key"]),
-            _side_by_side(*found["value"]),
-            _side_by_side(*query),
-            None if shift[0] is None else _side_by_side(*shift),
+            _side_by_side(key, key_bias),
+            _side_by_side(value, value_bias),
+            _side_by_side(matmul(query, key_t), matmul(query_bias, key_t)),
+            None if shift is None else _side_by_side(shift, matmul(query_bias, key_bias_t)),
         )
 
     def __call__(
         self,
         graph: RelationalGraph | HeteroGraph,
-        x: Features,
+        x: TypedFeatures,
         *,
-        node_types: Any = None,
+        node_types: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
         folded: HGTWeights | None = None,
     ) -> Any:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
-            graph: The graph, whose nodes have the types of the layer, with the part "from_pairs" or
-                "to_pairs", as the `method` asks.
+            graph: Graph whose nodes have the types of the layer, with the part "from_pairs" or
+                "to_pairs", as the `method` needs.
             x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``; or
-                by name of the type ``(nodes of the type, *batch, in_features)``; a type without
-                nodes may be missing.
-            node_types: ``(num_src,)`` integers, the type of each source, where nodes are not
-                numbered type by type, as in a sampled block; -1 is padding. A pair where x is. By
-                type, x has a row for each source then, which counts where the source is of the
-                type. A device's part of a sharded graph has its own types, in no order.
-            folded: What :meth:`folded` gave, where weights do not change between calls.
+                by node type, ``(nodes of the type, *batch, in_features)``; a type without nodes may
+                be missing.
+            node_types: Types of the sources, ``(num_src,)`` integers, if nodes are not numbered
+                type by type, as in a sampled block; -1 is padding. A pair if x is a pair. If x is
+                by node type, each type then has a row for each source, which counts for sources
+                of the type. A device's part of a sharded graph has node types of its own.
+            folded: Result of :meth:`folded`, if weights do not change between calls.
 
         Returns:
-            ``(num_dst, *batch, out_features)`` in `dtype`, or where x is by type, and there are no
-            `node_types`, the same by type.
+            ``(num_dst, *batch, out_features)`` in `dtype`, or, if x is by node type and
+            `node_types` is None, the same by node type.
 
         Raises:
             TypeError: x is neither an array nor a mapping of arrays.
-            ValueError: A shape, the graph's relations or its types do not fit the layer, x has a
-                type that the layer has not, lacks one that has nodes, or the graph lacks a part
-                that the method goes through.
+            ValueError: A shape, the graph's relations or its types do not fit the layer, x has an
+                unknown type or lacks a type that has nodes, or the graph lacks a part that the
+                method needs.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
         _check_relations(graph, self.num_relations)
@@ -571,29 +480,25 @@ class HGTConv(nnx.Module):
             self._check_count(len(graph.whole_type_sizes))
             node_types = graph.node_types
         sizes, src_types, dst_types = self._types(graph, node_types)
-        by_type = self._by_type(x, sizes)
-        if by_type is not None and not self._one_width:
-            y = self._of_widths(graph, by_type, src_types, dst_types, folded)
-        elif by_type is not None:
+        if not isinstance(x, Mapping):
+            if not self._has_one_width:
+                widths = dict(self.in_features) if isinstance(self.in_features, Mapping) else {}
+                raise ValueError(f"x must be by type, as in_features={widths} are, got an array")
+            src, dst = check_endpoint_features(graph, x, self.widths[0], self.widths[0])
+            return self._of_one_width(graph, src, dst, dst_types, folded)
+        by_type = self._check_by_type(x, sizes)
+        if self._has_one_width:
             src = src_types.joined([*by_type.values()])
-            ends = of_sources(graph, src), of_destinations(graph, src)
-            y = self._of_nodes(graph, *ends, dst_types, folded)
-        elif self._one_width:
-            given: Any = x
-            ends = check_ends(graph, given, self.widths[0], self.widths[0])
-            y = self._of_nodes(graph, *ends, dst_types, folded)
+            dst = destination_rows(graph, src)
+            y = self._of_one_width(graph, source_rows(graph, src), dst, dst_types, folded)
         else:
-            raise ValueError(
-                f"x must be by type, as in_features={dict(self.in_features)} are, got an array"
-            )
-        if by_type is None or node_types is not None:
-            return y
-        return _by_types(y, self.type_names, sizes)
+            y = self._of_widths(graph, by_type, src_types, dst_types, folded)
+        return y if node_types is not None else _by_type(y, self.type_names, sizes)
 
     # --- Arguments -------------------------------------------------------------------------------
 
     def sizes(self, graph: RelationalGraph) -> tuple[int, ...]:
-        """How many nodes each type has, of a graph whose types and relations are the layer's."""
+        """Return the number of nodes of each type; the graph's types must be the layer's."""
         sizes = graph.node_type_sizes
         if len(self.type_names) == 1:
             sizes = (graph.num_nodes,)
@@ -601,43 +506,47 @@ class HGTConv(nnx.Module):
         self._check_names(graph)
         return sizes or ()
 
-    def _check_count(self, found: int) -> None:
-        """Raises ValueError for a graph with another number of types."""
+    def _check_count(self, num_types: int) -> None:
+        """Raise ValueError for a graph with another number of types."""
         count = len(self.type_names)
-        if found != count:
-            raise ValueError(f"graph must have {count} types of nodes, got {found or 'none'}")
+        if num_types != count:
+            raise ValueError(f"graph must have {count} types of nodes, got {num_types or 'none'}")
 
-    def _types(self, graph: RelationalGraph, node_types: Any) -> tuple[tuple[int, ...], Any, Any]:
-        """How many rows x has of each type, and the types of sources and of destinations."""
+    def _types(
+        self, graph: RelationalGraph, node_types: object
+    ) -> tuple[tuple[int, ...], NodeTypes, NodeTypes]:
+        """Return the rows of x for each type, and the types of sources and of destinations."""
         count = len(self.type_names)
         if node_types is not None:
             self._check_names(graph)
-            each, at_dst = (
-                _TypeOfEach(as_ids(name, ids), count)
-                for name, ids in end_values("node_types", node_types, graph).items()
-            )
-            return (num_rows(graph),) * count, each, at_dst
+            src_ids, dst_ids = endpoint_values("node_types", node_types, graph)
+            src = _UnsortedTypes(as_ids("node_types", src_ids), count)
+            dst = _UnsortedTypes(as_ids("node_types", dst_ids), count)
+            return (num_rows(graph),) * count, src, dst
         if graph.num_src != graph.num_dst:
             if count > 1:
                 raise ValueError(
                     f"node_types must be given for a bipartite graph of {count} types, got None"
                 )
             rows = num_rows(graph)
-            src, dst = (_TypeByType((size,), size) for size in (rows, graph.num_dst))
-            return (rows,), src, dst
+            return (
+                (rows,),
+                _SortedTypes((rows,), rows),
+                _SortedTypes((graph.num_dst,), graph.num_dst),
+            )
         sizes = self.sizes(graph)
-        types = _TypeByType(sizes, graph.num_src)
+        types = _SortedTypes(sizes, graph.num_src)
         return sizes, types, types
 
     def _check_names(self, graph: RelationalGraph) -> None:
-        """Raises ValueError for a graph whose types or relations have other names."""
+        """Raise ValueError for a graph whose types or relations have other names."""
         names = graph.node_type_names if len(self.type_names) > 1 else None
         if names is not None and not isinstance(self.node_types, int):
-            for own, name in zip(self.type_names, names, strict=True):
-                if own != name:
+            for expected, name in zip(self.type_names, names, strict=True):
+                if expected != name:
                     raise ValueError(
                         f"graph must have the node types {self.type_names} in that order, got "
-                        f"{name!r} for {own!r}"
+                        f"{name!r} for {expected!r}"
                     )
         if names is not None and graph.relation_names is not None:
             for relation, (src, dst) in zip(graph.relation_names, self.ends, strict=True):
@@ -646,46 +555,46 @@ class HGTConv(nnx.Module):
                         f"relation {relation!r} of the graph must run from {names[src]!r} to "
                         f"{names[dst]!r}, as relation_ends say"
                     )
-        for own, relation in zip(
+        for types, relation in zip(
             self.relation_ends or (), graph.relation_names or (), strict=False
         ):
-            if len(own) == 3 and own[1] != relation[1]:
+            if len(types) == 3 and types[1] != relation[1]:
                 raise ValueError(
                     f"graph must have the relations of relation_ends in that order, got "
-                    f"{relation!r} for {own!r}"
+                    f"{relation!r} for {types!r}"
                 )
 
-    def _by_type(self, x: Any, sizes: tuple[int, ...]) -> dict[str, Array] | None:
-        """The features of each type, or None of an array."""
-        if not isinstance(x, Mapping):
-            return None
+    def _check_by_type(
+        self, x: Mapping[str, ArrayLike], sizes: tuple[int, ...]
+    ) -> dict[str, Array]:
+        """Check features by node type; types without nodes get empty arrays."""
         unknown = [name for name in x if name not in self.type_names]
         if unknown:
             raise ValueError(
                 f"x has the type {unknown[0]!r}, which is none of {self.type_names}, got {[*x]}"
             )
-        found: dict[str, Array] = {}
+        features: dict[str, Array] = {}
         batch: tuple[int, ...] = ()
-        for name, like in [*x.items()][:1]:
-            batch = as_array(f"x[{name!r}]", like).shape[1:-1]
+        for name, rows in [*x.items()][:1]:
+            batch = as_array(f"x[{name!r}]", rows).shape[1:-1]
         for name, size, width in zip(self.type_names, sizes, self.widths, strict=True):
             if name in x:
                 rows_name = f"nodes of type {name!r}"
-                found[name] = check_features(x[name], size, width, f"x[{name!r}]", rows_name)
-                if found[name].shape[1:-1] != batch:
+                features[name] = check_features(x[name], size, width, f"x[{name!r}]", rows_name)
+                if features[name].shape[1:-1] != batch:
                     raise ValueError(
                         f"all of x must have the same batch axes, {batch}, got shape "
-                        f"{found[name].shape} of type {name!r}"
+                        f"{features[name].shape} of type {name!r}"
                     )
             elif size == 0:
-                found[name] = jnp.zeros((0, *batch, width))
+                features[name] = jnp.zeros((0, *batch, width))
             else:
                 raise ValueError(f"x lacks the type {name!r}, which has {size} nodes, got {[*x]}")
-        return found
+        return features
 
     # --- The computation -------------------------------------------------------------------------
 
-    def _of_nodes(
+    def _of_one_width(
         self,
         graph: RelationalGraph,
         src: Array,
@@ -693,26 +602,32 @@ class HGTConv(nnx.Module):
         types: NodeTypes,
         folded: HGTWeights | None,
     ) -> Array:
-        """Of an array of sources and one of destinations: keys and values go by pair."""
-        # Maps of queries and keys were multiplied beforehand; here a product of nodes is as much.
-        of_keys = folded is not None and self._keys_take_queries
-        ends: tuple[Array, ...] = (src,) if dst is src else (src, dst)
-        folded = self._folded(*ends) if folded is None else folded
-        operands = ends, self.query[...], _value(self.query_bias), folded
-        ends, query, bias, folded = _promoted(operands, self.dtype)
-        kernel = folded.value.kernel
-        method = choose_method(graph, self.method, kernel, self.heads, dots=True)
-        makes = method == "source_pairs" and not of_keys
+        """Return the result for types of one width: keys and values are computed by pair."""
+        # Folding pays only if the products of weights were computed before: else the product of
+        # all nodes with the queries' maps costs as much.
+        folds_query = folded is not None and self._folds_query_into_key
+        endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
+        folded = self._fold(*endpoints) if folded is None else folded
+        operands = endpoints, self.query[...], parameter_value(self.query_bias), folded
+        endpoints, query, bias, weights = _promote(operands, self.dtype)
+        method = choose_method(graph, self.method, weights.value.kernel, self.heads, dots=True)
+        maps_query = method == "source_pairs" and not folds_query
 
-        def of_nodes(src: Array, dst: Array | None = None) -> Array:
+        def attend(src: Array, dst: Array | None = None) -> Array:
             dst = src if dst is None else dst
-            made = types.times(dst, query, bias, self.precision) if makes else None
             y = self._attend(
-                *(graph, dst, src, src, folded, method), made_query=made, keys_take_queries=of_keys
+                graph,
+                dst,
+                src,
+                src,
+                weights,
+                method,
+                made_query=types.product(dst, query, bias, self.precision) if maps_query else None,
+                keys_take_queries=folds_query,
             )
             return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
 
-        return over_batch(of_nodes, *ends)
+        return over_batch(attend, *endpoints)
 
     def _of_widths(
         self,
@@ -722,46 +637,53 @@ class HGTConv(nnx.Module):
         dst_types: NodeTypes,
         folded: HGTWeights | None,
     ) -> Array:
-        """Of types of different widths: keys, values and queries are nodes' own first."""
-        folded = self._folded(*x.values()) if folded is None else folded
+        """Return the result for types of different widths: nodes are mapped by type first."""
+        folded = self._fold(*x.values()) if folded is None else folded
         params = [
-            ({of: getattr(self, name)[of][...] for of in x}, _value(getattr(self, f"{name}_bias")))
-            for name in ("key", "value", "query")
+            (
+                {name: getattr(self, role)[name][...] for name in x},
+                parameter_value(getattr(self, f"{role}_bias")),
+            )
+            for role in ("key", "value", "query")
         ]
-        x, params, folded = _promoted((x, params, folded), self.dtype)
+        x, params, weights = _promote((x, params, folded), self.dtype)
+        # In a block, each type has a row for every source, the destinations first.
+        dst_x = x
+        if dst_types is not src_types:
+            dst_x = {name: rows[: graph.num_dst] for name, rows in x.items()}
 
-        # In a block, rows of each type are those of all sources, the destinations' first.
-        at_dst = {
-            of: each if dst_types is src_types else each[: graph.num_dst] for of, each in x.items()
-        }
-
-        def mapped(
+        def map_by_type(
             x: dict[str, Array], types: NodeTypes, kernels: dict[str, Array], bias: Array | None
         ) -> Array:
             parts = [
                 product(
-                    *(x[of], kernels[of], self.precision),
+                    x[name],
+                    kernels[name],
+                    self.precision,
                     bias=None if bias is None else bias[i],
                 )
-                for i, of in enumerate(self.type_names)
+                for i, name in enumerate(self.type_names)
             ]
             return types.joined(parts)
 
-        def of_nodes(key: Array, value: Array, query: Array, own: Array) -> Array:
-            y = self._attend(graph, query, key, value, folded, self.method)
-            return self._finish(y, own, dst_types)
+        def attend(key: Array, value: Array, query: Array, skip: Array) -> Array:
+            y = self._attend(graph, query, key, value, weights, self.method)
+            return self._finish(y, skip, dst_types)
 
-        own = [
-            each if each.shape[-1] == self.out_features else jnp.zeros(shape, each.dtype)
-            for each in (at_dst[of] for of in self.type_names)
-            for shape in [(*each.shape[:-1], self.out_features)]
-        ]
-        key, value = (of_sources(graph, mapped(x, src_types, *each)) for each in params[:2])
-        query = mapped(at_dst, dst_types, *params[2])
-        return over_batch(of_nodes, key, value, query, dst_types.joined(own))
+        def skip_input(rows: Array) -> Array:
+            """Return the rows if they are as wide as the output; else zeros, which a gate drops."""
+            if rows.shape[-1] == self.out_features:
+                return rows
+            return jnp.zeros((*rows.shape[:-1], self.out_features), rows.dtype)
 
-    def _folded(self, *x: Array) -> HGTWeights:
-        """In the dtype of the computation with such features."""
+        key = source_rows(graph, map_by_type(x, src_types, *params[0]))
+        value = source_rows(graph, map_by_type(x, src_types, *params[1]))
+        query = map_by_type(dst_x, dst_types, *params[2])
+        skip = dst_types.joined([skip_input(dst_x[name]) for name in self.type_names])
+        return over_batch(attend, key, value, query, skip)
+
+    def _fold(self, *x: Array) -> HGTWeights:
+        """Return products of the weights in the dtype of the computation with these features."""
         return self.folded(dtypes.canonicalize_dtype(*x, self.attention[...], dtype=self.dtype))
 
     def _attend(
@@ -770,147 +692,169 @@ class HGTConv(nnx.Module):
         query: Array,
         key: Array,
         value: Array,
-        folded: HGTWeights,
+        weights: HGTWeights,
         method: Method,
-        **options: Any,
+        made_query: Array | None = None,
+        keys_take_queries: bool = False,
     ) -> Array:
         y = hgt_attention(
-            *(graph, query, key, value, folded),
-            **options,
+            graph,
+            query,
+            key,
+            value,
+            weights,
+            made_query=made_query,
+            keys_take_queries=keys_take_queries,
             heads=self.heads,
             method=method,
             precision=self.precision,
         )
         return y.reshape(graph.num_dst, math.prod(y.shape[1:]))
 
-    def _finish(self, y: Array, own: Array | None, types: NodeTypes) -> Array:
-        """GELU, the map by type, and the skip connection of types that are as wide."""
-        operands = y, own, self.output[...], _value(self.output_bias), self.skip[...]
-        y, own, output, bias, skip = _promoted(operands, y.dtype)
-        y = types.times(y * _normal(y), output, bias, self.precision)
-        if own is None:
+    def _finish(self, y: Array, x: Array | None, types: NodeTypes) -> Array:
+        """Apply GELU, the map by type, and the skip connection from x to types as wide as it."""
+        params = self.output[...], parameter_value(self.output_bias), self.skip[...]
+        y, x, output, bias, skip = _promote((y, x, *params), y.dtype)
+        y = types.product(y * _normal_cdf(y), output, bias, self.precision)
+        if x is None:
             return y
         gate = jax.nn.sigmoid(skip)
         gate = jnp.where(np.array(self.widths) == self.out_features, gate, 1)
         if len(gate) > 1:
-            gate = types.of_rows(gate)
-        return own + feature_wise(gate, y) * (y - own)  # in this form part of the product
+            gate = types.column(gate)
+        return x + feature_wise(gate, y) * (y - x)  # XLA fuses this form with the product
 
 
 @jax.custom_jvp
-def _normal(x: Array) -> Array:
-    """The standard normal distribution's function, of which GELU's exact form is a product.
+def _normal_cdf(x: Array) -> Array:
+    """Return the distribution function of the standard normal; GELU is its product with x.
 
-    JAX 0.12 has no derivative of ``erfc`` within ``jax.shard_map``.
+    JAX 0.12 has no derivative of ``erfc`` within ``jax.shard_map``, hence a derivative here.
     """
     return 0.5 * jax.lax.erfc(-x * math.sqrt(0.5))
 
 
-_normal.defjvps(lambda t, y, x: t * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+_normal_cdf.defjvps(lambda t, y, x: t * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
 
 
-# --- What is by type -----------------------------------------------------------------------------
+# --- Nodes by type -------------------------------------------------------------------------------
 
 
-class _TypeByType(NamedTuple):
-    """Nodes that are numbered type by type, so many of each, and padding behind them."""
+class _SortedTypes(NamedTuple):
+    """Types of nodes that are numbered type by type, and of padding after them.
+
+    Attributes:
+        sizes: Number of nodes of each type.
+        rows: Number of nodes with padding.
+    """
 
     sizes: tuple[int, ...]
     rows: int
 
     def joined(self, parts: list[Array]) -> Array:
-        """One array, of one for the nodes of each type."""
-        return _with_padding(parts, self.rows)
+        """Return one array of all nodes, of an array for the nodes of each type."""
+        return _pad_rows(jnp.concatenate(parts), self.rows)
 
-    def of_rows(self, values: Array) -> Array:
-        """``(rows, 1)``, that of each node's type."""
+    def column(self, values: Array) -> Array:
+        """Return the value of each node's type, ``(rows, 1)``."""
         columns = [jnp.broadcast_to(values[i], (size, 1)) for i, size in enumerate(self.sizes)]
-        return _with_padding(columns, self.rows)
+        return _pad_rows(jnp.concatenate(columns), self.rows)
 
-    def times(self, x: Array, kernel: Array, bias: Array | None, precision: Any) -> Array:
-        """The map of each node's type."""
+    def product(
+        self, x: Array, kernel: Array, bias: Array | None, precision: jax.lax.PrecisionLike
+    ) -> Array:
+        """Apply the map of each node's type."""
         if len(kernel) == 1:
-            return _of_one_type(x, kernel, bias, precision)
+            return _single_type_product(x, kernel, bias, precision)
         sizes = jnp.array(self.sizes, jnp.int32)
         return segment_matmul(x, kernel, sizes, bias=bias, precision=precision)
 
 
-class _TypeOfEach(NamedTuple):
-    """Nodes in any order, whose types are given; those out of range are padding."""
+class _UnsortedTypes(NamedTuple):
+    """Types of nodes in any order.
+
+    Attributes:
+        ids: Type of each node; a number out of range is padding.
+        num_types: Number of types.
+    """
 
     ids: Array
     num_types: int
 
     def joined(self, parts: list[Array]) -> Array:
-        """One array, of one for all nodes as they were of each type."""
-        zeros = jnp.zeros_like(parts[0])
-        return functools.reduce(
-            lambda y, part: jnp.where(row_wise(self.ids == part[0], y), part[1], y),
-            enumerate(parts),
-            zeros,
-        )
+        """Return each node's row in the array of its type; arrays have a row for each node."""
+        y = jnp.zeros_like(parts[0])
+        for number, part in enumerate(parts):
+            y = jnp.where(row_wise(self.ids == number, y), part, y)
+        return y
 
-    def of_rows(self, values: Array) -> Array:
-        """``(rows, 1)``, that of each node's type."""
-        return _of_types(values, self.ids)[:, None]
+    def column(self, values: Array) -> Array:
+        """Return the value of each node's type, ``(rows, 1)``."""
+        return _select(values, self.ids)[:, None]
 
-    def times(self, x: Array, kernel: Array, bias: Array | None, precision: Any) -> Array:
-        """The map of each node's type."""
+    def product(
+        self, x: Array, kernel: Array, bias: Array | None, precision: jax.lax.PrecisionLike
+    ) -> Array:
+        """Apply the map of each node's type."""
         if self.num_types == 1:
-            return _of_one_type(x, kernel, bias, precision)
+            return _single_type_product(x, kernel, bias, precision)
         plan = TypePlan.from_types(self.ids, self.num_types)
         y = segment_matmul(plan.sort(x), kernel, plan.group_sizes, bias=bias, precision=precision)
         return plan.unsort(y)
 
 
-NodeTypes = _TypeByType | _TypeOfEach
+NodeTypes = _SortedTypes | _UnsortedTypes
 
 
-def _of_one_type(x: Array, kernel: Array, bias: Array | None, precision: Any) -> Array:
-    # XLA joins to it what goes on with its rows, in both directions.
-    y = summed_by_rows(x, kernel[0], precision)
+def _single_type_product(
+    x: Array, kernel: Array, bias: Array | None, precision: jax.lax.PrecisionLike
+) -> Array:
+    # XLA fuses this product with operations on its rows, in both directions.
+    y = matmul_with_segmented_gradient(x, kernel[0], precision)
     return finished(y, None if bias is None else bias[0])
 
 
-def _value(param: nnx.Param[Array] | None) -> Array | None:
-    return None if param is None else param[...]
+def _split(x: Array, heads: int) -> Array:
+    """Reshape ``(…, heads · width)`` to ``(…, heads, width)``."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
-def _promoted(tree: Any, dtype: Any) -> Any:
-    """The same with all arrays in the dtype of the computation."""
+def _promote(tree: T, dtype: DTypeLike | None) -> T:
+    """Return the tree with all arrays in the dtype of the computation."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, dtypes.promote_dtype(tuple(leaves), dtype=dtype))
 
 
 def _side_by_side(kernel: Array, bias: Array | None) -> RelationMaps:
-    """Of ``(relations, heads, k, n)``, and biases with k = 1."""
+    """Return maps ``(relations, heads, k, n)`` with the heads' columns side by side."""
     kernel = kernel.swapaxes(1, 2)
     return RelationMaps(
         kernel.reshape(*kernel.shape[:2], -1), None if bias is None else bias.reshape(len(bias), -1)
     )
 
 
-def _with_padding(parts: list[Array], rows: int) -> Array:
-    """Rows type by type, and zeros for nodes of none."""
-    joined = jnp.concatenate(parts)
-    return jnp.pad(joined, ((0, rows - len(joined)), *[(0, 0)] * (joined.ndim - 1)))
+def _pad_rows(x: Array, rows: int) -> Array:
+    """Append rows of zeros."""
+    return jnp.pad(x, ((0, rows - len(x)), *[(0, 0)] * (x.ndim - 1)))
 
 
-def _by_types(y: Array, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, Array]:
+def _by_type(y: Array, names: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, Array]:
+    """Split rows that are sorted by type."""
     stops = np.cumsum(sizes).tolist()
     return {
         name: y[stop - size : stop] for name, size, stop in zip(names, sizes, stops, strict=True)
     }
 
 
-def _of_types(array: Array, types: Any) -> Array:
-    """``array[types]``, by a product, whose gradient adds up in one order; 0 out of range."""
-    types = np.array(types) if isinstance(types, list) else types
-    chosen = types[:, None] == np.arange(len(array), dtype=types.dtype)[None]
-    return jnp.tensordot(chosen.astype(array.dtype), array, 1, precision=jax.lax.Precision.HIGHEST)
+def _select(array: Array, types: Array | list[int]) -> Array:
+    """Return ``array[types]``, 0 out of range, by a product: its gradient sums in a fixed order."""
+    ids = np.array(types) if isinstance(types, list) else types
+    one_hot = ids[:, None] == np.arange(len(array), dtype=ids.dtype)[None]
+    return jnp.tensordot(one_hot.astype(array.dtype), array, 1, precision=jax.lax.Precision.HIGHEST)
 
 
-def _type_names(node_types: Any) -> tuple[str, ...]:
+def _type_names(node_types: object) -> tuple[str, ...]:
+    """Return the names of node types; a number means numbered types."""
     if isinstance(node_types, int) and not isinstance(node_types, bool):
         check_positive(node_types=node_types)
         return tuple(map(str, range(node_types)))
@@ -921,8 +865,8 @@ def _type_names(node_types: Any) -> tuple[str, ...]:
     return names
 
 
-def _widths(in_features: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Of each type."""
+def _widths(in_features: int | Mapping[str, int], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the features of each type."""
     if not isinstance(in_features, Mapping):
         check_positive(in_features=in_features)
         return (in_features,) * len(names)
@@ -938,10 +882,10 @@ def _widths(in_features: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(in_features[name] for name in names)
 
 
-def _ends_of(
-    relation_ends: Any, names: tuple[str, ...], num_relations: int
+def _endpoint_types(
+    relation_ends: object, names: tuple[str, ...], num_relations: int
 ) -> tuple[tuple[int, int], ...]:
-    """Of each relation the numbers of the types at its ends."""
+    """Return for each relation the numbers of the types of its sources and destinations."""
     if relation_ends is None:
         if len(names) > 1:
             raise ValueError(
@@ -949,7 +893,7 @@ def _ends_of(
             )
         return ((0, 0),) * num_relations
     if not isinstance(relation_ends, tuple | list) or any(
-        not isinstance(of, tuple | list) or len(of) < 2 for of in relation_ends
+        not isinstance(types, tuple | list) or len(types) < 2 for types in relation_ends
     ):
         raise TypeError(f"relation_ends must be pairs of node types, got {relation_ends!r}")
     if len(relation_ends) != num_relations:
@@ -957,28 +901,30 @@ def _ends_of(
             f"relation_ends must be those of num_relations = {num_relations}, got "
             f"{len(relation_ends)}"
         )
-    check_distinct("relation_ends", [tuple(of) for of in relation_ends if len(of) == 3])
-    found = []
-    for relation, of in enumerate(relation_ends):
-        ends = []
-        for end in (of[0], of[-1]):
-            known = range(len(names)) if isinstance(end, int) else names
-            if end not in known:
-                raise ValueError(
-                    f"relation_ends[{relation}] must be node types, of {names}, got {tuple(of)}"
-                )
-            ends.append(known.index(end))
-        found.append((ends[0], ends[1]))
-    return tuple(found)
+    check_distinct("relation_ends", [tuple(types) for types in relation_ends if len(types) == 3])
+
+    def number(relation: int, name: NodeTypeId) -> int:
+        types = range(len(names)) if isinstance(name, int) else names
+        if name not in types:
+            raise ValueError(
+                f"relation_ends[{relation}] must be node types, of {names}, got "
+                f"{tuple(relation_ends[relation])}"
+            )
+        return types.index(name)  # type: ignore[arg-type]  # numbers in a range, names in a tuple
+
+    return tuple(
+        (number(relation, types[0]), number(relation, types[-1]))
+        for relation, types in enumerate(relation_ends)
+    )
 
 
 # --- The models ----------------------------------------------------------------------------------
 
 
-class RGAT(AttentionStack):
-    """Relational graph attention network: two `RGATConv`, or more; the last has one head.
+class RGAT(RGATOptions, AttentionStack):
+    """Relational graph attention network: two `RGATConv` by default; the last has one head.
 
-    Its call takes the arguments of `RGATConv`'s, and a `HeteroGraph` likewise.
+    Its call takes the arguments of `RGATConv`'s, and a `HeteroGraph`, too.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -992,11 +938,14 @@ class RGAT(AttentionStack):
     __call__ = takes_hetero(AttentionStack.__call__)
 
 
-class HGT(TwoLayerStack):
-    """Heterogeneous graph transformer: two `HGTConv` (or more), dropout, and a linear map.
+class HGT(HGTOptions, TwoLayerStack):
+    """Heterogeneous graph transformer: two `HGTConv` by default, dropout, and a linear map.
 
-    All convolutions have `hidden_features`; between them is dropout alone, as each has its GELU
-    inside. Features of types may have different widths, for the first.
+    All convolutions have `hidden_features`. Between them is dropout without a ReLU, as each has a
+    GELU inside. Input features of node types may have different widths.
+
+    Attributes:
+        in_features: Features per node of the input, or by node type.
 
     Example:
         >>> triples = [0, 1, 2], [0, 1, 1], [1, 0, 0]
@@ -1008,65 +957,72 @@ class HGT(TwoLayerStack):
     convolution = HGTConv
     takes_types = True
 
-    def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
+    in_features: int | Mapping[str, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
+
+    def _make_layers(self, factory: ParameterFactory) -> None:
         for number in range(1, self.num_layers + 1):
-            inputs = self.in_features if number == 1 else self.hidden_features
-            layer = HGTConv(inputs, self.hidden_features, rngs=rngs, **options)
-            setattr(self, f"conv{number}", layer)
-        last = linear_options(options)
-        self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **last)
+            in_features: Any = self.in_features if number == 1 else self.hidden_features
+            self._make_convolution(number, in_features, self.hidden_features, factory=factory)
+        # The first convolution made these hashable, as static attributes must be.
+        self.in_features = self.conv1.in_features
+        self.node_types = self.conv1.node_types
+        self.relation_ends = self.conv1.relation_ends
+        self.output = factory.linear(self.hidden_features, self.out_features)
 
     def __call__(  # type: ignore[override]  # takes features by type, too
         self,
         graph: RelationalGraph | HeteroGraph | Blocks,
-        x: Features,
+        x: TypedFeatures,
         node_types: ArrayLike | None = None,
         **dropout: Any,
     ) -> Any:
-        """Computes one row of outputs (logits) per node.
+        """Compute one row of outputs (logits) per node.
 
         Args:
             graph: The graph, as `HGTConv` takes it, or blocks of one.
-            x: Node features, ``(num_nodes, *batch, in_features)``, or by name of the type. Of
-                blocks, ``blocks.node_values`` of these.
-            node_types: Of blocks, see `HGTConv`: of the sources of the first; None: the blocks'.
+            x: Node features, ``(num_nodes, *batch, in_features)``, or by node type. For blocks,
+                their ``blocks.node_values``.
+            node_types: Types of the sources of the first block, see `HGTConv`; None means the
+                blocks' own.
             **dropout: `deterministic` and `rngs`, see `Stack`.
 
         Returns:
-            ``(num_nodes, *batch, out_features)``, or where x is by type the same by type.
+            ``(num_nodes, *batch, out_features)``, or the same by node type if x is.
 
         Raises:
             ValueError: A shape, or the graph's relations or types, do not fit a layer.
         """
         graph = graph.relational if isinstance(graph, HeteroGraph) else graph
+        first = self.convolutions[0]
         if isinstance(graph, Blocks) and node_types is None:
             node_types = graph.node_types
-            names = self.convolutions[0].type_names
+            names = first.type_names
             if node_types is not None and isinstance(x, Mapping) and {*x} == {*names}:
                 x = graph.source_rows({name: x[name] for name in names})
         if node_types is not None:
             dropout["node_types"] = node_types
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type
-        if (
-            not isinstance(x, Mapping)
-            or node_types is not None
-            or isinstance(graph, RelationalPart)
-        ):
+        is_joined = node_types is not None or isinstance(graph, RelationalPart)
+        if is_joined or not isinstance(x, Mapping):
             return y
-        first = self.convolutions[0]
-        return _by_types(y, first.type_names, first.sizes(graph))
+        return _by_type(y, first.type_names, first.sizes(graph))
 
     def _input(self, x: Any, **dropout: Any) -> Any:
         if not isinstance(x, Mapping):
             return super()._input(x, **dropout)
-        given = {name: as_array(f"x[{name!r}]", each) for name, each in x.items()}
-        return {name: super(HGT, self)._input(each, **dropout) for name, each in given.items()}
+        features = {name: as_array(f"x[{name!r}]", rows) for name, rows in x.items()}
+        return {name: super(HGT, self)._input(rows, **dropout) for name, rows in features.items()}
 
-    def _convolve(self, number: int, graph: Any, x: Any, *arguments: Any, **named: Any) -> Array:
+    def _convolve(
+        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
+    ) -> Array:
         y = super()._convolve(number, graph, x, *arguments, **named)
         if not isinstance(y, dict):
             return y
-        return _with_padding([y[name] for name in self.conv1.type_names], graph.num_nodes)
+        rows = jnp.concatenate([y[name] for name in self.conv1.type_names])
+        return _pad_rows(rows, graph.num_nodes)
 
-    def _convolve_and_relu(self, *arguments: Any, **named: Any) -> Array:
-        return self._convolve(*arguments, **named)
+    def _convolve_and_relu(
+        self, number: int, graph: Structure, x: Array, *arguments: object, **named: object
+    ) -> Array:
+        return self._convolve(number, graph, x, *arguments, **named)

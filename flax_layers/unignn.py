@@ -2,13 +2,14 @@
 
 Huang and Yang, "UniGNN: a unified framework for graph and hypergraph neural networks", IJCAI 2021.
 Conventions that the paper leaves open are those of the authors' code
-(https://github.com/OneForward/UniGNN), except that a bias can be had everywhere.
+(https://github.com/OneForward/UniGNN), except that every layer can have a bias.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack, get_args
+from dataclasses import field
+from typing import Any, ClassVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,9 @@ from flax_layers._attention import (
 from flax_layers._base import (
     Activation,
     Convolution,
-    LinearOptions,
-    Stack,
+    DropoutKeys,
     TwoLayerStack,
-    aggregate,
+    aggregate_incidences,
     check_activation,
     check_features,
     check_positive,
@@ -40,24 +40,33 @@ from flax_layers._base import (
     finished,
     inverse_root,
     linear,
-    linear_options,
     unit_rows,
 )
+from flax_layers._declaration import LinearOptions, ParameterFactory
 from jax_gnn import Hypergraph, HypergraphNorm, node_to_hyperedge
 from jax_gnn.extend import Reduce, check_choice, check_instance, check_number
 from jax_gnn.sharding import HypergraphPart
 
-LINEAR = ("sum", "mean")
+LINEAR_REDUCTIONS = ("sum", "mean")
 
 
-class _UniConvolution(Convolution):
-    """Base of UniGIN and UniSAGE: a node's own features and those of its hyperedges, one map."""
+class UniOptions(LinearOptions):
+    """Options that UniGIN and UniSAGE share.
+
+    Attributes:
+        hyperedge_reduce: Reduction over a hyperedge's nodes: "mean", "sum", "max" or "min".
+        normalize: Whether each row of the result is divided by its Euclidean norm.
+    """
+
+    hyperedge_reduce: Reduce = "mean"
+    normalize: bool = False
+
+
+class _UniConvolution(UniOptions, Convolution):
+    """Base of UniGIN and UniSAGE: a node's own features plus its hyperedges', under one map."""
 
     has_activation = True
     takes_parts = True
-    hyperedge_reduce: Reduce
-    node_reduce: Reduce
-    normalize: bool
 
     def __call__(
         self,
@@ -66,13 +75,12 @@ class _UniConvolution(Convolution):
         *,
         activation: Activation | None = None,
     ) -> Array:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            activation: "relu" for a ReLU after all, which is part of the last kernel where that
-                aggregates.
+            activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -83,31 +91,45 @@ class _UniConvolution(Convolution):
         """
         check_activation(activation)
         x, kernel, bias = self._operands(x, hypergraph)
+        node_reduce, self_scale = self._node_terms()
 
-        def aggregated(features: Array, **last: Any) -> Array:
-            return aggregate(
+        def aggregate(x: Array, **options: Any) -> Array:
+            return aggregate_incidences(
                 hypergraph,
-                features,
-                own_scale=self._own_scale(),
+                x,
+                own_scale=self_scale,
                 hyperedge_reduce=self.hyperedge_reduce,
-                node_reduce=self.node_reduce,
-                **last,
+                node_reduce=node_reduce,
+                **options,
             )
 
-        inside = None if self.normalize else activation
-        if self.hyperedge_reduce in LINEAR and self.node_reduce in LINEAR:
-            y = self._aggregate_narrow(aggregated, x, kernel, bias, inside)
+        # A ReLU comes after the division by norms, which no kernel does.
+        fused_activation = None if self.normalize else activation
+        if self.hyperedge_reduce in LINEAR_REDUCTIONS and node_reduce in LINEAR_REDUCTIONS:
+            y = self._aggregate_narrow(aggregate, x, kernel, bias, fused_activation)
         else:
-            mapped = self._product(x, kernel)
-            y = aggregated(mapped, **epilogue(mapped, bias, inside))
+            rows = self._product(x, kernel)
+            y = aggregate(rows, **epilogue(rows, bias, fused_activation))
         return finished(unit_rows(y), None, activation) if self.normalize else y
 
-    def _own_scale(self) -> ArrayLike:
-        """How much a node's own features count."""
-        return 1.0
+    def _node_terms(self) -> tuple[Reduce, ArrayLike]:
+        """Return the reduction over a node's hyperedges, and the factor of its own features."""
+        raise NotImplementedError
 
 
-class UniGINConv(_UniConvolution):
+class UniGINOptions(UniOptions):
+    """Options of `UniGINConv`, and of `UniGIN` for its convolutions.
+
+    Attributes:
+        eps: Weight of a node's own features beyond 1; the initial value if it is learnable.
+        learn_eps: Whether eps is learnable.
+    """
+
+    eps: float = 0.0
+    learn_eps: bool = True
+
+
+class UniGINConv(UniGINOptions, _UniConvolution):
     """UniGIN: ``((1 + eps) X + H agg(X)) Theta + b``, with ``agg`` over each hyperedge's nodes.
 
     Huang and Yang, "UniGNN", IJCAI 2021. A node sums the features of its hyperedges.
@@ -116,7 +138,7 @@ class UniGINConv(_UniConvolution):
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
-        bias: ``(out_features,)``, or None without a bias.
+        bias: Biases, ``(out_features,)``, or None without a bias.
         learned_eps: The learnable eps, ``()``; None if it is fixed.
 
     Example:
@@ -125,61 +147,39 @@ class UniGINConv(_UniConvolution):
         (4, 8)
     """
 
-    node_reduce = "sum"
+    node_reduce: ClassVar[Reduce] = "sum"
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        hyperedge_reduce: Reduce = "mean",
-        eps: float = 0.0,
-        learn_eps: bool = True,
-        normalize: bool = False,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises the parameters.
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_choice("hyperedge_reduce", self.hyperedge_reduce, get_args(Reduce))
+        check_number("eps", self.eps)
+        super()._make_parameters(factory)
+        self.learned_eps = factory.scalar(self.eps) if self.learn_eps else nnx.data(None)
 
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output.
-            hyperedge_reduce: How a hyperedge's nodes are reduced: "mean", "sum", "max" or "min".
-            eps: How much more than 1 a node's own features count; the initial value if it is
-                learnable.
-            learn_eps: Whether eps is learnable.
-            normalize: Whether each row of the result is divided by its Euclidean norm.
-            rngs: Source of the keys for initialisation (stream "params").
-            **options: See `LinearOptions`.
-
-        Raises:
-            ValueError: A size is not positive or the reduction is unknown.
-        """
-        check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
-        check_number("eps", eps)
-        super().__init__(in_features, out_features, rngs=rngs, **options)
-        self.learned_eps: nnx.Param[Array] | None = nnx.data(None)
-        if learn_eps:
-            self.learned_eps = nnx.Param(jnp.array(eps, self.param_dtype))
-        self.hyperedge_reduce = hyperedge_reduce
-        self.eps = eps
-        self.learn_eps = learn_eps
-        self.normalize = normalize
-
-    def _own_scale(self) -> ArrayLike:
-        return 1 + (self.eps if self.learned_eps is None else self.learned_eps[...].astype(float))
+    def _node_terms(self) -> tuple[Reduce, ArrayLike]:
+        eps = self.eps if self.learned_eps is None else self.learned_eps[...].astype(float)
+        return self.node_reduce, 1 + eps
 
 
-class UniSAGEConv(_UniConvolution):
+class UniSAGEOptions(UniOptions):
+    """Options of `UniSAGEConv`, and of `UniSAGE` for its convolutions.
+
+    Attributes:
+        node_reduce: Reduction over a node's hyperedges: "sum", "mean", "max" or "min".
+    """
+
+    node_reduce: Reduce = "sum"
+
+
+class UniSAGEConv(UniSAGEOptions, _UniConvolution):
     """UniSAGE: ``(X + agg'(agg(X))) Theta + b``, to each hyperedge and from there to each node.
 
-    Huang and Yang, "UniGNN", IJCAI 2021: a mean over each hyperedge's nodes, and the
-    sum over each node's hyperedges, unless other reductions are chosen. Sums and means run on the
-    narrower side of Theta, maxima and minima follow the map.
+    Huang and Yang, "UniGNN", IJCAI 2021: by default a mean over each hyperedge's nodes, and a sum
+    over each node's hyperedges. Sums and means run on the narrower side of Theta, maxima and minima
+    follow the map.
 
     Attributes:
         kernel: Theta, ``(in_features, out_features)``.
-        bias: ``(out_features,)``, or None without a bias.
+        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -187,51 +187,38 @@ class UniSAGEConv(_UniConvolution):
         (4, 8)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        hyperedge_reduce: Reduce = "mean",
-        node_reduce: Reduce = "sum",
-        normalize: bool = False,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises the parameters.
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_choice("hyperedge_reduce", self.hyperedge_reduce, get_args(Reduce))
+        check_choice("node_reduce", self.node_reduce, get_args(Reduce))
+        super()._make_parameters(factory)
 
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output.
-            hyperedge_reduce: How a hyperedge's nodes are reduced: "mean", "sum", "max" or "min".
-            node_reduce: How a node's hyperedges are reduced, likewise.
-            normalize: Whether each row of the result is divided by its Euclidean norm.
-            rngs: Source of the keys for initialisation (stream "params").
-            **options: See `LinearOptions`.
-
-        Raises:
-            ValueError: A size is not positive or a reduction is unknown.
-        """
-        check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
-        check_choice("node_reduce", node_reduce, get_args(Reduce))
-        super().__init__(in_features, out_features, rngs=rngs, **options)
-        self.hyperedge_reduce = hyperedge_reduce
-        self.node_reduce = node_reduce
-        self.normalize = normalize
+    def _node_terms(self) -> tuple[Reduce, ArrayLike]:
+        return self.node_reduce, 1.0
 
 
-class UniGATConv(AttentionConvolution):
+class UniGATOptions(AttentionOptions):
+    """Options of `UniGATConv`, and of `UniGAT` for its convolutions.
+
+    Attributes:
+        skip: Whether a node's own ``x Theta`` is added.
+        normalize: Whether each row is divided by its Euclidean norm, before the skip.
+    """
+
+    skip: bool = False
+    normalize: bool = False
+
+
+class UniGATConv(UniGATOptions, AttentionConvolution):
     """UniGAT: each node attends to its hyperedges, ``Σ_e softmax_e(LeakyReLU(<a, h_e>)) h_e + b``.
 
-    Huang and Yang, "UniGNN", IJCAI 2021. ``h_e`` are the features of hyperedge
-    e, the mean of its nodes' ``x Theta``; the softmax is over the hyperedges of a node. As
-    in the authors' code, scores depend on the hyperedge alone. The mean runs on the narrower side
-    of Theta.
+    Huang and Yang, "UniGNN", IJCAI 2021. ``h_e`` are the features of hyperedge e, the mean of its
+    nodes' ``x Theta``; the softmax is over the hyperedges of a node. Scores depend on the hyperedge
+    alone, as in the authors' code. The mean runs on the narrower side of Theta.
 
     Attributes:
         kernel: Theta, ``(in_features, heads · width)``.
         attention: a, ``(heads, width)``.
-        bias: ``(out_features,)``, or None without a bias.
+        bias: Biases, ``(out_features,)``, or None without a bias.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -239,34 +226,9 @@ class UniGATConv(AttentionConvolution):
         (4, 8)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        skip: bool = False,
-        normalize: bool = False,
-        rngs: nnx.Rngs,
-        **options: Unpack[AttentionOptions],
-    ) -> None:
-        """Initialises the parameters.
-
-        Args:
-            in_features: Features per node of the input.
-            out_features: Features per node of the output, whatever the number of heads.
-            skip: Whether a node's own ``x Theta`` is added.
-            normalize: Whether each row is divided by its Euclidean norm, before the skip.
-            rngs: Source of the keys, streams "params" and "dropout".
-            **options: See `AttentionOptions`.
-
-        Raises:
-            ValueError: A size is not positive, heads do not divide the features that they share,
-                a rate is outside [0, 1], or the slope is not finite.
-        """
-        super().__init__(in_features, out_features, rngs=rngs, **options)
-        self.attention = self._attention(rngs)
-        self.skip = skip
-        self.normalize = normalize
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        super()._make_parameters(factory)
+        self.attention = self._attention_vector(factory)
 
     def __call__(
         self,
@@ -274,16 +236,15 @@ class UniGATConv(AttentionConvolution):
         x: ArrayLike,
         *,
         deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+        rngs: DropoutKeys = None,
     ) -> Array:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            deterministic: Switches dropout off (True) or on (False); None leaves it to `train()`
-                and `eval()`.
-            rngs: Randomness of the dropout; None uses the stream given at construction.
+            deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
 
         Returns:
             ``(num_nodes, *batch, out_features)`` in `dtype`.
@@ -294,27 +255,27 @@ class UniGATConv(AttentionConvolution):
         x, kernel, bias = self._operands(x, hypergraph)
         dropout = dropout_arguments(deterministic, rngs)
 
-        def to_hyperedges(features: Array) -> Array:
-            return node_to_hyperedge(hypergraph, features, reduce="mean")
+        def to_hyperedges(x: Array) -> Array:
+            return node_to_hyperedge(hypergraph, x, reduce="mean")
 
+        self_term = None
         if self.skip:
-            own = self._product(x, kernel)
-            h = to_hyperedges(own)
+            self_term = self._product(x, kernel)
+            h = to_hyperedges(self_term)
         else:
             h = self._aggregate_narrow(to_hyperedges, x, kernel)
         h = self._split(h)
         scores = dots(h, self.attention[...].astype(h.dtype))
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
-        y = attend(hypergraph, "node", scores, h, self.attention_dropout, **dropout)
-        y = self._join(y)
+        y = self._join(attend(hypergraph, "node", scores, h, self.attention_dropout, dropout))
         y = unit_rows(y) if self.normalize else y
-        if self.skip:
-            y = y + self._join(self._split(own))
+        if self_term is not None:
+            y = y + self._join(self._split(self_term))
         return finished(y, bias)
 
 
 def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
-    """The factors of UniGCN's ``G``, 0 where a degree is 0: see `UniGCNIIConv`.
+    """Return the factors of UniGCN's ``G``, 0 where a degree is 0: see `UniGCNIIConv`.
 
     Huang and Yang, "UniGNN", IJCAI 2021. `UniGCNII` computes them once for all its
     convolutions; for a hypergraph that does not change, they can be computed once and passed to it.
@@ -325,6 +286,7 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
         >>> unigcn_norm(hypergraph).node_out
         Array([1.        , 1.        , 0.70710677, 1.        ], dtype=float32)
     """
+    # Nodes receive from the heads of a directed hypergraph, and send to its tails.
     if isinstance(hypergraph, HypergraphPart):
         received = degree = hypergraph.node_degrees().astype(float)
         mean = hypergraph.to_hyperedges(degree, reduce="mean")
@@ -337,7 +299,19 @@ def unigcn_norm(hypergraph: Hypergraph) -> HypergraphNorm:
     return HypergraphNorm(None, inverse_root(mean) / size, inverse_root(received))
 
 
-class UniGCNIIConv(Convolution):
+class UniGCNIIOptions(LinearOptions):
+    """Options of `UniGCNIIConv`, and of `UniGCNII` for its convolutions.
+
+    Attributes:
+        alpha: Share of X0, in [0, 1].
+        lamda: Positive number in the share of Theta, ``beta = log(lamda / layer + 1)``.
+    """
+
+    alpha: float = 0.1
+    lamda: float = 0.5
+
+
+class UniGCNIIConv(UniGCNIIOptions, Convolution):
     """UniGCNII: ``Y = (1 - beta) Z + beta Z Theta`` with ``Z = (1 - alpha) G X + alpha X0``.
 
     Huang and Yang, "UniGNN", IJCAI 2021: initial residual and identity mapping, as in
@@ -345,8 +319,10 @@ class UniGCNIIConv(Convolution):
     by ``d_e^-1/2``, where ``d_e`` is the mean degree of these nodes.
 
     Attributes:
+        features: Features per node of input and output.
+        layer: Number of the layer in its model, from 1.
         kernel: Theta, ``(features, features)``.
-        bias: ``(features,)``, or None, as by default.
+        bias: Biases, ``(features,)``, or None, as by default.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -357,40 +333,20 @@ class UniGCNIIConv(Convolution):
 
     takes_parts = True
 
-    def __init__(
-        self,
-        features: int,
-        *,
-        alpha: float = 0.1,
-        lamda: float = 0.5,
-        layer: int = 1,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises the parameters.
+    features: int = field(kw_only=False)
+    layer: int = 1
+    use_bias: bool = False
+    in_features: int = field(init=False)
+    out_features: int = field(init=False)
 
-        Args:
-            features: Features per node of input and output.
-            alpha: Share of X0, in [0, 1].
-            lamda: Makes the share of Theta, ``beta = log(lamda / layer + 1)``.
-            layer: Number of the layer in its model, from 1.
-            rngs: Source of the keys for initialisation (stream "params").
-            **options: See `LinearOptions`; without a bias by default.
-
-        Raises:
-            ValueError: A size or lamda is not positive, or alpha is outside [0, 1].
-        """
-        check_positive(features=features, layer=layer)
-        check_rates(alpha=alpha)
-        check_number("lamda", lamda)
-        if not 0 < lamda < math.inf:
-            raise ValueError(f"lamda must be a positive number, got {lamda}")
-        options.setdefault("use_bias", False)
-        super().__init__(features, features, rngs=rngs, **options)
-        self.features = features
-        self.alpha = alpha
-        self.lamda = lamda
-        self.layer = layer
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        check_positive(features=self.features, layer=self.layer)
+        check_rates(alpha=self.alpha)
+        check_number("lamda", self.lamda)
+        if not 0 < self.lamda < math.inf:
+            raise ValueError(f"lamda must be a positive number, got {self.lamda}")
+        self.in_features = self.out_features = self.features
+        super()._make_parameters(factory)
 
     def __call__(
         self,
@@ -399,13 +355,13 @@ class UniGCNIIConv(Convolution):
         x0: ArrayLike,
         norm: HypergraphNorm | None = None,
     ) -> Array:
-        """Applies the convolution.
+        """Apply the convolution.
 
         Args:
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, features)``.
-            x0: Those that the first of the convolutions got, of the same shape.
-            norm: What `unigcn_norm` gives for the hypergraph; None computes it.
+            x0: Input of the first convolution, of the same shape.
+            norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
 
         Returns:
             ``(num_nodes, *batch, features)`` in `dtype`.
@@ -419,14 +375,13 @@ class UniGCNIIConv(Convolution):
             raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
         norm = unigcn_norm(hypergraph) if norm is None else norm
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
-        z = aggregate(hypergraph, x, residual=self.alpha * x0, **scales)
-        mapped = self._product(z, kernel, bias=bias)
+        z = aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
         beta = math.log(self.lamda / self.layer + 1)
-        return (1 - beta) * z + beta * mapped
+        return (1 - beta) * z + beta * self._product(z, kernel, bias=bias)
 
 
-class UniGIN(TwoLayerStack):
-    """UniGIN: two `UniGINConv` (or more), ReLU and dropout between them.
+class UniGIN(UniGINOptions, TwoLayerStack):
+    """UniGIN: two `UniGINConv` by default, ReLU and dropout between them.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -437,8 +392,8 @@ class UniGIN(TwoLayerStack):
     convolution = UniGINConv
 
 
-class UniSAGE(TwoLayerStack):
-    """UniSAGE: two `UniSAGEConv` (or more), ReLU and dropout between them.
+class UniSAGE(UniSAGEOptions, TwoLayerStack):
+    """UniSAGE: two `UniSAGEConv` by default, ReLU and dropout between them.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -449,8 +404,8 @@ class UniSAGE(TwoLayerStack):
     convolution = UniSAGEConv
 
 
-class UniGAT(AttentionStack):
-    """UniGAT: two `UniGATConv` (or more), ReLU and dropout between them; the last has one head.
+class UniGAT(UniGATOptions, AttentionStack):
+    """UniGAT: two `UniGATConv` by default, ReLU and dropout between them; the last has one head.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -461,10 +416,12 @@ class UniGAT(AttentionStack):
     convolution = UniGATConv
 
 
-class UniGCNII(Stack):
-    """UniGCNII: a linear map, two `UniGCNIIConv` (or many), a linear map; ReLU and dropout between.
+class UniGCNII(UniGCNIIOptions, TwoLayerStack):
+    """UniGCNII: a linear map, `UniGCNIIConv` layers, a linear map; ReLU and dropout between.
 
-    Deep stacks keep what distinguishes nodes, by residuals to what the first map gives.
+    There are two convolutions by default, and there may be many: deep stacks keep what
+    distinguishes nodes, by residuals to the result of the first map. Biases are those of the two
+    maps.
 
     Attributes:
         input: The first map, ``(in_features, hidden_features)``.
@@ -478,59 +435,17 @@ class UniGCNII(Stack):
 
     convolution = UniGCNIIConv
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        out_features: int,
-        *,
-        num_layers: int = 2,
-        alpha: float = 0.1,
-        lamda: float = 0.5,
-        dropout_rate: float = 0.2,
-        input_dropout_rate: float = 0.2,
-        rngs: nnx.Rngs,
-        **options: Unpack[LinearOptions],
-    ) -> None:
-        """Initialises the layers.
+    dropout_rate: float = 0.2
+    input_dropout_rate: float = 0.2
 
-        Args:
-            in_features: Features per node of the input.
-            hidden_features: Features per node between the maps.
-            out_features: Features per node of the output, the number of classes.
-            num_layers: Number of convolutions.
-            alpha: See `UniGCNIIConv`.
-            lamda: See `UniGCNIIConv`.
-            dropout_rate: Share of hidden activations dropped in training, in [0, 1].
-            input_dropout_rate: Share of input features dropped in training, in [0, 1].
-            rngs: Source of the keys, streams "params" and "dropout".
-            **options: See `LinearOptions`; `use_bias` is that of the two maps.
+    def _make_layers(self, factory: ParameterFactory) -> None:
+        self.input = factory.linear(self.in_features, self.hidden_features)
+        for number in range(1, self.num_layers + 1):
+            self._make_convolution(number, self.hidden_features, factory=factory)
+        self.output = factory.linear(self.hidden_features, self.out_features)
 
-        Raises:
-            ValueError: A size or lamda is not positive, or a rate or alpha is outside [0, 1].
-        """
-        super().__init__(
-            in_features,
-            hidden_features,
-            out_features,
-            num_layers=num_layers,
-            dropout_rate=dropout_rate,
-            input_dropout_rate=input_dropout_rate,
-            rngs=rngs,
-            alpha=alpha,
-            lamda=lamda,
-            **options,
-        )
-        self.use_bias = options.get("use_bias", True)
-
-    def _build(self, *, rngs: nnx.Rngs, **options: Any) -> None:
-        maps = linear_options(options)
-        self.input = nnx.Linear(self.in_features, self.hidden_features, rngs=rngs, **maps)
-        for layer in range(1, self.num_layers + 1):
-            of_convolution = options | {"use_bias": False, "layer": layer}
-            conv = UniGCNIIConv(self.hidden_features, rngs=rngs, **of_convolution)
-            setattr(self, f"conv{layer}", conv)
-        self.output = nnx.Linear(self.hidden_features, self.out_features, rngs=rngs, **maps)
+    def _overrides(self, number: int) -> dict[str, Any]:
+        return {"layer": number, "use_bias": False}
 
     def __call__(  # type: ignore[override]  # names arguments that Stack leaves open
         self,
@@ -539,16 +454,16 @@ class UniGCNII(Stack):
         norm: HypergraphNorm | None = None,
         *,
         deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
+        rngs: DropoutKeys = None,
     ) -> Array:
-        """Computes one row of outputs (logits) per node.
+        """Compute one row of outputs (logits) per node.
 
         Args:
             graph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            norm: What `unigcn_norm` gives for the hypergraph; None computes it.
-            deterministic: See `Stack`.
-            rngs: See `Stack`.
+            norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
+            deterministic: Whether dropout is off, see `Stack`.
+            rngs: Randomness of the dropout, see `Stack`.
 
         Returns:
             ``(num_nodes, *batch, out_features)``.

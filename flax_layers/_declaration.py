@@ -1,0 +1,190 @@
+"""Declaration of layers by typed fields, which are the arguments of their constructors.
+
+A layer lists its options as annotated class attributes, as a dataclass does::
+
+    class GCNConv(Convolution):
+        normalize: bool = True
+
+The constructor, its signature and documentation, checkpoints and type checkers read these fields.
+A class inherits the fields of its bases, and may declare one again with another default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import InitVar, field
+from typing import Any, NamedTuple, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+default_kernel_init = nnx.initializers.lecun_normal()
+default_bias_init = nnx.initializers.zeros_init()
+glorot_init = nnx.initializers.glorot_uniform()
+
+
+class Signature:
+    """Descriptor of the constructor's signature, which the metaclass of modules hides."""
+
+    def __get__(self, instance: object, owner: type[nnx.Module]) -> inspect.Signature:
+        """Return the constructor's signature; an instance keeps that of its call."""
+        if instance is not None:
+            raise AttributeError("__signature__")
+        parameters = [*inspect.signature(owner.__init__).parameters.values()]
+        return inspect.Signature(parameters[1:])  # without self
+
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+@functools.cache
+def _documented_attributes(cls: type) -> Mapping[str, str]:
+    """Return what the docstring of a class says of each of its attributes."""
+    section = inspect.cleandoc(vars(cls).get("__doc__") or "").partition("\nAttributes:\n")[2]
+    return dict(_ATTRIBUTE.findall(re.split(r"\n(?=\S)", section)[0]))
+
+
+def _plain(annotation: object) -> object:
+    """Return the type that an `InitVar` stands for, any other annotation as it is."""
+    if isinstance(annotation, str):
+        return re.sub(r"^InitVar\[(.*)\]$", r"\1", annotation)
+    return annotation.type if isinstance(annotation, InitVar) else annotation
+
+
+def _document(cls: type[nnx.Module]) -> None:
+    """Give the constructor a docstring, a line for each argument, and plain annotations."""
+    documentation: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        documentation |= _documented_attributes(base)
+    constructor: Any = cls.__init__
+    annotations = constructor.__annotations__
+    constructor.__annotations__ = {
+        name: _plain(annotation) for name, annotation in annotations.items()
+    }
+    arguments = [
+        f"    {name}: {documentation[name]}"
+        for name in constructor.__annotations__
+        if name in documentation
+    ]
+    constructor.__doc__ = "\n".join(["Make the parameters.", "", "Args:", *arguments])
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class Layer(nnx.Module):
+    """Base of modules that are declared by their fields.
+
+    Fields are keyword-only, unless declared with ``field(kw_only=False)``. A class that defines
+    ``__init__`` keeps it.
+    """
+
+    def __init_subclass__(cls, **options: bool) -> None:
+        """Make the constructor of a subclass from its fields."""
+        super().__init_subclass__(**options)
+        has_constructor = "__init__" in vars(cls)
+        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+        if not has_constructor:
+            _document(cls)
+
+
+class LinearOptions(Layer):
+    """Options of every convolution and model, which mean what they mean in `nnx.Linear`.
+
+    Attributes:
+        use_bias: Whether to add biases.
+        dtype: Dtype of the computation; None infers it from inputs and parameters.
+        param_dtype: Dtype of the parameters.
+        precision: Precision of the matrix products, see `jax.lax.Precision`.
+        rngs: Source of the keys, stream "params" and, for dropout, stream "dropout".
+        kernel_init: Initializer of the kernels.
+        bias_init: Initializer of the biases.
+    """
+
+    use_bias: bool = True
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    precision: jax.lax.PrecisionLike = None
+    # Arguments of the constructor alone: initializers are often closures, which no pickle takes.
+    rngs: InitVar[nnx.Rngs]
+    kernel_init: InitVar[nnx.Initializer] = default_kernel_init
+    bias_init: InitVar[nnx.Initializer] = default_bias_init
+
+    def __post_init__(
+        self, rngs: nnx.Rngs, kernel_init: nnx.Initializer, bias_init: nnx.Initializer
+    ) -> None:
+        """Make the parameters, once all fields are set."""
+        options = self.use_bias, self.dtype, self.param_dtype, self.precision
+        self._make_parameters(ParameterFactory(rngs, *options, kernel_init, bias_init))
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        """Check the fields and make the parameters, in a subclass."""
+        raise NotImplementedError
+
+
+class ParameterFactory(NamedTuple):
+    """Maker of parameters: the arguments of `nnx.Linear` beside its sizes.
+
+    Attributes:
+        rngs: Source of the keys, stream "params".
+        use_bias: Whether there are biases.
+        dtype: Dtype of the computation, or None.
+        param_dtype: Dtype of the parameters.
+        precision: Precision of the matrix products.
+        kernel_init: Initializer of the kernels.
+        bias_init: Initializer of the biases.
+    """
+
+    rngs: nnx.Rngs
+    use_bias: bool
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+    precision: jax.lax.PrecisionLike
+    kernel_init: nnx.Initializer
+    bias_init: nnx.Initializer
+
+    def kernel(self, *shape: int, init: nnx.Initializer | None = None) -> nnx.Param[Array]:
+        """Return a parameter; axes before the last two are of independent kernels."""
+        return nnx.Param(self._draw(self.kernel_init if init is None else init, shape, 2))
+
+    def bias(self, *shape: int) -> nnx.Param[Array] | None:
+        """Return a parameter, or None without biases; axes before the last are independent."""
+        if not self.use_bias:
+            return nnx.data(None)
+        return nnx.Param(self._draw(self.bias_init, shape, 1))
+
+    def scalar(self, value: float) -> nnx.Param[Array]:
+        """Return a parameter of this value."""
+        return nnx.Param(jnp.array(value, self.param_dtype))
+
+    def linear(
+        self, in_features: int, out_features: int, *, use_bias: bool | None = None
+    ) -> nnx.Linear:
+        """Return a linear map; `use_bias` None means that of the layer."""
+        factory = self if use_bias is None else self._replace(use_bias=use_bias)
+        return nnx.Linear(in_features, out_features, **factory._asdict())
+
+    def _draw(self, init: nnx.Initializer, shape: tuple[int, ...], rank: int) -> Array:
+        """Return an array whose slices of the last `rank` axes are initialized independently."""
+        lead, unit = shape[:-rank], shape[-rank:]
+        if not lead:
+            return init(self.rngs.params(), unit, self.param_dtype)
+        keys = jax.random.split(self.rngs.params(), math.prod(lead))
+        return jax.vmap(lambda key: init(key, unit, self.param_dtype))(keys).reshape(shape)
+
+
+def option_names(layer: type[nnx.Module]) -> tuple[str, ...]:
+    """Return the names of the keyword arguments of a layer's constructor."""
+    parameters = inspect.signature(layer.__init__).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def option_values(layer: Layer) -> dict[str, Any]:
+    """Return the fields of a layer that are arguments of its constructor, with their values."""
+    return {f.name: getattr(layer, f.name) for f in dataclasses.fields(layer) if f.init}  # type: ignore[arg-type]  # classes of Layer are dataclasses
