@@ -29,6 +29,8 @@ STACKS = GCN, GIN, SAGE, GAT, GATv2, GraphTransformer, RGCN, RGAT, HGT
 Values = Mapping[str, Array]
 """Arrays by the name of an argument of the model's call."""
 
+ModuleState = nnx.State[Any, Any]
+
 
 def layerwise_inference(
     model: Stack | HeteroModel,
@@ -80,14 +82,16 @@ def layerwise_inference(
     # Features of all nodes as one array, of the host or of the device.
     rows: Any = x
     if isinstance(model, HeteroModel):
-        rows = model.joined(edges, x)
+        rows = model.joined(edges, rows)
         rows = np.asarray(rows) if on_host else rows
     elif isinstance(graph, HeteroGraph) and isinstance(x, Mapping):
         rows = graph.join(x)
     if rows is not None:
         rows = rows if on_host else as_array("x", rows)
         check_features(rows, edges.num_nodes, stack.in_features)
-    values = {name: array for name, array in edge_values.items() if array is not None}
+    values: dict[str, Any] = {
+        name: array for name, array in edge_values.items() if array is not None
+    }
     for name, array in values.items():
         if np.shape(array)[:1] != (edges.num_edges,):
             raise ValueError(
@@ -133,7 +137,7 @@ def by_layer(model: Any, chunks: NodeChunks, x: Array | None, edge_values: Value
 @functools.partial(jax.jit, static_argnums=0)
 def _run_on_device(
     graphdef: nnx.GraphDef[Any],
-    state: nnx.State,
+    state: ModuleState,
     chunks: NodeChunks,
     x: Array | None,
     edge_values: Values,
@@ -143,7 +147,7 @@ def _run_on_device(
 
 def _run_on_host(
     graphdef: nnx.GraphDef[Any],
-    state: nnx.State,
+    state: ModuleState,
     chunks: NodeChunks,
     x: np.ndarray,
     edge_values: Values,
@@ -194,7 +198,7 @@ def _apply_to_block(
 def _compiled_layer(
     graphdef: nnx.GraphDef[Any],
     number: int,
-    state: nnx.State,
+    state: ModuleState,
     block: Blocks,
     x: Array,
     node_values: Values,
@@ -217,7 +221,7 @@ def _apply_layer(
     return linear(model.output, y) if is_final and model.output is not None else y
 
 
-def _node_values(model: Any, graph: Graph | RelationalGraph, edge_values: Values) -> Values:
+def _node_values(model: Any, graph: Any, edge_values: Values) -> Values:
     """Return values of nodes that chunks need from the whole graph: the scales of a GCN."""
     first = model.convolutions[0]
     if isinstance(model, GCN) and first.normalize:

@@ -41,6 +41,7 @@ from jax_gnn.extend import (
 )
 
 Ids = ArrayLike | Sequence[int]
+ModuleState = nnx.State[Any, Any]
 
 embedding_init = nnx.initializers.glorot_normal()
 
@@ -632,7 +633,7 @@ class LinkRanking:
 @functools.partial(jax.jit, static_argnums=0)
 def _ranks(
     graphdef: nnx.GraphDef[Any],
-    state: nnx.State,
+    state: ModuleState,
     ranking: LinkRanking,
     nodes: Array,
     relations: Array,
@@ -653,8 +654,9 @@ def _ranks(
         return jnp.where(jnp.isfinite(answer[:, 0]), ranks, total.astype(jnp.float32))
 
     queries = ranking.subjects, ranking.relations, ranking.objects
-    ranks = jax.lax.map(rank_chunk, (*queries, ranking.known_rows, ranking.known_objects))
-    return ranks.ravel()[ranking.places]
+    ranks: Array = jax.lax.map(rank_chunk, (*queries, ranking.known_rows, ranking.known_objects))
+    result: Array = ranks.ravel()[ranking.places]
+    return result
 
 
 def edge_metrics(right: ArrayLike, wrong: ArrayLike) -> dict[str, float]:

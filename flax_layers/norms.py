@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import InitVar, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +26,17 @@ from jax_gnn.extend import (
     take,
 )
 
+AnyBatch = Batch[Any]
 
-def check_nodes(batch: Batch, x: ArrayLike, in_features: int) -> Array:
+
+def check_nodes(batch: AnyBatch, x: ArrayLike, in_features: int) -> Array:
     """Return features of a batch's nodes, ``(num_nodes, *batch, in_features)``; padding is 0."""
     check_instance("batch", batch, Batch)
     rows = check_features(x, batch.graph_ids.shape[0], in_features)
     return jnp.where(row_wise(batch.node_mask, rows), rows, jnp.zeros((), rows.dtype))
 
 
-def graph_means(batch: Batch, x: Array) -> Array:
+def graph_means(batch: AnyBatch, x: Array) -> Array:
     """Return for each node the mean over the nodes of its graph; zeros for padding."""
     means = segment_mean(x, batch.graph_ids, batch.num_graphs, True)
     return take(means, batch.graph_ids)
@@ -66,7 +69,7 @@ class _Norm(Layer):
         self.scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
         self.bias = nnx.Param(jnp.zeros(self.num_features, self.param_dtype))
 
-    def _operands(self, batch: Batch, x: ArrayLike) -> tuple[Array, Array, Array]:
+    def _operands(self, batch: AnyBatch, x: ArrayLike) -> tuple[Array, Array, Array]:
         """Return checked features, scale and bias in the dtype of the computation."""
         rows = check_nodes(batch, x, self.num_features)
         operands: tuple[Array, Array, Array] = dtypes.promote_dtype(
@@ -106,7 +109,7 @@ class NodeBatchNorm(_Norm):
         self.momentum = check_finite("momentum", self.momentum)
 
     def __call__(
-        self, batch: Batch, x: ArrayLike, *, use_running_average: bool | None = None
+        self, batch: AnyBatch, x: ArrayLike, *, use_running_average: bool | None = None
     ) -> Array:
         """Apply the norm.
 
@@ -196,7 +199,7 @@ def _count(x: Array, mask: Array, dtype: DTypeLike) -> Array:
 class _GraphNorm(_Norm):
     """Base of the norms within each graph."""
 
-    def __call__(self, batch: Batch, x: ArrayLike) -> Array:
+    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
         """Apply the norm.
 
         Args:
@@ -212,7 +215,7 @@ class _GraphNorm(_Norm):
         x, scale, bias = self._operands(batch, x)
         return finished(feature_wise(scale, x) * self._normalized(batch, x), bias)
 
-    def _normalized(self, batch: Batch, x: Array) -> Array:
+    def _normalized(self, batch: AnyBatch, x: Array) -> Array:
         """Return rows of mean 0 and variance 1."""
         raise NotImplementedError
 
@@ -229,7 +232,7 @@ class GraphLayerNorm(_GraphNorm):
         Array([-0.999995,  0.999995], dtype=float32)
     """
 
-    def _normalized(self, batch: Batch, x: Array) -> Array:
+    def _normalized(self, batch: AnyBatch, x: Array) -> Array:
         x = x - graph_means(batch, jnp.mean(x, -1, keepdims=True))
         variance = graph_means(batch, jnp.mean(x * x, -1, keepdims=True))
         x = jnp.where(row_wise(batch.node_mask, x), x, jnp.zeros((), x.dtype))
@@ -257,7 +260,7 @@ class GraphNorm(_GraphNorm):
         super().__post_init__(rngs)
         self.mean_scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
 
-    def _normalized(self, batch: Batch, x: Array) -> Array:
+    def _normalized(self, batch: AnyBatch, x: Array) -> Array:
         share = feature_wise(self.mean_scale[...].astype(x.dtype), x)
         x = x - share * graph_means(batch, x)
         return x * jax.lax.rsqrt(graph_means(batch, x * x) + self.epsilon)
@@ -293,7 +296,7 @@ class PairNorm(Layer):
         self.scale = check_finite("scale", self.scale)
         self.epsilon = check_finite("epsilon", self.epsilon)
 
-    def __call__(self, batch: Batch, x: ArrayLike) -> Array:
+    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
         """Apply the norm.
 
         Args:

@@ -28,7 +28,7 @@ from flax_layers._base import (
 from flax_layers._declaration import Layer, default_kernel_init
 from flax_layers.graph import GCN, GIN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
-from flax_layers.norms import NodeBatchNorm, check_nodes
+from flax_layers.norms import AnyBatch, NodeBatchNorm, check_nodes
 from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum, spmm
 from jax_gnn.extend import (
     as_array,
@@ -46,7 +46,7 @@ NodeMap = Callable[[Array], Array]
 """Map of the features of each node, such as an `nnx.Linear`."""
 
 
-def readout(batch: Batch, x: ArrayLike, kind: Readout = "sum") -> Array:
+def readout(batch: AnyBatch, x: ArrayLike, kind: Readout = "sum") -> Array:
     """Reduce the features of each graph's nodes.
 
     Args:
@@ -111,7 +111,7 @@ class AttentionReadout(Layer):
             )
         self.transform = nnx.data(self.transform)
 
-    def __call__(self, batch: Batch, x: ArrayLike) -> Array:
+    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
         """Read out.
 
         Args:
@@ -172,7 +172,7 @@ class Set2Set(Layer):
         self.recurrent_kernel = nnx.Param(orthogonal(rngs.params(), (n, 4 * n), dtype))
         self.bias = nnx.Param(jnp.zeros(4 * n, dtype))
 
-    def __call__(self, batch: Batch, x: ArrayLike) -> Array:
+    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
         """Read out.
 
         Args:
@@ -232,7 +232,7 @@ class TopKReadout(Layer):
         vector = jax.random.uniform(rngs.params(), shape, self.param_dtype, -bound, bound)
         self.vector = nnx.Param(vector)
 
-    def __call__(self, batch: Batch, x: ArrayLike) -> Array:
+    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
         """Read out.
 
         Args:
