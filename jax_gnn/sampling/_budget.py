@@ -37,12 +37,13 @@ def hgt_subgraph(
 ) -> Subgraph:
     """Draw seeds and nodes around them, some of each type: HGT's budget sampling (HGSampling).
 
-    Works inside ``jax.jit`` and outside; all shapes follow from the numbers of seeds and nodes. A
-    node's budget is the sum of 1 / (edges into v by the relation) over its edges into chosen nodes
-    v. In each layer, nodes of each type are drawn one after another in proportion to the square of
-    their budget, all types at once: their edges count from the next layer on. Takes time in
-    proportion to the edges into the nodes, and to all nodes for each layer. The same key gives the
-    same nodes on every device.
+    Hu, Dong, Wang and Sun, "Heterogeneous graph transformer", WWW 2020, algorithm 1, but for all
+    types at once. Works inside ``jax.jit`` and outside; all shapes follow from the numbers of seeds
+    and nodes. A node's budget is the sum of 1 / (edges into v by the relation) over its edges into
+    chosen nodes v. In each layer, nodes of each type are drawn one after another in proportion to
+    the square of their budget: their edges count from the next layer on. Takes time in proportion
+    to the edges into the nodes, and to all nodes for each layer. The same key gives the same nodes
+    on every device.
 
     Args:
         graph: graph with several types of nodes.
@@ -61,8 +62,8 @@ def hgt_subgraph(
         as for the whole graph.
 
     Raises:
-        TypeError: ``graph``, ``seeds`` or ``key`` is something else, or a number is no integer.
-        ValueError: a number is negative, there is no layer, or a type is none of the graph's.
+        TypeError: An argument is of another type.
+        ValueError: A number is negative, there is no layer, or a type is none of the graph's.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1, 1], [0, 0, 2]]}
@@ -72,10 +73,6 @@ def hgt_subgraph(
         {'author': 4, 'paper': 5}
         >>> part.node_ids[part.graph.slices["paper"]]
         Array([ 2, -1, -1,  4, -1], dtype=int32)
-
-    Source:
-        Hu, Dong, Wang and Sun, "Heterogeneous graph transformer", WWW 2020, algorithm 1, which
-        draws one type after another instead.
     """
     arguments.check_instance("graph", graph, HeteroGraph)
     graph = replace(graph, relational=graph.relational.check(), graphs=())

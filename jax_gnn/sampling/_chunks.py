@@ -120,7 +120,7 @@ def node_chunks(graph: Graph | RelationalGraph, num_edges: int = 2**20) -> NodeC
         The chunks; each node is in one.
 
     Raises:
-        TypeError: ``graph`` is something else, or ``num_edges`` is no integer.
+        TypeError: An argument is of another type.
         ValueError: ``num_edges`` is not positive, or the graph is bipartite or traced.
 
     Example:

@@ -67,9 +67,8 @@ def link_blocks(
         ``(count,)`` each, -1 for padding: ``y[src_place]`` and ``y[dst_place]`` of a model's ``y``.
 
     Raises:
-        TypeError: ``graph``, ``src``, ``dst`` or ``key`` is something else, a number is no
-            integer, or ``rel`` is missing or must not be given.
-        ValueError: lengths differ, ``exclude`` is unknown, there are no inverse relations, or as
+        TypeError: An argument is of another type, or ``rel`` is missing or must not be given.
+        ValueError: Lengths differ, ``exclude`` is unknown, there are no inverse relations, or as
             for :func:`sample_neighbors`.
 
     Example:

@@ -206,19 +206,9 @@ def _block_result(
 
 
 def _block_xla(
-    nodes: Array,
-    starts: Array,
-    offsets: Array,
-    counts: Array,
-    cols: Array,
-    seeds: Array | None,
-    *,
-    num_nodes: int,
-    num_edges: int,
-    num_src: int,
-    is_tree: bool,
-    ascending: bool,
+    *, num_nodes: int, num_edges: int, num_src: int, is_tree: bool, ascending: bool, **operands: Any
 ) -> list[Array]:
+    nodes, starts, offsets, counts, cols, seeds = BlockOperands(**operands)
     drawn = compact_draws(starts, offsets, counts, cols, num_nodes, num_edges, ascending=ascending)
     if is_tree:
         return tree_block(nodes, drawn)

@@ -51,7 +51,8 @@ def negative_edges(
         key: key of ``jax.random``.
         degree_power: power of the degree, from 0 to 1, to which a node's probability is
             proportional. Both ends are drawn independently: sources by edges out of them,
-            destinations by edges into them. 0 is uniform, 0.75 that of word2vec.
+            destinations by edges into them. 0 is uniform, 0.75 that of word2vec (Mikolov et al.,
+            NeurIPS 2013).
         exclude_edges: whether pairs that are edges, of that relation, are rejected; the odds of all
             other pairs stay. Edges are looked up by binary search.
         num_nodes: bound of the ids, to skip the padding of a padded graph; an integer, which may be
@@ -63,18 +64,14 @@ def negative_edges(
         128 rounds gave no pair: there may be none.
 
     Raises:
-        TypeError: ``graph`` or ``key`` is something else, or a number is none.
-        ValueError: ``num`` or ``num_nodes`` is negative, or ``degree_power`` not between 0 and 1.
+        TypeError: An argument is of another type.
+        ValueError: A number is negative, or ``degree_power`` above 1.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
         >>> src, dst = negative_edges(graph, 100, jax.random.key(0), exclude_edges=True)
         >>> sorted(set(zip(src.tolist(), dst.tolist())))
         [(0, 0), (0, 2), (1, 0), (1, 1), (2, 1), (2, 2)]
-
-    Source:
-        Mikolov et al., "Distributed representations of words and phrases and their
-        compositionality", NeurIPS 2013, for the power 0.75.
     """
     graph, candidates = _parse(graph, num_nodes)
     num = arguments.check_size("num", num)
@@ -87,7 +84,8 @@ def negative_edges(
     power = _check_power(degree_power)
     exclude_edges = arguments.check_flag("exclude_edges", exclude_edges)
     words = key_words("key", key)
-    src, dst = _draw_pairs(candidates, rel, words, math.prod(shape), power, exclude_edges)
+    count, sides = math.prod(shape), get_args(Side)[:2]
+    src, dst = _draw_pairs(candidates, None, rel, words, count, sides, power, exclude_edges)
     return src.reshape(shape), dst.reshape(shape)
 
 
@@ -107,7 +105,8 @@ def corrupted_edges(
 ) -> tuple[Array, Array]:
     """Draw one end of each given edge anew, as negatives to train it against.
 
-    Works inside ``jax.jit`` and outside. Other arguments: as in :func:`negative_edges`.
+    Bordes et al., "Translating embeddings for modeling multi-relational data", NeurIPS 2013. Works
+    inside ``jax.jit`` and outside. Other arguments: as in :func:`negative_edges`.
 
     Args:
         graph: the true edges.
@@ -130,10 +129,9 @@ def corrupted_edges(
         128 rounds gave no pair: there may be none.
 
     Raises:
-        TypeError: ``graph`` or ``key`` is something else, ids are no integers, a number is none, or
-            ``rel`` is missing or must not be given.
-        ValueError: lengths differ, ``num`` or ``num_nodes`` is negative, ``side`` is unknown, or
-            ``degree_power`` is not between 0 and 1.
+        TypeError: An argument is of another type, or ``rel`` is missing or must not be given.
+        ValueError: Lengths differ, a number is negative, ``side`` is unknown, or ``degree_power``
+            above 1.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
@@ -142,9 +140,6 @@ def corrupted_edges(
         ... )
         >>> sorted(set(zip(src[0].tolist(), dst[0].tolist())))
         [(0, 0), (0, 2)]
-
-    Source:
-        Bordes et al., "Translating embeddings for modeling multi-relational data", NeurIPS 2013.
     """
     graph, candidates = _parse(graph, num_nodes)
     links = check_links(graph, src, dst, rel)
@@ -153,7 +148,9 @@ def corrupted_edges(
     power = _check_power(degree_power)
     exclude_edges = arguments.check_flag("exclude_edges", exclude_edges)
     words = key_words("key", key)
-    return _corrupt(candidates, links, words, num, side, power, exclude_edges)
+    src, dst = _draw_pairs(candidates, links, None, words, num, (side,), power, exclude_edges)
+    shape = links[0].shape[0], num
+    return src.reshape(shape), dst.reshape(shape)
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -275,91 +272,73 @@ def _ticket_shares(indptr: Array, num_edges: int, power: float) -> tuple[Array, 
     return starts, exact / jnp.maximum(shares, 1).astype(jnp.float32)
 
 
-def _node_samplers(
-    candidates: Candidates, rel: Array | None, key: KeyWords, count: int, power: float
-) -> tuple[NodeSampler, NodeSampler]:
-    """Return the samplers of sources and of destinations for `count` pairs."""
+@jit("num", "sides", "power", "exclude")
+def _draw_pairs(
+    candidates: Candidates,
+    links: tuple[Array, ...] | None,
+    rel: Array | None,
+    key: KeyWords,
+    num: int,
+    sides: tuple[Side, ...],
+    power: float,
+    exclude: bool,
+) -> tuple[Array, Array]:
+    """Draw pairs of nodes.
 
-    def sampler(side: int, bounds: Bounds) -> NodeSampler:
+    Args:
+        candidates: the nodes to draw from.
+        links: sources, destinations and any relations of edges of which an end is kept; None if
+            both ends are drawn.
+        rel: ``(num,)``, relation of each pair, if it has one and there are no `links`.
+        key: two words.
+        num: number of pairs, for each of `links` if there are any.
+        sides: ends that are drawn: both of a pair, or one, which a coin decides if it is "both".
+        power: power of the degree.
+        exclude: whether true edges are rejected.
+    """
+    graph, count = candidates.edges, num
+    src = dst = jnp.full(num, PADDING, graph.indptr.dtype)
+    valid = jnp.ones(num, bool)
+    if links is not None:
+        count = links[0].shape[0] * num
+        sizes = [graph.num_src, graph.num_dst, *candidates.src[0].shape]
+        src, dst, *relations = (
+            jnp.repeat(as_nodes(ids, size, graph.indptr.dtype), num)
+            for ids, size in zip(links, sizes, strict=True)
+        )
+        valid = (src >= 0) & (dst >= 0)
+        if relations:
+            rel = relations[0]
+            valid &= rel >= 0
+    index = jnp.arange(count, dtype=jnp.uint32)
+    draws = []
+    for side, bounds in ((_SRC, candidates.src), (_DST, candidates.dst)):
         low, high = (
             jnp.broadcast_to(bound, count) if rel is None else ids_at(bound, rel)
             for bound in bounds
         )
-        return _node_sampler(candidates.edges, side, (low, high), key, power)
-
-    return sampler(_SRC, candidates.src), sampler(_DST, candidates.dst)
-
-
-@jit("count", "power", "exclude")
-def _draw_pairs(
-    candidates: Candidates,
-    rel: Array | None,
-    key: KeyWords,
-    count: int,
-    power: float,
-    exclude: bool,
-) -> tuple[Array, Array]:
-    graph, index = candidates.edges, jnp.arange(count, dtype=jnp.uint32)
-    draw_src, draw_dst = _node_samplers(candidates, rel, key, count, power)
-
-    def propose(step: Array) -> tuple[tuple[Array, ...], Array]:
-        src, src_accepted = draw_src(index, step)
-        dst, accepted = draw_dst(index, step)
-        accepted &= src_accepted
-        if exclude:
-            accepted &= ~has_edge(graph, candidates.types, src, dst, rel)
-        return (src, dst), accepted
-
-    padding = jnp.full(count, PADDING, graph.indptr.dtype)
-    is_done = jnp.zeros(count, bool)
-    (src, dst), _ = rejection_sample(propose, (padding, padding), is_done, MAX_ROUNDS)
-    return src, dst
-
-
-@jit("num", "side", "power", "exclude")
-def _corrupt(
-    candidates: Candidates,
-    links: tuple[Array, ...],
-    key: KeyWords,
-    num: int,
-    side: Side,
-    power: float,
-    exclude: bool,
-) -> tuple[Array, Array]:
-    graph, shape = candidates.edges, (links[0].shape[0], num)
-    count, dtype = math.prod(shape), graph.indptr.dtype
-    sizes = [graph.num_src, graph.num_dst]
-    if candidates.types is not None:
-        sizes.append(candidates.src[0].shape[0])
-    ids = [
-        jnp.repeat(as_nodes(column, size, dtype), num)
-        for column, size in zip(links, sizes, strict=True)
-    ]
-    src, dst = ids[:2]
-    rel = ids[2] if len(ids) == 3 else None
-    valid = (src >= 0) & (dst >= 0)
-    if rel is not None:
-        valid &= rel >= 0
-    index = jnp.arange(count, dtype=jnp.uint32)
-    draw_src, draw_dst = _node_samplers(candidates, rel, key, count, power)
+        draws.append(_node_sampler(graph, side, (low, high), key, power))
+    draw_src, draw_dst = draws
 
     def propose(step: Array) -> tuple[tuple[Array, ...], Array]:
         new_src, new_dst, accepted = src, dst, valid
-        is_src = jnp.full(index.shape, side == "src")
-        if side == "both":  # tossed again in each round, so that all allowed pairs have their odds
-            is_src = (bits(key, _SIDE, index, step)[0] >> jnp.uint32(31)) == 0
-        if side != "dst":
+        keeps_src = jnp.full(count, sides == ("dst",))
+        keeps_dst = jnp.full(count, sides == ("src",))
+        if sides == ("both",):  # tossed again in each round, so that allowed pairs keep their odds
+            keeps_src = (bits(key, _SIDE, index, step)[0] >> jnp.uint32(31)) != 0
+            keeps_dst = ~keeps_src
+        if sides != ("dst",):
             node, node_accepted = draw_src(index, step)
-            new_src = jnp.where(is_src, node, src)
-            accepted = accepted & (node_accepted | ~is_src)
-        if side != "src":
+            new_src = jnp.where(keeps_src, src, node)
+            accepted = accepted & (node_accepted | keeps_src)
+        if sides != ("src",):
             node, node_accepted = draw_dst(index, step)
-            new_dst = jnp.where(is_src, dst, node)
-            accepted = accepted & (node_accepted | is_src)
+            new_dst = jnp.where(keeps_dst, dst, node)
+            accepted = accepted & (node_accepted | keeps_dst)
         if exclude:
             accepted &= ~has_edge(graph, candidates.types, new_src, new_dst, rel)
         return (new_src, new_dst), accepted
 
-    padding = jnp.full(count, PADDING, dtype)
+    padding = jnp.full(count, PADDING, graph.indptr.dtype)
     (src, dst), _ = rejection_sample(propose, (padding, padding), ~valid, MAX_ROUNDS)
-    return src.reshape(shape), dst.reshape(shape)
+    return src, dst

@@ -89,6 +89,7 @@ def sample_neighbors(
 ) -> Blocks:
     """Draw neighbours of seeds, neighbours of these, and so on: a bipartite graph for each layer.
 
+    Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017.
     Works inside ``jax.jit`` and outside, on the device of the graph. A graph of the host, built
     inside :func:`jax_gnn.host_arrays` or with memory maps, stays there: for seeds of numpy the
     blocks are numpy's, by compiled threads, and no device is used. All shapes follow from the
@@ -130,22 +131,16 @@ def sample_neighbors(
         The blocks, the outermost layer's first.
 
     Raises:
-        TypeError: ``graph``, ``seeds`` or ``key`` is something else, or a number is no integer.
-        ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
-            that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
-            times are NaN, lengths do not fit, a relation or a node type is none of the graph's, or
-            times of edges are given without those of seeds or the other way round, or together
-            with weights, fanouts by relation or a ``self_relation``.
+        TypeError: An argument is of another type.
+        ValueError: A number or a length does not fit, a relation or a node type is none of the
+            graph's, the graph is bipartite, or times are given for edges or seeds alone, or
+            together with weights, fanouts by relation or a ``self_relation``.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
         >>> blocks = sample_neighbors(graph, jnp.array([2]), (2, 2), jax.random.key(0))
         >>> features = jnp.arange(4.0)[:, None]
         >>> x = blocks.node_values(features)
-
-    Source:
-        Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS
-        2017.
     """
     if isinstance(graph, HeteroGraph):
         seeds, graph = join_seeds(graph, seeds), graph.relational
@@ -218,9 +213,8 @@ def block_capacity(
         For each of ``fanouts`` a number of sources, a multiple of 64 above its destinations.
 
     Raises:
-        TypeError: ``seeds`` are traced, ``slack`` is no number, or as :func:`sample_neighbors`.
-        ValueError: there are no batches, they are not equally long, ``slack`` is negative, or as
-            :func:`sample_neighbors`.
+        TypeError: ``seeds`` are traced, or an argument is of another type.
+        ValueError: Batches are missing or of several lengths, or an argument does not fit.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)

@@ -45,8 +45,7 @@ def fetch_ahead(
         is out of range.
 
     Raises:
-        TypeError: ``rows`` is no array of numpy of numbers, or ``ahead`` no integer; when a batch
-            is taken, its ids are no integers.
+        TypeError: An argument, or ids when their batch is taken, is of another type.
         ValueError: ``rows`` is a scalar, ``ahead`` is below 1, or ``device`` is several.
 
     Example:

@@ -159,10 +159,8 @@ def fetch_rows(rows: np.ndarray, ids: Ids, *, out: np.ndarray | None = None) -> 
         ``(count, *features)`` of the dtype of ``rows``.
 
     Raises:
-        TypeError: ``rows`` is no array of numpy, ``ids`` are no integers, or ``out`` is of another
-            dtype.
-        ValueError: ``rows`` is a scalar, ``ids`` is not one-dimensional, or ``out`` has another
-            shape, or is not contiguous and writable.
+        TypeError: ``rows`` is no array of numpy, or a dtype does not fit.
+        ValueError: A shape does not fit, or ``out`` is not contiguous and writable.
 
     Example:
         >>> import numpy as np

@@ -112,7 +112,7 @@ def induced_subgraph(graph: Graph, nodes: Ids, *, num_edges: int | None = None) 
         A graph of ``count`` nodes, in the order of ``nodes``.
 
     Raises:
-        TypeError: ``graph`` is something else, ``nodes`` are no integers, or ``num_edges`` is none.
+        TypeError: An argument is of another type.
         ValueError: ``num_edges`` is negative, or the graph is bipartite.
 
     Example:
@@ -138,8 +138,8 @@ def cluster_batch(
     """Return the nodes of some parts of a graph, and all edges among them, also between parts.
 
     Works inside ``jax.jit`` and outside. A batch of several parts, chosen anew each time, has edges
-    between parts that no part alone would have (Cluster-GCN, algorithm 1). A layer that normalises
-    by degrees uses those of the batch, as in Cluster-GCN.
+    between parts that no part alone would have (Chiang et al., "Cluster-GCN", KDD 2019, algorithm
+    1). A layer that normalises by degrees uses those of the batch, as there.
 
     Args:
         graph: graph of one kind of nodes.
@@ -153,19 +153,13 @@ def cluster_batch(
         The subgraph of the nodes, by id ascending.
 
     Raises:
-        TypeError: ``graph`` is something else, ``parts`` or ``chosen`` are no integers, or a number
-            is none.
-        ValueError: ``parts`` has not one element for each node, a number is negative, or the graph
-            is bipartite.
+        TypeError: An argument is of another type.
+        ValueError: A shape does not fit, a number is negative, or the graph is bipartite.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
         >>> cluster_batch(graph, [0, 0, 1, 2], [0, 1], num_nodes=3, num_edges=4).node_ids
         Array([0, 1, 2], dtype=int32)
-
-    Source:
-        Chiang et al., "Cluster-GCN: an efficient algorithm for training deep and large graph
-        convolutional networks", KDD 2019.
     """
     graph = arguments.check_container("graph", graph, Graph)
     size = num_nodes_of(graph)
@@ -188,7 +182,7 @@ def saint_subgraph(
     walk_length: int = 2,
     num_edges: int | None = None,
 ) -> Subgraph:
-    """Draw a random subgraph to train on, by one of GraphSAINT's samplers.
+    """Draw a random subgraph to train on, by one of GraphSAINT's samplers (Zeng et al., ICLR 2020).
 
     Works inside ``jax.jit`` and outside, and builds no table of probabilities. Nodes that have many
     edges are drawn more often: :func:`saint_norms` estimates the factors of losses and messages
@@ -211,16 +205,13 @@ def saint_subgraph(
         fewer.
 
     Raises:
-        TypeError: ``graph`` or ``key`` is something else, or a number is no integer.
-        ValueError: a number is negative, ``method`` is unknown, or the graph is bipartite.
+        TypeError: An argument is of another type.
+        ValueError: A number is negative, ``method`` is unknown, or the graph is bipartite.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
         >>> saint_subgraph(graph, 1, jax.random.key(0), method="walk", walk_length=1)
         Subgraph(num_nodes=2, num_edges=4)
-
-    Source:
-        Zeng et al., "GraphSAINT: graph sampling based inductive learning method", ICLR 2020.
     """
     graph = arguments.check_container("graph", graph, Graph)
     size = num_nodes_of(graph)
@@ -239,6 +230,7 @@ def saint_norms(
 ) -> tuple[Array, Array]:
     """Estimate the factors that make sums over random subgraphs unbiased, from drawn subgraphs.
 
+    Zeng et al., "GraphSAINT: graph sampling based inductive learning method", ICLR 2020, section 3.
     If C(v) of ``num_samples`` subgraphs have node v, and C(e) have edge e, a node's loss is divided
     by the estimate C(v) / num_samples of the probability of v, and a message along an edge into v
     by C(e) / C(v). Nodes and edges that were never drawn count as drawn once.
@@ -257,8 +249,7 @@ def saint_norms(
           neighbours beside 1 / degree of the whole graph.
 
     Raises:
-        TypeError: ``graph`` or ``key`` is something else, ``sample`` is no function or gives no
-            Subgraph, or ``num_samples`` is no integer.
+        TypeError: An argument is of another type, or ``sample`` does not return a Subgraph.
         ValueError: ``num_samples`` is not positive, or a subgraph is larger than the graph.
 
     Example:
@@ -267,10 +258,6 @@ def saint_norms(
         >>> node_norm, edge_norm = saint_norms(graph, sample, jax.random.key(0))
         >>> part = sample(jax.random.key(1))
         >>> weights = part.graph.edge_values(edge_norm)
-
-    Source:
-        Zeng et al., "GraphSAINT: graph sampling based inductive learning method", ICLR 2020,
-        sections 3.2 and 3.3.
     """
     graph = arguments.check_container("graph", graph, Graph)
     num_nodes, num_edges, dtype = num_nodes_of(graph), graph.num_edges, graph.indptr.dtype

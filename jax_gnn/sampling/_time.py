@@ -56,8 +56,7 @@ class EdgeTime:
 
         Raises:
             TypeError: ``graph`` is something else, or ``times`` are no real numbers.
-            ValueError: the number of times is not that of the edges, one is NaN, or one does not
-                fit into 32 bits where JAX has no others.
+            ValueError: The shape does not fit, or a time is NaN or has no exact JAX dtype.
         """
         return edge_time("times", times, check_edges(graph))
 

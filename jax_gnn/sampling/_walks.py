@@ -46,12 +46,12 @@ def random_walk(
     """Walk from nodes along edges; each step takes one of the edges out of the current node.
 
     Works inside ``jax.jit`` and outside. With ``p = q = 1`` all edges out of a node are equally
-    likely. Otherwise these are the walks of node2vec: at v, having come from t, an edge to x is
-    taken in proportion to 1 / p if x is t, to 1 if there is an edge from t to x, and else to 1 / q.
-    This is exact, and needs no table of pairs of edges: edges are proposed and rejected, which
-    takes longer the further p and q are from 1. If many proposals fail, the edges of each kind are
-    counted instead, in the time of a pass over the edges of the largest current node. Repeated
-    edges count as often as they occur.
+    likely. Otherwise these are the walks of node2vec (Grover and Leskovec, KDD 2016): at v, having
+    come from t, an edge to x is taken in proportion to 1 / p if x is t, to 1 if there is an edge
+    from t to x, and else to 1 / q. This is exact, and needs no table of pairs of edges: edges are
+    proposed and rejected, which takes longer the further p and q are from 1. If many proposals
+    fail, the edges of each kind are counted instead, in the time of a pass over the edges of the
+    largest current node. Repeated edges count as often as they occur.
 
     Args:
         graph: graph of one kind of nodes.
@@ -67,18 +67,14 @@ def random_walk(
         padded with -1.
 
     Raises:
-        TypeError: ``graph``, ``starts`` or ``key`` is something else, or a number is none.
-        ValueError: ``length`` is negative, ``p`` or ``q`` is not positive, or the graph is
-            bipartite.
+        TypeError: An argument is of another type.
+        ValueError: A number is negative, or the graph is bipartite.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 2, 3], num_nodes=4)
         >>> random_walk(graph, jnp.array([0, 2]), 3, jax.random.key(0))
         Array([[ 0,  1,  2,  3],
                [ 2,  3, -1, -1]], dtype=int32)
-
-    Source:
-        Grover and Leskovec, "node2vec: scalable feature learning for networks", KDD 2016.
     """
     graph = arguments.check_container("graph", graph, Graph)
     num_nodes = num_nodes_of(graph)

@@ -63,8 +63,7 @@ class EdgeProbability:
 
         Raises:
             TypeError: ``graph`` is something else, or ``weights`` are no real numbers.
-            ValueError: the number of weights is not that of the edges, or one is negative, NaN or
-                infinite.
+            ValueError: The shape does not fit, or a weight is negative, NaN or infinite.
         """
         return edge_probability("weights", weights, check_edges(graph))
 
