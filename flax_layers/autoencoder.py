@@ -95,6 +95,7 @@ class GAE(Layer):
                 f"{nodes.shape} and {ids.shape}"
             )
         src, dst = as_ids("edges", ids[0]), as_ids("edges", ids[1])
+        # No matrix of all pairs is made.
         return (nodes[src] * nodes[dst]).sum(1)
 
     def loss(
@@ -171,11 +172,14 @@ class VGAE(GAE):
                 f"{y.shape}"
             )
         mean, log_std = jnp.split(y, 2, 1)
+        # Bounded, so that the exponentials below stay finite.
         log_std = jnp.minimum(log_std, MAX_LOG_STD)
+        # KL divergence of N(mean, std²) from N(0, 1), a mean over nodes.
         divergence = (mean**2 + jnp.exp(2 * log_std) - 1 - 2 * log_std).sum(1).mean() / 2
         deterministic, rngs = named["deterministic"], named["rngs"]
         if self.deterministic if deterministic is None else deterministic:
             return mean, divergence / y.shape[0]
+        # Reparameterised, so that gradients reach mean and deviation.
         rngs = self.rngs if rngs is None else rngs
         key = rngs["dropout"]() if isinstance(rngs, nnx.Rngs) else rngs()
         noise = jax.random.normal(key, mean.shape, mean.dtype)

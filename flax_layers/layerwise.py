@@ -99,6 +99,7 @@ def layerwise_inference(
             )
     chunks = node_chunks(edges, chunk_edges)
     y: Any
+    # A single chunk is the whole graph.
     if len(chunks) > 1:
         run = _run_on_host if on_host else _run_on_device
         y = run(*nnx.split(stack), chunks, rows, values)
@@ -130,6 +131,7 @@ def by_layer(model: Any, chunks: NodeChunks, x: Array | None, edge_values: Value
             operands = _chunk_rows(take, block, x, node_values, edge_values)
             return _apply_to_block(model, number, block, *operands)
 
+        # One compiled body for all chunks, one after another: memory for one chunk's rows.
         x = chunks.joined(jax.lax.map(apply_chunk, jnp.arange(len(chunks))))
     return jnp.asarray(x)
 
@@ -157,9 +159,11 @@ def _run_on_host(
     node_values = _node_values(model, chunks.graph, edge_values)
     node_values, edge_values, starts = jax.device_get((node_values, edge_values, chunks.starts))
     for number in range(1, model.num_layers + 1):
+        # The result is allocated once a first chunk shows its width and dtype.
         y: Any = None
         for i, (start, stop) in enumerate(pairwise(starts)):
             block = chunks.block(i)
+            # Rows are gathered on the host, so that only these cross to the device.
             operands = _chunk_rows(fetch_rows, jax.device_get(block), x, node_values, edge_values)
             rows = _compiled_layer(graphdef, number, state, block, *operands)
             y = np.empty((starts[-1], *rows.shape[1:]), rows.dtype) if y is None else y
@@ -215,6 +219,7 @@ def _apply_layer(
     options: dict[str, Any] = dict(values)
     if model.dropout_in_convolutions:
         options["deterministic"] = True
+    # The final convolution has no activation, unless an output map follows.
     is_final = number == model.num_layers
     convolve = model._convolve if is_final and model.output is None else model._convolve_and_relu
     y: Array = convolve(number, graph, x, **options)
@@ -223,6 +228,7 @@ def _apply_layer(
 
 def _node_values(model: Any, graph: Any, edge_values: Values) -> Values:
     """Return values of nodes that chunks need from the whole graph: the scales of a GCN."""
+    # A chunk has all edges into its nodes, but not those out of its sources.
     first = model.convolutions[0]
     if isinstance(model, GCN) and first.normalize:
         weight = edge_values.get("edge_weight")

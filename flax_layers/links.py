@@ -109,6 +109,7 @@ class ComplEx(nnx.Module):
                 "subjects and relations: features must be even, real and imaginary, got "
                 f"{subjects.shape[-1]}"
             )
+        # (a + bi) (c + di), and the dot product with an object conjugates that.
         a, b = jnp.split(subjects, 2, -1)
         c, d = jnp.split(relations, 2, -1)
         return jnp.concatenate([a * c - b * d, a * d + b * c], -1)
@@ -192,6 +193,7 @@ class ConvE(Layer):
         dropout = dropout_arguments(deterministic, rngs)
         subjects, relations = _check_pair(subjects, relations, self.features)
         batch = subjects.shape[:-1]
+        # Rows of the subject's image, then those of the relation's, as one channel.
         image = jnp.stack([subjects, relations], -2)
         image = image.reshape(*batch, 2 * self.height, self.features // self.height, 1)
         y = jax.nn.relu(normalized(self.norm1, self.convolution(image)))
@@ -249,6 +251,7 @@ class LinkPredictor(Layer):
         if encoder is not None:
             check_model("encoder", encoder)
         check_model("decoder", decoder)
+        # Both are callable modules, so that only their classes tell a swap.
         if isinstance(decoder, Stack) or isinstance(encoder, DistMult | ComplEx | ConvE):
             raise TypeError(
                 "encoder must be a model of graphs, and decoder one of pairs, as DistMult is, got "
@@ -293,6 +296,7 @@ class LinkPredictor(Layer):
             options: dict[str, Any] = {**dropout}
             if edge_weight is not None:
                 options["edge_weight"] = edge_weight
+            # A CompGCN also updates the relations.
             if isinstance(self.encoder, CompGCN):
                 nodes, relations = self.encoder(graph, nodes, relations, **options)
             else:
@@ -432,6 +436,7 @@ def one_vs_all_loss(
         target = (1 - label_smoothing) * labels + label_smoothing / scores.shape[1]
         return jnp.mean(jax.nn.softplus(scores) - target * scores)
     answer_scores = jnp.where(is_answer, scores[rows, objects], 0)
+    # Cross-entropy with smoothed targets needs the answer's score and the mean score alone.
     logsumexp, mean = jax.nn.logsumexp(scores, 1), scores.mean(1)
     smoothing = jnp.where(is_answer, label_smoothing * mean[rows], 0)
     target = (1 - label_smoothing) * answer_scores + smoothing
@@ -462,6 +467,7 @@ def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
             "right must be (num_facts,) and wrong (num_facts, num_negatives), got "
             f"{right.shape} and {wrong.shape}"
         )
+    # The mean over facts of sums over a fact and its negatives.
     total = jax.nn.softplus(-right) + jax.nn.softplus(wrong).sum(1)
     return total.mean() / (1 + wrong.shape[1])
 
@@ -548,6 +554,7 @@ class LinkRanking:
             check_range(names[0], src, "num_nodes", num_nodes)
             check_range(names[1], rel, "num_relations", num_relations)
             check_range(names[2], dst, "num_nodes", num_nodes)
+            # Queries for objects, then queries for subjects by the inverse relation.
             pairs = (src, dst), (rel, rel + num_relations), (dst, src)
             return [np.concatenate(pair) for pair in pairs]
 
@@ -568,6 +575,7 @@ class LinkRanking:
         # many.
         count = len(queries)
         chunks = max(-(-count // chunk_size), 1)
+        # The query of rank i goes to chunk i mod chunks.
         rank = np.arange(count)
         places = np.empty(count, np.int64)
         places[np.argsort(-sizes, kind="stable")] = rank % chunks * chunk_size + rank // chunks
@@ -644,6 +652,7 @@ def _ranks(
         queries = decoder(nodes[subjects], relations[relation_ids], deterministic=True)
         scores = queries @ nodes.T
         answer = jnp.take_along_axis(scores, objects[:, None], 1)
+        # Nodes that count: all but filtered answers.
         counts = jnp.ones_like(scores, bool).at[known_rows, known_objects].set(False, mode="drop")
         # NaN of other nodes counts as better.
         better, equal, total = (
@@ -653,6 +662,7 @@ def _ranks(
         ranks = (2 * better + equal + 1).astype(jnp.float32) / 2
         return jnp.where(jnp.isfinite(answer[:, 0]), ranks, total.astype(jnp.float32))
 
+    # Chunks are ranked one after another, by one compiled body.
     queries = ranking.subjects, ranking.relations, ranking.objects
     ranks: Array = jax.lax.map(rank_chunk, (*queries, ranking.known_rows, ranking.known_objects))
     result: Array = ranks.ravel()[ranking.places]
@@ -686,6 +696,7 @@ def edge_metrics(right: ArrayLike, wrong: ArrayLike) -> dict[str, float]:
     pairs = _sorted_scores("wrong", wrong, math.inf)
     if not edges.size or not pairs.size:
         return {"auc": math.nan, "ap": math.nan, **link_metrics(edges[:0])}
+    # Both arrays are sorted: counts are binary searches.
     greater = pairs.size - np.searchsorted(pairs, edges, "right")
     at_least = pairs.size - np.searchsorted(pairs, edges, "left")
     ranks = 1 + (greater + at_least) / 2

@@ -26,17 +26,17 @@ from jax_gnn.extend import (
     take,
 )
 
-AnyBatch = Batch[Any]
+GraphBatch = Batch[Any]
 
 
-def check_nodes(batch: AnyBatch, x: ArrayLike, in_features: int) -> Array:
+def check_nodes(batch: GraphBatch, x: ArrayLike, in_features: int) -> Array:
     """Return features of a batch's nodes, ``(num_nodes, *batch, in_features)``; padding is 0."""
     check_instance("batch", batch, Batch)
     rows = check_features(x, batch.graph_ids.shape[0], in_features)
     return jnp.where(row_wise(batch.node_mask, rows), rows, jnp.zeros((), rows.dtype))
 
 
-def graph_means(batch: AnyBatch, x: Array) -> Array:
+def graph_means(batch: GraphBatch, x: Array) -> Array:
     """Return for each node the mean over the nodes of its graph; zeros for padding."""
     means = segment_mean(x, batch.graph_ids, batch.num_graphs, True)
     return take(means, batch.graph_ids)
@@ -66,10 +66,11 @@ class _Norm(Layer):
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         check_positive(num_features=self.num_features)
         self.epsilon = check_finite("epsilon", self.epsilon)
+        # The norm starts as the identity after normalisation.
         self.scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
         self.bias = nnx.Param(jnp.zeros(self.num_features, self.param_dtype))
 
-    def _operands(self, batch: AnyBatch, x: ArrayLike) -> tuple[Array, Array, Array]:
+    def _operands(self, batch: GraphBatch, x: ArrayLike) -> tuple[Array, Array, Array]:
         """Return checked features, scale and bias in the dtype of the computation."""
         rows = check_nodes(batch, x, self.num_features)
         operands: tuple[Array, Array, Array] = dtypes.promote_dtype(
@@ -109,7 +110,7 @@ class NodeBatchNorm(_Norm):
         self.momentum = check_finite("momentum", self.momentum)
 
     def __call__(
-        self, batch: AnyBatch, x: ArrayLike, *, use_running_average: bool | None = None
+        self, batch: GraphBatch, x: ArrayLike, *, use_running_average: bool | None = None
     ) -> Array:
         """Apply the norm.
 
@@ -130,6 +131,7 @@ class NodeBatchNorm(_Norm):
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
             return _standardize(x, mean, var + self.epsilon, scale, bias)
         y, mean, var = _batch_norm(x, batch.node_mask, scale, bias, self.epsilon)
+        # Exponential moving averages, as of `nnx.BatchNorm`.
         for stat, value in ((self.mean, mean), (self.var, var)):
             decayed = self.momentum * stat[...]
             stat[...] = decayed + (1 - self.momentum) * value.astype(decayed.dtype)
@@ -154,6 +156,7 @@ def _batch_norm(
     does in one kernel; JAX's own gradient reduces them five times.
     """
     dtype = accumulator_dtype(x.dtype)
+    # Padding rows of x are 0, so that sums need no mask; centered rows do.
     wide = x.astype(dtype)
     count = _count(x, mask, dtype)
     mean = _row_sums(wide) / count
@@ -199,7 +202,7 @@ def _count(x: Array, mask: Array, dtype: DTypeLike) -> Array:
 class _GraphNorm(_Norm):
     """Base of the norms within each graph."""
 
-    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
+    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Apply the norm.
 
         Args:
@@ -215,7 +218,7 @@ class _GraphNorm(_Norm):
         x, scale, bias = self._operands(batch, x)
         return finished(feature_wise(scale, x) * self._normalized(batch, x), bias)
 
-    def _normalized(self, batch: AnyBatch, x: Array) -> Array:
+    def _normalized(self, batch: GraphBatch, x: Array) -> Array:
         """Return rows of mean 0 and variance 1."""
         raise NotImplementedError
 
@@ -232,7 +235,8 @@ class GraphLayerNorm(_GraphNorm):
         Array([-0.999995,  0.999995], dtype=float32)
     """
 
-    def _normalized(self, batch: AnyBatch, x: Array) -> Array:
+    def _normalized(self, batch: GraphBatch, x: Array) -> Array:
+        # A mean over features, then over nodes, is that over both.
         x = x - graph_means(batch, jnp.mean(x, -1, keepdims=True))
         variance = graph_means(batch, jnp.mean(x * x, -1, keepdims=True))
         x = jnp.where(row_wise(batch.node_mask, x), x, jnp.zeros((), x.dtype))
@@ -260,7 +264,7 @@ class GraphNorm(_GraphNorm):
         super().__post_init__(rngs)
         self.mean_scale = nnx.Param(jnp.ones(self.num_features, self.param_dtype))
 
-    def _normalized(self, batch: AnyBatch, x: Array) -> Array:
+    def _normalized(self, batch: GraphBatch, x: Array) -> Array:
         share = feature_wise(self.mean_scale[...].astype(x.dtype), x)
         x = x - share * graph_means(batch, x)
         return x * jax.lax.rsqrt(graph_means(batch, x * x) + self.epsilon)
@@ -296,7 +300,7 @@ class PairNorm(Layer):
         self.scale = check_finite("scale", self.scale)
         self.epsilon = check_finite("epsilon", self.epsilon)
 
-    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
+    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Apply the norm.
 
         Args:

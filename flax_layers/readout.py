@@ -28,7 +28,7 @@ from flax_layers._base import (
 from flax_layers._declaration import Layer, default_kernel_init
 from flax_layers.graph import GCN, GIN, SAGE
 from flax_layers.graph_attention import GAT, GATv2
-from flax_layers.norms import AnyBatch, NodeBatchNorm, check_nodes
+from flax_layers.norms import GraphBatch, NodeBatchNorm, check_nodes
 from jax_gnn import Batch, Graph, segment_max, segment_mean, segment_softmax, segment_sum, spmm
 from jax_gnn.extend import (
     as_array,
@@ -46,7 +46,7 @@ NodeMap = Callable[[Array], Array]
 """Map of the features of each node, such as an `nnx.Linear`."""
 
 
-def readout(batch: AnyBatch, x: ArrayLike, kind: Readout = "sum") -> Array:
+def readout(batch: GraphBatch, x: ArrayLike, kind: Readout = "sum") -> Array:
     """Reduce the features of each graph's nodes.
 
     Args:
@@ -73,6 +73,7 @@ def readout(batch: AnyBatch, x: ArrayLike, kind: Readout = "sum") -> Array:
     if kind != "max":
         reduce = segment_sum if kind == "sum" else segment_mean
         return reduce(rows, ids, batch.num_graphs, True)
+    # The maximum over no nodes is the dtype's smallest value.
     y = segment_max(rows, ids, batch.num_graphs, True)
     return jnp.where(row_wise(batch.num_nodes > 0, y), y, jnp.zeros((), y.dtype))
 
@@ -109,9 +110,10 @@ class AttentionReadout(Layer):
             self.gate = nnx.data(
                 nnx.Linear(self.in_features, 1, param_dtype=self.param_dtype, rngs=rngs)
             )
+        # None as data, too: a module may replace it.
         self.transform = nnx.data(self.transform)
 
-    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
+    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Read out.
 
         Args:
@@ -172,7 +174,7 @@ class Set2Set(Layer):
         self.recurrent_kernel = nnx.Param(orthogonal(rngs.params(), (n, 4 * n), dtype))
         self.bias = nnx.Param(jnp.zeros(4 * n, dtype))
 
-    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
+    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Read out.
 
         Args:
@@ -189,6 +191,7 @@ class Set2Set(Layer):
         parameters = self.kernel[...], self.recurrent_kernel[...], self.bias[...]
         x, kernel, recurrent, bias = dtypes.promote_dtype((x, *parameters))
         size, ids = batch.num_graphs, batch.graph_ids
+        # One LSTM step makes a query, whose attention over the nodes is the next input.
         cell = query = context = jnp.zeros((size, self.in_features), x.dtype)
         for _ in range(self.num_steps):
             gates = jnp.concatenate([query, context], -1) @ kernel + query @ recurrent
@@ -232,7 +235,7 @@ class TopKReadout(Layer):
         vector = jax.random.uniform(rngs.params(), shape, self.param_dtype, -bound, bound)
         self.vector = nnx.Param(vector)
 
-    def __call__(self, batch: AnyBatch, x: ArrayLike) -> Array:
+    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
         """Read out.
 
         Args:
@@ -254,6 +257,7 @@ class TopKReadout(Layer):
         order = jnp.lexsort((-scores, graphs))
         first = jnp.cumsum(batch.num_nodes) - batch.num_nodes
         rank = jnp.arange(len(ids), dtype=ids.dtype) - take(first, ids)
+        # Nodes beyond the k-th, and padding, are written out of range, hence dropped.
         places = jnp.where(batch.node_mask & (rank < self.k), ids * self.k + rank, size * self.k)
         rows = (scores[:, None] * x)[order]
         y = jnp.zeros((size * self.k, self.in_features), x.dtype)
@@ -292,6 +296,7 @@ def jumping_knowledge(layers: Sequence[Array], mode: Literal["concat", "max"] = 
             raise ValueError(
                 f"layers[{i}] must fit layers[0] of shape {arrays[0].shape}, got {array.shape}"
             )
+    # Layers may compute in different dtypes.
     promoted = dtypes.promote_dtype(tuple(arrays))
     if mode == "concat":
         return jnp.concatenate(promoted, -1)
@@ -342,6 +347,7 @@ class GINBlock(Layer):
         self.norms = nnx.List(
             [NodeBatchNorm(width, momentum=0.9, param_dtype=dtype, rngs=rngs) for _ in range(2)]
         )
+        # Data even if it is None, as for modules that learn it.
         self.learned_eps = nnx.data(None)
         if self.learn_eps:
             self.learned_eps = nnx.Param(jnp.asarray(self.eps, dtype))
@@ -371,6 +377,7 @@ class GINBlock(Layer):
         if self.learned_eps is not None:
             x, eps = dtypes.promote_dtype((x, self.learned_eps[...]))
         y: Array = spmm(batch.graph, x, own_scale=1 + eps)
+        # The MLP, with a norm and ReLU after both maps.
         for layer, norm in zip((self.first, self.second), self.norms, strict=True):
             y = jax.nn.relu(norm(batch, linear(layer, y), use_running_average=use_running_average))
         return y
@@ -467,6 +474,7 @@ class GINClassifier(Layer):
             ValueError: A shape does not fit.
         """
         x = check_nodes(batch, x, self.in_features)
+        # Features after each layer, of which each has a readout and a head.
         layers = [x]
         for block in self.blocks:
             layers.append(block._apply(batch, layers[-1], deterministic))
@@ -565,6 +573,7 @@ class GraphClassifier(nnx.Module):
         """
         x = check_nodes(batch, x, self.in_features)
         dropout = dropout_arguments(deterministic, rngs)
+        # The stack ends with a convolution without activation.
         y = self.stack(batch.graph, x, **dropout)
         y = readout(batch, jax.nn.relu(y), self.readout)
         return linear(self.output, self.dropout(y, **dropout))

@@ -22,9 +22,11 @@ def lumpy_edges(rng: np.random.Generator, num_nodes: int, num_edges: int):
     """Return edges, some repeated: node 0 is a hub, the last two nodes have no edges."""
     num_used = num_nodes - 2
     src, dst = rng.integers(0, num_used, (2, num_edges))
+    # A quarter of the edges leave the hub, another quarter enter it.
     src[: num_edges // 4] = 0
     dst[num_edges // 4 : num_edges // 2] = 0
     dst[: num_used // 2] = np.arange(num_used // 2)
+    # The last edges repeat the first one.
     src[-3:], dst[-3:] = src[0], dst[0]
     return src, dst
 
@@ -61,6 +63,7 @@ def check_distribution(counts: np.ndarray, weights: np.ndarray) -> None:
     if not counts.sum():
         assert not len(counts), "nothing was drawn"
         return
+    # Pearson's statistic needs an expected count of about 25 in each group.
     expected = weights / weights.sum() * counts.sum()
     order = np.argsort(expected)
     groups = np.zeros(len(order), int)  # rare outcomes are counted together
@@ -85,6 +88,7 @@ def check_one_program(call, rng: np.random.Generator, num_nodes: int, num_edges:
 
     Also with ids of 64 bits, and under strict promotion of dtypes and ranks.
     """
+    # Counts how often the function is traced, that is compiled.
     traces = 0
 
     def counted(*arguments):
@@ -100,6 +104,7 @@ def check_one_program(call, rng: np.random.Generator, num_nodes: int, num_edges:
             result = compiled(*arguments)
         jax.tree.map(np.testing.assert_array_equal, result, call(*arguments))
     assert traces == 1
+    # Ids of 64 bits give the same blocks in wider arrays.
     with jax.enable_x64(True):
         graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), graph)
         with strict():

@@ -55,6 +55,7 @@ def test_vgae(graph, rng):
     y = np.asarray(model.encoder(graph, x, deterministic=True), np.float64)
     mean, log_std = y[:, :4], y[:, 4:]
     np.testing.assert_allclose(model.encode(graph, x, deterministic=True), mean, 1e-4, 1e-5)
+    # The formula of the paper, for means and logarithms of deviations.
     divergence = -0.5 * (1 + 2 * log_std - mean**2 - np.exp(log_std) ** 2).sum(1).mean() / NODES
     loss = model.loss(graph, x, edges, negatives, deterministic=True)
     np.testing.assert_allclose(loss, entropy(mean, edges, negatives) + divergence, rtol=1e-4)
@@ -65,6 +66,7 @@ def test_vgae(graph, rng):
     )
     np.testing.assert_array_equal(drawn, repeated)
     assert not np.array_equal(drawn, redrawn)
+    # The noise is standard normal.
     noise = (drawn - mean) / np.exp(log_std)
     assert abs(noise.mean()) < 0.5 and 0.7 < noise.std() < 1.3  # of 120 numbers
     model.eval()
@@ -96,6 +98,7 @@ def test_edge_metrics(rng):
         assert result["auc"] == pytest.approx(metrics.roc_auc_score(y, scores))
         assert result["ap"] == pytest.approx(metrics.average_precision_score(y, scores))
         better, equal = wrong > right[:, None], wrong == right[:, None]
+        # The mean rank among equal scores.
         ranks = 1 + better.sum(1) + equal.sum(1) / 2
         assert result["mrr"] == pytest.approx((1 / ranks).mean())
         assert result["hits@3"] == pytest.approx((ranks <= 3).mean())

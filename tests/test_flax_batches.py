@@ -79,6 +79,7 @@ def test_padding_changes_nothing(rng, graphs, x, name):
         state = params
     graph_level = name in ("readout", "mean", "max", "GINClassifier") or "Readout" in name
     graph_level |= name == "Set2Set"
+    # A random projection of the result, so that all gradients are tested.
     probes = np.random.default_rng(0).normal(size=100).astype("f")
 
     def loss(state, graphs: Batch[Graph], x):
@@ -88,11 +89,13 @@ def test_padding_changes_nothing(rng, graphs, x, name):
         return jnp.vdot(y[:rows], jnp.resize(probes, y[:rows].shape)), y[:rows]
 
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 2), has_aux=True))
+    # Padding holds NaN, which any use would spread.
     padding = np.full((20 - len(x), WIDTH), np.nan, np.float32)
     (_, want), gradients = gradient(state, graphs, x)
     (_, got), padded_gradients = gradient(state, padded(graphs), np.concatenate([x, padding]))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert not np.asarray(padded_gradients[1][len(x) :]).any()
+    # Gradients to parameters and to real rows.
     ours = [*jax.tree.leaves(padded_gradients[0]), padded_gradients[1][: len(x)]]
     for a, b in zip(ours, [*jax.tree.leaves(gradients[0]), gradients[1]], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -221,6 +224,7 @@ def test_batch_norm_has_the_derivatives_of_its_formula(rng, graphs, x, axes):
             y = norm(larger, primals["x"])
             return y, norm.mean[...], norm.var[...]
 
+        # The textbook formula over real rows, which JAX differentiates.
         def formula(primals):
             x = primals["x"][mask].reshape(-1, WIDTH)
             mean, var = x.mean(0), x.var(0)
@@ -262,6 +266,7 @@ def test_gin_tells_rings_from_trees(rng):
         label = int(rng.integers(2))
         src = np.arange(1, size)
         dst = np.array([rng.integers(node) for node in src])
+        # Label 1 is a ring, label 0 a random tree.
         if label:
             src, dst = np.arange(size), np.roll(np.arange(size), 1)
         edges.append(np.stack([np.r_[src, dst], np.r_[dst, src]]))
@@ -280,6 +285,7 @@ def test_gin_tells_rings_from_trees(rng):
         return (model(graphs, x).argmax(-1) == y).mean()
 
     accuracy = 0.0
+    # Trains until all graphs are told apart.
     for _ in range(60):
         accuracy = float(step(model, optimizer, graphs, x, y))
         if accuracy == 1:

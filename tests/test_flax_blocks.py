@@ -90,6 +90,7 @@ def plain(rng) -> Graph:
     """Unsorted edges with a self-loop and a repeated edge; node 3 has no edges."""
     nodes = np.delete(np.arange(NUM_NODES), 3)
     src, dst = rng.choice(nodes, (2, 40))
+    # Repeats the first edge, and adds a self-loop.
     src, dst = np.append(src, [src[0], 5]), np.append(dst, [dst[0], 5])
     return Graph.from_edges(src, dst, num_nodes=NUM_NODES)
 
@@ -110,7 +111,7 @@ def typed(rng) -> RelationalGraph:
 
 
 def graph_of(case: Case, request):
-    name = "typed" if case.typed else "related" if is_relational(case) else "whole"
+    name = "typed" if case.typed else "related" if is_relational(case) else "plain"
     return request.getfixturevalue(name)
 
 
@@ -124,6 +125,7 @@ def sampled(graph, seeds, fanouts, seed: int = 0, **options) -> Blocks:
 
 
 def with_relations(graph: RelationalGraph, block: Graph) -> RelationalGraph:
+    # Relations of a block's edges are read from the whole graph.
     types = jnp.where(block.edge_ids < 0, -1, graph.edge_types[block.edge_ids])
     sizes = {"num_src": block.num_src, "num_dst": block.num_dst, "num_relations": RELATIONS}
     result = RelationalGraph.from_triples(block.cols, types, block.rows, **sizes, validate=False)
@@ -149,6 +151,7 @@ def gathered(x, ids: jax.Array, fill: float = 0.0):
     """Return rows of sources; by type, one row for each source, valid if it is of the type."""
     if not isinstance(x, dict):
         return x.at[jnp.where(ids < 0, len(x), ids)].get(mode="fill", fill_value=fill)
+    # Ids of a type are consecutive.
     starts = dict(zip(TYPES, np.cumsum([0, *TYPES.values()]), strict=False))
     type_ids = {name: ids - starts[name] for name in x}
     return {
@@ -170,6 +173,7 @@ def call_arguments(case: Case, graph, blocks: Blocks, values):
     if case.typed:
         kwargs["node_types"] = node_types(blocks.node_ids)
     if case.model is layers.GCN and case.options.get("normalize", True):
+        # A GCN's scales need the degrees of the whole graph.
         loops = case.options.get("add_self_loops", True)
         scale = gcn_norm(graph, values.get("edge_weight"), add_self_loops=loops)
         kwargs["node_scale"] = take(scale, blocks.node_ids)
@@ -195,6 +199,7 @@ def test_large_fanouts_give_the_whole_graphs_logits(name, tree, request, rng):
     x, values = features(case, rng), edge_values(case, graph, rng)
     nodes = graph if isinstance(graph, Graph) else graph.nodes
     seeds = np.append(rng.choice(NUM_NODES, 5), [3, -1, -2, NUM_NODES, 3])
+    # All edges are drawn, so that results are exact.
     largest = int(nodes.in_degrees().max())
     blocks = sampled(graph, seeds, (largest, largest), tree=tree)
     expected = model(graph, x, **values)
@@ -203,6 +208,7 @@ def test_large_fanouts_give_the_whole_graphs_logits(name, tree, request, rng):
     kwargs = call_arguments(case, graph, blocks, values)
     y = nnx.jit(model)(blocks, gathered(x, blocks.node_ids, fill=1e30), **kwargs)
     assert y.shape == (len(seeds), CLASSES)
+    # Rows of padding seeds are arbitrary.
     valid = (seeds >= 0) & (seeds < NUM_NODES)
     assert_close(y[valid], expected[seeds[valid]])
 
@@ -266,6 +272,7 @@ def test_features_of_types_with_few_nodes(name, fanouts, typed, rng):
     x = {kind: jnp.asarray(rng.normal(size=(TYPES[kind], widths[kind]))) for kind in TYPES}
     blocks = sample_neighbors(typed, rng.choice(NUM_NODES, 2), fanouts, jax.random.key(0))
     sources, values = blocks.graphs[0].num_src, blocks.node_values(x)
+    # A type with few nodes is passed whole.
     for kind, rows in values.items():
         assert len(rows) == min(sources, TYPES[kind])
     by_source = gathered(x, blocks.node_ids)
@@ -287,6 +294,7 @@ def test_blocks_aggregate_before_narrowing_maps(name, plain, rng):
     block = sampled(plain, [1, 2], (3,), tree=True).graphs[0]
     for graph, rows in ((block, block.num_dst), (plain, plain.num_src)):
         x = jnp.asarray(rng.normal(size=(graph.num_src, 7)), jnp.float32)
+        # The product has the rows of the smaller side.
         jaxpr = str(jax.make_jaxpr(conv)(graph, x))
         assert f"f32[{rows},2] = dot_general" in jaxpr
         assert rows == graph.num_src or f"f32[{graph.num_src},2]" not in jaxpr
@@ -317,6 +325,7 @@ class Edges(NamedTuple):
         return jax.ops.segment_sum(x, self.dst, self.num_dst)
 
     def softmax(self, scores, segment, size: int):
+        # Shifted by the maximum, as exponentials overflow.
         powers = jnp.exp(scores - jax.ops.segment_max(scores, segment, size)[segment])
         return powers / jax.ops.segment_sum(powers, segment, size)[segment]
 
@@ -339,6 +348,7 @@ def gcn(conv, e: Edges, src, dst, weight, scale=None):
     else:
         out_of = jax.ops.segment_sum(weight, e.src, e.num_src).at[: e.num_dst].add(loop_weight)
         degrees = out_of, e.sum(weight) + loop_weight
+        # The square root of 0 has no gradient, so that it is replaced.
         at_src, at_dst = (jnp.where(d > 0, jnp.where(d > 0, d, 1) ** -0.5, 0) for d in degrees)
     z = column(at_src) * (src @ conv.kernel[...])
     y = e.sum(column(weight) * z[e.src]) + loop_weight * z[: e.num_dst]
@@ -439,6 +449,7 @@ def rgat(conv, e: Edges, src, dst, attr):
     score = jax.nn.leaky_relu(z, conv.negative_slope)
     if conv.softmax == "across":
         return attended(conv, e, score, value)
+    # Softmax within each relation.
     weight = e.softmax(score, e.dst * RELATIONS + e.types, e.num_dst * RELATIONS)
     return e.sum(weight[..., None] * value).reshape(e.num_dst, -1) + conv.bias[...]
 
@@ -465,6 +476,7 @@ def hgt(conv, e: Edges, src, dst, types):
     y = e.sum(e.softmax(score, e.dst, e.num_dst)[..., None] * value)
     y = jax.nn.gelu(y.reshape(len(y), -1), approximate=False)
     y = of_types(y, conv.output, conv.output_bias)
+    # The skip connection needs equal widths.
     for i, name in enumerate(conv.type_names):
         features = dst[name] if isinstance(dst, dict) else dst
         if features.shape[1] == conv.out_features:
@@ -522,6 +534,7 @@ def test_a_sampled_step(name, degrees, tree, request, rng):
     if degrees == "block":
         kwargs.pop("node_scale", None)
     graphdef, params, statistics = nnx.split(model, nnx.Param, ...)
+    # Types are integers, which have no gradient.
     fixed = {name: kwargs.pop(name) for name in [*kwargs] if name == "node_types"}
 
     def gradient(call):
@@ -535,6 +548,7 @@ def test_a_sampled_step(name, degrees, tree, request, rng):
     expected = gradient(lambda model, x, kwargs: reference(case, model, blocks, x, **kwargs))
     assert_close(actual, expected)
     (_, _), (_, to_x, _) = actual
+    # Padding gets no gradient.
     unused = np.asarray(blocks.node_ids) < 0
     assert all(not np.any(leaf[unused]) for leaf in jax.tree.leaves(to_x))
 
@@ -572,6 +586,7 @@ def test_methods_of_scores(method, attention, form, rng, monkeypatch):
     at = "jax_gnn._ops.relational_attention.methods"
     monkeypatch.setattr(f"{at}.scores_by_edge_pay", lambda *_: form == "rows")
     monkeypatch.setattr(f"{at}.dense_scores_pay", lambda *_: form == "nodes")
+    # Sources include the destinations, as in a block.
     src, dst, rel = rng.integers(0, 7, 20), rng.integers(0, 5, 20), rng.integers(0, RELATIONS, 20)
     sizes = {"num_src": 7, "num_dst": 5, "num_relations": RELATIONS}
     graph = RelationalGraph.from_triples(src, rel, dst, **sizes)
@@ -608,6 +623,7 @@ def test_one_trace(name, request, rng):
         return model(blocks, rows, **call_arguments(case, graph, blocks, values))
 
     for i in range(3):
+        # Other seeds, also padding, use the same program.
         seeds = rng.choice(NUM_NODES, 3) if i < 2 else np.array([4, -1, -1])
         y = step(model, graph, x, jnp.asarray(seeds), jax.random.key(i))
         assert np.isfinite(y).all()
@@ -623,6 +639,7 @@ def test_dropout_and_batch_axes(plain, rng):
             model = make(Case(layers.GAT, {"heads": 2}), dropout_rate=0.5)
         expected = jnp.stack([model(blocks, x[:, i], deterministic=True) for i in range(2)], 1)
         assert_close(model(blocks, x, deterministic=True), expected)
+        # Equal keys drop the same elements.
         drawn = [model(blocks, x, rngs=nnx.Rngs(dropout=seed)) for seed in (0, 0, 1)]
         assert_close(drawn[0], drawn[1])
         assert np.any(drawn[0] != drawn[2])

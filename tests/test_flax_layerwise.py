@@ -33,6 +33,7 @@ def check(model, graph, x, chunk_edges, **values):
     """Compare layerwise inference, on the device and on the host, with the model."""
     on_device = jax.tree.map(jnp.asarray, x)
     want = model(graph, on_device, **values, deterministic=True)
+    # Three ways: the model, chunks on the device, chunks on the host.
     y = layerwise_inference(model, graph, on_device, chunk_edges=chunk_edges, **values)
     hosted = layerwise_inference(model, graph, x, chunk_edges=chunk_edges, **values)
     for result in (y, hosted):
@@ -123,6 +124,7 @@ def test_host_graphs_and_tiny_graphs(rng):
     for num_nodes, num_edges in ((1, 0), (7, 0), (1, 3)):
         check(model, make_graph(rng, num_nodes, num_edges), rng.normal(size=(num_nodes, 5)), 2)
     assert layerwise_inference(model, make_graph(rng, 0, 0), np.zeros((0, 5))).shape == (0, 3)
+    # Padding adds nodes without edges.
     padded = make_graph(rng, 23, 91).pad(num_nodes=40, num_edges=200)
     check(model, padded, rng.normal(size=(40, 5)), 37)
 
@@ -144,6 +146,7 @@ def test_chunks(rng):
         ids = np.asarray(blocks.node_ids)
         (block,) = blocks.graphs
         seen += ids[: block.num_dst][ids[: block.num_dst] >= 0].tolist()
+        # Edges are those of the graph, named by their places.
         src, dst = block.edges()
         places = np.asarray(blocks.edge_ids[0])
         places = places[places >= 0]
@@ -157,6 +160,7 @@ def test_chunks(rng):
 
 def test_garbage_reads_nothing_out_of_range(rng):
     graph = make_graph(rng, 20, 60)
+    # Columns and row pointers out of range.
     sources = rng.integers(-(2**31), 2**31, 60).astype(np.int32)
     pointers = rng.integers(-100, 200, 21).astype(np.int32)
     broken = Graph(**vars(graph) | {"cols": jnp.asarray(sources), "indptr": jnp.asarray(pointers)})

@@ -31,6 +31,7 @@ def test_decoders(rng):
     s, r, o = (rng.normal(size=(4, FEATURES)) for _ in range(3))
     scores = np.sum(np.asarray(DistMult()(s, r)) * o, 1)
     np.testing.assert_allclose(scores, (s * r * o).sum(1), rtol=1e-6, atol=1e-5)
+    # The first half is real, the second imaginary.
     a, b, c = (x[:, :3] + 1j * x[:, 3:] for x in (s, r, o))
     scores = np.sum(np.asarray(ComplEx()(jnp.asarray(s), jnp.asarray(r))) * o, 1)
     np.testing.assert_allclose(scores, (a * b * c.conj()).sum(1).real, rtol=1e-4, atol=1e-5)
@@ -44,6 +45,7 @@ def test_conve(rng):
     image = np.concatenate([double(s).reshape(5, 3, 4), double(r).reshape(5, 3, 4)], 1)
     kernel = double(decoder.convolution.kernel)[:, :, 0]
     y = np.zeros((5, 4, 2, 2))
+    # A convolution without padding.
     for i, j in np.ndindex(4, 2):
         y[:, i, j] = np.einsum("bij,ijf->bf", image[:, i : i + 3, j : j + 3], kernel)
 
@@ -75,9 +77,11 @@ def test_one_vs_all_losses(rng, smoothing):
     rows, objects = np.array([0, 0, 2, -1]), np.array([4, 1, 7, 3])
     options = {"label_smoothing": smoothing}
     loss = one_vs_all_loss(scores.astype("f"), rows, objects, **options)
+    # Softmax: a target for each answer.
     target = (1 - smoothing) * np.eye(NODES)[objects[:3]] + smoothing / NODES
     np.testing.assert_allclose(loss, entropy(scores[rows[:3]], target).mean(), rtol=1e-5, atol=1e-5)
     loss = one_vs_all_loss(scores.astype("f"), rows, objects, kind="sigmoid", **options)
+    # Sigmoid: a row of labels for each query.
     labels = np.zeros(scores.shape)
     labels[rows[:3], objects[:3]] = 1
     target = (1 - smoothing) * labels + smoothing / NODES
@@ -128,12 +132,14 @@ def reference(facts, known_facts, nodes, relations) -> np.ndarray:
     result = []
     for s, r, o in zip(*facts, strict=True):
         ranks = []
+        # The object of (s, r), then the subject of (r, o).
         for subject, relation, answer, is_object in ((s, r, o, 1), (o, r + RELATIONS, s, 0)):
             query = nodes[subject] * relations[relation]
             answer_score = query @ nodes[answer]
             rank, equal = 1, 0
             for candidate in range(len(nodes)):
                 fact = (subject, r, candidate) if is_object else (candidate, r, subject)
+                # Filtered: other true facts do not count.
                 if candidate == answer or fact in true:
                     continue
                 score = query @ nodes[candidate]
@@ -163,6 +169,7 @@ def test_ranks(rng, chunk_size):
     assert ranking.subjects.shape == (-(-28 // chunk_size), chunk_size)
     ranks = ranking.ranks(DistMult(), nodes, relations)
     expected = reference(facts, known_facts, nodes, relations)
+    # There are equal scores.
     assert np.any(expected % 1 == 0.5)
     np.testing.assert_array_equal(ranks, expected)
     metrics = link_metrics(ranks)
@@ -204,6 +211,7 @@ def test_ranks_need_memory_for_one_chunk(rng):
     )
     nodes, relations = jnp.ones((NODES, 3)), jnp.ones((2 * RELATIONS, 3))
     compiled = jax.jit(lambda r, x, z: r.ranks(DistMult(), x, z)).lower(ranking, nodes, relations)
+    # 20 kB would not hold all scores, 400 queries of float64.
     used = compiled.compile().memory_analysis().temp_size_in_bytes
     assert used < 20_000 < 400 * NODES * 8
 
@@ -264,6 +272,7 @@ def test_predictor(rng, kind):
     )
     nodes, relations = model.encode(graph, deterministic=True)
     expected = model.nodes[...], model.relations[...]
+    # An RGCN encodes nodes alone, a CompGCN also relations.
     if kind == "rgcn":
         expected = encoder(graph, expected[0], deterministic=True), expected[1]
     if kind == "compgcn":

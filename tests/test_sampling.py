@@ -32,6 +32,7 @@ def check_blocks(blocks: Blocks, graph: Graph, seeds: np.ndarray, distinct: bool
     """Compare all arrays with the edges that ``edge_ids`` names; destinations are first sources."""
     num_nodes, num_edges = graph.num_nodes, graph.num_edges
     cols, rows = np.asarray(graph.cols), np.asarray(graph.rows)
+    # Sources of each block are a prefix of `ids`, the seeds first.
     ids = np.asarray(blocks.node_ids)
     valid = (seeds >= 0) & (seeds < num_nodes)
     np.testing.assert_array_equal(ids[: len(seeds)], np.where(valid, seeds, -1))
@@ -44,18 +45,22 @@ def check_blocks(blocks: Blocks, graph: Graph, seeds: np.ndarray, distinct: bool
             for name in ("rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids")
         }
         assert all((array[size:] == -1).all() for array in arrays.values())
+        # Without padding: the first `size` entries.
         dst, src, t_rows, t_cols, t_order, places = (array[:size] for array in arrays.values())
         assert (np.diff(dst) >= 0).all() and (np.diff(t_rows) >= 0).all()
+        # Row pointers of both halves count their entries.
         for indptr, rows, count in (
             (block.indptr, dst, block.num_dst),
             (block.t_indptr, t_rows, -1),
         ):
             sizes = np.bincount(rows, minlength=block.num_src if count < 0 else count)
             np.testing.assert_array_equal(np.diff(indptr), sizes)
+        # The transpose has the same edges, permuted.
         np.testing.assert_array_equal(np.sort(t_order), np.arange(size))
         np.testing.assert_array_equal((src[t_order], dst[t_order]), (t_rows, t_cols))
         np.testing.assert_array_equal((ids[src], ids[dst]), (cols[places], rows[places]))
         assert (places < int(graph.indptr[-1])).all() and int(block.num_input_edges) == num_edges
+        # New sources are distinct, and none is a destination.
         if distinct:
             new = ids[block.num_dst : block.num_src]
             assert len(new[new >= 0]) == len({*new[new >= 0]} - {*ids[: block.num_dst]})
@@ -76,6 +81,7 @@ def test_blocks(rng, options):
     for block, fanout in zip(blocks.graphs, FANOUTS[::-1], strict=True):
         degree = degrees[ids[: block.num_dst]]
         drawn = np.asarray(block.in_degrees())
+        # With replacement any node with an edge has `fanout`; else the draws are a set.
         if kwargs.get("replace"):
             np.testing.assert_array_equal(drawn, np.where(degree > 0, fanout, 0))
         elif "capacity" in kwargs:
@@ -92,6 +98,7 @@ def test_a_capacity_that_suffices_changes_nothing(rng):
     graph = lumpy_graph(rng, NODES, EDGES)
     seeds, key = rng.integers(0, NODES, 4), key_of(rng)
     wide = sample_neighbors(graph, seeds, (2,), key)
+    # The smallest capacity without overflow.
     used = int((np.asarray(wide.node_ids) >= 0).sum())
     tight = sample_neighbors(graph, seeds, (2,), key, capacity=used)
     assert not bool(tight.overflow) and tight.graphs[0].num_src == used
@@ -111,6 +118,7 @@ def test_subsets_are_equally_likely(rng, replace, fanout):
     graph = Graph.from_edges(np.arange(degree) + 1, np.zeros(degree, int), num_nodes=degree + 1)
     seeds = np.zeros(20_000, int)
     blocks = sample_neighbors(graph, seeds, (fanout,), key_of(rng), replace=replace, tree=True)
+    # A tree's edges are in the order of the seeds, all of which have full rows.
     drawn = np.asarray(blocks.edge_ids[0]).reshape(len(seeds), fanout)
     if replace:  # draws are independent
         check_distribution(np.bincount(drawn.ravel(), minlength=degree), np.ones(degree))
@@ -138,6 +146,7 @@ def test_layers_are_drawn_independently(rng):
     """A seed that is also a source gets new draws in the next layer."""
     graph = Graph.from_edges(np.arange(4), np.zeros(4, int), num_nodes=4)
     blocks = sample_neighbors(graph, np.zeros(20_000, int), (1, 1), key_of(rng), tree=True)
+    # A tree's seeds are also its first sources: pairs of draws for one seed.
     inner, outer = blocks.edge_ids[1], blocks.edge_ids[0][: len(blocks.edge_ids[1])]
     pairs = np.asarray(inner) * 4 + np.asarray(outer)
     check_distribution(np.bincount(pairs, minlength=16), np.ones(16))
@@ -160,6 +169,7 @@ def test_batches_of_seeds_and_keys(rng):
     def call(seeds, key) -> Blocks:
         return sample_neighbors(graph, seeds, FANOUTS, key)
 
+    # A batch must not change the random numbers of its samples.
     together = jax.vmap(call)(seeds, keys)
     for i in range(3):
         jax.tree.map(
@@ -174,6 +184,7 @@ def test_batches_of_seeds_and_keys(rng):
 def test_corrupt_graphs(rng, where, tree):
     """Places and nodes stay in range for garbage in the arrays; invalid ids become padding."""
     graph = lumpy_graph(rng, NODES, EDGES)
+    # Values around every bound of an index.
     garbage = rng.choice([-(2**31), -7, -1, 0, 3, NODES + 3, EDGES, 2**31 - 1], 200)
     size = getattr(graph, where).shape[0]
     graph = jax.tree.map(jnp.asarray, graph)
@@ -191,6 +202,7 @@ def test_corrupt_graphs(rng, where, tree):
 def test_graphs_without_edges(num_nodes):
     graph = Graph.from_edges([], [], num_nodes=num_nodes)
     blocks = sample_neighbors(graph, [1, -1], (2, 2), KEY)
+    # Node 1 exists unless the graph is empty.
     want = [1 if num_nodes else -1, -1]
     np.testing.assert_array_equal(np.asarray(blocks.node_ids)[:2], want)
     assert [int(block.indptr[-1]) for block in blocks.graphs] == [0, 0]
@@ -220,6 +232,7 @@ def test_values_of_nodes(rng, where, features):
     rows = blocks.node_values(values)
     assert isinstance(rows, np.ndarray) == (where == "host")
     np.testing.assert_array_equal(rows, want)
+    # Arrays with fewer rows than the graph has nodes.
     few = np.asarray(blocks.node_values(values[:3]))
     assert np.isnan(few[ids >= 3]).all() and (few[ids < 0] == 0).all()
     assert np.isnan(np.asarray(blocks.node_values(values[:0]))[ids >= 0]).all()
@@ -237,8 +250,10 @@ def test_random_numbers(rng):
     words = threefry(key_words("key", key), *counters)
     want = threefry_2x32(jax.random.key_data(key), counters.ravel())
     np.testing.assert_array_equal(jnp.concatenate(words), want)
+    # The extremes of a size: 0, and the largest uint32.
     sizes = np.r_[rng.integers(0, 2**32, 48), 0, 2**32 - 1]
     integers = integers_below(words, jnp.asarray(sizes, jnp.uint32))
+    # The exact product in Python's integers.
     numbers = [(int(a) << 32) + int(b) for a, b in zip(*words, strict=True)]
     np.testing.assert_array_equal(
         integers, [n * int(s) >> 64 for n, s in zip(numbers, sizes, strict=True)]
@@ -253,6 +268,7 @@ def test_other_kinds_of_keys(kind):
         for key in jax.random.split(jax.random.key(0, impl=kind), 8)
     }
     assert len(samples) > 1
+    # Raw uint32 keys equal typed ones.
     raw, typed = jax.random.PRNGKey(3), jax.random.key(3)
     blocks = (sample_neighbors(graph, [0], (4,), key) for key in (raw, typed))
     jax.tree.map(np.testing.assert_array_equal, *blocks)
@@ -306,6 +322,7 @@ def test_block_capacity(rng):
         batch_key = jax.random.fold_in(key, number)
         blocks = sample_neighbors(graph, seeds, (15, 10), batch_key, capacity=room)
         assert not blocks.overflow
+        # Blocks have the room of the capacity, not more.
         assert (blocks.graphs[1].num_src, blocks.graphs[0].num_src) == room
         want = sample_neighbors(graph, seeds, (15, 10), batch_key)
         for values in (lambda b: b.node_ids, lambda b: b.edge_ids[0]):

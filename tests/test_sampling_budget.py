@@ -51,6 +51,7 @@ def budgets(triples: np.ndarray, chosen: set[int]) -> dict[int, float]:
     """Return the budgets of nodes that are not chosen, by algorithm 2 of the paper."""
     budget: dict[int, float] = defaultdict(float)
     degrees: dict[Any, int] = defaultdict(int)
+    # In-degrees by relation normalise the shares.
     for _, rel, dst in triples:
         degrees[rel, dst] += 1
     for src, rel, dst in triples:
@@ -69,6 +70,7 @@ def check_part(part: Subgraph, graph: HeteroGraph, seeds, layers, room: int) -> 
         type_ids = ids[rows]
         columns[kind] = type_ids.tolist()
         first = graph.slices[kind].start
+        # Seeds come first, out-of-range and repeated ones as padding.
         expected = [first + i if 0 <= i < SIZES[kind] else -1 for i in seeds.get(kind, [])]
         expected = [-1 if i in expected[:n] else i for n, i in enumerate(expected)]
         assert columns[kind][: len(expected)] == expected
@@ -76,9 +78,11 @@ def check_part(part: Subgraph, graph: HeteroGraph, seeds, layers, room: int) -> 
         assert (
             (type_ids == -1) | ((type_ids >= first) & (type_ids < graph.slices[kind].stop))
         ).all()
+    # No node is chosen twice.
     valid_ids = ids[ids >= 0]
     assert len(set(valid_ids)) == len(valid_ids)
     chosen = set(valid_ids) - {i for column in columns.values() for i in column}
+    # Layer by layer: exactly the nodes with a budget may be drawn.
     for layer in layers:
         budget = budgets(triples, chosen)
         for kind in graph.node_types:
@@ -91,6 +95,7 @@ def check_part(part: Subgraph, graph: HeteroGraph, seeds, layers, room: int) -> 
             chosen |= set(drawn)
     assert chosen == set(valid_ids) and not any(columns.values())
 
+    # Edges among the chosen nodes, renumbered and sorted by destination and relation.
     place = {i: n for n, i in enumerate(ids.tolist()) if i >= 0}
     inner = [e for e in triples.tolist() if e[0] in place and e[2] in place]
     want = sorted(([place[s], r, place[d]] for s, r, d in inner), key=lambda e: (e[2], e[1]))
@@ -127,6 +132,7 @@ def outcomes(graph: HeteroGraph, seed: int, kinds: list[str]):
             for choice in itertools.product(*choices)
         ]
 
+    # Both layers draw one node of each type; chances multiply.
     chances: dict[Any, float] = defaultdict(float)
     for first, chance in layer((seed,)):
         for second, second_chance in layer((seed, *first)):
@@ -137,6 +143,7 @@ def outcomes(graph: HeteroGraph, seed: int, kinds: list[str]):
 def test_distribution(rng):
     """Nodes are drawn by the squares of budgets, summed over relations and repeated edges."""
     edges = edges_of(rng)
+    # Five edges enter the seed, so that budgets differ.
     edges[CITES][1, :5] = 2
     graph = HeteroGraph.from_edges(edges, SIZES, inverse=True)
     draw = jax.jit(jax.vmap(lambda key: hgt_subgraph(graph, {"paper": [2]}, (1, 1), key).node_ids))
@@ -155,6 +162,7 @@ def test_distribution(rng):
 def test_chunks_of_edges(rng, monkeypatch):
     graph, seeds, key = library(rng), seeds_of(rng), key_of(rng)
     want = hgt_subgraph(graph, seeds, LAYERS, key)
+    # Small chunks, so that several are visited.
     monkeypatch.setattr(_budget, "CHUNK", 3)
     monkeypatch.setattr(_subgraphs, "CHUNK", 3)
     part = jax.jit(lambda graph: hgt_subgraph(graph, seeds, LAYERS, key))(graph)
@@ -187,6 +195,7 @@ def test_values_of_edges(rng):
     part = hgt_subgraph(graph, seeds, LAYERS, key_of(rng))
     part_values, want = part.graph.edge_values(values), np.asarray(graph.edge_values(values))
     ids = np.asarray(part.node_ids)
+    # Repeated edges have several values, in any order.
     values_by_edge: dict[Any, list[float]] = defaultdict(list)
     for edge, value in zip(triples_of(graph).tolist(), want, strict=False):
         values_by_edge[tuple(edge)].append(float(value))
@@ -213,6 +222,7 @@ def test_corrupt_graphs(rng, what):
     part = hgt_subgraph(graph, seeds_of(rng), LAYERS, key_of(rng))
     ids = np.asarray(part.node_ids)
     assert (ids >= -1).all() and (ids < relational.num_nodes).all()
+    # Ends of edges are numbers of chosen nodes, or padding.
     inner = part.graph.relational
     for array in (inner.nodes.cols, inner.nodes.rows):
         assert (np.asarray(array) >= -1).all() and (np.asarray(array) < len(ids)).all()

@@ -39,6 +39,7 @@ def test_shard_map(rng, fanouts, options):
             y = spmm(block, y, reduce="mean")
         return (y**2).sum(), blocks.node_ids
 
+    # The key is folded with the device's number, as users do it.
     def everywhere(x: Array, seeds: Array) -> tuple[Array, Array]:
         value, node_ids = loss(x, seeds, jax.lax.axis_index("seeds"))
         return jax.lax.psum(value, "seeds"), node_ids
@@ -47,6 +48,7 @@ def test_shard_map(rng, fanouts, options):
     sharded = jax.shard_map(everywhere, mesh=MESH, in_specs=(P(), split), out_specs=(P(), split))
     (_, node_ids), gradient = jax.jit(jax.value_and_grad(sharded, has_aux=True))(x, seeds)
 
+    # The same samples one after another, on a single device.
     with jax.default_device(jax.devices("cpu")[0]):
         step = jax.jit(jax.value_and_grad(loss, has_aux=True))
         shares = jnp.split(seeds, DEVICES)
@@ -74,6 +76,7 @@ def test_same_batch(rng):
 
     def drawn(data):
         arguments, key = (data["graph"], data["seeds"]), data["key"]
+        # Times and weights as raw arrays, which are sorted or summed on the device.
         timed: Any = {"edge_time": data["times"], "seed_time": data["limits"]}
         return {
             "tree": sample_neighbors(*arguments, (3, 2), key, tree=True),
@@ -83,6 +86,7 @@ def test_same_batch(rng):
             "relations": sample_neighbors(data["relational"], arguments[1], ({0: 2, 2: 1},), key),
         }
 
+    # The host's result is the reference.
     want = drawn(jax.tree.map(np.asarray, data))
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(want))
     assert all((blocks.node_ids >= 0).sum() >= 3 for blocks in want.values())

@@ -66,6 +66,7 @@ def test_edge_lookup(rng, kind):
         graph = Graph.from_edges(src, dst, num_nodes=NODES)
         if kind == "padded":
             graph = graph.pad(num_nodes=NODES + 2, num_edges=EDGES + 3)
+    # All triples of ids, padding included.
     grid = np.stack(np.meshgrid(np.arange(-1, NODES), np.arange(-1, NODES), np.arange(-1, 3)))
     a, b, r = jnp.asarray(grid.reshape(3, -1), jnp.int32)
     want = ((src == a[:, None]) & (dst == b[:, None])).astype(int)
@@ -75,6 +76,7 @@ def test_edge_lookup(rng, kind):
     first, counts = edge_runs(graph, types, a, b, relations)
     np.testing.assert_array_equal(counts, want.sum(1))
     np.testing.assert_array_equal(has_edge(graph, types, a, b, relations), want.any(1))
+    # A run's edges are those with these ends, as places in the input.
     for number in np.flatnonzero(counts):
         run = np.asarray(graph.t_order)[first[number] : first[number] + counts[number]]
         assert want[number, np.asarray(graph.edge_ids)[run]].all()
@@ -108,6 +110,7 @@ def test_negative_edges_have_their_distribution(rng, power, exclude):
         exclude_edges=exclude,
         num_nodes=jnp.asarray(NODES),
     )
+    # Ends are independent, by a power of the out- and of the in-degree.
     weights = np.outer(powers(counts.sum(1), power), powers(counts.sum(0), power))
     if exclude:
         weights[counts > 0] = 0
@@ -121,6 +124,7 @@ def test_shares_of_powers_of_degrees(rng):
     degrees = rng.choice([0, 1, 2, 30, 5_000, 10**6], 200)
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
     starts, rates = map(np.asarray, _ticket_shares(jnp.asarray(indptr), int(indptr[-1]), 0.75))
+    # Shares fill 31 bits within a factor of 8.
     shares = np.diff(starts.astype(np.int64))
     assert 2**28 < starts[-1] < 2**31 and ((rates >= 0) & (rates <= 1)).all()
     want = powers(degrees, 0.75)
@@ -140,6 +144,7 @@ def test_negative_edges_of_relations(rng, power):
     }
     graph = RelationalGraph.from_edge_dict(edges, sizes, self_relation=True)
     graph = graph.pad(num_nodes=11, num_edges=40)
+    # Nodes of the padding, 9 and 10, are never drawn.
     src, dst = negative_edges(
         graph, 3_000, key_of(rng), degree_power=power, exclude_edges=True, num_nodes=9
     )
@@ -197,6 +202,7 @@ def test_corrupted_edges_have_their_distribution(rng, side, power):
     options: dict[str, Any] = {"side": side, "degree_power": power, "exclude_edges": True}
     negatives = corrupted_edges(graph, *links, 1_000, key_of(rng), num_nodes=NODES, **options)
     assert (np.asarray(negatives)[:, -1] == -1).all()
+    # The distribution over (source, destination), for each given edge.
     for number, (s, d) in enumerate(zip(src, dst, strict=True)):
         heads = powers(counts.sum(1), power) * (counts[:, d] == 0)
         tails = powers(counts.sum(0), power) * (counts[s] == 0)
@@ -214,6 +220,7 @@ def test_corrupted_edges_have_their_distribution(rng, side, power):
 
 
 def test_corrupted_edges_where_one_side_has_no_negatives():
+    # Every pair (0, x) is an edge: only sources can be drawn.
     star = Graph.from_edges(np.zeros(50, int), np.arange(50), num_nodes=50)
     src, dst = corrupted_edges(star, [0], [1], 1000, KEY, exclude_edges=True)
     assert (np.asarray(src) > 0).all() and (np.asarray(dst) == 1).all()
@@ -253,6 +260,7 @@ def test_link_blocks_equal_those_of_a_graph_without_the_edges(rng, exclude, opti
     blocks, src_place, dst_place = link_blocks(
         graph, heads, tails, (3, 2), key, exclude=exclude, **options
     )
+    # Reference: remove the edges from the graph, and sample that.
     excluded = np.zeros(EDGES, bool)
     for s, d in zip(heads, tails, strict=True):
         if exclude:
@@ -275,6 +283,7 @@ def test_link_blocks_equal_those_of_a_graph_without_the_edges(rng, exclude, opti
     for nodes, place in ((heads, src_place), (tails, dst_place)):
         np.testing.assert_array_equal(np.asarray(place)[~valid], -1)
         np.testing.assert_array_equal(np.asarray(seeds)[np.asarray(place)[valid]], nodes[valid])
+    # Seeds are the distinct ends, ascending.
     valid_seeds = np.asarray(seeds)[np.asarray(seeds) >= 0]
     np.testing.assert_array_equal(valid_seeds, np.unique([heads[valid], tails[valid]]))
 
@@ -302,6 +311,7 @@ def test_link_blocks_of_relations(rng, exclude, fanouts):
         build(slice(None)), heads, tails, fanouts, key, rel=kinds, exclude=exclude
     )
     ids = np.asarray(blocks.node_ids)
+    # No block may have an excluded edge.
     excluded = {edge for edge in edges if min(edge) >= 0} if exclude else set()
     if exclude == "both":
         excluded |= {(t, (r + 2) % 4, h) for h, r, t in excluded}
@@ -364,6 +374,7 @@ def test_link_blocks_without_edges():
 def transitions(counts: np.ndarray, p: float, q: float) -> np.ndarray:
     """Return node2vec's probabilities ``[t, v, x]`` of a step from v, reached from t, to x."""
     size = len(counts)
+    # 1 / q for far nodes, 1 for near ones, 1 / p for the way back.
     weights = np.where(counts[:, None, :] > 0, 1.0, 1 / q) * np.ones((size, size, size))
     weights[np.arange(size), :, np.arange(size)] = 1 / p
     weights *= counts[None]
@@ -372,6 +383,7 @@ def transitions(counts: np.ndarray, p: float, q: float) -> np.ndarray:
 
 def test_extreme_walks_end():
     """Walks end even if all edges have tiny weights, as no node is near."""
+    # Opposite corners of a square have no edge, and neighbours have no common neighbour.
     square = Graph.from_edges([0, 0, 1, 2], [1, 2, 3, 3], num_nodes=4).symmetrized()
     walks = np.asarray(random_walk(square, [0, 1], 30, KEY, p=1e10, q=1e10))
     assert (abs(walks[:, 1:] % 3 - walks[:, :-1] % 3) > 0).all() and (walks >= 0).all()
@@ -407,6 +419,7 @@ def test_walks_have_their_distribution(rng, p, q, reverse):
         own_walks = walks[walks[:, 0] == start] + 1  # outcome 0: the walk ended
         pair_counts = np.zeros((NODES + 1, NODES + 1), int)
         np.add.at(pair_counts, (own_walks[:, 1], own_walks[:, 2]), 1)
+        # Chance of both steps; walks may end after none or one.
         joint = first[start][:, None] * transitions(counts, p, q)[start]
         weights = np.zeros_like(pair_counts, float)
         weights[1:, 1:] = joint
@@ -430,12 +443,14 @@ def test_walks_follow_edges_and_end(rng):
             assert (counts[a[~ended], b[~ended]] > 0).all()
     assert random_walk(graph, starts, 0, KEY).shape == (43, 1)
     assert random_walk(graph, [], 4, KEY, p=2).shape == (0, 5)
+    # A node without edges ends the walk at once.
     nothing = Graph.from_edges([], [], num_nodes=2)
     np.testing.assert_array_equal(random_walk(nothing, [0], 2, KEY, q=3), [[0, -1, -1]])
 
 
 def test_walks_along_repeated_edges(rng):
     """The single edge onward is drawn, though nearly all edges return, which p discourages."""
+    # From node 1, a thousand edges return and one leads on; weights are equal in all.
     src, dst = np.r_[0, [1] * 1000, 1], np.r_[1, [0] * 1000, 2]
     graph = Graph.from_edges(src, dst, num_nodes=3)
     walks = np.asarray(random_walk(graph, np.zeros(800, int), 2, key_of(rng), p=1000))
@@ -470,6 +485,7 @@ def test_one_program_gives_the_same_inside_jit(rng, name):
 def test_garbage_gives_ids_in_range(rng, name):
     """Garbage in index arrays gives ids in range, and every loop ends."""
     graph = lumpy_graph(rng, NODES, EDGES)
+    # Garbage must not give ids out of range.
     broken = spoiled(rng, graph)
     result = CALLS[name](broken, jnp.asarray(rng.integers(-3, 15, 8)), key_of(rng))
     ids = (

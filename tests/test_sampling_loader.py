@@ -34,13 +34,16 @@ def rows_at(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
 def test_fetched_rows(rng, tmp_path, dtype):
     for shape in ((7,), (50, 3), (9, 2, 5), (40, 33)):
         rows = rng.integers(-9, 9, shape).astype(dtype)
+        # Ids out of range, also beyond 32 bits.
         ids = rng.choice([*range(-2, shape[0] + 2), 2**40, -(2**40)], 23)
         want = rows_at(rows, ids)
+        # Strided ids in int32.
         narrow = np.repeat(ids.clip(-9, 99).astype(np.int32), 2)[::2]
         np.save(tmp_path / "rows.npy", rows)
         mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
         out = np.full_like(want, 1)
         assert fetch_rows(rows, ids, out=out) is out
+        # Memory maps, and rows that are not contiguous.
         copies = fetch_rows(mapped, ids), fetch_rows(np.asfortranarray(rows), ids)
         for result in (out, *copies, fetch_rows(rows, narrow)):
             assert result.dtype == dtype and type(result) is np.ndarray
@@ -64,6 +67,7 @@ def test_rows_fetched_ahead(rng, dtype):
     """Buffers are reused for other sizes, and rows fetched before do not change."""
     rows = rng.integers(-99, 99, (50, 3)).astype(dtype)
     for depth in (1, 2, 5):
+        # Sizes change, so that buffers are made anew; then one is reused.
         ids = [rng.integers(-2, 53, count) for count in (90, 90, 0, 7, *[90] * 9)]
         batches = [batch if i % 2 else jax.numpy.asarray(batch) for i, batch in enumerate(ids)]
         results = [*fetch_ahead(iter(batches), rows, ahead=depth)]
@@ -99,9 +103,11 @@ def test_errors_while_prefetching():
 
     results = fetch_ahead(batches(), rows, ahead=1)
     assert not started  # an iterator starts lazily
+    # Row 3 is out of range, hence zeros.
     assert [float(next(results)[1][0, 0]) for _ in range(4)] == [1, 1, 1, 0]
     with pytest.raises(TypeError, match=r"^ids must be an array of integers"):
         next(results)
+    # Depth 1: one batch is in flight beside the failed one.
     assert len(started) == 6
     for _, x in fetch_ahead(batches(), rows):
         assert x.shape == (1, 2)
@@ -139,6 +145,7 @@ def test_an_epoch(rng):
     pytest.importorskip("grain")
     options: Any = [{}, {"tree": True}, {"replace": True}, {"capacity": (16, 30)}][rng.integers(4)]
     make = batches(rng, seed=int(rng.integers(2**31)), **options)
+    # All seeds, in batches of one shape.
     epoch = list(make())
     seeds = np.concatenate([batch.seeds for batch in epoch])
     assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
@@ -159,6 +166,7 @@ def test_restart(rng):
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
     running = iter(make().repeat(2).to_iter_dataset(options))
     first = [next(running) for _ in range(4)]
+    # The state after four batches restores the rest of the epochs.
     state = running.get_state()
     again = iter(make().repeat(2).to_iter_dataset(options))
     again.set_state(state)
@@ -172,6 +180,7 @@ def test_shards(rng):
     for count in (2, 3):
         shards = [list(make(shard=(i, count))) for i in range(count)]
         assert len({len(shard) for shard in shards}) == 1
+        # Shards partition the seeds.
         seeds = np.concatenate([batch.seeds for shard in shards for batch in shard])
         assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
 

@@ -51,6 +51,7 @@ def garbage(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Graph:
     """Return a graph with random row pointers and sources, also out of range."""
 
     def random_ids(count: int, size: int):
+        # A fifth of the ids are extremes.
         values = rng.integers(-3, size + 3, count)
         extremes = rng.choice([INT32.min, INT32.max, -1, size], count)
         return jnp.asarray(np.where(rng.random(count) < 0.2, extremes, values), jnp.int32)
@@ -69,6 +70,7 @@ def assert_same(actual, expected) -> None:
 def in_both(function, *arguments):
     """Return a result of the kernels, after comparing it with that of plain XLA."""
     result = jax.jit(function)(*arguments)
+    # The emulated CUDA kernels are compared where they are built.
     for implementation in ("xla", *(["cuda"] if emulation.WANTED else [])):
         with jax_gnn.implementation(implementation):
             assert_same(result, jax.jit(function)(*arguments))
@@ -87,6 +89,7 @@ def random_seeds(rng: np.random.Generator, count: int, num_nodes: int) -> np.nda
 def test_draws(rng, dtype, fanout, replace):
     """Degrees around the fanout and large ones; few rows, and more than one tile has."""
     for rows in (0, 5, 100):
+        # Degrees where the algorithm changes, and where a product overflows 32 bits.
         degrees = rng.choice([0, 1, fanout, fanout + 1, 50, 10**6, 2**31 - 1], rows)
         words = rng.integers(0, 2**32, 2, dtype=np.uint32)
         with jax.enable_x64(dtype == "int64"):
@@ -108,6 +111,7 @@ def test_draws(rng, dtype, fanout, replace):
 def test_weighted_draws(rng, dtype, fanout, replace):
     """Overlapping rows, with weights of 0 and large ones, and rows of weight 0."""
     for rows, num_edges in ((0, 0), (5, 1), (100, 300)):
+        # Prefix sums of shares, as EdgeProbability has them.
         sums = np.append(0, rng.choice([0, 1, 2, 2**22], num_edges)).cumsum().astype(np.uint32)
         starts = rng.integers(0, num_edges + 1, rows)
         degrees = np.minimum(rng.choice([0, 1, fanout, fanout + 1, 50], rows), num_edges - starts)
@@ -180,6 +184,7 @@ def test_relational_blocks(rng, kind):
         key_of(rng),
     )
     for block in blocks.graphs:
+        # Places ascend within a destination.
         rows, places = block.nodes.rows, block.nodes.edge_ids
         same = (rows[1:] == rows[:-1]) & (rows[1:] >= 0)
         assert (places[1:] >= places[:-1])[same].all()
@@ -225,6 +230,7 @@ def test_host(rng, tmp_path, dtype, kind):
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(blocks))
     assert_same(blocks, want)
     assert_same(sample_neighbors(host, seeds, FANOUTS, key, **options), want)
+    # Memory maps are a subclass of arrays; results must be plain.
     maps = {name: mapped(tmp_path / name, getattr(host, name)) for name in ("indptr", "cols")}
     assert_same(sample_neighbors(replace(host, **maps), seeds, FANOUTS, words, **options), want)
 
@@ -257,6 +263,7 @@ def test_host_relational(rng, kind):
     graph = RelationalGraph.from_triples(
         src, rng.integers(0, 4, 90), dst, num_nodes=12, num_relations=4, parts=parts
     )
+    # Weights are given for 95 edges, padding included.
     if rng.integers(2) or "weighted" in kind:
         graph = graph.pad(num_nodes=15, num_edges=95)
     seeds, key = random_seeds(rng, 9, 12), key_of(rng)
@@ -272,6 +279,7 @@ def mapped(path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def test_host_garbage(rng):
+    # The host's kernels check ids, too.
     for options in GARBAGE.values():
         graph = on_host(garbage(rng, 12, 50))
         seeds, key = random_seeds(rng, 8, 12), key_of(rng)
@@ -308,6 +316,7 @@ def test_many_rows(rng, tree):
 
 def test_many_nodes(rng):
     """Far more nodes than a block has, some of them repeated."""
+    # Few distinct nodes with large ids.
     src, dst = rng.integers(0, 9000, (2, 60)) // 300 * 300
     graph = Graph.from_edges(src, dst, num_nodes=9000)
     seeds = jnp.asarray(np.append(rng.choice(dst, 6), -1), jnp.int32)
@@ -362,6 +371,7 @@ def test_vmap(rng):
     def sample(seeds, key):
         return sample_neighbors(graph, seeds, (3, 2), key)
 
+    # Keys alone, and seeds with keys, are batched.
     for axes, arguments in (((0, 0), (seeds, keys)), ((None, 0), (seeds[0], keys))):
         batched = in_both(jax.vmap(sample, axes), *arguments)
         for i in range(3):
@@ -373,6 +383,7 @@ def test_instruction_sets(rng):
     graph, seeds = on_host(lumpy_graph(rng, 200, 9000)), rng.integers(0, 200, 100)
     words, sets = rng.integers(0, 2**32, 2, dtype=np.uint32), host_function("instruction_sets")()
     results = []
+    # Each instruction set has kernels of its own.
     try:
         for name in sets:
             host_function("limit_instruction_set")(name)

@@ -53,6 +53,7 @@ def check_relational_blocks(blocks: Blocks, graph: RelationalGraph, seeds: np.nd
         np.testing.assert_array_equal(ids[dst], np.asarray(graph.nodes.rows)[places])
         np.testing.assert_array_equal(rel, np.asarray(graph.edge_types)[places])
         assert (np.diff(dst * RELATIONS + rel) >= 0).all()
+        # By source, edges ascend by destination, then relation.
         order = np.asarray(nodes.t_order)[:size]
         assert (np.diff((src * block.num_dst + dst)[order] * RELATIONS + rel[order]) >= 0).all()
         for pairs, number, endpoints in (
@@ -62,6 +63,7 @@ def check_relational_blocks(blocks: Blocks, graph: RelationalGraph, seeds: np.nd
             if pairs is None:
                 continue
             number = np.asarray(number)[:size]
+            # Pairs name the node at their end of the edge.
             by_number = pairs.sorted_nodes if pairs.by_node else pairs.nodes
             np.testing.assert_array_equal(np.asarray(by_number)[number], endpoints)
             unique_pairs = np.unique(np.stack([rel, endpoints]), axis=1)
@@ -87,6 +89,7 @@ def test_blocks(rng, fanouts, options, parts):
         places = np.asarray(block.nodes.edge_ids)
         for i in range(block.num_dst):
             is_candidate = (rows == ids[i]) & (ids[i] >= 0)
+            # Over all relations, or for each relation by itself.
             kinds = [(is_candidate, dst == i, fanout)]
             if isinstance(fanout, dict):
                 kinds = [
@@ -122,6 +125,7 @@ def test_relations_are_drawn_independently(rng, weighted):
     drawn = np.asarray(blocks.edge_ids[0]).reshape(-1, 2)
     counts = np.zeros((7, 7), int)
     np.add.at(counts, tuple(drawn.T), 1)
+    # Relation 0 has the first draw of each row, relation 1 the second.
     share = np.ones(7) if weights is None else weights
     want = np.outer(share * (rel == 0), share * (rel == 1))
     check_distribution(counts, want)
@@ -144,6 +148,7 @@ def test_self_relation_comes_in_addition(rng, replace):
     block = blocks.graphs[-1]
     assert block.self_relation
     dst, src, kind = (np.asarray(x) for x in (block.nodes.rows, block.nodes.cols, block.edge_types))
+    # Each valid seed has its loop, and no other node has one.
     loops = kind == RELATIONS - 1
     np.testing.assert_array_equal(
         np.sort(dst[loops]), np.flatnonzero((seeds >= 0) & (seeds < NODES))
@@ -162,6 +167,7 @@ def test_self_relation_comes_in_addition(rng, replace):
                 np.asarray(plain.nodes.edge_ids)[expected],
             )
         np.testing.assert_array_equal(actual, expected)
+    # A mapping draws of its relations only.
     partial = sample_neighbors(looped, seeds, ({0: 2},), key)
     assert not (np.asarray(partial.graphs[0].edge_types) == RELATIONS - 1).any()
     with pytest.raises(
@@ -191,6 +197,7 @@ def test_node_types_of_blocks(rng):
     for kind, (start, type_places) in enumerate(zip(starts, places, strict=True)):
         np.testing.assert_array_equal(type_places, np.where(want == kind, ids - start, -1))
     features = {name: rng.normal(size=(size, 2)) for name, size in sizes.items()} | {"c": None}
+    # Blocks are pytrees: the same on the host.
     hosted = jax.tree.map(np.asarray, blocks)
     for sample in (blocks, hosted):
         rows = sample.node_values(features)
@@ -213,6 +220,7 @@ def test_node_types_of_blocks(rng):
     assert untyped.node_types is None
     (type_places,) = untyped.places_of_types()
     np.testing.assert_array_equal(type_places, untyped.node_ids)
+    # Static fields survive serialisation.
     serialized = jax.export.export(jax.jit(lambda b: b.node_types))(blocks).serialize()
     types = jax.export.deserialize(serialized).call(blocks)
     np.testing.assert_array_equal(types, want)
@@ -238,6 +246,7 @@ def test_one_program(rng):
 def test_times(rng):
     """Times apply over all relations; blocks are sorted by relation nevertheless."""
     graph = lumpy_relational(rng)
+    # Fanouts above all degrees take every edge that is early enough.
     times, seeds = rng.integers(0, 9, graph.num_edges), rng.integers(-1, NODES, 6)
     limits = rng.integers(0, 9, 6)
     blocks = sample_neighbors(
@@ -291,6 +300,7 @@ def test_types_of_nodes(rng):
     papers, authors = rng.integers(-1, 9, 5), rng.integers(-1, 6, 4)
     fanouts = ({WRITES: 2, ("paper", "rev_writes", "author"): 3}, 2)
     blocks = sample_neighbors(graph, {"paper": papers, "author": authors}, fanouts, key)
+    # Papers follow the five authors.
     joined = np.r_[
         np.where((papers < 0) | (papers >= 8), -1, papers + 5),
         np.where(authors >= 5, -1, authors),

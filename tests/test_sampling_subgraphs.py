@@ -43,11 +43,13 @@ def check_subgraph(
     ``drops_nodes``: whether there was no room for further nodes.
     """
     valid_ids = np.array([i if 0 <= i < graph.num_dst else -1 for i in nodes], int)
+    # A repeated node is padding.
     repeated = [i in valid_ids[:place] for place, i in enumerate(valid_ids)]
     valid_ids[repeated] = -1
     np.testing.assert_array_equal(part.node_ids, valid_ids)
     count = int(graph.indptr[-1])
     rows, cols = np.asarray(graph.rows)[:count], np.asarray(graph.cols)[:count]
+    # Edges among the nodes, by destination in the order of the nodes.
     place = {int(i): number for number, i in enumerate(valid_ids) if i >= 0}
     edges = [e for i in place for e in np.flatnonzero(rows == i) if int(cols[e]) in place]
     assert bool(part.overflow) == (drops_nodes or len(edges) > room)
@@ -83,6 +85,7 @@ def test_weights_and_features(rng):
     src, dst = lumpy_edges(rng, NODES, EDGES)
     graph = Graph.from_edges(src, dst, num_nodes=NODES)
     weights, x = rng.normal(size=EDGES), rng.normal(size=(NODES, 3))
+    # Repeated edges add up.
     dense = np.zeros((NODES, NODES))
     np.add.at(dense, (dst, src), weights)
     nodes = rng.permutation(NODES)[:5]
@@ -95,6 +98,7 @@ def test_weights_and_features(rng):
 def test_nodes_of_parts(rng, room, edges):
     graph = lumpy_graph(rng, NODES, EDGES)
     size = graph.num_nodes
+    # Part ids may be far apart; 7 is no part.
     parts = rng.integers(-1, 4, size) * 10**6
     chosen = rng.choice([-1, 0, 10**6, 10**6, 3 * 10**6, 7], 3)
     part = cluster_batch(graph, parts, chosen, num_nodes=room, num_edges=edges)
@@ -115,6 +119,7 @@ def test_parts_of_nothing():
         assert part.node_ids.shape == (0,)
         lonely = Graph.from_edges([], [], num_nodes=3)
         part = saint_subgraph(lonely, 2, KEY, method=method, num_edges=4)
+        # Walks start anywhere; nodes and edges are drawn along edges.
         drawn = np.asarray(part.node_ids)
         assert (drawn == -1).all() != (method == "walk") and not bool(part.overflow)
         assert saint_subgraph(lonely, 0, KEY, method=method).node_ids.shape == (0,)
@@ -134,6 +139,7 @@ def outcomes(counts: np.ndarray, method: str) -> dict[tuple[int, ...], float]:
         if method == "walk" and not out_degrees[u]:
             chances[u,] = 1 / size
         for v in range(size):
+            # A pair counts as often as it has edges, in either direction.
             if counts[u, v] and method != "node":
                 chance = (
                     1 / out_degrees[u] / size
@@ -181,6 +187,7 @@ def test_inclusion_probabilities_of_nodes(rng, method):
         ids = row[row >= 0]
         assert (np.diff(ids) > 0).all() and (row[len(ids) :] == -1).all()
     for node in range(size):
+        # Draws are independent: 1 - (1 - c)^num.
         hits, chance = int((drawn == node).sum()), 1 - (1 - single[node]) ** num
         assert stats.binomtest(hits, samples, min(chance, 1)).pvalue > LEVEL / size
 
@@ -198,6 +205,7 @@ def test_norms_make_sums_unbiased(rng, method):
         np.asarray, jax.jit(lambda key: saint_norms(graph, sample, key, num_samples=samples))(key)
     )
     nodes, edges = np.zeros(size, int), np.zeros(graph.num_edges, int)
+    # The mean of the weighted sums over the subgraphs.
     losses, value = rng.normal(size=size), 0.0
     for number in range(samples):
         part = sample(jax.random.fold_in(key, number))

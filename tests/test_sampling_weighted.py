@@ -42,10 +42,12 @@ def test_integers_are_in_proportion(rng, spread):
     assert sums.dtype == np.uint32
     shares = np.diff(sums).astype(np.int64)
     rows = np.asarray(graph.rows)
+    # Padding has no weight.
     weights = np.where(rows < 0, 0, weights).astype(float)
     np.testing.assert_array_equal(shares > 0, weights > 0)
     for row in range(graph.num_nodes):
         row_shares, want = shares[rows == row], weights[rows == row]
+        # Shares of a row use 29 to 31 bits.
         if want.sum():
             assert 2**28 < row_shares.sum() < 2**31 + len(row_shares)
             np.testing.assert_allclose(
@@ -58,6 +60,7 @@ def test_integers_are_in_proportion(rng, spread):
 def test_successive_draws(rng, weights, fanout):
     """Chi-square test against all orders in which edges can be drawn."""
     degree, num_seeds = len(weights), 20_000
+    # The chance of an order: weights are renormalised after each draw.
     positive = [i for i, weight in enumerate(weights) if weight]
     chances = np.zeros((degree,) * fanout)
     for order in itertools.permutations(positive, fanout):
@@ -98,6 +101,7 @@ def test_draws_with_replacement(rng):
         replace=True,
         tree=True,
     )
+    # Draws with replacement are independent.
     drawn = drawn_by_row(blocks)
     pairs = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
     check_distribution(pairs, np.outer(weights, weights).ravel())
@@ -108,6 +112,7 @@ def test_hubs_leaves_and_padding(rng, replace):
     """First draws are in proportion to weights, for every row, in every layer."""
     graph = lumpy_graph(rng, NODES, EDGES)
     weights = rng.choice([0, 0.5, 1, 7], graph.num_edges)
+    # All nodes, also out of range.
     seeds = np.tile(np.arange(-1, NODES + 4), 1000)
     blocks = sample_neighbors(
         graph,
@@ -155,8 +160,10 @@ def test_consecutive_hubs(rng):
     seeds = np.repeat([1, 2], 4096)
     blocks = sample_neighbors(graph, seeds, (1,), key_of(rng), edge_probability=weights, tree=True)
     drawn = drawn_by_row(blocks)[:, 0]
+    # Places within each of the two rows.
     hub, leaf = drawn[:4096] - degree, drawn[4096:] - 2 * degree
     check_distribution(np.bincount(leaf, minlength=4), weights[-4:])
+    # Ten heavy edges of the hub, and its others in ten groups.
     groups = np.where(hub < 10, hub, 10 + hub * 10 // degree)
     share = np.r_[np.full(10, degree / 10), degree / 10 - 10, np.full(9, degree / 10)]
     check_distribution(np.bincount(groups, minlength=20), share)
@@ -167,6 +174,7 @@ def test_one_program_of_weights(rng, options):
     """Raw weights inside ``jax.jit`` give the draws of prepared ones."""
 
     def call(graph: Graph, seeds, key) -> Blocks:
+        # Any weights that depend on the traced graph.
         weights = jnp.sqrt(jnp.abs(graph.cols).astype(jnp.float32))
         kwargs: dict[str, Any] = {"edge_probability": weights, **options}
         return sample_neighbors(graph, seeds, FANOUTS, key, **kwargs)
@@ -232,6 +240,7 @@ def test_edges_before_a_time_are_equally_likely(rng):
         tree=True,
     )
     dst, places = np.asarray(blocks.graphs[0].rows), np.asarray(blocks.edge_ids[0])
+    # No edge, three edges, four edges.
     for limit in (0.5, 3.0, 6.0):
         drawn = places[(dst >= 0) & (seed_time[dst] == limit)].reshape(-1, 2)
         pairs = np.bincount((1 << drawn).sum(axis=1), minlength=32)
@@ -280,6 +289,7 @@ def test_disjoint(rng, capacity):
     np.testing.assert_array_equal(
         seed_ids[: len(seeds)], np.where(valid, np.arange(len(seeds)), -1)
     )
+    # A node is one source for each seed.
     pairs = np.stack([seed_ids, ids])[:, ids >= 0]
     assert pairs.shape == np.unique(pairs, axis=1).shape
     for block in blocks.graphs:
@@ -292,6 +302,7 @@ def test_disjoint(rng, capacity):
         order = np.asarray(block.t_order)[:size]
         np.testing.assert_array_equal(np.asarray(block.t_rows)[:size], src[order])
         assert (np.diff(src[order]) >= 0).all()
+    # With too small a capacity edges are missing.
     if bool(blocks.overflow):
         return
     for number, seed in enumerate(seeds):
