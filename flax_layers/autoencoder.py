@@ -84,9 +84,6 @@ class GAE(Layer):
 
         Returns:
             ``(num_edges,)``.
-
-        Raises:
-            ValueError: A shape does not fit.
         """
         nodes, ids = check_real("z", z), as_array("edges", edges)
         if nodes.ndim != 2 or ids.ndim != 2 or len(ids) != 2:

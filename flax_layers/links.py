@@ -62,16 +62,7 @@ class DistMult(nnx.Module):
     def __call__(
         self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
     ) -> Array:
-        """Return queries.
-
-        Args:
-            subjects: ``(*batch, features)``.
-            relations: ``(*batch, features)``.
-            **dropout: Ignored.
-
-        Returns:
-            ``(*batch, features)``.
-        """
+        """Return queries, ``(*batch, features)``, as subjects and relations are; no dropout."""
         subjects, relations = _check_pair(subjects, relations)
         return subjects * relations
 
@@ -90,19 +81,7 @@ class ComplEx(nnx.Module):
     def __call__(
         self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
     ) -> Array:
-        """Return queries.
-
-        Args:
-            subjects: ``(*batch, features)``, an even number.
-            relations: ``(*batch, features)``.
-            **dropout: Ignored.
-
-        Returns:
-            ``(*batch, features)``.
-
-        Raises:
-            ValueError: The number of features is odd.
-        """
+        """Return queries, ``(*batch, features)``, of an even number of features; no dropout."""
         subjects, relations = _check_pair(subjects, relations)
         if subjects.shape[-1] % 2:
             raise ValueError(
@@ -453,9 +432,6 @@ def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
 
     Returns:
         ``()``, the mean over all scores (R-GCN, equation 7).
-
-    Raises:
-        ValueError: A shape does not fit.
 
     Example:
         >>> negative_sampling_loss(jnp.zeros(2), jnp.zeros((2, 3)))  # log 2

@@ -121,9 +121,6 @@ class NodeBatchNorm(_Norm):
 
         Returns:
             An array of the shape of x; a constant row for padding.
-
-        Raises:
-            ValueError: A shape does not fit.
         """
         x, scale, bias = self._operands(batch, x)
         if self.use_running_average if use_running_average is None else use_running_average:
@@ -211,9 +208,6 @@ class _GraphNorm(_Norm):
 
         Returns:
             An array of the shape of x; the biases for padding.
-
-        Raises:
-            ValueError: A shape does not fit.
         """
         x, scale, bias = self._operands(batch, x)
         return finished(feature_wise(scale, x) * self._normalized(batch, x), bias)
@@ -309,9 +303,6 @@ class PairNorm(Layer):
 
         Returns:
             An array of the shape of x; zeros for padding.
-
-        Raises:
-            ValueError: A shape does not fit.
         """
         x = check_nodes(batch, x, self.num_features)
         x = x - graph_means(batch, x)

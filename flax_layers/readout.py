@@ -78,19 +78,38 @@ def readout(batch: GraphBatch, x: ArrayLike, kind: Readout = "sum") -> Array:
     return jnp.where(row_wise(batch.num_nodes > 0, y), y, jnp.zeros((), y.dtype))
 
 
-class AttentionReadout(Layer):
+class _Readout(Layer):
+    """Base of the readouts with parameters.
+
+    Attributes:
+        in_features: Features per node.
+        param_dtype: Dtype of the parameters.
+        rngs: Source of the keys for initialisation (stream "params").
+    """
+
+    in_features: int = field(kw_only=False)
+    param_dtype: DTypeLike = jnp.float32
+    rngs: InitVar[nnx.Rngs]
+
+    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
+        """Read out features of nodes, ``(num_nodes, in_features)``: one result for each graph."""
+        return self._read(batch, check_nodes(batch, x, self.in_features))
+
+    def _read(self, batch: GraphBatch, x: Array) -> Array:
+        """Return the result for checked features, with zeros for padding."""
+        raise NotImplementedError
+
+
+class AttentionReadout(_Readout):
     """Sum over a graph's nodes, weighted by the softmax of their scores: ``Σ softmax(g(x)) t(x)``.
 
     Li et al., "Gated graph sequence neural networks", ICLR 2016, section 3.1, as PyG's
     `AttentionalAggregation`.
 
     Attributes:
-        in_features: Features per node.
         gate: Map g of features to a score, or to one for each feature; None makes an `nnx.Linear`
             to one score.
         transform: Map t of features to summed values; None is the identity.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys for initialisation (stream "params").
 
     Example:
         >>> graphs = batch([Graph.from_edges([(0, 1)])])
@@ -98,11 +117,8 @@ class AttentionReadout(Layer):
         Array([[1., 1., 1., 1.]], dtype=float32)
     """
 
-    in_features: int = field(kw_only=False)
     gate: Any = None
     transform: Any = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         check_positive(in_features=self.in_features)
@@ -113,20 +129,8 @@ class AttentionReadout(Layer):
         # None as data, too: a module may replace it.
         self.transform = nnx.data(self.transform)
 
-    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
-        """Read out.
-
-        Args:
-            batch: The graphs.
-            x: Features of nodes, ``(num_nodes, in_features)``.
-
-        Returns:
-            ``(num_graphs, features)``; zeros for graphs without nodes, and for padding.
-
-        Raises:
-            ValueError: A shape does not fit.
-        """
-        x = check_nodes(batch, x, self.in_features)
+    def _read(self, batch: GraphBatch, x: Array) -> Array:
+        """Return ``(num_graphs, features)``; zeros for graphs without nodes, and for padding."""
         scores = _map_nodes(self.gate, x)
         alpha = segment_softmax(scores, batch.graph_ids, batch.num_graphs, True)
         y = x if self.transform is None else _map_nodes(self.transform, x)
@@ -138,16 +142,13 @@ def _map_nodes(module: NodeMap, x: Array) -> Array:
     return linear(module, x) if type(module) is nnx.Linear else module(x)
 
 
-class Set2Set(Layer):
+class Set2Set(_Readout):
     """Attention to a graph's nodes in several steps, whose queries an LSTM computes.
 
     Vinyals et al., "Order matters: sequence to sequence for sets", ICLR 2016, section 4.2.
 
     Attributes:
-        in_features: Features per node.
         num_steps: Number of steps.
-        param_dtype: Dtype of the parameters.
-        rngs: Source of the keys for initialisation (stream "params").
         kernel: Weights of the LSTM's input, ``(2 in_features, 4 in_features)``: gates i, f, g, o.
         recurrent_kernel: Weights of the LSTM's state, ``(in_features, 4 in_features)``.
         bias: Biases of the gates, ``(4 in_features,)``.
@@ -158,10 +159,7 @@ class Set2Set(Layer):
         (1, 8)
     """
 
-    in_features: int = field(kw_only=False)
     num_steps: int
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
     kernel: nnx.Param[Array] = field(init=False)
     recurrent_kernel: nnx.Param[Array] = field(init=False)
     bias: nnx.Param[Array] = field(init=False)
@@ -174,20 +172,8 @@ class Set2Set(Layer):
         self.recurrent_kernel = nnx.Param(orthogonal(rngs.params(), (n, 4 * n), dtype))
         self.bias = nnx.Param(jnp.zeros(4 * n, dtype))
 
-    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
-        """Read out.
-
-        Args:
-            batch: The graphs.
-            x: Features of nodes, ``(num_nodes, in_features)``.
-
-        Returns:
-            ``(num_graphs, 2 in_features)``: the final query, and the weighted sum that it read.
-
-        Raises:
-            ValueError: A shape does not fit.
-        """
-        x = check_nodes(batch, x, self.in_features)
+    def _read(self, batch: GraphBatch, x: Array) -> Array:
+        """Return ``(num_graphs, 2 in_features)``: the final query, and the sum that it read."""
         parameters = self.kernel[...], self.recurrent_kernel[...], self.bias[...]
         x, kernel, recurrent, bias = dtypes.promote_dtype((x, *parameters))
         size, ids = batch.num_graphs, batch.graph_ids
@@ -204,17 +190,14 @@ class Set2Set(Layer):
         return jnp.concatenate([query, context], -1)
 
 
-class TopKReadout(Layer):
+class TopKReadout(_Readout):
     """The k nodes of each graph with the highest scores, by score, and gated by it.
 
     Gao and Ji, "Graph U-Nets", ICML 2019, equation 2: ``s = tanh(X p / |p|)``, and rows of
     ``s X``. Flattened, they are the input of a dense layer.
 
     Attributes:
-        in_features: Features per node.
         k: Number of nodes of each graph.
-        param_dtype: Dtype of the vector.
-        rngs: Source of the keys for initialisation (stream "params").
         vector: Projection p, ``(in_features,)``.
 
     Example:
@@ -223,10 +206,7 @@ class TopKReadout(Layer):
         (1, 2, 4)
     """
 
-    in_features: int = field(kw_only=False)
     k: int
-    param_dtype: DTypeLike = jnp.float32
-    rngs: InitVar[nnx.Rngs]
     vector: nnx.Param[Array] = field(init=False)
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
@@ -235,20 +215,8 @@ class TopKReadout(Layer):
         vector = jax.random.uniform(rngs.params(), shape, self.param_dtype, -bound, bound)
         self.vector = nnx.Param(vector)
 
-    def __call__(self, batch: GraphBatch, x: ArrayLike) -> Array:
-        """Read out.
-
-        Args:
-            batch: The graphs.
-            x: Features of nodes, ``(num_nodes, in_features)``.
-
-        Returns:
-            ``(num_graphs, k, in_features)``; padded with zeros if a graph has fewer nodes.
-
-        Raises:
-            ValueError: A shape does not fit.
-        """
-        x = check_nodes(batch, x, self.in_features)
+    def _read(self, batch: GraphBatch, x: Array) -> Array:
+        """Return ``(num_graphs, k, in_features)``; padded with zeros if a graph has fewer nodes."""
         x, vector = dtypes.promote_dtype((x, self.vector[...]))
         scores = jnp.tanh(x @ vector / jnp.linalg.norm(vector))
         # Nodes sorted by graph, then by falling score: a node's rank is its place in its graph.
@@ -364,9 +332,6 @@ class GINBlock(Layer):
 
         Returns:
             ``(num_nodes, out_features)``.
-
-        Raises:
-            ValueError: A shape does not fit.
         """
         x = check_nodes(batch, x, self.in_features)
         return self._apply(batch, x, use_running_average)
@@ -383,16 +348,55 @@ class GINBlock(Layer):
         return y
 
 
-class GINClassifier(Layer):
+class _Classifier(Layer):
+    """Base of the classifiers of graphs.
+
+    Attributes:
+        in_features: Features per node of the input.
+        hidden_features: Features per node after each layer.
+        out_features: Numbers per graph, such as of classes.
+    """
+
+    in_features: int = field(kw_only=False)
+    hidden_features: int = field(kw_only=False)
+    out_features: int = field(kw_only=False)
+
+    def __call__(
+        self,
+        batch: Batch[Graph],
+        x: ArrayLike,
+        *,
+        deterministic: bool | None = None,
+        rngs: DropoutKeys = None,
+    ) -> Array:
+        """Compute one row of outputs (logits) per graph.
+
+        Args:
+            batch: The graphs.
+            x: Features of nodes, ``(num_nodes, in_features)``.
+            deterministic: Whether nothing is dropped, and norms use running statistics; None leaves
+                it to `train()` and `eval()`.
+            rngs: Randomness of the dropout; None means the stream given at construction.
+
+        Returns:
+            ``(num_graphs, out_features)``; the biases for padding graphs.
+        """
+        return self._classify(batch, check_nodes(batch, x, self.in_features), deterministic, rngs)
+
+    def _classify(
+        self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
+    ) -> Array:
+        """Return the logits for checked features."""
+        raise NotImplementedError
+
+
+class GINClassifier(_Classifier):
     """Classifier of graphs by GIN as published: a readout of every layer, with a map of its own.
 
     Xu et al., "How powerful are graph neural networks?", ICLR 2019, equation 4.2 and section 7:
     ``Σ_l dropout(W_l READOUT(H_l))`` over the input and all layers.
 
     Attributes:
-        in_features: Features per node of the input.
-        hidden_features: Features per node after each layer.
-        out_features: Numbers per graph, such as of classes.
         num_layers: Number of layers; the paper counts the input, too, and has 5.
         readout: Reduction over nodes: "sum", "mean" or "max".
         dropout_rate: Share of each layer's scores dropped in training, in [0, 1].
@@ -410,9 +414,6 @@ class GINClassifier(Layer):
         (4, 2)
     """
 
-    in_features: int = field(kw_only=False)
-    hidden_features: int = field(kw_only=False)
-    out_features: int = field(kw_only=False)
     num_layers: int = 4
     readout: Readout = "sum"
     dropout_rate: float = 0.5
@@ -438,11 +439,7 @@ class GINClassifier(Layer):
         self.blocks = nnx.List(
             [
                 GINBlock(
-                    width,
-                    self.hidden_features,
-                    eps=self.eps,
-                    learn_eps=self.learn_eps,
-                    **options,
+                    width, self.hidden_features, eps=self.eps, learn_eps=self.learn_eps, **options
                 )
                 for width in widths[:-1]
             ]
@@ -450,30 +447,9 @@ class GINClassifier(Layer):
         self.heads = nnx.List([nnx.Linear(width, self.out_features, **options) for width in widths])
         self.dropout = nnx.Dropout(self.dropout_rate, rngs=rngs)
 
-    def __call__(
-        self,
-        batch: Batch[Graph],
-        x: ArrayLike,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+    def _classify(
+        self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
     ) -> Array:
-        """Compute one row of outputs (logits) per graph.
-
-        Args:
-            batch: The graphs.
-            x: Features of nodes, ``(num_nodes, in_features)``.
-            deterministic: Whether nothing is dropped and norms use running statistics; None leaves
-                it to `train()` and `eval()`.
-            rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_graphs, out_features)``; the biases for padding graphs.
-
-        Raises:
-            ValueError: A shape does not fit.
-        """
-        x = check_nodes(batch, x, self.in_features)
         # Features after each layer, of which each has a readout and a head.
         layers = [x]
         for block in self.blocks:
@@ -486,7 +462,7 @@ class GINClassifier(Layer):
         return functools.reduce(operator.add, scores)
 
 
-class GraphClassifier(nnx.Module):
+class GraphClassifier(_Classifier):
     """Classifier of graphs: convolutions of one kind, ReLU, a readout, dropout and a linear map.
 
     Attributes:
@@ -549,29 +525,9 @@ class GraphClassifier(nnx.Module):
         self.dropout_rate = dropout_rate
         self.options = kept_options(options)
 
-    def __call__(
-        self,
-        batch: Batch[Graph],
-        x: ArrayLike,
-        *,
-        deterministic: bool | None = None,
-        rngs: DropoutKeys = None,
+    def _classify(
+        self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
     ) -> Array:
-        """Compute one row of outputs (logits) per graph.
-
-        Args:
-            batch: The graphs.
-            x: Features of nodes, ``(num_nodes, in_features)``.
-            deterministic: Whether nothing is dropped; None leaves it to `train()` and `eval()`.
-            rngs: Randomness of the dropout; None means the stream given at construction.
-
-        Returns:
-            ``(num_graphs, out_features)``; the bias for padding graphs.
-
-        Raises:
-            ValueError: A shape does not fit.
-        """
-        x = check_nodes(batch, x, self.in_features)
         dropout = dropout_arguments(deterministic, rngs)
         # The stack ends with a convolution without activation.
         y = self.stack(batch.graph, x, **dropout)

@@ -101,14 +101,7 @@ def test_types_of_nodes(name, rng):
     model = HeteroModel(
         {"a": 4, "b": 14},
         getattr(flax_layers, name)(
-            8,
-            8,
-            3,
-            num_relations=3,
-            rngs=nnx.Rngs(1),
-            param_dtype=jnp.float64,
-            **heads,
-            **options,
+            8, 8, 3, num_relations=3, rngs=nnx.Rngs(1), param_dtype=jnp.float64, **heads, **options
         ),
         rngs=nnx.Rngs(0),
         param_dtype=jnp.float64,

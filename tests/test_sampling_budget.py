@@ -26,10 +26,7 @@ LAYERS: tuple[Any, ...] = ({"author": 2, "paper": 3}, 2, {"paper": 1})
 def edges_of(rng: np.random.Generator):
     cites = rng.integers(0, 7, (2, 18))
     cites[:, -2:] = cites[:, :1]  # repeated edges
-    return {
-        WRITES: np.stack([rng.integers(0, 5, 12), rng.integers(0, 6, 12)]),
-        CITES: cites,
-    }
+    return {WRITES: np.stack([rng.integers(0, 5, 12), rng.integers(0, 6, 12)]), CITES: cites}
 
 
 def library(rng: np.random.Generator, **options) -> HeteroGraph:

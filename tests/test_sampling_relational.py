@@ -302,8 +302,7 @@ def test_types_of_nodes(rng):
     blocks = sample_neighbors(graph, {"paper": papers, "author": authors}, fanouts, key)
     # Papers follow the five authors.
     joined = np.r_[
-        np.where((papers < 0) | (papers >= 8), -1, papers + 5),
-        np.where(authors >= 5, -1, authors),
+        np.where((papers < 0) | (papers >= 8), -1, papers + 5), np.where(authors >= 5, -1, authors)
     ]
     numbers = ({0: 2, graph.relation(("paper", "rev_writes", "author")): 3}, 2)
     want = sample_neighbors(graph.relational, joined, numbers, key)

@@ -115,13 +115,7 @@ def test_hubs_leaves_and_padding(rng, replace):
     # All nodes, also out of range.
     seeds = np.tile(np.arange(-1, NODES + 4), 1000)
     blocks = sample_neighbors(
-        graph,
-        seeds,
-        (1, 1),
-        key_of(rng),
-        edge_probability=weights,
-        tree=True,
-        replace=replace,
+        graph, seeds, (1, 1), key_of(rng), edge_probability=weights, tree=True, replace=replace
     )
     rows = np.asarray(graph.rows)
     for places in blocks.edge_ids:

@@ -62,7 +62,6 @@ def hgt_subgraph(
         as for the whole graph.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: A number is negative, there is no layer, or a type is none of the graph's.
 
     Example:

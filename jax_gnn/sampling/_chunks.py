@@ -120,7 +120,6 @@ def node_chunks(graph: Graph | RelationalGraph, num_edges: int = 2**20) -> NodeC
         The chunks; each node is in one.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: ``num_edges`` is not positive, or the graph is bipartite or traced.
 
     Example:

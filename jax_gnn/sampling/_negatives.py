@@ -64,7 +64,6 @@ def negative_edges(
         128 rounds gave no pair: there may be none.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: A number is negative, or ``degree_power`` above 1.
 
     Example:

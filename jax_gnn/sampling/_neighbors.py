@@ -131,7 +131,6 @@ def sample_neighbors(
         The blocks, the outermost layer's first.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: A number or a length does not fit, a relation or a node type is none of the
             graph's, the graph is bipartite, or times are given for edges or seeds alone, or
             together with weights, fanouts by relation or a ``self_relation``.

@@ -39,10 +39,7 @@ class Relations(NamedTuple):
     @classmethod
     def from_graph(cls, graph: RelationalGraph) -> Relations:
         """Return the description of a graph."""
-        pairs: dict[Part, object] = {
-            "from_pairs": graph.pair_src,
-            "to_pairs": graph.pair_dst,
-        }
+        pairs: dict[Part, object] = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
         return cls(
             graph.num_relations,
             None if graph.relation_names is None else tuple(graph.relation_names),

@@ -118,10 +118,7 @@ def search_rows(starts: Array, stops: Array, predicate: Callable[[Array], Array]
         active = low < high
         middle = xp.where(active, low + (high - low) // 2, 0)
         holds = predicate(middle)
-        return (
-            xp.where(active & ~holds, middle + 1, low),
-            xp.where(active & holds, middle, high),
-        )
+        return (xp.where(active & ~holds, middle + 1, low), xp.where(active & holds, middle, high))
 
     if xp is np:
         bounds = starts, stops

@@ -112,7 +112,6 @@ def induced_subgraph(graph: Graph, nodes: Ids, *, num_edges: int | None = None) 
         A graph of ``count`` nodes, in the order of ``nodes``.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: ``num_edges`` is negative, or the graph is bipartite.
 
     Example:
@@ -153,7 +152,6 @@ def cluster_batch(
         The subgraph of the nodes, by id ascending.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: A shape does not fit, a number is negative, or the graph is bipartite.
 
     Example:
@@ -205,7 +203,6 @@ def saint_subgraph(
         fewer.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: A number is negative, ``method`` is unknown, or the graph is bipartite.
 
     Example:

@@ -13,14 +13,7 @@ from jax_gnn._core.ids import PADDING, ids_at, in_range
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._random import (
-    KeyWords,
-    bits,
-    fraction,
-    integers_below,
-    key_words,
-    threefry,
-)
+from jax_gnn.sampling._random import KeyWords, bits, fraction, integers_below, key_words, threefry
 from jax_gnn.sampling._rows import Ids, as_nodes, num_nodes_of, row_bounds
 from jax_gnn.sampling._search import edge_runs, has_edge, rejection_sample
 
@@ -67,7 +60,6 @@ def random_walk(
         padded with -1.
 
     Raises:
-        TypeError: An argument is of another type.
         ValueError: A number is negative, or the graph is bipartite.
 
     Example:
@@ -90,13 +82,7 @@ def random_walk(
 
 @jit("length", "p", "q", "reverse")
 def walk(
-    graph: Graph,
-    starts: Array,
-    key: KeyWords,
-    length: int,
-    p: float,
-    q: float,
-    reverse: bool,
+    graph: Graph, starts: Array, key: KeyWords, length: int, p: float, q: float, reverse: bool
 ) -> Array:
     """Return :func:`random_walk` of checked arguments."""
 
@@ -113,13 +99,7 @@ def walk(
 
 
 def _step(
-    graph: Graph,
-    previous: Array,
-    current: Array,
-    key: KeyWords,
-    p: float,
-    q: float,
-    reverse: bool,
+    graph: Graph, previous: Array, current: Array, key: KeyWords, p: float, q: float, reverse: bool
 ) -> Array:
     """Return the next node of each walk.
 
