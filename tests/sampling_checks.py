@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from op_spec import strict
 from scipy import stats
 
-from jax_gnn import Graph
+from jax_gnn import Graph, RelationalGraph
 
 # A correct sampler fails at this level for one seed in 10⁷, so that tests pass with any seed.
 LEVEL = 1e-7
@@ -48,6 +50,21 @@ def spoiled(rng: np.random.Generator, graph: Graph) -> Graph:
     return jax.tree.map(garbage, graph)
 
 
+def spoiled_field(rng: np.random.Generator, graph: RelationalGraph, name: str) -> RelationalGraph:
+    """Return a relational graph with garbage in one array: its `edge_types`, or of its nodes."""
+    owner = graph if name == "edge_types" else graph.nodes
+    size, count = getattr(owner, name).shape[0], graph.num_edges
+    # Values around every bound of an index.
+    values = rng.choice([-(2**31), -7, 0, 3, count, 2**31 - 1], size)
+    owner = replace(owner, **{name: jnp.asarray(values, jnp.int32)})
+    return owner if name == "edge_types" else replace(graph, nodes=owner)
+
+
+def in_range(ids, size: int) -> None:
+    """Check that ids are padding or below a size."""
+    assert ((np.asarray(ids) >= -1) & (np.asarray(ids) < size)).all()
+
+
 def counts_of(graph: Graph, num_nodes: int) -> np.ndarray:
     """Return the number of edges from each source to each destination, ``(nodes, nodes)``."""
     counts = np.zeros((num_nodes, num_nodes), int)
@@ -84,11 +101,28 @@ def check_distribution(counts: np.ndarray, weights: np.ndarray) -> None:
 
 
 def check_one_program(call, rng: np.random.Generator, num_nodes: int, num_edges: int) -> None:
-    """Check that one compiled program serves all graphs, ids and keys, and equals eager calls.
+    """Check `call` of lumpy graphs, ids and keys by :func:`check_compiled_once`."""
 
-    Also with ids of 64 bits, and under strict promotion of dtypes and ranks.
+    def draw():
+        graph = lumpy_graph(rng, num_nodes, num_edges)
+        return graph, rng.integers(-1, num_nodes, 8), key_of(rng)
+
+    graph, ids, key, result = check_compiled_once(call, draw)
+    with jax.enable_x64(True):
+        # Ids of 64 bits give the same blocks in wider arrays.
+        graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), graph)
+        with strict():
+            wide = jax.jit(call)(graph, ids, key)
+    for leaf in jax.tree.leaves(wide):
+        assert leaf.dtype in (np.int64, np.bool_)
+    jax.tree.map(np.testing.assert_array_equal, wide, result)
+
+
+def check_compiled_once(call, draw):
+    """Check that one compiled program serves all drawn arguments, and equals eager calls.
+
+    Dtypes and ranks are not promoted. Returns the last arguments and their result.
     """
-    # Counts how often the function is traced, that is compiled.
     traces = 0
 
     def counted(*arguments):
@@ -98,17 +132,9 @@ def check_one_program(call, rng: np.random.Generator, num_nodes: int, num_edges:
 
     compiled = jax.jit(counted)
     for _ in range(2):
-        graph = lumpy_graph(rng, num_nodes, num_edges)
-        arguments = graph, rng.integers(-1, num_nodes, 8), key_of(rng)
+        arguments = draw()
         with strict():
             result = compiled(*arguments)
         jax.tree.map(np.testing.assert_array_equal, result, call(*arguments))
     assert traces == 1
-    # Ids of 64 bits give the same blocks in wider arrays.
-    with jax.enable_x64(True):
-        graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), graph)
-        with strict():
-            wide = compiled(graph, *arguments[1:])
-    for ids in jax.tree.leaves(wide):
-        assert ids.dtype in (np.int64, np.bool_)
-    jax.tree.map(np.testing.assert_array_equal, wide, result)
+    return *arguments, result

@@ -42,7 +42,7 @@ def with_parameters(rng: np.random.Generator, layer):
     return layer
 
 
-RNGS: dict[str, Any] = {"rngs": nnx.Rngs(0)}
+RNGS = {"rngs": nnx.Rngs(0)}
 LAYERS: dict[str, Callable[[], Any]] = {
     "readout": lambda: flax_layers.readout,
     "mean": lambda: lambda graphs, x: flax_layers.readout(graphs, x, "mean"),
@@ -73,7 +73,7 @@ def test_padding_changes_nothing(rng, graphs, x, name):
     """Values and gradients equal those without padding, also if its rows hold NaN."""
     layer = LAYERS[name]()
     is_module = isinstance(layer, nnx.Module)
-    state: Any = {}
+    state = {}
     if is_module:
         definition, params, statistics = nnx.split(with_parameters(rng, layer), nnx.Param, ...)
         state = params
@@ -210,7 +210,7 @@ def test_batch_norm_has_the_derivatives_of_its_formula(rng, graphs, x, axes):
         larger = padded(graphs)
         mask = np.asarray(larger.node_mask)
         shape = (len(mask), *axes, WIDTH)
-        primals: Any = {"x": rng.normal(size=shape), "scale": rng.normal(size=WIDTH)}
+        primals = {"x": rng.normal(size=shape), "scale": rng.normal(size=WIDTH)}
         primals["bias"] = rng.normal(size=WIDTH)
         tangents = {name: rng.normal(size=value.shape) for name, value in primals.items()}
         probes = [rng.normal(size=shape) * mask.reshape(-1, *[1] * (len(axes) + 1))]

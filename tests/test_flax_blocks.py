@@ -235,7 +235,7 @@ def test_models_of_any_features(name, hosted, typed, rng):
     case = CASES[name]
     widths = {"author": 3, "paper": WIDTH, "venue": TYPES["venue"]}
     stack = make(case._replace(options={k: v for k, v in case.options.items() if "edge" not in k}))
-    options: Any = {"bias_init": jax.random.normal, "param_dtype": jnp.float64}
+    options = {"bias_init": jax.random.normal, "param_dtype": jnp.float64}
     model = layers.HeteroModel(widths, stack, rngs=nnx.Rngs(1), **options)
     features = {kind: rng.normal(size=(TYPES[kind], widths[kind])) for kind in TYPES}
     x = jax.tree.map(jnp.asarray, features) | {"venue": None}
@@ -485,7 +485,7 @@ def hgt(conv, e: Edges, src, dst, types):
     return y
 
 
-FORMULAS: dict[Any, Any] = {
+FORMULAS = {
     layers.GCNConv: gcn,
     layers.GINConv: gin,
     layers.SAGEConv: sage,
@@ -568,7 +568,7 @@ def test_bipartite_graphs(conv, rng):
     src, dst, rel = rng.integers(0, 7, 20), rng.integers(0, 9, 20), rng.integers(0, RELATIONS, 20)
     sizes = {"num_src": 7, "num_dst": 9}
     if conv.structure is Graph:
-        graph: Any = Graph.from_edges(src, dst, **sizes)
+        graph = Graph.from_edges(src, dst, **sizes)
     else:
         graph = RelationalGraph.from_triples(src, rel, dst, **sizes, num_relations=RELATIONS)
     x = jnp.asarray(rng.normal(size=(7, 4))), jnp.asarray(rng.normal(size=(9, 4)))
@@ -590,7 +590,7 @@ def test_methods_of_scores(method, attention, form, rng, monkeypatch):
     src, dst, rel = rng.integers(0, 7, 20), rng.integers(0, 5, 20), rng.integers(0, RELATIONS, 20)
     sizes = {"num_src": 7, "num_dst": 5, "num_relations": RELATIONS}
     graph = RelationalGraph.from_triples(src, rel, dst, **sizes)
-    options: Any = {"attention": attention, "method": method, "param_dtype": jnp.float64}
+    options = {"attention": attention, "method": method, "param_dtype": jnp.float64}
     conv = layers.RGATConv(4, 4, num_relations=RELATIONS, rngs=nnx.Rngs(0), **options)
     x = jnp.asarray(rng.normal(size=(7, 4)))
 

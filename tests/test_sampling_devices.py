@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +75,7 @@ def test_same_batch(rng):
     def drawn(data):
         arguments, key = (data["graph"], data["seeds"]), data["key"]
         # Times and weights as raw arrays, which are sorted or summed on the device.
-        timed: Any = {"edge_time": data["times"], "seed_time": data["limits"]}
+        timed = {"edge_time": data["times"], "seed_time": data["limits"]}
         return {
             "tree": sample_neighbors(*arguments, (3, 2), key, tree=True),
             "distinct": sample_neighbors(*arguments, (3, 2), key, capacity=(11, 30)),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -199,7 +196,7 @@ def test_corrupted_edges_have_their_distribution(rng, side, power):
     counts = counts_of(graph, NODES)
     src, dst = (ids[[3, EDGES // 2 - 1, 0]] for ids in graph.edges())
     links = np.append(src, -1), np.append(dst, 2)
-    options: dict[str, Any] = {"side": side, "degree_power": power, "exclude_edges": True}
+    options = {"side": side, "degree_power": power, "exclude_edges": True}
     negatives = corrupted_edges(graph, *links, 1_000, key_of(rng), num_nodes=NODES, **options)
     assert (np.asarray(negatives)[:, -1] == -1).all()
     # The distribution over (source, destination), for each given edge.
@@ -293,7 +290,7 @@ def test_link_blocks_equal_those_of_a_graph_without_the_edges(rng, exclude, opti
 def test_link_blocks_of_relations(rng, exclude, fanouts):
     """Blocks equal those of a graph without the given triples and their inverses."""
     src, dst = lumpy_edges(rng, NODES, EDGES)
-    sizes: Any = {"num_nodes": NODES, "num_relations": 2, "inverse": True, "self_relation": True}
+    sizes = {"num_nodes": NODES, "num_relations": 2, "inverse": True, "self_relation": True}
     rel = rng.integers(0, 2, EDGES)
 
     def build(keep) -> RelationalGraph:
@@ -499,74 +496,48 @@ def test_garbage_gives_ids_in_range(rng, name):
 GRAPH = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
 BIPARTITE = Graph.from_edges([0, 1], [1, 2], num_src=2, num_dst=3)
 RELATIONAL = RelationalGraph.from_triples([0], [0], [1], num_nodes=3)
-negatives = partial(negative_edges, GRAPH)
-WRONG = {
-    "graph is no graph": (lambda: negative_edges(3, 2, KEY), "^graph must be"),
-    "num is negative": (lambda: negatives(-1, KEY), "^num must not be negative"),
-    "num is no integer": (lambda: negatives(1.5, KEY), "^num must be an integer"),
-    "key is none": (lambda: negatives(2, 7), "^key must be a key"),
-    "power is too large": (lambda: negatives(2, KEY, degree_power=2), "^degree_power must be"),
-    "power is NaN": (lambda: negatives(2, KEY, degree_power=np.nan), "^degree_power must be"),
-    "num_nodes is negative": (lambda: negatives(2, KEY, num_nodes=-1), "^num_nodes must not"),
-    "num_nodes are three": (lambda: negatives(2, KEY, num_nodes=(1, 2, 3)), "^num_nodes must be"),
-    "num_nodes is no integer": (
-        lambda: negatives(2, KEY, num_nodes=jnp.ones(())),
-        "^num_nodes must be an integer",
-    ),
-    "lengths differ": (lambda: corrupted_edges(GRAPH, [0], [1, 2], 1, KEY), "^src and dst must"),
-    "relations are missing": (
-        lambda: corrupted_edges(RELATIONAL, [0], [1], 1, KEY),
-        "^rel must be given for",
-    ),
-    "relations of a plain graph": (
-        lambda: corrupted_edges(GRAPH, [0], [1], 1, KEY, rel=[0]),
-        "^rel is for a jax_gnn.RelationalGraph alone",
-    ),
-    "side is unknown": (
-        lambda: corrupted_edges(GRAPH, [0], [1], 1, KEY, side="head"),
-        "^side must be one of",
-    ),
-    "links of floats": (lambda: link_blocks(GRAPH, [0.5], [1], (2,), KEY), "^src must be"),
-    "links of two lengths": (lambda: link_blocks(GRAPH, [0], [], (2,), KEY), "^src and dst must"),
-    "links without fanouts": (lambda: link_blocks(GRAPH, [0], [1], (), KEY), "^fanouts must be"),
-    "links with an unknown exclusion": (
-        lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, exclude="reverse"),
-        "^exclude must be one of",
-    ),
-    "links without relations": (
-        lambda: link_blocks(RELATIONAL, [0], [1], (2,), KEY),
-        "^rel must be given for",
-    ),
-    "links with relations of a plain graph": (
-        lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, rel=[0]),
-        "^rel is for a jax_gnn.RelationalGraph alone",
-    ),
-    "links without inverses": (
-        lambda: link_blocks(
-            RELATIONAL.pad(num_nodes=9), [0], [1], (2,), KEY, rel=[0], exclude="both"
-        ),
+LINKS = {"graph": GRAPH, "src": [0], "dst": [1], "key": KEY}
+ARGUMENTS = {
+    negative_edges: {"graph": GRAPH, "num": 2, "key": KEY},
+    corrupted_edges: {**LINKS, "num": 1},
+    link_blocks: {**LINKS, "fanouts": (2,)},
+    random_walk: {"graph": GRAPH, "starts": [0], "length": 2, "key": KEY},
+}
+BAD_ARGUMENTS = [
+    (negative_edges, {"graph": 3}, "^graph must be"),
+    (negative_edges, {"num": -1}, "^num must not be negative"),
+    (negative_edges, {"num": 1.5}, "^num must be an integer"),
+    (negative_edges, {"key": 7}, "^key must be a key"),
+    (negative_edges, {"degree_power": 2}, "^degree_power must be"),
+    (negative_edges, {"degree_power": np.nan}, "^degree_power must be"),
+    (negative_edges, {"num_nodes": -1}, "^num_nodes must not"),
+    (negative_edges, {"num_nodes": (1, 2, 3)}, "^num_nodes must be"),
+    (negative_edges, {"num_nodes": jnp.ones(())}, "^num_nodes must be an integer"),
+    (corrupted_edges, {"dst": [1, 2]}, "^src and dst must"),
+    (corrupted_edges, {"graph": RELATIONAL}, "^rel must be given for"),
+    (corrupted_edges, {"rel": [0]}, "^rel is for a jax_gnn.RelationalGraph alone"),
+    (corrupted_edges, {"side": "head"}, "^side must be one of"),
+    (link_blocks, {"src": [0.5]}, "^src must be"),
+    (link_blocks, {"dst": []}, "^src and dst must"),
+    (link_blocks, {"fanouts": ()}, "^fanouts must be"),
+    (link_blocks, {"exclude": "reverse"}, "^exclude must be one of"),
+    (link_blocks, {"graph": RELATIONAL}, "^rel must be given for"),
+    (link_blocks, {"rel": [0]}, "^rel is for a jax_gnn.RelationalGraph alone"),
+    (
+        link_blocks,
+        {"graph": RELATIONAL.pad(num_nodes=9), "rel": [0], "exclude": "both"},
         "^exclude must not be 'both' for a graph without inverse relations",
     ),
-    "links of two kinds of nodes": (
-        lambda: link_blocks(BIPARTITE, [0], [1], (2,), KEY),
-        "^graph must have one kind of nodes",
-    ),
-    "capacity too small": (
-        lambda: link_blocks(GRAPH, [0], [1], (2,), KEY, capacity=1),
-        r"^capacity\[0\] must be at least 2",
-    ),
-    "walks on two kinds of nodes": (
-        lambda: random_walk(BIPARTITE, [0], 2, KEY),
-        "^graph must have one kind of nodes",
-    ),
-    "walks of negative length": (lambda: random_walk(GRAPH, [0], -1, KEY), "^length must not"),
-    "p is 0": (lambda: random_walk(GRAPH, [0], 2, KEY, p=0), "^p must be positive"),
-    "q is infinite": (lambda: random_walk(GRAPH, [0], 2, KEY, q=np.inf), "^q must be finite"),
-}
+    (link_blocks, {"graph": BIPARTITE}, "^graph must have one kind of nodes"),
+    (link_blocks, {"capacity": 1}, r"^capacity\[0\] must be at least 2"),
+    (random_walk, {"graph": BIPARTITE}, "^graph must have one kind of nodes"),
+    (random_walk, {"length": -1}, "^length must not"),
+    (random_walk, {"p": 0}, "^p must be positive"),
+    (random_walk, {"q": np.inf}, "^q must be finite"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_bad_arguments_are_named(case):
-    call, message = WRONG[case]
+@pytest.mark.parametrize(("function", "changes", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(function, changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        call()
+        function(**ARGUMENTS[function] | changes)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -143,7 +141,7 @@ def same(actual, expected) -> bool:
 def test_an_epoch(rng):
     """Each seed comes once, with its rows; batches have one shape; epochs differ in order."""
     pytest.importorskip("grain")
-    options: Any = [{}, {"tree": True}, {"replace": True}, {"capacity": (16, 30)}][rng.integers(4)]
+    options = [{}, {"tree": True}, {"replace": True}, {"capacity": (16, 30)}][rng.integers(4)]
     make = batches(rng, seed=int(rng.integers(2**31)), **options)
     # All seeds, in batches of one shape.
     epoch = list(make())
@@ -225,50 +223,43 @@ def test_worker_processes(tmp_path):
     assert count == "3", process.stderr
 
 
-WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "rows of a list": (lambda: fetch_rows([[1.0]], [0]), "^rows must be an array of numpy"),
-    "rows of objects": (lambda: fetch_rows(np.array([None]), [0]), "^rows must be an array of nu"),
-    "rows of a scalar": (lambda: fetch_rows(np.array(1), [0]), "^rows must have rows, got shape"),
-    "ids of floats": (lambda: fetch_rows(np.ones(3), [0.5]), "^ids must be an array of integers"),
-    "out of another dtype": (
-        lambda: fetch_rows(np.ones(3), [0], out=np.ones(1, int)),
-        "^out must be an array of numpy of float64, got int64",
-    ),
-    "out of another shape": (
-        lambda: fetch_rows(np.ones(3), [0], out=np.ones(2)),
+ARGUMENTS = {
+    fetch_rows: {"rows": np.ones(3), "ids": [0]},
+    fetch_ahead: {"batches": [], "rows": np.ones(3)},
+    FeatureCache: {"rows": np.ones(3), "kept": [0]},
+    neighbor_batches: {"graph": GRAPH, "seeds": [0], "batch_size": 1, "fanouts": (1,)},
+}
+DEVICE_GRAPH = Graph.from_edges([0], [0], num_nodes=1)
+BAD_ARGUMENTS = [
+    (fetch_rows, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
+    (fetch_rows, {"rows": np.array([None])}, "^rows must be an array of numpy"),
+    (fetch_rows, {"rows": np.array(1)}, "^rows must have rows, got shape"),
+    (fetch_rows, {"ids": [0.5]}, "^ids must be an array of integers"),
+    (fetch_rows, {"out": np.ones(1, int)}, "^out must be an array of numpy of float64, got int64"),
+    (
+        fetch_rows,
+        {"out": np.ones(2)},
         r"^out must be contiguous, writable and of shape \(1,\), got \(2,\)",
     ),
-    "ahead of a list": (lambda: fetch_ahead([], [[1.0]]), "^rows must be an array of numpy"),
-    "none ahead": (lambda: fetch_ahead([], np.ones(3), ahead=0), "^ahead must be positive, got 0"),
-    "ahead by a half": (lambda: fetch_ahead([], np.ones(3), ahead=0.5), "^ahead must be an int"),
-    "kept out of range": (lambda: FeatureCache(np.ones(3), [3]), "^kept must be below num_rows=3"),
-    "a graph of the device": (
-        lambda: neighbor_batches(Graph.from_edges([0], [0], num_nodes=1), [0], 1, (1,)),
-        "^graph must be of the host",
-    ),
-    "no batch": (
-        lambda: neighbor_batches(GRAPH, [0], 0, (1,)),
-        "^batch_size must be positive, got 0",
-    ),
-    "no fanouts": (lambda: neighbor_batches(GRAPH, [0], 1, ()), "^fanouts must be a sequence"),
-    "capacity below the batch": (
-        lambda: neighbor_batches(GRAPH, [0], 2, (1,), capacity=1),
+    (fetch_ahead, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
+    (fetch_ahead, {"ahead": 0}, "^ahead must be positive, got 0"),
+    (fetch_ahead, {"ahead": 0.5}, "^ahead must be an int"),
+    (FeatureCache, {"kept": [3]}, "^kept must be below num_rows=3"),
+    (neighbor_batches, {"graph": DEVICE_GRAPH}, "^graph must be of the host"),
+    (neighbor_batches, {"batch_size": 0}, "^batch_size must be positive, got 0"),
+    (neighbor_batches, {"fanouts": ()}, "^fanouts must be a sequence"),
+    (
+        neighbor_batches,
+        {"batch_size": 2, "capacity": 1},
         r"^capacity\[0\] must be at least 2",
     ),
-    "x of a list": (lambda: neighbor_batches(GRAPH, [0], 1, (1,), x=[1.0]), "^x must be of numpy"),
-    "y of other nodes": (
-        lambda: neighbor_batches(GRAPH, [0], 1, (1,), y=np.ones(2)),
-        r"^y must be \(3, \*features\), got shape \(2,\)",
-    ),
-    "a shard too many": (
-        lambda: neighbor_batches(GRAPH, [0], 1, (1,), shard=(2, 2)),
-        "^shard must be ",
-    ),
-}
+    (neighbor_batches, {"x": [1.0]}, "^x must be of numpy"),
+    (neighbor_batches, {"y": np.ones(2)}, r"^y must be \(3, \*features\), got shape \(2,\)"),
+    (neighbor_batches, {"shard": (2, 2)}, "^shard must be "),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_errors(name):
-    call, message = WRONG[name]
+@pytest.mark.parametrize(("function", "changes", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(function, changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        call()
+        function(**ARGUMENTS[function] | changes)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_checks import key_of, lumpy_edges, lumpy_graph
+from sampling_checks import in_range, key_of, lumpy_edges, lumpy_graph
 
 import jax_gnn
 from jax_gnn import Graph, RelationalGraph
@@ -32,7 +32,7 @@ RULES = ("weighted", "weighted replace", "weighted tree", "times", "times capaci
 
 def options_of(rng: np.random.Generator, kind: str, num_edges: int):
     """Return options for a sample of nine seeds by FANOUTS."""
-    options: dict[str, Any] = {
+    options = {
         "replace": "replace" in kind or (kind == "tree" and bool(rng.integers(2))),
         "tree": "tree" in kind,
         "disjoint": "disjoint" in kind,
@@ -167,7 +167,7 @@ def test_long_blocks(rng, kind):
 @pytest.mark.parametrize("kind", ["tree", "replace", "capacity", "disjoint"])
 def test_relational_blocks(rng, kind):
     """Edges of a node ascend, and belong to pairs; some graphs have a self-relation."""
-    fanouts: Any = [(4, 3), ({0: 2, 2: 1}, 40)][rng.integers(2)]
+    fanouts = [(4, 3), ({0: 2, 2: 1}, 40)][rng.integers(2)]
     src, dst = lumpy_edges(rng, 40, 200)
     graph = RelationalGraph.from_triples(
         src,
@@ -190,7 +190,7 @@ def test_relational_blocks(rng, kind):
         assert (places[1:] >= places[:-1])[same].all()
 
 
-GARBAGE: dict[str, dict[str, Any]] = {
+GARBAGE = {
     "tree": {"tree": True},
     "distinct": {},
     "capacity": {"capacity": (10, 12)},
@@ -201,14 +201,20 @@ GARBAGE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage(rng, kind):
-    """Garbage in a graph gives the same bits, and nothing out of range is read."""
+    """Garbage in a graph gives the same bits, in range, and nothing out of range is read."""
     options = GARBAGE[kind]
-    in_both(
+    graph, seeds = garbage(rng, 12, 50), jnp.asarray(random_seeds(rng, 8, 12), jnp.int32)
+    blocks = in_both(
         lambda graph, seeds, key: sample_neighbors(graph, seeds, (4, 3), key, **options),
-        garbage(rng, 12, 50),
-        jnp.asarray(random_seeds(rng, 8, 12), jnp.int32),
+        graph,
+        seeds,
         key_of(rng),
     )
+    in_range(blocks.node_ids, 12)
+    for block in blocks.graphs:
+        in_range(block.edge_ids, 50)
+        in_range(block.rows, block.num_dst)
+        in_range(block.cols, block.num_src)
 
 
 def on_host(graph: Graph) -> Graph:

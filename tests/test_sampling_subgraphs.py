@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -260,49 +259,34 @@ def test_garbage_gives_ids_in_range(rng, name):
 GRAPH = Graph.from_edges([0, 1], [1, 2], num_nodes=3)
 BIPARTITE = Graph.from_edges([0, 1], [1, 2], num_src=2, num_dst=3)
 LARGER = Graph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3)
-WRONG: dict[str, Any] = {
-    "graph is no graph": (lambda: induced_subgraph(3, [0]), "^graph must be"),
-    "two kinds of nodes": (lambda: induced_subgraph(BIPARTITE, [0]), "^graph must have one kind"),
-    "nodes are floats": (lambda: induced_subgraph(GRAPH, [0.5]), "^nodes must be"),
-    "room is negative": (
-        lambda: induced_subgraph(GRAPH, [0], num_edges=-1),
-        "^num_edges must not be negative",
-    ),
-    "a part for each node": (
-        lambda: cluster_batch(GRAPH, [0, 1], [0]),
-        r"^parts must be \(num_nodes=3,\)",
-    ),
-    "room for nodes": (
-        lambda: cluster_batch(GRAPH, [0, 1, 1], [0], num_nodes=1.5),
-        "^num_nodes must be an integer",
-    ),
-    "method is unknown": (
-        lambda: saint_subgraph(GRAPH, 1, KEY, method="rw"),
-        "^method must be one of",
-    ),
-    "num is negative": (lambda: saint_subgraph(GRAPH, -1, KEY), "^num must not be negative"),
-    "walks are negative": (
-        lambda: saint_subgraph(GRAPH, 1, KEY, walk_length=-1),
-        "^walk_length must not be negative",
-    ),
-    "no samples": (
-        lambda: saint_norms(GRAPH, lambda key: induced_subgraph(GRAPH, [0]), KEY, num_samples=0),
-        "^num_samples must be positive",
-    ),
-    "no sampler": (lambda: saint_norms(GRAPH, 3, KEY), "^sample must be callable"),
-    "samples of something else": (
-        lambda: saint_norms(GRAPH, lambda key: GRAPH, KEY),
-        "^sample must give a Subgraph",
-    ),
-    "samples of another graph": (
-        lambda: saint_norms(GRAPH, lambda key: induced_subgraph(LARGER, [0]), KEY),
+ARGUMENTS = {
+    induced_subgraph: {"graph": GRAPH, "nodes": [0]},
+    cluster_batch: {"graph": GRAPH, "parts": [0, 1, 1], "chosen": [0]},
+    saint_subgraph: {"graph": GRAPH, "num": 1, "key": KEY},
+    saint_norms: {"graph": GRAPH, "sample": lambda key: induced_subgraph(GRAPH, [0]), "key": KEY},
+}
+BAD_ARGUMENTS = [
+    (induced_subgraph, {"graph": 3}, "^graph must be"),
+    (induced_subgraph, {"graph": BIPARTITE}, "^graph must have one kind"),
+    (induced_subgraph, {"nodes": [0.5]}, "^nodes must be"),
+    (induced_subgraph, {"num_edges": -1}, "^num_edges must not be negative"),
+    (cluster_batch, {"parts": [0, 1]}, r"^parts must be \(num_nodes=3,\)"),
+    (cluster_batch, {"num_nodes": 1.5}, "^num_nodes must be an integer"),
+    (saint_subgraph, {"method": "rw"}, "^method must be one of"),
+    (saint_subgraph, {"num": -1}, "^num must not be negative"),
+    (saint_subgraph, {"walk_length": -1}, "^walk_length must not be negative"),
+    (saint_norms, {"num_samples": 0}, "^num_samples must be positive"),
+    (saint_norms, {"sample": 3}, "^sample must be callable"),
+    (saint_norms, {"sample": lambda key: GRAPH}, "^sample must give a Subgraph"),
+    (
+        saint_norms,
+        {"sample": lambda key: induced_subgraph(LARGER, [0])},
         "^sample must give parts of graph",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_bad_arguments_are_named(case):
-    call, message = WRONG[case]
+@pytest.mark.parametrize(("function", "changes", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(function, changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        call()
+        function(**ARGUMENTS[function] | changes)

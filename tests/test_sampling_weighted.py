@@ -170,7 +170,7 @@ def test_one_program_of_weights(rng, options):
     def call(graph: Graph, seeds, key) -> Blocks:
         # Any weights that depend on the traced graph.
         weights = jnp.sqrt(jnp.abs(graph.cols).astype(jnp.float32))
-        kwargs: dict[str, Any] = {"edge_probability": weights, **options}
+        kwargs = {"edge_probability": weights, **options}
         return sample_neighbors(graph, seeds, FANOUTS, key, **kwargs)
 
     check_one_program(call, rng, NODES, EDGES)
@@ -248,7 +248,7 @@ def test_one_program_of_times(rng):
     def call(graph: Graph, seeds, key) -> Blocks:
         times = graph.cols.astype(jnp.int32) % 5
         limits = jnp.arange(8, dtype=jnp.int32) % 6
-        kwargs: dict[str, Any] = {"edge_time": times, "seed_time": limits}
+        kwargs = {"edge_time": times, "seed_time": limits}
         return sample_neighbors(graph, seeds, FANOUTS, key, **kwargs)
 
     check_one_program(call, rng, NODES, EDGES)
@@ -259,7 +259,7 @@ def test_traced_nan_times(rng):
 
     @jax.jit
     def call(times, limits) -> Blocks:
-        kwargs: dict[str, Any] = {"edge_time": times, "seed_time": limits, "tree": True}
+        kwargs = {"edge_time": times, "seed_time": limits, "tree": True}
         return sample_neighbors(star(3), [0, 0], (3,), key_of(rng), **kwargs)
 
     blocks = call(np.array([np.nan, 1, 2], np.float32), np.array([9, np.nan], np.float32))
@@ -275,7 +275,7 @@ def test_disjoint(rng, capacity):
     graph = lumpy_graph(rng, NODES, EDGES)
     seeds = np.r_[rng.integers(-2, NODES + 4, 5), 0, 0]
     fanout = int(graph.in_degrees().max())
-    kwargs: dict[str, Any] = {"disjoint": True, "capacity": capacity}
+    kwargs = {"disjoint": True, "capacity": capacity}
     blocks = sample_neighbors(graph, seeds, (fanout, fanout), key_of(rng), **kwargs)
     ids, seed_ids = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
     assert ((seed_ids >= 0) == (ids >= 0)).all()

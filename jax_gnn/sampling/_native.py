@@ -238,7 +238,7 @@ def _block_call(
 def _block_composition(
     platform: str, implementation: str | None, operands: BlockOperands, **options: Any
 ) -> Callable[..., list[Array]] | None:
-    """On a GPU, XLA sorts between two kernels: the tree's, which compacts edges, and a second."""
+    """Return the GPU's composition: the tree's kernel, which compacts edges, a sort, a kernel."""
     if platform != "cuda" or options["is_tree"]:
         return None
     num_nodes, num_edges, num_src = (options[n] for n in ("num_nodes", "num_edges", "num_src"))

@@ -159,7 +159,7 @@ Bounds = tuple[Array, Array]
 
 
 class Candidates(NamedTuple):
-    """Nodes to draw from, by degree or not, and the true edges.
+    """True edges, and the ranges of nodes that may be drawn.
 
     Attributes:
         edges: the true edges.
