@@ -62,7 +62,7 @@ class DistMult(nnx.Module):
     def __call__(
         self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
     ) -> Array:
-        """Return queries, ``(*batch, features)``, as subjects and relations are; no dropout."""
+        """Return queries, of the shape of subjects and relations; `dropout` is ignored."""
         subjects, relations = _check_pair(subjects, relations)
         return subjects * relations
 
@@ -81,7 +81,7 @@ class ComplEx(nnx.Module):
     def __call__(
         self, subjects: ArrayLike, relations: ArrayLike, **dropout: Unpack[DropoutCall]
     ) -> Array:
-        """Return queries, ``(*batch, features)``, of an even number of features; no dropout."""
+        """Return queries, of the shape of subjects and relations; features must be even."""
         subjects, relations = _check_pair(subjects, relations)
         if subjects.shape[-1] % 2:
             raise ValueError(
