@@ -108,10 +108,8 @@ class GAE(Layer):
     ) -> Array:
         """Return the binary cross-entropy: its mean over edges plus its mean over negatives.
 
-        Other arguments: as in :meth:`encode`.
-
         Args:
-            graph: Graph of the known edges.
+            graph: Graph of the known edges, as the encoder takes it.
             x: Features of nodes, ``(num_nodes, in_features)``.
             edges: ``(2, num_edges)`` integers.
             negatives: Pairs without an edge, ``(2, num_negatives)`` integers, see

@@ -29,6 +29,7 @@ STACKS = GCN, GIN, SAGE, GAT, GATv2, GraphTransformer, RGCN, RGAT, HGT
 Values = Mapping[str, Array]
 """Arrays by the name of an argument of the model's call."""
 
+ModuleDef = nnx.GraphDef[Any]
 ModuleState = nnx.State[Any, Any]
 
 
@@ -138,7 +139,7 @@ def by_layer(model: Any, chunks: NodeChunks, x: Array | None, edge_values: Value
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_on_device(
-    graphdef: nnx.GraphDef[Any],
+    graphdef: ModuleDef,
     state: ModuleState,
     chunks: NodeChunks,
     x: Array | None,
@@ -148,7 +149,7 @@ def _run_on_device(
 
 
 def _run_on_host(
-    graphdef: nnx.GraphDef[Any],
+    graphdef: ModuleDef,
     state: ModuleState,
     chunks: NodeChunks,
     x: np.ndarray,
@@ -200,7 +201,7 @@ def _apply_to_block(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compiled_layer(
-    graphdef: nnx.GraphDef[Any],
+    graphdef: ModuleDef,
     number: int,
     state: ModuleState,
     block: Blocks,

@@ -41,6 +41,7 @@ from jax_gnn.extend import (
 )
 
 Ids = ArrayLike | Sequence[int]
+ModuleDef = nnx.GraphDef[Any]
 ModuleState = nnx.State[Any, Any]
 
 embedding_init = nnx.initializers.glorot_normal()
@@ -616,7 +617,7 @@ class LinkRanking:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _ranks(
-    graphdef: nnx.GraphDef[Any],
+    graphdef: ModuleDef,
     state: ModuleState,
     ranking: LinkRanking,
     nodes: Array,
