@@ -254,14 +254,9 @@ def compact_draws(
 
 
 def tree_block(nodes: Array, drawn: DrawnEdges) -> list[Array]:
-    """Build a block in which each edge has a source of its own, which needs no sort.
+    """Build a block in which each edge has a source of its own, without a sort.
 
-    Args:
-        nodes: ``(num_dst,)``, ids of the destinations.
-        drawn: the edges.
-
-    Returns:
-        The same arrays as :func:`distinct_block`.
+    Arguments and results: as of :func:`sort_sources` and :func:`distinct_block`.
     """
     num_dst, num_edges, dtype = nodes.shape[0], drawn.rows.shape[0], drawn.rows.dtype
     edges = jnp.arange(num_edges, dtype=dtype)
@@ -390,12 +385,7 @@ def distinct_block(edges: SortedSources, num_nodes: int, num_src: int) -> list[A
 
 
 def source_seeds(graph: Graph, seeds: Array) -> Array:
-    """Return the seed of each source of a tree's or disjoint block; in numpy for numpy.
-
-    Args:
-        graph: the block.
-        seeds: ``(num_dst,)``, the seed of each destination.
-    """
+    """Return the seed of each source of a tree's or disjoint block, from those of destinations."""
     starts, xp = graph.t_indptr, namespace(seeds)
     first_edge = xp.where(starts[1:] > starts[:-1], starts[:-1], PADDING)
     new = ids_at(seeds, ids_at(graph.t_cols, first_edge))

@@ -252,11 +252,9 @@ def _node_sampler(
 
 
 def _ticket_shares(indptr: Array, num_edges: int, power: float) -> tuple[Array, Array]:
-    """Return integer shares of nodes by a power of their degree, of less than 2³¹ in all.
+    """Return the start of each node's share of 2³¹ tickets, by a power of its degree, in uint32.
 
-    Returns:
-        The start of each node's share, ``(nodes + 1,)`` uint32; and the rate at which its tickets
-        are accepted, as shares are rounded up.
+    Shares are rounded up: the second result is the rate at which a node's tickets are accepted.
     """
     nodes = jnp.arange(indptr.shape[0] - 1, dtype=indptr.dtype)
     _, degrees = row_bounds(indptr, nodes, num_edges)

@@ -225,12 +225,9 @@ def relation_start(types: Array, starts: Array, stops: Array, relations: Array) 
 
 
 def _valid_first(offsets: list[Array], counts: list[Array], degrees: Array) -> tuple[Array, Array]:
-    """Return all valid offsets of each row first, ascending, and their number.
+    """Return the valid offsets of each row first, ascending, and their number.
 
-    Args:
-        offsets: ``(rows, relations, fanout)`` arrays, of which the first ones are valid.
-        counts: ``(rows, relations)`` arrays, number of valid ones.
-        degrees: ``(rows,)``, bound of the offsets.
+    Offsets are ``(rows, relations, fanout)`` arrays, of which the first `counts` are valid.
     """
     num_rows, largest = degrees.shape[0], np.iinfo(np.dtype(degrees.dtype)).max
     xp = namespace(degrees)

@@ -103,14 +103,8 @@ def _step(
 ) -> Array:
     """Return the next node of each walk.
 
-    Args:
-        graph: the graph.
-        previous: ``(walks,)``, previous nodes, -1 at the first step.
-        current: ``(walks,)``, current nodes, -1 for walks that have ended.
-        key: two words.
-        p: the return parameter.
-        q: the in-out parameter.
-        reverse: whether to walk against the edges.
+    Previous nodes, ``(walks,)``, are -1 at the first step, current ones if a walk has ended. Other
+    arguments: as in :func:`random_walk`.
     """
     indptr, cols = (graph.indptr, graph.cols) if reverse else (graph.t_indptr, graph.t_cols)
     starts, degrees = row_bounds(indptr, current, graph.num_edges)

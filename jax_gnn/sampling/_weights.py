@@ -197,18 +197,8 @@ def weighted(
     largest exponential keys (Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
     Information Processing Letters 2006).
 
-    Args:
-        sums: prefix sums, as of :class:`EdgeProbability`.
-        starts: ``(rows,)``, first edge of each row.
-        degrees: ``(rows,)``, number of edges of each row.
-        key: two words.
-        fanout: number of edges to draw from each row.
-        stream: number of the random stream.
-        replace: whether an edge may be drawn again.
-
-    Returns:
-        ``(rows, fanout)`` offsets in the row, and the number of valid draws, ``(rows,)``, as
-        `jax_gnn.sampling._draw.uniform`.
+    Rows start at the edges `starts`, ``(rows,)``; `sums` are those of :class:`EdgeProbability`.
+    Other arguments, and results: as in `jax_gnn.sampling._draw.uniform`.
     """
     rows, dtype = jnp.arange(starts.shape[0], dtype=jnp.uint32), starts.dtype
     sums, starts, degrees, *_ = align_varying([sums, starts, degrees, key[0], key[1]])
