@@ -360,7 +360,7 @@ OTHER = star(4)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("kwargs", "error", "message"),
     [
         ({"edge_probability": [1.0]}, ValueError, "edge_probability must be (num_edges=3,), got"),
         ({"edge_probability": "a"}, TypeError, "edge_probability must be"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -371,7 +372,7 @@ def sample(
 ) -> Blocks:
     """Return the blocks of seeds, from checked arguments; in numpy for arrays of numpy."""
     indptr, cols, types = edges
-    relations, replace = options.relations, options.replace
+    relations = options.relations
     xp, num_nodes, num_whole = namespace(indptr, seeds), indptr.shape[0] - 1, cols.shape[0]
     nodes = as_nodes(seeds, num_nodes, indptr.dtype)
     # The seed of each node of the layer, if neighbourhoods are disjoint.
@@ -383,17 +384,7 @@ def sample(
     for layer, (fanout, sizes) in enumerate(zip(options.fanouts, options.sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
         until = None if limits is None or seed_ids is None else values_at(limits, seed_ids)
-
-        def draw(
-            starts: Array,
-            degrees: Array,
-            fanout: int,
-            key: KeyWords,
-            until: Array | None = until,
-            layer: int = layer,
-        ) -> tuple[Array, Array]:
-            return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
-
+        draw = partial(_draw, rule=rule, limits=until, layer=layer, replace=options.replace)
         if types is None or relations is None:
             offsets, counts = draw(starts, degrees, total(fanout), key)
         else:
@@ -425,12 +416,13 @@ _compiled_sample = jit("options")(sample)
 
 
 def _draw(
-    rule: Rule,
     starts: Array,
     degrees: Array,
-    limits: Array | None,
     fanout: int,
     key: KeyWords,
+    *,
+    rule: Rule,
+    limits: Array | None,
     layer: int,
     replace: bool,
 ) -> tuple[Array, Array]:
