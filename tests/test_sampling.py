@@ -48,11 +48,11 @@ def check_blocks(blocks: Blocks, graph: Graph, seeds: np.ndarray, distinct: bool
         dst, src, t_rows, t_cols, t_order, places = (array[:size] for array in arrays.values())
         assert (np.diff(dst) >= 0).all() and (np.diff(t_rows) >= 0).all()
         # Row pointers of both halves count their entries.
-        for indptr, rows, count in (
+        for indptr, segments, count in (
             (block.indptr, dst, block.num_dst),
             (block.t_indptr, t_rows, -1),
         ):
-            sizes = np.bincount(rows, minlength=block.num_src if count < 0 else count)
+            sizes = np.bincount(segments, minlength=block.num_src if count < 0 else count)
             np.testing.assert_array_equal(np.diff(indptr), sizes)
         # The transpose has the same edges, permuted.
         np.testing.assert_array_equal(np.sort(t_order), np.arange(size))
