@@ -1,7 +1,8 @@
-"""Graph autoencoders: edges as products of what an encoder makes of their ends."""
+"""Graph autoencoders: logits of edges are dot products of encoded nodes."""
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -10,17 +11,17 @@ from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 
-from flax_layers._base import check_model, dropout_arguments
+from flax_layers._base import DropoutKeys, check_model, dropout_arguments
+from flax_layers._declaration import Layer
 from jax_gnn.extend import as_array, as_ids, check_real
 
-MAX_LOG_STD = 10.0  # as PyG has it
+MAX_LOG_STD = 10.0  # as in PyG
 
 
-class GAE(nnx.Module):
-    """Graph autoencoder: the score of an edge from u to v is ``⟨z_u, z_v⟩``.
+class GAE(Layer):
+    """Graph autoencoder: the logit of an edge from u to v is ``⟨z_u, z_v⟩``, in either direction.
 
     Kipf and Welling, "Variational graph auto-encoders", NeurIPS workshop 2016 (arXiv 1611.07308).
-    A score is the logit of there being an edge. It has no direction.
 
     Attributes:
         encoder: A model that takes a graph and features of nodes, such as `GCN`.
@@ -33,114 +34,105 @@ class GAE(nnx.Module):
         (2,)
     """
 
-    def __init__(self, encoder: Any) -> None:
-        """Takes an encoder.
+    encoder: Any = field(kw_only=False)
 
-        Args:
-            encoder: See the class.
-
-        Raises:
-            TypeError: It is no model, such as the name or the class of one.
-        """
-        check_model("encoder", encoder)
-        self.encoder = encoder
+    def __post_init__(self) -> None:
+        check_model("encoder", self.encoder)
 
     def encode(
         self,
-        graph: Any,
+        graph: object,
         x: ArrayLike,
-        *arguments: Any,
+        *arguments: object,
         deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
-        **named: Any,
+        rngs: DropoutKeys = None,
+        **named: object,
     ) -> Array:
-        """What edges are scored by.
+        """Return encoded nodes.
 
         Args:
-            graph: What the encoder takes: of the edges that may be known.
-            x: ``(num_nodes, in_features)``.
+            graph: Graph of the known edges, as the encoder takes it.
+            x: Features of nodes, ``(num_nodes, in_features)``.
             *arguments: Further arguments of the encoder, such as weights of edges.
             deterministic: Switches dropout, and the noise of a `VGAE`, off (True) or on (False).
-            rngs: Randomness of both.
+            rngs: Randomness of dropout and noise.
             **named: Further arguments of the encoder, by name.
 
         Returns:
             ``(num_nodes, features)``.
         """
-        given = arguments, named | dropout_arguments(deterministic, rngs)
-        return self._encode(graph, x, *given)[0]
+        named |= dropout_arguments(deterministic, rngs)
+        return self._encode(graph, x, arguments, named)[0]
 
-    def __call__(self, graph: Any, x: ArrayLike, *arguments: Any, **named: Any) -> Array:
-        """The same as :meth:`encode`."""
+    def __call__(self, graph: object, x: ArrayLike, *arguments: object, **named: Any) -> Array:
+        """Return :meth:`encode`."""
         return self.encode(graph, x, *arguments, **named)
 
     def _encode(
-        self, graph: Any, x: ArrayLike, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, graph: object, x: ArrayLike, arguments: tuple[object, ...], named: dict[str, Any]
     ) -> tuple[Array, Array]:
-        """What edges are scored by, and a penalty of it."""
+        """Return encoded nodes, and the regulariser of the loss, a scalar."""
         z = self.encoder(graph, x, *arguments, **named)
         return z, jnp.zeros((), z.dtype)
 
     def scores(self, z: ArrayLike, edges: ArrayLike) -> Array:
-        """Logits of edges.
+        """Return logits of edges.
 
         Args:
-            z: What :meth:`encode` gives.
+            z: Encoded nodes, ``(num_nodes, features)``.
             edges: ``(2, num_edges)`` integers, sources first.
 
         Returns:
             ``(num_edges,)``.
-
-        Raises:
-            ValueError: A shape is another one.
         """
-        z = check_real("z", z)
-        edges = as_array("edges", edges)
-        if z.ndim != 2 or edges.ndim != 2 or len(edges) != 2:
+        nodes, ids = check_real("z", z), as_array("edges", edges)
+        if nodes.ndim != 2 or ids.ndim != 2 or len(ids) != 2:
             raise ValueError(
-                f"z must be (num_nodes, features) and edges (2, num_edges), got shapes {z.shape} "
-                f"and {edges.shape}"
+                "z must be (num_nodes, features) and edges (2, num_edges), got shapes "
+                f"{nodes.shape} and {ids.shape}"
             )
-        src, dst = (as_ids("edges", ids) for ids in edges)
-        return (z[src] * z[dst]).sum(1)
+        src, dst = as_ids("edges", ids[0]), as_ids("edges", ids[1])
+        # No matrix of all pairs is made.
+        return (nodes[src] * nodes[dst]).sum(1)
 
     def loss(
         self,
-        graph: Any,
+        graph: object,
         x: ArrayLike,
         edges: ArrayLike,
         negatives: ArrayLike,
-        *arguments: Any,
+        *arguments: object,
         deterministic: bool | None = None,
-        rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
-        **named: Any,
+        rngs: DropoutKeys = None,
+        **named: object,
     ) -> Array:
-        """Binary cross-entropy: its mean over edges, plus its mean over pairs without one.
+        """Return the binary cross-entropy: its mean over edges plus its mean over negatives.
 
         Args:
-            graph: See :meth:`encode`.
-            x: Likewise.
-            edges: ``(2, num_edges)``.
-            negatives: ``(2, num_negatives)``, see `jax_gnn.datasets.negative_edges`.
-            *arguments: See :meth:`encode`.
-            deterministic: Likewise.
-            rngs: Likewise.
-            **named: Likewise.
+            graph: Graph of the known edges, as the encoder takes it.
+            x: Features of nodes, ``(num_nodes, in_features)``.
+            edges: ``(2, num_edges)`` integers.
+            negatives: Pairs without an edge, ``(2, num_negatives)`` integers, see
+                `jax_gnn.datasets.negative_edges`.
+            *arguments: Further arguments of the encoder.
+            deterministic: Switches dropout and noise off (True) or on (False).
+            rngs: Randomness of dropout and noise.
+            **named: Further arguments of the encoder, by name.
 
         Returns:
-            ``()``; of a `VGAE` with the divergence of its normal distributions from the standard
+            ``()``; of a `VGAE` plus the divergence of its normal distributions from the standard
             one, divided by the number of nodes.
         """
-        given = arguments, named | dropout_arguments(deterministic, rngs)
-        z, penalty = self._encode(graph, x, *given)
-        right, wrong = self.scores(z, edges), self.scores(z, negatives)
-        return jax.nn.softplus(-right).mean() + jax.nn.softplus(wrong).mean() + penalty
+        named |= dropout_arguments(deterministic, rngs)
+        z, regularizer = self._encode(graph, x, arguments, named)
+        positive_loss = jax.nn.softplus(-self.scores(z, edges)).mean()
+        return positive_loss + jax.nn.softplus(self.scores(z, negatives)).mean() + regularizer
 
 
 class VGAE(GAE):
     """Variational graph autoencoder: in training ``z`` is drawn from normal distributions.
 
-    Source as of `GAE`. The first half of the encoder's features are means, the second half
+    Same paper as `GAE`. The first half of the encoder's features are means, the second half
     logarithms of standard deviations, at most 10. In evaluation ``z`` is the mean.
 
     Example:
@@ -150,22 +142,23 @@ class VGAE(GAE):
         (3, 2)
     """
 
+    # Not declared as fields: `rngs` is an argument, and then the stream that is forked from it.
     def __init__(self, encoder: Any, *, rngs: nnx.Rngs) -> None:
-        """Takes an encoder.
+        """Make the model.
 
         Args:
-            encoder: See the class.
+            encoder: A model that takes a graph and features of nodes.
             rngs: Source of the noise, stream "dropout".
 
         Raises:
             TypeError: The encoder is no model.
         """
         super().__init__(encoder)
-        self.deterministic = False  # which train() and eval() set
+        self.deterministic = False  # set by train() and eval()
         self.rngs = rngs["dropout"].fork()
 
     def _encode(
-        self, graph: Any, x: ArrayLike, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, graph: object, x: ArrayLike, arguments: tuple[object, ...], named: dict[str, Any]
     ) -> tuple[Array, Array]:
         y = self.encoder(graph, x, *arguments, **named)
         if y.ndim != 2 or y.shape[1] % 2:
@@ -174,11 +167,14 @@ class VGAE(GAE):
                 f"{y.shape}"
             )
         mean, log_std = jnp.split(y, 2, 1)
+        # Bounded, so that the exponentials below stay finite.
         log_std = jnp.minimum(log_std, MAX_LOG_STD)
+        # KL divergence of N(mean, std²) from N(0, 1), a mean over nodes.
         divergence = (mean**2 + jnp.exp(2 * log_std) - 1 - 2 * log_std).sum(1).mean() / 2
         deterministic, rngs = named["deterministic"], named["rngs"]
         if self.deterministic if deterministic is None else deterministic:
             return mean, divergence / y.shape[0]
+        # Reparameterised, so that gradients reach mean and deviation.
         rngs = self.rngs if rngs is None else rngs
         key = rngs["dropout"]() if isinstance(rngs, nnx.Rngs) else rngs()
         noise = jax.random.normal(key, mean.shape, mean.dtype)

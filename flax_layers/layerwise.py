@@ -1,9 +1,9 @@
-"""Models over all nodes of a large graph: layer by layer, in chunks of nodes."""
+"""Inference of a model for all nodes of a large graph: layer by layer, in chunks of nodes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import ArrayLike
 
 from flax_layers._base import Stack, check_features, check_positive, linear
 from flax_layers.graph import GCN, GIN, SAGE, gcn_norm
@@ -23,39 +24,46 @@ from jax_gnn import Graph, HeteroGraph, RelationalGraph
 from jax_gnn.extend import as_array, check_instance, described, take
 from jax_gnn.sampling import Blocks, NodeChunks, fetch_rows, node_chunks
 
-TAKEN = GCN, GIN, SAGE, GAT, GATv2, GraphTransformer, RGCN, RGAT, HGT
+STACKS = GCN, GIN, SAGE, GAT, GATv2, GraphTransformer, RGCN, RGAT, HGT
+
+Values = Mapping[str, Array]
+"""Arrays by the name of an argument of the model's call."""
+
+ModuleDef = nnx.GraphDef[Any]
+ModuleState = nnx.State[Any, Any]
 
 
 def layerwise_inference(
     model: Stack | HeteroModel,
     graph: Graph | RelationalGraph | HeteroGraph,
-    x: Any,
+    x: ArrayLike | Mapping[str, ArrayLike] | None,
     *,
     chunk_edges: int = 2**20,
-    **edge_values: Any,
+    **edge_values: ArrayLike | None,
 ) -> Any:
-    """What ``model(graph, x)`` gives without dropout, of graphs that are too large for that.
+    """Return ``model(graph, x)`` without dropout, for graphs that are too large for one call.
 
-    A layer is computed for all nodes before the next one, in chunks of nodes, each with all edges
+    A layer is computed for all nodes before the next layer, in chunks of nodes, each with all edges
     into its nodes. So nothing is sampled, and nothing is computed twice. Chunks have one shape: a
     layer is compiled once.
 
     Args:
         model: A `GCN`, `GIN`, `SAGE`, `GAT`, `GATv2`, `GraphTransformer`, `RGCN`, `RGAT` or `HGT`,
-            perhaps one after maps by type.
-        graph: What it takes. A `Graph` of the host (`jax_gnn.host_arrays`) stays there.
-        x: Node features, as the model takes them. Where they are of numpy, they and the results of
-            each layer are in the host's memory, and only what a chunk reads is on the device.
-        chunk_edges: About how many edges a chunk has: see `jax_gnn.sampling.node_chunks`.
-        **edge_values: Such as `edge_weight` or `edge_attr`, as the model takes them, ``(num_edges,
-            …)`` in the graph's order.
+            or a `HeteroModel` of one.
+        graph: The graph, as the model takes it. A `Graph` of the host (`jax_gnn.host_arrays`) stays
+            there.
+        x: Node features, as the model takes them. If they are of numpy, they and the results of
+            each layer are in the host's memory, and only the rows that a chunk reads on the device.
+        chunk_edges: Approximate number of edges of a chunk: see `jax_gnn.sampling.node_chunks`.
+        **edge_values: Values of edges such as `edge_weight` or `edge_attr`, as the model takes
+            them, ``(num_edges, …)`` in the graph's order.
 
     Returns:
-        ``(num_nodes, *batch, out_features)``, of numpy where x is; of a `HeteroGraph` and x by type
-        the same by type.
+        ``(num_nodes, *batch, out_features)``, of numpy if x is; a mapping by type if the graph is a
+        `HeteroGraph` and x by type.
 
     Raises:
-        TypeError: The model is none of these, or the graph is none that it takes.
+        TypeError: The model is none of these, or does not take the graph.
         ValueError: A shape does not fit, `chunk_edges` is not positive, or the graph is traced.
 
     Example:
@@ -64,129 +72,166 @@ def layerwise_inference(
         >>> layerwise_inference(model, graph, jnp.ones((3, 4)), chunk_edges=2).shape
         (3, 3)
     """
-    relational: Any = graph.relational if isinstance(graph, HeteroGraph) else graph
-    by_type = isinstance(graph, HeteroGraph) and isinstance(x, Mapping)
-    on_host = any(isinstance(each, np.ndarray) for each in jax.tree.leaves(x))
+    edges: Any = graph.relational if isinstance(graph, HeteroGraph) else graph
+    on_host = any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(x))
     stack: Any = model.model if isinstance(model, HeteroModel) else model
-    if type(stack) not in TAKEN:
-        names = ", ".join(each.__name__ for each in TAKEN)
+    if type(stack) not in STACKS:
+        names = ", ".join(kind.__name__ for kind in STACKS)
         raise TypeError(f"model must be one of {names}, got {described(model)}")
-    check_instance("graph", relational, stack.convolution.structure)
+    check_instance("graph", edges, stack.convolution.structure)
     check_positive(chunk_edges=chunk_edges)
+    # Features of all nodes as one array, of the host or of the device.
+    rows: Any = x
     if isinstance(model, HeteroModel):
-        x = model.joined(relational, x)
-        x = np.asarray(x) if on_host else x
-    elif by_type:
-        x = graph.join(x)  # type: ignore[union-attr]
-    if x is not None and not on_host:
-        x = as_array("x", x)
-    if x is not None:
-        check_features(x, relational.num_nodes, stack.in_features)
-    values = {name: each for name, each in edge_values.items() if each is not None}
-    for name, each in values.items():
-        if np.shape(each)[:1] != (relational.num_edges,):
+        rows = model.joined(edges, rows)
+        rows = np.asarray(rows) if on_host else rows
+    elif isinstance(graph, HeteroGraph) and isinstance(x, Mapping):
+        rows = graph.join(x)
+    if rows is not None:
+        rows = rows if on_host else as_array("x", rows)
+        check_features(rows, edges.num_nodes, stack.in_features)
+    values: dict[str, Any] = {
+        name: array for name, array in edge_values.items() if array is not None
+    }
+    for name, array in values.items():
+        if np.shape(array)[:1] != (edges.num_edges,):
             raise ValueError(
-                f"{name} must have num_edges = {relational.num_edges} rows, got shape "
-                f"{np.shape(each)}"
+                f"{name} must have num_edges = {edges.num_edges} rows, got shape {np.shape(array)}"
             )
-    chunks = node_chunks(relational, chunk_edges)
+    chunks = node_chunks(edges, chunk_edges)
+    y: Any
+    # A single chunk is the whole graph.
     if len(chunks) > 1:
-        run = _on_host if on_host else _on_device
-        y = run(*nnx.split(stack), chunks, x, values)
+        run = _run_on_host if on_host else _run_on_device
+        y = run(*nnx.split(stack), chunks, rows, values)
     else:
-        y = stack(relational, x, **values, deterministic=True)
+        y = stack(edges, rows, **values, deterministic=True)
         y = np.asarray(y) if on_host else y
-    return graph.split(jnp.asarray(y)) if by_type else y  # type: ignore
+    if isinstance(graph, HeteroGraph) and isinstance(x, Mapping):
+        return graph.split(jnp.asarray(y))
+    return y
 
 
-def by_layer(model: Any, chunks: NodeChunks, x: Any, values: Any) -> Array:
-    """A stack over all nodes, also inside ``jax.jit``.
+def by_layer(model: Any, chunks: NodeChunks, x: Array | None, edge_values: Values) -> Array:
+    """Return the result of a stack for all nodes; works inside ``jax.jit``.
 
     Args:
         model: The stack.
-        chunks: Those of the graph.
+        chunks: Chunks of the graph.
         x: Features of all nodes, or None.
-        values: Such as weights, of all edges, by name.
+        edge_values: Values of all edges, such as weights, by name.
     """
-    graph, of_nodes = chunks.graph, _node_values(model, chunks.graph, values)
+    graph, node_values = chunks.graph, _node_values(model, chunks.graph, edge_values)
     for number in range(1, model.num_layers + 1):
-        if x is None:  # rows of weights are summed, by the numbers of nodes
-            x = _layer(model, number, graph, x, values)
+        if x is None:  # the first layer reads rows of its weights, by node
+            x = _apply_layer(model, number, graph, x, edge_values)
             continue
 
-        def of_chunk(i: Array, number: int = number, x: Array = x) -> Array:
+        def apply_chunk(i: Array, number: int = number, x: Array = x) -> Array:
             block = chunks.block(i)
-            return _of_block(model, number, block, *_taken(take, block, x, of_nodes, values))
+            operands = _chunk_rows(take, block, x, node_values, edge_values)
+            return _apply_to_block(model, number, block, *operands)
 
-        x = chunks.joined(jax.lax.map(of_chunk, jnp.arange(len(chunks))))
-    return x
+        # One compiled body for all chunks, one after another: memory for one chunk's rows.
+        x = chunks.joined(jax.lax.map(apply_chunk, jnp.arange(len(chunks))))
+    return jnp.asarray(x)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _on_device(graphdef: Any, state: Any, *operands: Any) -> Array:
-    return by_layer(nnx.merge(graphdef, state), *operands)
+def _run_on_device(
+    graphdef: ModuleDef,
+    state: ModuleState,
+    chunks: NodeChunks,
+    x: Array | None,
+    edge_values: Values,
+) -> Array:
+    return by_layer(nnx.merge(graphdef, state), chunks, x, edge_values)
 
 
-def _on_host(graphdef: Any, state: Any, chunks: NodeChunks, x: Any, values: Any) -> np.ndarray:
-    """The same of features on the host, where results go, too."""
-    model = nnx.merge(graphdef, state)
-    of_nodes = _node_values(model, chunks.graph, values)
-    of_nodes, values, starts = jax.device_get((of_nodes, values, chunks.starts))
+def _run_on_host(
+    graphdef: ModuleDef,
+    state: ModuleState,
+    chunks: NodeChunks,
+    x: np.ndarray,
+    edge_values: Values,
+) -> np.ndarray:
+    """Return the result of `by_layer`, with features and results of each layer on the host."""
+    model: Any = nnx.merge(graphdef, state)
+    node_values = _node_values(model, chunks.graph, edge_values)
+    node_values, edge_values, starts = jax.device_get((node_values, edge_values, chunks.starts))
     for number in range(1, model.num_layers + 1):
+        # The result is allocated once a first chunk shows its width and dtype.
         y: Any = None
         for i, (start, stop) in enumerate(pairwise(starts)):
             block = chunks.block(i)
-            own = _taken(fetch_rows, jax.device_get(block), x, of_nodes, values)
-            rows = _compiled(graphdef, number, state, block, *own)
+            # Rows are gathered on the host, so that only these cross to the device.
+            operands = _chunk_rows(fetch_rows, jax.device_get(block), x, node_values, edge_values)
+            rows = _compiled_layer(graphdef, number, state, block, *operands)
             y = np.empty((starts[-1], *rows.shape[1:]), rows.dtype) if y is None else y
             y[start:stop] = rows[: stop - start]
         x = y
     return x
 
 
-def _taken(take: Any, block: Blocks, x: Any, of_nodes: Any, values: Any) -> Any:
-    """What a chunk reads of arrays of all nodes and edges."""
+def _chunk_rows(
+    take: Callable[..., Any],
+    block: Blocks,
+    x: Array | np.ndarray,
+    node_values: Values,
+    edge_values: Values,
+) -> tuple[Array, Values, Values]:
+    """Return the rows of a chunk's sources and edges from arrays of all nodes and edges."""
     nodes, (edges,) = block.node_ids, block.edge_ids
     return (
         take(x, nodes),
-        {name: take(each, nodes) for name, each in of_nodes.items()},
-        {name: take(each, edges) for name, each in values.items()},
+        {name: take(array, nodes) for name, array in node_values.items()},
+        {name: take(array, edges) for name, array in edge_values.items()},
     )
 
 
-def _of_block(
-    model: Any,
-    number: int,
-    block: Blocks,
-    x: Array,
-    of_nodes: Any,
-    values: Any,
+def _apply_to_block(
+    model: Any, number: int, block: Blocks, x: Array, node_values: Values, edge_values: Values
 ) -> Array:
-    """A layer of a chunk: a row for each of its nodes."""
+    """Apply a layer to a chunk; returns a row for each of its nodes."""
+    values: dict[str, Any] = {**edge_values, **node_values}
     if isinstance(model, HGT):
-        of_nodes = {**of_nodes, "node_types": block.node_types}
-    return _layer(model, number, block.graphs[0], x, {**values, **of_nodes})
+        values["node_types"] = block.node_types
+    return _apply_layer(model, number, block.graphs[0], x, values)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _compiled(graphdef: Any, number: int, state: Any, *given: Any) -> Array:
-    return _of_block(nnx.merge(graphdef, state), number, *given)
+def _compiled_layer(
+    graphdef: ModuleDef,
+    number: int,
+    state: ModuleState,
+    block: Blocks,
+    x: Array,
+    node_values: Values,
+    edge_values: Values,
+) -> Array:
+    model = nnx.merge(graphdef, state)
+    return _apply_to_block(model, number, block, x, node_values, edge_values)
 
 
-def _layer(model: Any, number: int, graph: Any, x: Any, values: Any) -> Array:
-    """A layer of a stack, and what follows it."""
+def _apply_layer(
+    model: Any, number: int, graph: Graph | RelationalGraph, x: Array | None, values: Values
+) -> Array:
+    """Apply a convolution of a stack, its activation and, after the final one, its output map."""
+    options: dict[str, Any] = dict(values)
     if model.dropout_in_convolutions:
-        values = {**values, "deterministic": True}
-    is_last = number == model.num_layers
-    convolve = model._convolve if is_last and model.output is None else model._convolve_and_relu
-    y = convolve(number, graph, x, **values)
-    return linear(model.output, y) if is_last and model.output is not None else y
+        options["deterministic"] = True
+    # The final convolution has no activation, unless an output map follows.
+    is_final = number == model.num_layers
+    convolve = model._convolve if is_final and model.output is None else model._convolve_and_relu
+    y: Array = convolve(number, graph, x, **options)
+    return linear(model.output, y) if is_final and model.output is not None else y
 
 
-def _node_values(model: Any, graph: Any, values: Any) -> dict[str, Array]:
-    """What a chunk must be told of its nodes: of a GCN, scales of the whole graph."""
+def _node_values(model: Any, graph: Any, edge_values: Values) -> Values:
+    """Return values of nodes that chunks need from the whole graph: the scales of a GCN."""
+    # A chunk has all edges into its nodes, but not those out of its sources.
     first = model.convolutions[0]
     if isinstance(model, GCN) and first.normalize:
-        weight, loops = values.get("edge_weight"), first.add_self_loops
-        return {"node_scale": gcn_norm(graph, weight, add_self_loops=loops)}
+        weight = edge_values.get("edge_weight")
+        return {"node_scale": gcn_norm(graph, weight, add_self_loops=first.add_self_loops)}
     return {}

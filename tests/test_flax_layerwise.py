@@ -1,4 +1,4 @@
-"""Models over all nodes by layer, in chunks, beside the same model on the whole graph."""
+"""Layerwise inference in chunks, compared with the same model on the whole graph."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ def make_graph(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Grap
 
 
 def check(model, graph, x, chunk_edges, **values):
-    """On the device, and on the host, to the same numbers."""
+    """Compare layerwise inference, on the device and on the host, with the model."""
     on_device = jax.tree.map(jnp.asarray, x)
     want = model(graph, on_device, **values, deterministic=True)
-    found = layerwise_inference(model, graph, on_device, chunk_edges=chunk_edges, **values)
+    # Three ways: the model, chunks on the device, chunks on the host.
+    y = layerwise_inference(model, graph, on_device, chunk_edges=chunk_edges, **values)
     hosted = layerwise_inference(model, graph, x, chunk_edges=chunk_edges, **values)
-    for made in (found, hosted):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), made, want)
+    for result in (y, hosted):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), result, want
+        )
     return hosted
 
 
@@ -46,7 +49,7 @@ def test_graphs(name, chunk_edges, rng):
     graph = make_graph(rng, 23, 91)
     options = {"heads": 2} if name in ("GAT", "GATv2", "GraphTransformer") else {}
     model = getattr(flax_layers, name)(
-        *(5, 8, 3), num_layers=3, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options
+        5, 8, 3, num_layers=3, rngs=nnx.Rngs(0), param_dtype=jnp.float64, **options
     )
     x = rng.normal(size=(23, 5))
     hosted = check(model, graph, x, chunk_edges)
@@ -78,32 +81,27 @@ def test_weights_of_relations(features, rng):
         *triples, num_nodes=17, num_relations=3, self_relation=True
     )
     model = flax_layers.RGCN(
-        *(5 if features else 17, 8, 3), num_relations=3, rngs=nnx.Rngs(0), param_dtype=jnp.float64
+        5 if features else 17, 8, 3, num_relations=3, rngs=nnx.Rngs(0), param_dtype=jnp.float64
     )
     if features:
         check(model, graph, rng.normal(size=(17, 5)), 20)
     else:
-        found = layerwise_inference(model, graph, None, chunk_edges=20)
-        np.testing.assert_allclose(found, model(graph, deterministic=True), rtol=0, atol=1e-10)
+        y = layerwise_inference(model, graph, None, chunk_edges=20)
+        np.testing.assert_allclose(y, model(graph, deterministic=True), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["RGCN", "RGAT", "HGT"])
 def test_types_of_nodes(name, rng):
     sizes = {"a": 9, "b": 14}
-    ends = {("a", "to", "b"): (9, 14), ("b", "of", "a"): (14, 9), ("b", "on", "b"): (14, 14)}
-    edges = {key: [rng.integers(0, size, 40) for size in pair] for key, pair in ends.items()}
+    end_sizes = {("a", "to", "b"): (9, 14), ("b", "of", "a"): (14, 9), ("b", "on", "b"): (14, 14)}
+    edges = {key: [rng.integers(0, size, 40) for size in pair] for key, pair in end_sizes.items()}
     graph = HeteroGraph.from_edges(edges, sizes)
-    options = {"node_types": ("a", "b"), "relation_ends": tuple(ends)} if name == "HGT" else {}
+    options = {"node_types": ("a", "b"), "relation_ends": tuple(end_sizes)} if name == "HGT" else {}
     heads = {} if name == "RGCN" else {"heads": 2}
     model = HeteroModel(
         {"a": 4, "b": 14},
         getattr(flax_layers, name)(
-            *(8, 8, 3),
-            num_relations=3,
-            rngs=nnx.Rngs(1),
-            param_dtype=jnp.float64,
-            **heads,
-            **options,
+            8, 8, 3, num_relations=3, rngs=nnx.Rngs(1), param_dtype=jnp.float64, **heads, **options
         ),
         rngs=nnx.Rngs(0),
         param_dtype=jnp.float64,
@@ -111,7 +109,7 @@ def test_types_of_nodes(name, rng):
     check(model, graph, {"a": rng.normal(size=(9, 4)), "b": None}, 30)
 
 
-def test_graphs_of_the_host_and_odd_ones(rng):
+def test_host_graphs_and_tiny_graphs(rng):
     model = SAGE(5, 8, 3, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
     with host_arrays():
         graph = make_graph(rng, 23, 91)
@@ -119,6 +117,7 @@ def test_graphs_of_the_host_and_odd_ones(rng):
     for num_nodes, num_edges in ((1, 0), (7, 0), (1, 3)):
         check(model, make_graph(rng, num_nodes, num_edges), rng.normal(size=(num_nodes, 5)), 2)
     assert layerwise_inference(model, make_graph(rng, 0, 0), np.zeros((0, 5))).shape == (0, 3)
+    # Padding adds nodes without edges.
     padded = make_graph(rng, 23, 91).pad(num_nodes=40, num_edges=200)
     check(model, padded, rng.normal(size=(40, 5)), 37)
 
@@ -140,12 +139,13 @@ def test_chunks(rng):
         ids = np.asarray(blocks.node_ids)
         (block,) = blocks.graphs
         seen += ids[: block.num_dst][ids[: block.num_dst] >= 0].tolist()
+        # Edges are those of the graph, named by their places.
         src, dst = block.edges()
-        there = np.asarray(blocks.edge_ids[0])
-        there = there[there >= 0]
-        np.testing.assert_array_equal(cols[there], ids[src])
-        np.testing.assert_array_equal(rows[there], ids[dst])
-        edges += there.tolist()
+        places = np.asarray(blocks.edge_ids[0])
+        places = places[places >= 0]
+        np.testing.assert_array_equal(cols[places], ids[src])
+        np.testing.assert_array_equal(rows[places], ids[dst])
+        edges += places.tolist()
         assert not blocks.overflow
     assert seen == list(range(50))
     assert sorted(edges) == list(range(300))
@@ -153,9 +153,10 @@ def test_chunks(rng):
 
 def test_garbage_reads_nothing_out_of_range(rng):
     graph = make_graph(rng, 20, 60)
-    wild = rng.integers(-(2**31), 2**31, 60).astype(np.int32)
-    ends = rng.integers(-100, 200, 21).astype(np.int32)
-    broken = Graph(**vars(graph) | {"cols": jnp.asarray(wild), "indptr": jnp.asarray(ends)})
+    # Columns and row pointers out of range.
+    sources = rng.integers(-(2**31), 2**31, 60).astype(np.int32)
+    pointers = rng.integers(-100, 200, 21).astype(np.int32)
+    broken = Graph(**vars(graph) | {"cols": jnp.asarray(sources), "indptr": jnp.asarray(pointers)})
     chunks = node_chunks(broken, 13)
     for i in range(len(chunks)):
         blocks = chunks.block(i)

@@ -1,4 +1,4 @@
-"""Decoders of edges, losses, and filtered ranks against a slow reference."""
+"""Decoders of edges, losses, and filtered ranks, compared with slow references."""
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,12 @@ NODES, RELATIONS, FEATURES = 11, 3, 6
 
 def test_decoders(rng):
     s, r, o = (rng.normal(size=(4, FEATURES)) for _ in range(3))
-    found = np.sum(np.asarray(DistMult()(s, r)) * o, 1)
-    np.testing.assert_allclose(found, (s * r * o).sum(1), rtol=1e-6, atol=1e-5)
+    scores = np.sum(np.asarray(DistMult()(s, r)) * o, 1)
+    np.testing.assert_allclose(scores, (s * r * o).sum(1), rtol=1e-6, atol=1e-5)
+    # The first half is real, the second imaginary.
     a, b, c = (x[:, :3] + 1j * x[:, 3:] for x in (s, r, o))
-    found = np.sum(np.asarray(ComplEx()(jnp.asarray(s), jnp.asarray(r))) * o, 1)
-    np.testing.assert_allclose(found, (a * b * c.conj()).sum(1).real, rtol=1e-4, atol=1e-5)
+    scores = np.sum(np.asarray(ComplEx()(jnp.asarray(s), jnp.asarray(r))) * o, 1)
+    np.testing.assert_allclose(scores, (a * b * c.conj()).sum(1).real, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="features must be even, real and imaginary, got 5"):
         ComplEx()(jnp.ones(5), jnp.ones(5))
 
@@ -44,19 +45,20 @@ def test_conve(rng):
     image = np.concatenate([double(s).reshape(5, 3, 4), double(r).reshape(5, 3, 4)], 1)
     kernel = double(decoder.convolution.kernel)[:, :, 0]
     y = np.zeros((5, 4, 2, 2))
+    # A convolution without padding.
     for i, j in np.ndindex(4, 2):
         y[:, i, j] = np.einsum("bij,ijf->bf", image[:, i : i + 3, j : j + 3], kernel)
 
-    def normed(y):
+    def layer_norm(y):
         return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
 
-    y = np.maximum(normed(y), 0).reshape(5, -1)
+    y = np.maximum(layer_norm(y), 0).reshape(5, -1)
     y = y @ double(decoder.output.kernel) + double(decoder.output.bias)
-    found = decoder(s, r, deterministic=True)
+    queries = decoder(s, r, deterministic=True)
     # Flax's normalisation takes a variance as a difference of two means, in float32.
-    np.testing.assert_allclose(found, np.maximum(normed(y), 0), rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(queries, np.maximum(layer_norm(y), 0), rtol=1e-2, atol=1e-2)
     dropped = decoder(s, r, deterministic=False, rngs=nnx.Rngs(dropout=1))
-    assert not np.array_equal(found, dropped)
+    assert not np.array_equal(queries, dropped)
     with pytest.raises(ValueError, match="height must divide features = 12 into an image of at"):
         ConvE(12, height=5, kernel_size=2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="of at least kernel_size = 7 rows and columns, got 3"):
@@ -74,21 +76,21 @@ def test_one_vs_all_losses(rng, smoothing):
     scores = rng.normal(size=(3, NODES))
     rows, objects = np.array([0, 0, 2, -1]), np.array([4, 1, 7, 3])
     options = {"label_smoothing": smoothing}
-    found = one_vs_all_loss(scores.astype("f"), rows, objects, **options)
+    loss = one_vs_all_loss(scores.astype("f"), rows, objects, **options)
+    # Softmax: a target for each answer.
     target = (1 - smoothing) * np.eye(NODES)[objects[:3]] + smoothing / NODES
-    np.testing.assert_allclose(
-        found, entropy(scores[rows[:3]], target).mean(), rtol=1e-5, atol=1e-5
-    )
-    found = one_vs_all_loss(scores.astype("f"), rows, objects, kind="sigmoid", **options)
+    np.testing.assert_allclose(loss, entropy(scores[rows[:3]], target).mean(), rtol=1e-5, atol=1e-5)
+    loss = one_vs_all_loss(scores.astype("f"), rows, objects, kind="sigmoid", **options)
+    # Sigmoid: a row of labels for each query.
     labels = np.zeros(scores.shape)
     labels[rows[:3], objects[:3]] = 1
     target = (1 - smoothing) * labels + smoothing / NODES
-    np.testing.assert_allclose(found, (np.log1p(np.exp(scores)) - target * scores).mean(), 1e-5)
+    np.testing.assert_allclose(loss, (np.log1p(np.exp(scores)) - target * scores).mean(), 1e-5)
 
 
 @pytest.mark.parametrize(("kind", "by_hand"), [("softmax", 1.2101759), ("sigmoid", 0.6630630)])
 def test_smoothed_losses_by_hand(kind, by_hand):
-    """Of one-hot targets 0.85 and 0.05; a batch given twice is no other one."""
+    """Targets are 0.85 and 0.05; repeating a batch does not change its loss."""
     scores = np.array([[0, np.log(3), 0, 0], [0, 0, 0, 0]], "f")
     rows, objects = np.array([0, 1, 1]), np.array([1, 0, 2])
     options = {"kind": kind, "label_smoothing": 0.2}
@@ -96,16 +98,16 @@ def test_smoothed_losses_by_hand(kind, by_hand):
     np.testing.assert_allclose(one_vs_all_loss(scores, rows, objects, **options), by_hand, 1e-6)
     twice = np.tile(scores, (2, 1)), np.append(rows, rows + 2), np.tile(objects, 2)
     np.testing.assert_allclose(one_vs_all_loss(*twice, **options), by_hand, 1e-6)
-    if kind == "sigmoid":  # of which an answer is one or not
-        found = one_vs_all_loss(scores, np.tile(rows, 2), np.tile(objects, 2), **options)
-        np.testing.assert_allclose(found, by_hand, 1e-6)
+    if kind == "sigmoid":  # for which repeated answers count once
+        loss = one_vs_all_loss(scores, np.tile(rows, 2), np.tile(objects, 2), **options)
+        np.testing.assert_allclose(loss, by_hand, 1e-6)
 
 
 def test_negative_sampling_loss(rng):
     right, wrong = rng.normal(size=4), rng.normal(size=(4, 3))
-    found = negative_sampling_loss(right.astype("f"), wrong.astype("f"))
+    loss = negative_sampling_loss(right.astype("f"), wrong.astype("f"))
     expected = (np.log1p(np.exp(-right)).sum() + np.log1p(np.exp(wrong)).sum()) / 16
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_losses():
@@ -124,26 +126,28 @@ def test_bad_losses():
 # --- Ranks ---------------------------------------------------------------------------------------
 
 
-def reference(facts, known, nodes, relations) -> np.ndarray:
-    """One fact and candidate after the other, by whole numbers, of DistMult."""
-    true = {tuple(fact) for fact in np.stack(known, 1).tolist()}
-    found = []
+def reference(facts, known_facts, nodes, relations) -> np.ndarray:
+    """Return ranks of DistMult, by loops over facts and candidates."""
+    true = {tuple(fact) for fact in np.stack(known_facts, 1).tolist()}
+    result = []
     for s, r, o in zip(*facts, strict=True):
         ranks = []
+        # The object of (s, r), then the subject of (r, o).
         for subject, relation, answer, is_object in ((s, r, o, 1), (o, r + RELATIONS, s, 0)):
             query = nodes[subject] * relations[relation]
-            right = query @ nodes[answer]
-            rank, ties = 1, 0
-            for other in range(len(nodes)):
-                fact = (subject, r, other) if is_object else (other, r, subject)
-                if other == answer or fact in true:
+            answer_score = query @ nodes[answer]
+            rank, equal = 1, 0
+            for candidate in range(len(nodes)):
+                fact = (subject, r, candidate) if is_object else (candidate, r, subject)
+                # Filtered: other true facts do not count.
+                if candidate == answer or fact in true:
                     continue
-                score = query @ nodes[other]
-                rank += score > right
-                ties += score == right
-            ranks.append(rank + ties / 2)
-        found.append(ranks)
-    return np.array(found)
+                score = query @ nodes[candidate]
+                rank += score > answer_score
+                equal += score == answer_score
+            ranks.append(rank + equal / 2)
+        result.append(ranks)
+    return np.array(result)
 
 
 def random_facts(rng, count: int) -> tuple[np.ndarray, ...]:
@@ -152,19 +156,20 @@ def random_facts(rng, count: int) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("chunk_size", [1, 5, 100])
 def test_ranks(rng, chunk_size):
-    """Small whole numbers, so that there are many ties; facts known twice, or not at all."""
-    known = random_facts(rng, 60)
+    """Small integers give many equal scores; facts are repeated, or not among the known."""
+    known_facts = random_facts(rng, 60)
     facts = tuple(
-        np.append(column[:13], other) for column, other in zip(known, (2, 1, 3), strict=True)
+        np.append(column[:13], extra) for column, extra in zip(known_facts, (2, 1, 3), strict=True)
     )
     nodes = rng.integers(-1, 2, (NODES, 3)).astype("f")
     relations = rng.integers(-1, 2, (2 * RELATIONS, 3)).astype("f")
     ranking = LinkRanking.from_facts(
-        *facts, known, num_nodes=NODES, num_relations=RELATIONS, chunk_size=chunk_size
+        *facts, known_facts, num_nodes=NODES, num_relations=RELATIONS, chunk_size=chunk_size
     )
     assert ranking.subjects.shape == (-(-28 // chunk_size), chunk_size)
     ranks = ranking.ranks(DistMult(), nodes, relations)
-    expected = reference(facts, known, nodes, relations)
+    expected = reference(facts, known_facts, nodes, relations)
+    # There are equal scores.
     assert np.any(expected % 1 == 0.5)
     np.testing.assert_array_equal(ranks, expected)
     metrics = link_metrics(ranks)
@@ -173,10 +178,10 @@ def test_ranks(rng, chunk_size):
         assert metrics[f"hits@{k}"] == (expected <= k).mean()
 
 
-def test_ranks_of_what_is_not_finite():
-    """Of nodes 0 to 5 the object 1 is to be ranked; 2 and 3 are objects, too."""
+def test_ranks_of_scores_that_are_not_finite():
+    """Object 1 is ranked among nodes 0 to 5; 2 and 3 are filtered, as they are known objects."""
     ranking = LinkRanking.from_facts(
-        *([0], [0], [1]), ([0] * 3, [0] * 3, [1, 2, 3]), num_nodes=6, num_relations=1
+        [0], [0], [1], ([0] * 3, [0] * 3, [1, 2, 3]), num_nodes=6, num_relations=1
     )
 
     @jax.jit
@@ -184,28 +189,29 @@ def test_ranks_of_what_is_not_finite():
         return ranking.ranks(DistMult(), jnp.append(1, scores)[:, None], jnp.ones((2, 1)))[0, 0]
 
     with strict():
-        for found, other, expected in (
+        for answer, candidate, expected in (
             (np.nan, 0.0, 4),
             (np.inf, 0.0, 4),
             (-np.inf, 0.0, 4),
             (-np.inf, -np.inf, 4),
-            (0.0, np.nan, 2 + 1),  # after node 0, whose score is 1, and this one
+            (0.0, np.nan, 2 + 1),  # after node 0, whose score is 1, and this node
             (0.0, np.inf, 2 + 1),
             (0.0, -np.inf, 2),
         ):
             for filtered in (np.nan, np.inf, -np.inf, 0.0):
-                scores = jnp.array([found, filtered, filtered, other, -1.0], jnp.float32)
-                assert rank(scores) == expected, (found, other, filtered)
+                scores = jnp.array([answer, filtered, filtered, candidate, -1.0], jnp.float32)
+                assert rank(scores) == expected, (answer, candidate, filtered)
 
 
-def test_memory_of_ranks_is_that_of_a_chunk(rng):
-    """One program, whatever the number of facts, and no array larger than a chunk's scores."""
+def test_ranks_need_memory_for_one_chunk(rng):
+    """No array is larger than a chunk's scores, whatever the number of facts."""
     facts = random_facts(rng, 200)
     ranking = LinkRanking.from_facts(
         *facts, facts, num_nodes=NODES, num_relations=RELATIONS, chunk_size=8
     )
     nodes, relations = jnp.ones((NODES, 3)), jnp.ones((2 * RELATIONS, 3))
     compiled = jax.jit(lambda r, x, z: r.ranks(DistMult(), x, z)).lower(ranking, nodes, relations)
+    # 20 kB would not hold all scores, 400 queries of float64.
     used = compiled.compile().memory_analysis().temp_size_in_bytes
     assert used < 20_000 < 400 * NODES * 8
 
@@ -230,9 +236,9 @@ def test_no_facts():
     ],
 )
 def test_bad_facts(change, message):
-    given = {"subjects": [0], "relations": [0], "objects": [1], "known": ([0], [0], [1])}
+    facts = {"subjects": [0], "relations": [0], "objects": [1], "known": ([0], [0], [1])}
     with pytest.raises(ValueError, match=message):
-        LinkRanking.from_facts(**given | {"num_nodes": 3, "num_relations": 1} | change)
+        LinkRanking.from_facts(**facts | {"num_nodes": 3, "num_relations": 1} | change)
 
 
 def test_bad_nodes():
@@ -255,12 +261,18 @@ def test_predictor(rng, kind):
         "compgcn": lambda: CompGCN(FEATURES, 8, FEATURES, **options),
     }[kind]()
     model = LinkPredictor(
-        *(NODES, 2 * RELATIONS, FEATURES, FEATURES, encoder, ComplEx()),
+        NODES,
+        2 * RELATIONS,
+        FEATURES,
+        FEATURES,
+        encoder,
+        ComplEx(),
         dropout_rate=0.5,
         rngs=nnx.Rngs(0),
     )
     nodes, relations = model.encode(graph, deterministic=True)
     expected = model.nodes[...], model.relations[...]
+    # An RGCN encodes nodes alone, a CompGCN also relations.
     if kind == "rgcn":
         expected = encoder(graph, expected[0], deterministic=True), expected[1]
     if kind == "compgcn":
@@ -278,15 +290,15 @@ def test_predictor(rng, kind):
 
 
 @pytest.mark.parametrize("swapped", ["encoder", "decoder", "both"])
-def test_encoder_and_decoder_in_each_others_place(swapped):
+def test_swapped_encoder_and_decoder(swapped):
     encoder = RGCN(4, 4, 4, num_relations=2, rngs=nnx.Rngs(0))
     decoder = DistMult()
-    given = {"encoder": (decoder, decoder), "decoder": (encoder, encoder)}
+    arguments = {"encoder": (decoder, decoder), "decoder": (encoder, encoder)}
     with pytest.raises(TypeError, match="encoder must be a model of graphs, and decoder one of"):
-        LinkPredictor(*(6, 2, 4, 4, *given.get(swapped, (decoder, encoder))), rngs=nnx.Rngs(0))
+        LinkPredictor(6, 2, 4, 4, *arguments.get(swapped, (decoder, encoder)), rngs=nnx.Rngs(0))
 
 
-def test_what_is_no_model():
+def test_encoders_and_decoders_that_are_no_models():
     for encoder, decoder, message in (
         (None, "distmult", "decoder must be callable, got 'distmult'"),
         (None, DistMult, "decoder must be a model, got the class DistMult; make one of it"),

@@ -1,12 +1,9 @@
-"""Rows and batches of the host: fetched exactly, each seed once, the same after a restart."""
+"""Rows and batches of the host: exact rows, each seed once, reproducible after a restart."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,51 +24,54 @@ GRAPH = jax.tree.map(np.asarray, Graph.from_edges([0, 1, 2], [1, 2, 0], num_node
 
 
 def rows_at(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    there = (ids >= 0) & (ids < len(rows))
-    return np.stack([rows[i] if ok else 0 * rows[0] for i, ok in zip(ids, there, strict=True)])
+    valid = (ids >= 0) & (ids < len(rows))
+    return np.stack([rows[i] if ok else 0 * rows[0] for i, ok in zip(ids, valid, strict=True)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "complex128"])
-def test_fetched_rows(rng: np.random.Generator, tmp_path: Any, dtype: str) -> None:
+def test_fetched_rows(rng, tmp_path, dtype):
     for shape in ((7,), (50, 3), (9, 2, 5), (40, 33)):
         rows = rng.integers(-9, 9, shape).astype(dtype)
+        # Ids out of range, also beyond 32 bits.
         ids = rng.choice([*range(-2, shape[0] + 2), 2**40, -(2**40)], 23)
         want = rows_at(rows, ids)
+        # Strided ids in int32.
         narrow = np.repeat(ids.clip(-9, 99).astype(np.int32), 2)[::2]
         np.save(tmp_path / "rows.npy", rows)
         mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
         out = np.full_like(want, 1)
         assert fetch_rows(rows, ids, out=out) is out
-        others = fetch_rows(mapped, ids), fetch_rows(np.asfortranarray(rows), ids)
-        for found in (out, *others, fetch_rows(rows, narrow)):
-            assert found.dtype == dtype and type(found) is np.ndarray
-            np.testing.assert_array_equal(found, want)
+        # Memory maps, and rows that are not contiguous.
+        copies = fetch_rows(mapped, ids), fetch_rows(np.asfortranarray(rows), ids)
+        for result in (out, *copies, fetch_rows(rows, narrow)):
+            assert result.dtype == dtype and type(result) is np.ndarray
+            np.testing.assert_array_equal(result, want)
 
 
-def test_fetched_rows_of_nothing() -> None:
+def test_fetched_rows_of_nothing():
     assert fetch_rows(np.zeros((0, 3)), [0, 1]).tolist() == [[0] * 3] * 2
     assert fetch_rows(np.ones((2, 3)), []).shape == (0, 3)
     assert fetch_rows(np.ones((2, 0)), [1]).shape == (1, 0)
 
 
-def test_fetched_rows_are_many(rng: np.random.Generator) -> None:
-    """Of several threads."""
+def test_rows_fetched_by_several_threads(rng):
     rows, ids = rng.normal(size=(3000, 64)), rng.integers(-1, 3000, 20_000)
     want = np.where(ids[:, None] < 0, 0, rows[ids])
     np.testing.assert_array_equal(fetch_rows(rows, ids), want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
-def test_rows_fetched_ahead(rng: np.random.Generator, dtype: str) -> None:
-    """Buffers are used again, and what was fetched before stays as it is; sizes change."""
+def test_rows_fetched_ahead(rng, dtype):
+    """Buffers are reused for other sizes, and rows fetched before do not change."""
     rows = rng.integers(-99, 99, (50, 3)).astype(dtype)
-    for ahead in (1, 2, 5):
+    for depth in (1, 2, 5):
+        # Sizes change, so that buffers are made anew; then one is reused.
         ids = [rng.integers(-2, 53, count) for count in (90, 90, 0, 7, *[90] * 9)]
-        given = [each if i % 2 else jax.numpy.asarray(each) for i, each in enumerate(ids)]
-        found = [*fetch_ahead(iter(given), rows, ahead=ahead)]
-        for own, (batch, x) in zip(ids, found, strict=True):
-            np.testing.assert_array_equal(batch, own)
-            want = rows_at(rows, own) if len(own) else rows[:0]
+        batches = [batch if i % 2 else jax.numpy.asarray(batch) for i, batch in enumerate(ids)]
+        results = [*fetch_ahead(iter(batches), rows, ahead=depth)]
+        for expected_ids, (batch, x) in zip(ids, results, strict=True):
+            np.testing.assert_array_equal(batch, expected_ids)
+            want = rows_at(rows, expected_ids) if len(expected_ids) else rows[:0]
             assert isinstance(x, jax.Array) and x.dtype == jax.numpy.asarray(rows).dtype
             np.testing.assert_array_equal(x, want)
     assert [*fetch_ahead([], rows)] == []
@@ -79,8 +79,8 @@ def test_rows_fetched_ahead(rng: np.random.Generator, dtype: str) -> None:
     np.testing.assert_array_equal(scalars[0], [rows[2, 0], 0])
 
 
-def test_blocks_fetched_ahead(rng: np.random.Generator) -> None:
-    """Blocks of the device and of the host, alone and in batches, are sent with their rows."""
+def test_blocks_fetched_ahead(rng):
+    """Blocks of the device and of the host, also in batches, are sent with their rows."""
     rows = rng.normal(size=(3, 2)).astype(np.float32)
     blocks = sample_neighbors(GRAPH, np.array([2, -1]), (2,), np.array([0, 1], np.uint32))
     batches = blocks, jax.device_put(blocks), SeedBatch(blocks, np.array([2, -1]), None, None)
@@ -90,30 +90,32 @@ def test_blocks_fetched_ahead(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(x, rows_at(rows, np.asarray(blocks.node_ids)))
 
 
-def test_errors_of_what_is_fetched_ahead() -> None:
-    """They come where the batch does, and threads end where a loop is left."""
-    rows, taken = np.ones((3, 2), np.float32), []
+def test_errors_while_prefetching():
+    """Errors are raised for their batch, and threads end when a loop is left early."""
+    rows, started = np.ones((3, 2), np.float32), []
 
-    def batches() -> Any:
+    def batches():
         for i in range(9):
-            taken.append(i)
+            started.append(i)
             yield np.array([i]) if i < 4 else np.array([0.5])
 
-    found = fetch_ahead(batches(), rows, ahead=1)
-    assert not taken  # nothing until it is asked for
-    assert [float(next(found)[1][0, 0]) for _ in range(4)] == [1, 1, 1, 0]
+    results = fetch_ahead(batches(), rows, ahead=1)
+    assert not started  # an iterator starts lazily
+    # Row 3 is out of range, hence zeros.
+    assert [float(next(results)[1][0, 0]) for _ in range(4)] == [1, 1, 1, 0]
     with pytest.raises(TypeError, match=r"^ids must be an array of integers"):
-        next(found)
-    assert len(taken) == 6
+        next(results)
+    # Depth 1: one batch is in flight beside the failed one.
+    assert len(started) == 6
     for _, x in fetch_ahead(batches(), rows):
         assert x.shape == (1, 2)
         break
 
 
-def test_cached_rows(rng: np.random.Generator) -> None:
+def test_cached_rows(rng):
     rows = rng.normal(size=(60, 5)).astype(np.float32)
-    for kept in (0, 1, 30, 60):
-        cache = FeatureCache(rows, rng.permutation(60)[:kept])
+    for num_cached in (0, 1, 30, 60):
+        cache = FeatureCache(rows, rng.permutation(60)[:num_cached])
         for count in (0, 1, 90):
             ids = rng.integers(-2, 63, count)
             want = rows_at(rows, ids) if count else rows[:0]
@@ -123,24 +125,25 @@ def test_cached_rows(rng: np.random.Generator) -> None:
 # --- Batches -------------------------------------------------------------------------------------
 
 
-def batches(rng: np.random.Generator, **options: Any) -> Callable[..., Any]:
+def batches(rng: np.random.Generator, **options):
     graph = jax.tree.map(np.asarray, lumpy_graph(rng, 40, 200))
     x, y = rng.normal(size=(43, 3)), np.arange(43)
-    return lambda **more: neighbor_batches(
-        graph, np.arange(5, 38), 8, (3, 2), x={"x": x}, y=y, **options, **more
+    return lambda **kwargs: neighbor_batches(
+        graph, np.arange(5, 38), 8, (3, 2), x={"x": x}, y=y, **options, **kwargs
     )
 
 
-def same(one: Any, other: Any) -> bool:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+def same(actual, expected) -> bool:
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def test_an_epoch(rng: np.random.Generator) -> None:
-    """Each seed once, its own rows with it; batches of one shape; another order in the next."""
+def test_an_epoch(rng):
+    """Each seed comes once, with its rows; batches have one shape; epochs differ in order."""
     pytest.importorskip("grain")
-    options: Any = [{}, {"tree": True}, {"replace": True}, {"capacity": (16, 30)}][rng.integers(4)]
+    options = [{}, {"tree": True}, {"replace": True}, {"capacity": (16, 30)}][rng.integers(4)]
     make = batches(rng, seed=int(rng.integers(2**31)), **options)
+    # All seeds, in batches of one shape.
     epoch = list(make())
     seeds = np.concatenate([batch.seeds for batch in epoch])
     assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
@@ -149,31 +152,33 @@ def test_an_epoch(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(batch.blocks.node_ids[:8], batch.seeds)
         np.testing.assert_array_equal(batch.y, np.where(batch.seeds < 0, 0, batch.seeds))
         assert ((batch.x["x"] == 0).all(1) == (batch.blocks.node_ids < 0)).all()
-    both = list(make().repeat(2))
-    assert same(both[: len(epoch)], epoch)
-    assert not same([b.seeds for b in both[len(epoch) :]], [b.seeds for b in epoch])
+    two_epochs = list(make().repeat(2))
+    assert same(two_epochs[: len(epoch)], epoch)
+    assert not same([b.seeds for b in two_epochs[len(epoch) :]], [b.seeds for b in epoch])
 
 
-def test_restart(rng: np.random.Generator) -> None:
+def test_restart(rng):
     grain = pytest.importorskip("grain")
     make = batches(rng, seed=3)
     want = list(make().repeat(2))
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
     running = iter(make().repeat(2).to_iter_dataset(options))
     first = [next(running) for _ in range(4)]
+    # The state after four batches restores the rest of the epochs.
     state = running.get_state()
     again = iter(make().repeat(2).to_iter_dataset(options))
     again.set_state(state)
     assert same([*first, *again], want)
 
 
-def test_shards(rng: np.random.Generator) -> None:
+def test_shards(rng):
     """Processes share an epoch: each seed comes once, in equally many batches."""
     pytest.importorskip("grain")
     make = batches(rng)
     for count in (2, 3):
         shards = [list(make(shard=(i, count))) for i in range(count)]
         assert len({len(shard) for shard in shards}) == 1
+        # Shards partition the seeds.
         seeds = np.concatenate([batch.seeds for shard in shards for batch in shard])
         assert sorted(seeds[seeds >= 0]) == [*range(5, 38)]
 
@@ -207,61 +212,54 @@ if __name__ == "__main__":
 """
 
 
-def test_worker_processes(tmp_path: Path) -> None:
-    """They send all batches, or raise where a class of the rows cannot be imported there."""
+def test_worker_processes(tmp_path):
+    """Workers send all batches, or raise if they cannot import a class of the rows."""
     pytest.importorskip("grain")
     script = tmp_path / "script.py"
     script.write_text(WORKERS)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
-    error, count = done.stdout.splitlines() or [done.stderr, ""]
+    process = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    error, count = process.stdout.splitlines() or [process.stderr, ""]
     assert error.startswith("x must be a pytree of classes that a worker process can import"), error
-    assert count == "3", done.stderr
+    assert count == "3", process.stderr
 
 
-WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "rows of a list": (lambda: fetch_rows([[1.0]], [0]), "^rows must be an array of numpy"),  # type: ignore[arg-type]
-    "rows of objects": (lambda: fetch_rows(np.array([None]), [0]), "^rows must be an array of nu"),
-    "rows of a scalar": (lambda: fetch_rows(np.array(1), [0]), "^rows must have rows, got shape"),
-    "ids of floats": (lambda: fetch_rows(np.ones(3), [0.5]), "^ids must be an array of integers"),
-    "out of another dtype": (
-        lambda: fetch_rows(np.ones(3), [0], out=np.ones(1, int)),
-        "^out must be an array of numpy of float64, got int64",
-    ),
-    "out of another shape": (
-        lambda: fetch_rows(np.ones(3), [0], out=np.ones(2)),
+ARGUMENTS = {
+    fetch_rows: {"rows": np.ones(3), "ids": [0]},
+    fetch_ahead: {"batches": [], "rows": np.ones(3)},
+    FeatureCache: {"rows": np.ones(3), "kept": [0]},
+    neighbor_batches: {"graph": GRAPH, "seeds": [0], "batch_size": 1, "fanouts": (1,)},
+}
+DEVICE_GRAPH = Graph.from_edges([0], [0], num_nodes=1)
+BAD_ARGUMENTS = [
+    (fetch_rows, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
+    (fetch_rows, {"rows": np.array([None])}, "^rows must be an array of numpy"),
+    (fetch_rows, {"rows": np.array(1)}, "^rows must have rows, got shape"),
+    (fetch_rows, {"ids": [0.5]}, "^ids must be an array of integers"),
+    (fetch_rows, {"out": np.ones(1, int)}, "^out must be an array of numpy of float64, got int64"),
+    (
+        fetch_rows,
+        {"out": np.ones(2)},
         r"^out must be contiguous, writable and of shape \(1,\), got \(2,\)",
     ),
-    "ahead of a list": (lambda: fetch_ahead([], [[1.0]]), "^rows must be an array of numpy"),  # type: ignore[arg-type]
-    "none ahead": (lambda: fetch_ahead([], np.ones(3), ahead=0), "^ahead must be positive, got 0"),
-    "ahead by a half": (lambda: fetch_ahead([], np.ones(3), ahead=0.5), "^ahead must be an int"),  # type: ignore[arg-type]
-    "kept out of range": (lambda: FeatureCache(np.ones(3), [3]), "^kept must be below num_rows=3"),
-    "a graph of the device": (
-        lambda: neighbor_batches(Graph.from_edges([0], [0], num_nodes=1), [0], 1, (1,)),
-        "^graph must be of the host",
-    ),
-    "no batch": (
-        lambda: neighbor_batches(GRAPH, [0], 0, (1,)),
-        "^batch_size must be positive, got 0",
-    ),
-    "no fanouts": (lambda: neighbor_batches(GRAPH, [0], 1, ()), "^fanouts must be a sequence"),
-    "capacity below the batch": (
-        lambda: neighbor_batches(GRAPH, [0], 2, (1,), capacity=1),
+    (fetch_ahead, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
+    (fetch_ahead, {"ahead": 0}, "^ahead must be positive, got 0"),
+    (fetch_ahead, {"ahead": 0.5}, "^ahead must be an int"),
+    (FeatureCache, {"kept": [3]}, "^kept must be below num_rows=3"),
+    (neighbor_batches, {"graph": DEVICE_GRAPH}, "^graph must be of the host"),
+    (neighbor_batches, {"batch_size": 0}, "^batch_size must be positive, got 0"),
+    (neighbor_batches, {"fanouts": ()}, "^fanouts must be a sequence"),
+    (
+        neighbor_batches,
+        {"batch_size": 2, "capacity": 1},
         r"^capacity\[0\] must be at least 2",
     ),
-    "x of a list": (lambda: neighbor_batches(GRAPH, [0], 1, (1,), x=[1.0]), "^x must be of numpy"),
-    "y of other nodes": (
-        lambda: neighbor_batches(GRAPH, [0], 1, (1,), y=np.ones(2)),
-        r"^y must be \(3, \*features\), got shape \(2,\)",
-    ),
-    "a shard too many": (
-        lambda: neighbor_batches(GRAPH, [0], 1, (1,), shard=(2, 2)),
-        "^shard must be ",
-    ),
-}
+    (neighbor_batches, {"x": [1.0]}, "^x must be of numpy"),
+    (neighbor_batches, {"y": np.ones(2)}, r"^y must be \(3, \*features\), got shape \(2,\)"),
+    (neighbor_batches, {"shard": (2, 2)}, "^shard must be "),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_errors(name: str) -> None:
-    call, message = WRONG[name]
+@pytest.mark.parametrize(("function", "changes", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(function, changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        call()
+        function(**ARGUMENTS[function] | changes)

@@ -1,4 +1,4 @@
-"""Sampling by kernels of the CPU, and on arrays of the host: the bits of plain ``jax.numpy``."""
+"""Sampling by kernels, and on arrays of the host: equal bits as plain ``jax.numpy``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_checks import key_of, lumpy_edges, lumpy_graph
+from sampling_checks import in_range, key_of, lumpy_edges, lumpy_graph
 
 import jax_gnn
 from jax_gnn import Graph, RelationalGraph
@@ -30,9 +30,9 @@ KINDS = ("tree", "distinct", "capacity", "replace", "disjoint", "disjoint capaci
 RULES = ("weighted", "weighted replace", "weighted tree", "times", "times capacity")
 
 
-def options_of(rng: np.random.Generator, kind: str, num_edges: int) -> dict[str, Any]:
-    """Of nine seeds, and FANOUTS."""
-    options: dict[str, Any] = {
+def options_of(rng: np.random.Generator, kind: str, num_edges: int):
+    """Return options for a sample of nine seeds by FANOUTS."""
+    options = {
         "replace": "replace" in kind or (kind == "tree" and bool(rng.integers(2))),
         "tree": "tree" in kind,
         "disjoint": "disjoint" in kind,
@@ -48,35 +48,37 @@ def options_of(rng: np.random.Generator, kind: str, num_edges: int) -> dict[str,
 
 
 def garbage(rng: np.random.Generator, num_nodes: int, num_edges: int) -> Graph:
-    """A graph whose rows start anywhere, and whose sources are anything."""
+    """Return a graph with random row pointers and sources, also out of range."""
 
-    def anything(count: int, size: int) -> Any:
+    def random_ids(count: int, size: int):
+        # A fifth of the ids are extremes.
         values = rng.integers(-3, size + 3, count)
         extremes = rng.choice([INT32.min, INT32.max, -1, size], count)
         return jnp.asarray(np.where(rng.random(count) < 0.2, extremes, values), jnp.int32)
 
     graph = Graph.from_edges(*rng.integers(0, num_nodes, (2, num_edges)), num_nodes=num_nodes)
-    indptr, cols = anything(num_nodes + 1, num_edges), anything(num_edges, num_nodes)
+    indptr, cols = random_ids(num_nodes + 1, num_edges), random_ids(num_edges, num_nodes)
     return replace(graph, indptr=indptr, cols=cols)
 
 
-def assert_same(one: Any, other: Any) -> None:
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+def assert_same(actual, expected) -> None:
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
 
 
-def in_both(function: Any, *arguments: Any) -> Any:
-    """What the kernels give, having compared it with what plain XLA does."""
-    found = jax.jit(function)(*arguments)
+def in_both(function, *arguments):
+    """Return a result of the kernels, after comparing it with that of plain XLA."""
+    result = jax.jit(function)(*arguments)
+    # The emulated CUDA kernels are compared where they are built.
     for implementation in ("xla", *(["cuda"] if emulation.WANTED else [])):
         with jax_gnn.implementation(implementation):
-            assert_same(found, jax.jit(function)(*arguments))
-    return found
+            assert_same(result, jax.jit(function)(*arguments))
+    return result
 
 
-def some_seeds(rng: np.random.Generator, count: int, num_nodes: int) -> np.ndarray:
-    """Ids, of which some come twice, and some are none."""
+def random_seeds(rng: np.random.Generator, count: int, num_nodes: int) -> np.ndarray:
+    """Return ids, some repeated, and some out of range."""
     ids = rng.integers(-2, num_nodes + 2, count)
     return np.where(rng.random(count) < 0.1, rng.choice([-1, INT32.max, INT32.min], count), ids)
 
@@ -84,9 +86,10 @@ def some_seeds(rng: np.random.Generator, count: int, num_nodes: int) -> np.ndarr
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("fanout", [1, 7, 40])
 @pytest.mark.parametrize("replace", [False, True])
-def test_draws(rng: np.random.Generator, dtype: str, fanout: int, replace: bool) -> None:
-    """Degrees around the fanout and large ones; few rows, and more than are drawn for at once."""
+def test_draws(rng, dtype, fanout, replace):
+    """Degrees around the fanout and large ones; few rows, and more than one tile has."""
     for rows in (0, 5, 100):
+        # Degrees where the algorithm changes, and where a product overflows 32 bits.
         degrees = rng.choice([0, 1, fanout, fanout + 1, 50, 10**6, 2**31 - 1], rows)
         words = rng.integers(0, 2**32, 2, dtype=np.uint32)
         with jax.enable_x64(dtype == "int64"):
@@ -98,16 +101,17 @@ def test_draws(rng: np.random.Generator, dtype: str, fanout: int, replace: bool)
                 jnp.asarray(words),
             )
         assert offsets.dtype == counts.dtype == dtype
-        there = np.arange(fanout) < np.asarray(counts)[:, None]
-        assert (np.asarray(offsets) < degrees[:, None])[there].all()
+        valid = np.arange(fanout) < np.asarray(counts)[:, None]
+        assert (np.asarray(offsets) < degrees[:, None])[valid].all()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("fanout", [1, 7, 40])
 @pytest.mark.parametrize("replace", [False, True])
-def test_weighted_draws(rng: np.random.Generator, dtype: str, fanout: int, replace: bool) -> None:
-    """Rows anywhere, with weights of 0 and large ones, and rows of nothing else."""
+def test_weighted_draws(rng, dtype, fanout, replace):
+    """Overlapping rows, with weights of 0 and large ones, and rows of weight 0."""
     for rows, num_edges in ((0, 0), (5, 1), (100, 300)):
+        # Prefix sums of shares, as EdgeProbability has them.
         sums = np.append(0, rng.choice([0, 1, 2, 2**22], num_edges)).cumsum().astype(np.uint32)
         starts = rng.integers(0, num_edges + 1, rows)
         degrees = np.minimum(rng.choice([0, 1, fanout, fanout + 1, 50], rows), num_edges - starts)
@@ -121,63 +125,72 @@ def test_weighted_draws(rng: np.random.Generator, dtype: str, fanout: int, repla
             )
         assert offsets.dtype == counts.dtype == dtype
         sizes = np.diff(sums, append=0)[starts[:, None] + np.asarray(offsets)]
-        there = np.arange(fanout) < np.asarray(counts)[:, None]
-        assert (np.asarray(offsets) < degrees[:, None])[there].all() and (sizes[there] > 0).all()
+        valid = np.arange(fanout) < np.asarray(counts)[:, None]
+        assert (np.asarray(offsets) < degrees[:, None])[valid].all() and (sizes[valid] > 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks(rng: np.random.Generator, dtype: str, kind: str) -> None:
-    """Three layers of a padded graph, with seeds that come twice and seeds that are none."""
+def test_blocks(rng, dtype, kind):
+    """Three layers of a padded graph, with repeated seeds and seeds out of range."""
     with jax.enable_x64(dtype == "int64"):
         graph = jax.tree.map(lambda ids: ids.astype(dtype), lumpy_graph(rng, 40, 200))
-        seeds = jnp.asarray(some_seeds(rng, 9, 40), dtype)
+        seeds = jnp.asarray(random_seeds(rng, 9, 40), dtype)
         options = options_of(rng, kind, graph.num_edges)
         blocks = in_both(
             lambda graph, seeds, key: sample_neighbors(graph, seeds, FANOUTS, key, **options),
-            *(graph, seeds, key_of(rng)),
+            graph,
+            seeds,
+            key_of(rng),
         )
     assert blocks.node_ids.dtype == dtype
 
 
 @pytest.mark.parametrize("kind", ["distinct", "capacity", "disjoint", "disjoint capacity"])
-def test_long_blocks(rng: np.random.Generator, kind: str) -> None:
+def test_long_blocks(rng, kind):
     """More edges than a GPU's kernel has in one tile, from few nodes and from many."""
     num_nodes = int(rng.choice([5, 1000]))
     graph = lumpy_graph(rng, num_nodes, 4000)
-    seeds = jnp.asarray(some_seeds(rng, 1100, num_nodes), jnp.int32)
+    seeds = jnp.asarray(random_seeds(rng, 1100, num_nodes), jnp.int32)
     options = options_of(rng, kind, graph.num_edges) | {"replace": True}
     if "capacity" in kind:
         options["capacity"] = 1100 + int(rng.integers(2, 200))
     blocks = in_both(
         lambda graph, seeds, key: sample_neighbors(graph, seeds, (2,), key, **options),
-        *(graph, seeds, key_of(rng)),
+        graph,
+        seeds,
+        key_of(rng),
     )
     assert blocks.graphs[0].num_edges == 2200
 
 
 @pytest.mark.parametrize("kind", ["tree", "replace", "capacity", "disjoint"])
-def test_relational_blocks(rng: np.random.Generator, kind: str) -> None:
-    """Edges of a node ascend, and are in pairs; some nodes have an edge to themselves."""
-    fanouts: Any = [(4, 3), ({0: 2, 2: 1}, 40)][rng.integers(2)]
+def test_relational_blocks(rng, kind):
+    """Edges of a node ascend, and belong to pairs; some graphs have a self-relation."""
+    fanouts = [(4, 3), ({0: 2, 2: 1}, 40)][rng.integers(2)]
     src, dst = lumpy_edges(rng, 40, 200)
     graph = RelationalGraph.from_triples(
-        *(src, rng.integers(0, 3, 200), dst),
+        src,
+        rng.integers(0, 3, 200),
+        dst,
         **{"num_nodes": 40, "num_relations": 3, "self_relation": bool(rng.integers(2))},
     )
     options = options_of(rng, kind, graph.num_edges)
     options |= {"capacity": (11, 30)} if kind == "capacity" else {}
     blocks = in_both(
         lambda graph, seeds, key: sample_neighbors(graph, seeds, fanouts, key, **options),
-        *(graph, jnp.asarray(some_seeds(rng, 9, 40), jnp.int32), key_of(rng)),
+        graph,
+        jnp.asarray(random_seeds(rng, 9, 40), jnp.int32),
+        key_of(rng),
     )
     for block in blocks.graphs:
+        # Places ascend within a destination.
         rows, places = block.nodes.rows, block.nodes.edge_ids
         same = (rows[1:] == rows[:-1]) & (rows[1:] >= 0)
         assert (places[1:] >= places[:-1])[same].all()
 
 
-GARBAGE: dict[str, dict[str, Any]] = {
+GARBAGE = {
     "tree": {"tree": True},
     "distinct": {},
     "capacity": {"capacity": (10, 12)},
@@ -187,13 +200,21 @@ GARBAGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage(rng: np.random.Generator, kind: str) -> None:
-    """Whatever a graph holds, the bits are the same, and nothing out of range is read."""
+def test_garbage(rng, kind):
+    """Garbage in a graph gives the same bits, in range, and nothing out of range is read."""
     options = GARBAGE[kind]
-    in_both(
+    graph, seeds = garbage(rng, 12, 50), jnp.asarray(random_seeds(rng, 8, 12), jnp.int32)
+    blocks = in_both(
         lambda graph, seeds, key: sample_neighbors(graph, seeds, (4, 3), key, **options),
-        *(garbage(rng, 12, 50), jnp.asarray(some_seeds(rng, 8, 12), jnp.int32), key_of(rng)),
+        graph,
+        seeds,
+        key_of(rng),
     )
+    in_range(blocks.node_ids, 12)
+    for block in blocks.graphs:
+        in_range(block.edge_ids, 50)
+        in_range(block.rows, block.num_dst)
+        in_range(block.cols, block.num_src)
 
 
 def on_host(graph: Graph) -> Graph:
@@ -202,34 +223,32 @@ def on_host(graph: Graph) -> Graph:
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("kind", KINDS + RULES)
-def test_host(rng: np.random.Generator, tmp_path: Path, dtype: str, kind: str) -> None:
-    """A graph of the host gives arrays of the host, of the same bits, as do memory maps.
-
-    On every kind of device; weights and times are prepared on the host, too.
-    """
+def test_host(rng, tmp_path, dtype, kind):
+    """Graphs of the host and memory maps give arrays of the host, equal to those of devices."""
     with jax.enable_x64(dtype == "int64"):
         graph = jax.tree.map(lambda ids: ids.astype(dtype), lumpy_graph(rng, 40, 200))
-        seeds, key = some_seeds(rng, 9, 40), key_of(rng)
+        seeds, key = random_seeds(rng, 9, 40), key_of(rng)
         options = options_of(rng, kind, graph.num_edges)
         want = on_devices(graph, jnp.asarray(seeds), FANOUTS, key, **options)
     host = on_host(graph)
     words = np.asarray(jax.random.key_data(key))
-    found = sample_neighbors(host, seeds, FANOUTS, words, **options)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
-    assert_same(found, want)
+    blocks = sample_neighbors(host, seeds, FANOUTS, words, **options)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(blocks))
+    assert_same(blocks, want)
     assert_same(sample_neighbors(host, seeds, FANOUTS, key, **options), want)
+    # Memory maps are a subclass of arrays; results must be plain.
     maps = {name: mapped(tmp_path / name, getattr(host, name)) for name in ("indptr", "cols")}
     assert_same(sample_neighbors(replace(host, **maps), seeds, FANOUTS, words, **options), want)
 
 
-def on_devices(graph: Any, *arguments: Any, **options: Any) -> Any:
-    """What the default device draws, which is what a CPU draws."""
-    found = sample_neighbors(graph, *arguments, **options)
+def on_devices(graph, *arguments, **options):
+    """Return the default device's blocks, after comparing them with a CPU's."""
+    blocks = sample_neighbors(graph, *arguments, **options)
     if jax.default_backend() != "cpu":
         with jax.default_device(jax.devices("cpu")[0]):
-            there = jax.device_put((graph, *arguments), jax.devices("cpu")[0])
-            assert_same(sample_neighbors(*there, **options), found)
-    return found
+            arrays = jax.device_put((graph, *arguments), jax.devices("cpu")[0])
+            assert_same(sample_neighbors(*arrays, **options), blocks)
+    return blocks
 
 
 RELATIONAL: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
@@ -243,20 +262,21 @@ RELATIONAL: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", RELATIONAL)
-def test_host_relational(rng: np.random.Generator, kind: str) -> None:
-    """The same with relations, and the graphs of their pairs."""
+def test_host_relational(rng, kind):
+    """Relational graphs of the host give the blocks of devices, with the graphs of pairs."""
     fanouts, parts, options = RELATIONAL[kind]
     src, dst = lumpy_edges(rng, 12, 90)
     graph = RelationalGraph.from_triples(
-        *(src, rng.integers(0, 4, 90), dst), num_nodes=12, num_relations=4, parts=parts
+        src, rng.integers(0, 4, 90), dst, num_nodes=12, num_relations=4, parts=parts
     )
+    # Weights are given for 95 edges, padding included.
     if rng.integers(2) or "weighted" in kind:
         graph = graph.pad(num_nodes=15, num_edges=95)
-    seeds, key = some_seeds(rng, 9, 12), key_of(rng)
+    seeds, key = random_seeds(rng, 9, 12), key_of(rng)
     want = on_devices(graph, jnp.asarray(seeds), fanouts, key, **options)
-    found = sample_neighbors(on_host(graph), seeds, fanouts, key, **options)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(found))
-    assert_same(found, want)
+    blocks = sample_neighbors(on_host(graph), seeds, fanouts, key, **options)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(blocks))
+    assert_same(blocks, want)
 
 
 def mapped(path: Path, array: np.ndarray) -> np.ndarray:
@@ -264,23 +284,24 @@ def mapped(path: Path, array: np.ndarray) -> np.ndarray:
     return np.load(path.with_suffix(".npy"), mmap_mode="r")
 
 
-def test_host_garbage(rng: np.random.Generator) -> None:
+def test_host_garbage(rng):
+    # The host's kernels check ids, too.
     for options in GARBAGE.values():
         graph = on_host(garbage(rng, 12, 50))
-        seeds, key = some_seeds(rng, 8, 12), key_of(rng)
+        seeds, key = random_seeds(rng, 8, 12), key_of(rng)
         want = sample_neighbors(graph, jnp.asarray(seeds), (4, 3), key, **options)
         assert_same(sample_neighbors(graph, seeds, (4, 3), key, **options), want)
 
 
-def test_host_without_nodes() -> None:
+def test_host_without_nodes():
     with jax_gnn.host_arrays():
         graph = Graph.from_edges([], [], num_nodes=0)
     blocks = sample_neighbors(graph, [0, -1], (2, 2), np.zeros(2, np.uint32))
     assert (blocks.node_ids == -1).all() and not blocks.overflow
 
 
-def test_many_threads(rng: np.random.Generator) -> None:
-    """Work that is dealt out to threads gives the bits of one."""
+def test_many_threads(rng):
+    """Work that is split over threads gives the bits of one thread."""
     graph = lumpy_graph(rng, 5000, 60_000)
     seeds, key = rng.integers(0, 5000, 3000), key_of(rng)
     host = on_host(graph)
@@ -292,15 +313,16 @@ def test_many_threads(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_many_rows(rng: np.random.Generator, tree: bool) -> None:
-    """More than a GPU's block sums up at once."""
+def test_many_rows(rng, tree):
+    """More rows than a GPU's thread block scans at once."""
     graph = lumpy_graph(rng, 500, 3000)
     seeds = jnp.asarray(rng.integers(-1, 500, 8200), jnp.int32)
     in_both(lambda seeds, key: sample_neighbors(graph, seeds, (2,), key, tree=tree), seeds, KEY)
 
 
-def test_many_nodes(rng: np.random.Generator) -> None:
-    """Far more than a block has, some of which come twice."""
+def test_many_nodes(rng):
+    """Far more nodes than a block has, some of them repeated."""
+    # Few distinct nodes with large ids.
     src, dst = rng.integers(0, 9000, (2, 60)) // 300 * 300
     graph = Graph.from_edges(src, dst, num_nodes=9000)
     seeds = jnp.asarray(np.append(rng.choice(dst, 6), -1), jnp.int32)
@@ -315,7 +337,7 @@ import jax_gnn
 from jax_gnn.sampling import sample_neighbors
 
 def stop(*_, **__):
-    raise AssertionError("a device was asked for")
+    raise AssertionError("a device was requested")
 
 with jax_gnn.host_arrays():
     graph = jax_gnn.Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -335,42 +357,44 @@ assert blocks.node_ids.tolist()[:3] == [2, -1, 1], blocks.node_ids
 """
 
 
-def test_forked_workers_ask_no_device() -> None:
+def test_forked_workers_use_no_device():
     subprocess.run([sys.executable, "-P", "-c", FORKED], check=True)
 
 
 @pytest.mark.parametrize("key", [3, np.zeros(2), np.zeros(4, np.uint32)])
-def test_keys_of_the_host(key: Any) -> None:
+def test_keys_of_the_host(key):
     graph = on_host(Graph.from_edges([0], [1], num_nodes=2))
     with pytest.raises(TypeError, match=r"^key must be a key of jax.random or \(2,\) uint32, got"):
         sample_neighbors(graph, [0], (1,), key)
 
 
-def test_vmap(rng: np.random.Generator) -> None:
-    """Over seeds and keys, as one by one."""
+def test_vmap(rng):
+    """A batch of seeds and keys equals single calls."""
     graph = lumpy_graph(rng, 20, 80)
     seeds = jnp.asarray(rng.integers(-1, 20, (3, 4)), jnp.int32)
     keys = jax.random.split(key_of(rng), 3)
 
-    def sample(seeds: Any, key: Any) -> Any:
+    def sample(seeds, key):
         return sample_neighbors(graph, seeds, (3, 2), key)
 
+    # Keys alone, and seeds with keys, are batched.
     for axes, arguments in (((0, 0), (seeds, keys)), ((None, 0), (seeds[0], keys))):
-        found = in_both(jax.vmap(sample, axes), *arguments)
+        batched = in_both(jax.vmap(sample, axes), *arguments)
         for i in range(3):
-            one = seeds[i if axes[0] == 0 else 0]
-            assert_same(jax.tree.map(lambda x, i=i: x[i], found), sample(one, keys[i]))
+            row = seeds[i if axes[0] == 0 else 0]
+            assert_same(jax.tree.map(lambda x, i=i: x[i], batched), sample(row, keys[i]))
 
 
-def test_instruction_sets(rng: np.random.Generator) -> None:
+def test_instruction_sets(rng):
     graph, seeds = on_host(lumpy_graph(rng, 200, 9000)), rng.integers(0, 200, 100)
     words, sets = rng.integers(0, 2**32, 2, dtype=np.uint32), host_function("instruction_sets")()
-    found = []
+    results = []
+    # Each instruction set has kernels of its own.
     try:
         for name in sets:
             host_function("limit_instruction_set")(name)
-            found.append(sample_neighbors(graph, seeds, (7, 5), words))
+            results.append(sample_neighbors(graph, seeds, (7, 5), words))
     finally:
         host_function("limit_instruction_set")(sets[-1])
-    for each in found:
-        assert_same(each, found[0])
+    for blocks in results:
+        assert_same(blocks, results[0])

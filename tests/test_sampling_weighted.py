@@ -1,4 +1,4 @@
-"""Neighbours by weight and before a time, and neighbourhoods by seed: what is drawn, how often."""
+"""Draws by weight and before a time, and disjoint neighbourhoods: contents and distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def star(degree: int) -> Graph:
 
 
 def drawn_by_row(blocks: Blocks) -> np.ndarray:
-    """``(seeds, fanout)``, places of edges into each seed of a tree, all of whose rows are full."""
+    """Return the places of edges into each seed of a tree with full rows, ``(seeds, fanout)``."""
     return np.asarray(blocks.edge_ids[-1]).reshape(blocks.num_seeds, -1)
 
 
@@ -32,50 +32,56 @@ def drawn_by_row(blocks: Blocks) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spread", [0.5, 20, 80])
-def test_integers_are_in_proportion(rng: np.random.Generator, spread: float) -> None:
-    """Of weights far apart, and of float32's smallest ones; exactly 0 where a weight is."""
+def test_integers_are_in_proportion(rng, spread):
+    """Weights may be far apart or denormal; a share is 0 exactly if its weight is."""
     graph = lumpy_graph(rng, NODES, EDGES)
     weights = np.exp(rng.uniform(-spread, spread, graph.num_edges)).astype(np.float32)
     weights[rng.random(graph.num_edges) < 0.2] = 0
     weights[rng.random(graph.num_edges) < 0.1] = 1e-42
     sums = np.asarray(EdgeProbability.from_weights(graph, weights).sums)
     assert sums.dtype == np.uint32
-    found = np.diff(sums).astype(np.int64)
+    shares = np.diff(sums).astype(np.int64)
     rows = np.asarray(graph.rows)
+    # Padding has no weight.
     weights = np.where(rows < 0, 0, weights).astype(float)
-    np.testing.assert_array_equal(found > 0, weights > 0)
+    np.testing.assert_array_equal(shares > 0, weights > 0)
     for row in range(graph.num_nodes):
-        of, want = found[rows == row], weights[rows == row]
+        row_shares, want = shares[rows == row], weights[rows == row]
+        # Shares of a row use 29 to 31 bits.
         if want.sum():
-            assert 2**28 < of.sum() < 2**31 + len(of)
-            np.testing.assert_allclose(of / of.sum(), want / want.sum(), rtol=1e-6, atol=2**-26)
+            assert 2**28 < row_shares.sum() < 2**31 + len(row_shares)
+            np.testing.assert_allclose(
+                row_shares / row_shares.sum(), want / want.sum(), rtol=1e-6, atol=2**-26
+            )
 
 
 @pytest.mark.parametrize("fanout", [1, 2, 4])
 @pytest.mark.parametrize("weights", [(1, 2, 3, 4, 10), (1, 0, 1, 0, 5, 2, 100), (1, 1, 1, 1)])
-def test_successive_draws(
-    rng: np.random.Generator, weights: tuple[float, ...], fanout: int
-) -> None:
-    """Chi-square against all orders in which edges can be drawn, enumerated."""
+def test_successive_draws(rng, weights, fanout):
+    """Chi-square test against all orders in which edges can be drawn."""
     degree, num_seeds = len(weights), 20_000
+    # The chance of an order: weights are renormalised after each draw.
     positive = [i for i, weight in enumerate(weights) if weight]
     chances = np.zeros((degree,) * fanout)
     for order in itertools.permutations(positive, fanout):
-        left, chance = float(sum(weights)), 1.0
+        remaining, chance = float(sum(weights)), 1.0
         for place in order:
-            chance *= weights[place] / left
-            left -= weights[place]
+            chance *= weights[place] / remaining
+            remaining -= weights[place]
         chances[order] = chance
     blocks = sample_neighbors(
-        *(star(degree), np.zeros(num_seeds, int), (fanout,), key_of(rng)),
+        star(degree),
+        np.zeros(num_seeds, int),
+        (fanout,),
+        key_of(rng),
         edge_probability=np.array(weights),
         tree=True,
     )
     drawn = drawn_by_row(blocks)
-    found = np.zeros(chances.shape, int)
-    np.add.at(found, tuple(drawn.T), 1)
-    check_distribution(found, chances)
-    # Inclusion: how likely an edge is to be among those drawn.
+    counts_by_order = np.zeros(chances.shape, int)
+    np.add.at(counts_by_order, tuple(drawn.T), 1)
+    check_distribution(counts_by_order, chances)
+    # The probability that an edge is among those drawn.
     included = sum(
         chances.sum(axis=tuple(j for j in range(fanout) if j != i)) for i in range(fanout)
     )
@@ -84,42 +90,44 @@ def test_successive_draws(
         check_distribution(np.array([count, num_seeds - count]), np.array([share, 1 - share]))
 
 
-def test_draws_with_replacement(rng: np.random.Generator) -> None:
+def test_draws_with_replacement(rng):
     weights = np.array([1, 0, 3, 0.5, 8])
     blocks = sample_neighbors(
-        *(star(5), np.zeros(20_000, int), (2,), key_of(rng)),
+        star(5),
+        np.zeros(20_000, int),
+        (2,),
+        key_of(rng),
         edge_probability=weights,
         replace=True,
         tree=True,
     )
+    # Draws with replacement are independent.
     drawn = drawn_by_row(blocks)
     pairs = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
     check_distribution(pairs, np.outer(weights, weights).ravel())
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_hubs_leaves_and_padding(rng: np.random.Generator, replace: bool) -> None:
-    """A first draw is in proportion to weights, for every row, in every layer."""
+def test_hubs_leaves_and_padding(rng, replace):
+    """First draws are in proportion to weights, for every row, in every layer."""
     graph = lumpy_graph(rng, NODES, EDGES)
     weights = rng.choice([0, 0.5, 1, 7], graph.num_edges)
+    # All nodes, also out of range.
     seeds = np.tile(np.arange(-1, NODES + 4), 1000)
     blocks = sample_neighbors(
-        *(graph, seeds, (1, 1), key_of(rng)),
-        edge_probability=weights,
-        tree=True,
-        replace=replace,
+        graph, seeds, (1, 1), key_of(rng), edge_probability=weights, tree=True, replace=replace
     )
     rows = np.asarray(graph.rows)
     for places in blocks.edge_ids:
-        found = np.bincount(np.asarray(places)[np.asarray(places) >= 0], minlength=len(rows))
+        counts = np.bincount(np.asarray(places)[np.asarray(places) >= 0], minlength=len(rows))
         for row in range(graph.num_nodes):
-            if found[rows == row].sum() or places is blocks.edge_ids[-1]:
-                check_distribution(found[rows == row], weights[rows == row])
-        assert not found[rows < 0].any()
+            if counts[rows == row].sum() or places is blocks.edge_ids[-1]:
+                check_distribution(counts[rows == row], weights[rows == row])
+        assert not counts[rows < 0].any()
 
 
-def test_all_that_have_weight(rng: np.random.Generator) -> None:
-    """Where they are no more than wanted, each is drawn once, however small its weight."""
+def test_fanouts_above_the_number_of_positive_weights(rng):
+    """Every edge of positive weight is drawn once, however small its weight."""
     graph = lumpy_graph(rng, NODES, EDGES)
     weights = np.where(rng.random(graph.num_edges) < 0.5, 0, 10.0 ** rng.integers(-9, 9))
     weights[rng.random(graph.num_edges) < 0.1] = 1e-30
@@ -133,52 +141,53 @@ def test_all_that_have_weight(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(np.sort(places[places >= 0]), want)
 
 
-def test_a_hub_behind_a_hub(rng: np.random.Generator) -> None:
-    """Rows of half a million edges: no sum of float32 would tell their edges apart."""
+def test_consecutive_hubs(rng):
+    """Rows of half a million edges, which sums in float32 could not resolve."""
     degree = 500_000
     dst = np.repeat([0, 1, 2], [degree, degree, 4])
     src = rng.integers(0, 1000, len(dst))
     graph = Graph.from_edges(src, dst, num_nodes=1000)
     weights = np.ones(len(dst), np.float32)
-    weights[:degree] = 1e6  # before the second row there are 5e11
+    weights[:degree] = 1e6  # the prefix of the second row is 5e11
     weights[degree : degree + 10] = degree / 10
     weights[-4:] = [1, 2, 3, 4]
     seeds = np.repeat([1, 2], 4096)
-    blocks = sample_neighbors(
-        *(graph, seeds, (1,), key_of(rng)), edge_probability=weights, tree=True
-    )
+    blocks = sample_neighbors(graph, seeds, (1,), key_of(rng), edge_probability=weights, tree=True)
     drawn = drawn_by_row(blocks)[:, 0]
+    # Places within each of the two rows.
     hub, leaf = drawn[:4096] - degree, drawn[4096:] - 2 * degree
     check_distribution(np.bincount(leaf, minlength=4), weights[-4:])
+    # Ten heavy edges of the hub, and its others in ten groups.
     groups = np.where(hub < 10, hub, 10 + hub * 10 // degree)
     share = np.r_[np.full(10, degree / 10), degree / 10 - 10, np.full(9, degree / 10)]
     check_distribution(np.bincount(groups, minlength=20), share)
 
 
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"tree": True}, {"disjoint": True}])
-def test_one_program_of_weights(rng: np.random.Generator, options: dict[str, Any]) -> None:
-    """Raw weights inside ``jax.jit`` draw what prepared ones do."""
+def test_one_program_of_weights(rng, options):
+    """Raw weights inside ``jax.jit`` give the draws of prepared ones."""
 
-    def call(graph: Graph, seeds: Any, key: Any) -> Blocks:
+    def call(graph: Graph, seeds, key) -> Blocks:
+        # Any weights that depend on the traced graph.
         weights = jnp.sqrt(jnp.abs(graph.cols).astype(jnp.float32))
-        given: dict[str, Any] = {"edge_probability": weights, **options}
-        return sample_neighbors(graph, seeds, FANOUTS, key, **given)
+        kwargs = {"edge_probability": weights, **options}
+        return sample_neighbors(graph, seeds, FANOUTS, key, **kwargs)
 
     check_one_program(call, rng, NODES, EDGES)
     graph, seeds, key = lumpy_graph(rng, NODES, EDGES), rng.integers(-1, NODES, 8), key_of(rng)
     weights = np.sqrt(np.abs(np.asarray(graph.cols)).astype(np.float32))
     probability = EdgeProbability.from_weights(graph, weights)
-    found = sample_neighbors(graph, seeds, FANOUTS, key, edge_probability=probability, **options)
-    jax.tree.map(np.testing.assert_array_equal, found, call(graph, seeds, key))
+    blocks = sample_neighbors(graph, seeds, FANOUTS, key, edge_probability=probability, **options)
+    jax.tree.map(np.testing.assert_array_equal, blocks, call(graph, seeds, key))
 
 
-def test_traced_weights_that_are_none(rng: np.random.Generator) -> None:
+def test_traced_invalid_weights(rng):
     weights = np.array([np.nan, -1, np.inf, 2, -0.0, -np.inf], np.float32)
 
     @jax.jit
-    def call(weights: Any) -> Blocks:
+    def call(weights) -> Blocks:
         return sample_neighbors(
-            *(star(6), [0, 0, 1], (3,), key_of(rng)), edge_probability=weights, tree=True
+            star(6), [0, 0, 1], (3,), key_of(rng), edge_probability=weights, tree=True
         )
 
     np.testing.assert_array_equal(call(weights).edge_ids[0], [3, 3, *[-1] * 7])
@@ -188,37 +197,44 @@ def test_traced_weights_that_are_none(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_times(rng: np.random.Generator, tree: bool) -> None:
-    """All edges no later than the seed's time are there in all layers, and no other."""
+def test_times(rng, tree):
+    """All edges no later than the seed's time are drawn in all layers, and no others."""
     graph = lumpy_graph(rng, NODES, EDGES)
     times = rng.integers(0, 9, graph.num_edges)
     seeds, seed_time = rng.integers(-1, NODES, 6), rng.integers(-1, 10, 6)
     fanout = int(graph.in_degrees().max())
     blocks = sample_neighbors(
-        *(graph, seeds, (fanout, fanout), key_of(rng)),
+        graph,
+        seeds,
+        (fanout, fanout),
+        key_of(rng),
         edge_time=EdgeTime.from_times(graph, times),
         seed_time=seed_time,
         tree=tree,
     )
-    whose, ids = np.asarray(blocks.seed_ids), np.asarray(blocks.node_ids)
+    seed_ids, ids = np.asarray(blocks.seed_ids), np.asarray(blocks.node_ids)
     rows = np.asarray(graph.rows)
     for block in blocks.graphs:
         dst, places = np.asarray(block.rows), np.asarray(block.edge_ids)
         for i in range(block.num_dst):
-            allowed = (rows == ids[i]) & (times <= seed_time[whose[i]]) & (ids[i] >= 0)
+            allowed = (rows == ids[i]) & (times <= seed_time[seed_ids[i]]) & (ids[i] >= 0)
             np.testing.assert_array_equal(np.sort(places[dst == i]), np.flatnonzero(allowed))
 
 
-def test_edges_before_a_time_are_as_likely(rng: np.random.Generator) -> None:
+def test_edges_before_a_time_are_equally_likely(rng):
     times = np.array([5.0, 1.0, 3.0, 9.0, 3.0], np.float32)
     seed_time = np.repeat(np.array([0.5, 3.0, 6.0], np.float32), 10_000)
     blocks = sample_neighbors(
-        *(star(5), np.zeros(30_000, int), (2,), key_of(rng)),
+        star(5),
+        np.zeros(30_000, int),
+        (2,),
+        key_of(rng),
         edge_time=times,
         seed_time=seed_time,
         tree=True,
     )
     dst, places = np.asarray(blocks.graphs[0].rows), np.asarray(blocks.edge_ids[0])
+    # No edge, three edges, four edges.
     for limit in (0.5, 3.0, 6.0):
         drawn = places[(dst >= 0) & (seed_time[dst] == limit)].reshape(-1, 2)
         pairs = np.bincount((1 << drawn).sum(axis=1), minlength=32)
@@ -228,23 +244,23 @@ def test_edges_before_a_time_are_as_likely(rng: np.random.Generator) -> None:
         check_distribution(pairs, want)
 
 
-def test_one_program_of_times(rng: np.random.Generator) -> None:
-    def call(graph: Graph, seeds: Any, key: Any) -> Blocks:
+def test_one_program_of_times(rng):
+    def call(graph: Graph, seeds, key) -> Blocks:
         times = graph.cols.astype(jnp.int32) % 5
         limits = jnp.arange(8, dtype=jnp.int32) % 6
-        given: dict[str, Any] = {"edge_time": times, "seed_time": limits}
-        return sample_neighbors(graph, seeds, FANOUTS, key, **given)
+        kwargs = {"edge_time": times, "seed_time": limits}
+        return sample_neighbors(graph, seeds, FANOUTS, key, **kwargs)
 
     check_one_program(call, rng, NODES, EDGES)
 
 
-def test_times_that_are_none(rng: np.random.Generator) -> None:
-    """Traced NaN: an edge that is never drawn, a seed that has none."""
+def test_traced_nan_times(rng):
+    """An edge with time NaN is never drawn; a seed with time NaN has no edges."""
 
     @jax.jit
-    def call(times: Any, limits: Any) -> Blocks:
-        given: dict[str, Any] = {"edge_time": times, "seed_time": limits, "tree": True}
-        return sample_neighbors(star(3), [0, 0], (3,), key_of(rng), **given)
+    def call(times, limits) -> Blocks:
+        kwargs = {"edge_time": times, "seed_time": limits, "tree": True}
+        return sample_neighbors(star(3), [0, 0], (3,), key_of(rng), **kwargs)
 
     blocks = call(np.array([np.nan, 1, 2], np.float32), np.array([9, np.nan], np.float32))
     np.testing.assert_array_equal(np.sort(blocks.edge_ids[0]), [-1, -1, -1, -1, 1, 2])
@@ -254,79 +270,83 @@ def test_times_that_are_none(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("capacity", [None, (30, 60)])
-def test_disjoint(rng: np.random.Generator, capacity: Any) -> None:
-    """Of each seed, its edges are those of a sample for it alone, as all are taken."""
+def test_disjoint(rng, capacity):
+    """A seed's edges equal those of a sample for it alone if fanouts are large."""
     graph = lumpy_graph(rng, NODES, EDGES)
     seeds = np.r_[rng.integers(-2, NODES + 4, 5), 0, 0]
     fanout = int(graph.in_degrees().max())
-    given: dict[str, Any] = {"disjoint": True, "capacity": capacity}
-    blocks = sample_neighbors(graph, seeds, (fanout, fanout), key_of(rng), **given)
-    ids, whose = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
-    assert ((whose >= 0) == (ids >= 0)).all()
-    there = (seeds >= 0) & (seeds < graph.num_nodes)
-    np.testing.assert_array_equal(whose[: len(seeds)], np.where(there, np.arange(len(seeds)), -1))
-    pairs = np.stack([whose, ids])[:, ids >= 0]
+    kwargs = {"disjoint": True, "capacity": capacity}
+    blocks = sample_neighbors(graph, seeds, (fanout, fanout), key_of(rng), **kwargs)
+    ids, seed_ids = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
+    assert ((seed_ids >= 0) == (ids >= 0)).all()
+    valid = (seeds >= 0) & (seeds < graph.num_nodes)
+    np.testing.assert_array_equal(
+        seed_ids[: len(seeds)], np.where(valid, np.arange(len(seeds)), -1)
+    )
+    # A node is one source for each seed.
+    pairs = np.stack([seed_ids, ids])[:, ids >= 0]
     assert pairs.shape == np.unique(pairs, axis=1).shape
     for block in blocks.graphs:
         size = int(block.indptr[-1])
         src, dst = np.asarray(block.cols)[:size], np.asarray(block.rows)[:size]
         places = np.asarray(block.edge_ids)[:size]
-        np.testing.assert_array_equal(whose[src], whose[dst])
+        np.testing.assert_array_equal(seed_ids[src], seed_ids[dst])
         np.testing.assert_array_equal(ids[src], np.asarray(graph.cols)[places])
         np.testing.assert_array_equal(ids[dst], np.asarray(graph.rows)[places])
         order = np.asarray(block.t_order)[:size]
         np.testing.assert_array_equal(np.asarray(block.t_rows)[:size], src[order])
         assert (np.diff(src[order]) >= 0).all()
+    # With too small a capacity edges are missing.
     if bool(blocks.overflow):
         return
     for number, seed in enumerate(seeds):
         alone = sample_neighbors(graph, [seed], (fanout, fanout), KEY)
         nodes = np.asarray(alone.node_ids)
-        np.testing.assert_array_equal(np.sort(ids[whose == number]), np.sort(nodes[nodes >= 0]))
-        for block, own in zip(blocks.graphs, alone.edge_ids, strict=True):
-            mine = np.append(whose, -1)[np.asarray(block.rows)] == number
-            own = np.asarray(own)
-            want = np.sort(own[own >= 0])
-            np.testing.assert_array_equal(np.sort(np.asarray(block.edge_ids)[mine]), want)
+        np.testing.assert_array_equal(np.sort(ids[seed_ids == number]), np.sort(nodes[nodes >= 0]))
+        for block, places_alone in zip(blocks.graphs, alone.edge_ids, strict=True):
+            is_own = np.append(seed_ids, -1)[np.asarray(block.rows)] == number
+            places_alone = np.asarray(places_alone)
+            want = np.sort(places_alone[places_alone >= 0])
+            np.testing.assert_array_equal(np.sort(np.asarray(block.edge_ids)[is_own]), want)
 
 
-def test_trees_say_whose_sources_are(rng: np.random.Generator) -> None:
+def test_seed_ids_of_trees(rng):
     graph = lumpy_graph(rng, NODES, EDGES)
     seeds = rng.integers(-2, NODES + 4, 7)
     blocks = sample_neighbors(graph, seeds, FANOUTS, key_of(rng), tree=True)
-    ids, whose = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
-    assert ((whose >= 0) == (ids >= 0)).all()
+    ids, seed_ids = np.asarray(blocks.node_ids), np.asarray(blocks.seed_ids)
+    assert ((seed_ids >= 0) == (ids >= 0)).all()
     for block in blocks.graphs:
         size = int(block.indptr[-1])
-        ends = np.asarray(block.cols)[:size], np.asarray(block.rows)[:size]
-        np.testing.assert_array_equal(whose[ends[0]], whose[ends[1]])
+        endpoints = np.asarray(block.cols)[:size], np.asarray(block.rows)[:size]
+        np.testing.assert_array_equal(seed_ids[endpoints[0]], seed_ids[endpoints[1]])
     assert sample_neighbors(graph, seeds, FANOUTS, KEY).seed_ids is None
 
 
-# --- What is wrong -------------------------------------------------------------------------------
+# --- Bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["sums", "order", "times", "indptr"])
-def test_corrupt_arrays(rng: np.random.Generator, what: str) -> None:
-    """Whatever containers hold, places and nodes stay in range."""
+def test_corrupt_arrays(rng, what):
+    """Garbage in containers gives places and nodes in range."""
     graph = jax.tree.map(jnp.asarray, lumpy_graph(rng, NODES, EDGES))
     garbage = jnp.asarray(rng.choice([-(2**31), -7, 0, 3, EDGES, 2**31 - 1], EDGES + 6), jnp.int32)
     count = graph.num_edges
-    given: list[dict[str, Any]] = []
+    kwargs_list: list[dict[str, Any]] = []
     if what in ("sums", "indptr"):
         sums = EdgeProbability.from_weights(graph, np.ones(count)).sums
         sums = garbage.view(jnp.uint32)[: count + 1] if what == "sums" else sums
-        given.append({"edge_probability": EdgeProbability(sums)})
+        kwargs_list.append({"edge_probability": EdgeProbability(sums)})
     if what != "sums":
         arrays = vars(EdgeTime.from_times(graph, rng.integers(0, 9, count)))
         if what != "indptr":
             arrays = {**arrays, what: garbage[:count]}
-        given.append({"edge_time": EdgeTime(**arrays), "seed_time": np.full(NODES + 1, 5)})
+        kwargs_list.append({"edge_time": EdgeTime(**arrays), "seed_time": np.full(NODES + 1, 5)})
     if what == "indptr":
         graph = Graph(**{**vars(graph), what: garbage[: graph.num_nodes + 1]})
-    for each, replace in itertools.product(given, (False, True)):
+    for kwargs, replace in itertools.product(kwargs_list, (False, True)):
         blocks = sample_neighbors(
-            graph, np.arange(-1, NODES), FANOUTS, key_of(rng), replace=replace, **each
+            graph, np.arange(-1, NODES), FANOUTS, key_of(rng), replace=replace, **kwargs
         )
         ids = np.asarray(blocks.node_ids)
         assert (ids >= -1).all() and (ids < graph.num_nodes).all()
@@ -340,7 +360,7 @@ OTHER = star(4)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("kwargs", "error", "message"),
     [
         ({"edge_probability": [1.0]}, ValueError, "edge_probability must be (num_edges=3,), got"),
         ({"edge_probability": "a"}, TypeError, "edge_probability must be"),
@@ -384,6 +404,6 @@ OTHER = star(4)
         ({"disjoint": "a"}, TypeError, "disjoint must be True or False, got str"),
     ],
 )
-def test_bad_arguments(given: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments(kwargs, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        sample_neighbors(star(3), [0, 1], (2,), KEY, **given)
+        sample_neighbors(star(3), [0, 1], (2,), KEY, **kwargs)

@@ -1,6 +1,5 @@
 """Mini-batches at static shapes: sampled neighbourhoods, links, walks and subgraphs."""
 
-from jax_gnn.sampling._ahead import fetch_ahead
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._budget import hgt_subgraph
 from jax_gnn.sampling._chunks import NodeChunks, node_chunks
@@ -8,6 +7,7 @@ from jax_gnn.sampling._links import link_blocks
 from jax_gnn.sampling._loader import FeatureCache, SeedBatch, neighbor_batches
 from jax_gnn.sampling._negatives import corrupted_edges, negative_edges
 from jax_gnn.sampling._neighbors import block_capacity, sample_neighbors
+from jax_gnn.sampling._prefetch import fetch_ahead
 from jax_gnn.sampling._rows import fetch_rows
 from jax_gnn.sampling._subgraphs import (
     Subgraph,

@@ -1,11 +1,12 @@
-"""Batches of sampled neighbourhoods from graphs and rows of the host, on the way to a device.
+"""Loading batches on the host: sampled neighbourhoods with rows of the host's arrays.
 
-``grain`` shuffles, shards, prefetches and restarts; what is here is what it does not know: how a
-batch of seeds is sampled, and how its rows are fetched.
+``grain`` shuffles, shards, prefetches and restarts; this module samples the neighbourhoods of a
+batch of seeds and fetches their rows.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,25 +22,34 @@ from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._blocks import Blocks
-from jax_gnn.sampling._neighbors import check_fanouts, check_whole, layer_sizes, sample_neighbors
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.sampling._compile import jit
+from jax_gnn.sampling._neighbors import (
+    Capacity,
+    check_fanouts,
+    check_homogeneous,
+    layer_sizes,
+    sample_neighbors,
+)
+from jax_gnn.sampling._rows import Ids, check_positive, fetch_rows
+
+_MIN_FETCHED = 16  # rows of a transfer of a cache
 
 
 @public
 class FeatureCache:
-    """Rows of the host, of which those that are used most stay on the device.
+    """Rows of the host, of which the most used ones stay on the device.
 
-    What is fetched is exact: the same numbers as ``rows[ids]``. Neighbours are drawn along edges,
-    so that nodes of many edges are wanted most: ``np.argsort(np.diff(graph.t_indptr))[-count:]``.
+    Fetched rows are exact: the same numbers as ``rows[ids]``. Neighbours are drawn along edges, so
+    nodes of many edges are used most: ``np.argsort(np.diff(graph.t_indptr))[-count:]``.
 
     Args:
         rows: ``(num_rows, *features)``, an array of numpy, such as a memory map.
-        kept: ``(count,)`` integers, which rows stay on the device.
-        device: where they stay; by default where JAX puts arrays.
+        kept: ``(count,)`` integers, ids of the rows that stay on the device.
+        device: device of these rows; by default where JAX puts arrays.
 
     Raises:
         TypeError: ``rows`` is no array of numpy, or ``kept`` are no integers.
-        ValueError: a row that is to be kept is out of range.
+        ValueError: an id of ``kept`` is out of range.
 
     Example:
         >>> import numpy as np
@@ -51,23 +61,23 @@ class FeatureCache:
                [0., 0.]], dtype=float32)
     """
 
-    def __init__(self, rows: np.ndarray, kept: Any, *, device: Any = None):
-        kept = arguments.check_ids("kept", kept)
-        found = fetch_rows(rows, kept)
-        if not in_range(kept, len(rows)).all():
-            raise ValueError(
-                f"kept must be below num_rows={len(rows)}, got {_first_bad(kept, rows)}"
-            )
+    def __init__(self, rows: np.ndarray, kept: Ids, *, device: jax.Device | None = None):
+        cached_ids = arguments.check_ids("kept", kept)
+        cached_rows = fetch_rows(rows, cached_ids)
+        bad = cached_ids[~in_range(cached_ids, len(rows))]
+        if bad.size:
+            raise ValueError(f"kept must be below num_rows={len(rows)}, got {bad[0]}")
         self._rows = rows
-        self._slots = np.full(len(rows), PADDING, np.int32)
-        self._slots[kept] = np.arange(len(kept), dtype=np.int32)
-        self._kept = jax.device_put(found, device)
+        # For each row its place in the cache; one more element, of padding, for ids out of range.
+        self._slots = np.full(len(rows) + 1, PADDING, np.int32)
+        self._slots[cached_ids] = np.arange(len(cached_ids), dtype=np.int32)
+        self._cached = jax.device_put(cached_rows, device)
         self._device = device
 
-    def fetch(self, ids: Any) -> Array:
-        """Rows on the device, zeros where an id is out of range.
+    def fetch(self, ids: Ids) -> Array:
+        """Return rows on the device, zeros where an id is out of range.
 
-        Of the others as many as the next power of two are copied there, so that few programs are
+        The number of rows that are sent is rounded up to a power of two, so that few programs are
         compiled.
 
         Args:
@@ -80,32 +90,26 @@ class FeatureCache:
             TypeError: ``ids`` are no integers.
             ValueError: ``ids`` is not one-dimensional.
         """
-        ids = arguments.check_ids("ids", ids)
-        there = in_range(ids, len(self._rows))
-        slots = self._slots[np.where(there, ids, 0)] if len(self._rows) else np.zeros(0, np.int32)
-        slots = np.where(there, slots, PADDING) if len(self._rows) else np.full(len(ids), PADDING)
-        places = np.flatnonzero(there & (slots < 0))
-        room = min(len(ids), 1 << max(4, (len(places) - 1).bit_length()))
-        padding = (0, room - len(places))
-        others = fetch_rows(self._rows, np.pad(ids[places], padding, constant_values=PADDING))
-        places = np.pad(places, padding, constant_values=len(ids))
-        given = jax.device_put(
-            (slots.astype(np.int32), places.astype(np.int32), others), self._device
-        )
-        return _merged(self._kept, *given)
+        indices = arguments.check_ids("ids", ids)
+        count, num_rows = len(indices), len(self._rows)
+        valid = in_range(indices, num_rows)
+        slots = self._slots[np.where(valid, indices, num_rows)]
+        places = np.flatnonzero(valid & (slots < 0))
+        size = min(count, max(_MIN_FETCHED, 1 << (len(places) - 1).bit_length()))
+        padding = (0, size - len(places))
+        sent = fetch_rows(self._rows, np.pad(indices[places], padding, constant_values=PADDING))
+        places = np.pad(places, padding, constant_values=count).astype(np.int32)
+        arrays = jax.device_put((slots, places, sent), self._device)
+        return _merge(self._cached, *arrays)
 
 
-@jax.jit
-def _merged(kept: Array, slots: Array, places: Array, others: Array) -> Array:
-    if kept.shape[0]:
-        x = kept.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+@jit()
+def _merge(cached: Array, slots: Array, places: Array, sent: Array) -> Array:
+    if cached.shape[0]:
+        x = cached.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     else:
-        x = jnp.zeros((slots.shape[0], *kept.shape[1:]), kept.dtype)
-    return x.at[places].set(others, mode="drop")
-
-
-def _first_bad(kept: np.ndarray, rows: np.ndarray) -> int:
-    return int(kept[~in_range(kept, len(rows))][0])
+        x = jnp.zeros((slots.shape[0], *cached.shape[1:]), cached.dtype)
+    return x.at[places].set(sent, mode="drop")
 
 
 # --- Batches -------------------------------------------------------------------------------------
@@ -113,13 +117,13 @@ def _first_bad(kept: np.ndarray, rows: np.ndarray) -> int:
 
 @public
 class SeedBatch(NamedTuple):
-    """A batch of :func:`neighbor_batches`, all of numpy.
+    """A batch of :func:`neighbor_batches`; all arrays are numpy's.
 
     Attributes:
         blocks: the sampled neighbourhoods.
         seeds: ``(batch_size,)``, the seeds; -1 is padding.
         x: rows of ``blocks.node_ids``, zeros for padding; None if there were none.
-        y: rows of the seeds, likewise.
+        y: rows of the seeds, zeros for padding; None if there were none.
 
     Example:
         >>> with host_arrays():
@@ -138,41 +142,41 @@ class SeedBatch(NamedTuple):
 @public
 def neighbor_batches(
     graph: Graph,
-    seeds: Any,
+    seeds: Ids,
     batch_size: int,
     fanouts: Sequence[int],
     *,
-    x: Any = None,
-    y: Any = None,
+    x: object = None,
+    y: object = None,
     seed: int = 0,
     shard: tuple[int, int] = (0, 1),
     replace: bool = False,
     tree: bool = False,
-    capacity: int | Sequence[int | None] | None = None,
+    capacity: Capacity = None,
 ) -> Any:
-    """An epoch of sampled batches on the host, as a ``grain.MapDataset``.
+    """Return an epoch of sampled batches on the host, as a ``grain.MapDataset``.
 
-    The seeds are shuffled, anew in each epoch of ``.repeat(epochs)``; the last batch is filled up
+    The seeds are shuffled, anew in each epoch of ``.repeat(epochs)``; the final batch is padded
     with -1, so that all have one shape. A batch is a function of its number and ``seed`` alone:
-    training that starts again anywhere has the same ones. ``.to_iter_dataset`` samples ahead while
+    training that restarts anywhere gets the same batches. ``.to_iter_dataset`` samples ahead while
     a step runs, ``grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)`` one batch.
 
     Args:
-        graph: of one kind of nodes, of arrays of the host: built inside
+        graph: graph of one kind of nodes, with arrays of the host: built inside
             :func:`jax_gnn.host_arrays`, or of memory maps.
         seeds: ``(count,)`` integers, the nodes of an epoch.
-        batch_size: seeds of a batch.
+        batch_size: number of seeds of a batch.
         fanouts: as for :func:`sample_neighbors`.
-        x: ``(num_nodes, *features)`` of numpy, or a pytree of such, of which rows of all sources
-            are fetched.
-        y: the same, of which rows of the seeds are fetched, such as labels. Worker processes must
-            be able to import the classes of both pytrees.
-        seed: of the order of seeds, and of what is drawn.
-        shard: the number of this process, and how many there are. Each seed is in one shard; all
+        x: ``(num_nodes, *features)`` of numpy, or a pytree of such; rows of all sources are
+            fetched.
+        y: ``(num_nodes, *features)`` of numpy, or a pytree of such, such as labels; rows of the
+            seeds are fetched. Worker processes must be able to import the classes of both pytrees.
+        seed: random seed of the order of seeds, and of the draws.
+        shard: number of this process, and number of processes. Each seed is in one shard; all
             shards have equally many batches.
         replace: as for :func:`sample_neighbors`.
-        tree: likewise.
-        capacity: likewise.
+        tree: as for :func:`sample_neighbors`.
+        capacity: as for :func:`sample_neighbors`.
 
     Returns:
         A ``grain.MapDataset`` of :class:`SeedBatch`.
@@ -180,7 +184,7 @@ def neighbor_batches(
     Raises:
         ImportError: grain is not installed.
         TypeError: ``graph``, ``x`` or ``y`` are not of the host, or a number is no integer.
-        ValueError: a size does not fit, or what :func:`sample_neighbors` raises.
+        ValueError: a size does not fit, or as :func:`sample_neighbors`.
 
     Example:
         >>> import numpy as np
@@ -191,13 +195,11 @@ def neighbor_batches(
         >>> [batch.x.shape for batch in epoch]
         [(10, 2), (10, 2)]
     """
-    check_whole(graph)
+    check_homogeneous(graph)
     if not isinstance(graph.indptr, np.ndarray) or not isinstance(graph.cols, np.ndarray):
         raise TypeError("graph must be of the host: build it inside jax_gnn.host_arrays()")
-    seeds = arguments.check_ids("seeds", seeds)
-    batch_size = arguments.check_integer("batch_size", batch_size)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    nodes = arguments.check_ids("seeds", seeds)
+    batch_size = check_positive("batch_size", batch_size)
     checked = check_fanouts("fanouts", fanouts)
     layer_sizes(batch_size, checked, graph, capacity, replace=replace, tree=tree)
     for name, rows in (("x", x), ("y", y)):
@@ -218,21 +220,22 @@ def neighbor_batches(
         raise ImportError(
             "neighbor_batches needs grain: pip install 'jax-gnn-kernels[loader]'"
         ) from error
-    padding = np.full(-len(seeds) % count, PADDING)
-    options = {"replace": replace, "tree": tree, "capacity": capacity}
-    source: Any = np.concatenate([seeds, padding])
+    # Padded to a multiple of the number of shards, so that these are equally long.
+    source: Any = np.concatenate([nodes, np.full(-len(nodes) % count, PADDING)])
     dataset = grain.MapDataset.source(source).shuffle(seed % 2**32)[index::count]
     dataset = dataset.batch(batch_size, batch_fn=_Stack(batch_size))
-    sample = _Sample(graph, checked, x, y, options)
+    sample = _Sample(graph, checked, x, y, {"replace": replace, "tree": tree, "capacity": capacity})
     draws = np.random.SeedSequence([seed % 2**32, index]).generate_state(1)
     return dataset.random_map(sample, seed=int(draws[0]))
 
 
 @dataclass(frozen=True)
 class _Stack:
+    """Stacks seeds to a batch, which is padded."""
+
     batch_size: int
 
-    def __call__(self, seeds: Sequence[Any]) -> np.ndarray:
+    def __call__(self, seeds: Sequence[int]) -> np.ndarray:
         batch = np.full(self.batch_size, PADDING)
         batch[: len(seeds)] = seeds
         return batch
@@ -240,6 +243,8 @@ class _Stack:
 
 @dataclass(frozen=True)
 class _Sample:
+    """Samples the neighbourhoods of a batch of seeds, and fetches its rows."""
+
     graph: Graph
     fanouts: tuple[int, ...]
     x: Any
@@ -253,8 +258,6 @@ class _Sample:
         would end without a batch, and without an exception.
         """
         self.__dict__.update(state)
-        import multiprocessing  # not with `import jax_gnn`
-
         if multiprocessing.parent_process() is None:
             return
         for name in ("x", "y"):

@@ -1,14 +1,15 @@
-"""The two steps of a layer as ops: which edges are drawn, and the block that is built of these.
+"""The two steps of a layer as ops: drawing edges, and building a block of the drawn edges.
 
-They have kernels (``cpp/kernels/*/sample_block.*``), of draws on a GPU only for uniform ones, which
-give the bits that :mod:`jax_gnn.sampling._draw`, :mod:`jax_gnn.sampling._weights` and
-:mod:`jax_gnn.sampling._blocks` do. Arrays of numpy go to the CPU's kernels, without JAX.
+Their kernels (``cpp/kernels/*/sample_block.*``) give the bits of :mod:`jax_gnn.sampling._draw`,
+:mod:`jax_gnn.sampling._weights` and :mod:`jax_gnn.sampling._blocks`; weighted draws have none on
+GPUs. Arrays of numpy go to the CPU's kernels, without JAX.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -21,361 +22,335 @@ from jax_gnn._core.op import Bind, Call, Op, define, replace_items
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 from jax_gnn.sampling import _draw, _weights
-from jax_gnn.sampling._blocks import Drawn as DrawnEdges
-from jax_gnn.sampling._blocks import Sorted, distinct_block, lined_up, sorted_sources, tree_block
+from jax_gnn.sampling._blocks import (
+    DrawnEdges,
+    SortedSources,
+    compact_draws,
+    distinct_block,
+    sort_sources,
+    tree_block,
+)
+from jax_gnn.sampling._random import KeyWords
 
-ARRAYS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
-"""Of a block's graph, in the order in which the kernel gives them."""
+GRAPH_FIELDS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
+"""Fields of a block's :class:`Graph`, in the order of the kernel's results."""
+
+_TILE = 1024  # ids of a thread block of the kernel
+_shape: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 
 
-class Rows(NamedTuple):
-    """Operands of ``sample_uniform``: ``(rows,)``, and the two words of a key."""
+class UniformOperands(NamedTuple):
+    """Operands of ``sample_uniform``: ``(rows,)`` degrees, and the two words of a key."""
 
-    degrees: Any
-    key: Any
+    degrees: Array
+    key: Array
 
 
-class WeightedRows(NamedTuple):
+class WeightedOperands(NamedTuple):
     """Operands of ``sample_weighted``.
 
     Attributes:
         sums: ``(num_whole + 1,)`` uint32, of :class:`jax_gnn.sampling.EdgeProbability`.
-        starts: ``(rows,)``, where rows start.
-        degrees: ``(rows,)``, how many edges they have.
+        starts: ``(rows,)``, first edge of each row.
+        degrees: ``(rows,)``, number of edges of each row.
         key: two words.
     """
 
-    sums: Any
-    starts: Any
-    degrees: Any
-    key: Any
+    sums: Array
+    starts: Array
+    degrees: Array
+    key: Array
 
 
-class Drawn(NamedTuple):
+class BlockOperands(NamedTuple):
     """Operands of ``sample_block``.
 
     Attributes:
-        nodes: ``(num_dst,)``, the destinations' ids; -1 is padding.
-        starts: ``(num_dst,)``, where their edges start in ``cols``.
-        offsets: ``(num_dst, fanout)``, which of these were drawn.
-        counts: ``(num_dst,)``, how many of them count, the first ones.
-        cols: ``(num_whole,)``, the sources of the whole graph's edges.
-        seeds: ``(num_dst,)``, the seed of each destination, below ``num_dst``, if a node is one
-            source for each of these; else None.
+        nodes: ``(num_dst,)``, ids of the destinations; -1 is padding.
+        starts: ``(num_dst,)``, start of each destination's edges in ``cols``.
+        offsets: ``(num_dst, fanout)``, drawn edges, as offsets from ``starts``.
+        counts: ``(num_dst,)``, number of valid draws, which come first.
+        cols: ``(num_whole,)``, sources of the sampled graph's edges.
+        seeds: ``(num_dst,)``, seed of each destination, below ``num_dst``, if a node is one source
+            for each seed; else None.
     """
 
-    nodes: Any
-    starts: Any
-    offsets: Any
-    counts: Any
-    cols: Any
-    seeds: Any = None
+    nodes: Array
+    starts: Array
+    offsets: Array
+    counts: Array
+    cols: Array
+    seeds: Array | None = None
 
 
-def _batch(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
-    """One after the other: random numbers go by an edge's place, which a batch would move."""
-    del size
-    leaves, tree = jax.tree.flatten(operands)
-    moving = [i for i, is_batched in enumerate(jax.tree.leaves(batched)) if is_batched]
+def _batch(bind: Bind, operands: object, batched: object, size: int) -> Any:
+    """Loop over the batch: random numbers depend on a row's number, which a batch would change."""
+    leaves, structure = jax.tree.flatten(operands)
+    indices = [i for i, is_batched in enumerate(jax.tree.leaves(batched)) if is_batched]
 
-    def one(values: list[Array]) -> Any:
-        return bind(jax.tree.unflatten(tree, replace_items(leaves, moving, values)))
+    def apply(values: list[Array]) -> Any:
+        return bind(jax.tree.unflatten(structure, replace_items(leaves, indices, values)))
 
-    return jax.lax.map(one, [leaves[i] for i in moving])
+    return jax.lax.map(apply, [leaves[i] for i in indices])
 
+
+_SamplingOp = functools.partial(Op, transpose={}, batch=_batch, several=True)
 
 # --- Draws ---------------------------------------------------------------------------------------
 
 
-def _drawn_result(operands: Any, *, fanout: int, **others: Any) -> Any:
-    del others
-    rows, dtype = operands.degrees.shape[0], operands.degrees.dtype
-    return [jax.ShapeDtypeStruct((rows, fanout), dtype), jax.ShapeDtypeStruct((rows,), dtype)]
+def _draw_result(
+    operands: UniformOperands | WeightedOperands, *, fanout: int, **_: object
+) -> list[jax.ShapeDtypeStruct]:
+    num_rows, dtype = operands.degrees.shape[0], operands.degrees.dtype
+    return [_shape((num_rows, fanout), dtype), _shape((num_rows,), dtype)]
 
 
-def _uniform_xla(degrees: Array, key: Array, *, fanout: int, stream: int, replace: bool) -> Any:
-    return list(_draw.uniform(degrees, fanout, (key[0], key[1]), stream, replace=replace))
-
-
-def _drawn_call(platform: str, operands: Any, *, stream: int, replace: bool, **_: Any) -> Call:
-    del platform
+def _draw_call(
+    platform: str, operands: tuple[Any, ...], *, stream: int, replace: bool, **_: object
+) -> Call:
     return Call([*operands], {"stream": np.int64(stream), "replace": np.bool_(replace)})
 
 
 sample_uniform = define(
-    Op(
+    _SamplingOp(
         name="sample_uniform",
-        operands=Rows,
-        result=_drawn_result,
-        xla=_uniform_xla,
+        operands=UniformOperands,
+        result=_draw_result,
+        xla=_draw.uniform,
         platforms=("cpu", "cuda"),
-        call=_drawn_call,
-        transpose={},
-        batch=_batch,
-        several=True,
+        call=_draw_call,
     )
 )
-
-
-def _weighted_xla(
-    sums: Array, starts: Array, degrees: Array, key: Array, *, fanout: int, **options: Any
-) -> Any:
-    return list(_weights.weighted(sums, starts, degrees, fanout, (key[0], key[1]), **options))
-
-
 sample_weighted = define(
-    Op(
+    _SamplingOp(
         name="sample_weighted",
-        operands=WeightedRows,
-        result=_drawn_result,
-        xla=_weighted_xla,
+        operands=WeightedOperands,
+        result=_draw_result,
+        xla=_weights.weighted,
         platforms=("cpu",),
-        call=_drawn_call,
-        transpose={},
-        batch=_batch,
-        several=True,
+        call=_draw_call,
     )
 )
+
+
+def _sample(
+    op: Op, rows: tuple[Array, ...], fanout: int, key: KeyWords, stream: int, replace: bool
+) -> tuple[Array, Array]:
+    if namespace(*rows) is not np:
+        words = jnp.stack(key)
+        results: list[Array] = op(*rows, words, fanout=fanout, stream=stream, replace=replace)
+        return results[0], results[1]
+    degrees: Any = rows[-1]
+    offsets: Any = np.empty((len(degrees), fanout), degrees.dtype)
+    counts: Any = np.empty(len(degrees), degrees.dtype)
+    arrays = (np.ascontiguousarray(ids).view(np.ndarray) for ids in rows)
+    host_function(op.name)(*arrays, int(key[0]), int(key[1]), stream, replace, offsets, counts)
+    return offsets, counts
 
 
 def uniform(
-    degrees: Any, fanout: int, key: tuple[Any, Any], stream: int, *, replace: bool
-) -> tuple[Any, Any]:
-    """:func:`jax_gnn.sampling._draw.uniform`, by the kernel where there is one."""
-    if namespace(degrees) is np:
-        return _on_host("sample_uniform", (degrees,), fanout, key, stream, replace)
-    words = jnp.stack(key)
-    offsets, counts = sample_uniform(degrees, words, fanout=fanout, stream=stream, replace=replace)
-    return offsets, counts
+    degrees: Array, fanout: int, key: KeyWords, stream: int, *, replace: bool
+) -> tuple[Array, Array]:
+    """Draw as :func:`jax_gnn.sampling._draw.uniform`, by the kernel if there is one."""
+    return _sample(sample_uniform, (degrees,), fanout, key, stream, replace)
 
 
 def weighted(
-    sums: Any,
-    starts: Any,
-    degrees: Any,
+    sums: Array,
+    starts: Array,
+    degrees: Array,
     fanout: int,
-    key: tuple[Any, Any],
+    key: KeyWords,
     stream: int,
     *,
     replace: bool,
-) -> tuple[Any, Any]:
-    """:func:`jax_gnn.sampling._weights.weighted`, by the kernel where there is one."""
-    rows = sums, starts, degrees
-    if namespace(*rows) is np:
-        return _on_host("sample_weighted", rows, fanout, key, stream, replace)
-    options: Any = {"fanout": fanout, "stream": stream, "replace": replace}
-    offsets, counts = sample_weighted(*rows, jnp.stack(key), **options)
-    return offsets, counts
-
-
-def _on_host(
-    name: str, rows: Any, fanout: int, key: tuple[Any, Any], stream: int, replace: bool
-) -> tuple[Any, Any]:
-    degrees = rows[-1]
-    offsets = np.empty((len(degrees), fanout), degrees.dtype)
-    counts = np.empty(len(degrees), degrees.dtype)
-    rows = (np.ascontiguousarray(ids).view(np.ndarray) for ids in rows)
-    host_function(name)(*rows, *map(int, key), stream, replace, offsets, counts)
-    return offsets, counts
+) -> tuple[Array, Array]:
+    """Draw as :func:`jax_gnn.sampling._weights.weighted`, by the kernel if there is one."""
+    return _sample(sample_weighted, (sums, starts, degrees), fanout, key, stream, replace)
 
 
 # --- Blocks --------------------------------------------------------------------------------------
 
 
-def _block_result(operands: Drawn, *, num_edges: int, num_src: int, **others: Any) -> Any:
-    del others
+class BlockOptions(TypedDict):
+    """Static attributes of ``sample_block``.
+
+    Attributes:
+        num_nodes: number of nodes of the sampled graph.
+        num_edges: room for edges.
+        num_src: room for sources: in a tree, one for each destination and edge. Edges from further
+            nodes, those of the largest ids, are left out.
+        is_tree: whether each edge has a source of its own; else each node is one source.
+        ascending: whether edges of a destination are put in the sampled graph's order.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_src: int
+    is_tree: bool
+    ascending: bool
+
+
+def _block_shapes(nodes: Array, num_edges: int, num_src: int) -> list[jax.ShapeDtypeStruct]:
+    num_dst, dtype = nodes.shape[0], nodes.dtype
+    sizes = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
+    ids = [_shape((sizes.get(name, num_edges),), dtype) for name in GRAPH_FIELDS]
+    return [*ids, _shape((num_src,), dtype), _shape((), np.dtype(bool))]
+
+
+def _block_result(
+    operands: BlockOperands, *, num_edges: int, num_src: int, **_: object
+) -> list[jax.ShapeDtypeStruct]:
     return _block_shapes(operands.nodes, num_edges, num_src)
 
 
-def _block_shapes(nodes: Any, num_edges: int, num_src: int) -> list[Any]:
-    num_dst, dtype = nodes.shape[0], nodes.dtype
-    sizes = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
-    ids = [jax.ShapeDtypeStruct((sizes.get(name, num_edges),), dtype) for name in ARRAYS]
-    sources = jax.ShapeDtypeStruct((num_src,), dtype)
-    return [*ids, sources, jax.ShapeDtypeStruct((), np.dtype(bool))]
-
-
 def _block_xla(
-    nodes: Array,
-    starts: Array,
-    offsets: Array,
-    counts: Array,
-    cols: Array,
-    seeds: Array | None,
-    *,
-    num_nodes: int,
-    num_edges: int,
-    num_src: int,
-    is_tree: bool,
-    ascending: bool,
+    *, num_nodes: int, num_edges: int, num_src: int, is_tree: bool, ascending: bool, **operands: Any
 ) -> list[Array]:
-    columns = starts, offsets, counts, cols
-    drawn = lined_up(*columns, num_nodes, num_edges, ascending=ascending)
+    nodes, starts, offsets, counts, cols, seeds = BlockOperands(**operands)
+    drawn = compact_draws(starts, offsets, counts, cols, num_nodes, num_edges, ascending=ascending)
     if is_tree:
         return tree_block(nodes, drawn)
-    edges = sorted_sources(nodes, drawn, num_nodes, seeds)
-    return _distinct_xla(*edges, num_nodes=num_nodes, num_src=num_src)
+    return distinct_block(sort_sources(nodes, drawn, num_nodes, seeds), num_nodes, num_src)
 
 
 def _block_call(
     platform: str,
-    operands: Drawn,
+    operands: BlockOperands,
     *,
     num_nodes: int,
     is_tree: bool,
     ascending: bool,
-    **others: Any,
+    **_: object,
 ) -> Call | None:
-    del platform, others
+    arrays: list[Any]
     *arrays, seeds = operands
-    read = [*arrays, operands.nodes if seeds is None else seeds]
-    if any(ids.dtype != operands.nodes.dtype for ids in read):
+    # Any operand stands in for absent seeds; `disjoint` says that there are none.
+    arrays = [*arrays, operands.nodes if seeds is None else seeds]
+    if any(ids.dtype != operands.nodes.dtype for ids in arrays):
         return None
     flags = {"disjoint": seeds is not None, "tree": is_tree, "ascending": ascending}
-    named = {name: np.bool_(flag) for name, flag in flags.items()}
-    return Call(read, {"num_nodes": np.int64(num_nodes), **named})
+    attributes = {name: np.bool_(flag) for name, flag in flags.items()}
+    return Call(arrays, {"num_nodes": np.int64(num_nodes), **attributes})
 
 
 def _block_composition(
-    platform: str,
-    implementation: str | None,
-    operands: Drawn,
-    *,
-    num_nodes: int,
-    num_edges: int,
-    num_src: int,
-    is_tree: bool,
-    ascending: bool,
+    platform: str, implementation: str | None, operands: BlockOperands, **options: Any
 ) -> Callable[..., list[Array]] | None:
-    """On a GPU XLA's sort stands between two kernels; that of trees lines the edges up."""
-    del operands
-    if platform != "cuda" or is_tree:
+    """Return the GPU's composition: the tree's kernel, which compacts edges, a sort, a kernel."""
+    if platform != "cuda" or options["is_tree"]:
         return None
+    num_nodes, num_edges, num_src = (options[n] for n in ("num_nodes", "num_edges", "num_src"))
 
     def composed(**operands: Any) -> list[Array]:
-        drawn = Drawn(**operands)
-        nodes, seeds, num_dst = drawn.nodes, drawn.seeds, drawn.nodes.shape[0]
-        of_tree: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "is_tree": True}
-        of_tree |= {"num_src": num_dst + num_edges, "ascending": ascending}
-        of_tree["implementation"] = implementation
-        *ids, sources, _ = sample_block(*drawn._replace(seeds=None), **of_tree)
-        found = dict(zip(ARRAYS, ids, strict=True))
-        edges = DrawnEdges(found["indptr"], found["rows"], found["edge_ids"], sources[num_dst:])
-        in_order = sorted_sources(nodes, edges, num_nodes, seeds)
-        own: Any = {"num_nodes": num_nodes, "num_src": num_src, "implementation": implementation}
-        return sample_distinct(*in_order, **own)
+        drawn = BlockOperands(**operands)
+        nodes, num_dst = drawn.nodes, drawn.nodes.shape[0]
+        tree = {**options, "is_tree": True, "num_src": num_dst + num_edges}
+        *ids, sources, _ = sample_block(
+            *drawn._replace(seeds=None), implementation=implementation, **tree
+        )
+        graph = dict(zip(GRAPH_FIELDS, ids, strict=True))
+        edges = DrawnEdges(graph["indptr"], graph["rows"], graph["edge_ids"], sources[num_dst:])
+        candidates = sort_sources(nodes, edges, num_nodes, drawn.seeds)
+        result: list[Array] = sample_distinct(
+            *candidates, num_nodes=num_nodes, num_src=num_src, implementation=implementation
+        )
+        return result
 
     return composed
 
 
 sample_block = define(
-    Op(
+    _SamplingOp(
         name="sample_block",
-        operands=Drawn,
+        operands=BlockOperands,
         result=_block_result,
         xla=_block_xla,
         platforms=("cpu", "cuda"),
         composition=_block_composition,
         call=_block_call,
-        transpose={},
-        batch=_batch,
-        several=True,
     )
 )
 
 
-# The second half of it, of edges that are lined up and sorted.
+# The second half of a block on GPUs: drawn edges and sorted candidates to the block's arrays.
 
 
-def _distinct_result(operands: Sorted, *, num_src: int, **others: Any) -> Any:
-    del others
+def _distinct_result(
+    operands: SortedSources, *, num_src: int, **_: object
+) -> list[jax.ShapeDtypeStruct]:
     return _block_shapes(operands.nodes, operands.rows.shape[0], num_src)
 
 
-def _distinct_xla(*operands: Any, num_nodes: int, num_src: int, **named: Any) -> list[Array]:
-    return distinct_block(Sorted(*operands, **named), num_nodes, num_src)
+def _distinct_xla(*, num_nodes: int, num_src: int, **operands: Any) -> list[Array]:
+    return distinct_block(SortedSources(**operands), num_nodes, num_src)
 
 
-def _distinct_call(platform: str, operands: Sorted, *, num_nodes: int, num_src: int) -> Call | None:
-    del platform
+def _distinct_call(
+    platform: str, operands: SortedSources, *, num_nodes: int, num_src: int
+) -> Call | None:
+    arrays: list[Any]
     *arrays, seeds = operands
     if seeds is not None and seeds.dtype != operands.nodes.dtype:
         return None
-    read = [*arrays, operands.nodes if seeds is None else seeds]
     num_dst, num_edges = operands.nodes.shape[0], operands.rows.shape[0]
-    tiles = [-(-size // _TILE) for size in (max(num_dst + num_edges, num_src + 1), num_edges)]
-    kept = 32 * max(tiles[1], 1)
-    room = 3 * tiles[0] + num_dst + 2 * num_edges + kept  # as of distinct_scratch
-    flags = {"num_nodes": np.int64(num_nodes), "disjoint": np.bool_(seeds is not None)}
-    return Call(read, flags, [jax.ShapeDtypeStruct((room,), operands.nodes.dtype)])
-
-
-_TILE = 1024  # ids that a block of the kernel has
+    tiles, edge_tiles = (
+        -(-size // _TILE) for size in (max(num_dst + num_edges, num_src + 1), num_edges)
+    )
+    # The same number as distinct_scratch of the kernel.
+    scratch = 3 * tiles + num_dst + 2 * num_edges + 32 * max(edge_tiles, 1)
+    arrays = [*arrays, operands.nodes if seeds is None else seeds]
+    return Call(
+        arrays,
+        {"num_nodes": np.int64(num_nodes), "disjoint": np.bool_(seeds is not None)},
+        [_shape((scratch,), operands.nodes.dtype)],
+    )
 
 
 sample_distinct = define(
-    Op(
+    _SamplingOp(
         name="sample_distinct",
-        operands=Sorted,
+        operands=SortedSources,
         result=_distinct_result,
         xla=_distinct_xla,
         platforms=("cuda",),
         call=_distinct_call,
-        transpose={},
-        batch=_batch,
-        several=True,
     )
 )
 
 
-def distinct(nodes: Array, drawn: DrawnEdges, num_whole: int, num_nodes: int, num_src: int) -> Any:
-    """:func:`block` of edges that are lined up, where each node is one source."""
-    in_order = sorted_sources(nodes, drawn, num_nodes)
-    found = sample_distinct(*in_order, num_nodes=num_nodes, num_src=num_src)
-    return _of_arrays(found, jnp.asarray(num_whole, nodes.dtype))
+def chunk_block(
+    nodes: Array, drawn: DrawnEdges, num_whole: int, num_nodes: int, num_src: int
+) -> tuple[Graph, Array, Array]:
+    """Return the results of :func:`block` for compact edges, where each node is one source."""
+    candidates = sort_sources(nodes, drawn, num_nodes)
+    arrays = sample_distinct(*candidates, num_nodes=num_nodes, num_src=num_src)
+    return _as_block(arrays, jnp.asarray(num_whole, nodes.dtype))
 
 
-def block(
-    drawn: Drawn, num_nodes: int, num_edges: int, num_src: int, *, tree: bool, ascending: bool
-) -> tuple[Graph, Any, Any]:
-    """The block of what was drawn; of arrays of numpy, in numpy.
-
-    Args:
-        drawn: the edges.
-        num_nodes: how many nodes the whole graph has.
-        num_edges: room for edges.
-        num_src: room for sources: of a tree, one for each destination and edge. Edges from nodes
-            beyond it, those of the largest ids, are left out.
-        tree: whether each edge has a source of its own; by default each node is one source.
-        ascending: whether edges of a destination are put in the whole graph's order.
-
-    Returns:
-        The block, its sources' ids, and whether an edge was left out.
-    """
-    sizes: Any = {"num_nodes": num_nodes, "num_edges": num_edges, "num_src": num_src}
-    if namespace(drawn.nodes, drawn.cols) is np:
-        found = _host_block(drawn, **sizes, is_tree=tree, ascending=ascending)
+def block(operands: BlockOperands, options: BlockOptions) -> tuple[Graph, Array, Array]:
+    """Return the block of the drawn edges, its sources' ids, and whether an edge was left out."""
+    if namespace(operands.nodes, operands.cols) is np:
+        arrays = _host_block(operands, options)
     else:
-        found = sample_block(*drawn, **sizes, is_tree=tree, ascending=ascending)
-    return _of_arrays(found, id_count(drawn.cols, drawn.nodes.dtype))
+        arrays = sample_block(*operands, **options)
+    return _as_block(arrays, id_count(operands.cols, operands.nodes.dtype))
 
 
-def _of_arrays(found: list[Any], num_whole: Any) -> tuple[Graph, Any, Any]:
-    *ids, sources, overflow = found
-    return (
-        Graph(**dict(zip(ARRAYS, ids, strict=True)), num_input_edges=num_whole),
-        sources,
-        overflow,
-    )
+def _as_block(arrays: list[Array], num_whole: Array) -> tuple[Graph, Array, Array]:
+    *ids, sources, overflow = arrays
+    fields: dict[str, Any] = dict(zip(GRAPH_FIELDS, ids, strict=True))
+    graph = Graph(**fields, num_input_edges=num_whole)
+    return graph, sources, overflow
 
 
-def _host_block(
-    drawn: Drawn, *, num_nodes: int, is_tree: bool, ascending: bool, **sizes: int
-) -> list[Any]:
-    *arrays, seeds = drawn
-    arrays = [np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays]
-    *results, _ = _block_result(drawn, **sizes)
-    found = [empty_vector(result.shape[0], result.dtype) for result in results]
-    flags = num_nodes, seeds is not None, is_tree, ascending
-    seeds = drawn.nodes if seeds is None else seeds
-    return [*found, host_function("sample_block")(*arrays, seeds, *flags, *found)]
+def _host_block(operands: BlockOperands, options: BlockOptions) -> list[Any]:
+    num_nodes, is_tree, ascending = (options[n] for n in ("num_nodes", "is_tree", "ascending"))
+    seeds = operands.nodes if operands.seeds is None else operands.seeds
+    *shapes, _ = _block_shapes(operands.nodes, options["num_edges"], options["num_src"])
+    results = [empty_vector(shape.shape[0], shape.dtype) for shape in shapes]
+    arrays = [np.ascontiguousarray(ids).view(np.ndarray) for ids in (*operands[:-1], seeds)]
+    flags = operands.seeds is not None, is_tree, ascending
+    overflow = host_function("sample_block")(*arrays, num_nodes, *flags, *results)
+    return [*results, overflow]

@@ -2,131 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, as_signed, index_dtype, is_traced, namespace, take_ids
+from jax_gnn._core.ids import PADDING, take_ids, index_dtype, is_traced, namespace, as_signed
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling import _time, _weights
-from jax_gnn.sampling._blocks import Blocks, seeds_of_sources
-from jax_gnn.sampling._left_out import LeftOut
-from jax_gnn.sampling._native import Drawn, block, uniform, weighted
-from jax_gnn.sampling._random import host_words, key_words
+from jax_gnn.sampling._blocks import Blocks, source_seeds
+from jax_gnn.sampling._compile import jit
+from jax_gnn.sampling._excluded import ExcludedEdges
+from jax_gnn.sampling._native import BlockOperands, BlockOptions, block, uniform, weighted
+from jax_gnn.sampling._random import KeyWords, host_key_words, key_words
 from jax_gnn.sampling._relational import (
     Fanout,
     Relations,
-    by_relation,
     check_relation_fanouts,
+    draw_by_relation,
     is_sequence,
-    joined_seeds,
+    join_seeds,
     total,
 )
-from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds, values_at
+from jax_gnn.sampling._rows import Ids, as_nodes, num_nodes_of, row_bounds, values_at
+from jax_gnn.sampling._time import EdgeTime
+from jax_gnn.sampling._weights import EdgeProbability
+
+Capacity = int | Sequence[int | None] | None
+FanoutLike = int | Mapping[object, int]
+Rule = EdgeProbability | EdgeTime | ExcludedEdges | None
+"""Rule by which edges are drawn; None is uniform."""
+
+_CAPACITY_STEP = 64
 
 
-class Rule(NamedTuple):
-    """What draws need to know of edges: ``sums`` of weights, ``order`` and ``times``, or others."""
+class EdgeLists(NamedTuple):
+    """Half of a graph that sampling reads: row pointers, sources and relations of the edges."""
 
-    sums: Any = None
-    order: Any = None
-    times: Any = None
-    gone: LeftOut | None = None
+    indptr: Array
+    cols: Array
+    types: Array | None
+
+
+class SampleOptions(NamedTuple):
+    """Static options of a sample; hashable.
+
+    Attributes:
+        fanouts: for each layer, the seeds' first.
+        sizes: room for edges and for sources of each layer's block.
+        relations: description of the relations, if there are any.
+        replace: whether an edge may be drawn again.
+        tree: whether each edge has a source of its own.
+        disjoint: whether a node is one source for each seed.
+    """
+
+    fanouts: tuple[Fanout, ...]
+    sizes: tuple[tuple[int, int], ...]
+    relations: Relations | None = None
+    replace: bool = False
+    tree: bool = False
+    disjoint: bool = False
 
 
 @public
 def sample_neighbors(
     graph: Graph | RelationalGraph | HeteroGraph,
-    seeds: Any,
-    fanouts: Sequence[Any],
-    key: Any,
+    seeds: Ids | Mapping[str, Ids],
+    fanouts: Sequence[FanoutLike],
+    key: Array | np.ndarray,
     *,
     replace: bool = False,
-    edge_probability: Any = None,
-    edge_time: Any = None,
-    seed_time: Any = None,
+    edge_probability: EdgeProbability | ArrayLike | Sequence[float] | None = None,
+    edge_time: EdgeTime | ArrayLike | Sequence[float] | None = None,
+    seed_time: ArrayLike | Sequence[float] | None = None,
     tree: bool = False,
     disjoint: bool = False,
-    capacity: int | Sequence[int | None] | None = None,
+    capacity: Capacity = None,
 ) -> Blocks:
-    """Draws neighbours of seeds, neighbours of these, and so on: a bipartite graph for each layer.
+    """Draw neighbours of seeds, neighbours of these, and so on: a bipartite graph for each layer.
 
-    Works inside ``jax.jit`` and outside, on the device where the graph lies. A graph of the host,
-    built inside :func:`jax_gnn.host_arrays` or with memory maps, stays there: for seeds of numpy it
-    gives numpy's blocks, by compiled threads, and no device is asked. All shapes follow from the
+    Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017.
+    Works inside ``jax.jit`` and outside, on the device of the graph. A graph of the host, built
+    inside :func:`jax_gnn.host_arrays` or with memory maps, stays there: for seeds of numpy the
+    blocks are numpy's, by compiled threads, and no device is used. All shapes follow from the
     number of seeds, ``fanouts`` and ``capacity``, so that an epoch is one compiled program.
-    Edges are drawn into each node, as messages run: each of a node's edges is equally likely, or
-    all are taken where there are no more than ``fanout``. All nodes of a layer are sampled anew for
-    the next one. The same key gives the same blocks on every device.
+    Edges are drawn into each node, as messages run: all edges of a node are equally likely, or all
+    are taken if there are no more than ``fanout``. All nodes of a layer are sampled anew for the
+    next layer. The same key gives the same blocks on every device.
 
     Args:
-        graph: of one kind of nodes, :class:`jax_gnn.Graph`; or with relations, whose blocks are
+        graph: one kind of nodes, :class:`jax_gnn.Graph`; or with relations, whose blocks are
             relational graphs of the same parts. Blocks of a :class:`jax_gnn.HeteroGraph` have the
-            nodes that ``graph.relational`` has: ``graph.join(x_dict)[blocks.node_ids]``.
-        seeds: ``(num_seeds,)`` integers, the nodes whose outputs are wanted. -1, as any id out of
-            range, is padding: it has no neighbours. A seed may be given twice. Of a
-            :class:`jax_gnn.HeteroGraph` a mapping of such by node type, one after the other.
-        fanouts: how many edges to draw into each node, for each layer, that of the seeds first.
-            With relations a number is for all of them together, and the edges of a
-            ``self_relation`` are there beside; a mapping says how many of each, by name or number,
-            and none of others.
-        key: of ``jax.random``; or its words, uint32 of numpy, which need no device.
-        replace: whether one edge may be drawn twice; then a node with an edge has ``fanout``.
-        edge_probability: how likely edges are to be drawn, in proportion within those of a node;
-            an edge of weight 0 never is. ``(num_edges,)`` real numbers from 0 in the graph's order,
-            or :class:`EdgeProbability`, which is made of them once. Without replacement edges are
-            drawn one after another, each in proportion to what is left.
-        edge_time: ``(num_edges,)`` real numbers in the graph's order, or :class:`EdgeTime`, which
-            sorts them once. Only edges whose time is no later than the seed's are drawn, in all
-            layers, and as likely each. Neighbourhoods are disjoint then.
-        seed_time: ``(num_seeds,)``, the times of the seeds, integers for times that are integers.
-        tree: whether each drawn edge has a source of its own. This needs no sort, but a node that
-            several edges start from is computed for each. By default nodes are distinct.
-        disjoint: whether neighbourhoods of two seeds have no source in common: a node that both
-            reach is two sources. ``seed_ids`` of the result says whose each is.
-        capacity: at most so many sources of each block, in the order of ``fanouts``; None leaves
-            the bound that follows from ``fanouts`` and the graph. Edges from nodes beyond it are
-            left out, and ``overflow`` is set. One number is for all layers.
+            nodes of ``graph.relational``: ``graph.join(x_dict)[blocks.node_ids]``.
+        seeds: ``(num_seeds,)`` integers, the nodes whose outputs are computed. -1, as any id out of
+            range, is padding and has no neighbours. Seeds may repeat. For a
+            :class:`jax_gnn.HeteroGraph` a mapping by node type, whose seeds are concatenated.
+        fanouts: number of edges to draw into each node, for each layer, that of the seeds first.
+            With relations, a number is for all relations together, and edges of a
+            ``self_relation`` come in addition; a mapping has the number for each relation, by name
+            or number, and 0 for others.
+        key: key of ``jax.random``; or its words, uint32 of numpy, which need no device.
+        replace: whether one edge may be drawn twice; then any node with an edge has ``fanout``.
+        edge_probability: ``(num_edges,)`` real numbers from 0 in the graph's order, or
+            :class:`EdgeProbability`, prepared once. Edges of a node are drawn in proportion to
+            them; an edge of weight 0 never is. Without replacement edges are drawn one after
+            another, in proportion to the remaining weights.
+        edge_time: ``(num_edges,)`` real numbers in the graph's order, or :class:`EdgeTime`, sorted
+            once. Only edges whose time is no later than the seed's are drawn, in all layers, all
+            equally likely. Implies ``disjoint``.
+        seed_time: ``(num_seeds,)``, times of the seeds, integers if the edges' times are.
+        tree: whether each drawn edge has a source of its own. This needs no sort, but a node from
+            which several edges start is computed for each. By default nodes are distinct.
+        disjoint: whether neighbourhoods of two seeds share no source: a node that both reach is two
+            sources. ``seed_ids`` of the result has the seed of each source.
+        capacity: bound on the sources of each block, in the order of ``fanouts``; one number is for
+            all layers. None leaves the bound that follows from ``fanouts`` and the graph. Edges
+            from further nodes are left out, and ``overflow`` is set.
 
     Returns:
         The blocks, the outermost layer's first.
 
     Raises:
-        TypeError: ``graph``, ``seeds`` or ``key`` is something else, or a number is no integer.
-        ValueError: there are no fanouts, one is not positive, a capacity is smaller than the nodes
-            that the layer is sampled for, the graph is bipartite, weights are negative or NaN,
-            times are NaN, lengths do not fit, or there are times of edges without those of seeds,
-            the other way round, or together with weights, fanouts by relation or a
-            ``self_relation``; a relation or a node type is none of the graph's.
+        ValueError: A number or a length does not fit, a relation or a node type is none of the
+            graph's, the graph is bipartite, or times are given for edges or seeds alone, or
+            together with weights, fanouts by relation or a ``self_relation``.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
         >>> blocks = sample_neighbors(graph, jnp.array([2]), (2, 2), jax.random.key(0))
         >>> features = jnp.arange(4.0)[:, None]
         >>> x = blocks.node_values(features)
-
-    Source:
-        Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS
-        2017.
     """
     if isinstance(graph, HeteroGraph):
-        seeds, graph = joined_seeds(graph, seeds), graph.relational
-    graph, types, relations, by_layer = of_edges(graph, fanouts)
-    arrays = graph.indptr, graph.cols
+        seeds, graph = join_seeds(graph, seeds), graph.relational
+    edges, types, relations, by_layer = parse_graph(graph, fanouts)
     disjoint = arguments.check_flag("disjoint", disjoint)
-    rule = _rule(graph, edge_probability, edge_time)
-    known = *arrays, *jax.tree.leaves((types, rule))
-    on_host = namespace(*known) is np and not is_traced(key)
-    on_host &= not any(isinstance(each, jax.Array) for each in (seeds, seed_time))
-    seeds = arguments.check_ids("seeds", seeds, traced=not on_host)
-    limits = _limits(rule, seed_time, seeds.shape[0])
+    rule = _parse_rule(edges, edge_probability, edge_time)
+    arrays = jax.tree.leaves((edges.indptr, edges.cols, types, rule))
+    on_host = namespace(*arrays) is np and not is_traced(key)
+    on_host &= not any(isinstance(array, jax.Array) for array in (seeds, seed_time))
+    nodes = arguments.check_ids("seeds", seeds, traced=not on_host)
+    num_seeds = nodes.shape[0]
+    limits = _check_seed_time(rule, seed_time, num_seeds)
     if limits is not None and relations is not None and relations.self_relation:
         raise ValueError(
             "graph must have no self_relation where edge_time is given, as these edges have no "
@@ -141,49 +167,34 @@ def sample_neighbors(
     disjoint = disjoint or limits is not None
     totals = tuple(total(fanout, relations) for fanout in by_layer)
     sizes = layer_sizes(
-        *(seeds.shape[0], totals, graph, capacity), replace=replace, tree=tree, disjoint=disjoint
+        num_seeds, totals, edges, capacity, replace=replace, tree=tree, disjoint=disjoint
     )
-    static = relations, by_layer, replace, tree, disjoint, sizes
-    if on_host:  # a subclass of arrays, a memory map, would be one after every step
-        start, col = (np.ascontiguousarray(ids).view(np.ndarray) for ids in arrays)
+    options = SampleOptions(by_layer, sizes, relations, replace, tree, disjoint)
+    if on_host:  # arrays of a subclass, a memory map, would give the subclass at every step
+        indptr, cols = map(_as_ndarray, (edges.indptr, edges.cols))
         types, rule, limits = jax.tree.map(np.asarray, (types, rule, limits))
-        return sample(start, col, types, seeds, host_words("key", key), rule, limits, *static)
-    words = key_words("key", key)
-    traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
-    draw = sample if traced else _compiled
-    # Only what is read: a graph's other half is not moved to where it is sampled.
+        lists = EdgeLists(indptr, cols, types)
+        return sample(lists, nodes, host_key_words("key", key), rule, limits, options)
+    # Only the arrays that are read: a graph's other half is not moved to the device.
     types = None if types is None else as_signed(types)
-    seeds, rule, limits = jax.tree.map(jnp.asarray, (seeds, rule, limits))
-    indptr, cols = map(as_signed, arrays)
-    return draw(indptr, cols, types, seeds, words, rule, limits, *static)
-
-
-def of_edges(graph: Any, fanouts: Any) -> tuple[Graph, Any, Relations | None, tuple[Fanout, ...]]:
-    """A graph's edges, their relations, what blocks have of these, and fanouts; all checked."""
-    types = relations = None
-    by_layer: tuple[Fanout, ...]
-    if isinstance(graph, RelationalGraph):
-        graph.check_arrays()
-        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
-        types, relations, graph = graph.edge_types, Relations.of(graph), graph.nodes
-    else:
-        arguments.check_instance("graph", graph, Graph)
-        by_layer = check_fanouts("fanouts", fanouts)
-    check_whole(graph)
-    return graph, types, relations, by_layer
+    lists = EdgeLists(as_signed(edges.indptr), as_signed(edges.cols), types)
+    nodes, rule, limits = jax.tree.map(jnp.asarray, (nodes, rule, limits))
+    words = key_words("key", key)
+    traced = is_traced(*jax.tree.leaves((lists, nodes, words, rule, limits)))
+    return (sample if traced else _compiled_sample)(lists, nodes, words, rule, limits, options)
 
 
 @public
 def block_capacity(
     graph: Graph | RelationalGraph | HeteroGraph,
-    seeds: Any,
-    fanouts: Sequence[Any],
-    key: Any,
+    seeds: Sequence[Ids | Mapping[str, Ids]],
+    fanouts: Sequence[FanoutLike],
+    key: Array,
     *,
     slack: float = 0.1,
     **options: Any,
 ) -> tuple[int, ...]:
-    """How many sources blocks have in some batches, and a little more: a ``capacity``.
+    """Return a ``capacity`` that some batches need, plus a little slack.
 
     Room for whatever may be drawn is often several times what is drawn, as neighbourhoods overlap
     and nodes have fewer edges than ``fanouts``; and a model computes all of it.
@@ -193,18 +204,17 @@ def block_capacity(
     Args:
         graph: as for :func:`sample_neighbors`.
         seeds: a few batches of equally many seeds, each as for :func:`sample_neighbors`.
-        fanouts: likewise.
-        key: likewise; each batch has another one, made of it.
-        slack: the share of new sources that is added to the most that a batch had.
-        **options: likewise.
+        fanouts: as for :func:`sample_neighbors`.
+        key: key of ``jax.random``; each batch gets a key made of it.
+        slack: share of new sources that is added to the maximum over the batches.
+        **options: further options of :func:`sample_neighbors`.
 
     Returns:
         For each of ``fanouts`` a number of sources, a multiple of 64 above its destinations.
 
     Raises:
-        TypeError: ``seeds`` are traced, ``slack`` is no number, or as :func:`sample_neighbors`.
-        ValueError: there are no batches, they are not equally long, ``slack`` is negative, or as
-            :func:`sample_neighbors`.
+        TypeError: ``seeds`` are traced, or an argument is of another type.
+        ValueError: Batches are missing or of several lengths, or an argument does not fit.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
@@ -217,76 +227,92 @@ def block_capacity(
     key_words("key", key)
     if not is_sequence(seeds):
         raise TypeError(f"seeds must be a sequence of batches, got {arguments.described(seeds)}")
-    most: Any = 0
+    new_sources: list[list[int]] = []
     num_seeds: set[int] = set()
     for number, batch in enumerate(seeds):
-        own = jax.random.fold_in(key, number)
-        blocks = sample_neighbors(graph, batch, fanouts, own, **options)
+        blocks = sample_neighbors(graph, batch, fanouts, jax.random.fold_in(key, number), **options)
         if is_traced(blocks.node_ids):
             raise TypeError("seeds must be known, as sources are counted, got traced ones")
-        ids, parts = np.asarray(blocks.node_ids), blocks.graphs[::-1]
-        new = [int((ids[each.num_dst : each.num_src] >= 0).sum()) for each in parts]
-        most, num_seeds = np.maximum(most, new), num_seeds | {blocks.num_seeds}
+        is_source = np.asarray(blocks.node_ids) >= 0
+        graphs = reversed(blocks.graphs)
+        new_sources.append([int(is_source[g.num_dst : g.num_src].sum()) for g in graphs])
+        num_seeds.add(blocks.num_seeds)
     if len(num_seeds) != 1:
         raise ValueError(f"seeds must be batches of one length, got {sorted(num_seeds)}")
-    room = np.maximum(np.ceil(np.asarray(most) * (1 + slack) / _UNIT), 1).astype(int) * _UNIT
+    steps = np.ceil(np.max(new_sources, axis=0) * (1 + slack) / _CAPACITY_STEP)
+    room = np.maximum(steps, 1).astype(int) * _CAPACITY_STEP
     return tuple((num_seeds.pop() + np.cumsum(room)).tolist())
 
 
-_UNIT = 64
+# --- Arguments -----------------------------------------------------------------------------------
 
 
-def check_whole(graph: Any) -> None:
-    """Refuses what is no graph of one kind of nodes; where it lies does not matter."""
+def parse_graph(
+    graph: object, fanouts: object
+) -> tuple[Graph, Array | None, Relations | None, tuple[Fanout, ...]]:
+    """Return a graph's edges, their relations and these relations' description, and fanouts."""
+    if isinstance(graph, RelationalGraph):
+        graph.check_arrays()
+        by_layer = check_relation_fanouts("fanouts", fanouts, graph)
+        edges = check_homogeneous(graph.nodes)
+        return edges, graph.edge_types, Relations.from_graph(graph), by_layer
+    arguments.check_instance("graph", graph, Graph)
+    checked = check_fanouts("fanouts", fanouts)
+    return check_homogeneous(graph), None, None, checked
+
+
+def _as_ndarray(ids: Any) -> Any:
+    return np.ascontiguousarray(ids).view(np.ndarray)
+
+
+def check_homogeneous(graph: Any) -> Graph:
+    """Return a graph of one kind of nodes, on the host or on a device."""
     arguments.check_instance("graph", graph, Graph)
     graph.check_arrays()
-    one_kind(graph, ", whose neighbours have neighbours")
+    checked: Graph = graph
+    num_nodes_of(checked, ", whose neighbours have neighbours")
+    return checked
 
 
-def _rule(graph: Graph, edge_probability: Any, edge_time: Any) -> Rule | None:
-    """What is to be known of edges, to draw them otherwise than all alike."""
+def _parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Rule:
     if edge_probability is not None and edge_time is not None:
         raise ValueError(
             "edge_probability must be None where edge_time is given: edges before a time are all "
             f"as likely, got {arguments.described(edge_probability)}"
         )
     if edge_probability is not None:
-        return Rule(_weights.prepared("edge_probability", edge_probability, graph))
+        return _weights.edge_probability("edge_probability", edge_probability, graph)
     if edge_time is not None:
-        order, times = _time.prepared("edge_time", edge_time, graph)
-        return Rule(order=order, times=times)
+        return _time.edge_time("edge_time", edge_time, graph)
     return None
 
 
-def _limits(rule: Rule | None, seed_time: Any, num_seeds: int) -> Any:
-    """The times of seeds, which there must be just where edges have times."""
-    times = None if rule is None else rule.times
-    if (times is None) != (seed_time is None):
-        given, missing = ("seed_time", "edge_time") if times is None else ("edge_time", "seed_time")
-        raise ValueError(f"{given} needs {missing}, which must be given, too, got None")
-    if times is None:
+def _check_seed_time(rule: Rule, seed_time: object, num_seeds: int) -> Array | None:
+    """Return the times of seeds, given if and only if edges have times, in the edges' dtype."""
+    if isinstance(rule, EdgeTime) != (seed_time is not None):
+        present, missing = ("edge_time", "seed_time")[:: 1 if seed_time is None else -1]
+        raise ValueError(f"{present} needs {missing}, which must be given, too, got None")
+    if not isinstance(rule, EdgeTime):
         return None
     limits = _time.check_times("seed_time", seed_time, "num_seeds", num_seeds)
-    kinds = [jnp.issubdtype(each.dtype, np.integer) for each in (times, limits)]
-    if kinds[0] != kinds[1]:
+    dtype = rule.times.dtype
+    if jnp.issubdtype(dtype, np.integer) != jnp.issubdtype(limits.dtype, np.integer):
         raise TypeError(
-            f"seed_time must be integers or not as edge_time are, got {limits.dtype} for "
-            f"{times.dtype}"
+            f"seed_time must be integers or not as edge_time are, got {limits.dtype} for {dtype}"
         )
-    dtype = jnp.promote_types(times.dtype, limits.dtype)
-    if dtype != times.dtype:
-        raise TypeError(f"seed_time must fit edge_time of {times.dtype}, got {limits.dtype}")
+    if jnp.promote_types(dtype, limits.dtype) != dtype:
+        raise TypeError(f"seed_time must fit edge_time of {dtype}, got {limits.dtype}")
     return limits.astype(dtype)
 
 
 def check_fanouts(name: str, fanouts: Any) -> tuple[int, ...]:
-    """Positive integers, one for each layer."""
-    wanted = f"{name} must be a sequence of positive integers, one for each layer"
+    """Return positive integers, one for each layer."""
+    expected = f"{name} must be a sequence of positive integers, one for each layer"
     if not is_sequence(fanouts):
-        raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
+        raise TypeError(f"{expected}, got {arguments.described(fanouts)}")
     checked = tuple(arguments.check_integer(f"{name}[{i}]", f) for i, f in enumerate(fanouts))
     if not checked or min(checked) < 1:
-        raise ValueError(f"{wanted}, got {list(checked)}")
+        raise ValueError(f"{expected}, got {list(checked)}")
     return checked
 
 
@@ -300,22 +326,21 @@ def layer_sizes(
     tree: bool,
     disjoint: bool = False,
 ) -> tuple[tuple[int, int], ...]:
-    """How much room each block has, of edges and of sources, the seeds' block first."""
-    if not is_sequence(capacity):
-        capacity = (capacity,) * len(fanouts)
-    capacity = tuple(capacity)
-    if len(capacity) != len(fanouts):
+    """Return the room for edges and for sources of each block, the seeds' block first."""
+    bounds: Any = tuple(capacity) if is_sequence(capacity) else (capacity,) * len(fanouts)
+    if len(bounds) != len(fanouts):
         raise ValueError(
             f"capacity must be an integer, or one for each of {len(fanouts)} fanouts, got "
-            f"{len(capacity)}"
+            f"{len(bounds)}"
         )
     sizes = []
     count = num_seeds
-    for i, (fanout, bound) in enumerate(zip(fanouts, capacity, strict=True)):
+    for i, (fanout, bound) in enumerate(zip(fanouts, bounds, strict=True)):
         edges = count * fanout
         sources = count + edges
-        if not (tree or disjoint):  # nodes are distinct, but seeds may come twice
-            if not replace:  # and have each edge once
+        # Distinct nodes, of which only seeds may repeat, have each edge once without replacement.
+        if not (tree or disjoint):
+            if not replace:
                 edges = min(edges, graph.num_edges + num_seeds * fanout)
             sources = count + min(edges, graph.num_dst)
         if bound is not None:
@@ -328,88 +353,86 @@ def layer_sizes(
                     f"{bound}"
                 )
             sources = min(sources, bound)
-        index_dtype(count * fanout, sources)  # numbers below these are computed with
+        index_dtype(count * fanout, sources)  # raises an error if indices need 64 bits
         sizes.append((edges, sources))
         count = sources
     return tuple(sizes)
 
 
+# --- Draws ---------------------------------------------------------------------------------------
+
+
 def sample(
-    indptr: Any,
-    cols: Any,
-    types: Any,
-    seeds: Any,
-    key: tuple[Any, Any],
-    rule: Rule | None,
-    limits: Any,
-    relations: Relations | None,
-    fanouts: tuple[Fanout, ...],
-    replace: bool,
-    tree: bool,
-    disjoint: bool,
-    sizes: tuple[tuple[int, int], ...],
+    edges: EdgeLists,
+    seeds: Array,
+    key: KeyWords,
+    rule: Rule,
+    limits: Array | None,
+    options: SampleOptions,
 ) -> Blocks:
-    """Blocks of what was checked; of arrays of numpy in numpy."""
+    """Return the blocks of seeds, from checked arguments; in numpy for arrays of numpy."""
+    indptr, cols, types = edges
+    relations = options.relations
     xp, num_nodes, num_whole = namespace(indptr, seeds), indptr.shape[0] - 1, cols.shape[0]
     nodes = as_nodes(seeds, num_nodes, indptr.dtype)
-    owners = None
-    if tree or disjoint:
-        owners = xp.where(nodes < 0, PADDING, xp.arange(nodes.shape[0], dtype=nodes.dtype))
+    # The seed of each node of the layer, if neighbourhoods are disjoint.
+    seed_ids = None
+    if options.tree or options.disjoint:
+        seed_ids = xp.where(nodes < 0, PADDING, xp.arange(nodes.shape[0], dtype=nodes.dtype))
     overflow = xp.zeros((), bool)
-    graphs: list[Any] = []
-    for layer, (fanout, (num_edges, num_src)) in enumerate(zip(fanouts, sizes, strict=True)):
+    graphs: list[Graph | RelationalGraph] = []
+    for layer, (fanout, sizes) in enumerate(zip(options.fanouts, options.sizes, strict=True)):
         starts, degrees = row_bounds(indptr, nodes, num_whole)
-        until = None if limits is None or owners is None else values_at(limits, owners)
-
-        def draw(
-            starts: Any,
-            degrees: Any,
-            fanout: int,
-            key: tuple[Any, Any],
-            until: Any = until,
-            layer: int = layer,
-        ) -> tuple[Any, Any]:
-            return _draw(rule, starts, degrees, until, fanout, key, layer, replace)
-
+        until = None if limits is None or seed_ids is None else values_at(limits, seed_ids)
+        draw = partial(_draw, rule=rule, limits=until, layer=layer, replace=options.replace)
         if types is None or relations is None:
             offsets, counts = draw(starts, degrees, total(fanout), key)
         else:
-            offsets, counts = by_relation(draw, types, starts, degrees, fanout, key, relations.own)
-        apart = owners if disjoint and not tree else None
-        drawn = Drawn(nodes, starts, offsets, counts, cols, apart)
-        shape = num_nodes, num_edges, num_src
-        # Edges into a node are in the whole graph's order where that is by relation.
-        graph, nodes, over = block(drawn, *shape, tree=tree, ascending=relations is not None)
-        owners = None if owners is None else seeds_of_sources(graph, owners)
-        overflow |= over
+            offsets, counts = draw_by_relation(
+                draw, types, starts, degrees, fanout, key, relations.self_relation_id
+            )
+        minor = seed_ids if options.disjoint and not options.tree else None
+        # Edges into a node are put in the whole graph's order if that is by relation.
+        block_options = BlockOptions(
+            num_nodes=num_nodes,
+            num_edges=sizes[0],
+            num_src=sizes[1],
+            is_tree=options.tree,
+            ascending=relations is not None,
+        )
+        operands = BlockOperands(nodes, starts, offsets, counts, cols, minor)
+        graph, nodes, overflows = block(operands, block_options)
+        seed_ids = None if seed_ids is None else source_seeds(graph, seed_ids)
+        overflow |= overflows
         if relations is None or types is None:
             graphs.insert(0, graph)
         else:
             graphs.insert(0, relations.block(graph, take_ids(types, graph.edge_ids)))
-    sizes_by_type = None if relations is None else relations.type_sizes
-    return Blocks(tuple(graphs), nodes, overflow, owners, node_type_sizes=sizes_by_type)
+    type_sizes = None if relations is None else relations.type_sizes
+    return Blocks(tuple(graphs), nodes, overflow, seed_ids, node_type_sizes=type_sizes)
 
 
-_compiled = jax.jit(sample, static_argnums=(7, 8, 9, 10, 11, 12))
+_compiled_sample = jit("options")(sample)
 
 
 def _draw(
-    rule: Rule | None,
-    starts: Any,
-    degrees: Any,
-    limits: Any,
+    starts: Array,
+    degrees: Array,
     fanout: int,
-    key: tuple[Any, Any],
+    key: KeyWords,
+    *,
+    rule: Rule,
+    limits: Array | None,
     layer: int,
     replace: bool,
-) -> tuple[Any, Any]:
-    """Places of edges in rows, ``(rows, fanout)``, and how many of them count."""
-    if rule is not None and rule.sums is not None:
+) -> tuple[Array, Array]:
+    """Return offsets of drawn edges in rows, ``(rows, fanout)``, and the number of valid ones."""
+    if isinstance(rule, EdgeProbability):
         return weighted(rule.sums, starts, degrees, fanout, key, layer, replace=replace)
-    if rule is not None and rule.gone is not None:
-        return rule.gone.draw(starts, degrees, fanout, key, layer, replace=replace)
-    if rule is None or rule.order is None or rule.times is None or limits is None:
+    if isinstance(rule, ExcludedEdges):
+        return rule.draw(starts, degrees, fanout, key, layer, replace=replace)
+    if rule is None or limits is None:
         return uniform(degrees, fanout, key, layer, replace=replace)
-    known = _time.earlier(rule.times, starts, degrees, limits)
-    places, counts = uniform(known, fanout, key, layer, replace=replace)
-    return _time.in_rows(rule.order, places, starts, degrees), counts
+    num_candidates = _time.num_until(rule.times, starts, degrees, limits)
+    offsets, counts = uniform(num_candidates, fanout, key, layer, replace=replace)
+    return _time.graph_offsets(rule.order, offsets, starts, degrees), counts

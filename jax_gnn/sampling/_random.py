@@ -1,9 +1,9 @@
-"""Random numbers by counter, the same on every device, in C++ and in numpy.
+"""Counter-based random numbers: the same bits on every device, in C++ and in numpy.
 
-``jax.random`` gives other bits with other settings and other kinds of keys. Sampling wants one
-number for each (stream, index, round), whatever computes it, and however many there are: the block
-cipher Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011) of that counter, under the words of the key.
+``jax.random`` gives other bits with other settings and other kinds of keys. Sampling needs one
+number for each (stream, index, step) on any platform: the block cipher Threefry-2x32 with 20 rounds
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) of that counter, under the
+two words of the key.
 """
 
 from __future__ import annotations
@@ -15,95 +15,109 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jax_gnn._core import arguments
+
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = np.uint32(0x1BD11BDA)
-ROUND_BITS = 24  # a counter's second word: the stream above, the round below
+STEP_BITS = 24  # of a counter's second word, below the 8 bits of the stream
+
+KeyWords = tuple[Array, Array]
 
 
-def key_words(name: str, key: Any) -> tuple[Array, Array]:
-    """The two words that a key of JAX is taken for: those of a Threefry key are its own.
+def key_words(name: str, key: object) -> KeyWords:
+    """Return the two words of a JAX key; keys of more words are hashed to two.
 
     Raises:
-        TypeError: it is no key of JAX.
-        ValueError: it is several keys.
+        TypeError: `key` is no key of JAX.
+        ValueError: `key` holds several keys.
     """
-    wanted = f"{name} must be a key of jax.random, such as jax.random.key(0), got"
+    expected = f"{name} must be a key of jax.random, such as jax.random.key(0), got"
     if not isinstance(key, jax.Array | np.ndarray):
-        raise TypeError(f"{wanted} {type(key).__name__}")
+        raise TypeError(f"{expected} {type(key).__name__}")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape:
             raise ValueError(f"{name} must be a single key, got shape {key.shape}")
-        words = jax.random.key_data(key)
+        words = jax.random.key_data(jnp.asarray(key))
     elif key.dtype == np.uint32 and key.ndim == 1 and key.shape[0] % 2 == 0 and key.shape[0]:
         words = jnp.asarray(key)
     else:
-        raise TypeError(f"{wanted} {key.dtype} of shape {key.shape}")
-    pairs = [(words[i], words[i + 1]) for i in range(0, words.shape[0], 2)]
-    first = pairs[0]
-    for pair in pairs[1:]:
-        first = threefry(first, *pair)
-    return first
+        raise TypeError(f"{expected} {key.dtype} of shape {key.shape}")
+    # The words of a Threefry key are taken as they are; keys of other kinds have four words.
+    result = words[0], words[1]
+    for i in range(2, words.shape[0], 2):
+        result = threefry(result, words[i], words[i + 1])
+    return result
 
 
-def host_words(name: str, key: Any) -> tuple[Any, Any]:
-    """The two words of a key: of ``jax.random``, or uint32 of numpy, which no device is asked for.
+def host_key_words(name: str, key: object) -> Any:
+    """Return the two words of a key; uint32 words in numpy are read without asking a device.
 
     Raises:
-        TypeError: it is no key.
-        ValueError: it is several keys of ``jax.random``.
+        TypeError: `key` is no key.
+        ValueError: `key` holds several keys of ``jax.random``.
     """
     if isinstance(key, jax.Array):
-        first, second = (np.uint32(word) for word in key_words(name, key))
-        return first, second
+        first, second = key_words(name, key)
+        return np.uint32(first), np.uint32(second)
     if not (isinstance(key, np.ndarray) and key.dtype == np.uint32 and key.shape == (2,)):
-        given = f"{key.dtype} of shape {key.shape}" if hasattr(key, "dtype") else type(key).__name__
-        raise TypeError(f"{name} must be a key of jax.random or (2,) uint32, got {given}")
+        raise TypeError(
+            f"{name} must be a key of jax.random or (2,) uint32, got {arguments.described(key)}"
+        )
     return key[0], key[1]
 
 
-def threefry(key: tuple[Any, Any], first: Any, second: Any) -> tuple[Array, Array]:
-    """Threefry-2x32, 20 rounds, of two words for each element, all uint32."""
-    words = *key, key[0] ^ key[1] ^ _PARITY
+def threefry(key: KeyWords, first: Array, second: Array) -> KeyWords:
+    """Apply Threefry-2x32 with 20 rounds to each pair of uint32 words."""
+    words = key[0], key[1], key[0] ^ key[1] ^ _PARITY
     a, b = first + words[0], second + words[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             a = a + b
             b = (b << np.uint32(rotation)) | (b >> np.uint32(32 - rotation))
             b = b ^ a
+        # The key is injected after every fourth round.
         a = a + words[(group + 1) % 3]
         b = b + words[(group + 2) % 3] + np.uint32(group + 1)
     return a, b
 
 
-def bits(key: tuple[Any, Any], stream: int, index: Any, step: Any) -> tuple[Array, Array]:
-    """64 random bits for each index, in two words.
+def bits(key: KeyWords, stream: int, index: Array, step: Array | int) -> tuple[Array, Array]:
+    """Return 64 random bits for each index, in two words.
 
     Args:
-        key: two words, of :func:`key_words`.
-        stream: below 256, which numbers of the key these are; a layer's, for example.
+        key: two words, from :func:`key_words`.
+        stream: number of the random stream, below 256, such as that of a layer.
         index: integers from 0, an array.
-        step: integers from 0, below 2²⁴: how many numbers the index had before.
+        step: integers from 0, below 2²⁴: number of the draw of this index.
     """
-    counter = jnp.uint32(stream << ROUND_BITS) | jnp.asarray(step).astype(jnp.uint32)
+    counter = jnp.uint32(stream << STEP_BITS) | jnp.asarray(step).astype(jnp.uint32)
     index = jnp.asarray(index).astype(jnp.uint32)
     return threefry(key, index, jnp.broadcast_to(counter, index.shape))
 
 
-def below(random: tuple[Array, Array], size: Array) -> Array:
-    """An integer from 0, below ``size`` (uint32), equally likely but for a part in 2⁶⁴ / ``size``.
+def integers_below(random: tuple[Array, Array], size: Array) -> Array:
+    """Return random integers from 0, below `size` (uint32); 0 where `size` is 0.
 
-    The product of ``size`` and a fraction of 64 bits, rounded down; 0 where ``size`` is 0.
+    All are equally likely but for a part in 2⁶⁴ / `size`: the result is the product of `size` and a
+    fraction of 64 bits, rounded down.
     """
     high, low = random
-    carried = high * size
-    total = carried + _high_product(low, size)
-    return _high_product(high, size) + (total < carried).astype(jnp.uint32)
+    partial = high * size
+    total = partial + _high_product(low, size)
+    carry = total < partial
+    return _high_product(high, size) + carry.astype(jnp.uint32)
+
+
+def fraction(word: Array) -> Array:
+    """Return random words of 32 bits as float32 numbers from 0, below 1; exact."""
+    mantissa = (word >> jnp.uint32(8)).astype(jnp.float32)
+    return jnp.multiply(mantissa, jnp.float32(2**-24))
 
 
 def _high_product(a: Array, b: Array) -> Array:
-    """The upper 32 bits of a product of two uint32: there need not be any of 64 bits."""
+    """Return the upper 32 bits of a product of two uint32, without integers of 64 bits."""
     half, mask = np.uint32(16), np.uint32(0xFFFF)
     a_low, a_high, b_low, b_high = a & mask, a >> half, b & mask, b >> half
-    first = a_high * b_low + (a_low * b_low >> half)
-    second = a_low * b_high + (first & mask)
-    return a_high * b_high + (first >> half) + (second >> half)
+    middle = a_high * b_low + (a_low * b_low >> half)
+    carry = a_low * b_high + (middle & mask)
+    return a_high * b_high + (middle >> half) + (carry >> half)

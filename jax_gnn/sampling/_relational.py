@@ -1,4 +1,4 @@
-"""Neighbours by relation: the edges of one relation into a node stand side by side."""
+"""Sampling by relation: the edges of one relation into a node are adjacent in its row."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, in_range, namespace, take_ids
+from jax_gnn._core.ids import PADDING, take_ids, in_range, namespace
 from jax_gnn._core.triples import max_pairs
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
-from jax_gnn.sampling._random import threefry
-from jax_gnn.sampling._rows import first_place, values_at
+from jax_gnn.sampling._random import KeyWords, threefry
+from jax_gnn.sampling._rows import search_rows, values_at
 
 Fanout = int | tuple[int, ...]
-Draw = Callable[[Array, Array, int, tuple[Any, Any]], tuple[Array, Array]]
+"""Edges to draw into a node: over all relations, or for each relation."""
+
+Draw = Callable[[Array, Array, int, KeyWords], tuple[Array, Array]]
+"""Maps starts and degrees of rows, a fanout and a key to offsets and the number of valid ones."""
 
 
 class Relations(NamedTuple):
-    """What blocks have of a relational graph beside its nodes' ends: static, and hashable."""
+    """Static, hashable description of a relational graph, which its blocks share."""
 
     num_relations: int
     names: tuple[Any, ...] | None
@@ -34,31 +37,32 @@ class Relations(NamedTuple):
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, graph: RelationalGraph) -> Relations:
-        """Those of a graph."""
-        parts: list[Part] = []
-        if graph.pair_src is not None:
-            parts.append("from_pairs")
-        if graph.pair_dst is not None:
-            parts.append("to_pairs")
-        names = None if graph.relation_names is None else tuple(graph.relation_names)
-        types = graph.node_type_names, graph.node_type_sizes
-        return cls(graph.num_relations, names, *types, graph.self_relation, tuple(parts))
+    def from_graph(cls, graph: RelationalGraph) -> Relations:
+        """Return the description of a graph."""
+        pairs: dict[Part, object] = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
+        return cls(
+            graph.num_relations,
+            None if graph.relation_names is None else tuple(graph.relation_names),
+            graph.node_type_names,
+            graph.node_type_sizes,
+            graph.self_relation,
+            tuple(part for part, ids in pairs.items() if ids is not None),
+        )
 
     @property
-    def own(self) -> int | None:
-        """The relation of nodes to themselves, if there is one: the last."""
+    def self_relation_id(self) -> int | None:
+        """Number of the relation of nodes to themselves, the final one, if there is one."""
         return self.num_relations - 1 if self.self_relation else None
 
     def block(self, graph: Graph, types: Array) -> RelationalGraph:
-        """A block as a relational graph.
+        """Return a block as a relational graph.
 
         Args:
             graph: the block; edges into a node ascend by relation.
-            types: ``(num_edges,)``, their relations.
+            types: ``(num_edges,)``, relations of the edges.
         """
         xp = namespace(types, graph.rows)
-        found = RelationalGraph(
+        result = RelationalGraph(
             graph,
             xp.where(in_range(types, self.num_relations), types, PADDING).astype(graph.rows.dtype),
             num_relations=self.num_relations,
@@ -67,26 +71,26 @@ class Relations(NamedTuple):
             self_relation=self.self_relation,
         )
         if not self.parts:
-            return found
-        found = found.with_parts(*self.parts)
-        if xp is np:  # as many pairs as where they are not known
+            return result
+        result = result.with_parts(*self.parts)
+        if xp is np:  # padded to the number of pairs that traced blocks have
             sides = {"from_pairs": ("src", graph.num_src), "to_pairs": ("dst", graph.num_dst)}
-            rooms = {}
-            for end, size in (sides[part] for part in self.parts):
-                room = max_pairs(found.num_edges, size, self.num_relations)
-                rooms[f"num_{end}_pairs"] = room
-            found = found.pad(**rooms)
-        return found
+            sizes = {
+                f"num_{end}_pairs": max_pairs(result.num_edges, size, self.num_relations)
+                for end, size in (sides[part] for part in self.parts)
+            }
+            result = result.pad(**sizes)
+        return result
 
 
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-def joined_seeds(graph: HeteroGraph, seeds: Any) -> Any:
-    """Seeds by type as nodes of all types, in the order in which they are given.
+def join_seeds(graph: HeteroGraph, seeds: object) -> Any:
+    """Return seeds by type as ids of nodes of all types, concatenated in the order of the mapping.
 
     Raises:
-        TypeError: they are no mapping, or not of integers.
+        TypeError: `seeds` is no mapping, or not of integers.
         ValueError: a type is none of the graph's, or ids are not one-dimensional.
     """
     if not isinstance(seeds, Mapping):
@@ -97,146 +101,141 @@ def joined_seeds(graph: HeteroGraph, seeds: Any) -> Any:
     joined = []
     for name, ids in seeds.items():
         if name not in graph.slices:
-            known = ", ".join(map(repr, graph.slices))
+            names = ", ".join(map(repr, graph.slices))
             raise ValueError(
-                f"seeds has the node type {name!r}, which is none of the graph's: {known}, got "
+                f"seeds has the node type {name!r}, which is none of the graph's: {names}, got "
                 f"{', '.join(map(repr, seeds))}"
             )
         rows, label = graph.slices[name], f"seeds[{name!r}]"
         ids = arguments.to_array(label, ids)
         ids = arguments.check_ids(label, ids, traced=isinstance(ids, jax.Array))
-        there = (ids >= 0) & (ids < rows.stop - rows.start)
-        joined.append(namespace(ids).where(there, ids + rows.start, PADDING))
+        valid = in_range(ids, rows.stop - rows.start)
+        joined.append(namespace(ids).where(valid, ids + rows.start, PADDING))
     return namespace(*joined).concatenate(joined) if joined else np.zeros(0, np.int32)
 
 
-def is_sequence(given: Any) -> bool:
-    """Whether there is one thing for each layer, in an order."""
-    return hasattr(given, "__iter__") and not isinstance(given, str | Mapping | Set)
+def is_sequence(value: object) -> bool:
+    """Return whether a value may have one element for each layer, in an order."""
+    return hasattr(value, "__iter__") and not isinstance(value, str | Mapping | Set)
 
 
 def check_relation_fanouts(name: str, fanouts: Any, graph: RelationalGraph) -> tuple[Fanout, ...]:
-    """For each layer a positive integer over all relations, or one from 0 for each of them."""
-    wanted = (
+    """Return for each layer a positive fanout over all relations, or one from 0 for each."""
+    expected = (
         f"{name} must be a sequence with a positive integer for each layer, or a mapping by "
         "relation"
     )
     if not is_sequence(fanouts):
-        raise TypeError(f"{wanted}, got {arguments.described(fanouts)}")
-    checked = [_fanout(f"{name}[{i}]", fanout, graph) for i, fanout in enumerate(fanouts)]
+        raise TypeError(f"{expected}, got {arguments.described(fanouts)}")
+    checked = [_check_fanout(f"{name}[{i}]", fanout, graph) for i, fanout in enumerate(fanouts)]
     if not checked or any(total(fanout) < 1 for fanout in checked):
-        raise ValueError(f"{wanted}, not all of them 0, got {fanouts!r}")
+        raise ValueError(f"{expected}, not all of them 0, got {fanouts!r}")
     return tuple(checked)
 
 
-def _fanout(name: str, fanout: Any, graph: RelationalGraph) -> Fanout:
+def _check_fanout(name: str, fanout: object, graph: RelationalGraph) -> Fanout:
     if not isinstance(fanout, Mapping):
         return arguments.check_integer(name, fanout)
-    own = [0] * graph.num_relations
-    known = graph.relation_names or ()
+    by_relation = [0] * graph.num_relations
+    names = graph.relation_names or ()
     for relation, count in fanout.items():
-        if relation in known:
-            number = known.index(relation)
-        elif isinstance(relation, int | np.integer) and 0 <= relation < len(own):
+        if relation in names:
+            number = names.index(relation)
+        elif isinstance(relation, int | np.integer) and 0 <= relation < len(by_relation):
             number = int(relation)
         else:
-            names = ", ".join(map(str, known)) or f"numbers below {len(own)}"
+            choices = ", ".join(map(str, names)) or f"numbers below {len(by_relation)}"
             raise ValueError(
-                f"{name} has the relation {relation!r}, which is none of the graph's: {names}, "
+                f"{name} has the relation {relation!r}, which is none of the graph's: {choices}, "
                 f"got {dict(fanout)!r}"
             )
-        own[number] = arguments.check_integer(f"{name}[{relation!r}]", count)
-        if own[number] < 0:
+        by_relation[number] = arguments.check_integer(f"{name}[{relation!r}]", count)
+        if by_relation[number] < 0:
             raise ValueError(f"{name}[{relation!r}] must be at least 0, got {count}")
-    return tuple(own)
+    return tuple(by_relation)
 
 
 def total(fanout: Fanout, relations: Relations | None = None) -> int:
-    """How many edges are drawn into a node at most."""
-    own = int(relations is not None and relations.self_relation)  # beside a number of others
-    return fanout + own if isinstance(fanout, int) else sum(fanout)
+    """Return the largest number of edges that are drawn into a node."""
+    if isinstance(fanout, tuple):
+        return sum(fanout)
+    return fanout + int(relations is not None and relations.self_relation)
 
 
 # --- Draws ---------------------------------------------------------------------------------------
 
 
-def by_relation(
+def draw_by_relation(
     draw: Draw,
     types: Array,
     starts: Array,
     degrees: Array,
     fanout: Fanout,
-    key: tuple[Any, Any],
-    own: int | None,
+    key: KeyWords,
+    self_relation_id: int | None,
 ) -> tuple[Array, Array]:
-    """Draws of each row, by relation or of all, in any order.
+    """Draw edges of each row, by relation or over all of them, in any order.
 
     Args:
-        draw: of starts and degrees of rows, a fanout and a key gives places in these rows, and how
-            many count.
-        types: ``(num_whole,)``, the relation of each edge; they ascend in each row.
-        starts: ``(rows,)``, where rows start.
-        degrees: ``(rows,)``, how many edges they have.
-        fanout: how many are wanted, of each relation, or of all.
+        draw: draws edges of rows.
+        types: ``(num_whole,)``, the relation of each edge, ascending in each row.
+        starts: ``(rows,)``, first edge of each row.
+        degrees: ``(rows,)``, number of edges of each row.
+        fanout: number of edges to draw, for each relation or over all.
         key: two words.
-        own: the last relation, if it is that of nodes to themselves, whose edge is the row's last
-            one: there beside a number of others.
+        self_relation_id: the final relation, if it is that of nodes to themselves: its edge is the
+            row's last one, and is taken in addition to a fanout over all relations.
 
     Returns:
-        ``(rows, total)`` places in the row, and how many of them count.
+        ``(rows, total)`` offsets in the row, and the number of valid ones.
     """
     xp = namespace(types, starts)
-    if isinstance(fanout, int) and own is None:
+    if isinstance(fanout, int) and self_relation_id is None:
         return draw(starts, degrees, fanout, key)
     if isinstance(fanout, int):
-        last = xp.where(degrees > 0, starts + degrees - 1, PADDING)
-        there = (take_ids(types, last) == own).astype(degrees.dtype)
-        places, found = draw(starts, degrees - there, fanout, key)
-        # Behind those that count, which may be all.
-        steps = xp.arange(fanout + 1, dtype=degrees.dtype)[None]
-        places = xp.concatenate([places, places[:, -1:]], axis=1)
-        return xp.where(steps == found[:, None], degrees[:, None] - 1, places), found + there
-    offsets: list[Array] = []
-    counts: list[Array] = []
+        final = xp.where(degrees > 0, starts + degrees - 1, PADDING)
+        has_self_edge = (take_ids(types, final) == self_relation_id).astype(degrees.dtype)
+        offsets, counts = draw(starts, degrees - has_self_edge, fanout, key)
+        # The row's last edge goes to the first column after the valid draws.
+        columns = xp.arange(fanout + 1, dtype=degrees.dtype)[None]
+        offsets = xp.concatenate([offsets, offsets[:, -1:]], axis=1)
+        offsets = xp.where(columns == counts[:, None], degrees[:, None] - 1, offsets)
+        return offsets, counts + has_self_edge
+    # Relations of one fanout are drawn together: a row for each node and relation.
+    by_size, num_valid = [], []
     for size in sorted({*fanout} - {0}):
         relations = xp.asarray([r for r, f in enumerate(fanout) if f == size], types.dtype)
         shape = starts.shape[0], relations.shape[0]
-        first, last = (xp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
-        last = first + last
-        wanted = xp.broadcast_to(relations, shape).ravel()
-        begin = first_of(types, first, last, wanted)
-        end = first_of(types, begin, last, wanted + 1)
-        # Other numbers for each: no draw of a layer has a counter whose second word is all ones.
-        with np.errstate(over="ignore"):  # numpy would warn of sums of scalars modulo 2³²
-            words = threefry(key, np.uint32(size), np.uint32(2**32 - 1))
-        places, found = draw(begin, end - begin, size, words)
-        offsets.append((places + (begin - first)[:, None]).reshape(*shape, size))
-        counts.append(found.reshape(shape))
-    return _counted_first(offsets, counts, degrees)
+        first, degree = (xp.broadcast_to(x[:, None], shape).ravel() for x in (starts, degrees))
+        relation = xp.broadcast_to(relations, shape).ravel()
+        begin = relation_start(types, first, first + degree, relation)
+        stop = relation_start(types, begin, first + degree, relation + 1)
+        # A key for each size: no draw of a layer has a counter whose second word is all ones.
+        with np.errstate(over="ignore"):  # numpy would warn of scalar sums modulo 2³²
+            words = threefry(key, np.uint32(size), np.uint32(2**32 - 1))  # type: ignore[arg-type]
+        offsets, counts = draw(begin, stop - begin, size, words)
+        by_size.append((offsets + (begin - first)[:, None]).reshape(*shape, size))
+        num_valid.append(counts.reshape(shape))
+    return _valid_first(by_size, num_valid, degrees)
 
 
-def first_of(types: Array, starts: Array, ends: Array, relations: Array) -> Array:
-    """Where edges of a relation, or of larger ones, start in each row."""
-    return first_place(starts, ends, lambda place: values_at(types, place) >= relations)
+def relation_start(types: Array, starts: Array, stops: Array, relations: Array) -> Array:
+    """Return the first place in each row whose relation is at least a given one."""
+    return search_rows(starts, stops, lambda place: values_at(types, place) >= relations)
 
 
-def _counted_first(
-    offsets: list[Array], counts: list[Array], degrees: Array
-) -> tuple[Array, Array]:
-    """What counts comes first in each row, ascending.
+def _valid_first(offsets: list[Array], counts: list[Array], degrees: Array) -> tuple[Array, Array]:
+    """Return the valid offsets of each row first, ascending, and their number.
 
-    Args:
-        offsets: ``(rows, *parts, fanout)``, of which in each part the first ones count.
-        counts: ``(rows, *parts)``, how many.
-        degrees: ``(rows,)``, places are below.
+    Offsets are ``(rows, relations, fanout)`` arrays, of which the first `counts` are valid.
     """
-    rows, most = degrees.shape[0], np.iinfo(degrees.dtype).max
+    num_rows, largest = degrees.shape[0], np.iinfo(np.dtype(degrees.dtype)).max
     xp = namespace(degrees)
     columns = []
-    for places, count in zip(offsets, counts, strict=True):
-        steps, width = xp.arange(places.shape[-1], dtype=count.dtype), math.prod(places.shape[1:])
-        steps = xp.broadcast_to(steps, places.shape)
-        columns.append(xp.where(steps < count[..., None], places, most).reshape(rows, width))
-    found = xp.sort(xp.concatenate(columns, axis=1), axis=1)
-    total = sum(count.sum(axis=tuple(range(1, count.ndim)), dtype=count.dtype) for count in counts)
-    return xp.where(found == most, 0, found), xp.asarray(total, degrees.dtype)
+    for values, count in zip(offsets, counts, strict=True):
+        steps = xp.broadcast_to(xp.arange(values.shape[-1], dtype=count.dtype), values.shape)
+        masked = xp.where(steps < count[..., None], values, largest)
+        columns.append(masked.reshape(num_rows, math.prod(values.shape[1:])))
+    result = xp.sort(xp.concatenate(columns, axis=1), axis=1)
+    num_valid = sum(count.sum(axis=1, dtype=count.dtype) for count in counts)
+    return xp.where(result == largest, 0, result), xp.asarray(num_valid, degrees.dtype)

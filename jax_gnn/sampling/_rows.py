@@ -1,14 +1,18 @@
-"""Nodes and their rows: of arrays that have one for each node, and of edges, where each starts."""
+"""Rows of arrays that nodes name: feature rows, and the rows of edges in a CSR structure.
+
+Functions here take arrays of JAX, and compute in numpy where all of them are numpy's.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import take
@@ -17,115 +21,143 @@ from jax_gnn._core.ids import MAX_SIZE, PADDING, clip_ids, in_range, namespace
 from jax_gnn._core.public import public
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
+from jax_gnn.relational import RelationalGraph
 
-_STEPS = 8  # of a search, until it is asked whether all have ended: a GPU tells the host each time
+Ids = ArrayLike | Sequence[int]
+"""Integers as users write them."""
 
-# --- Nodes ---------------------------------------------------------------------------------------
+_UNROLLED_STEPS = 8  # of a search between two tests whether all have ended: a GPU syncs at each
+
+# --- Arguments -----------------------------------------------------------------------------------
 
 
-def one_kind(graph: Graph, whose: str = "") -> int:
-    """How many nodes a graph has, which must not be bipartite; an error says whose it must be."""
+def num_nodes_of(graph: Graph, reason: str = "") -> int:
+    """Return the number of nodes of a graph, which must not be bipartite; errors give `reason`."""
     if graph.num_src != graph.num_dst:
         raise ValueError(
-            f"graph must have one kind of nodes{whose}, got num_src={graph.num_src} and "
+            f"graph must have one kind of nodes{reason}, got num_src={graph.num_src} and "
             f"num_dst={graph.num_dst}"
         )
     return graph.num_dst
 
 
-def as_nodes(ids: Any, size: int, dtype: Any) -> Any:
-    """Ids in the type of a graph, those out of range as padding; of an array of numpy it is one."""
+def check_edges(graph: Graph | RelationalGraph) -> Graph:
+    """Return the edges of a graph or a relational graph, whose arrays are checked."""
+    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
+    arguments.check_instance("graph", edges, Graph)
+    edges.check_arrays()
+    return edges
+
+
+def check_real_vector(name: str, values: object, size_name: str, size: int) -> Array:
+    """Return ``(size,)`` real numbers as an array of JAX or, if they are none, of numpy."""
+    array: Array = arguments.to_array(name, values)
+    if not arguments.is_real(array.dtype):
+        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
+    if array.shape != (size,):
+        raise ValueError(f"{name} must be ({size_name}={size},), got shape {array.shape}")
+    return array
+
+
+def check_positive(name: str, value: object) -> int:
+    """Return a positive integer."""
+    number = arguments.check_integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be positive, got {number}")
+    return number
+
+
+def as_nodes(ids: Array, size: int, dtype: DTypeLike) -> Array:
+    """Return ids in the dtype of a graph; those out of range become padding."""
     xp = namespace(ids)
-    ids = np.clip(ids, -1, size) if xp is np else clip_ids(ids, size)
-    ids = ids.astype(dtype)
-    return xp.where(in_range(ids, size), ids, PADDING)
+    clipped = xp.clip(ids, -1, size) if xp is np else clip_ids(ids, size)
+    nodes = clipped.astype(dtype)
+    result: Array = xp.where(in_range(nodes, size), nodes, PADDING)
+    return result
 
 
 # --- Rows of edges -------------------------------------------------------------------------------
 
 
-def row_bounds(indptr: Any, nodes: Any, num_edges: int) -> tuple[Any, Any]:
-    """Where the rows of nodes start, and how long they are; padding has an empty one.
+def row_bounds(indptr: Array, nodes: Array, num_edges: int) -> tuple[Array, Array]:
+    """Return the start and the length of each node's row of edges; rows of padding are empty.
 
-    Whatever ``indptr`` holds, they lie within the edges. Of arrays of numpy they are.
+    Rows lie within the edges, whatever ``indptr`` holds.
     """
     xp, num_nodes = namespace(indptr, nodes), indptr.shape[0] - 1
     if num_nodes == 0:  # all ids are padding
-        none = xp.zeros(nodes.shape, indptr.dtype)
-        return none, none
-    there = in_range(nodes, num_nodes)
-    place = xp.where(there, nodes, 0)
-    starts = xp.clip(indptr[place], 0, num_edges)
-    ends = xp.clip(indptr[place + 1], starts, num_edges)
-    return starts, xp.where(there, ends - starts, 0)
+        empty = xp.zeros(nodes.shape, indptr.dtype)
+        return empty, empty
+    valid = in_range(nodes, num_nodes)
+    rows = xp.where(valid, nodes, 0)
+    starts = xp.clip(indptr[rows], 0, num_edges)
+    stops = xp.clip(indptr[rows + 1], starts, num_edges)
+    return starts, xp.where(valid, stops - starts, 0)
 
 
-def values_at(values: Any, places: Any) -> Any:
+def values_at(values: Array, places: Array) -> Array:
     """Return the values at places; any values where places are padding."""
     if namespace(values, places) is np:
         return values[np.maximum(places, 0)]
-    return take(values, places)  # also of no values
+    return take(values, places)  # also if there are no values
 
 
-def first_place(starts: Any, ends: Any, holds: Callable[[Any], Any]) -> Any:
-    """The first place from which on something holds, by binary search; ``ends`` if nowhere.
-
-    Of arrays of numpy it is one.
+def search_rows(starts: Array, stops: Array, predicate: Callable[[Array], Array]) -> Array:
+    """Return the first place in each row at which a monotonic predicate is true, or its stop.
 
     Args:
-        starts: ``(rows,)``, where to begin.
-        ends: ``(rows,)``, where to end: the place before is the last one to look at.
-        holds: tells of places, ``(rows,)``, whether it does.
+        starts: ``(rows,)``, first place of each row.
+        stops: ``(rows,)``, end of each row, exclusive.
+        predicate: maps places, ``(rows,)``, to bool; once true in a row, it stays true.
     """
-    xp = namespace(starts, ends)
+    xp = namespace(starts, stops)
 
-    def once(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+    # Invariant of the binary search: the result is in [low, high]. Finished rows look at place 0.
+    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
-        goes_on = low < high
-        middle = xp.where(goes_on, low + (high - low) // 2, 0)  # a place to look at
-        found = holds(middle)
-        return (
-            xp.where(goes_on & ~found, middle + 1, low),
-            xp.where(goes_on & found, middle, high),
-        )
+        active = low < high
+        middle = xp.where(active, low + (high - low) // 2, 0)
+        holds = predicate(middle)
+        return (xp.where(active & ~holds, middle + 1, low), xp.where(active & holds, middle, high))
 
     if xp is np:
-        bounds = starts, ends
+        bounds = starts, stops
         while (bounds[0] < bounds[1]).any():
-            bounds = once(bounds)
+            bounds = halve(bounds)
         return bounds[0]
 
-    def some(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
-        for _ in range(_STEPS):
-            bounds = once(bounds)
+    def unrolled(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        for _ in range(_UNROLLED_STEPS):
+            bounds = halve(bounds)
         return bounds
 
-    return jax.lax.while_loop(lambda bounds: (bounds[0] < bounds[1]).any(), some, (starts, ends))[0]
+    low, _ = jax.lax.while_loop(
+        lambda bounds: (bounds[0] < bounds[1]).any(), unrolled, (starts, stops)
+    )
+    return low
 
 
 # --- Rows of values ------------------------------------------------------------------------------
 
 
 @public
-def fetch_rows(rows: np.ndarray, ids: Any, *, out: np.ndarray | None = None) -> np.ndarray:
-    """``rows[ids]`` by compiled threads, zeros where an id is out of range; compiles nothing.
+def fetch_rows(rows: np.ndarray, ids: Ids, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Return ``rows[ids]``, zeros where an id is out of range; compiled threads, no jit.
 
     Args:
         rows: ``(num_rows, *features)`` of any dtype, an array of numpy, such as a memory map: only
             the rows that are named are read.
         ids: ``(count,)`` integers. -1, as any id out of range, is padding.
-        out: ``(count, *features)``, an array to write to in place of a new one. Where
-            ``jax.device_put`` took it, it must not be used again before its copy is done; on a CPU
-            there may be none, and JAX reads the array itself.
+        out: ``(count, *features)``, an array to write to in place of a new one. If
+            ``jax.device_put`` took it, do not use it again before its copy is done; on a CPU there
+            may be no copy, and JAX reads the array itself.
 
     Returns:
         ``(count, *features)`` of the dtype of ``rows``.
 
     Raises:
-        TypeError: ``rows`` is no array of numpy, ``ids`` are no integers, or ``out`` is of another
-            dtype.
-        ValueError: ``rows`` is a scalar, ``ids`` is not one-dimensional, or ``out`` has another
-            shape, or is not contiguous and writable.
+        TypeError: ``rows`` is no array of numpy, or a dtype does not fit.
+        ValueError: A shape does not fit, or ``out`` is not contiguous and writable.
 
     Example:
         >>> import numpy as np
@@ -138,9 +170,11 @@ def fetch_rows(rows: np.ndarray, ids: Any, *, out: np.ndarray | None = None) -> 
         raise TypeError(f"rows must be an array of numpy, of numbers, got {kind}")
     if rows.ndim == 0:
         raise ValueError("rows must have rows, got shape ()")
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int32 or ids.ndim != 1:
-        ids = arguments.check_ids("ids", ids)
-    shape = (len(ids), *rows.shape[1:])
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int32 and ids.ndim == 1:
+        indices = ids
+    else:
+        indices = arguments.check_ids("ids", ids)
+    shape = (len(indices), *rows.shape[1:])
     if out is None:
         out = empty_vector(math.prod(shape), rows.dtype).reshape(shape)
     elif not isinstance(out, np.ndarray) or out.dtype != rows.dtype:
@@ -151,34 +185,36 @@ def fetch_rows(rows: np.ndarray, ids: Any, *, out: np.ndarray | None = None) -> 
     if not out.size or not rows.size:
         out[...] = 0
     elif rows.flags.c_contiguous and len(rows) <= MAX_SIZE:
-        if ids.dtype != np.int32:
-            ids = np.where(in_range(ids, len(rows)), ids, PADDING).astype(np.int32)
-        ids = np.ascontiguousarray(ids)
-        host_function("gather_rows")(_as_bytes(rows), ids, _as_bytes(out))
+        if indices.dtype != np.int32:
+            indices = np.where(in_range(indices, len(rows)), indices, PADDING).astype(np.int32)
+        host_function("gather_rows")(_bytes_of(rows), np.ascontiguousarray(indices), _bytes_of(out))
     else:
-        there = in_range(ids, len(rows))
-        out[...] = rows[np.where(there, ids, 0)]
-        out[~there] = 0
+        valid = in_range(indices, len(rows))
+        out[...] = rows[np.where(valid, indices, 0)]
+        out[~valid] = 0
     return out
 
 
-def _as_bytes(rows: np.ndarray) -> np.ndarray:
+def _bytes_of(rows: np.ndarray) -> np.ndarray:
     return rows.view(np.ndarray).reshape(len(rows), -1).view(np.uint8)
 
 
-def values_of(node_ids: Any, values: Any) -> Any:
-    """The rows of values that nodes name, zeros for padding."""
+def values_of(node_ids: Array, values: ArrayLike) -> Array:
+    """Return the rows of values that nodes name, zeros for padding.
+
+    Rows that ``values`` lacks are NaN, of integers the extreme value.
+    """
     xp = namespace(node_ids, values)
-    values = arguments.as_numbers("values", values, xp)
-    if values.ndim == 0:
+    array = arguments.as_numbers("values", values, xp)
+    if array.ndim == 0:
         raise ValueError("values must be (num_nodes, *features), got a scalar")
     if xp is np:
-        rows: Any = fetch_rows(values, node_ids)
-        rows[node_ids >= len(values)] = arguments.fill_value(values.dtype)
-        return rows
-    ids = clip_ids(node_ids, values.shape[0])
-    if values.shape[0] == 0:  # a gather wants one row at least
-        values = jnp.full((1, *values.shape[1:]), arguments.fill_value(values.dtype), values.dtype)
-    rows = values.at[ids].get(mode="fill", wrap_negative_indices=False)
-    there = (node_ids >= 0).reshape(-1, *(1,) * (values.ndim - 1))
-    return jnp.where(there, rows, jnp.zeros_like(rows))
+        host_rows = fetch_rows(array, node_ids)
+        host_rows[np.asarray(node_ids) >= len(array)] = arguments.missing(array.dtype)
+        return host_rows  # type: ignore[return-value]  # numpy in, numpy out
+    ids = clip_ids(node_ids, array.shape[0])
+    if array.shape[0] == 0:  # a gather needs one row at least
+        array = jnp.full((1, *array.shape[1:]), arguments.missing(array.dtype), array.dtype)
+    rows = array.at[ids].get(mode="fill", wrap_negative_indices=False)
+    valid = (node_ids >= 0).reshape(-1, *(1,) * (array.ndim - 1))
+    return jnp.where(valid, rows, jnp.zeros_like(rows))

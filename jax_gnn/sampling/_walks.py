@@ -1,216 +1,202 @@
-"""Random walks along edges: each edge equally likely, or weighed by where the walk came from."""
+"""Random walks along edges: uniform, or weighted by the node that the walk came from (node2vec)."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, in_range, take_ids
+from jax_gnn._core.ids import PADDING, take_ids, in_range
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._random import below, bits, key_words, threefry
-from jax_gnn.sampling._rows import as_nodes, one_kind, row_bounds
-from jax_gnn.sampling._search import edge_runs, fraction, has_edge, redrawn
+from jax_gnn.sampling._compile import jit
+from jax_gnn.sampling._random import KeyWords, bits, fraction, integers_below, key_words, threefry
+from jax_gnn.sampling._rows import Ids, as_nodes, num_nodes_of, row_bounds
+from jax_gnn.sampling._search import edge_runs, has_edge, rejection_sample
 
-_EDGE, _RETURN, _ACCEPT, _CLASS, _NEAR, _FAR = range(6)  # streams of random numbers
-_CERTAIN = 40  # rounds are so many times those that a draw takes on average: all but e⁻⁴⁰ succeed
+_EDGE, _RETURN, _ACCEPT, _CLASS, _NEAR, _FAR = range(6)  # random streams
+_SAFETY = 40  # rounds per expected round of a draw: all but a share e⁻⁴⁰ succeed
 _MIN_ROUNDS = 64  # before edges are counted instead
 _CHUNK = 32  # edges of a walk that are counted at a time
-_ROUNDS_COST = 8  # edges that are counted in the time of a proposal, about
+_ROUND_COST = 8  # edges that are counted in about the time of a proposal
 _MAX_LOG_WEIGHT = 41.0  # of proposals: a chance of e⁻⁴¹ is below the resolution of a draw
 
 
 @public
 def random_walk(
     graph: Graph,
-    starts: Any,
+    starts: Ids,
     length: int,
-    key: Any,
+    key: Array,
     *,
     p: float = 1.0,
     q: float = 1.0,
     reverse: bool = False,
 ) -> Array:
-    """Walks from nodes along edges, at each step along one of the edges out of where it is.
+    """Walk from nodes along edges; each step takes one of the edges out of the current node.
 
     Works inside ``jax.jit`` and outside. With ``p = q = 1`` all edges out of a node are equally
-    likely. Otherwise these are the walks of node2vec: at v, having come from t, an edge to x is
-    taken in proportion to 1 / p where x is t, to 1 where there is an edge from t to x, and to 1 / q
-    elsewhere. This is exact, and needs no table of pairs of edges: edges are proposed and rejected,
-    which takes longer the further p and q are from 1. Where many proposals fail, the edges of each
-    kind are counted instead, in the time of a pass over the edges of the largest node at hand. An
-    edge that the graph has twice counts twice.
+    likely. Otherwise these are the walks of node2vec (Grover and Leskovec, KDD 2016): at v, having
+    come from t, an edge to x is taken in proportion to 1 / p if x is t, to 1 if there is an edge
+    from t to x, and else to 1 / q. This is exact, and needs no table of pairs of edges: edges are
+    proposed and rejected, which takes longer the further p and q are from 1. If many proposals
+    fail, the edges of each kind are counted instead, in the time of a pass over the edges of the
+    largest current node. Repeated edges count as often as they occur.
 
     Args:
-        graph: of one kind of nodes.
+        graph: graph of one kind of nodes.
         starts: ``(walks,)`` integers. -1, as any id out of range, is padding.
-        length: how many steps.
-        key: of ``jax.random``.
+        length: number of steps.
+        key: key of ``jax.random``.
         p: the return parameter, positive: a large one keeps walks from going back.
         q: the in-out parameter, positive: a large one keeps walks close to where they came from.
-        reverse: whether to walk from destinations to sources: as neighbours are sampled.
+        reverse: whether to walk from destinations to sources, as neighbours are sampled.
 
     Returns:
-        ``(walks, length + 1)`` ids, the starts first. Where no edge leads on, the rest is -1.
+        ``(walks, length + 1)`` ids, the starts first. A walk that reaches a node without edges is
+        padded with -1.
 
     Raises:
-        TypeError: ``graph``, ``starts`` or ``key`` is something else, or a number is none.
-        ValueError: ``length`` is negative, ``p`` or ``q`` is not positive, or the graph is
-            bipartite.
+        ValueError: A number is negative, or the graph is bipartite.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 2, 3], num_nodes=4)
         >>> random_walk(graph, jnp.array([0, 2]), 3, jax.random.key(0))
         Array([[ 0,  1,  2,  3],
                [ 2,  3, -1, -1]], dtype=int32)
-
-    Source:
-        Grover and Leskovec, "node2vec: scalable feature learning for networks", KDD 2016.
     """
     graph = arguments.check_container("graph", graph, Graph)
-    num_nodes = one_kind(graph)
-    starts = as_nodes(arguments.as_ids("starts", starts), num_nodes, graph.indptr.dtype)
+    num_nodes = num_nodes_of(graph)
+    nodes = as_nodes(arguments.as_ids("starts", starts), num_nodes, graph.indptr.dtype)
     length = arguments.check_size("length", length)
-    parameters = [arguments.check_finite(name, value) for name, value in (("p", p), ("q", q))]
-    for name, value in zip("pq", parameters, strict=True):
+    p, q = arguments.check_finite("p", p), arguments.check_finite("q", q)
+    for name, value in (("p", p), ("q", q)):
         if value <= 0:
             raise ValueError(f"{name} must be positive, got {value}")
     reverse = arguments.check_flag("reverse", reverse)
-    return _walk(graph, starts, key_words("key", key), length, *parameters, reverse)
+    return walk(graph, nodes, key_words("key", key), length, p, q, reverse)
 
 
-def _walk_plain(
-    graph: Graph,
-    starts: Array,
-    key: tuple[Array, Array],
-    length: int,
-    p: float,
-    q: float,
-    reverse: bool,
+@jit("length", "p", "q", "reverse")
+def walk(
+    graph: Graph, starts: Array, key: KeyWords, length: int, p: float, q: float, reverse: bool
 ) -> Array:
-    def step(state: tuple[Array, Array], number: Array) -> Any:
-        before, at = state
+    """Return :func:`random_walk` of checked arguments."""
+
+    def step(state: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], Array]:
+        previous, current = state
         words = threefry(key, number, jnp.uint32(0))
-        new = _step(graph, before, at, words, p, q, reverse)
-        return (at, new), new
+        next_node = _step(graph, previous, current, words, p, q, reverse)
+        return (current, next_node), next_node
 
     numbers = jnp.arange(length, dtype=jnp.uint32)
-    nowhere = jnp.full_like(starts, PADDING)
-    _, visited = jax.lax.scan(step, (nowhere, starts), numbers)
+    padding = jnp.full_like(starts, PADDING)
+    _, visited = jax.lax.scan(step, (padding, starts), numbers)
     return jnp.concatenate([starts[:, None], visited.T], axis=1)
 
 
-_walk = jax.jit(_walk_plain, static_argnums=(3, 4, 5, 6))
-
-
 def _step(
-    graph: Graph,
-    before: Array,
-    at: Array,
-    key: tuple[Array, Array],
-    p: float,
-    q: float,
-    reverse: bool,
+    graph: Graph, previous: Array, current: Array, key: KeyWords, p: float, q: float, reverse: bool
 ) -> Array:
-    """Where walks go next.
+    """Return the next node of each walk.
 
-    Args:
-        graph: the graph.
-        before: ``(walks,)``, where they came from, -1 for nowhere.
-        at: ``(walks,)``, where they are, -1 for nowhere.
-        key: two words.
-        p: the return parameter.
-        q: the in-out parameter.
-        reverse: whether to go against the edges.
+    Previous nodes, ``(walks,)``, are -1 at the first step, current ones if a walk has ended. Other
+    arguments: as in :func:`random_walk`.
     """
     indptr, cols = (graph.indptr, graph.cols) if reverse else (graph.t_indptr, graph.t_cols)
-    starts, degrees = row_bounds(indptr, at, graph.num_edges)
-    index = jnp.arange(at.shape[0], dtype=jnp.uint32)
+    starts, degrees = row_bounds(indptr, current, graph.num_edges)
+    index = jnp.arange(current.shape[0], dtype=jnp.uint32)
 
-    def propose(step: Any) -> Array:
-        offset = below(bits(key, _EDGE, index, step), degrees.astype(jnp.uint32))
+    def random_neighbor(step: Array | int) -> Array:
+        offset = integers_below(bits(key, _EDGE, index, step), degrees.astype(jnp.uint32))
         node = take_ids(cols, jnp.where(degrees > 0, starts + offset.astype(starts.dtype), PADDING))
         return jnp.where(in_range(node, graph.num_dst), node, PADDING)
 
     if p == q == 1:
-        return propose(0)
+        return random_neighbor(0)
 
-    back, far = (
+    # Rejection sampling. Returning edges have a share of their own. Otherwise one of all edges is
+    # proposed as if it had the largest weight of an edge that does not return; if it returns, it is
+    # rejected.
+    return_weight, far_weight = (
         math.exp(min(max(-math.log(value), -_MAX_LOG_WEIGHT), _MAX_LOG_WEIGHT)) for value in (p, q)
     )
-    ends = (before, at) if reverse else (at, before)
-    _, returns = edge_runs(graph, None, *ends, None)
+    src, dst = (previous, current) if reverse else (current, previous)
+    _, returns = edge_runs(graph, None, src, dst, None)
     returns = jnp.minimum(returns, degrees)
-    # Edges back have their own share. Of all edges one is proposed by the largest other weight:
-    # where it leads back, it is rejected.
-    largest = max(1.0, far)
-    share = returns.astype(jnp.float32) * jnp.float32(back)
-    total = share + degrees.astype(jnp.float32) * jnp.float32(largest)
-    is_first = before < 0
+    largest = max(1.0, far_weight)
+    return_share = returns.astype(jnp.float32) * jnp.float32(return_weight)
+    total = return_share + degrees.astype(jnp.float32) * jnp.float32(largest)
+    is_first = previous < 0
 
-    def near(node: Array, before: Array) -> Array:
-        """Whether an edge leads from where the walk came from to a node."""
-        return has_edge(graph, None, *((node, before) if reverse else (before, node)), None)
+    def is_near(node: Array, previous: Array) -> Array:
+        """Return whether an edge leads from the previous node to a node."""
+        src, dst = (node, previous) if reverse else (previous, node)
+        return has_edge(graph, None, src, dst, None)
 
-    def draw(step: Array) -> tuple[tuple[Array, ...], Array]:
-        node = propose(step)
-        goes_back = fraction(bits(key, _RETURN, index, step)[0]) * total < share
+    def propose(step: Array) -> tuple[tuple[Array, ...], Array]:
+        node = random_neighbor(step)
+        goes_back = fraction(bits(key, _RETURN, index, step)[0]) * total < return_share
         goes_back |= (returns == degrees) & ~is_first
-        weight = jnp.where(near(node, before), jnp.float32(1 / largest), jnp.float32(far / largest))
-        accepted = fraction(bits(key, _ACCEPT, index, step)[0]) < weight
-        accepted &= node != before
-        return (jnp.where(goes_back, before, node),), goes_back | accepted | is_first
+        near_rate, far_rate = jnp.float32(1 / largest), jnp.float32(far_weight / largest)
+        rate = jnp.where(is_near(node, previous), near_rate, far_rate)
+        accepted = fraction(bits(key, _ACCEPT, index, step)[0]) < rate
+        accepted &= node != previous
+        return (jnp.where(goes_back, previous, node),), goes_back | accepted | is_first
 
-    # A draw succeeds at least so often, however many edges lead back.
-    rate = min(1 / (1 + 2 * largest / back), min(1.0, far) / (2 * largest))
-    certain = math.ceil(min(_CERTAIN / rate, 2.0**24 - 1))
-    rounds = jnp.minimum(jnp.maximum(degrees.max(initial=0) // _ROUNDS_COST, _MIN_ROUNDS), certain)
-    nowhere = jnp.full_like(at, PADDING)
-    (node,), found = redrawn(draw, (nowhere,), degrees == 0, rounds.astype(jnp.uint32))
-    if certain <= _MIN_ROUNDS:
+    # A lower bound of the rate of success, however many edges return.
+    min_rate = min(1 / (1 + 2 * largest / return_weight), min(1.0, far_weight) / (2 * largest))
+    max_rounds = math.ceil(min(_SAFETY / min_rate, 2.0**24 - 1))
+    rounds = jnp.maximum(degrees.max(initial=0) // _ROUND_COST, _MIN_ROUNDS)
+    rounds = jnp.minimum(rounds, max_rounds).astype(jnp.uint32)
+    padding = jnp.full_like(current, PADDING)
+    (node,), is_done = rejection_sample(propose, (padding,), degrees == 0, rounds)
+    if max_rounds <= _MIN_ROUNDS:
         return node
 
-    # Edges that do not lead back, near and far, are counted in chunks, and one of either kind is
-    # drawn: the one so far, or with the chance that its share makes one of the chunk.
-    left = jnp.where(found, 0, degrees)
+    # Reservoir sampling for the others: near and far edges are counted in chunks, and one edge of
+    # each kind is drawn. An edge of a new chunk replaces it with the chance of the chunk's share.
+    remaining = jnp.where(is_done, 0, degrees)
+    State = tuple[Array, tuple[Array, Array], tuple[Array, Array]]
 
-    def count(state: Any) -> Any:
-        chunk, *kinds = state
+    def count_chunk(state: State) -> State:
+        chunk, near, far = state
         places = chunk * _CHUNK + jnp.arange(_CHUNK, dtype=starts.dtype)[None]
-        places = jnp.where(places < left[:, None], starts[:, None] + places, PADDING)
+        places = jnp.where(places < remaining[:, None], starts[:, None] + places, PADDING)
         nodes = take_ids(cols, places)
-        others = in_range(nodes, graph.num_dst) & (nodes != before[:, None])
-        origins = jnp.broadcast_to(before[:, None], nodes.shape)
-        is_near = near(nodes.ravel(), origins.ravel()).reshape(nodes.shape)
-        masks = {_NEAR: others & is_near, _FAR: others & ~is_near}
-        new = []
-        for (stream, mask), (number, chosen) in zip(masks.items(), kinds, strict=True):
+        moves_on = in_range(nodes, graph.num_dst) & (nodes != previous[:, None])
+        origins = jnp.broadcast_to(previous[:, None], nodes.shape)
+        mask = is_near(nodes.ravel(), origins.ravel()).reshape(nodes.shape)
+
+        def update(stream: int, mask: Array, reservoir: tuple[Array, Array]) -> tuple[Array, Array]:
+            number, chosen = reservoir
             ranks = jnp.cumsum(mask, axis=1, dtype=jnp.uint32)
             number += ranks[:, -1]
-            rank = below(bits(key, stream, index, chunk), number)
+            rank = integers_below(bits(key, stream, index, chunk), number)
             hit = mask & (ranks == rank[:, None] + 1)
             chosen = jnp.where(hit.any(1), jnp.where(hit, nodes, PADDING).max(1), chosen)
-            new.append((number, chosen))
-        return chunk + 1, *new
+            return number, chosen
 
-    def goes_on(state: Any) -> Array:
-        return (state[0] * _CHUNK < left).any()
+        near = update(_NEAR, moves_on & mask, near)
+        far = update(_FAR, moves_on & ~mask, far)
+        return chunk + 1, near, far
 
-    none = jnp.zeros_like(left, jnp.uint32), nowhere
-    first = jnp.zeros((), starts.dtype)
-    _, *kinds = jax.lax.while_loop(goes_on, count, (first, none, none))
-    # By logarithms: where both classes that exist weigh next to nothing, their ratio counts.
+    def is_unfinished(state: State) -> Array:
+        return (state[0] * _CHUNK < remaining).any()
+
+    empty = jnp.zeros_like(remaining, jnp.uint32), padding
+    state = jnp.zeros((), starts.dtype), empty, empty
+    _, near, far = jax.lax.while_loop(is_unfinished, count_chunk, state)
+    # In logarithms: the ratio counts even if all kinds of edges that exist weigh next to nothing.
     logs = [
         jnp.log(number.astype(jnp.float32)) - math.log(value)
-        for number, value in ((returns, p), (kinds[0][0], 1.0), (kinds[1][0], q))
+        for number, value in ((returns, p), (near[0], 1.0), (far[0], q))
     ]
-    top = jnp.maximum(jnp.stack(logs).max(0), -1e30)  # finite, where there is no edge at all
+    top = jnp.maximum(jnp.stack(logs).max(0), -1e30)  # finite, even without any edge
     sums = jnp.cumsum(jnp.stack([jnp.exp(log - top) for log in logs]), axis=0)
     ticket = fraction(bits(key, _CLASS, index, 0)[0]) * sums[-1]
-    drawn = jnp.where(ticket < sums[1], kinds[0][1], kinds[1][1])
-    return jnp.where(found, node, jnp.where(ticket < sums[0], before, drawn))
+    drawn = jnp.where(ticket < sums[1], near[1], far[1])
+    return jnp.where(is_done, node, jnp.where(ticket < sums[0], previous, drawn))
