@@ -30,18 +30,25 @@ from jax_gnn._core import ffi
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.attention import schedule
 from jax_gnn._ops.attention.primitive import attention
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+    TypedScores,
+)
 
 RELATIONS = 3
 KINDS: dict[str, type[Scores]] = {
-    "given": Given,
-    "ends": Ends,
-    "dots": Dots,
-    "dots of values": Dots,
-    "leaky": Leaky,
-    "leaky of values": Leaky,
-    "typed": Typed,
-    "typed of rows": Typed,
+    "given": EntryScores,
+    "ends": AdditiveScores,
+    "dots": DotScores,
+    "dots of values": DotScores,
+    "leaky": GATv2Scores,
+    "leaky of values": GATv2Scores,
+    "typed": TypedScores,
+    "typed of rows": TypedScores,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
@@ -177,11 +184,11 @@ def scores_of(form: Form, entries: Entries, operands: Mapping[str, Any]) -> Scor
     fields = {k: x for k, x in operands.items() if k not in ("value", "entry_scale")}
     if form.kind.endswith("of values"):
         fields["col"] = None
-    if KINDS[form.kind] is not Typed:
+    if KINDS[form.kind] is not TypedScores:
         return KINDS[form.kind](**fields)
     x, of_x = fields.get("x"), fields.get("of_x")
     at_row = fields["at_row"] if x is None else dots(entries, x, of_x)
-    return Typed(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
+    return TypedScores(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
 
 
 def ours(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -216,9 +223,9 @@ def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[An
         raw = operands["score"]
     elif form.kind == "ends":
         raw = picked(operands["row"], rows) + picked(operands["col"], cols)
-    elif KINDS[form.kind] is Dots:
+    elif KINDS[form.kind] is DotScores:
         raw = operands["scale"] * split(picked(operands["row"], rows) * picked(key, cols)).sum(-1)
-    elif KINDS[form.kind] is Leaky:
+    elif KINDS[form.kind] is GATv2Scores:
         z = picked(operands["row"], rows) + picked(key, cols)
         raw = split(operands["vector"] * jnp.where(z >= 0, z, form.slope * z)).sum(-1)
     else:
@@ -231,7 +238,7 @@ def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[An
         )
     valid &= raw > -jnp.inf
     raw = score = jnp.where(valid, raw, 0)
-    if KINDS[form.kind] in (Ends, Typed):
+    if KINDS[form.kind] in (AdditiveScores, TypedScores):
         score = jnp.where(raw >= 0, raw, form.slope * raw)
     weight, lse = softmax(score, valid, rows, csr.num_rows)
     weight *= jnp.where(valid, operands["entry_scale"], 0) if form.is_scaled else 1
@@ -381,7 +388,9 @@ def check_kernels(
         ("col", cols, csr.cols),
         ("value", cols, csr.cols),
     ):
-        if name in dirty and KINDS[form.kind] is not Typed:  # whose vectors have all values' sums
+        if (
+            name in dirty and KINDS[form.kind] is not TypedScores
+        ):  # whose vectors have all values' sums
             dirty[name][np.setdiff1d(np.arange(size), read[entries.valid])] = np.nan
     with setting(implementation, dtype):
         got = with_gradients(ours, form, entries, dirty, cts)

@@ -17,7 +17,14 @@ from attention_cases import SLOPE, on_cuda
 from primitive_cases import MATRIX, floats, ids
 
 from jax_gnn._ops.attention.primitive import attention, attention_vjp
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+    TypedScores,
+)
 
 # Five destinations, three sources, four entries, two heads of four features; two relations.
 ROWS, COLS, COUNT, HEADS, WIDTH = 5, 3, 4, 2, 8
@@ -159,14 +166,14 @@ each_call = pytest.mark.parametrize(("kind", "direction"), CALLS)
 def scores_of(kind: str) -> Scores:
     read = READ[kind]
     if kind == "given":
-        return Given(read["entry"])
+        return EntryScores(read["entry"])
     if kind == "ends":
-        return Ends(read["row"], read["col"])
+        return AdditiveScores(read["row"], read["col"])
     if kind == "dots":
-        return Dots(read["row"], read["col"], read["factor"][None])
+        return DotScores(read["row"], read["col"], read["factor"][None])
     if kind == "leaky":
-        return Leaky(read["row"], read["col"], read["factor"][None])
-    return Typed(read["col"], read["entry"], None, None, TYPES, COL_TYPES)
+        return GATv2Scores(read["row"], read["col"], read["factor"][None])
+    return TypedScores(read["col"], read["entry"], None, None, TYPES, COL_TYPES)
 
 
 @on_cuda
@@ -181,7 +188,7 @@ def test_raw_call(kind: str, direction: str) -> None:
         each = call.operands
         results = each["y"], each["stats"], each["entry"], each["ct"], each["log_sum_ct"]
         whole = direction == "whole"
-        want = attention_vjp(VALUE, scores, SCALE, *results, MATRIX, whole=whole, **options)
+        want = attention_vjp(VALUE, scores, SCALE, *results, MATRIX, with_row=whole, **options)
     read = read_by(kind, direction)
     names = FORWARD if direction == "forward" else BACK
     for other in (ANY, floats(7, 3).astype(np.float16), ids(1, 2)):

@@ -20,7 +20,7 @@ from spmm_cases import Edges, graph_of, random_edges, unused
 
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention
 from jax_gnn._core.op import OPS
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky
+from jax_gnn._ops.attention.scores import AdditiveScores, DotScores, EntryScores, GATv2Scores
 
 everywhere = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 HEADS = 4  # as many as devices of the tests
@@ -357,13 +357,13 @@ def test_what_edges_add_to_scores_needs_scores_of_edges(
 ) -> None:
     graph = random_graph(rng, 12, 45)
     arguments, count = operands_of(rng, kind, 12, graph), graph.num_edges
-    own = {"additive": Ends, "gatv2": Leaky, "dot": Dots}[kind]
+    own = {"additive": AdditiveScores, "gatv2": GATv2Scores, "dot": DotScores}[kind]
     features = {"edge_features": np.ones((count, 2, 3))}
     for options, kinds in (
         ({}, own),
         ({"edge_scale": np.ones((count, 2)), "return_lse": True}, own),
-        ({"edge_bias": np.ones((count, 2))}, Given),
-        (features, Ends if kind == "additive" else Given),
+        ({"edge_bias": np.ones((count, 2))}, EntryScores),
+        (features, AdditiveScores if kind == "additive" else EntryScores),
     ):
         assert scores_in(functools.partial(KINDS[kind], graph, **options), *arguments) == [kinds]
 

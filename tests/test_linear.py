@@ -57,7 +57,7 @@ def pair_sample(rng: np.random.Generator) -> Any:
     operands, moving = fresh(each, rng), pair_attention.Operands(*fresh(each, rng), None)
     attributes = {"heads": 1, **PRECISION}
     held = pair_attention.Operands(*operands, TYPED)
-    known = pair_attention.Known(held, *pair_attention._steps(held, **attributes))
+    known = pair_attention.Residuals(held, *pair_attention._steps(held, **attributes))
     return known, moving, attributes
 
 
@@ -138,12 +138,12 @@ def test_batches(case: Any, batched: str, rng: np.random.Generator) -> None:
 
     in_known, in_moving = batched != "moving", batched != "known"
     known_axes, moving_axes = axes(known, in_known), axes(moving, in_moving)
-    if in_known and isinstance(known, pair_attention.Known):
+    if in_known and isinstance(known, pair_attention.Residuals):
         operands = pair_attention.Operands(*jax.tree.map(of_batch, known.operands[:6]), TYPED)
         steps = functools.partial(pair_attention._steps, **attributes)
         found = jax.vmap(steps, (pair_attention.Operands(*[0] * 6, None),))(operands)
-        known = pair_attention.Known(operands, *found)
-        known_axes = pair_attention.Known(pair_attention.Operands(*[0] * 6, None), *[0] * 4)
+        known = pair_attention.Residuals(operands, *found)
+        known_axes = pair_attention.Residuals(pair_attention.Operands(*[0] * 6, None), *[0] * 4)
     elif in_known:
         known = jax.tree.map(of_batch, known)
     moving = jax.tree.map(of_batch, moving) if in_moving else moving

@@ -30,7 +30,13 @@ from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.leaky import leaky_scores
 from jax_gnn._ops.attention.primitive import attend, weights
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+)
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn.graph import Graph
 
@@ -97,10 +103,10 @@ def additive_attention(
     bias = args.check_edge_scores("edge_bias", edge_bias)
     features = args.check_edge_features(edge_features, args.value, "value")
     if bias is None:
-        return args.attend(Ends(dst_score, src_score), features)
-    at_dst, at_src = xla.ends(args.matrix)
+        return args.attend(AdditiveScores(dst_score, src_score), features)
+    at_dst, at_src = xla.end_matrices(args.matrix)
     score = gather(dst_score, at_dst, implementation) + gather(src_score, at_src, implementation)
-    return args.attend(Given(xla.leaky(score + bias, args.slope)), features)
+    return args.attend(EntryScores(xla.leaky(score + bias, args.slope)), features)
 
 
 @public
@@ -174,7 +180,7 @@ def gatv2_attention(
     bias = args.check_edge_scores("edge_bias", edge_bias)
     features = args.check_edge_features(edge_features, dst, "dst")
     if features is None and bias is None:
-        return args.attend(Leaky(flat(dst), None if value is None else flat(src), vector))
+        return args.attend(GATv2Scores(flat(dst), None if value is None else flat(src), vector))
     if features is None:
         heads = max(args.heads, 1)
         score = leaky_scores(
@@ -187,7 +193,7 @@ def gatv2_attention(
             implementation=implementation,
         )
     else:
-        at_dst, at_src = xla.ends(matrix)
+        at_dst, at_src = xla.end_matrices(matrix)
         # Half types would round the sum of two terms across the LeakyReLU's kink at 0.
         dst, src, features = (x.astype(acc) for x in (dst, src, features))
         summed = gather(dst, at_dst, implementation) + gather(src, at_src, implementation)
@@ -195,7 +201,7 @@ def gatv2_attention(
         summed = jnp.where(row_wise(valid, summed), summed + features, 0)
         terms = feature_wise(attention, summed) * xla.leaky(summed, args.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
-    return args.attend(Given(score if bias is None else score + bias))
+    return args.attend(EntryScores(score if bias is None else score + bias))
 
 
 @public
@@ -267,13 +273,13 @@ def dot_attention(
         _check_same_features("value", args.value, "key", key)
     query, key = flat(query), flat(key)
     if features is None and bias is None:
-        return args.attend(Dots(query, None if key_is_value else key, scale.reshape(1, 1)))
+        return args.attend(DotScores(query, None if key_is_value else key, scale.reshape(1, 1)))
     score = sddmm(query, key, args.matrix, heads=heads, implementation=implementation)
     if features is not None:
         by_edge = xla.carried(args.matrix)
         score += sddmm(query, flat(features), by_edge, heads=heads, implementation=implementation)
     score *= scale
-    return args.attend(Given(score if bias is None else score + bias), features)
+    return args.attend(EntryScores(score if bias is None else score + bias), features)
 
 
 class _AttentionArgs(NamedTuple):
@@ -383,11 +389,7 @@ class _AttentionArgs(NamedTuple):
         if heads == 0:  # kernels need one head
             y, stats = jnp.zeros((num_dst, 0), self.acc), jnp.zeros((num_dst, 0, 2), self.acc)
         else:
-            options: Any = {
-                "heads": heads,
-                "slope": self.slope,
-                "implementation": implementation,
-            }
+            options: Any = {"heads": heads, "slope": self.slope, "implementation": implementation}
             y, stats = attend(value, scores, self.edge_scale, matrix, **options)
             edge_weights = functools.partial(
                 weights, value, scores, self.edge_scale, stats, matrix, **options

@@ -134,11 +134,7 @@ def _scores_call(platform: str, operands: Keys, *, heads: int, slope: float) -> 
     if indices is None:
         return None
     (rows, cols, _), flags = indices
-    attributes = {
-        "gather": flags["gather"],
-        "heads": np.int64(heads),
-        "slope": np.float64(slope),
-    }
+    attributes = {"gather": flags["gather"], "heads": np.int64(heads), "slope": np.float64(slope)}
     return Call([row_key, col_key, Operand.of(jnp.ravel, vector), rows, cols], attributes)
 
 
@@ -173,10 +169,7 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
     if p is None and q is None:
         return bind(primals), None
     (tangent,) = leaky_dots(
-        primals._replace(vector=None),
-        (p, q),
-        **bind.attributes,
-        implementation=bind.implementation,
+        primals._replace(vector=None), (p, q), **bind.attributes, implementation=bind.implementation
     )
     return bind(primals), tangent
 

@@ -3,7 +3,7 @@
 Forward, the *walk* goes through the entries of each row in a loop; the *step* kernel gives each
 team of lanes a single step of entries, for small sums. Backward, one pass over the entries by
 source has all gradients but those of rows; a kernel of a single step has all of them. Where heads
-are not whole words of 16 bytes, gradients of scores that are numbers take passes of segment kernels.
+are not whole words of 16 bytes, gradients of scores of numbers take passes of segment kernels.
 """
 
 from __future__ import annotations

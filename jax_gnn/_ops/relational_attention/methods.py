@@ -21,8 +21,8 @@ from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._core.sharding import rows_like
 from jax_gnn._ops.attention.primitive import attend
-from jax_gnn._ops.attention.scores import Dots, Given, Typed, typed_dots
-from jax_gnn._ops.attention.xla import ends, leaky, shares
+from jax_gnn._ops.attention.scores import DotScores, EntryScores, TypedScores, typed_dots
+from jax_gnn._ops.attention.xla import end_matrices, leaky, shares
 from jax_gnn._ops.relational_aggregate.xla import counts
 from jax_gnn._ops.relational_attention.pair_attention import pair_attention
 from jax_gnn._ops.relational_attention.primitive import (
@@ -118,7 +118,7 @@ class TypedEdges:
         the same array.
         """
         heads, acc = vectors.shape[1] // 2, accumulator_dtype(x.dtype)
-        at_src = ends(part(self.matrix.from_pairs))[1]
+        at_src = end_matrices(part(self.matrix.from_pairs))[1]
         if dense_scores_pay(counts(x, vectors, self.matrix, transposed=True), heads):
             form: Any = {"precision": "highest", "preferred_element_type": acc}  # as dots are
 
@@ -137,7 +137,7 @@ class TypedEdges:
             relation_dots(rows, half, pairs.incidence, by_relation=not pairs.by_node)
             for rows, half, pairs in ((x, src, self.pair_src), (x_dst, dst, self.pair_dst))
         )
-        at_dst = ends(part(self.matrix.to_pairs))[0]
+        at_dst = end_matrices(part(self.matrix.to_pairs))[0]
         return gather(of_dst_pairs, at_dst), gather(of_src_pairs, at_src)
 
     def types_of_source_pairs(self) -> Array:
@@ -235,7 +235,7 @@ def attend_rgat(
         return _rgat_by_source(edges, x, x_dst, weights, scores)
     score = scores.of(*edges.end_scores(x, x_dst, weights.both))
     value, into = each_head(x, heads * x.shape[1]), part(edges.matrix.to_pairs)
-    sums, stats = attend(value, Given(score), scores.edge_scale, into, heads=heads)
+    sums, stats = attend(value, EntryScores(score), scores.edge_scale, into, heads=heads)
     pairs = edges.pair_dst
     z = product_of_heads(sums, weights.kernel, None, pairs, heads=heads, precision=precision)
     share = None if scores.within_relations else shares(stats, pairs.node_segments)
@@ -257,7 +257,7 @@ def _rgat_by_source(
             at_dst = relation_dots(x_dst, weights.dst, of_types(edges.matrix, len(kernel)))
         of_value, col_types = weights.src.reshape(len(kernel), -1), edges.types_of_source_pairs()
         if not (scores.multiplicative or scores.within_relations):
-            typed = Typed(of_value, at_dst, x_dst, weights.dst, types, col_types)
+            typed = TypedScores(of_value, at_dst, x_dst, weights.dst, types, col_types)
             if scores.edge_bias is not None:
                 at_dst += scores.edge_bias
                 typed = replace(typed, at_row=at_dst, row=None, of_row=None)
@@ -268,7 +268,7 @@ def _rgat_by_source(
         score = scores.of(*edges.end_scores(x, x_dst, weights.both))
         value = edges.of_pairs(edges.pair_src, x, RelationMaps(kernel))
     if not scores.within_relations:
-        return attend(value, Given(score), scale, from_pairs, heads=heads)[0]
+        return attend(value, EntryScores(score), scale, from_pairs, heads=heads)[0]
     rows = part(edges.matrix.to_pairs).by_row
     weight = segment_softmax(score, segments(rows.rows, rows.num_rows))
     weight = weight if scale is None else weight * scale
@@ -315,7 +315,7 @@ def attend_hgt(
         keys = edges.of_pairs(pairs, key, maps, transposed=not made)
         values = edges.of_pairs(pairs, value, weights.value)
         from_pairs = part(edges.matrix.from_pairs)
-        return attend(values, Dots(query, keys, one), scale, from_pairs, heads=heads)[0]
+        return attend(values, DotScores(query, keys, one), scale, from_pairs, heads=heads)[0]
     queries = edges.of_pairs(edges.pair_dst, query, weights.query)
     shift = None
     if weights.shift is not None:

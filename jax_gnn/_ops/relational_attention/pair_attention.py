@@ -25,7 +25,7 @@ from jax_gnn._core import ffi
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.linear import Linear
 from jax_gnn._ops.attention.primitive import attend, gradients
-from jax_gnn._ops.attention.scores import Dots
+from jax_gnn._ops.attention.scores import DotScores
 from jax_gnn._ops.attention.xla import row_dots, shares
 from jax_gnn._ops.relational_attention.primitive import (
     by_head,
@@ -60,11 +60,11 @@ class Operands(NamedTuple):
     matrix: Any = None
 
 
-def _dots(value: Array, key: Array | None, query: Array) -> Dots:
-    return Dots(query, key, jnp.ones((1, 1), accumulator_dtype(value.dtype)))
+def _dots(value: Array, key: Array | None, query: Array) -> DotScores:
+    return DotScores(query, key, jnp.ones((1, 1), accumulator_dtype(value.dtype)))
 
 
-class Known(NamedTuple):
+class Residuals(NamedTuple):
     """What is known of ``pair_attention_jvp``.
 
     Attributes:
@@ -95,7 +95,7 @@ def _steps(
     return y, sums, stats, share
 
 
-def _tangent(known: Known, moving: Operands, **attributes: Any) -> list[Array]:
+def _tangent(known: Residuals, moving: Operands, **attributes: Any) -> list[Array]:
     held = known.operands
     tangents = {name: each for name, each in moving._asdict().items() if each is not None}
 
@@ -106,7 +106,7 @@ def _tangent(known: Known, moving: Operands, **attributes: Any) -> list[Array]:
 
 
 def _transpose(
-    known: Known,
+    known: Residuals,
     moving: Operands,
     cts: list[Array | None],
     *,
@@ -185,7 +185,7 @@ def pair_attention(
     def attend_jvp(operands: Any, tangents: Any) -> tuple[Array, Array]:
         with ffi.chosen_implementation(chosen):
             found = _steps(Operands(*operands), **attributes)
-        known = Known(Operands(*operands), *found)
+        known = Residuals(Operands(*operands), *found)
         moving = Operands(*map(_known_tangent, tangents[:-1]))
         (tangent,) = pair_attention_jvp(known, moving, **attributes, implementation=chosen)
         return known.y, tangent
