@@ -249,7 +249,7 @@ def expanded(jaxpr: Any) -> list[Any]:
     found: list[Any] = []
     for equation in jaxpr.eqns:
         op = OPS.get(equation.primitive.name.removeprefix("jax_gnn_"))
-        if op is None or not equation.params.get("whole"):
+        if op is None or not equation.params.get("with_row"):
             found.append(equation)
             continue
         attributes = {

@@ -203,7 +203,8 @@ def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
     if vector is not None:
         ct = (vector * ct.astype(vector.dtype)).astype(ct.dtype)
     # Dots come out in the order of the entries by row: take the half in the order of the factors.
-    keys, pq = Keys(row_key, col_key, None, matrix), (ct, None)
+    pq: PQ = (ct, None)
+    keys = Keys(row_key, col_key, None, matrix)
     if matrix.by_row.order is not None:
         keys, pq = Keys(col_key, row_key, None, matrix.T), (None, ct)
     return leaky_dots(keys, pq, **bind.attributes, implementation=bind.implementation)[0]

@@ -369,11 +369,7 @@ def hyperedge_to_node(
 
 @public
 def incidence_softmax(
-    hypergraph: Hypergraph,
-    scores: Array,
-    by: Side,
-    *,
-    implementation: Implementation | None = None,
+    hypergraph: Hypergraph, scores: Array, by: Side, *, implementation: Implementation | None = None
 ) -> Array:
     """Return the softmax of incidences' scores, over those of each node or of each hyperedge.
 

@@ -43,7 +43,9 @@ from jax_gnn._ops.segment_reduce.xla import epilogue
 
 
 class Aggregation(NamedTuple):
-    """Operands of ``hypergraph_aggregate``; matrices with row pointers and slots.
+    """Operands of ``hypergraph_aggregate``; matrices have row pointers and slots.
+
+    Rules also hold in these fields abstract values, flags, or factors of axes in place of arrays.
 
     Attributes:
         x: features, ``(nodes, *features)``.
@@ -57,15 +59,15 @@ class Aggregation(NamedTuple):
         bias: ``(features,)`` in the accumulator type, added to each row, or None.
     """
 
-    x: Array
-    node_scale_in: Array
-    hyperedge_scale: Array
-    node_scale_out: Array
-    own_scale: Array | None
+    x: Any
+    node_scale_in: Any
+    hyperedge_scale: Any
+    node_scale_out: Any
+    own_scale: Any
     to_hyperedges: SparseMatrix
     to_nodes: SparseMatrix
-    residual: Array | None = None
-    bias: Array | None = None
+    residual: Any = None
+    bias: Any = None
 
     @property
     def linear(self) -> Aggregation:
@@ -409,8 +411,9 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
     return Call([x, *scales, *epilogue_operands, *indices], attributes, workspaces)
 
 
-def _num_blocks(slots: EdgeSplit, teams: int, rounds: int) -> int:
+def _num_blocks(slots: EdgeSplit | None, teams: int, rounds: int) -> int:
     """Return the number of blocks of a launch: each has ``teams``, which take ``rounds`` slots."""
+    assert slots is not None
     return jax.core.max_dim(-(-(slots.places.shape[0] - 1) // (max(teams, 1) * rounds)), 1)
 
 
