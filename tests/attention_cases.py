@@ -9,7 +9,7 @@ each form's definition, and none for another graph of the same shapes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,13 +27,13 @@ on_cuda = pytest.mark.skipif(
 )
 
 
-def compare(got: Any, want: Any, what: str, tolerance: float = 1e-11) -> None:
+def compare(got, want, what, tolerance=1e-11):
     assert jax.tree.structure(got) == jax.tree.structure(want), what
     for i, (one, other) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
         assert_close(one, other, tolerance, f"{what}, {i}")
 
 
-def softmax(score: Any, valid: Any, rows: Any, size: int) -> tuple[Any, Any]:
+def softmax(score, valid, rows, size) -> tuple[Any, Any]:
     """Of each entry in its row; and the logarithms of what rows are divided by, 0 where they are 0.
 
     Args:
@@ -51,7 +51,7 @@ def softmax(score: Any, valid: Any, rows: Any, size: int) -> tuple[Any, Any]:
     return powers / sums[at], (jnp.log(sums) + tops)[:size]
 
 
-def picked(x: Any, ids: Any) -> Any:
+def picked(x, ids):
     """Rows, zeros where an id is out of range."""
     valid = (ids >= 0) & (ids < len(x))
     rows = jnp.asarray(x)[jnp.where(valid, ids, 0)]
@@ -61,21 +61,21 @@ def picked(x: Any, ids: Any) -> Any:
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
-def loss(results: Iterable[Any]) -> Any:
+def loss(results):
     return sum(jnp.sum(jnp.sin(x + i)) for i, x in enumerate(results))
 
 
-def _moving(attend: Attend, form: Any, graph: Any, operands: Any) -> Callable[[Any], Any]:
+def _moving(attend, form, graph, operands) -> Callable[[Any], Any]:
     """A function of those operands that have derivatives."""
     return lambda moving: attend(form, graph, {**operands, **moving})
 
 
-def _dot(one: Any, other: Any) -> Any:
+def _dot(one, other):
     return sum(jnp.vdot(one[name], other[name]) for name in one)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def first(attend: Attend, form: Any, to: Any, graph: Any, operands: Any, moved: Any) -> Any:
+def first(attend, form, to, graph, operands, moved):
     """Results, their tangents, and the loss's gradients: in some operands, the others constant."""
     function = _moving(attend, form, graph, operands)
     moving, along = ({name: each[name] for name in to} for each in (operands, moved))
@@ -84,10 +84,10 @@ def first(attend: Attend, form: Any, to: Any, graph: Any, operands: Any, moved: 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def second(attend: Attend, form: Any, to: Any, graph: Any, operands: Any, moved: Any) -> Any:
+def second(attend, form, to, graph, operands, moved):
     """Of these gradients forward along all operands, and in reverse to all."""
 
-    def gradients(operands: Any) -> Any:
+    def gradients(operands):
         moving = {name: operands[name] for name in to}
         return jax.grad(lambda x: loss(_moving(attend, form, graph, operands)(x)))(moving)
 
@@ -95,14 +95,14 @@ def second(attend: Attend, form: Any, to: Any, graph: Any, operands: Any, moved:
     return forward, jax.grad(lambda x: _dot(gradients(x), moved))(operands)
 
 
-def definition(attend: Attend, form: Any, graph: Any, operands: Any, moved: Any) -> Any:
+def definition(attend, form, graph, operands, moved):
     """Results, tangents, gradients, and the derivative of these along what is moved."""
     with setting("xla", "float64"):  # one program for all implementations
         return _definition(attend, form, graph, operands, moved)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _definition(attend: Attend, form: Any, graph: Any, operands: Any, moved: Any) -> Any:
+def _definition(attend, form, graph, operands, moved):
     function = functools.partial(attend, form, graph)
     gradients, change = jax.jvp(
         jax.grad(lambda x: loss(function(x))), *(({**x},) for x in (operands, moved))
@@ -110,17 +110,7 @@ def _definition(attend: Attend, form: Any, graph: Any, operands: Any, moved: Any
     return *jax.jvp(function, (operands,), (moved,)), gradients, change
 
 
-def check_derivatives(
-    ours: Attend,
-    plain: Attend,
-    form: Any,
-    graph: Any,
-    operands: Mapping[str, Any],
-    moved: Mapping[str, Any],
-    subsets: Iterable[Iterable[str]],
-    *,
-    of_gradients: bool = True,
-) -> None:
+def check_derivatives(ours, plain, form, graph, operands, moved, subsets, *, of_gradients=True):
     """Compares derivatives in subsets of the operands while the others are constants."""
     change = definition(plain, form, graph, operands, moved)[3]
     for names in subsets:
@@ -134,22 +124,12 @@ def check_derivatives(
             compare(second(ours, form, to, graph, operands, moved), want, f"gradients to {to}")
 
 
-def check_batch(
-    ours: Attend,
-    plain: Attend,
-    form: Any,
-    graphs: Any,
-    operands: Mapping[str, Any],
-    batched: Iterable[str],
-    to: Iterable[str],
-    *,
-    graph_axis: int | None = None,
-) -> None:
+def check_batch(ours, plain, form, graphs, operands, batched, to, *, graph_axis=None):
     """Compares results and gradients of a batch, of operands and maybe of graphs, one by one."""
     axes = {name: 0 if name in batched else None for name in operands}
     names = tuple(to)
 
-    def run(graph: Any, operands: Any) -> Any:
+    def run(graph, operands):
         function = _moving(ours, form, graph, operands)
         moving = {name: operands[name] for name in names}
         return function(moving), jax.grad(lambda x: loss(function(x)))(moving)

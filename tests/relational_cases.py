@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from op_spec import OUT_OF_RANGE, Incidence
@@ -45,7 +45,7 @@ def random_triples(rng: np.random.Generator, scenario: str) -> Triples:
     return Triples(given.src[order], rel[order], given.dst[order], *sizes)
 
 
-def graph_of(triples: Triples, parts: Any = ("from_pairs", "to_pairs")) -> RelationalGraph:
+def graph_of(triples, parts=("from_pairs", "to_pairs")) -> RelationalGraph:
     """With room for a pair an edge, so that graphs of equal sizes can be stacked."""
     src, rel, dst, num_src, num_dst = triples
     sizes = {"num_src": num_src, "num_dst": num_dst, "num_relations": RELATIONS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import emulation
@@ -163,7 +162,7 @@ def operands_of(
     return found
 
 
-def typed(operands: Mapping[str, Any], form: Form, dtype: str) -> dict[str, Any]:
+def typed(operands, form, dtype) -> dict[str, Any]:
     """In the dtype, or the accumulator's."""
     acc = jnp.promote_types(dtype, jnp.float32)
     of_rows = {"value", "x", "of_x", "of_value", *(() if form.kind == "ends" else ("row", "col"))}
@@ -172,7 +171,7 @@ def typed(operands: Mapping[str, Any], form: Form, dtype: str) -> dict[str, Any]
     }
 
 
-def dots(entries: Entries, x: Any, of_x: Any) -> Any:
+def dots(entries, x, of_x):
     """Of the rows, with the vectors of entries' relations."""
     acc = jnp.promote_types(x.dtype, jnp.float32)
     x, of_x = x.astype(acc), of_x.astype(acc)
@@ -180,7 +179,7 @@ def dots(entries: Entries, x: Any, of_x: Any) -> Any:
     return jnp.sum(terms, -1)
 
 
-def scores_of(form: Form, entries: Entries, operands: Mapping[str, Any]) -> Scores:
+def scores_of(form, entries, operands) -> Scores:
     fields = {k: x for k, x in operands.items() if k not in ("value", "entry_scale")}
     if form.kind.endswith("of values"):
         fields["col"] = None
@@ -191,7 +190,7 @@ def scores_of(form: Form, entries: Entries, operands: Mapping[str, Any]) -> Scor
     return TypedScores(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
 
 
-def ours(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+def ours(form, entries, operands) -> tuple[Any, ...]:
     """The sum, the logarithm of what its softmax is divided by, and raw scores; 0 for none.
 
     Scores only where they are kept: in training they are nobody's.
@@ -210,12 +209,12 @@ def ours(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any
     return y, lse, jnp.where(entries.valid[:, None] & (raw > -jnp.inf), raw, 0)
 
 
-def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+def plain(form, entries, operands) -> tuple[Any, ...]:
     """The same in plain jax.numpy, with arrays of entries."""
     csr, value = entries.matrix.by_row, operands["value"]
     rows, cols, valid = csr.rows, csr.cols, entries.valid[:, None]
 
-    def split(x: Any) -> Any:
+    def split(x):
         return x.reshape(len(x), form.heads, x.shape[1] // form.heads)
 
     key = operands.get("col", value)
@@ -272,7 +271,7 @@ def names_of(form: Form) -> list[str]:
 
 @everywhere
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_derivatives(rng: np.random.Generator, form: Form, implementation: str) -> None:
+def test_derivatives(rng, form, implementation):
     """Results, tangents and gradients; and theirs, which are the same for all implementations.
 
     Rules tell apart whether factors have them.
@@ -287,7 +286,7 @@ def test_derivatives(rng: np.random.Generator, form: Form, implementation: str) 
 
 @on_first
 @each_kind
-def test_in_each_operand_alone(rng: np.random.Generator, kind: str, implementation: str) -> None:
+def test_in_each_operand_alone(rng, kind, implementation):
     form = Form(kind)
     alone = [(name,) for name in names_of(form)]
     with setting(implementation, "float64"):
@@ -303,7 +302,7 @@ BATCHED = [
 
 @on_first
 @pytest.mark.parametrize(("form", "batched"), BATCHED, ids=str)
-def test_batches(rng: np.random.Generator, form: Form, batched: str, implementation: str) -> None:
+def test_batches(rng, form, batched, implementation):
     """Of one operand, of several, and of graphs: values and gradients."""
     size, every = 3, names_of(form)
     names = {"all": every, "graph": every, "but the first": every[1:]}.get(batched, [batched])
@@ -321,7 +320,7 @@ def test_batches(rng: np.random.Generator, form: Form, batched: str, implementat
 
 
 @each_kind
-def test_batches_of_one_graph_join_the_heads(rng: np.random.Generator, kind: str) -> None:
+def test_batches_of_one_graph_join_the_heads(rng, kind):
     """So that one call serves all of them."""
     form, entries = Form(kind), entries_of(rng)
     shared = "scale", "vector"  # of which each graph has its own, or that all have in common
@@ -358,10 +357,10 @@ ERRORS = {"float32": 3e-5, "float64": 1e-11, "float16": 1e-2, "bfloat16": 0.06}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def with_gradients(attend: Any, form: Form, entries: Entries, operands: Any, cts: Any) -> Any:
+def with_gradients(attend, form, entries, operands, cts):
     """The results, and gradients of all that a kernel has them of; of no cotangent, of y alone."""
 
-    def results(moving: Any) -> Any:
+    def results(moving):
         return attend(form, entries, {**operands, **moving})[: len(cts)]
 
     found, pull = jax.vjp(results, {name: operands[name] for name in form.whole})
@@ -412,7 +411,7 @@ def check_kernels(
         compare(found[name], gradient, f"{form}, {name}", bound + left * many)
 
 
-def of_rounding(dtype: str, entries: Entries, operands: Any, y: Any, ct: Any) -> float:
+def of_rounding(dtype, entries, operands, y, ct) -> float:
     """What is left in gradients of scores, where ⟨ct, y⟩ cancels, of a result that is rounded.
 
     It is rounded to a half type, or as often as a block adds up entries of a row.
@@ -444,15 +443,7 @@ def of_rounding(dtype: str, entries: Entries, operands: Any, y: Any, ct: Any) ->
     ],
     ids=str,
 )
-def test_kernels(
-    rng: np.random.Generator,
-    kind: str,
-    dtype: str,
-    heads: int,
-    features: int,
-    graph: Graph,
-    implementation: str,
-) -> None:
+def test_kernels(rng, kind, dtype, heads, features, graph, implementation):
     """Values and gradients, with rows and columns that span blocks, and some without entries."""
     # Half types round few of thousands of scores to the other side of 0: there the slope is near 1.
     slope = 0.97 if kind.startswith("typed") and jnp.dtype(dtype).itemsize == 2 else SLOPE
@@ -463,9 +454,7 @@ def test_kernels(
 @on_first
 @pytest.mark.parametrize("features", [9, 17])
 @pytest.mark.parametrize("kind", ["given", "ends"])
-def test_passes_in_one_step(
-    rng: np.random.Generator, kind: str, features: int, implementation: str
-) -> None:
+def test_passes_in_one_step(rng, kind, features, implementation):
     """Gradients of one head that a team of 16 lanes holds, or of 32, in words of one feature."""
     check_kernels(rng, Form(kind, 1, features), entries_of(rng), "float32", implementation)
 
@@ -473,9 +462,7 @@ def test_passes_in_one_step(
 @on_first
 @pytest.mark.parametrize("kind", ["leaky", "leaky of values"])
 @pytest.mark.parametrize(("dtype", "features"), [("float32", 4), ("bfloat16", 8), ("float64", 2)])
-def test_many_entries(
-    rng: np.random.Generator, dtype: str, features: int, kind: str, implementation: str
-) -> None:
+def test_many_entries(rng, dtype, features, kind, implementation):
     """Of more than 2^17, slopes are summed up by another walk."""
     entries = entries_of(rng, ("rows of many", 2**17 + 1001), (700, 600))
     check_kernels(rng, Form(kind, 2, features), entries, dtype, implementation, 3e-4)
@@ -499,9 +486,7 @@ SCHEDULES = [
     ],
     ids=str,
 )
-def test_schedules(
-    rng: np.random.Generator, schedule: Any, heads: int, features: int, dtype: str
-) -> None:
+def test_schedules(rng, schedule, heads, features, dtype):
     """All kernels that a schedule may choose, with a row that spans blocks."""
     with schedules.use(schedules.Schedule(*schedule)):
         form = Form(("ends", "given")[rng.integers(2)], heads, features)
@@ -521,7 +506,7 @@ def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> 
         for name, shape in shapes_of(form, rows, rows, count).items()
     }
 
-    def train(entries: Entries, operands: Any) -> Any:
+    def train(entries, operands):
         moving = {name: operands[name] for name in form.whole}
         return jax.grad(lambda x: loss(ours(form, entries, {**operands, **x})))(moving)
 
@@ -533,7 +518,7 @@ def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> 
 
 @on_cuda
 @each_kind
-def test_which_launches(kind: str) -> None:
+def test_which_launches(kind):
     """One each way; that of all gradients has few entries, in no order, and no mostly empty rows.
 
     Nor heads that no team of lanes holds, which only numbers of heads have a kernel for.
@@ -552,7 +537,7 @@ def test_which_launches(kind: str) -> None:
     assert launches(one, 1000, 1000, is_ordered=True)[1] == 0
 
 
-def test_small_sums_get_the_kernel_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sums_get_the_kernel_of_one_step(monkeypatch):
     """Entries times tiles of 8 lanes, or 16 of keys, as far as shared memory goes."""
 
     def step(count: int, width: int, dtype: str = "float32", *, keys: int | None = 0) -> bool:
@@ -576,7 +561,7 @@ def test_small_sums_get_the_kernel_of_one_step(monkeypatch: pytest.MonkeyPatch) 
 
 @everywhere
 @pytest.mark.parametrize("kind", ["ends", "dots", "leaky"])
-def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) -> None:
+def test_large_scores(rng, kind, implementation):
     """Up to 10,000; they are exact, and weights are made of the bits that the forward pass has.
 
     Values are no keys: large ones would cancel in the scores' gradients.
@@ -585,7 +570,7 @@ def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) 
     entries = entries_of(rng, ("even", 300))
     operands = operands_of(rng, form, entries)
 
-    def rounded(x: Any) -> Any:  # what scores are made of
+    def rounded(x):  # what scores are made of
         return np.round(8 * x * (3000 if kind == "ends" else 30)) / 8
 
     exact = {name: rounded(x) for name, x in operands.items() if name in ("row", "col")}
@@ -611,7 +596,7 @@ def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) 
 
 @everywhere
 @pytest.mark.parametrize("kind", ["ends", "leaky", "typed"])
-def test_derivative_at_zero(rng: np.random.Generator, kind: str, implementation: str) -> None:
+def test_derivative_at_zero(rng, kind, implementation):
     """The slope of LeakyReLUs is 1 there, as that of `jax.nn.leaky_relu`."""
     entries = entries_of(rng, ("even", 90), SIZES)
     operands = operands_of(rng, Form(kind), entries)
@@ -634,9 +619,7 @@ def test_derivative_at_zero(rng: np.random.Generator, kind: str, implementation:
         (Form("ends", 1), 0.0),
     ],
 )
-def test_scores_of_minus_infinity(
-    rng: np.random.Generator, form: Form, slope: float, implementation: str
-) -> None:
+def test_scores_of_minus_infinity(rng, form, slope, implementation):
     """They leave an entry out, whatever the slope is, and rows that have no others are 0."""
     form, entries = form._replace(slope=slope), entries_of(rng, ("even", 90), SIZES)
     operands = operands_of(rng, form, entries)
@@ -665,9 +648,7 @@ def test_scores_of_minus_infinity(
     ],
 )
 @pytest.mark.parametrize("kind", ["dots", "leaky"])
-def test_scores_made_anew_have_the_same_bits(
-    rng: np.random.Generator, kind: str, dtype: str, heads: int, features: int
-) -> None:
+def test_scores_made_anew_have_the_same_bits(rng, kind, dtype, heads, features):
     """However large they are: the only entry of a row weighs 1, in the gradient of values, too."""
     count, size = 900, 905
     cols, rows = rng.integers(0, size, count), np.arange(count)
@@ -684,7 +665,7 @@ def test_scores_made_anew_have_the_same_bits(
     ct = rng.integers(-2, 3, (size, heads * features))
 
     @jax.jit
-    def to_value(value: Any, ct: Any) -> Any:
+    def to_value(value, ct):
         return jax.vjp(lambda x: ours(form, entries, {**operands, "value": x})[0], value)[1](ct)[0]
 
     with setting(KERNELS[0], dtype):
@@ -700,7 +681,7 @@ def test_scores_made_anew_have_the_same_bits(
 @everywhere
 @pytest.mark.parametrize("features", [1, 4, 33, 128])
 @each_kind
-def test_any_ids(rng: np.random.Generator, kind: str, features: int, implementation: str) -> None:
+def test_any_ids(rng, kind, features, implementation):
     """Whatever index arrays hold, nothing is read or written out of bounds, and all ends."""
     form = Form(kind, 1 if kind == "typed of rows" else 2, features)
     if features == 128 and kind in ("given", "ends"):
@@ -711,7 +692,7 @@ def test_any_ids(rng: np.random.Generator, kind: str, features: int, implementat
     pool = ids(limits.min, limits.max, -1, 0, 1, 39, 40, 41, 50, 500)
     cts = np.ones((40, form.heads * form.features), np.float32), np.ones((40, form.heads))
 
-    def broken(x: Any, share: float) -> Any:
+    def broken(x, share):
         return np.where(rng.random(x.shape) < share, rng.choice(pool, x.shape), x)
 
     with setting(implementation):

@@ -139,7 +139,7 @@ class RawCall:
         self.results = results_of(kind, direction)
         self.attributes = attributes_of(kind, direction)
 
-    def __call__(self, **changes: Any) -> dict[str, np.ndarray]:
+    def __call__(self, **changes) -> dict[str, np.ndarray]:
         """Operands, results and attributes are changed by name; of results it is ``to=…``."""
         names = FORWARD if self.direction == "forward" else BACK
         results = {**self.results, **changes.pop("to", {})}
@@ -178,7 +178,7 @@ def scores_of(kind: str) -> Scores:
 
 @on_cuda
 @each_call
-def test_raw_call(kind: str, direction: str) -> None:
+def test_raw_call(kind, direction):
     """Equals plain XLA, whatever stands in the place of what is not read."""
     call, scores = RawCall(kind, direction), scores_of(kind)
     options: Any = {"heads": HEADS, "slope": SLOPE, "implementation": "xla"}
@@ -214,7 +214,7 @@ def mutations(value: np.ndarray) -> list[np.ndarray]:
 
 @on_cuda
 @each_call
-def test_wrong_operands(kind: str, direction: str) -> None:
+def test_wrong_operands(kind, direction):
     """Each one that is read, of each wrong shape and dtype."""
     call = RawCall(kind, direction)
     longer = set()  # of which there may be any number: ids say which
@@ -234,7 +234,7 @@ def test_wrong_operands(kind: str, direction: str) -> None:
 
 @on_cuda
 @each_call
-def test_wrong_results(kind: str, direction: str) -> None:
+def test_wrong_results(kind, direction):
     call = RawCall(kind, direction)
     for name, (shape, dtype) in call.results.items():
         if name == "scratch":
@@ -258,7 +258,7 @@ def test_wrong_results(kind: str, direction: str) -> None:
 
 @on_cuda
 @each_call
-def test_wrong_flags(kind: str, direction: str) -> None:
+def test_wrong_flags(kind, direction):
     call = RawCall(kind, direction)
     wrong: list[dict[str, Any]] = [{"kind": np.int64(5)}, {"kind": np.int64(-1)}]
     wrong.append({"gather": np.bool_(False)})
@@ -283,7 +283,7 @@ def test_wrong_flags(kind: str, direction: str) -> None:
 
 @on_cuda
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernel_of_one_step(kind: str) -> None:
+def test_kernel_of_one_step(kind):
     """It gives what the walk gives, and is refused where blocks have no room for all entries."""
     call = RawCall(kind, "forward")
     if kind == "typed":  # has none
@@ -302,7 +302,7 @@ def test_kernel_of_one_step(kind: str) -> None:
 
 
 @on_cuda
-def test_kernels_of_leaky_sum() -> None:
+def test_kernels_of_leaky_sum():
     """One of them is for whole words of 16 bytes."""
 
     def call(width: int, kernel: str) -> Any:
@@ -324,7 +324,7 @@ def test_kernels_of_leaky_sum() -> None:
 @on_cuda
 @pytest.mark.parametrize("width", [6, 24, 264])
 @pytest.mark.parametrize("direction", ["forward", "back"])
-def test_wrong_heads(width: int, direction: str) -> None:
+def test_wrong_heads(width, direction):
     """Two heads of half a word and more, of three words and of 33."""
     call = RawCall("leaky", direction)
     by_name = {name: floats(len(call.operands[name]), width) for name in ("value", "row", "col")}
@@ -341,6 +341,6 @@ def test_wrong_heads(width: int, direction: str) -> None:
 
 @on_cuda
 @pytest.mark.parametrize("kind", WHOLE)
-def test_too_few_blocks(kind: str) -> None:
+def test_too_few_blocks(kind):
     with pytest.raises(jax.errors.JaxRuntimeError, match="CUDA error"):
         RawCall(kind, "whole")(to={"workspace": workspace(WIDTH, 2)})

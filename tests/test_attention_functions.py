@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from attention_cases import check_derivatives, compare, softmax
 from jax.extend.core import jaxprs_in_params
 from op_spec import Case, OpSpec, setting
 from op_suite import IMPLEMENTATIONS, CoreChecks, OpSuite
-from spmm_cases import Edges, graph_of, random_edges, unused
+from spmm_cases import graph_of, random_edges, unused
 
 from jax_gnn import Graph, additive_attention, dot_attention, gatv2_attention
 from jax_gnn._core.op import OPS
@@ -36,17 +36,17 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def reference(
-    kind: str,
-    edges: Edges,
-    left: np.ndarray,
-    right: np.ndarray,
-    value: np.ndarray,
+    kind,
+    edges,
+    left,
+    right,
+    value,
     *,
-    vector: Any = 1,
-    edge_bias: Any = None,
-    edge_scale: Any = None,
-    edge_features: Any = None,
-    scale: Any = None,
+    vector=1,
+    edge_bias=None,
+    edge_scale=None,
+    edge_features=None,
+    scale=None,
 ) -> np.ndarray:
     """One destination after another, by what each edge reads."""
     rows = list(np.zeros((edges.num_dst, *value.shape[1:])))
@@ -97,10 +97,10 @@ OF_EDGES = "edge_bias", "edge_scale", "edge_features"
 def attention_spec(kind: str, *options: str) -> OpSpec:
     names = *ARGUMENTS[kind], *options
 
-    def function(graph: Graph, *operands: Any, **sums: Any) -> Any:
+    def function(graph, *operands, **sums):
         return KINDS[kind](graph, **dict(zip(names, operands, strict=True)), **sums)
 
-    def by_role(edges: Edges, *operands: np.ndarray, **sums: Any) -> np.ndarray:
+    def by_role(edges, *operands, **sums) -> np.ndarray:
         roles = {ROLES.get(n, n): x for n, x in zip(names, operands, strict=True)}
         return reference(kind, edges, **{"value": roles["right"], **roles}, **sums)  # type: ignore[arg-type]
 
@@ -186,14 +186,14 @@ class Form(NamedTuple):
     of_edges: str
 
 
-def ours(form: Form, graph: Graph, operands: Mapping[str, Any]) -> tuple[Any, Any]:
+def ours(form, graph, operands) -> tuple[Any, Any]:
     arrays = (operands[name] for name in ("left", "right", "third"))
     options = {form.of_edges: operands[form.of_edges]}
     y, lse = KINDS[form.kind](graph, *arrays, return_lse=True, **options)
     return y, jnp.where(lse > -jnp.inf, lse, 0)
 
 
-def plain(form: Form, graph: Graph, operands: Mapping[str, Any]) -> tuple[Any, Any]:
+def plain(form, graph, operands) -> tuple[Any, Any]:
     """In plain jax.numpy."""
     left, right, third = (operands[name] for name in ("left", "right", "third"))
     valid, bias = jnp.ones((graph.num_edges, 1), bool), 0
@@ -216,9 +216,7 @@ def plain(form: Form, graph: Graph, operands: Mapping[str, Any]) -> tuple[Any, A
 @everywhere
 @each_kind
 @pytest.mark.parametrize("of_edges", ["edge_bias", "edge_scale"])
-def test_derivatives(
-    rng: np.random.Generator, of_edges: str, kind: str, implementation: str
-) -> None:
+def test_derivatives(rng, of_edges, kind, implementation):
     """To what edges have, too, and of the logarithms of what softmaxes are divided by.
 
     Masked edges are left out, of some destinations all.
@@ -244,7 +242,7 @@ def test_derivatives(
         )
 
 
-def expanded(jaxpr: Any) -> list[Any]:
+def expanded(jaxpr) -> list[Any]:
     """Its equations, with those that all gradients together are made of in their place."""
     found: list[Any] = []
     for equation in jaxpr.eqns:
@@ -259,9 +257,7 @@ def expanded(jaxpr: Any) -> list[Any]:
         }
         unflatten = equation.params["tree"].unflatten
 
-        def composed(
-            *leaves: Any, op: Any = op, of: Any = unflatten, given: Any = attributes
-        ) -> Any:
+        def composed(*leaves, op=op, of=unflatten, given=attributes):
             return op.xla(**of(leaves)._asdict(), **given)
 
         shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars]
@@ -270,15 +266,15 @@ def expanded(jaxpr: Any) -> list[Any]:
 
 
 @each_kind
-def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -> None:
+def test_no_array_has_a_row_for_each_edge(rng, kind):
     """Forward and backward, but for one of a number for each head."""
     graph = random_graph(rng, 50, 4000)
     operands = [x.astype(np.float32) for x in operands_of(rng, kind, 50, graph, width=16)]
 
-    def tested(*operands: Any) -> Any:
+    def tested(*operands):
         return KINDS[kind](graph, *operands)
 
-    def sizes_of(jaxpr: Any) -> list[int]:
+    def sizes_of(jaxpr) -> list[int]:
         found = []
         for equation in expanded(jaxpr):
             for inner in jaxprs_in_params(equation.params):
@@ -293,15 +289,15 @@ def test_no_array_has_a_row_for_each_edge(rng: np.random.Generator, kind: str) -
     assert max(sizes_of(gradient.jaxpr)) == by_head
 
 
-def test_scores_of_sources_have_no_sum_of_their_own(rng: np.random.Generator) -> None:
+def test_scores_of_sources_have_no_sum_of_their_own(rng):
     """Their gradient comes with that of values: only destinations' is a segment sum."""
     graph = random_graph(rng, 50, 400)
     operands = [x.astype(np.float32) for x in operands_of(rng, "additive", 50, graph, width=4)]
 
-    def loss(*operands: Any) -> Any:
+    def loss(*operands):
         return jnp.sum(additive_attention(graph, *operands))
 
-    def names_of(equations: Any) -> list[str]:
+    def names_of(equations) -> list[str]:
         names = [each.primitive.name for each in equations]
         return [name for name in names if name.startswith("jax_gnn")]
 
@@ -316,7 +312,7 @@ def test_scores_of_sources_have_no_sum_of_their_own(rng: np.random.Generator) ->
 
 @everywhere
 @each_kind
-def test_masked_edges(rng: np.random.Generator, kind: str, implementation: str) -> None:
+def test_masked_edges(rng, kind, implementation):
     """-inf leaves edges out; a node with only such edges is 0, and its gradients are."""
     graph = random_graph(rng, 40, 200)
     rows = np.asarray(graph.rows)
@@ -326,7 +322,7 @@ def test_masked_edges(rng: np.random.Generator, kind: str, implementation: str) 
     form = Form(kind, "edge_bias")
 
     @functools.partial(jax.jit, static_argnums=0)
-    def run(attend: Any, operands: Any) -> Any:
+    def run(attend, operands):
         y, pull = jax.vjp(lambda x: attend(form, graph, x), operands)
         return y, pull(jax.tree.map(jnp.cos, y))[0]
 
@@ -342,7 +338,7 @@ def test_masked_edges(rng: np.random.Generator, kind: str, implementation: str) 
     assert (np.asarray(gradients["left"])[:3] == 0).all()
 
 
-def scores_in(function: Callable[..., Any], *operands: Any) -> list[type]:
+def scores_in(function, *operands) -> list[type]:
     """The kinds of scores that its attention has."""
     return [
         type(each.params["tree"].unflatten(each.invars).scores)
@@ -352,9 +348,7 @@ def scores_in(function: Callable[..., Any], *operands: Any) -> list[type]:
 
 
 @each_kind
-def test_what_edges_add_to_scores_needs_scores_of_edges(
-    rng: np.random.Generator, kind: str
-) -> None:
+def test_what_edges_add_to_scores_needs_scores_of_edges(rng, kind):
     graph = random_graph(rng, 12, 45)
     arguments, count = operands_of(rng, kind, 12, graph), graph.num_edges
     own = {"additive": AdditiveScores, "gatv2": GATv2Scores, "dot": DotScores}[kind]
@@ -370,7 +364,7 @@ def test_what_edges_add_to_scores_needs_scores_of_edges(
 
 @everywhere
 @each_kind
-def test_no_heads_and_no_features(rng: np.random.Generator, kind: str, implementation: str) -> None:
+def test_no_heads_and_no_features(rng, kind, implementation):
     graph = random_graph(rng, 12, 30)
     for heads, features in ((0, 3), (2, 0)):
         left, right, value = np.zeros((3, 12, heads, features), np.float32)
@@ -386,14 +380,14 @@ def test_no_heads_and_no_features(rng: np.random.Generator, kind: str, implement
 
 
 @everywhere
-def test_keys_that_are_values(rng: np.random.Generator, implementation: str) -> None:
+def test_keys_that_are_values(rng, implementation):
     """An edge reads them once: the same result, and the sum of both gradients."""
     graph = random_graph(rng, 12, 45)
     query, x, _ = operands_of(rng, "dot", 12, graph)
 
     @jax.jit
-    def both(query: Any, x: Any, copy: Any) -> Any:
-        def total(query: Any, key: Any, value: Any) -> Any:
+    def both(query, x, copy):
+        def total(query, key, value):
             return jnp.sum(jnp.sin(dot_attention(graph, query, key, value)))
 
         one = jax.value_and_grad(lambda query, x: total(query, x, x), (0, 1))(query, x)

@@ -229,18 +229,18 @@ def reference(
     return with_epilogue(y, x, residual=residual, bias=bias, relu=activation == "relu")
 
 
-def by_name(function: Callable[..., Any], operands: tuple[str, ...]) -> Callable[..., Any]:
+def by_name(function, operands) -> Callable[..., Any]:
     return lambda index, *values: function(index, **dict(zip(operands, values, strict=True)))
 
 
 def aggregate_spec(
-    *factors: str,
-    directed: bool = False,
-    heads: int | None = None,
-    numbers: Callable[..., np.ndarray] = normal,
-    linear: tuple[str, ...] = ("x",),
-    own_scale_of_all: bool = False,
-    **options: Any,
+    *factors,
+    directed=False,
+    heads=None,
+    numbers=normal,
+    linear=("x",),
+    own_scale_of_all=False,
+    **options,
 ) -> OpSpec:
     """Describes the op with the given factors, under the given options."""
     operands = ("x", *factors)
@@ -272,7 +272,7 @@ def aggregate_spec(
 def apart(spec: OpSpec) -> OpSpec:
     """The same, where rounding decides no extremum of the first stage's weighted messages."""
 
-    def make(rng: np.random.Generator, *arguments: Any) -> Case:
+    def make(rng, *arguments) -> Case:
         case = spec.make_case(rng, *arguments)
         operands = dict(zip(spec.operands, case.operands, strict=True))
         if "x" in operands:
@@ -293,7 +293,7 @@ def away_from_the_kink(
 ) -> Callable[..., Case]:
     """No result so near to 0 that rounding decides whether it has a gradient."""
 
-    def make(*arguments: Any) -> Case:
+    def make(*arguments) -> Case:
         case = make_case(*arguments)
         operands = list(case.operands)
         operands[residual] = operands[residual] + np.sign(before(case.plain, *operands))
@@ -306,7 +306,7 @@ HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def ones(*shape, dtype=np.float32) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
@@ -396,7 +396,7 @@ class TestMean(CoreChecks):
     spec = aggregate_spec("hyperedge_weight", hyperedge_reduce="mean", node_reduce="mean")
 
 
-def dot(hypergraph: Hypergraph, x: Any, y: Any, node_scale_in: Any, node_scale_out: Any) -> Any:
+def dot(hypergraph, x, y, node_scale_in, node_scale_out):
     """The gradient to the weights, a function of its own."""
     scales = {"node_scale_in": node_scale_in, "node_scale_out": node_scale_out}
     # Made from other arrays, to vary over the same devices under shard_map as those do.
@@ -444,9 +444,7 @@ class TestDirectedSymmetric(CoreChecks):
 
 class TestDirectedRowWithWeights(CoreChecks):
     spec = aggregate_spec(
-        *("hyperedge_weight", "incidence_weight", "head_weight"),
-        directed=True,
-        normalization="row",
+        *("hyperedge_weight", "incidence_weight", "head_weight"), directed=True, normalization="row"
     )
 
 
@@ -530,7 +528,7 @@ def to_nodes(
     return spmm_reference(members.to_nodes, h, incidence_weight, reduce=REDUCTIONS[reduce])
 
 
-def stage_spec(side: str, weight: str | None, **options: Any) -> OpSpec:
+def stage_spec(side, weight, **options) -> OpSpec:
     """Describes one stage, from x or from h, of a directed hypergraph."""
     function, plain = (
         (node_to_hyperedge, to_hyperedges) if side == "x" else (hyperedge_to_node, to_nodes)
@@ -608,9 +606,7 @@ on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 @on_all
 @pytest.mark.parametrize("batch", [None, 3])
-def test_padding_inside_rows(
-    rng: np.random.Generator, batch: int | None, implementation: str
-) -> None:
+def test_padding_inside_rows(rng, batch, implementation):
     """Ids out of range anywhere in hand-made arrays are skipped, in values and gradients."""
     examples = [padding_inside(Incidence.random(rng, "empty"), rng) for _ in range(batch or 1)]
     hypergraph = stack([hypergraph for hypergraph, _ in examples])
@@ -620,7 +616,7 @@ def test_padding_inside_rows(
     weight = rng.normal(size=dense.shape[::2])
     cotangent = rng.normal(size=x.shape)
 
-    def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any, cotangent: Any) -> Any:
+    def value_and_gradients(hypergraph, x, weight, cotangent):
         y, vjp = jax.vjp(lambda x, w: hypergraph_aggregate(hypergraph, x, w), x, weight)
         return y, *vjp(cotangent)
 
@@ -645,7 +641,7 @@ def test_padding_inside_rows(
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
+def test_half_types_accumulate_in_float32(dtype, implementation):
     """A sum of 70,000 ones stops at 256 in bfloat16 and exceeds float16; the mean is 1."""
     n = 70_000
     hypergraph = Hypergraph.from_incidence(np.arange(n), np.zeros(n, int))
@@ -657,7 +653,7 @@ def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> No
     assert (np.asarray(y) == 1).all()
 
 
-def test_factors_of_other_types() -> None:
+def test_factors_of_other_types():
     """Factors may be integers, or of a type other than that of the features, which decides."""
     want = hypergraph_aggregate(HYPERGRAPH, X, jnp.arange(3.0))
     for weight in (np.arange(3), jnp.arange(3, dtype=jnp.bfloat16), [0, 1, 2]):
@@ -666,7 +662,7 @@ def test_factors_of_other_types() -> None:
         assert_close(got, want, 1e-6, "value")
 
 
-def test_gradient_to_the_weights_counts_the_degrees() -> None:
+def test_gradient_to_the_weights_counts_the_degrees():
     """With two equal weights in a symmetric normalization, scaling both changes nothing."""
     gradient = jax.grad(
         lambda weight: jnp.sum(
@@ -676,7 +672,7 @@ def test_gradient_to_the_weights_counts_the_degrees() -> None:
     assert abs(float(jnp.sum(gradient))) < 1e-5 < float(jnp.abs(gradient).max())
 
 
-def test_inverse_degrees_may_be_infinite() -> None:
+def test_inverse_degrees_may_be_infinite():
     """Normalization by hand, with 1 / 0 at the isolated node, equals the named one."""
     with np.errstate(divide="ignore"):
         nodes = np.asarray(HYPERGRAPH.node_degrees(), np.float32) ** -0.5
@@ -690,9 +686,7 @@ def test_inverse_degrees_may_be_infinite() -> None:
     assert_close(got, want, 1e-6, "value")
 
 
-def test_batch_too_large_to_be_joined(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_too_large_to_be_joined(rng, monkeypatch):
     """A batch of hypergraphs beyond the range of the index type runs one after another."""
     examples = [hypergraph_of(Incidence.random(rng, name)) for name in ("random", "padding")]
     x = rng.normal(size=(2, examples[0].num_nodes, 3)).astype(np.float32)
@@ -700,7 +694,7 @@ def test_batch_too_large_to_be_joined(
     weight = np.ones(examples[0].num_hyperedges, np.float32)
 
     def run() -> tuple[str, Any]:  # traced again each time
-        def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> jax.Array:
+        def energy(hypergraph, x, weight) -> jax.Array:
             return jnp.sum(hypergraph_aggregate(hypergraph, x, weight) ** 2)
 
         gradient = jax.jit(jax.vmap(jax.grad(energy, argnums=(1, 2)), in_axes=(0, 0, None)))
@@ -719,12 +713,12 @@ def test_batch_too_large_to_be_joined(
 
 @on_all
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_nothing_infinite_leaves_empty_rows(reduce: Any, implementation: str) -> None:
+def test_nothing_infinite_leaves_empty_rows(reduce, implementation):
     """A hyperedge without nodes gives its nodes in the head 0, and a node without hyperedges 0."""
     hypergraph = Hypergraph.from_directed([0, 1], [0, 0], [0, 2], [0, 1], num_nodes=4)
     x = jnp.array([[-3.0], [-5.0], [jnp.nan], [jnp.inf]])
 
-    def run(x: Any, scale: Any) -> jax.Array:
+    def run(x, scale) -> jax.Array:
         return hypergraph_aggregate(
             hypergraph,
             x,
@@ -744,13 +738,13 @@ def test_nothing_infinite_leaves_empty_rows(reduce: Any, implementation: str) ->
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_are_not_rounded_between_the_stages(dtype: str, implementation: str) -> None:
+def test_half_types_are_not_rounded_between_the_stages(dtype, implementation):
     """Sums of 70,000 exceed float16 and stop at 256 in bfloat16, unless they stay float32."""
     n = 70_000
     hypergraph = Hypergraph.from_incidence(np.arange(n), np.zeros(n, int))
     x, scale = jnp.ones((n, 1), dtype), np.float32([1 / n])
 
-    def run(scale: Any, **options: Any) -> jax.Array:
+    def run(scale, **options) -> jax.Array:
         return hypergraph_aggregate(
             hypergraph, x, hyperedge_scale=scale, implementation=implementation, **options
         )
@@ -762,8 +756,8 @@ def test_half_types_are_not_rounded_between_the_stages(dtype: str, implementatio
     assert float(vjp(jnp.ones_like(y))[0][0]) == pytest.approx(n * n / 2, rel=1e-6)
 
 
-def test_one_call_where_it_is_linear() -> None:
-    def primitives(**options: Any) -> str:
+def test_one_call_where_it_is_linear():
+    def primitives(**options) -> str:
         program = jax.make_jaxpr(functools.partial(hypergraph_aggregate, **options))
         return str(program(HYPERGRAPH, X))
 
@@ -777,10 +771,10 @@ def test_one_call_where_it_is_linear() -> None:
         assert "jax_gnn_hypergraph_aggregate" not in program
 
 
-def test_own_scale_takes_no_pass_of_its_own() -> None:
+def test_own_scale_takes_no_pass_of_its_own():
     """With the gradient to x, value and gradient are one call each, and nothing else."""
 
-    def run(x: Any, ct: Any, own_scale: Any) -> Any:
+    def run(x, ct, own_scale):
         function = functools.partial(hypergraph_aggregate, HYPERGRAPH, own_scale=own_scale)
         y, vjp = jax.vjp(function, x)
         return y, vjp(ct)
@@ -796,7 +790,7 @@ def test_own_scale_takes_no_pass_of_its_own() -> None:
 
 
 @on_all
-def test_nan_stays_behind_a_relu(implementation: str) -> None:
+def test_nan_stays_behind_a_relu(implementation):
     x = np.float32([[np.nan], [-1], [1], [1]])
     options = {"activation": "relu", "implementation": implementation}
     y = hypergraph_aggregate(HYPERGRAPH, x, own_scale=1.0, **options)
@@ -806,7 +800,7 @@ def test_nan_stays_behind_a_relu(implementation: str) -> None:
 @on_all
 @pytest.mark.parametrize("activation", ["silu", "tanh"])
 @pytest.mark.parametrize("node_reduce", ["sum", "max"])
-def test_other_activations(activation: str, node_reduce: str, implementation: str) -> None:
+def test_other_activations(activation, node_reduce, implementation):
     options = {"node_reduce": node_reduce, "bias": ones(2) / 2, "implementation": implementation}
     before = hypergraph_aggregate(HYPERGRAPH, X / 8, **options)
     y = hypergraph_aggregate(HYPERGRAPH, X / 8, activation=activation, **options)
@@ -815,10 +809,10 @@ def test_other_activations(activation: str, node_reduce: str, implementation: st
     )
 
 
-def test_epilogue_takes_no_pass_of_its_own() -> None:
+def test_epilogue_takes_no_pass_of_its_own():
     """Value and gradient are one call each; between them is what the ReLU lets through."""
 
-    def run(x: Any, residual: Any, ct: Any) -> Any:
+    def run(x, residual, ct):
         options = {"own_scale": 1.5, "bias": ones(2), "activation": "relu"}
         function = functools.partial(hypergraph_aggregate, HYPERGRAPH, **options)
         y, vjp = jax.vjp(lambda x, residual: function(x, residual=residual), x, residual)
@@ -832,7 +826,7 @@ def test_epilogue_takes_no_pass_of_its_own() -> None:
 
 @on_all
 @pytest.mark.parametrize(("dtype", "weight"), [("float16", 1024.5), ("bfloat16", 128.5)])
-def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -> None:
+def test_own_scale_rounds_once(dtype, weight, implementation):
     """The odd sum at node 0 is halfway between two numbers of the type."""
     y = hypergraph_aggregate(
         HYPERGRAPH,
@@ -845,7 +839,7 @@ def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -
 
 
 @on_all
-def test_own_scale_rounds_once_after_a_maximum(implementation: str) -> None:
+def test_own_scale_rounds_once_after_a_maximum(implementation):
     """float16 has no 2049, the sum of node 0 before its own features are added."""
     hypergraph = Hypergraph.from_hyperedges([[0, 1], [0, 2]])
     x = jnp.float16([1, 2048, 1])
@@ -855,7 +849,7 @@ def test_own_scale_rounds_once_after_a_maximum(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_default_of_head_weight(rng: np.random.Generator, directed: bool) -> None:
+def test_default_of_head_weight(rng, directed):
     members = Members.random(rng, "random", directed)
     hypergraph = members.hypergraph()
     x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
@@ -868,7 +862,7 @@ def test_default_of_head_weight(rng: np.random.Generator, directed: bool) -> Non
     assert_close(got, hyperedge_to_node(hypergraph, h, default), 1e-6, "in two stages")
 
 
-def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
+def test_weights_of_ones_change_nothing(rng):
     """The two paths agree, whatever the normalization."""
     members = Members.random(rng, "padding", True)
     hypergraph = members.hypergraph()
@@ -884,9 +878,7 @@ def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize("normalization", ["symmetric", "row"])
-def test_norm_beforehand(
-    rng: np.random.Generator, normalization: Any, directed: bool, weighted: bool
-) -> None:
+def test_norm_beforehand(rng, normalization, directed, weighted):
     members = Members.random(rng, "empty-rows", directed)
     hypergraph = members.hypergraph()
     x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
@@ -907,7 +899,7 @@ def test_norm_beforehand(
     assert_close(got, hypergraph_aggregate(hypergraph, x, of_hyperedges, **options), 1e-6, "value")
 
 
-def test_norm_of_other_types() -> None:
+def test_norm_of_other_types():
     ones_of_incidences = ones(HYPERGRAPH.num_incidences)
     half = hypergraph_norm(HYPERGRAPH, incidence_weight=ones_of_incidences.astype(np.float16))
     assert half.hyperedge.dtype == np.float32
@@ -926,7 +918,7 @@ def test_norm_of_other_types() -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_padding_within_rows(implementation: str) -> None:
+def test_padding_within_rows(implementation):
     """Hand-made arrays may hold it anywhere, also as all of a row's last slot."""
     nodes = np.array([*range(8), -1, -1, 3, -1, *[4] * 9, 99], np.int32)
     graph = Graph.from_edges(
@@ -944,9 +936,7 @@ def test_padding_within_rows(implementation: str) -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("x64", [False, True])
-def test_hand_made_arrays_beyond_32_bits(
-    rng: np.random.Generator, x64: bool, implementation: str
-) -> None:
+def test_hand_made_arrays_beyond_32_bits(rng, x64, implementation):
     """Ids out of range are padding, whatever JAX makes of them when it indexes."""
     incidences = rng.integers(0, 5, 30), rng.integers(0, 4, 30)
     near = Hypergraph.from_incidence(*incidences, num_nodes=5, num_hyperedges=4)
@@ -954,7 +944,7 @@ def test_hand_made_arrays_beyond_32_bits(
     far = Hypergraph(with_far_padding(rng, near.graph))
     x, scores = normal(rng, (5, 3)), normal(rng, (45,))
 
-    def results(hypergraph: Hypergraph, x: Any, scores: Any) -> list[jax.Array]:
+    def results(hypergraph, x, scores) -> list[jax.Array]:
         weights = [incidence_softmax(hypergraph, scores, by) for by in ("node", "hyperedge")]
         y = hypergraph_aggregate(hypergraph, x, normalization="symmetric")
         return [y, *weights, node_to_hyperedge(hypergraph, x, weights[1], reduce="max")]
@@ -981,13 +971,7 @@ def test_hand_made_arrays_beyond_32_bits(
         schedules.HypergraphSchedule(64, 200, 5000),
     ],
 )
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator,
-    schedule: schedules.HypergraphSchedule,
-    width: int,
-    dtype: str,
-    implementation: str,
-) -> None:
+def test_schedules_give_the_same_result(rng, schedule, width, dtype, implementation):
     """Super-hyperedges and nodes of many hyperedges, so that blocks share rows both ways."""
     node_idx, hyperedge_idx = np.minimum(rng.geometric(0.02, (2, 20_000)), 299)
     hypergraph = Hypergraph.from_incidence(

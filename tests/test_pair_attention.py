@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -64,12 +63,12 @@ def operands_of(
     return {name: rng.normal(size=(*batch, *s)) for name, s in shapes.items() if name not in absent}
 
 
-def ours(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:
+def ours(form, matrix, given) -> tuple[Any]:
     operands = Operands(*(given.get(name) for name in Operands._fields[:-1]), matrix)
     return (pair_attention(*operands, heads=form.heads, precision=PRECISION),)
 
 
-def definition(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:
+def definition(form, matrix, given) -> tuple[Any]:
     """One softmax over all edges into a node, with arrays of edges."""
     assert matrix.to_pairs is not None and matrix.pair_dst is not None
     csr, num_nodes = matrix.to_pairs.by_row, matrix.pair_dst.num_nodes
@@ -77,7 +76,7 @@ def definition(form: Form, matrix: RelationalMatrix, given: Any) -> tuple[Any]:
     pair, src, rel = (jnp.where(valid, ids, 0) for ids in (csr.rows, csr.cols, matrix.types))
     dst = jnp.where(valid, matrix.nodes.by_row.rows, num_nodes)
 
-    def split(x: Any) -> Any:
+    def split(x):
         return x.reshape(*x.shape[:-1], form.heads, -1)
 
     value = split(given["value"])[src]
@@ -102,7 +101,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_derivatives(rng: np.random.Generator, form: Form) -> None:
+def test_derivatives(rng, form):
     """The result, its gradients, forward mode, and both derivatives of the gradients."""
     matrix = matrix_of(rng, 90, extra=2)
     operands, moved = operands_of(rng, matrix, form), operands_of(rng, matrix, form)
@@ -111,7 +110,7 @@ def test_derivatives(rng: np.random.Generator, form: Form) -> None:
 
 
 @pytest.mark.parametrize("given", ["same", "all"])
-def test_in_each_operand_alone(rng: np.random.Generator, given: str) -> None:
+def test_in_each_operand_alone(rng, given):
     matrix, form = matrix_of(rng, 90, extra=2), Form(2, 4, 3, given)
     operands, moved = operands_of(rng, matrix, form), operands_of(rng, matrix, form)
     alone = [(name,) for name in operands]
@@ -121,7 +120,7 @@ def test_in_each_operand_alone(rng: np.random.Generator, given: str) -> None:
         )
 
 
-def test_vmap(rng: np.random.Generator) -> None:
+def test_vmap(rng):
     """Of each operand and of all."""
     matrix, form = matrix_of(rng, 90, extra=2), Form(2, 4, 3)
     one, several = operands_of(rng, matrix, form), operands_of(rng, matrix, form, 2)
@@ -132,9 +131,7 @@ def test_vmap(rng: np.random.Generator) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def with_gradients(
-    function: Callable[..., Any], form: Form, matrix: RelationalMatrix, given: Any, ct: Any
-) -> Any:
+def with_gradients(function, form, matrix, given, ct):
     y, pull = jax.vjp(lambda x: function(form, matrix, x)[0], given)
     return y, pull(ct.astype(y.dtype))[0]
 
@@ -142,9 +139,7 @@ def with_gradients(
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("heads", "k"), [(1, 64), (4, 16), (1, 20), (3, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_kernels(
-    rng: np.random.Generator, dtype: str, heads: int, k: int, implementation: str
-) -> None:
+def test_kernels(rng, dtype, heads, k, implementation):
     """Against float64, with large scores; the same bits; no values that nobody reads."""
     matrix, form = matrix_of(rng, 400, extra=3), Form(heads, k, 8)
     given = operands_of(rng, matrix, form)
@@ -164,7 +159,7 @@ def test_kernels(
 
 
 @on_cuda
-def test_launches_are_kernels(rng: np.random.Generator) -> None:
+def test_launches_are_kernels(rng):
     """One pass each way, in which keys are values, and records read no rows."""
     matrix = matrix_of(rng, 300)
     given = jax.tree.map(jnp.asarray, operands_of(rng, matrix, Form(1, 64, 64, "same")))
@@ -176,7 +171,7 @@ def test_launches_are_kernels(rng: np.random.Generator) -> None:
     assert "same = true" in text
 
 
-def test_no_edges(rng: np.random.Generator) -> None:
+def test_no_edges(rng):
     matrix, form = matrix_of(rng, 0), Form(1, 4, 4, "same")
     given = jax.tree.map(np.float32, operands_of(rng, matrix, form))
     assert not np.asarray(ours(form, matrix, given)[0]).any()

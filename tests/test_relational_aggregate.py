@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +63,7 @@ def make_lookup_case(rng: np.random.Generator, scenario: str, features: tuple[in
     return Case(graph_of(triples), triples, operands, padding)
 
 
-def aggregate_spec(method: Any = None, **options: Any) -> OpSpec:
+def aggregate_spec(method=None, **options) -> OpSpec:
     return OpSpec(
         function=lambda graph, x, rhs, weight: relational_aggregate(
             graph, x, rhs, weight, method=method, precision=EXACT
@@ -118,7 +117,7 @@ PARTS: Sequence[tuple[str, ...]] = ((), ("from_pairs",), ("to_pairs",))
 
 @pytest.mark.parametrize("parts", PARTS, ids=repr)
 @pytest.mark.parametrize("method", [None, "edges"])
-def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any) -> None:
+def test_graphs_with_few_parts(rng, parts, method):
     """Values and all gradients, of weights that are given transposed and of edges without any."""
     triples = random_triples(rng, "padding")
     graph = graph_of(triples, parts=parts)
@@ -126,8 +125,8 @@ def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any
     weight, ct = rng.normal(size=len(triples.src)), rng.normal(size=(triples.num_dst, 3))
 
     @jax.jit
-    def both(graph: Any, x: Any, rhs: Any, weight: Any) -> Any:
-        def function(x: Any, rhs: Any, weight: Any) -> Any:
+    def both(graph, x, rhs, weight):
+        def function(x, rhs, weight):
             y = relational_aggregate(
                 *(graph, x, rhs.swapaxes(1, 2), weight),
                 method=method,
@@ -142,7 +141,7 @@ def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any
         y, vjp = jax.vjp(function, x, rhs, weight)
         return y, vjp(ct)
 
-    def reference(x: Any, rhs: Any, weight: Any) -> Any:
+    def reference(x, rhs, weight):
         src, rel, dst = (jnp.asarray(ids[triples.valid]) for ids in triples[:3])
         w = weight[triples.valid][:, None]
         table = jnp.tanh(rhs[:, :1] * x[:, :1])
@@ -157,7 +156,7 @@ def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any
             assert_close(a, b, 1e-12, name)
 
 
-def test_demanded_way_needs_its_part() -> None:
+def test_demanded_way_needs_its_part():
     graph = RelationalGraph.from_triples(*TRIPLES, num_nodes=3, parts=("to_pairs",))
     with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', which"):
         relational_aggregate(graph, X, RHS, method="source_pairs")
@@ -183,7 +182,7 @@ FEW_DESTINATIONS = counts(
 )
 
 
-def test_choice() -> None:
+def test_choice():
     assert chosen(AIFB) == chosen(FB15K) == "source_pairs"
     assert chosen(FEW_DESTINATIONS) == "destination_pairs"
     assert chosen(FEW_DESTINATIONS.T) == "source_pairs"
@@ -196,7 +195,7 @@ def test_choice() -> None:
     assert chosen_for_gradients(without) == ("edges", "edges")
 
 
-def test_expected_times() -> None:
+def test_expected_times():
     """What counting gives by hand, for FB15k-237: launches of 1.7 µs, 4 µs where one waits."""
     times = expected(FB15K)
     assert tuple(times) == METHODS
@@ -206,9 +205,9 @@ def test_expected_times() -> None:
     assert times["source_pairs"] == pytest.approx(products + sums + 2 * 1.7 + 4, rel=1e-3)
 
 
-def test_forced_way() -> None:
-    def programs(schedule: Any) -> str:
-        def function(x: Any) -> Any:
+def test_forced_way():
+    def programs(schedule) -> str:
+        def function(x):
             return relational_aggregate(GRAPH, x, RHS)
 
         with schedules.use(schedule):
@@ -222,12 +221,12 @@ def test_forced_way() -> None:
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_training_computes_shared_sums_once(rng: np.random.Generator, implementation: str) -> None:
+def test_training_computes_shared_sums_once(rng, implementation):
     """Both gradients sum cotangents by source pair: the compiled program does so once."""
     graph = graph_of(random_triples(rng, "random"))
     x, rhs = np.ones((graph.num_src, K), np.float32), np.ones((RELATIONS, K, 3), np.float32)
 
-    def loss(x: Any, rhs: Any) -> Any:
+    def loss(x, rhs):
         return jnp.sin(relational_aggregate(graph, x, rhs, method="source_pairs")).sum()
 
     with setting(implementation):
@@ -236,7 +235,7 @@ def test_training_computes_shared_sums_once(rng: np.random.Generator, implementa
     assert calls == {"segment_matmul": 2, "segment_outer": 1, "segment_reduce": 3}
 
 
-def test_method_of_a_block() -> None:
+def test_method_of_a_block():
     """Few destinations are summed into first, as the weights' gradient does; of as many not."""
     sizes = {"edges": 80_000, "relations": 4, "k": 128, "n": 128, "itemsize": 4}
     block = Counts(36_000, 8_000, source_pairs=80_000, destination_pairs=32_000, **sizes)

@@ -37,7 +37,7 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.pieces import by_matrix
 from jax_gnn._core.sharding import Piece, Sharding
-from jax_gnn._ops import use_implementation
+from jax_gnn._ops import composition, use_implementation
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
 from jax_gnn._ops.attention.scores import (
@@ -144,6 +144,7 @@ def _sloped(scores: Scores, tangent: Array, raw: Array, slope: float) -> Array:
     return xla.sloped(tangent, raw, slope) if scores.is_leaky else tangent
 
 
+@composition
 def _composed(
     value: Array,
     scores: Scores,
@@ -210,6 +211,7 @@ def _raw_gradients(
     return grads.value, _sloped(residuals.scores, grads.score, raw, slope)
 
 
+@composition
 def _composed_vjp(*, with_row: bool, heads: int, slope: float, **operands: Any) -> list[Array]:
     residuals = Residuals(**operands)
     value, scores, matrix = residuals.value, residuals.scores, residuals.matrix

@@ -16,7 +16,6 @@ from jax import Array
 from jax_gnn._core.batching import batch_apart
 from jax_gnn._core.op import Bind, Op, define
 from jax_gnn._core.relations import RelationalMatrix
-from jax_gnn._ops import use_implementation
 from jax_gnn._ops.relational_aggregate import xla
 from jax_gnn._ops.relational_aggregate.schedule import (
     FAMILY,
@@ -78,14 +77,14 @@ def _transpose_rhs(bind: Bind, ct: Array, operands: Relations) -> Array:
     rhs = operands.rhs.aval
     _, to_rhs = _gradient_methods(bind, operands, x, rhs)
     options = {**bind.attributes, "method": to_rhs, "num_relations": rhs.shape[0]}
-    with use_implementation(bind.implementation):
-        return xla.gradient_to_rhs(x, ct, weight, matrix, **options)
+    implementation = bind.implementation
+    return xla.gradient_to_rhs(x, ct, weight, matrix, **options, implementation=implementation)
 
 
 def _transpose_weight(bind: Bind, ct: Array, operands: Relations) -> Array:
     x, rhs, _, matrix = operands
-    with use_implementation(bind.implementation):
-        return xla.gradient_to_weight(x, rhs, ct, matrix, **bind.attributes)
+    options = {**bind.attributes, "implementation": bind.implementation}
+    return xla.gradient_to_weight(x, rhs, ct, matrix, **options)
 
 
 # Attributes: transposed, method, precision.

@@ -15,6 +15,7 @@ from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
 from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
 from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype, row_starts
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._ops import composition
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer, grouped_product
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
@@ -54,6 +55,7 @@ def counts(x: Any, rhs: Any, matrix: RelationalMatrix, *, transposed: bool) -> C
 # --- The sum -------------------------------------------------------------------------------------
 
 
+@composition
 def relational_aggregate(
     x: Array,
     rhs: Array,
@@ -101,6 +103,7 @@ def _weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix) -> Array
 # --- Gradients -----------------------------------------------------------------------------------
 
 
+@composition
 def gradient_to_rhs(
     x: Array,
     ct: Array,
@@ -135,6 +138,7 @@ def gradient_to_rhs(
     )
 
 
+@composition
 def gradient_to_weight(
     x: Array,
     rhs: Array,

@@ -334,7 +334,18 @@ class _HGTArgs(NamedTuple):
 
     def attend(self) -> Array:
         """Return the sums of values, ``(num_dst, heads · d)``."""
-        return attend_hgt(**self._asdict())
+        return attend_hgt(
+            self.graph,
+            self.key,
+            self.value,
+            self.query,
+            self.weights,
+            heads=self.heads,
+            method=self.method,
+            precision=self.precision,
+            maps_keys=self.maps_keys,
+            scale=self.scale,
+        )
 
     def edge_weights(self) -> Array:
         """Return the weights of values, ``(num_edges, heads)``: the gradient of sums of ones."""
