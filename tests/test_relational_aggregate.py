@@ -1,4 +1,4 @@
-"""Products by relation summed at destinations: all ways, derivatives, and the choice by counts."""
+"""Products by relation summed at destinations: all methods, derivatives, and their choice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ K = 4
 
 
 def unread(triples: Triples, *features: int) -> np.ndarray:
-    """Which rows of sources no edge reads, of so many axes more."""
+    """Mask the rows of sources that no edge reads, with the axes of ``features``."""
     used = np.isin(np.arange(triples.num_src), triples.src[triples.valid])
     return np.broadcast_to(~used.reshape(-1, *[1] * len(features)), (len(used), *features))
 
@@ -118,7 +118,7 @@ PARTS: Sequence[tuple[str, ...]] = ((), ("from_pairs",), ("to_pairs",))
 @pytest.mark.parametrize("parts", PARTS, ids=repr)
 @pytest.mark.parametrize("method", [None, "edges"])
 def test_graphs_with_few_parts(rng, parts, method):
-    """Values and all gradients, of weights that are given transposed and of edges without any."""
+    """Values and gradients, with transposed weights and edges without weights."""
     triples = random_triples(rng, "padding")
     graph = graph_of(triples, parts=parts)
     x, rhs = rng.normal(size=(triples.num_src, K)), rng.normal(size=(RELATIONS, K, 3))
@@ -156,7 +156,7 @@ def test_graphs_with_few_parts(rng, parts, method):
             assert_close(a, b, 1e-12, name)
 
 
-def test_demanded_way_needs_its_part():
+def test_method_needs_its_part():
     graph = RelationalGraph.from_triples(*TRIPLES, num_nodes=3, parts=("to_pairs",))
     with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', which"):
         relational_aggregate(graph, X, RHS, method="source_pairs")
@@ -173,10 +173,10 @@ def counts(*sizes: int, source_pairs: int, destination_pairs: int, width: int = 
     )
 
 
-# Nodes, edges with those of nodes to themselves, relations, pairs: of public graphs with inverses.
+# Nodes, edges with self-loops, relations and pairs of public graphs with inverse relations.
 AIFB = counts(8285, 66371, 91, source_pairs=34710, destination_pairs=34710)
 FB15K = counts(14541, 634773, 475, source_pairs=176463, destination_pairs=176463)
-# What comes from many sources by few relations: pairs of destinations are few.
+# Edges from many sources by few relations: few destination pairs.
 FEW_DESTINATIONS = counts(
     1_000_000, 20_000_000, 4, source_pairs=9_000_000, destination_pairs=500_000
 )
@@ -188,7 +188,7 @@ def test_choice():
     assert chosen(FEW_DESTINATIONS.T) == "source_pairs"
     to_x, to_weights = chosen_for_gradients(FEW_DESTINATIONS)
     assert (to_x, to_weights) == ("source_pairs", "destination_pairs")
-    # Where both gradients go through the sums of source pairs, these are taken once.
+    # Both gradients use the sums of source pairs, which are computed once.
     assert chosen_for_gradients(FB15K) == ("destination_pairs", "source_pairs")
     without = FB15K._replace(source_pairs=0, destination_pairs=0)
     assert chosen(without) == "edges"
@@ -196,7 +196,7 @@ def test_choice():
 
 
 def test_expected_times():
-    """What counting gives by hand, for FB15k-237: launches of 1.7 µs, 4 µs where one waits."""
+    """Time of FB15k-237 by hand: a launch takes 1.7 µs, and 4 µs more if it waits for another."""
     times = expected(FB15K)
     assert tuple(times) == METHODS
     mb = 1e-6 * 256
@@ -205,7 +205,7 @@ def test_expected_times():
     assert times["source_pairs"] == pytest.approx(products + sums + 2 * 1.7 + 4, rel=1e-3)
 
 
-def test_forced_way():
+def test_method_of_a_schedule():
     def programs(schedule) -> str:
         def function(x):
             return relational_aggregate(GRAPH, x, RHS)
@@ -222,7 +222,7 @@ def test_forced_way():
 
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_training_computes_shared_sums_once(rng, implementation):
-    """Both gradients sum cotangents by source pair: the compiled program does so once."""
+    """The compiled program sums cotangents by source pair once for both gradients."""
     graph = graph_of(random_triples(rng, "random"))
     x, rhs = np.ones((graph.num_src, K), np.float32), np.ones((RELATIONS, K, 3), np.float32)
 
@@ -236,10 +236,10 @@ def test_training_computes_shared_sums_once(rng, implementation):
 
 
 def test_method_of_a_block():
-    """Few destinations are summed into first, as the weights' gradient does; of as many not."""
+    """Blocks with few destinations sum into destination pairs first; full graphs do not."""
     sizes = {"edges": 80_000, "relations": 4, "k": 128, "n": 128, "itemsize": 4}
     block = Counts(36_000, 8_000, source_pairs=80_000, destination_pairs=32_000, **sizes)
     assert chosen(block) == "destination_pairs"
     assert chosen_for_gradients(block) == ("source_pairs", "destination_pairs")
-    whole = Counts(20_000, 20_000, source_pairs=60_000, destination_pairs=60_000, **sizes)
-    assert chosen(whole) == "source_pairs"
+    full = Counts(20_000, 20_000, source_pairs=60_000, destination_pairs=60_000, **sizes)
+    assert chosen(full) == "source_pairs"

@@ -22,7 +22,7 @@ def layer_of(**options) -> TypedLinear:
 
 @pytest.fixture
 def types(rng: np.random.Generator) -> np.ndarray:
-    """Types in any order, some out of range, one of them not there."""
+    """Types in any order, some out of range; type 3 has no rows."""
     types = rng.choice([0, 1, 2, 4], ROWS)
     types[rng.choice(ROWS, 7, replace=False)] = rng.choice([*OUT_OF_RANGE, TYPES], 7)
     return types.astype(np.int32)
@@ -61,7 +61,7 @@ def test_equals_the_formula(rng, types, batch, use_bias):
 
 
 def test_gradients(types, x):
-    """Against a gather of the kernels, to all parameters and to x."""
+    """Gradients of parameters and x equal those of gathered kernels."""
     layer = layer_of()
     valid = (types >= 0) & (types < TYPES)
     graph, parameters = nnx.split(layer)
@@ -77,12 +77,12 @@ def test_gradients(types, x):
 
     got = jax.jit(jax.grad(ours, argnums=(0, 1)))(parameters, x)
     want = jax.grad(plain, argnums=(0, 1))(parameters, x)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_close(one, other, 1e-5, "gradient")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b, 1e-5, "gradient")
 
 
 def test_backward_pass_gathers(types, x):
-    """What sorts rows transposes into what unsorts them: no scatter."""
+    """The transpose of a sort is a gather: there is no scatter."""
     plan = TypePlan.from_types(types, TYPES)
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(layer_of()(x, plan) ** 2)))
     assert "stablehlo.gather" in gradient.lower(x).as_text()
@@ -112,8 +112,8 @@ def test_plan(rng, types, x):
     assert same_bits(jitted, plan)
     many = stack([rng.permutation(types) for _ in range(3)])
     mapped = jax.vmap(lambda types, x: TypePlan.from_types(types, TYPES).sort(x), (0, None))
-    for row, one in zip(mapped(many, x), many, strict=True):
-        np.testing.assert_array_equal(row, TypePlan.from_types(one, TYPES).sort(x))
+    for row, a in zip(mapped(many, x), many, strict=True):
+        np.testing.assert_array_equal(row, TypePlan.from_types(a, TYPES).sort(x))
     as_sorted = TypePlan.from_sizes(plan.group_sizes)
     assert (as_sorted.num_types, as_sorted.num_rows) == (TYPES, None)
     x = jnp.asarray(x)
@@ -121,14 +121,14 @@ def test_plan(rng, types, x):
 
 
 def test_types_beyond_32_bits(x):
-    """Rows of such types have none, and sizes of 2³² - 1 are all rows that there are."""
+    """Types beyond 32 bits are out of range; sizes of 2³² - 1 count as all rows."""
     types = np.resize([0, 2**32, 2, -(2**32), 2**31 + 1, 1, -(2**63)], ROWS)
     near = np.clip(types, -1, TYPES).astype(np.int32)
     for x64 in (False, True):
         with jax.enable_x64(x64):
             want = TypePlan.from_types(near, TYPES)
-            for given in (types, types.tolist()):
-                plan = TypePlan.from_types(given, TYPES)
+            for types_of_any_kind in (types, types.tolist()):
+                plan = TypePlan.from_types(types_of_any_kind, TYPES)
                 np.testing.assert_array_equal(plan.group_sizes, want.group_sizes)
                 np.testing.assert_array_equal(plan.sort(x), want.sort(x))
             sizes = TypePlan.from_sizes(np.array([2**32 - 1, 0], np.uint32)).group_sizes
