@@ -252,9 +252,9 @@ SIZES = 12, 9  # rows and columns
 FORMS = [
     *(Form(kind) for kind in KINDS),
     # Keys of other widths than values, numbers that kernels do not take, and no factors.
-    *(Form("dots", k=3), Form("leaky", 1, 3, 5), Form("given", 3, 1, is_scaled=False)),
-    *(Form("ends", 1, is_scaled=False), Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True)),
-    *(Form("typed of rows", 1, 8, keeps_raw=True), Form("typed of rows", 1, 3, slope=0.0)),
+    Form("dots", k=3), Form("leaky", 1, 3, 5), Form("given", 3, 1, is_scaled=False),
+    Form("ends", 1, is_scaled=False), Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True),
+    Form("typed of rows", 1, 8, keeps_raw=True), Form("typed of rows", 1, 3, slope=0.0),
 ]
 
 
@@ -280,7 +280,7 @@ def test_derivatives(rng, form, implementation):
     of_gradients = implementation == IMPLEMENTATIONS[0] and not form.keeps_raw
     with setting(implementation, "float64"):
         check_derivatives(
-            *(ours, plain, form, *case_of(rng, form), subsets), of_gradients=of_gradients
+            ours, plain, form, *case_of(rng, form), subsets, of_gradients=of_gradients
         )
 
 
@@ -290,7 +290,7 @@ def test_in_each_operand_alone(rng, kind, implementation):
     form = Form(kind)
     alone = [(name,) for name in names_of(form)]
     with setting(implementation, "float64"):
-        check_derivatives(*(ours, plain, form, *case_of(rng, form), alone), of_gradients=False)
+        check_derivatives(ours, plain, form, *case_of(rng, form), alone, of_gradients=False)
 
 
 BATCHED = [
@@ -314,7 +314,13 @@ def test_batches(rng, form, batched, implementation):
     to = every if batched == "all" else form.differentiated
     with setting(implementation, "float64"):
         check_batch(
-            *(ours, plain, form, stack(graphs) if of_graphs else graphs[0], operands, names, to),
+            ours,
+            plain,
+            form,
+            stack(graphs) if of_graphs else graphs[0],
+            operands,
+            names,
+            to,
             graph_axis=0 if of_graphs else None,
         )
 
@@ -338,7 +344,7 @@ def test_batches_of_one_graph_join_the_heads(rng, kind):
 
 WALKED = 2801  # features, too many for the step kernel with some hundreds of entries
 GRAPHS: list[Graph] = [
-    *(("even", 1), ("even", 700), ("rows of many", 300), ("columns of many", 300), ("even", 48)),
+    ("even", 1), ("even", 700), ("rows of many", 300), ("columns of many", 300), ("even", 48),
     *(
         ("sparse", 49),
         ("one row", 130),
@@ -348,10 +354,10 @@ GRAPHS: list[Graph] = [
     ),
 ]
 WIDTHS = [
-    *(("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4)),
-    *(("float32", 3, 16), ("float32", 3, 128), ("float32", 3, 5), ("float16", 1, 64)),
-    *(("float16", 8, 16), ("bfloat16", 8, 8), ("bfloat16", 1, 72), ("bfloat16", 2, 256)),
-    *(("float64", 1, 32), ("float64", 8, 4)),
+    ("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4),
+    ("float32", 3, 16), ("float32", 3, 128), ("float32", 3, 5), ("float16", 1, 64),
+    ("float16", 8, 16), ("bfloat16", 8, 8), ("bfloat16", 1, 72), ("bfloat16", 2, 256),
+    ("float64", 1, 32), ("float64", 8, 4),
 ]
 ERRORS = {"float32": 3e-5, "float64": 1e-11, "float16": 1e-2, "bfloat16": 0.06}
 
@@ -469,8 +475,8 @@ def test_many_entries(rng, dtype, features, kind, implementation):
 
 
 SCHEDULES = [
-    *(("step", 8, 256, 4), ("walk", 16, 256, 8), ("walk", 32, 256, 15), ("walk", 16, 128, 5)),
-    *(("gather", 8, 128, 6), ("gather", 16, 128, 2), ("walk", 1, 64, 3)),
+    ("step", 8, 256, 4), ("walk", 16, 256, 8), ("walk", 32, 256, 15), ("walk", 16, 128, 5),
+    ("gather", 8, 128, 6), ("gather", 16, 128, 2), ("walk", 1, 64, 3),
 ]
 
 
@@ -616,7 +622,7 @@ def test_derivative_at_zero(rng, kind, implementation):
 @pytest.mark.parametrize(
     ("form", "slope"),
     [
-        *((Form(kind), slope) for kind in ("given", "ends", "typed") for slope in (0.0, 0.2, -0.5)),
+        (Form(kind), slope) for kind in ("given", "ends", "typed") for slope in (0.0, 0.2, -0.5),
         (Form("ends", 1), 0.0),
     ],
 )
@@ -644,8 +650,8 @@ def test_scores_of_minus_infinity(rng, form, slope, implementation):
 @pytest.mark.parametrize(
     ("dtype", "heads", "features"),
     [
-        *(("float32", 1, 32), ("float32", 1, 64), ("float32", 8, 64), ("float32", 2, 128)),
-        *(("float16", 1, 64), ("bfloat16", 2, 256), ("float64", 1, 64)),
+        ("float32", 1, 32), ("float32", 1, 64), ("float32", 8, 64), ("float32", 2, 128),
+        ("float16", 1, 64), ("bfloat16", 2, 256), ("float64", 1, 64),
     ],
 )
 @pytest.mark.parametrize("kind", ["dots", "leaky"])

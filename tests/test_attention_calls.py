@@ -52,10 +52,8 @@ READ: dict[str, dict[str, Any]] = {
 }
 SCORE_NAMES = ("row", "col", "factor", "entry", "edge_scale", "types")
 FORWARD = ("value", *SCORE_NAMES, "rows", "cols", "order")
-BACK = (
-    *("ct", "value", "y", "stats", "log_sum_ct", *SCORE_NAMES),
-    *("rows", "cols", "order", "dst_rows", "dst_cols"),
-)
+BACK = ("ct", "value", "y", "stats", "log_sum_ct", *SCORE_NAMES)
+BACK += ("rows", "cols", "order", "dst_rows", "dst_cols")
 WHOLE = ("ends", "dots", "leaky")  # kinds with all gradients in one launch
 
 

@@ -236,7 +236,12 @@ def test_derivatives(rng, of_edges, kind, implementation):
     names = "dst", "src", "third", of_edges
     with setting(implementation, "float64"):
         check_derivatives(
-            *(ours, plain, form, graph, primals, directions),
+            ours,
+            plain,
+            form,
+            graph,
+            primals,
+            directions,
             [names, names[:3]][: 1 + of_gradients],
             of_gradients=of_gradients,
         )

@@ -96,7 +96,9 @@ def definition(form, matrix, operands) -> tuple[Any]:
 
 FORMS = [
     *(Form(1, 4, 4, operands) for operands in OPERANDS),
-    *(Form(2, 4, 3, "same"), Form(2, 4, 3, "all"), Form(4, 8, 2, "biases")),
+    Form(2, 4, 3, "same"),
+    Form(2, 4, 3, "all"),
+    Form(4, 8, 2, "biases"),
 ]
 
 
@@ -116,7 +118,7 @@ def test_in_each_operand_alone(rng, extra):
     alone = [(name,) for name in operands]
     with setting(None, "float64"):
         check_derivatives(
-            *(ours, definition, form, matrix, operands, directions, alone), of_gradients=False
+            ours, definition, form, matrix, operands, directions, alone, of_gradients=False
         )
 
 

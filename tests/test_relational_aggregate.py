@@ -128,7 +128,10 @@ def test_graphs_with_few_parts(rng, parts, method):
     def both(graph, x, rhs, weight):
         def function(x, rhs, weight):
             y = relational_aggregate(
-                *(graph, x, rhs.swapaxes(1, 2), weight),
+                graph,
+                x,
+                rhs.swapaxes(1, 2),
+                weight,
                 method=method,
                 transpose_rhs=True,
                 precision=EXACT,
@@ -168,8 +171,15 @@ def test_method_needs_its_part():
 def counts(*sizes: int, source_pairs: int, destination_pairs: int, width: int = 64) -> Counts:
     num_nodes, edges, relations = sizes
     return Counts(
-        *(num_nodes, num_nodes, edges, relations),
-        *(source_pairs, destination_pairs, width, width, 4),
+        num_src=num_nodes,
+        num_dst=num_nodes,
+        edges=edges,
+        relations=relations,
+        source_pairs=source_pairs,
+        destination_pairs=destination_pairs,
+        k=width,
+        n=width,
+        itemsize=4,
     )
 
 

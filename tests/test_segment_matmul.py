@@ -1,4 +1,4 @@
-"""Segmented matrix products: descriptions of the ops and their variants for the shared checks."""
+"""Segmented matrix products: shared checks of the ops and their variants, and tests of options."""
 
 from __future__ import annotations
 
@@ -311,13 +311,13 @@ for name, spec in (VARIANTS | VARIANTS_EVERYWHERE).items():
 
 
 def mapped_subsets(count: int) -> list[tuple[int | None, ...]]:
-    """The axes that `jax.vmap` may map of so many operands: at least one."""
+    """Return all choices of axes for `jax.vmap` that map at least one operand."""
     return [axes for axes in itertools.product((None, 0), repeat=count) if 0 in axes]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_lists_under_vmap(rng, implementation):
-    """Few subsets of the operands that show all pairs, against a loop."""
+def test_ids_under_vmap(rng, implementation):
+    """Compare batches of subsets that cover all pairs of operands with a loop."""
     size, rows, inputs, groups, k, n = 3, 20, 9, 4, 3, 5
     columns = [
         rng.normal(size=(size, inputs, k)).astype(np.float32),
@@ -341,8 +341,8 @@ def test_lists_under_vmap(rng, implementation):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "float8_e4m3fn", "bfloat16"])
-def test_lists_of_any_dtype(rng, dtype):
-    """As rows gathered and products scattered apart; half types widen."""
+def test_ids_of_any_dtype(rng, dtype):
+    """Products with ids equal gathers and scatters outside of the op; half types widen."""
     rows, inputs, groups, k, n = 30, 11, 3, 4, 5
     lhs, rhs, scale = (
         rng.integers(0, 4, shape).astype(jnp.dtype(dtype))
@@ -369,7 +369,7 @@ def test_lists_of_any_dtype(rng, dtype):
 def operands_of(
     rng: np.random.Generator, rows: int, groups: int, k: int, n: int, dtype: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """lhs, rhs and a cotangent of the result."""
+    """Draw lhs, rhs and a cotangent of the result."""
     shapes = (rows, k), (groups, k, n), (rows, n)
     lhs, rhs, ct = (rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes)
     return lhs, rhs, ct
@@ -404,30 +404,30 @@ def test_shapes(rng, k, n, dtype, implementation):
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
-    """Matrix units and all lists: tiles in turn, and of small products one for each block.
+    """Both kernels, with all ids: blocks that take tiles in turn, and a block for each tile.
 
-    On Hopper, shapes whose rows leave in words of 16, 8, 4 and 2 bytes, and in several pieces.
+    On Hopper, rows are written in words of 16, 8, 4 and 2 bytes, and in several pieces.
     """
     rows, nodes, groups = 900, 250, 9
     tolerance = 3e-3 if dtype == "float32" else TOLERANCE[dtype]  # of TF32
     _, rhs, _ = operands_of(rng, 1, groups, k, n, dtype)
-    lhs, every = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
-    given = {
+    lhs, all_rows = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
+    arrays = {
         "lhs_rows": rng.integers(-3, nodes + 3, rows).astype(np.int32),
         "out_rows": rng.permutation(rows).astype(np.int32),
         "scale": rng.normal(size=rows).astype(np.float32),
         "bias": rng.normal(size=(groups, n)).astype(rhs.dtype),
         "residual": rng.normal(size=(rows, n)).astype(rhs.dtype),
     }
-    given["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
-    wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in given.items()}
+    arrays["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
+    wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in arrays.items()}
     with setting(implementation, dtype), use(MatmulSchedule(kernel, 64, 0, 3)):
-        plain = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(given)
-        for names in plain:
+        subsets = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(arrays)
+        for names in subsets:
             sizes = sizes_of(rng, "padding" if len(names) < 2 else "empty", rows, groups)
             members = membership(sizes, rows, 0, groups)
-            x = lhs if "lhs_rows" in names else every
-            options = {name: given[name] for name in names}
+            x = lhs if "lhs_rows" in names else all_rows
+            options = {name: arrays[name] for name in names}
             want = gathered(x.astype(np.float64), options.get("lhs_rows"))
             if "scale" in names:
                 want = want * wide["scale"][:, None]
@@ -461,7 +461,7 @@ def test_many_and_few_groups(rng, rows, groups):
 
 
 def test_hundreds_of_size_vectors(rng):
-    """One trace for all; as exact as sums in float32 are in any order, forward and backward."""
+    """All sizes share one trace; errors are those of float32 sums in any order."""
     rows, groups, k, n = 700, 13, 32, 24
     lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
     traces = 0
@@ -497,7 +497,7 @@ def test_hundreds_of_size_vectors(rng):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "uint32", "uint64"])
 def test_sizes_may_be_anything(rng, dtype, implementation):
-    """Sizes whose sum exceeds the rows, or even the type, are cut; negative ones are empty."""
+    """Sizes whose sum exceeds the rows or the type are cut; negative sizes are empty groups."""
     rows, groups = 60, 9
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     limits = np.iinfo(dtype)
@@ -515,8 +515,8 @@ def test_sizes_may_be_anything(rng, dtype, implementation):
 def test_rows_of_no_group_are_zero(rng, implementation):
     lhs, rhs, ct = operands_of(rng, 40, 5, 8, 9, "float32")
     sizes = np.array([7, 0, -3, 9, 4], np.int32)
-    for behind in (np.nan, np.inf):
-        lhs[20:] = ct[20:] = behind
+    for unread in (np.nan, np.inf):
+        lhs[20:] = ct[20:] = unread
         with setting(implementation):
             for activation in (None, "relu", "silu", "gelu", "tanh"):
                 bias = np.ones((5, 9), np.float32)
@@ -537,8 +537,12 @@ def test_any_offset(rng, offset, implementation):
     members = membership(sizes, rows, offset, groups)
     with setting(implementation):
         fits = LIMITS.min <= offset <= LIMITS.max
-        for given in (offset, np.array([offset]), np.int32(offset) if fits else np.int64(offset)):
-            got = segment_matmul(lhs, rhs, sizes, group_offset=given, precision=EXACT)
+        for argument in (
+            offset,
+            np.array([offset]),
+            np.int32(offset) if fits else np.int64(offset),
+        ):
+            got = segment_matmul(lhs, rhs, sizes, group_offset=argument, precision=EXACT)
             assert_close(got, reference(members, lhs, rhs), 1e-6, "matmul")
         got = segment_outer(lhs, ct, sizes, group_offset=offset, num_groups=groups, precision=EXACT)
         assert_close(got, outer_reference(members, lhs, ct), 1e-6, "outer")
@@ -588,23 +592,25 @@ def test_dtype_of_result(rng, dtypes, preferred, result, implementation):
     sizes = sizes_of(rng, "padding", rows, groups)
     members = membership(sizes, rows, 0, groups)
     shapes = (rows, k), (groups, k, n), (rows, n)
-    lhs, rhs, other = (
+    lhs, rhs, rows_rhs = (
         rng.integers(-4, 5, shape).astype(jnp.dtype(dtype))
         for shape, dtype in zip(shapes, (*dtypes, dtypes[1]), strict=True)
     )
     with setting(implementation, "float64"):
         options = {"preferred_element_type": preferred, "precision": EXACT}
         y = segment_matmul(lhs, rhs, sizes, **options)  # type: ignore[arg-type]
-        outer = segment_outer(lhs, other, sizes, **options)  # type: ignore[arg-type]
+        outer = segment_outer(lhs, rows_rhs, sizes, **options)  # type: ignore[arg-type]
         ragged = jax.eval_shape(
             functools.partial(jax.lax.ragged_dot, preferred_element_type=preferred),
-            *(lhs, rhs, np.maximum(sizes, 0)),
+            lhs,
+            rhs,
+            np.maximum(sizes, 0),
         )
     assert y.dtype == outer.dtype == ragged.dtype == result
     kind = complex if "complex" in result else float
-    lhs, rhs, other = (x.astype(kind) for x in (lhs, rhs, other))
+    lhs, rhs, rows_rhs = (x.astype(kind) for x in (lhs, rhs, rows_rhs))
     np.testing.assert_array_equal(y, reference(members, lhs, rhs))  # whole numbers: exact
-    np.testing.assert_array_equal(outer, outer_reference(members, lhs, other))
+    np.testing.assert_array_equal(outer, outer_reference(members, lhs, rows_rhs))
 
 
 INTEGERS = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32")
@@ -629,7 +635,7 @@ SMALL_FLOATS = ("float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11
     ids=str,
 )
 def test_sums_of_small_numbers(rng, dtypes, preferred, implementation):
-    """Added up in the dtype of the result, rounded or wrapped around once."""
+    """Sums accumulate in the dtype of the result, and round or wrap around once."""
     rows, groups, k, n = 40, 4, 12, 10
     sizes = sizes_of(rng, "padding", rows, groups)
     members = membership(sizes, rows, 0, groups)
@@ -641,11 +647,11 @@ def test_sums_of_small_numbers(rng, dtypes, preferred, implementation):
         return rng.integers(low, high, shape, endpoint=True).astype(jnp.dtype(dtype))
 
     lhs, rhs = numbers((rows, k), dtypes[0]), numbers((groups, k, n), dtypes[1])
-    other = numbers((rows, n), dtypes[1])
+    rows_rhs = numbers((rows, n), dtypes[1])
     with setting(implementation, "float64"):
         y = segment_matmul(lhs, rhs, sizes, EXACT, preferred)
-        outer = segment_outer(lhs, other, sizes, EXACT, preferred)
-    want = reference(members, *wide((lhs, rhs))), outer_reference(members, *wide((lhs, other)))
+        outer = segment_outer(lhs, rows_rhs, sizes, EXACT, preferred)
+    want = reference(members, *wide((lhs, rhs))), outer_reference(members, *wide((lhs, rows_rhs)))
     for got, exact in zip((y, outer), want, strict=True):
         assert got.dtype == (preferred or dtypes[0])
         if jnp.issubdtype(got.dtype, jnp.integer):
@@ -671,14 +677,14 @@ def test_sums_of_small_numbers(rng, dtypes, preferred, implementation):
 )
 def test_results_that_do_not_hold_the_numbers_are_refused(dtype, preferred):
     lhs, rhs = jnp.ones((6, 3), dtype), jnp.ones((2, 3, 4), dtype)
-    for function, other in ((segment_matmul, rhs), (segment_outer, lhs)):
+    for function, rhs_argument in ((segment_matmul, rhs), (segment_outer, lhs)):
         with pytest.raises(TypeError, match=f"preferred_element_type .* {dtype}.* {preferred}"):
-            function(lhs, other, SIZES, preferred_element_type=preferred)
+            function(lhs, rhs_argument, SIZES, preferred_element_type=preferred)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradients_of_eight_bits(rng, implementation):
-    """Whole numbers: exact, and in the dtype of the operand."""
+    """Gradients of whole numbers are exact, in the dtype of the operand."""
     lhs, rhs, ct = (
         rng.integers(-2, 3, shape).astype(jnp.float8_e4m3fn)
         for shape in ((20, 3), (4, 3, 2), (20, 2))
@@ -697,7 +703,7 @@ def test_gradients_of_eight_bits(rng, implementation):
 @pytest.mark.parametrize("dtype", ["complex64", "float8_e4m3fn", "bfloat16"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_derivatives_to_a_bias_of_any_dtype(dtype, implementation):
-    """A bias's rows are gathered and summed by kernels, which do not take all dtypes."""
+    """Kernels that gather and sum rows of a bias do not take all dtypes."""
     lhs, rhs, bias = (jnp.ones(shape, dtype) for shape in ((6, 3), (2, 3, 4), (2, 4)))
     function = functools.partial(segment_matmul, lhs, rhs, np.array([2, 3]))
     with setting(implementation):
@@ -741,7 +747,7 @@ def test_gradients_of_widening_products(rng, dtype, implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_half_types_add_up_in_float32(rng, implementation):
-    """Sums that a half type would stop at 2048 or 256."""
+    """In half types these sums would stop at 2048 or 256."""
     rows = 4096
     lhs = np.ones((rows, rows), jnp.bfloat16)
     sizes = np.array([rows], np.int32)
@@ -813,7 +819,7 @@ def test_precision_reaches_kernels(precision, exact):
 @pytest.mark.skipif(not KERNELS, reason="about the memory of kernels")
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_nothing_is_held_beside_operands_and_results(use_bias):
-    """No rows of weights, no masked rows: at most a percent forward, five backward."""
+    """Temporary memory is at most 1 % of operands and results forward, 5 % backward."""
     rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
     shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
     lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
@@ -828,9 +834,9 @@ def test_nothing_is_held_beside_operands_and_results(use_bias):
     for function, arguments, share in ((product, (), 0.01), (backward, (ct,), 0.05)):
         compiled = jax.jit(function).lower(lhs, rhs, bias, sizes, *arguments).compile()
         memory = compiled.memory_analysis()
-        ones = 4 * rows * use_bias  # the column that the bias's gradient is a product with
-        whole = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        assert memory.temp_size_in_bytes <= share * whole + ones
+        bias_column = 4 * rows * use_bias  # the column that the bias's gradient is a product with
+        total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert memory.temp_size_in_bytes <= share * total + bias_column
 
 
 # --- Derivatives and transformations -------------------------------------------------------------
@@ -838,7 +844,7 @@ def test_nothing_is_held_beside_operands_and_results(use_bias):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bias_under_vmap(rng, implementation):
-    """Every subset of the operands, with offsets, against a loop."""
+    """Compare batches of every subset of the operands, with offsets, with a loop."""
     size, rows, groups, k, n = 3, 20, 4, 3, 5
     columns = [
         rng.normal(size=(size, rows, k)).astype(np.float32),
@@ -861,7 +867,7 @@ def test_bias_under_vmap(rng, implementation):
 
 
 def test_batch_too_large_to_join(rng, monkeypatch):
-    """Rows that int32 cannot count are multiplied one element of the batch after the other."""
+    """A batch with more rows than int32 counts runs one element after another."""
     batch = rng.normal(size=(3, 6, 3)).astype(np.float32)
     many = np.array([[2, 3], [0, 6], [1, 1]], np.int32)
     mapped = (
@@ -873,9 +879,9 @@ def test_batch_too_large_to_join(rng, monkeypatch):
     want = [function(*xs) for function, xs in zip(mapped, arguments, strict=True)]
     module = importlib.import_module("jax_gnn._ops.segment_matmul.primitive")
     monkeypatch.setattr(module, "MAX_SIZE", 17)
-    for function, xs, one in zip(mapped, arguments, want, strict=True):
+    for function, xs, expected in zip(mapped, arguments, want, strict=True):
         assert "scan" in str(jax.make_jaxpr(function)(*xs))
-        assert_close(function(*xs), one, 1e-6, "value")
+        assert_close(function(*xs), expected, 1e-6, "value")
 
 
 @pytest.mark.skipif(not KERNELS, reason="about what kernels get")
@@ -921,20 +927,20 @@ def test_third_order(rng, activation):
 def test_training_step_of_two_layers(rng):
     """A mixture of experts in bfloat16: gradients of all parameters against plain XLA."""
     lhs, rhs, _ = operands_of(rng, 300, 6, 16, 24, "bfloat16")
-    back = rng.normal(size=(6, 24, 16)).astype(jnp.bfloat16)
+    second = rng.normal(size=(6, 24, 16)).astype(jnp.bfloat16)
     bias = rng.normal(size=(6, 24)).astype(jnp.bfloat16)
     sizes = sizes_of(rng, "padding", 300, 6)
 
-    def loss(lhs, rhs, bias, back):
+    def loss(lhs, rhs, bias, second):
         hidden = segment_matmul(lhs, rhs, sizes, bias=bias, activation="relu")
-        return jnp.sum(segment_matmul(hidden, back, sizes).astype(jnp.float32) ** 2)
+        return jnp.sum(segment_matmul(hidden, second, sizes).astype(jnp.float32) ** 2)
 
     gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
     with setting(IMPLEMENTATIONS[0]):
-        gradients = jax.jit(gradient)(lhs, rhs, bias, back)
+        gradients = jax.jit(gradient)(lhs, rhs, bias, second)
     with setting("xla", "float64"):
-        wanted = gradient(*(x.astype(np.float64) for x in (lhs, rhs, bias, back)))
-    for got, want in zip(gradients, wanted, strict=True):
+        exact = gradient(*(x.astype(np.float64) for x in (lhs, rhs, bias, second)))
+    for got, want in zip(gradients, exact, strict=True):
         assert got.dtype == jnp.bfloat16
         assert_close(got, want, TOLERANCE["bfloat16"], "gradient")
 
@@ -956,7 +962,7 @@ def test_order_of_additions(rng, deterministic):
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_rows_sharded(rng, implementation):
-    """Each device has rows and sizes of its own; the weights are replicated."""
+    """Rows and sizes are split over devices; the weights are replicated."""
     devices, rows, groups = 4, 30, 3
     lhs, rhs, ct = operands_of(rng, devices * rows, groups, 4, 6, "float32")
     sizes = stack([sizes_of(rng, "padding", rows, groups) for _ in range(devices)])
@@ -986,7 +992,7 @@ def test_rows_sharded(rng, implementation):
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_groups_sharded(rng, implementation):
-    """Each device holds some of the weights, and computes the rows of these."""
+    """Weights are split over devices, each of which computes the rows of its groups."""
     devices, rows, groups = 4, 60, 8
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     bias = rng.normal(size=(groups, 6)).astype(np.float32)
@@ -1007,18 +1013,18 @@ def test_groups_sharded(rng, implementation):
         )
     )
 
-    def whole(lhs, rhs, bias):
+    def unsplit(lhs, rhs, bias):
         return segment_matmul(lhs, rhs, sizes, bias=bias, precision=EXACT)
 
     assert groups % devices == 0
     with setting(implementation):
-        want, vjp = jax.vjp(whole, lhs, rhs, bias)
-        wanted = vjp(jnp.asarray(ct))
+        want, vjp = jax.vjp(unsplit, lhs, rhs, bias)
+        expected = vjp(jnp.asarray(ct))
         got, vjp = jax.vjp(lambda *xs: sharded(*xs, sizes), lhs, rhs, bias)
         gradients = vjp(jnp.asarray(ct))
     assert_close(got, want, TOLERANCE["float32"], "value")
-    for one, other in zip(gradients, wanted, strict=True):
-        assert_close(one, other, TOLERANCE["float32"], "gradient")
+    for a, b in zip(gradients, expected, strict=True):
+        assert_close(a, b, TOLERANCE["float32"], "gradient")
 
 
 # --- Raw calls -----------------------------------------------------------------------------------
@@ -1038,11 +1044,11 @@ MATMUL_ATTRIBUTES = {
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
-RAW_OPERANDS += [np.ones((6, 4), np.float32)]  # the residual; then scale and lists
+RAW_OPERANDS += [np.ones((6, 4), np.float32)]  # the residual; then scale and ids
 RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]
 
-WRONG_LISTS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
-ALL_LISTS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
+WRONG_IDS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
+ALL_IDS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
 
 
 def raw_matmul(operands, result=((6, 4), np.float32), **attributes) -> np.ndarray:
@@ -1055,7 +1061,7 @@ def raw_matmul(operands, result=((6, 4), np.float32), **attributes) -> np.ndarra
 def test_raw_call_with_wrong_buffers():
     want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4]) + RAW_OPERANDS[5]
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS), want)
-    np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_LISTS), want)
+    np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_IDS), want)
     for position, values in {
         0: [LHS[0], LHS[:, :2], LHS.astype(np.int32), LHS.astype(np.float16)],
         1: [RHS[0], RHS[:, :2], RHS.astype(np.float16)],
@@ -1064,12 +1070,12 @@ def test_raw_call_with_wrong_buffers():
         4: [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32), np.ones((2, 4), np.float16)],
         5: [np.ones((5, 4), np.float32), np.ones((6, 4), np.float16), np.ones(6, np.float32)],
         6: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
-        **dict.fromkeys((7, 8, 9), WRONG_LISTS),
+        **dict.fromkeys((7, 8, 9), WRONG_IDS),
     }.items():
         for value in values:
             operands = [*RAW_OPERANDS[:position], value, *RAW_OPERANDS[position + 1 :]]
             with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-                raw_matmul(operands, **ALL_LISTS)
+                raw_matmul(operands, **ALL_IDS)
     for result in (((5, 4), np.float32), ((6, 4), np.float64), ((6, 4), np.int32)):
         with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             raw_matmul(RAW_OPERANDS, result)

@@ -14,7 +14,10 @@ R = TypeVar("R")
 
 def use_implementation(name: str | None) -> AbstractContextManager[None]:
     """Select the implementation of ops in a ``with`` block; None keeps that of the outer block."""
-    return ffi.chosen_implementation(name or ffi.chosen_implementation.value)
+    result: AbstractContextManager[None] = ffi.chosen_implementation(
+        name or ffi.chosen_implementation.value
+    )
+    return result
 
 
 def composition(function: Callable[..., R]) -> Callable[..., R]:

@@ -339,7 +339,8 @@ class _AttentionArgs(NamedTuple):
     @property
     def acc(self) -> DTypeLike:
         """Accumulator type."""
-        return accumulator_dtype(self.value.dtype)
+        result: DTypeLike = accumulator_dtype(self.value.dtype)
+        return result
 
     @property
     def matrix(self) -> SparseMatrix:

@@ -176,7 +176,8 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
 
 def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        return batch((), bind, operands, batched, size, per_entry=True)
+        result: Array = batch((), bind, operands, batched, size, per_entry=True)
+        return result
 
     def scores(keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
@@ -216,13 +217,16 @@ def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
 
 
 def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> Array:
+    result: Array
     if operands.vector is None or not any(jax.tree.leaves(batched.matrix)):
-        return batch(("factor",), bind, operands, batched, size, per_entry=True)
+        result = batch(("factor",), bind, operands, batched, size, per_entry=True)
+        return result
     # Joined matrices share one vector: a batch of vectors multiplies the sums.
     vector = operands.vector
     operands, batched = operands._replace(vector=None), batched._replace(vector=None)
     sums = _sum_batch(bind, operands, batched, size)
-    return (vector * sums.astype(vector.dtype)).astype(sums.dtype)
+    result = (vector * sums.astype(vector.dtype)).astype(sums.dtype)
+    return result
 
 
 def _flops(operands: Keys | LeakySum, **attributes: object) -> int:

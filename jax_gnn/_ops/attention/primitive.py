@@ -416,26 +416,33 @@ def _vjp_transpose(bind: Bind, cts: list[Array | None], residuals: Residuals) ->
 
 
 def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> list[Array]:
+    results: list[Array]
     scores = operands.scores
     if scores.keys == 0:
-        return batch((), bind, operands, batched, size, per_entry=True)
+        results = batch((), bind, operands, batched, size, per_entry=True)
+        return results
     # The batch joins the heads, which share some fields and the matrix: these must not be batched.
     shared = [getattr(batched.scores, name) for name in scores.shared]
     if any(jax.tree.leaves((batched.matrix, shared))):
-        return batch_apart(bind, operands, batched, size)
+        results = batch_apart(bind, operands, batched, size)
+        return results
     if isinstance(scores, TypedScores):  # drop rows shared by heads; ``at_row`` has their terms
         fields: Any = {"row": None, "of_row": None}
         operands = operands._replace(scores=replace(operands.scores, **fields))
         batched = batched._replace(scores=replace(batched.scores, **fields))
     if not any(jax.tree.leaves(batched)):
         return [jnp.broadcast_to(result, (size, *result.shape)) for result in bind(operands)]
-    return batch((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
+    results = batch((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
+    return results
 
 
 def _vjp_batch(bind: Bind, operands: Residuals, batched: Residuals, size: int) -> list[Array]:
+    results: list[Array]
     if operands.scores.keys == 0:
-        return batch((), bind, operands, batched, size, per_entry=True)
-    return batch_apart(bind, operands, batched, size)
+        results = batch((), bind, operands, batched, size, per_entry=True)
+    else:
+        results = batch_apart(bind, operands, batched, size)
+    return results
 
 
 # --- Several devices -----------------------------------------------------------------------------

@@ -143,7 +143,8 @@ class EntryScores(_NumberScores):
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
         del value, matrix, options
-        return self.score
+        result: Array = self.score
+        return result
 
     def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
         del value, heads, raw
@@ -257,14 +258,17 @@ class DotScores(_KeyScores):
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
         del options["slope"]
-        return sddmm(self.row, self.key(value), matrix, **options) * self.scale
+        result: Array = sddmm(self.row, self.key(value), matrix, **options) * self.scale
+        return result
 
     def unscaled(self, ct: Array) -> Array:
-        return ct * self.scale
+        result: Array = ct * self.scale
+        return result
 
     def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
         del options["slope"]
-        return segment_reduce(key, ct, matrix, reduce="sum", **options)
+        result: Array = segment_reduce(key, ct, matrix, reduce="sum", **options)
+        return result
 
     def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
         del heads, raw
@@ -295,10 +299,12 @@ class GATv2Scores(_KeyScores):
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        return leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
+        result: Array = leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
+        return result
 
     def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        return leaky_sum(self.row, key, ct, self.vector, matrix, **options)
+        result: Array = leaky_sum(self.row, key, ct, self.vector, matrix, **options)
+        return result
 
     def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
         del heads, raw

@@ -615,7 +615,7 @@ def _aggregate_in_one_call(args: _AggregateArgs) -> Array:
     node_scale_in, hyperedge_scale, node_scale_out = (
         ones(args.to_hyperedges.acc) if scale is None else scale.ravel() for scale in scales
     )
-    return aggregate(
+    result: Array = aggregate(
         args.x,
         node_scale_in,
         hyperedge_scale,
@@ -628,6 +628,7 @@ def _aggregate_in_one_call(args: _AggregateArgs) -> Array:
         relu=args.relu,
         implementation=args.to_hyperedges.implementation,
     )
+    return result
 
 
 def _aggregate_by_stage(args: _AggregateArgs) -> Array:

@@ -172,7 +172,7 @@ def _transposed(
     bind: Bind, ct: Array, operands: Aggregation, node_scale: Array, own_scale: Array | None
 ) -> Array:
     """Aggregate cotangents of the receiving nodes at the sending nodes, times ``node_scale``."""
-    return bind(
+    result: Array = bind(
         operands._replace(
             x=ct,
             node_scale_in=operands.node_scale_out,
@@ -182,6 +182,7 @@ def _transposed(
             to_nodes=operands.to_hyperedges.T,
         )
     )
+    return result
 
 
 def _transpose_x(bind: Bind, ct: Array, operands: Aggregation) -> Array:
@@ -294,7 +295,8 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
     )
     if own_scale is not None:
         operands = operands._replace(own_scale=jnp.broadcast_to(own_scale, operands.x.shape[:2]))
-    return disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+    result: Array = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+    return result
 
 
 # --- Several devices -----------------------------------------------------------------------------
@@ -340,7 +342,8 @@ def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
         matrices = operands.to_hyperedges, operands.to_nodes
         first, second = (block(matrix, pieces["b"]) for matrix in matrices)
         operands = operands._replace(to_hyperedges=first, to_nodes=second)
-    return bind(operands)
+    result: Array = bind(operands)
+    return result
 
 
 # --- The primitive -------------------------------------------------------------------------------
@@ -363,7 +366,8 @@ def _composition(
             bias=None if bias is None else bias.ravel(),
         )
         result = aggregate(*operands, relu=relu, implementation=implementation)
-        return result.reshape(arrays["x"].shape)
+        output: Array = result.reshape(arrays["x"].shape)
+        return output
 
     return joined
 

@@ -40,7 +40,8 @@ def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Ar
     # segment_sum drops ids that are too large, but wraps negative ones around.
     rows = jnp.where(in_range(csr.rows, csr.num_rows), csr.rows, csr.num_rows)
     sums = JAX_OPS["sum"](messages, rows, csr.num_rows, indices_are_sorted=True)
-    return sums * row_wise(mask_empty(row_scale, csr), sums)
+    result: Array = sums * row_wise(mask_empty(row_scale, csr), sums)
+    return result
 
 
 def ones(acc: DTypeLike) -> Array:

@@ -212,7 +212,8 @@ def _edge_weights(
         dtype: dtype of the features.
     """
     weights = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(dtype)))
-    return weights if scale is None else weights * scale
+    result: Array = weights if scale is None else weights * scale
+    return result
 
 
 @public

@@ -145,7 +145,8 @@ class TypedEdges:
     def types_of_source_pairs(self) -> Array:
         """Return ``(source pairs,)`` relations: those of the pairs' first edges."""
         edges = existing(self._from_pairs)
-        return ids_at(self.matrix.types, ids_at(edges.t_order, edges.t_indptr[:-1]))
+        result: Array = ids_at(self.matrix.types, ids_at(edges.t_order, edges.t_indptr[:-1]))
+        return result
 
     def _destination_lookup(self) -> SparseMatrix:
         """Return the matrix of edges at ``destination · relations + relation``, which ascends."""

@@ -356,7 +356,8 @@ def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -
         implementation=bind.implementation,
         **attributes,
     )
-    return result.astype(min(dtypes, key=operator.attrgetter("itemsize")))
+    output: Array = result.astype(min(dtypes, key=operator.attrgetter("itemsize")))
+    return output
 
 
 def _product_at(
@@ -477,7 +478,10 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
     rows = operands.lhs.shape[1 if batched.lhs else 0]
     batch = all_batched((operands.lhs, operands.scale), (batched.lhs, batched.scale), size)
     if not at_most(size * rows, MAX_SIZE):
-        return one_by_one(lambda rows: bind(operands._replace(lhs=rows[0], scale=rows[1])), batch)
+        output: Array = one_by_one(
+            lambda rows: bind(operands._replace(lhs=rows[0], scale=rows[1])), batch
+        )
+        return output
     lhs, scale = jax.tree.map(
         lambda x: reshape(jnp.moveaxis(x, 0, 1), rows * size, *x.shape[2:]), batch
     )
@@ -514,7 +518,8 @@ def _batch_with_gathers(bind: Bind, operands: Rows, batched: Rows, size: int) ->
     rows = rows._replace(lhs=lhs)
     is_batched = any(jax.tree.leaves(axes))
     result = _matmul_batch(bind, rows, axes, size) if is_batched else bind(rows)
-    return _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result)
+    output: Array = _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result)
+    return output
 
 
 def _vmap(function: Callable[..., Array], size: int, *batched: Any) -> Callable[..., Any]:
@@ -548,13 +553,16 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
 def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, size: int) -> Array:
     """Join the batch with the groups, for both primitives."""
     operands = all_batched(operands, batched, size)
+    output: Array
     if size == 1:
-        return bind(jax.tree.map(lambda x: x[0], operands))[None]
+        output = bind(jax.tree.map(lambda x: x[0], operands))[None]
+        return output
     is_outer = "num_groups" in bind.attributes
     num_groups = bind.attributes["num_groups"] if is_outer else operands.rhs.shape[1]
     rows = operands.lhs.shape[1]
     if not at_most(size * rows, MAX_SIZE):
-        return one_by_one(bind, operands)
+        output = one_by_one(bind, operands)
+        return output
     cover = functools.partial(xla.cover, num_groups=num_groups, rows=rows)
     sizes, valid = jax.vmap(cover)(operands.sizes, operands.offset)
     if is_outer:
@@ -583,7 +591,8 @@ def _gather_factors(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | No
     if matrix is None:
         return None
     if rows == WHOLE:
-        return jax.tree.map(lambda _: WHOLE, matrix)
+        result: SparseMatrix | None = jax.tree.map(lambda _: WHOLE, matrix)
+        return result
     return SparseMatrix(half(matrix.by_row, rows), unread(matrix.by_col))
 
 
@@ -683,7 +692,10 @@ def _outer_flops(operands: Factors, **attributes: object) -> int:
     del attributes
     k, n = operands.lhs.shape[1], operands.rhs.shape[1]
     scaling = 0 if operands.scale is None else k
-    return _num_rows(operands.lhs, operands.lhs_gather, operands.rhs_gather) * (2 * k * n + scaling)
+    result: int = _num_rows(operands.lhs, operands.lhs_gather, operands.rhs_gather) * (
+        2 * k * n + scaling
+    )
+    return result
 
 
 # Attributes: transposed, precision, activation, dtype.
