@@ -252,9 +252,13 @@ SIZES = 12, 9  # rows and columns
 FORMS = [
     *(Form(kind) for kind in KINDS),
     # Keys of other widths than values, numbers that kernels do not take, and no factors.
-    Form("dots", k=3), Form("leaky", 1, 3, 5), Form("given", 3, 1, is_scaled=False),
-    Form("ends", 1, is_scaled=False), Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True),
-    Form("typed of rows", 1, 8, keeps_raw=True), Form("typed of rows", 1, 3, slope=0.0),
+    Form("dots", k=3),
+    Form("leaky", 1, 3, 5),
+    Form("given", 3, 1, is_scaled=False),
+    Form("ends", 1, is_scaled=False),
+    Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True),
+    Form("typed of rows", 1, 8, keeps_raw=True),
+    Form("typed of rows", 1, 3, slope=0.0),
 ]
 
 
@@ -344,7 +348,11 @@ def test_batches_of_one_graph_join_the_heads(rng, kind):
 
 WALKED = 2801  # features, too many for the step kernel with some hundreds of entries
 GRAPHS: list[Graph] = [
-    ("even", 1), ("even", 700), ("rows of many", 300), ("columns of many", 300), ("even", 48),
+    ("even", 1),
+    ("even", 700),
+    ("rows of many", 300),
+    ("columns of many", 300),
+    ("even", 48),
     *(
         ("sparse", 49),
         ("one row", 130),
@@ -354,10 +362,20 @@ GRAPHS: list[Graph] = [
     ),
 ]
 WIDTHS = [
-    ("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4),
-    ("float32", 3, 16), ("float32", 3, 128), ("float32", 3, 5), ("float16", 1, 64),
-    ("float16", 8, 16), ("bfloat16", 8, 8), ("bfloat16", 1, 72), ("bfloat16", 2, 256),
-    ("float64", 1, 32), ("float64", 8, 4),
+    ("float32", 1, 64),
+    ("float32", 8, 8),
+    ("float32", 1, 20),
+    ("float32", 16, 4),
+    ("float32", 3, 16),
+    ("float32", 3, 128),
+    ("float32", 3, 5),
+    ("float16", 1, 64),
+    ("float16", 8, 16),
+    ("bfloat16", 8, 8),
+    ("bfloat16", 1, 72),
+    ("bfloat16", 2, 256),
+    ("float64", 1, 32),
+    ("float64", 8, 4),
 ]
 ERRORS = {"float32": 3e-5, "float64": 1e-11, "float16": 1e-2, "bfloat16": 0.06}
 
@@ -475,8 +493,13 @@ def test_many_entries(rng, dtype, features, kind, implementation):
 
 
 SCHEDULES = [
-    ("step", 8, 256, 4), ("walk", 16, 256, 8), ("walk", 32, 256, 15), ("walk", 16, 128, 5),
-    ("gather", 8, 128, 6), ("gather", 16, 128, 2), ("walk", 1, 64, 3),
+    ("step", 8, 256, 4),
+    ("walk", 16, 256, 8),
+    ("walk", 32, 256, 15),
+    ("walk", 16, 128, 5),
+    ("gather", 8, 128, 6),
+    ("gather", 16, 128, 2),
+    ("walk", 1, 64, 3),
 ]
 
 
@@ -525,7 +548,7 @@ def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> 
 @on_cuda
 @each_kind
 def test_which_launches(kind):
-    """There is one launch each way.
+    """Each direction is one launch.
 
     The launch of all gradients needs few entries, without an order, rows that are mostly not empty,
     and heads that a team of lanes holds.
@@ -622,7 +645,7 @@ def test_derivative_at_zero(rng, kind, implementation):
 @pytest.mark.parametrize(
     ("form", "slope"),
     [
-        (Form(kind), slope) for kind in ("given", "ends", "typed") for slope in (0.0, 0.2, -0.5),
+        *((Form(kind), slope) for kind in ("given", "ends", "typed") for slope in (0.0, 0.2, -0.5)),
         (Form("ends", 1), 0.0),
     ],
 )
@@ -650,8 +673,13 @@ def test_scores_of_minus_infinity(rng, form, slope, implementation):
 @pytest.mark.parametrize(
     ("dtype", "heads", "features"),
     [
-        ("float32", 1, 32), ("float32", 1, 64), ("float32", 8, 64), ("float32", 2, 128),
-        ("float16", 1, 64), ("bfloat16", 2, 256), ("float64", 1, 64),
+        ("float32", 1, 32),
+        ("float32", 1, 64),
+        ("float32", 8, 64),
+        ("float32", 2, 128),
+        ("float16", 1, 64),
+        ("bfloat16", 2, 256),
+        ("float64", 1, 64),
     ],
 )
 @pytest.mark.parametrize("kind", ["dots", "leaky"])

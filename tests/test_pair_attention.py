@@ -162,7 +162,7 @@ def test_kernels(rng, dtype, heads, k, implementation):
 
 @on_cuda
 def test_launches_are_kernels(rng):
-    """There is one pass each way; keys are values, and no sums are read for ⟨ct, y⟩."""
+    """Each direction is one pass; keys are values, and no sums are read for ⟨ct, y⟩."""
     matrix = matrix_of(rng, 300)
     operands = jax.tree.map(jnp.asarray, operands_of(rng, matrix, Form(1, 64, 64, "same")))
     with setting("cuda", "float32"):

@@ -404,7 +404,7 @@ def test_shapes(rng, k, n, dtype, implementation):
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
-    """Both kernels, with all ids: blocks that take tiles in turn, and a block for each tile.
+    """Kernels with all ids: blocks that take tiles in turn, and a block for each tile.
 
     On Hopper, rows are written in words of 16, 8, 4 and 2 bytes, and in several pieces.
     """

@@ -14,7 +14,7 @@ Higher derivatives are those of the same functions composed of segment primitive
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -471,7 +471,7 @@ def _end_factors(scores: Scores) -> dict[str, str]:
     return {"scores.row": f"rows {features}", "scores.col": f"cols {features}"}
 
 
-def _sharding(operands: Attended, results: Any, **attributes: Any) -> Sharding:
+def _sharding(operands: Attended, results: object, **attributes: Any) -> Sharding:
     factors = _OPERANDS | _end_factors(operands.scores)
     rule = by_matrix(factors, "rows (h K)", "rows h .", "entries h", across=_across)
     return rule(operands, results, **attributes)
@@ -497,7 +497,7 @@ def _across(bind: Bind, operands: Attended, piece: Piece) -> list[Array]:
     return [piece.sum(terms).reshape(y.shape).astype(y.dtype), jnp.stack([top, log_sum], -1), raw]
 
 
-def _vjp_sharding(residuals: Residuals, results: Any, **attributes: Any) -> Sharding:
+def _vjp_sharding(residuals: Residuals, results: Sequence[Array], **attributes: Any) -> Sharding:
     operands = _OPERANDS | {
         **_end_factors(residuals.scores),
         "y": "rows (h K)",

@@ -12,7 +12,7 @@ values.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,16 @@ from jax_gnn._core.kernels import narrow
 from jax_gnn._core.op import Operand
 from jax_gnn._core.schedule import known_width
 from jax_gnn._ops.attention.leaky import leaky_scores, leaky_sum
-from jax_gnn._ops.attention.schedule import holds_whole_heads
+from jax_gnn._ops.attention.schedule import Shaped, holds_whole_heads
 from jax_gnn._ops.attention.xla import end_matrices
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
+
+
+class ScoreOptions(TypedDict):
+    """Number of heads, and slope of attention's LeakyReLU."""
+
+    heads: int
+    slope: float
 
 
 class Tangents(NamedTuple):
@@ -73,23 +80,25 @@ class Scores:
     is_leaky: ClassVar[bool] = False
     is_kept: ClassVar[bool] = False
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
         """Return the raw scores, ``(entries, heads)``; any number for padding."""
         raise NotImplementedError
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Tangents:
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         """Return a kernel's gradients, without ``row``, from the cotangent of raw scores."""
         del value, matrix, options
         return Tangents(score=ct)
 
     def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Any
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
         """Return the gradients of all fields, from those of a kernel."""
         del value, matrix, options
         return grads
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Tangents:
+    def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
         """Return the shapes of a kernel's gradients without ``value``, by default the fields'."""
         fields = {name: getattr(self, name, None) for name in ("row", "col", "vector")}
         shapes = {
@@ -99,16 +108,18 @@ class Scores:
         }
         return Tangents(**shapes, score=_per_head(value, matrix.by_row.count, heads))
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         """Return a kernel's operands by name; ``raw``: the raw scores, for gradients."""
         raise NotImplementedError
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         """Return whether CUDA computes the gradients by column in one pass over the entries."""
         del value, heads
         return False
 
-    def has_kernel(self, platform: str, value: Any, heads: int, *, for_vjp: bool = False) -> bool:
+    def has_kernel(
+        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
+    ) -> bool:
         """Return whether a platform has attention with such scores, or its gradients by column."""
         del for_vjp
         return platform == "cuda" and self.has_one_pass(value, heads)
@@ -119,10 +130,12 @@ class _NumberScores(Scores):
 
     keys = 0
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return holds_whole_heads(value, heads)
 
-    def has_kernel(self, platform: str, value: Any, heads: int, *, for_vjp: bool = False) -> bool:
+    def has_kernel(
+        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
+    ) -> bool:
         del platform, heads, for_vjp
         return known_width(row_width(value)) != 0
 
@@ -141,12 +154,12 @@ class EntryScores(_NumberScores):
     number = 0
     tangent_fields: ClassVar = {"score": "score"}
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
         del value, matrix, options
         result: Array = self.score
         return result
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del value, heads, raw
         return {"entry": self.score}
 
@@ -168,17 +181,19 @@ class AdditiveScores(_NumberScores):
     tangent_fields: ClassVar = {"row": "row", "col": "col"}
     is_leaky = True
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
         del value
         at_row, at_col = end_matrices(matrix)
         return gather(self.row, at_row) + gather(self.col, at_col)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Tangents:
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         del value
         return Tangents(col=total(ct, end_matrices(matrix)[1]), score=ct)
 
     def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Any
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
         del value
         if grads.row is not None:
@@ -186,7 +201,7 @@ class AdditiveScores(_NumberScores):
         row = total(grads.score, end_matrices(matrix)[0])
         return grads._replace(row=row)
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del value, heads, raw
         return {"row": self.row, "col": self.col}
 
@@ -205,10 +220,12 @@ class _KeyScores(Scores):
         """Return the columns' keys."""
         return value if self.col is None else self.col
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return row_width(self.row) == row_width(value) and holds_whole_heads(value, heads)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Tangents:
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         def raw(fields: dict[str, Array]) -> Array:
             return replace(self, **fields).raw(value, matrix, **options)
 
@@ -224,12 +241,14 @@ class _KeyScores(Scores):
         """Return the cotangent of scores before they are scaled."""
         return ct
 
-    def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def row_gradient(
+        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Array:
         """Return the gradient of the rows' keys, from the cotangent of unscaled scores."""
         raise NotImplementedError
 
     def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Any
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
         if grads.row is not None:
             return grads
@@ -256,26 +275,30 @@ class DotScores(_KeyScores):
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "scale"}
     shared = ("scale",)
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        del options["slope"]
-        result: Array = sddmm(self.row, self.key(value), matrix, **options) * self.scale
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+        result: Array = (
+            sddmm(self.row, self.key(value), matrix, heads=options["heads"]) * self.scale
+        )
         return result
 
     def unscaled(self, ct: Array) -> Array:
         result: Array = ct * self.scale
         return result
 
-    def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        del options["slope"]
-        result: Array = segment_reduce(key, ct, matrix, reduce="sum", **options)
+    def row_gradient(
+        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Array:
+        result: Array = segment_reduce(key, ct, matrix, reduce="sum", heads=options["heads"])
         return result
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del heads, raw
         scale = Operand.of(jnp.ravel, self.scale)
         return {"row": self.row, "col": self.key(value), "factor": scale}
 
-    def has_kernel(self, platform: str, value: Any, heads: int, *, for_vjp: bool = False) -> bool:
+    def has_kernel(
+        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
+    ) -> bool:
         is_available = platform == "cuda" or (for_vjp and self.col is not None)
         return is_available and self.has_one_pass(value, heads)
 
@@ -298,15 +321,17 @@ class GATv2Scores(_KeyScores):
     number = 3
     tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
         result: Array = leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
         return result
 
-    def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def row_gradient(
+        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Array:
         result: Array = leaky_sum(self.row, key, ct, self.vector, matrix, **options)
         return result
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del heads, raw
         vector = Operand.of(jnp.ravel, self.vector)
         return {"row": self.row, "col": self.key(value), "factor": vector}
@@ -342,35 +367,40 @@ class TypedScores(Scores):
     is_leaky = True
     is_kept = True
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        del options["slope"]
-        raw = typed_dots(value, self.of_value, self.col_types, matrix, **options) + self.at_row
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+        raw = (
+            typed_dots(value, self.of_value, self.col_types, matrix, heads=options["heads"])
+            + self.at_row
+        )
         return jnp.where(in_range(self.types, len(self.of_value))[:, None], raw, -jnp.inf)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Tangents:
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         del value
         to_dots = total(ct, end_matrices(matrix)[1])
         by_type = segments(self.col_types, len(self.of_value)).T
-        del options["slope"]
-        to_value = segment_reduce(self.of_value, to_dots, by_type, reduce="sum", **options)
+        to_value = segment_reduce(
+            self.of_value, to_dots, by_type, reduce="sum", heads=options["heads"]
+        )
         return Tangents(value=to_value, col=to_dots, score=ct)
 
     def finish(
-        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Any
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
-        del matrix, options["slope"]
+        del matrix
         by_type = segments(self.col_types, len(self.of_value))
-        of_value = segment_reduce(value, grads.col, by_type, reduce="sum", **options)
+        of_value = segment_reduce(value, grads.col, by_type, reduce="sum", heads=options["heads"])
         return grads._replace(col=None, vector=of_value)
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Tangents:
+    def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
         col, score = (_per_head(value, n, heads) for n in (value.shape[0], matrix.by_row.count))
         return Tangents(col=col, score=score)
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return value.dtype in FLOATS and holds_whole_heads(value, heads)
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         for_vjp = raw is not None
         types = narrow(self.col_types if for_vjp else self.types, self.of_value.shape[0])
         arrays = {"col": self.of_value, "types": types}
@@ -398,5 +428,5 @@ def typed_dots(
     return gather(dots, end_matrices(matrix)[1])
 
 
-def _per_head(value: Array, size: int, heads: int) -> jax.ShapeDtypeStruct:
+def _per_head(value: Shaped, size: int, heads: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((size, heads), accumulator_dtype(value.dtype))

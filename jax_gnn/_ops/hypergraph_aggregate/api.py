@@ -161,6 +161,7 @@ def hypergraph_aggregate(
     to_hyperedges, to_nodes = _parse_stages(
         hypergraph, incidence_weight, head_weight, wide, implementation
     )
+    # All factors fold into one scale for each of senders, hyperedges and receivers.
     factors_in, factors_edge, factors_out = [scale_in], [weight, scale_edge], [scale_out]
     if normalization is not None:
         norm = _norm(to_hyperedges, to_nodes, weight, normalization)
@@ -258,6 +259,7 @@ def hypergraph_norm(
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
+    # Degrees do not depend on features: parse weights as for features of a single head.
     acc = jax.dtypes.canonicalize_dtype(float)
     single_head = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)
     weight = check_scale(
@@ -402,6 +404,7 @@ def incidence_softmax(
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
     scores = check_features("scores", scores, size_name, graph.num_edges)
+    # Scores are in the order of edges by hyperedge; the softmax by node sorts them and back.
     ids, size, y = graph.rows, graph.num_dst, flat(scores)
     if by == "node":
         ids, size = graph.t_rows, graph.num_src

@@ -113,6 +113,7 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
         return _epilogue_jvp(bind, primals, tangents)
     x, own_scale, scale_out = primals.x, primals.own_scale, primals.node_scale_out
     d_in, d_out = tangents.node_scale_in, tangents.node_scale_out
+    # Scales with a tangent are applied outside of the primitive, and the self term after them.
     is_inside = d_in is None and d_out is None
     inner_x, inner_dx, scale_in = _pull_out(
         x, tangents.x, primals.node_scale_in, d_in, primals.to_hyperedges.by_col
@@ -255,6 +256,7 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
     if batched.hyperedge_scale or any(jax.tree.leaves(matrices)):
         return _disjoint_union(bind, operands, batched, size)
     x, own_scale, dtype = operands.x, operands.own_scale, operands.hyperedge_scale.dtype
+    # A batched self term is added outside of the primitive, like batched node scales.
     in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
     if own_scale is not None and (in_batched or out_batched or batched.own_scale):
         without, are_batched = operands._replace(own_scale=None), batched._replace(own_scale=None)
@@ -305,6 +307,7 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
 def _sharding(operands: Aggregation, results: object, **attributes: object) -> Sharding:
     """Split features, and blocks without common nodes: neither needs a collective."""
     del results, attributes
+    # Names of axes: b blocks, n nodes and m hyperedges of a block, e and d entries of both stages.
     stages = {"e": operands.to_hyperedges, "d": operands.to_nodes}
     nodes, blocks = operands.x.shape[0], operands.to_nodes.by_row.blocks
     hyperedges = operands.to_hyperedges.by_row.num_rows
@@ -401,7 +404,7 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
         ]
     else:
         indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
-    # Scratch memory: the hyperedges' sums, and the partial rows that blocks share in each stage.
+    # Absent operands have x as a placeholder, and a flag. Scratch memory: the hyperedges' sums, and the partial rows that blocks share in each stage.
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
     workspaces += [workspace_of(num_blocks, width, acc) for num_blocks in blocks]
     attributes = {

@@ -42,13 +42,13 @@ class Relations(NamedTuple):
     matrix: RelationalMatrix
 
 
-def _result(operands: Relations, *, transposed: bool, **attributes: Any) -> jax.ShapeDtypeStruct:
+def _result(operands: Relations, *, transposed: bool, **attributes: object) -> jax.ShapeDtypeStruct:
     del attributes
     shape = operands.matrix.nodes.by_row.num_rows, operands.rhs.shape[1 if transposed else 2]
     return jax.ShapeDtypeStruct(shape, operands.x.dtype)
 
 
-def _flops(operands: Relations, *, transposed: bool, **attributes: Any) -> int:
+def _flops(operands: Relations, *, transposed: bool, **attributes: object) -> int:
     """Return the flops of the method with the fewest products, without those of sums."""
     del attributes
     counts = xla.counts(operands.x, operands.rhs, operands.matrix, transposed=transposed)

@@ -170,12 +170,14 @@ def expected(c: Counts) -> dict[Method, float]:
         gathered(c.edges, size.k, c.num_src) + multiplied(c, c.edges) + messages + edges,
         messages + result,
     )
+    # Products of source pairs come first, then the sum over edges.
     times: dict[Method, float] = {"edges": by_edge}
     if pairs := c.source_pairs:
         times["source_pairs"] = in_turn(
             gathered(pairs, size.k, c.num_src) + multiplied(c, pairs) + between(pairs, size.n),
             edges + between(c.edges, size.n, pairs) + result,
         )
+    # Sums into destination pairs come first, then their products, then the sum over pairs.
     if pairs := c.destination_pairs:
         times["destination_pairs"] = in_turn(
             _destination_pair_sums(c),
@@ -287,6 +289,7 @@ def sums_by_basis_pay(counts: Counts, num_bases: int, *, lookup: bool = False) -
         basis, flops = c.num_src * size.n, 0
     row_bytes = num_bases * size.n  # of all bases
     products = once(num_bases * basis) + between(c.num_src, row_bytes) + Launch(0, 0, flops)
+    # One product of nodes with all bases, then a sum whose edges weigh each basis.
     by_basis = in_turn(
         products + once(c.num_src * size.k),
         edges + between(c.edges, row_bytes, c.num_src) + once(c.num_dst * row_bytes),

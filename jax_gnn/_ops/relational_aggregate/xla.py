@@ -131,6 +131,7 @@ def gradient_to_rhs(
         pairs = existing(matrix.pair_dst)
         lhs = _weighted_sum(x, weight, existing(matrix.to_pairs))
         sizes, lhs_rows, rhs_rows = pairs.sizes, pairs.numbering, pairs.gather
+    # The gradient of transposed weights is the transposed outer product.
     if transposed:
         lhs, rhs, lhs_rows, rhs_rows = rhs, lhs, rhs_rows, lhs_rows
     return grouped_outer(
@@ -183,6 +184,7 @@ def lookup_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     dtype = promoted(types.dtype, index_dtype(size))
     valid = in_range(types, num_relations) & in_range(by_row.cols, num_src)
     cols = jnp.where(valid, types.astype(dtype) * num_src + by_row.cols.astype(dtype), PADDING)
+    # Source pairs numbered by relation already sort the edges by column.
     if matrix.from_pairs is not None:
         order = matrix.from_pairs.by_col.order
     else:
@@ -223,6 +225,7 @@ class EdgesByRelation(NamedTuple):
     def of(cls, matrix: RelationalMatrix, num_relations: int) -> EdgesByRelation:
         """Sort the edges of a matrix by relation."""
         order, num_edges = _order_by_relation(matrix, num_relations), matrix.types.shape[0]
+        # `places` inverts `order`; padding has no place.
         numbers = jnp.arange(num_edges, dtype=order.dtype)
         places = jnp.full_like(order, PADDING)
         places = places.at[_padding_last(order, num_edges)].set(numbers, mode="drop")

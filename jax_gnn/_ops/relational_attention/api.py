@@ -117,6 +117,7 @@ def rgat_attention(
         raise ValueError(f"x_dst must have the {x.shape[1]} features of x, got shape {x_dst.shape}")
     slope = check_finite("negative_slope", negative_slope)
     size = graph.num_edges, heads
+    # Gates of the graph become factors after the softmax.
     plain_graph, scale = graph._gated(
         _check_edges("edge_scale", edge_scale, *size, acc), acc, heads
     )
@@ -140,6 +141,7 @@ def rgat_attention(
     )
     with use_implementation(implementation):
         y = args.attend()
+    # Weights of edges are computed only if someone asks for them.
     graph.nodes._note("attention", args.edge_weights)
     return y.reshape(len(y), heads, weights.src.shape[2])
 

@@ -131,6 +131,7 @@ class TypedEdges:
                 dst_dots, src_dots = dots(x_dst, vectors[:, :heads]), dots(x, vectors[:, heads:])
             pair_dots = gather(src_dots, self._source_lookup())
             return gather(dst_dots, self._destination_lookup()), gather(pair_dots, at_src)
+        # Dots of the existing pairs only; edges look up those of their two pairs.
         dst_vectors, src_vectors = jnp.split(vectors, 2, axis=1)
         src_dots, dst_dots = (
             relation_dots(rows, half, pairs.incidence, by_relation=not pairs.by_node)
@@ -235,11 +236,14 @@ def attend_rgat(
     edges, heads = TypedEdges(graph, precision), weights.dst.shape[1]
     if method == "source_pairs":
         return _rgat_by_source(edges, x, x_dst, weights, scores)
+    # Sum sources under the softmax of each destination pair, then multiply each sum once. All heads
+    # of a source have the same features until the product.
     score = scores.of(*edges.end_scores(x, x_dst, weights.both))
     value, to_pairs = each_head(x, heads * x.shape[1]), existing(edges.matrix.to_pairs)
     sums, stats = attend(value, EntryScores(score), scores.edge_scale, to_pairs, heads=heads)
     pairs = edges.pair_dst
     z = product_of_heads(sums, weights.kernel, None, pairs, heads=heads, precision=precision)
+    # Softmaxes within relations are those of the pairs: their sums are added without weights.
     share = None if scores.within_relations else shares(stats, pairs.node_segments)
     share_heads = 1 if share is None else heads
     y: Array = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=share_heads)
@@ -272,6 +276,8 @@ def _rgat_by_source(
     else:
         score = scores.of(*edges.end_scores(x, x_dst, weights.both))
         value = edges.pair_products(edges.pair_src, x, RelationMaps(kernel))
+    # The kernel of attention has one softmax for each destination. Softmaxes within relations are
+    # computed apart, over destination pairs, as weights of a plain sum.
     if not scores.within_relations:
         return attend(value, EntryScores(score), scale, from_pairs, heads=heads)[0]
     rows = existing(edges.matrix.to_pairs).by_row
@@ -315,6 +321,8 @@ def attend_hgt(
         scale: ``(edges, heads)`` factors after the softmax, or None.
     """
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
+    # By source pair: A and M are applied to sources, and queries are read as they are. The scale μ/√d
+    # is part of A, so that dots are scores.
     if method == "source_pairs":
         pairs, unit = edges.pair_src, jnp.ones((1, 1), acc)
         maps = weights.key if maps_keys else weights.query
@@ -322,11 +330,14 @@ def attend_hgt(
         values = edges.pair_products(pairs, value, weights.value)
         from_pairs = existing(edges.matrix.from_pairs)
         return attend(values, DotScores(query, keys, unit), scale, from_pairs, heads=heads)[0]
+    # By destination pair: Aᵀ is applied to queries, and M after the sums, so that edges gather keys
+    # and values of nodes.
     queries = edges.pair_products(edges.pair_dst, query, weights.query)
     shift = None
     if weights.shift is not None:
         shift = edges.pair_products(edges.pair_dst, query, weights.shift, dtype=acc)
     keys = each_head(key, queries.shape[1])
+    # Keys that are values are gathered once.
     if value is key:
         values, separate_keys = keys, None
     else:

@@ -132,12 +132,13 @@ def _transpose(
             precision=precision,
         )
 
+    # The cotangent of s: c · g Wᵀ, where the product gathers rows of g at the pairs' destinations.
     to_sums = by_head(sums_gradient, heads, ct, kernel, scale)
     delta = gather(row_dots(ct, y, heads), pairs.node_segments)
     if bias is not None:
         delta -= sddmm(ct, bias, pairs.incidence, heads=heads)
     delta *= share
-    # δ takes the place of ⟨ct, y⟩ in the gradients of attention, as a cotangent of the logarithm.
+    # The kernel needs no y: δ takes the place of ⟨ct, y⟩ in the gradients of attention, as a cotangent of the logarithm.
     scores = _dots(value, key, query)
     attended = value, scores, None, None, stats, None, to_sums, -delta, to_pairs
     to = gradients(*attended, heads=heads, slope=1.0)
@@ -188,6 +189,7 @@ def pair_attention(
     if scale is not None:
         return steps(*operands, scale=scale)[0]
 
+    # custom_jvp, not a primitive: the value is composed of other ops, only the tangent has a rule.
     @jax.custom_jvp
     def attend(*operands: Any) -> Array:
         return steps(*operands)[0]

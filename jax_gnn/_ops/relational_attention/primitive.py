@@ -87,6 +87,7 @@ def by_head(function: Callable[..., Array], heads: int, *arrays: Array) -> Array
     """Apply a function to each head's features, along the last axis of arrays and result."""
     if heads == 1:
         return function(*arrays)
+    # Heads become the leading axis, a batch of products with the same ids.
     split = (x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads) for x in arrays)
     result = jax.vmap(function)(*(jnp.moveaxis(x, -2, 0) for x in split))
     result = jnp.moveaxis(result, 0, -2)
@@ -181,6 +182,7 @@ def _projection_transpose(
     if to_value is not None:
         pairs = existing(matrix.pair_src)
         rows = product(to_value, kernel, pairs, None, transposed=True, precision=precision)
+        # The sum over pairs adds the gradient of the dots where it stores a row.
         own_scale = out_scale = None
         residual = None if gradient is None else gradient.astype(rows.dtype)
         matrix_of_pairs = pairs.gather.T

@@ -40,6 +40,7 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
     """
     c = Counts(**FAMILY.known(**counts._asdict()))
     k, n = c.k * c.itemsize, c.n * c.itemsize
+    # Each launch adds what it reads, multiplies and writes; launches run in turn.
     ids, result = once(c.edges * _IDS), once(c.num_dst * n)
     scores = Launch(0, c.edges * heads * _SCORE)
     times: dict[Method, float] = {}

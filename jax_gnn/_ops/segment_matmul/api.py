@@ -299,6 +299,7 @@ def _parse_product(
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
         if array.ndim != shape.count(",") + 1:
             raise ValueError(f"{name} must be {shape}, got shape {array.shape}")
+    # `wide` is a dtype that products can be taken in, `common` what the factors promote to.
     level = precision_level(precision)
     wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
     common = lhs.dtype if lhs.dtype == rhs.dtype else wide
@@ -345,7 +346,12 @@ def _holds(result: Any, common: Any, wide: Any) -> bool:
 
 
 def _parse_term(
-    name: str, term: ArrayLike | None, axes: str, shape: tuple[int, ...], like: str, dtype: Any
+    name: str,
+    term: ArrayLike | None,
+    axes: str,
+    shape: tuple[int, ...],
+    like: str,
+    dtype: DTypeLike,
 ) -> Array | None:
     """Check an array that is added to products, and convert it to ``dtype``."""
     if term is None:
@@ -368,6 +374,7 @@ def _parse_groups(sizes: ArrayLike, offset: Any, num_groups: int | None) -> tupl
         raise TypeError(f"group_offset must be an integer, got {offset.dtype}")
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
+    # Offsets beyond these limits hold no group, and fit int32 after the cut.
     limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
     return sizes, jnp.clip(signed(offset), *limits).astype(jnp.int32).reshape(1)
 
@@ -411,7 +418,7 @@ def _check_index(name: str, index: SegmentIndex, content: str, size: int) -> Spa
 
 
 def _parse_scale(
-    scale: ArrayLike | None, dtype: Any, rows: int, *gathers: SparseMatrix | None
+    scale: ArrayLike | None, dtype: DTypeLike, rows: int, *gathers: SparseMatrix | None
 ) -> Array | None:
     """Return factors of rows in the accumulator type, 0 for rows whose ids are out of range."""
     if scale is None:

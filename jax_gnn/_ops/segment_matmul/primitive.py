@@ -133,6 +133,7 @@ def _call(
     lhs, sizes, scale = operands.lhs, operands.sizes, operands.scale
     if lhs.dtype not in FLOATS:
         return None
+    # Kernels take int32: sizes are clipped to the rows, and ids narrowed if rows are few enough.
     if sizes.dtype != np.int32:
         if not at_most(rows, MAX_SIZE):
             return None
@@ -371,6 +372,7 @@ def _product_at(
     transposed: bool,
 ) -> Array:
     """Return the products of gathered rows of lhs, summed by the transpose of ``target``."""
+    # The transpose of a permutation is a scatter in the kernel; other gathers need a segment sum.
     scatter = target.T if target is not None and target.by_col.rows is None else None
     scale, sizes, offset = groups.scale, groups.sizes, groups.offset
     operands = Rows(lhs, rhs, None, None, scale, sizes, offset, gather, scatter)
@@ -389,6 +391,7 @@ def _matmul_transpose_lhs(bind: Bind, ct: Array, operands: Rows) -> Array:
 def _matmul_transpose_rhs(bind: Bind, ct: Array, operands: Rows) -> Array:
     lhs, gather, ct_gather = operands.lhs, operands.gather, operands.scatter
     ct_gather = ct_gather and ct_gather.T
+    # The gradient of transposed weights has the factors of the outer product exchanged.
     if bind.attributes["transposed"]:
         lhs, gather, ct, ct_gather = ct, ct_gather, lhs, gather
     scale, sizes, offset = operands.scale, operands.sizes, operands.offset
@@ -563,6 +566,8 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
     if not at_most(size * rows, MAX_SIZE):
         output = one_by_one(bind, operands)
         return output
+    # Extend the first and the last group of each element over its rows of no group, so that groups
+    # of all elements are contiguous; such rows are masked.
     cover = functools.partial(xla.cover, num_groups=num_groups, rows=rows)
     sizes, valid = jax.vmap(cover)(operands.sizes, operands.offset)
     if is_outer:
@@ -654,6 +659,7 @@ def _split(named: Rows | Factors, result: str) -> Sharding:
             is_outer = "num_groups" in bind.attributes
             count = bind.attributes["num_groups"] if is_outer else operands.rhs.shape[0]
             count = count // piece.count if is_outer else count
+            # A device's groups start at its multiple of their number.
             offset += (piece.index * count).astype(offset.dtype)
             changes = {"num_groups": count} if is_outer else {}
         return rule.joined([bind(operands._replace(sizes=sizes, offset=offset), **changes)], pieces)

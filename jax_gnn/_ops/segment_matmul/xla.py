@@ -119,6 +119,7 @@ def segment_matmul(
     shape = rows, rhs.shape[1 if transposed else 2]
     if num_groups == 0 or 0 in shape:
         return finished(jnp.zeros(shape, dtype), residual, activation, dtype)
+    # XLA reads all rows, so every row needs a group; rows of no group are masked after the product.
     sizes, valid = cover(sizes, offset, num_groups, rows)
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
     if scale is not None:
@@ -167,5 +168,6 @@ def segment_outer(
         lhs, rhs = (x.astype(scale.dtype) for x in (lhs, rhs))
         lhs *= column(scale)
     sizes, valid = cover(sizes, offset, num_groups, lhs.shape[0])
+    # Both factors are masked, since 0 · NaN is NaN.
     lhs, rhs = (jnp.where(column(valid & in_range), x, 0) for x in (lhs, rhs))
     return _ragged_dot((0, 0), lhs, rhs, sizes, precision).astype(dtype)
