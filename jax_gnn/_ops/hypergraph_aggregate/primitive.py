@@ -404,7 +404,7 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
         ]
     else:
         indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
-    # Absent operands have x as a placeholder, and a flag. Scratch memory: the hyperedges' sums, and the partial rows that blocks share in each stage.
+    # Scratch memory: the hyperedges' sums, and the partial rows that blocks share in each stage.
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
     workspaces += [workspace_of(num_blocks, width, acc) for num_blocks in blocks]
     attributes = {
@@ -414,6 +414,7 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
         "has_bias": np.bool_(bias is not None),
         "relu": np.bool_(relu),
     }
+    # x stands for absent operands, which flags tell apart.
     epilogue_operands = [operand or x for operand in (own_scale, residual, bias)]
     return Call([x, *scales, *epilogue_operands, *indices], attributes, workspaces)
 

@@ -321,8 +321,8 @@ def attend_hgt(
         scale: ``(edges, heads)`` factors after the softmax, or None.
     """
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
-    # By source pair: A and M are applied to sources, and queries are read as they are. The scale μ/√d
-    # is part of A, so that dots are scores.
+    # By source pair: A and M are applied to sources, and queries are read as they are. The factor
+    # μ / √d is part of A, so that dots are scores.
     if method == "source_pairs":
         pairs, unit = edges.pair_src, jnp.ones((1, 1), acc)
         maps = weights.key if maps_keys else weights.query

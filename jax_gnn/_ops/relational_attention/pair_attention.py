@@ -138,7 +138,8 @@ def _transpose(
     if bias is not None:
         delta -= sddmm(ct, bias, pairs.incidence, heads=heads)
     delta *= share
-    # The kernel needs no y: δ takes the place of ⟨ct, y⟩ in the gradients of attention, as a cotangent of the logarithm.
+    # The kernel needs no y: δ takes the place of ⟨ct, y⟩ in the gradients of attention, as the
+    # negative cotangent of the softmax's logarithm.
     scores = _dots(value, key, query)
     attended = value, scores, None, None, stats, None, to_sums, -delta, to_pairs
     to = gradients(*attended, heads=heads, slope=1.0)
