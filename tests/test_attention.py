@@ -353,13 +353,11 @@ GRAPHS: list[Graph] = [
     ("rows of many", 300),
     ("columns of many", 300),
     ("even", 48),
-    *(
-        ("sparse", 49),
-        ("one row", 130),
-        ("rows of many", 1700),
-        ("rows of many", 9000),
-        ("even", 0),
-    ),
+    ("sparse", 49),
+    ("one row", 130),
+    ("rows of many", 1700),
+    ("rows of many", 9000),
+    ("even", 0),
 ]
 WIDTHS = [
     ("float32", 1, 64),
