@@ -1,15 +1,15 @@
-"""What the tests of attention compare with: definitions in plain JAX, and all their derivatives.
+"""Checks of attention against definitions in plain JAX, with all their derivatives.
 
-An op of attention is described by two functions of (form, graph, operands by name), where a form
-says what is static: the op, and its definition in plain JAX. :func:`check_derivatives` compares all
-derivatives. It compiles one program for each form and for what is differentiated, one more for
-each form's definition, and none for another graph of the same shapes.
+Two functions of (form, graph, operands by name) describe an op of attention: the op, and its
+definition in plain JAX. A *form* holds the static options. :func:`check_derivatives` compares all
+derivatives. It compiles a program for each form and set of differentiated operands and one for each
+definition, and none for another graph of the same shapes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,19 +27,19 @@ on_cuda = pytest.mark.skipif(
 )
 
 
-def compare(got: Any, want: Any, what: str, tolerance: float = 1e-11) -> None:
+def compare(got, want, what, tolerance=1e-11):
     assert jax.tree.structure(got) == jax.tree.structure(want), what
-    for i, (one, other) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
-        assert_close(one, other, tolerance, f"{what}, {i}")
+    for i, (a, b) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
+        assert_close(a, b, tolerance, f"{what}, {i}")
 
 
-def softmax(score: Any, valid: Any, rows: Any, size: int) -> tuple[Any, Any]:
-    """Of each entry in its row; and the logarithms of what rows are divided by, 0 where they are 0.
+def softmax(score, valid, rows, size) -> tuple[Any, Any]:
+    """Return the softmax within each row, and the logarithms of denominators, 0 for empty rows.
 
     Args:
-        score: ``(entries, heads)``.
-        valid: likewise, which entries are not left out.
-        rows: the row of each, of those that are left out any.
+        score: ``(entries, heads)`` scores.
+        valid: ``(entries, heads)``, False for entries that are left out.
+        rows: ``(entries,)`` rows; any number for entries that are left out.
         size: number of rows.
     """
     at = jnp.where((rows >= 0) & (rows < size), rows, size)
@@ -51,8 +51,8 @@ def softmax(score: Any, valid: Any, rows: Any, size: int) -> tuple[Any, Any]:
     return powers / sums[at], (jnp.log(sums) + tops)[:size]
 
 
-def picked(x: Any, ids: Any) -> Any:
-    """Rows, zeros where an id is out of range."""
+def picked(x, ids):
+    """Return rows of x, zeros where an id is out of range."""
     valid = (ids >= 0) & (ids < len(x))
     rows = jnp.asarray(x)[jnp.where(valid, ids, 0)]
     return jnp.where(valid.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
@@ -61,95 +61,81 @@ def picked(x: Any, ids: Any) -> Any:
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
-def loss(results: Iterable[Any]) -> Any:
+def loss(results):
     return sum(jnp.sum(jnp.sin(x + i)) for i, x in enumerate(results))
 
 
-def _moving(attend: Attend, form: Any, graph: Any, operands: Any) -> Callable[[Any], Any]:
-    """A function of those operands that have derivatives."""
+def _moving(attend, form, graph, operands) -> Callable[[Any], Any]:
+    """Return a function of the differentiated operands."""
     return lambda moving: attend(form, graph, {**operands, **moving})
 
 
-def _dot(one: Any, other: Any) -> Any:
-    return sum(jnp.vdot(one[name], other[name]) for name in one)
+def _dot(a, b):
+    return sum(jnp.vdot(a[name], b[name]) for name in a)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def first(attend: Attend, form: Any, to: Any, graph: Any, operands: Any, moved: Any) -> Any:
-    """Results, their tangents, and the loss's gradients: in some operands, the others constant."""
+def first(attend, form, to, graph, operands, directions):
+    """Return results, tangents, and gradients of the loss, in the operands named by ``to``."""
     function = _moving(attend, form, graph, operands)
-    moving, along = ({name: each[name] for name in to} for each in (operands, moved))
-    results, tangents = jax.jvp(function, (moving,), (along,))
-    return results, tangents, jax.grad(lambda x: loss(function(x)))(moving)
+    primals, tangents_in = (
+        {name: arrays[name] for name in to} for arrays in (operands, directions)
+    )
+    results, tangents = jax.jvp(function, (primals,), (tangents_in,))
+    return results, tangents, jax.grad(lambda x: loss(function(x)))(primals)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def second(attend: Attend, form: Any, to: Any, graph: Any, operands: Any, moved: Any) -> Any:
-    """Of these gradients forward along all operands, and in reverse to all."""
+def second(attend, form, to, graph, operands, directions):
+    """Return the derivatives of these gradients in all operands, forward and in reverse."""
 
-    def gradients(operands: Any) -> Any:
+    def gradients(operands):
         moving = {name: operands[name] for name in to}
         return jax.grad(lambda x: loss(_moving(attend, form, graph, operands)(x)))(moving)
 
-    forward = jax.jvp(gradients, (operands,), (moved,))[1]
-    return forward, jax.grad(lambda x: _dot(gradients(x), moved))(operands)
+    forward = jax.jvp(gradients, (operands,), (directions,))[1]
+    return forward, jax.grad(lambda x: _dot(gradients(x), directions))(operands)
 
 
-def definition(attend: Attend, form: Any, graph: Any, operands: Any, moved: Any) -> Any:
-    """Results, tangents, gradients, and the derivative of these along what is moved."""
+def definition(attend, form, graph, operands, directions):
+    """Return results, tangents, gradients, and the derivative of these along directions."""
     with setting("xla", "float64"):  # one program for all implementations
-        return _definition(attend, form, graph, operands, moved)
+        return _definition(attend, form, graph, operands, directions)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _definition(attend: Attend, form: Any, graph: Any, operands: Any, moved: Any) -> Any:
+def _definition(attend, form, graph, operands, directions):
     function = functools.partial(attend, form, graph)
-    gradients, change = jax.jvp(
-        jax.grad(lambda x: loss(function(x))), *(({**x},) for x in (operands, moved))
+    gradients, second_order = jax.jvp(
+        jax.grad(lambda x: loss(function(x))), *(({**x},) for x in (operands, directions))
     )
-    return *jax.jvp(function, (operands,), (moved,)), gradients, change
+    return *jax.jvp(function, (operands,), (directions,)), gradients, second_order
 
 
 def check_derivatives(
-    ours: Attend,
-    plain: Attend,
-    form: Any,
-    graph: Any,
-    operands: Mapping[str, Any],
-    moved: Mapping[str, Any],
-    subsets: Iterable[Iterable[str]],
-    *,
-    of_gradients: bool = True,
-) -> None:
-    """Compares derivatives in subsets of the operands while the others are constants."""
-    change = definition(plain, form, graph, operands, moved)[3]
+    ours, plain, form, graph, operands, directions, subsets, *, of_gradients=True
+):
+    """Compare derivatives in subsets of the operands."""
+    second_order = definition(plain, form, graph, operands, directions)[3]
     for names in subsets:
         to = tuple(names)
-        part = {name: x if name in to else np.zeros_like(x) for name, x in moved.items()}
-        results, tangents, gradients, part_change = definition(plain, form, graph, operands, part)
+        partial = {name: x if name in to else np.zeros_like(x) for name, x in directions.items()}
+        results, tangents, gradients, second_partial = definition(
+            plain, form, graph, operands, partial
+        )
         want = results, tangents, {name: gradients[name] for name in to}
-        compare(first(ours, form, to, graph, operands, moved), want, f"{to}")
+        compare(first(ours, form, to, graph, operands, directions), want, f"{to}")
         if of_gradients:
-            want = {name: change[name] for name in to}, part_change
-            compare(second(ours, form, to, graph, operands, moved), want, f"gradients to {to}")
+            want = {name: second_order[name] for name in to}, second_partial
+            compare(second(ours, form, to, graph, operands, directions), want, f"gradients to {to}")
 
 
-def check_batch(
-    ours: Attend,
-    plain: Attend,
-    form: Any,
-    graphs: Any,
-    operands: Mapping[str, Any],
-    batched: Iterable[str],
-    to: Iterable[str],
-    *,
-    graph_axis: int | None = None,
-) -> None:
-    """Compares results and gradients of a batch, of operands and maybe of graphs, one by one."""
+def check_batch(ours, plain, form, graphs, operands, batched, to, *, graph_axis=None):
+    """Compare results and gradients of a batch, of operands or also graphs, with single calls."""
     axes = {name: 0 if name in batched else None for name in operands}
     names = tuple(to)
 
-    def run(graph: Any, operands: Any) -> Any:
+    def run(graph, operands):
         function = _moving(ours, form, graph, operands)
         moving = {name: operands[name] for name in names}
         return function(moving), jax.grad(lambda x: loss(function(x)))(moving)

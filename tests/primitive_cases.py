@@ -13,8 +13,16 @@ from op_suite import KERNELS, PLATFORM
 from jax_gnn import Hypergraph, RelationalGraph
 from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
 from jax_gnn._ops.attention import leaky
-from jax_gnn._ops.attention.primitive import Known
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Moving, Scores, Typed
+from jax_gnn._ops.attention.primitive import Residuals
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+    Tangents,
+    TypedScores,
+)
 from jax_gnn._ops.edge_region.primitive import Known as RegionKnown
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.relational_attention import primitive as typed
@@ -72,15 +80,20 @@ ATTENDED = (floats(5, 4), floats(5, 1, 2))  # results of attention
 
 # Scores of one head of four features.
 OF_KIND: dict[str, Scores] = {
-    "given": Given(floats(4, 1)),
-    "ends": Ends(floats(5, 1), floats(3, 1)),
-    "dots": Dots(floats(5, 4), floats(3, 4), floats(1, 1)),
-    "dots of values": Dots(floats(5, 4), None, floats(1, 1)),
-    "leaky": Leaky(floats(5, 4), floats(3, 4), floats(1, 4)),
-    "leaky of values": Leaky(floats(5, 4), None, floats(1, 4)),
-    "typed": Typed(floats(2, 4), floats(4, 1), None, None, ids(0, 1, 1, 0), ids(1, 0, 0)),
-    "typed of rows": Typed(
-        floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0), ids(1, 0, 0)
+    "given": EntryScores(floats(4, 1)),
+    "ends": AdditiveScores(floats(5, 1), floats(3, 1)),
+    "dots": DotScores(floats(5, 4), floats(3, 4), floats(1, 1)),
+    "dots of values": DotScores(floats(5, 4), None, floats(1, 1)),
+    "leaky": GATv2Scores(floats(5, 4), floats(3, 4), floats(1, 4)),
+    "leaky of values": GATv2Scores(floats(5, 4), None, floats(1, 4)),
+    "typed": TypedScores(floats(2, 4), floats(4, 1), None, None, ids(0, 1, 1, 0), ids(1, 0, 0)),
+    "typed of rows": TypedScores(
+        floats(2, 4),
+        floats(4, 1),
+        floats(5, 4),
+        floats(2, 1, 4),
+        ids(0, 1, 1, 0),
+        ids(1, 0, 0),
     ),
 }
 
@@ -224,11 +237,13 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
     **{
         f"attention_jvp, {kind}": (
-            Known(floats(3, 4), scores, floats(4, 1), *ATTENDED, floats(4, 1), None, None, MATRIX),
-            Moving(
+            Residuals(
+                floats(3, 4), scores, floats(4, 1), *ATTENDED, floats(4, 1), None, None, MATRIX
+            ),
+            Tangents(
                 floats(3, 4),
                 **({"score": floats(4, 1)} if scores.keys == 0 else {})
-                | {name: getattr(scores, field) for name, field in scores.moving.items()},
+                | {name: getattr(scores, field) for name, field in scores.tangent_fields.items()},
             ),
             OF_HEADS,
         )

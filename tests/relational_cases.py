@@ -1,8 +1,8 @@
-"""Inputs of products by relation, and their reference, for the modules that test them."""
+"""Inputs and references of products by relation."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from op_spec import OUT_OF_RANGE, Incidence
@@ -13,7 +13,7 @@ RELATIONS = 5
 
 
 class Triples(NamedTuple):
-    """What references get, in the order of a graph, those with an id out of range last."""
+    """Edges for references, in the order of a graph; edges with an id out of range come last."""
 
     src: np.ndarray
     rel: np.ndarray
@@ -28,7 +28,7 @@ class Triples(NamedTuple):
 
 
 def random_triples(rng: np.random.Generator, scenario: str) -> Triples:
-    """Two relations, the last among them, have no edges; of a giant one relation has them all."""
+    """Draw edges: two relations, the last one included, have none; in "giant" one has all."""
     incidence = Incidence.random(rng, scenario)
     size = len(incidence.left)
     rel = rng.permutation(RELATIONS - 1)[: RELATIONS - 2][rng.integers(0, RELATIONS - 2, size)]
@@ -40,13 +40,13 @@ def random_triples(rng: np.random.Generator, scenario: str) -> Triples:
         where = rng.choice(size, size // 8, replace=False)
         rel[where] = rng.choice([*OUT_OF_RANGE, RELATIONS], len(where))
     sizes = incidence.num_left, incidence.num_right
-    given = Triples(incidence.left, rel, incidence.right, *sizes)
-    order = np.lexsort((given.src, given.rel, given.dst, ~given.valid))
-    return Triples(given.src[order], rel[order], given.dst[order], *sizes)
+    triples = Triples(incidence.left, rel, incidence.right, *sizes)
+    order = np.lexsort((triples.src, triples.rel, triples.dst, ~triples.valid))
+    return Triples(triples.src[order], rel[order], triples.dst[order], *sizes)
 
 
-def graph_of(triples: Triples, parts: Any = ("from_pairs", "to_pairs")) -> RelationalGraph:
-    """With room for a pair an edge, so that graphs of equal sizes can be stacked."""
+def graph_of(triples, parts=("from_pairs", "to_pairs")) -> RelationalGraph:
+    """Build a graph with a pair for each edge, so that graphs of equal sizes can be stacked."""
     src, rel, dst, num_src, num_dst = triples
     sizes = {"num_src": num_src, "num_dst": num_dst, "num_relations": RELATIONS}
     graph = RelationalGraph.from_triples(src, rel, dst, **sizes, parts=parts, validate=False)
@@ -58,7 +58,7 @@ def graph_of(triples: Triples, parts: Any = ("from_pairs", "to_pairs")) -> Relat
 def aggregate_reference(
     triples: Triples, x: np.ndarray, rhs: np.ndarray, weight: np.ndarray | None = None
 ) -> np.ndarray:
-    """Relation by relation."""
+    """Sum the products of one relation after another."""
     weight = np.ones(len(triples.src)) if weight is None else weight
     result = np.zeros((triples.num_dst, rhs.shape[2]), np.result_type(x, rhs, weight))
     for relation in np.unique(triples.rel[triples.valid]):
@@ -71,7 +71,7 @@ def aggregate_reference(
 def lookup_reference(
     triples: Triples, table: np.ndarray, weight: np.ndarray | None = None
 ) -> np.ndarray:
-    """Edge by edge."""
+    """Sum the rows of all edges."""
     weight = np.ones(len(triples.src)) if weight is None else weight
     result = np.zeros((triples.num_dst, table.shape[2]), np.result_type(table, weight))
     edges = np.flatnonzero(triples.valid)

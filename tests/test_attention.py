@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import emulation
@@ -30,18 +29,25 @@ from jax_gnn._core import ffi
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._ops.attention import schedule
 from jax_gnn._ops.attention.primitive import attention
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+    TypedScores,
+)
 
 RELATIONS = 3
 KINDS: dict[str, type[Scores]] = {
-    "given": Given,
-    "ends": Ends,
-    "dots": Dots,
-    "dots of values": Dots,
-    "leaky": Leaky,
-    "leaky of values": Leaky,
-    "typed": Typed,
-    "typed of rows": Typed,
+    "given": EntryScores,
+    "ends": AdditiveScores,
+    "dots": DotScores,
+    "dots of values": DotScores,
+    "leaky": GATv2Scores,
+    "leaky of values": GATv2Scores,
+    "typed": TypedScores,
+    "typed of rows": TypedScores,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
@@ -49,7 +55,7 @@ everywhere = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 class Form(NamedTuple):
-    """What is static of attention; ``k`` are the features of keys, 0 for those of values."""
+    """Static options of attention; ``k``: features of keys, 0 for those of values."""
 
     kind: str
     heads: int = 2
@@ -64,14 +70,14 @@ class Form(NamedTuple):
         return self.k or self.features
 
     @property
-    def whole(self) -> list[str]:
-        """The operands that kernels have gradients of: all but factors."""
+    def differentiated(self) -> list[str]:
+        """Operands that kernels have gradients of: all but factors."""
         shapes = shapes_of(self, 1, 1, 1)
         return [name for name in shapes if name not in ("scale", "entry_scale")]
 
 
 class Entries(NamedTuple):
-    """A matrix, and the relations of its entries and columns."""
+    """Matrix, with the relations of its entries and columns."""
 
     matrix: SparseMatrix
     types: Any
@@ -82,14 +88,14 @@ class Entries(NamedTuple):
         return self.matrix.by_row.valid(self.matrix.by_col.num_rows)
 
 
+# The distribution of entries over rows and columns, and their number.
 Graph = tuple[str, int]
-"""How entries are spread, and how many there are."""
 
 
 def entries_of(
     rng: np.random.Generator, graph: Graph = ("even", 45), sizes: tuple[int, int] | None = None
 ) -> Entries:
-    """Some of them padding: it looks like entries by row, by column, or neither."""
+    """Draw entries; padding has ids out of range of rows, of columns, or of both."""
     spread, count = graph
     num_rows, num_cols = sizes or (
         int(n) for n in rng.integers(1, min(max(2 * count, 1), 70) + 1, 2)
@@ -103,15 +109,15 @@ def entries_of(
         rows[:], cols[:] = num_rows // 2, num_cols - 1
     elif spread == "sparse":
         rows, cols = rows // 7 * 7, cols // 5 * 5
-    rows, at = np.sort(rows), np.arange(count)
+    rows, numbers = np.sort(rows), np.arange(count)
     padding = rng.random(count) < rng.choice([0, 0.2] if sizes is None else [0.2])
-    by_row = np.where(padding, np.where(at % 2, -1, num_cols), cols)
-    known = np.where(padding & (at % 3 == 0), -1, cols)
-    order = np.argsort(known, kind="stable")
+    by_row = np.where(padding, np.where(numbers % 2, -1, num_cols), cols)
+    col_ids = np.where(padding & (numbers % 3 == 0), -1, cols)
+    order = np.argsort(col_ids, kind="stable")
     by_col = np.where(padding, num_rows + 5, rows)[order]
     matrix = SparseMatrix(
         Csr(ids(*rows), ids(*by_row), num_rows=num_rows),
-        Csr(ids(*known[order]), ids(*by_col), ids(*order), num_rows=num_cols),
+        Csr(ids(*col_ids[order]), ids(*by_col), ids(*order), num_rows=num_cols),
     )
     col_types = np.sort(rng.integers(0, RELATIONS, num_cols))
     col_types[num_cols - num_cols // 8 :] = -1
@@ -120,7 +126,7 @@ def entries_of(
 
 
 def shapes_of(form: Form, rows: int, cols: int, count: int) -> dict[str, tuple[int, ...]]:
-    """Of all float operands."""
+    """Return the shapes of all float operands."""
     heads, width, keys = form.heads, form.heads * form.features, form.heads * form.keys
     fields = {
         "given": {"score": (count, heads)},
@@ -146,18 +152,18 @@ def operands_of(
     rng: np.random.Generator, form: Form, entries: Entries, *batch: int
 ) -> dict[str, np.ndarray]:
     shapes = shapes_of(form, *sizes_of(entries))
-    found = {name: rng.normal(size=(*batch, *shape)) for name, shape in shapes.items()}
+    operands = {name: rng.normal(size=(*batch, *shape)) for name, shape in shapes.items()}
     for name, factor in (("row", form.keys**-0.25), ("col", form.keys**-0.25)):
-        if name in found and form.kind != "ends":
-            found[name] *= factor
+        if name in operands and form.kind != "ends":
+            operands[name] *= factor
     for name, n in (("vector", form.keys), ("of_value", form.features), ("of_x", form.keys)):
-        if name in found:
-            found[name] *= n**-0.5
-    return found
+        if name in operands:
+            operands[name] *= n**-0.5
+    return operands
 
 
-def typed(operands: Mapping[str, Any], form: Form, dtype: str) -> dict[str, Any]:
-    """In the dtype, or the accumulator's."""
+def typed(operands, form, dtype) -> dict[str, Any]:
+    """Convert operands to the dtype, or to its accumulator type."""
     acc = jnp.promote_types(dtype, jnp.float32)
     of_rows = {"value", "x", "of_x", "of_value", *(() if form.kind == "ends" else ("row", "col"))}
     return {
@@ -165,29 +171,29 @@ def typed(operands: Mapping[str, Any], form: Form, dtype: str) -> dict[str, Any]
     }
 
 
-def dots(entries: Entries, x: Any, of_x: Any) -> Any:
-    """Of the rows, with the vectors of entries' relations."""
+def dots(entries, x, of_x):
+    """Return dots of the rows with the vectors of the entries' relations."""
     acc = jnp.promote_types(x.dtype, jnp.float32)
     x, of_x = x.astype(acc), of_x.astype(acc)
     terms = picked(x, entries.matrix.by_row.rows)[:, None] * picked(of_x, entries.types)
     return jnp.sum(terms, -1)
 
 
-def scores_of(form: Form, entries: Entries, operands: Mapping[str, Any]) -> Scores:
+def scores_of(form, entries, operands) -> Scores:
     fields = {k: x for k, x in operands.items() if k not in ("value", "entry_scale")}
     if form.kind.endswith("of values"):
         fields["col"] = None
-    if KINDS[form.kind] is not Typed:
+    if KINDS[form.kind] is not TypedScores:
         return KINDS[form.kind](**fields)
     x, of_x = fields.get("x"), fields.get("of_x")
     at_row = fields["at_row"] if x is None else dots(entries, x, of_x)
-    return Typed(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
+    return TypedScores(fields["of_value"], at_row, x, of_x, entries.types, entries.col_types)
 
 
-def ours(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The sum, the logarithm of what its softmax is divided by, and raw scores; 0 for none.
+def ours(form, entries, operands) -> tuple[Any, ...]:
+    """Return sums, logarithms of the softmax's denominators, and raw scores if they are kept.
 
-    Scores only where they are kept: in training they are nobody's.
+    Rows without entries have logarithm 0.
     """
     y, stats, raw = attention(
         operands["value"],
@@ -203,12 +209,12 @@ def ours(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any
     return y, lse, jnp.where(entries.valid[:, None] & (raw > -jnp.inf), raw, 0)
 
 
-def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The same in plain jax.numpy, with arrays of entries."""
+def plain(form, entries, operands) -> tuple[Any, ...]:
+    """Return the results of ``ours`` in plain jax.numpy, with arrays of entries."""
     csr, value = entries.matrix.by_row, operands["value"]
     rows, cols, valid = csr.rows, csr.cols, entries.valid[:, None]
 
-    def split(x: Any) -> Any:
+    def split(x):
         return x.reshape(len(x), form.heads, x.shape[1] // form.heads)
 
     key = operands.get("col", value)
@@ -216,9 +222,9 @@ def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[An
         raw = operands["score"]
     elif form.kind == "ends":
         raw = picked(operands["row"], rows) + picked(operands["col"], cols)
-    elif KINDS[form.kind] is Dots:
+    elif KINDS[form.kind] is DotScores:
         raw = operands["scale"] * split(picked(operands["row"], rows) * picked(key, cols)).sum(-1)
-    elif KINDS[form.kind] is Leaky:
+    elif KINDS[form.kind] is GATv2Scores:
         z = picked(operands["row"], rows) + picked(key, cols)
         raw = split(operands["vector"] * jnp.where(z >= 0, z, form.slope * z)).sum(-1)
     else:
@@ -231,7 +237,7 @@ def plain(form: Form, entries: Entries, operands: Mapping[str, Any]) -> tuple[An
         )
     valid &= raw > -jnp.inf
     raw = score = jnp.where(valid, raw, 0)
-    if KINDS[form.kind] in (Ends, Typed):
+    if KINDS[form.kind] in (AdditiveScores, TypedScores):
         score = jnp.where(raw >= 0, raw, form.slope * raw)
     weight, lse = softmax(score, valid, rows, csr.num_rows)
     weight *= jnp.where(valid, operands["entry_scale"], 0) if form.is_scaled else 1
@@ -246,14 +252,18 @@ SIZES = 12, 9  # rows and columns
 FORMS = [
     *(Form(kind) for kind in KINDS),
     # Keys of other widths than values, numbers that kernels do not take, and no factors.
-    *(Form("dots", k=3), Form("leaky", 1, 3, 5), Form("given", 3, 1, is_scaled=False)),
-    *(Form("ends", 1, is_scaled=False), Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True)),
-    *(Form("typed of rows", 1, 8, keeps_raw=True), Form("typed of rows", 1, 3, slope=0.0)),
+    Form("dots", k=3),
+    Form("leaky", 1, 3, 5),
+    Form("given", 3, 1, is_scaled=False),
+    Form("ends", 1, is_scaled=False),
+    Form("typed", 1, 8, 4, is_scaled=False, keeps_raw=True),
+    Form("typed of rows", 1, 8, keeps_raw=True),
+    Form("typed of rows", 1, 3, slope=0.0),
 ]
 
 
 def case_of(rng: np.random.Generator, form: Form) -> tuple[Entries, Any, Any]:
-    """Entries, operands, and what moves them."""
+    """Return entries, operands, and directions."""
     entries = entries_of(rng, sizes=SIZES)
     return entries, operands_of(rng, form, entries), operands_of(rng, form, entries)
 
@@ -265,26 +275,26 @@ def names_of(form: Form) -> list[str]:
 
 @everywhere
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_derivatives(rng: np.random.Generator, form: Form, implementation: str) -> None:
-    """Results, tangents and gradients; and theirs, which are the same for all implementations.
+def test_derivatives(rng, form, implementation):
+    """Derivatives with and without those of factors, for which rules differ.
 
-    Rules tell apart whether factors have them.
+    Second derivatives are the same composition for all implementations.
     """
-    subsets = [names_of(form), form.whole]
+    subsets = [names_of(form), form.differentiated]
     of_gradients = implementation == IMPLEMENTATIONS[0] and not form.keeps_raw
     with setting(implementation, "float64"):
         check_derivatives(
-            *(ours, plain, form, *case_of(rng, form), subsets), of_gradients=of_gradients
+            ours, plain, form, *case_of(rng, form), subsets, of_gradients=of_gradients
         )
 
 
 @on_first
 @each_kind
-def test_in_each_operand_alone(rng: np.random.Generator, kind: str, implementation: str) -> None:
+def test_in_each_operand_alone(rng, kind, implementation):
     form = Form(kind)
     alone = [(name,) for name in names_of(form)]
     with setting(implementation, "float64"):
-        check_derivatives(*(ours, plain, form, *case_of(rng, form), alone), of_gradients=False)
+        check_derivatives(ours, plain, form, *case_of(rng, form), alone, of_gradients=False)
 
 
 BATCHED = [
@@ -296,69 +306,87 @@ BATCHED = [
 
 @on_first
 @pytest.mark.parametrize(("form", "batched"), BATCHED, ids=str)
-def test_batches(rng: np.random.Generator, form: Form, batched: str, implementation: str) -> None:
-    """Of one operand, of several, and of graphs: values and gradients."""
+def test_batches(rng, form, batched, implementation):
+    """Values and gradients of batches: of one operand, of several, and of graphs."""
     size, every = 3, names_of(form)
     names = {"all": every, "graph": every, "but the first": every[1:]}.get(batched, [batched])
     graphs = [entries_of(rng, sizes=SIZES) for _ in range(size)]
-    one, several = operands_of(rng, form, graphs[0]), operands_of(rng, form, graphs[0], size)
-    operands = {name: several[name] if name in names else x for name, x in one.items()}
+    single, batch = operands_of(rng, form, graphs[0]), operands_of(rng, form, graphs[0], size)
+    operands = {name: batch[name] if name in names else x for name, x in single.items()}
     of_graphs = batched == "graph"
-    # What a kernel gives at once, and what is composed.
-    to = every if batched == "all" else form.whole
+    # All gradients are composed; those without factors are a kernel's.
+    to = every if batched == "all" else form.differentiated
     with setting(implementation, "float64"):
         check_batch(
-            *(ours, plain, form, stack(graphs) if of_graphs else graphs[0], operands, names, to),
+            ours,
+            plain,
+            form,
+            stack(graphs) if of_graphs else graphs[0],
+            operands,
+            names,
+            to,
             graph_axis=0 if of_graphs else None,
         )
 
 
 @each_kind
-def test_batches_of_one_graph_join_the_heads(rng: np.random.Generator, kind: str) -> None:
-    """So that one call serves all of them."""
+def test_batches_of_one_graph_join_the_heads(rng, kind):
+    """One call of the kernel computes a batch."""
     form, entries = Form(kind), entries_of(rng)
-    shared = "scale", "vector"  # of which each graph has its own, or that all have in common
+    shared = "scale", "vector"  # not batched
     operands = {
         name: x[0] if name in shared else x
         for name, x in operands_of(rng, form, entries, 3).items()
     }
     axes = {name: None if name in shared else 0 for name in operands}
     jaxpr = jax.make_jaxpr(jax.vmap(functools.partial(ours, form, entries), (axes,)))(operands)
-    found = [each for each in jaxpr.eqns if each.primitive.name == "jax_gnn_attention"]
-    assert [each.params["heads"] for each in found] == [3 * form.heads]
+    calls = [call for call in jaxpr.eqns if call.primitive.name == "jax_gnn_attention"]
+    assert [call.params["heads"] for call in calls] == [3 * form.heads]
 
 
 # --- Kernels -------------------------------------------------------------------------------------
 
-WALKED = 2801  # features, from which on some hundreds of entries are too many for one step
+WALKED = 2801  # features, too many for the step kernel with some hundreds of entries
 GRAPHS: list[Graph] = [
-    *(("even", 1), ("even", 700), ("rows of many", 300), ("columns of many", 300), ("even", 48)),
-    *(
-        ("sparse", 49),
-        ("one row", 130),
-        ("rows of many", 1700),
-        ("rows of many", 9000),
-        ("even", 0),
-    ),
+    ("even", 1),
+    ("even", 700),
+    ("rows of many", 300),
+    ("columns of many", 300),
+    ("even", 48),
+    ("sparse", 49),
+    ("one row", 130),
+    ("rows of many", 1700),
+    ("rows of many", 9000),
+    ("even", 0),
 ]
 WIDTHS = [
-    *(("float32", 1, 64), ("float32", 8, 8), ("float32", 1, 20), ("float32", 16, 4)),
-    *(("float32", 3, 16), ("float32", 3, 128), ("float32", 3, 5), ("float16", 1, 64)),
-    *(("float16", 8, 16), ("bfloat16", 8, 8), ("bfloat16", 1, 72), ("bfloat16", 2, 256)),
-    *(("float64", 1, 32), ("float64", 8, 4)),
+    ("float32", 1, 64),
+    ("float32", 8, 8),
+    ("float32", 1, 20),
+    ("float32", 16, 4),
+    ("float32", 3, 16),
+    ("float32", 3, 128),
+    ("float32", 3, 5),
+    ("float16", 1, 64),
+    ("float16", 8, 16),
+    ("bfloat16", 8, 8),
+    ("bfloat16", 1, 72),
+    ("bfloat16", 2, 256),
+    ("float64", 1, 32),
+    ("float64", 8, 4),
 ]
 ERRORS = {"float32": 3e-5, "float64": 1e-11, "float16": 1e-2, "bfloat16": 0.06}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def with_gradients(attend: Any, form: Form, entries: Entries, operands: Any, cts: Any) -> Any:
-    """The results, and gradients of all that a kernel has them of; of no cotangent, of y alone."""
+def with_gradients(attend, form, entries, operands, cts):
+    """Return results with a cotangent, and the gradients that a kernel computes."""
 
-    def results(moving: Any) -> Any:
+    def results(moving):
         return attend(form, entries, {**operands, **moving})[: len(cts)]
 
-    found, pull = jax.vjp(results, {name: operands[name] for name in form.whole})
-    return found, pull(tuple(ct.astype(x.dtype) for ct, x in zip(cts, found, strict=True)))[0]
+    y, pull = jax.vjp(results, {name: operands[name] for name in form.differentiated})
+    return y, pull(tuple(ct.astype(x.dtype) for ct, x in zip(cts, y, strict=True)))[0]
 
 
 def check_kernels(
@@ -369,44 +397,46 @@ def check_kernels(
     implementation: str,
     error: float = 0.0,
 ) -> None:
-    """Against the definition in float64, with NaN in what no entry reads; and twice the same."""
+    """Compare with the definition in float64; rows that no entry reads are NaN; bits repeat."""
     operands = typed(operands_of(rng, form, entries), form, dtype)
     rows, cols, _ = sizes_of(entries)
     cts = rng.normal(size=(rows, form.heads * form.features)), rng.normal(size=(rows, form.heads))
     cts = cts[: rng.integers(1, 3)]
     cts = tuple(x.astype(np.float16).astype(jnp.dtype(dtype)) for x in cts)
     dirty, csr = {name: x.copy() for name, x in operands.items()}, entries.matrix.by_row
-    for name, size, read in (
+    for name, size, read_ids in (
         ("row", rows, csr.rows),
         ("col", cols, csr.cols),
         ("value", cols, csr.cols),
     ):
-        if name in dirty and KINDS[form.kind] is not Typed:  # whose vectors have all values' sums
-            dirty[name][np.setdiff1d(np.arange(size), read[entries.valid])] = np.nan
+        if (
+            name in dirty and KINDS[form.kind] is not TypedScores
+        ):  # whose vectors have all values' sums
+            dirty[name][np.setdiff1d(np.arange(size), read_ids[entries.valid])] = np.nan
     with setting(implementation, dtype):
         got = with_gradients(ours, form, entries, dirty, cts)
         again = with_gradients(ours, form, entries, dirty, cts)
-    # XLA adds up those of x and its vectors here, in any order on a GPU.
-    own = [
-        (y, {k: x for k, x in found.items() if k not in ("x", "of_x")}) for y, found in (got, again)
+    # XLA sums the gradients of x and of_x, in any order on a GPU.
+    kernel_results = [
+        (y, {k: x for k, x in grads.items() if k not in ("x", "of_x")}) for y, grads in (got, again)
     ]
-    assert same_bits(*own)
+    assert same_bits(*kernel_results)
     with setting("xla", "float64"):
         exact = dict(zip(operands, wide(list(operands.values())), strict=True))
         want = with_gradients(plain, form, entries, exact, wide(cts))
     bound = max(ERRORS[dtype], error if dtype == "float32" else 0)
-    (results, found), (wanted, gradients) = got, want
-    compare(results, wanted, f"{form}", bound)
-    left = of_rounding(dtype, entries, exact, wanted[0], cts[0])
+    (results, grads), (exact_results, gradients) = got, want
+    compare(results, exact_results, f"{form}", bound)
+    cancellation = of_rounding(dtype, entries, exact, exact_results[0], cts[0])
     for name, gradient in gradients.items():
-        many = 1 if name in ("row", "score", "at_row") else len(wanted[0]) ** 0.5
-        compare(found[name], gradient, f"{form}, {name}", bound + left * many)
+        factor = 1 if name in ("row", "score", "at_row") else len(exact_results[0]) ** 0.5
+        compare(grads[name], gradient, f"{form}, {name}", bound + cancellation * factor)
 
 
-def of_rounding(dtype: str, entries: Entries, operands: Any, y: Any, ct: Any) -> float:
-    """What is left in gradients of scores, where ⟨ct, y⟩ cancels, of a result that is rounded.
+def of_rounding(dtype, entries, operands, y, ct) -> float:
+    """Bound the error of scores' gradients, where ⟨ct, y⟩ cancels, by the rounding of y.
 
-    It is rounded to a half type, or as often as a block adds up entries of a row.
+    y is rounded to a half type, or as often as a block sums entries of a row.
     """
     rows = np.asarray(entries.matrix.by_row.rows)[entries.valid]
     added = min(np.bincount(rows).max(initial=0), 256) if jnp.dtype(dtype).itemsize > 2 else 1
@@ -435,17 +465,9 @@ def of_rounding(dtype: str, entries: Entries, operands: Any, y: Any, ct: Any) ->
     ],
     ids=str,
 )
-def test_kernels(
-    rng: np.random.Generator,
-    kind: str,
-    dtype: str,
-    heads: int,
-    features: int,
-    graph: Graph,
-    implementation: str,
-) -> None:
+def test_kernels(rng, kind, dtype, heads, features, graph, implementation):
     """Values and gradients, with rows and columns that span blocks, and some without entries."""
-    # Half types round few of thousands of scores to the other side of 0: there the slope is near 1.
+    # Half types round a few scores across 0, where slopes near 1 change gradients little.
     slope = 0.97 if kind.startswith("typed") and jnp.dtype(dtype).itemsize == 2 else SLOPE
     form = Form(kind, heads, features, is_scaled=bool(rng.integers(2)), slope=slope)
     check_kernels(rng, form, entries_of(rng, graph), dtype, implementation)
@@ -454,27 +476,28 @@ def test_kernels(
 @on_first
 @pytest.mark.parametrize("features", [9, 17])
 @pytest.mark.parametrize("kind", ["given", "ends"])
-def test_passes_in_one_step(
-    rng: np.random.Generator, kind: str, features: int, implementation: str
-) -> None:
-    """Gradients of one head that a team of 16 lanes holds, or of 32, in words of one feature."""
+def test_passes_in_one_step(rng, kind, features, implementation):
+    """Gradients of one head that 16 or 32 lanes hold, in words of one feature."""
     check_kernels(rng, Form(kind, 1, features), entries_of(rng), "float32", implementation)
 
 
 @on_first
 @pytest.mark.parametrize("kind", ["leaky", "leaky of values"])
 @pytest.mark.parametrize(("dtype", "features"), [("float32", 4), ("bfloat16", 8), ("float64", 2)])
-def test_many_entries(
-    rng: np.random.Generator, dtype: str, features: int, kind: str, implementation: str
-) -> None:
-    """Of more than 2^17, slopes are summed up by another walk."""
+def test_many_entries(rng, dtype, features, kind, implementation):
+    """More than 2^17 entries take another kernel of slopes."""
     entries = entries_of(rng, ("rows of many", 2**17 + 1001), (700, 600))
     check_kernels(rng, Form(kind, 2, features), entries, dtype, implementation, 3e-4)
 
 
 SCHEDULES = [
-    *(("step", 8, 256, 4), ("walk", 16, 256, 8), ("walk", 32, 256, 15), ("walk", 16, 128, 5)),
-    *(("gather", 8, 128, 6), ("gather", 16, 128, 2), ("walk", 1, 64, 3)),
+    ("step", 8, 256, 4),
+    ("walk", 16, 256, 8),
+    ("walk", 32, 256, 15),
+    ("walk", 16, 128, 5),
+    ("gather", 8, 128, 6),
+    ("gather", 16, 128, 2),
+    ("walk", 1, 64, 3),
 ]
 
 
@@ -490,17 +513,15 @@ SCHEDULES = [
     ],
     ids=str,
 )
-def test_schedules(
-    rng: np.random.Generator, schedule: Any, heads: int, features: int, dtype: str
-) -> None:
-    """All kernels that a schedule may choose, with a row that spans blocks."""
+def test_schedules(rng, schedule, heads, features, dtype):
+    """Every kernel that a schedule may choose, with a row that spans blocks."""
     with schedules.use(schedules.Schedule(*schedule)):
         form = Form(("ends", "given")[rng.integers(2)], heads, features)
         check_kernels(rng, form, entries_of(rng, ("rows of many", 900)), dtype, KERNELS[0])
 
 
 def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> tuple[int, int]:
-    """Calls of attention's kernels in a step of training, and how many have all gradients."""
+    """Count the calls of attention's kernels in a training step, and those with all gradients."""
     entries = jax.ShapeDtypeStruct((count,), np.int32)
     matrix = SparseMatrix(
         Csr(entries, entries, entries if is_ordered else None, num_rows=rows),
@@ -512,8 +533,8 @@ def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> 
         for name, shape in shapes_of(form, rows, rows, count).items()
     }
 
-    def train(entries: Entries, operands: Any) -> Any:
-        moving = {name: operands[name] for name in form.whole}
+    def train(entries, operands):
+        moving = {name: operands[name] for name in form.differentiated}
         return jax.grad(lambda x: loss(ours(form, entries, {**operands, **x})))(moving)
 
     with setting("cuda"):
@@ -524,27 +545,28 @@ def launches(form: Form, rows: int, count: int, *, is_ordered: bool = False) -> 
 
 @on_cuda
 @each_kind
-def test_which_launches(kind: str) -> None:
-    """One each way; that of all gradients has few entries, in no order, and no mostly empty rows.
+def test_which_launches(kind):
+    """Each direction is one launch.
 
-    Nor heads that no team of lanes holds, which only numbers of heads have a kernel for.
+    The launch of all gradients needs few entries, without an order, rows that are mostly not empty,
+    and heads that a team of lanes holds.
     """
-    one, form = Form(kind, 1, 64), Form(kind, 8, 8)
+    wide, form = Form(kind, 1, 64), Form(kind, 8, 8)
     is_simple = kind in ("given", "ends")
     has_rows = not kind.startswith("typed") and kind != "given"
-    assert launches(one, 1000, 1 << 15) == (2, has_rows)
-    assert launches(one, 1000, (1 << 15) + 1) == (2, False)
+    assert launches(wide, 1000, 1 << 15) == (2, has_rows)
+    assert launches(wide, 1000, (1 << 15) + 1) == (2, False)
     assert launches(form, 1000, 1 << 14) == (2, has_rows)
     assert launches(form, 1000, 1 << 15) == (2, has_rows and not is_simple)
     assert launches(Form(kind, 4, 64), 1000, 1 << 14) == (2, False)
-    assert launches(one, 1001, 500)[1] == launches(one, 1, 0)[1] == 0
+    assert launches(wide, 1001, 500)[1] == launches(wide, 1, 0)[1] == 0
     assert launches(Form(kind, 1, 128), 1000, 1000)[1] == 0
     assert launches(Form(kind, 3, 6), 1000, 1000) == (2, False)
-    assert launches(one, 1000, 1000, is_ordered=True)[1] == 0
+    assert launches(wide, 1000, 1000, is_ordered=True)[1] == 0
 
 
-def test_small_sums_get_the_kernel_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries times tiles of 8 lanes, or 16 of keys, as far as shared memory goes."""
+def test_small_sums_get_the_kernel_of_one_step(monkeypatch):
+    """The bound is on entries times tiles of 8 lanes, or 16 for keys, and on shared memory."""
 
     def step(count: int, width: int, dtype: str = "float32", *, keys: int | None = 0) -> bool:
         entries = Csr(jax.ShapeDtypeStruct((count,), np.int32), None, num_rows=9)
@@ -567,16 +589,16 @@ def test_small_sums_get_the_kernel_of_one_step(monkeypatch: pytest.MonkeyPatch) 
 
 @everywhere
 @pytest.mark.parametrize("kind", ["ends", "dots", "leaky"])
-def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) -> None:
-    """Up to 10,000; they are exact, and weights are made of the bits that the forward pass has.
+def test_large_scores(rng, kind, implementation):
+    """Scores up to 10,000 are exact: the backward pass recomputes the bits of the forward pass.
 
-    Values are no keys: large ones would cancel in the scores' gradients.
+    Values are not keys, since large values would cancel in the scores' gradients.
     """
     form = Form(kind, 2, 8, is_scaled=False, slope=0.25)
     entries = entries_of(rng, ("even", 300))
     operands = operands_of(rng, form, entries)
 
-    def rounded(x: Any) -> Any:  # what scores are made of
+    def rounded(x):  # what scores are made of
         return np.round(8 * x * (3000 if kind == "ends" else 30)) / 8
 
     exact = {name: rounded(x) for name, x in operands.items() if name in ("row", "col")}
@@ -593,28 +615,28 @@ def test_large_scores(rng: np.random.Generator, kind: str, implementation: str) 
     with setting("xla", "float64"):
         exact = dict(zip(single, wide(list(single.values())), strict=True))
         want = with_gradients(plain, form, entries, exact, cts)
-    (results, found), (wanted, gradients) = got, want
-    compare(results, wanted, kind, 1e-4)
+    (results, grads), (exact_results, gradients) = got, want
+    compare(results, exact_results, kind, 1e-4)
     for name, gradient in gradients.items():
         is_key = kind != "ends" and name in ("row", "col")  # of dots that cancel, times large keys
-        compare(found[name], gradient, f"{kind}, {name}", 1e-3 if is_key else 1e-4)
+        compare(grads[name], gradient, f"{kind}, {name}", 1e-3 if is_key else 1e-4)
 
 
 @everywhere
 @pytest.mark.parametrize("kind", ["ends", "leaky", "typed"])
-def test_derivative_at_zero(rng: np.random.Generator, kind: str, implementation: str) -> None:
-    """The slope of LeakyReLUs is 1 there, as that of `jax.nn.leaky_relu`."""
+def test_derivative_at_zero(rng, kind, implementation):
+    """LeakyReLUs have slope 1 at 0, as `jax.nn.leaky_relu`."""
     entries = entries_of(rng, ("even", 90), SIZES)
     operands = operands_of(rng, Form(kind), entries)
-    kept = "value", "vector", "entry_scale"
-    operands = {name: x if name in kept else 0 * x for name, x in operands.items()}
+    nonzero = "value", "vector", "entry_scale"
+    operands = {name: x if name in nonzero else 0 * x for name, x in operands.items()}
     cts = tuple(rng.normal(size=(SIZES[0], n)) for n in (Form(kind).heads * 4, Form(kind).heads))
     with setting(implementation, "float64"):
-        found, linear = (
+        leaky, linear = (
             with_gradients(ours, Form(kind)._replace(slope=slope), entries, operands, cts)
             for slope in (0.2, 1.0)
         )
-    compare(found, linear, kind)
+    compare(leaky, linear, kind)
 
 
 @everywhere
@@ -625,10 +647,8 @@ def test_derivative_at_zero(rng: np.random.Generator, kind: str, implementation:
         (Form("ends", 1), 0.0),
     ],
 )
-def test_scores_of_minus_infinity(
-    rng: np.random.Generator, form: Form, slope: float, implementation: str
-) -> None:
-    """They leave an entry out, whatever the slope is, and rows that have no others are 0."""
+def test_scores_of_minus_infinity(rng, form, slope, implementation):
+    """A score of -inf leaves an entry out at any slope; rows without other entries are 0."""
     form, entries = form._replace(slope=slope), entries_of(rng, ("even", 90), SIZES)
     operands = operands_of(rng, form, entries)
     rows = np.asarray(entries.matrix.by_row.rows)
@@ -639,27 +659,30 @@ def test_scores_of_minus_infinity(
         x[rows < 3 if len(x) == len(rows) else slice(3)] = -np.inf
     cts = tuple(rng.normal(size=(SIZES[0], n)) for n in (form.heads * 4, form.heads))
     with setting(implementation, "float64"):
-        (y, lse), found = got = with_gradients(ours, form, entries, operands, cts)
+        (y, lse), grads = got = with_gradients(ours, form, entries, operands, cts)
     with setting("xla", "float64"):
         compare(got, with_gradients(plain, form, entries, operands, cts), f"{slope}")
     assert not np.any(np.asarray(y)[:3]) and not np.any(np.asarray(lse)[:3])
     for name in masked:
-        assert not np.any(np.asarray(found[name])[operands[name] == -np.inf])
+        assert not np.any(np.asarray(grads[name])[operands[name] == -np.inf])
 
 
 @needs_kernels
 @pytest.mark.parametrize(
     ("dtype", "heads", "features"),
     [
-        *(("float32", 1, 32), ("float32", 1, 64), ("float32", 8, 64), ("float32", 2, 128)),
-        *(("float16", 1, 64), ("bfloat16", 2, 256), ("float64", 1, 64)),
+        ("float32", 1, 32),
+        ("float32", 1, 64),
+        ("float32", 8, 64),
+        ("float32", 2, 128),
+        ("float16", 1, 64),
+        ("bfloat16", 2, 256),
+        ("float64", 1, 64),
     ],
 )
 @pytest.mark.parametrize("kind", ["dots", "leaky"])
-def test_scores_made_anew_have_the_same_bits(
-    rng: np.random.Generator, kind: str, dtype: str, heads: int, features: int
-) -> None:
-    """However large they are: the only entry of a row weighs 1, in the gradient of values, too."""
+def test_scores_made_anew_have_the_same_bits(rng, kind, dtype, heads, features):
+    """A single-entry row has weight 1 for any score, also in the gradient of the values."""
     count, size = 900, 905
     cols, rows = rng.integers(0, size, count), np.arange(count)
     order = np.argsort(cols, kind="stable")
@@ -667,15 +690,15 @@ def test_scores_made_anew_have_the_same_bits(
         Csr(ids(*rows), ids(*cols), num_rows=size),
         Csr(ids(*cols[order]), ids(*rows[order]), ids(*order), num_rows=size),
     )
-    form, none = Form(kind, heads, features, is_scaled=False), np.zeros(count, np.int32)
-    entries = Entries(matrix, none, none)
+    form, types = Form(kind, heads, features, is_scaled=False), np.zeros(count, np.int32)
+    entries = Entries(matrix, types, types)
     operands = operands_of(rng, form, entries)
     operands |= {name: 80 * features**0.25 * operands[name] for name in ("row", "col")}
     operands = typed(operands, form, dtype)
     ct = rng.integers(-2, 3, (size, heads * features))
 
     @jax.jit
-    def to_value(value: Any, ct: Any) -> Any:
+    def to_value(value, ct):
         return jax.vjp(lambda x: ours(form, entries, {**operands, "value": x})[0], value)[1](ct)[0]
 
     with setting(KERNELS[0], dtype):
@@ -691,8 +714,8 @@ def test_scores_made_anew_have_the_same_bits(
 @everywhere
 @pytest.mark.parametrize("features", [1, 4, 33, 128])
 @each_kind
-def test_any_ids(rng: np.random.Generator, kind: str, features: int, implementation: str) -> None:
-    """Whatever index arrays hold, nothing is read or written out of bounds, and all ends."""
+def test_any_ids(rng, kind, features, implementation):
+    """Index arrays of any ids read and write nothing out of bounds, and all kernels finish."""
     form = Form(kind, 1 if kind == "typed of rows" else 2, features)
     if features == 128 and kind in ("given", "ends"):
         form = form._replace(features=WALKED)  # which the kernel of one step does not take either
@@ -702,7 +725,7 @@ def test_any_ids(rng: np.random.Generator, kind: str, features: int, implementat
     pool = ids(limits.min, limits.max, -1, 0, 1, 39, 40, 41, 50, 500)
     cts = np.ones((40, form.heads * form.features), np.float32), np.ones((40, form.heads))
 
-    def broken(x: Any, share: float) -> Any:
+    def broken(x, share):
         return np.where(rng.random(x.shape) < share, rng.choice(pool, x.shape), x)
 
     with setting(implementation):

@@ -1,7 +1,7 @@
-"""Raw custom calls of attention: handlers refuse buffers that do not fit, whatever the kind.
+"""Raw custom calls of attention: handlers refuse buffers that do not fit.
 
-What each kind of scores reads is written down once, `READ`. Of these operands every wrong shape and
-dtype must be an error; all others may be anything.
+`READ` lists the operands that a kind of scores reads. Every wrong shape and dtype of these must be
+an error; operands that are not read may be anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from attention_cases import SLOPE, on_cuda
 from primitive_cases import MATRIX, floats, ids
 
 from jax_gnn._ops.attention.primitive import attention, attention_vjp
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores, Typed
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+    TypedScores,
+)
 
 # Five destinations, three sources, four entries, two heads of four features; two relations.
 ROWS, COLS, COUNT, HEADS, WIDTH = 5, 3, 4, 2, 8
@@ -31,7 +38,7 @@ VALUE, SCALE, TYPES, COL_TYPES = (
 )
 ANY = floats(0)
 
-# By kind, and by what reads it: row, col, factor, entry, types.
+# Operands that each kind reads.
 KINDS = ("given", "ends", "dots", "leaky", "typed")
 ENDS = (floats(ROWS, HEADS), floats(COLS, HEADS))
 KEYS = (floats(ROWS, WIDTH), floats(COLS, WIDTH))
@@ -45,11 +52,9 @@ READ: dict[str, dict[str, Any]] = {
 }
 SCORE_NAMES = ("row", "col", "factor", "entry", "edge_scale", "types")
 FORWARD = ("value", *SCORE_NAMES, "rows", "cols", "order")
-BACK = (
-    *("ct", "value", "y", "stats", "log_sum_ct", *SCORE_NAMES),
-    *("rows", "cols", "order", "dst_rows", "dst_cols"),
-)
-WHOLE = ("ends", "dots", "leaky")  # that have all gradients in one launch
+BACK = ("ct", "value", "y", "stats", "log_sum_ct", *SCORE_NAMES)
+BACK += ("rows", "cols", "order", "dst_rows", "dst_cols")
+WHOLE = ("ends", "dots", "leaky")  # kinds with all gradients in one launch
 
 
 def workspace(width: int, blocks: int = 1) -> tuple[Any, str]:
@@ -57,21 +62,21 @@ def workspace(width: int, blocks: int = 1) -> tuple[Any, str]:
 
 
 def operands_of(kind: str, direction: str) -> dict[str, Any]:
-    found = dict.fromkeys(SCORE_NAMES, ANY) | {"value": VALUE, "edge_scale": SCALE} | READ[kind]
+    operands = dict.fromkeys(SCORE_NAMES, ANY) | {"value": VALUE, "edge_scale": SCALE} | READ[kind]
     if direction == "forward":
-        ends = BY_ROW
-        found |= {"order": ANY}
+        indices = BY_ROW
+        operands |= {"order": ANY}
     else:
-        ends = BY_COL
-        found |= {"ct": floats(ROWS, WIDTH), "y": floats(ROWS, WIDTH)}
-        found |= {"stats": floats(ROWS, HEADS, 2), "log_sum_ct": floats(ROWS, HEADS)}
-        found |= {"dst_rows": ANY, "dst_cols": ANY, "order": ends[2]}
+        indices = BY_COL
+        operands |= {"ct": floats(ROWS, WIDTH), "y": floats(ROWS, WIDTH)}
+        operands |= {"stats": floats(ROWS, HEADS, 2), "log_sum_ct": floats(ROWS, HEADS)}
+        operands |= {"dst_rows": ANY, "dst_cols": ANY, "order": indices[2]}
         if kind == "typed":
-            found["types"] = COL_TYPES
-    found |= {"rows": ends[0], "cols": ends[1]}
+            operands["types"] = COL_TYPES
+    operands |= {"rows": indices[0], "cols": indices[1]}
     if direction == "whole":
-        found |= dict(zip(("dst_rows", "dst_cols"), BY_ROW[:2], strict=True))
-    return found
+        operands |= dict(zip(("dst_rows", "dst_cols"), BY_ROW[:2], strict=True))
+    return operands
 
 
 def read_by(kind: str, direction: str) -> set[str]:
@@ -83,7 +88,7 @@ def read_by(kind: str, direction: str) -> set[str]:
 
 
 def results_of(kind: str, direction: str) -> dict[str, Any]:
-    """Shape and dtype of each."""
+    """Return the shape and dtype of each result."""
     if direction == "forward":
         return {
             "out": ((ROWS, WIDTH), "float32"),
@@ -91,18 +96,18 @@ def results_of(kind: str, direction: str) -> dict[str, Any]:
             "raw": ((0, HEADS), "float32"),
             "workspace": workspace(2 * WIDTH),
         }
-    whole, keyed = direction == "whole", kind in ("dots", "leaky")
-    wide = WIDTH if keyed else HEADS
+    with_row, keyed = direction == "whole", kind in ("dots", "leaky")
+    row_width = WIDTH if keyed else HEADS
     return {
         "out": ((COLS, WIDTH), "float32"),
-        "to_row": ((ROWS if whole else 0, wide), "float32"),
-        "to_col": ((0 if kind == "given" else COLS, wide), "float32"),
+        "to_row": ((ROWS if with_row else 0, row_width), "float32"),
+        "to_col": ((0 if kind == "given" else COLS, row_width), "float32"),
         "to_vector": ((1 if kind == "leaky" else 0, WIDTH), "float32"),
-        "to_score": ((0 if whole else COUNT, HEADS), "float32"),
-        "workspace": workspace(WIDTH, 3) if whole else workspace(2 * WIDTH),
+        "to_score": ((0 if with_row else COUNT, HEADS), "float32"),
+        "workspace": workspace(WIDTH, 3) if with_row else workspace(2 * WIDTH),
         "scratch": ((2, 0, HEADS), "float32"),
-        "records": ((0 if whole else ROWS, HEADS, 4), "float32"),
-        "parts": ((1 if kind == "leaky" and not whole else 0, WIDTH), "float32"),
+        "records": ((0 if with_row else ROWS, HEADS, 4), "float32"),
+        "parts": ((1 if kind == "leaky" and not with_row else 0, WIDTH), "float32"),
     }
 
 
@@ -124,7 +129,7 @@ def attributes_of(kind: str, direction: str) -> dict[str, Any]:
 
 
 class RawCall:
-    """A raw call, what it is given, and what is to be wrong."""
+    """A raw call with its operands, results and attributes."""
 
     def __init__(self, kind: str, direction: str) -> None:
         self.kind, self.direction = kind, direction
@@ -132,19 +137,19 @@ class RawCall:
         self.results = results_of(kind, direction)
         self.attributes = attributes_of(kind, direction)
 
-    def __call__(self, **changes: Any) -> dict[str, np.ndarray]:
-        """Operands, results and attributes are changed by name; of results it is ``to=…``."""
+    def __call__(self, **changes) -> dict[str, np.ndarray]:
+        """Call with operands and attributes changed by name, and results by ``to``."""
         names = FORWARD if self.direction == "forward" else BACK
         results = {**self.results, **changes.pop("to", {})}
-        given = {**self.operands, **{k: v for k, v in changes.items() if k in names}}
+        operands = {**self.operands, **{k: v for k, v in changes.items() if k in names}}
         attributes = {**self.attributes, **{k: v for k, v in changes.items() if k not in names}}
         shapes = [
             jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results.values()
         ]
         name = "attention" if self.direction == "forward" else "attention_vjp"
         call = jax.ffi.ffi_call(emulation.target(name), shapes)
-        found = call(*(given[each] for each in names), **attributes)
-        return dict(zip(results, map(np.asarray, found), strict=True))
+        arrays = call(*(operands[operand] for operand in names), **attributes)
+        return dict(zip(results, map(np.asarray, arrays), strict=True))
 
 
 CALLS = [
@@ -157,44 +162,50 @@ each_call = pytest.mark.parametrize(("kind", "direction"), CALLS)
 
 
 def scores_of(kind: str) -> Scores:
-    read = READ[kind]
+    fields = READ[kind]
     if kind == "given":
-        return Given(read["entry"])
+        return EntryScores(fields["entry"])
     if kind == "ends":
-        return Ends(read["row"], read["col"])
+        return AdditiveScores(fields["row"], fields["col"])
     if kind == "dots":
-        return Dots(read["row"], read["col"], read["factor"][None])
+        return DotScores(fields["row"], fields["col"], fields["factor"][None])
     if kind == "leaky":
-        return Leaky(read["row"], read["col"], read["factor"][None])
-    return Typed(read["col"], read["entry"], None, None, TYPES, COL_TYPES)
+        return GATv2Scores(fields["row"], fields["col"], fields["factor"][None])
+    return TypedScores(fields["col"], fields["entry"], None, None, TYPES, COL_TYPES)
 
 
 @on_cuda
 @each_call
-def test_raw_call(kind: str, direction: str) -> None:
-    """Equals plain XLA, whatever stands in the place of what is not read."""
+def test_raw_call(kind, direction):
+    """Results equal plain XLA's with any placeholder of operands that are not read."""
     call, scores = RawCall(kind, direction), scores_of(kind)
     options: Any = {"heads": HEADS, "slope": SLOPE, "implementation": "xla"}
     if direction == "forward":
         want = attention(VALUE, scores, SCALE, MATRIX, keeps_raw=False, **options)[:1]
     else:
-        each = call.operands
-        results = each["y"], each["stats"], each["entry"], each["ct"], each["log_sum_ct"]
-        whole = direction == "whole"
-        want = attention_vjp(VALUE, scores, SCALE, *results, MATRIX, whole=whole, **options)
-    read = read_by(kind, direction)
+        operands = call.operands
+        results = (
+            operands["y"],
+            operands["stats"],
+            operands["entry"],
+            operands["ct"],
+            operands["log_sum_ct"],
+        )
+        with_row = direction == "whole"
+        want = attention_vjp(VALUE, scores, SCALE, *results, MATRIX, with_row=with_row, **options)
+    read_names = read_by(kind, direction)
     names = FORWARD if direction == "forward" else BACK
-    for other in (ANY, floats(7, 3).astype(np.float16), ids(1, 2)):
-        got = call(**{name: other for name in names if name not in read})
-        for one, like in zip(got.values(), want, strict=False):
-            if like.size or one.size:  # what is absent has no rows, of any width
-                np.testing.assert_allclose(one, like, rtol=2e-5, atol=2e-6)
+    for placeholder in (ANY, floats(7, 3).astype(np.float16), ids(1, 2)):
+        got = call(**{name: placeholder for name in names if name not in read_names})
+        for result, like in zip(got.values(), want, strict=False):
+            if like.size or result.size:  # absent results have no rows, of any width
+                np.testing.assert_allclose(result, like, rtol=2e-5, atol=2e-6)
 
 
 def mutations(value: np.ndarray) -> list[np.ndarray]:
-    """Of other shapes and dtypes; a vector that is longer is an id list of other entries."""
+    """Return arrays of wrong shapes and dtypes."""
     shape = value.shape
-    found = [
+    wrong = [
         np.zeros((*shape[:-1], shape[-1] + 1), value.dtype),
         np.zeros((shape[0] + 1, *shape[1:]), value.dtype),
         np.zeros((*shape, 1), value.dtype),
@@ -202,15 +213,15 @@ def mutations(value: np.ndarray) -> list[np.ndarray]:
         value.astype(np.uint32 if value.dtype == np.int32 else np.float16),
         value.astype(np.float32 if value.dtype == np.int32 else np.int32),
     ]
-    return found
+    return wrong
 
 
 @on_cuda
 @each_call
-def test_wrong_operands(kind: str, direction: str) -> None:
-    """Each one that is read, of each wrong shape and dtype."""
+def test_wrong_operands(kind, direction):
+    """Every wrong shape and dtype of an operand that is read is an error."""
     call = RawCall(kind, direction)
-    longer = set()  # of which there may be any number: ids say which
+    longer = set()  # arrays that ids index, of any number of rows
     if kind == "typed":
         longer.add(("col", (3, WIDTH)))
     if direction == "forward" and kind in ("given", "typed"):
@@ -227,31 +238,35 @@ def test_wrong_operands(kind: str, direction: str) -> None:
 
 @on_cuda
 @each_call
-def test_wrong_results(kind: str, direction: str) -> None:
+def test_wrong_results(kind, direction):
     call = RawCall(kind, direction)
     for name, (shape, dtype) in call.results.items():
         if name == "scratch":
             continue
-        there = 0 not in shape
+        has_rows = 0 not in shape
         wrong: list[Any] = [((shape[0] + 1, *shape[1:]), dtype)]
-        if name == "workspace":  # of more blocks it is one
+        if name == "workspace":  # more blocks are allowed
             wrong = [((0, shape[1]), dtype), ((shape[0], 96), dtype), (shape, "int8")]
-        elif there:
-            other = "float16" if dtype == "float32" else "int32"
-            wrong += [((*shape[:-1], shape[-1] + 1), dtype), (shape, other), (shape[1:], dtype)]
+        elif has_rows:
+            wrong_dtype = "float16" if dtype == "float32" else "int32"
+            wrong += [
+                ((*shape[:-1], shape[-1] + 1), dtype),
+                (shape, wrong_dtype),
+                (shape[1:], dtype),
+            ]
         if direction == "whole" and name in ("records", "parts"):
             continue  # not looked at
         if kind != "leaky" and name == "parts":
             continue
-        for each in wrong:
+        for result in wrong:
             with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-                call(to={name: each})
-                pytest.fail(f"{name}: {each}")
+                call(to={name: result})
+                pytest.fail(f"{name}: {result}")
 
 
 @on_cuda
 @each_call
-def test_wrong_flags(kind: str, direction: str) -> None:
+def test_wrong_flags(kind, direction):
     call = RawCall(kind, direction)
     wrong: list[dict[str, Any]] = [{"kind": np.int64(5)}, {"kind": np.int64(-1)}]
     wrong.append({"gather": np.bool_(False)})
@@ -261,8 +276,8 @@ def test_wrong_flags(kind: str, direction: str) -> None:
         if kind == "typed":
             wrong.append({"kernel": "step"})
     else:
-        others = {"given": "ends", "ends": "given", "dots": "leaky", "leaky": "dots"}
-        wrong.append({"kind": np.int64(KINDS.index(others.get(kind, "given")))})
+        wrong_kinds = {"given": "ends", "ends": "given", "dots": "leaky", "leaky": "dots"}
+        wrong.append({"kind": np.int64(KINDS.index(wrong_kinds.get(kind, "given")))})
         wrong.append({"same": np.bool_(True)})
         if direction == "whole":
             wrong.append({"has_y": np.bool_(False)})
@@ -276,8 +291,8 @@ def test_wrong_flags(kind: str, direction: str) -> None:
 
 @on_cuda
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernel_of_one_step(kind: str) -> None:
-    """It gives what the walk gives, and is refused where blocks have no room for all entries."""
+def test_kernel_of_one_step(kind):
+    """The step kernel equals the walk, and is refused where blocks cannot hold all entries."""
     call = RawCall(kind, "forward")
     if kind == "typed":  # has none
         with pytest.raises(jax.errors.JaxRuntimeError, match='"step" cannot do this call'):
@@ -295,30 +310,30 @@ def test_kernel_of_one_step(kind: str) -> None:
 
 
 @on_cuda
-def test_kernels_of_leaky_sum() -> None:
-    """One of them is for whole words of 16 bytes."""
+def test_kernels_of_leaky_sum():
+    """The kernel of gathers is for whole words of 16 bytes."""
 
-    def call(width: int, kernel: str) -> Any:
+    def run(width: int, kernel: str) -> Any:
         operands = floats(ROWS, width), floats(COLS, width), floats(COUNT, HEADS), floats(width)
         shapes = (ROWS, width), "float32"
-        results = [jax.ShapeDtypeStruct(*each) for each in (shapes, workspace(width))]
+        results = [jax.ShapeDtypeStruct(*result) for result in (shapes, workspace(width))]
         flags = {name: np.bool_(name != "ordered") for name in ("has_vector", "gather", "ordered")}
         function = jax.ffi.ffi_call(emulation.target("leaky_sum"), results)
         attributes: Any = {**flags, "slope": np.float64(SLOPE), "kernel": kernel}
         return jax.block_until_ready(function(*operands, *BY_ROW, **attributes))[0]
 
-    np.testing.assert_allclose(call(8, "gather"), call(8, "walk"), rtol=2e-5, atol=2e-6)
-    call(6, "walk")
+    np.testing.assert_allclose(run(8, "gather"), run(8, "walk"), rtol=2e-5, atol=2e-6)
+    run(6, "walk")
     for width, kernel in ((6, "gather"), (8, "step"), (8, "")):
         with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-            call(width, kernel)
+            run(width, kernel)
 
 
 @on_cuda
 @pytest.mark.parametrize("width", [6, 24, 264])
 @pytest.mark.parametrize("direction", ["forward", "back"])
-def test_wrong_heads(width: int, direction: str) -> None:
-    """Two heads of half a word and more, of three words and of 33."""
+def test_wrong_heads(width, direction):
+    """Heads of 0.75, 3 and 33 words of 16 bytes are refused."""
     call = RawCall("leaky", direction)
     by_name = {name: floats(len(call.operands[name]), width) for name in ("value", "row", "col")}
     by_name["factor"] = floats(width)
@@ -334,6 +349,6 @@ def test_wrong_heads(width: int, direction: str) -> None:
 
 @on_cuda
 @pytest.mark.parametrize("kind", WHOLE)
-def test_too_few_blocks(kind: str) -> None:
+def test_too_few_blocks(kind):
     with pytest.raises(jax.errors.JaxRuntimeError, match="CUDA error"):
         RawCall(kind, "whole")(to={"workspace": workspace(WIDTH, 2)})

@@ -44,7 +44,7 @@ REDUCTIONS = {"sum": total, "mean": mean, "max": largest, "min": smallest}
 
 
 class Members(NamedTuple):
-    """What references get: edges from nodes to hyperedges, of the tails and of the heads."""
+    """Edges from nodes to hyperedges, of the tails and of the heads, for references."""
 
     tails: Edges
     heads: Edges
@@ -78,7 +78,7 @@ def hypergraph_of(incidence: Incidence) -> Hypergraph:
 
 
 def padding_inside(incidence: Incidence, rng: np.random.Generator) -> tuple[Hypergraph, Incidence]:
-    """Overwrites members of rows with ids out of range, in both directions alike."""
+    """Replace members of rows by ids out of range, the same ones in both directions."""
     size = len(incidence.left)
     node_idx, hyperedge_idx = incidence.left, incidence.right
     dropped = rng.random(size) < 0.3
@@ -93,8 +93,8 @@ def padding_inside(incidence: Incidence, rng: np.random.Generator) -> tuple[Hype
         arrays += [indptr, rows[order], np.where(dropped, outside, cols)[order]]
         orders.append(order)
     arrays += [np.argsort(orders[0])[orders[1]], orders[0]]
-    kept = replace(incidence, left=node_idx[~dropped], right=hyperedge_idx[~dropped])
-    return Hypergraph(Graph(*(jnp.asarray(array, jnp.int32) for array in arrays))), kept
+    valid = replace(incidence, left=node_idx[~dropped], right=hyperedge_idx[~dropped])
+    return Hypergraph(Graph(*(jnp.asarray(array, jnp.int32) for array in arrays))), valid
 
 
 def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -110,15 +110,15 @@ def case_maker(
     degrees: bool = False,
     own_scale_of_all: bool = False,
 ) -> Callable[..., Case]:
-    """Makes cases with the given operands.
+    """Return a function that makes cases with some operands.
 
     Args:
         operands: names of arguments of the op.
         directed: whether the hypergraph is.
-        heads: number of heads that x and the weights of incidences have; None for no such axis.
-        numbers: makes the features.
-        degrees: whether weighted degrees are taken, so that a hyperedge's weight matters if either
-            its tail or its head has nodes.
+        heads: number of heads of x and of incidences' weights; None for no such axis.
+        numbers: function that draws the features.
+        degrees: whether the op takes weighted degrees, so that a hyperedge's weight is read if its
+            tail or its head has nodes.
         own_scale_of_all: whether all nodes share one own scale.
     """
     of_heads = () if heads is None else (heads,)
@@ -126,7 +126,7 @@ def case_maker(
     def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
         members = Members.random(rng, scenario, directed)
         sends, receives = (edges.src[edges.valid] for edges in members)
-        full, other = (
+        has_tail, has_head = (
             np.isin(np.arange(edges.num_dst), edges.dst[edges.valid]) for edges in members
         )
         values, padding = [], []
@@ -156,7 +156,7 @@ def case_maker(
                 ids = receives if name == "node_scale_out" else sends
                 outside = unused(ids, members.tails.num_src, 1)
                 if name in ("hyperedge_weight", "hyperedge_scale"):
-                    outside = ~(full | other if degrees else full & other)
+                    outside = ~(has_tail | has_head if degrees else has_tail & has_head)
                 shape = outside.shape
             values.append(positive(rng, shape))
             padding.append(outside.reshape(-1, *[1] * (len(shape) - 1)))
@@ -203,46 +203,48 @@ def reference(
     hyperedge_reduce: str = "sum",
     node_reduce: str = "sum",
 ) -> np.ndarray:
-    """``hypergraph_aggregate``, one incidence after another."""
+    """Compute `hypergraph_aggregate`, one incidence after another."""
     tails, heads = members
     if head_weight is None and heads is tails:
         head_weight = incidence_weight
     num_nodes, num_hyperedges = tails.num_src, tails.num_dst
     weight = np.ones(num_hyperedges) if hyperedge_weight is None else hyperedge_weight
-    into, back = ([] if scale is None else [scale] for scale in (node_scale_in, node_scale_out))
-    edge = [weight] if hyperedge_scale is None else [weight, hyperedge_scale]
+    scales_in, scales_out = (
+        [] if scale is None else [scale] for scale in (node_scale_in, node_scale_out)
+    )
+    scales_edge = [weight] if hyperedge_scale is None else [weight, hyperedge_scale]
     if normalization is not None:
         received = degrees_of(members.to_nodes, head_weight, weight)
         if normalization == "symmetric":
             sent = degrees_of(Members(heads, tails).to_nodes, incidence_weight, weight)
-            into.append(power(sent, -0.5))
-            back.append(power(received, -0.5))
+            scales_in.append(power(sent, -0.5))
+            scales_out.append(power(received, -0.5))
         else:
-            back.append(power(received, -1))
-        edge.append(power(degrees_of(tails, incidence_weight, np.ones(num_nodes)), -1))
-    h = scaled(x, *into)
+            scales_out.append(power(received, -1))
+        scales_edge.append(power(degrees_of(tails, incidence_weight, np.ones(num_nodes)), -1))
+    h = scaled(x, *scales_in)
     h = spmm_reference(tails, h, incidence_weight, reduce=REDUCTIONS[hyperedge_reduce])
-    h = scaled(h, *edge)
+    h = scaled(h, *scales_edge)
     y = spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
-    y = scaled(y, *back)
+    y = scaled(y, *scales_out)
     y = y if own_scale is None else y + scaled(x, own_scale)
     return with_epilogue(y, x, residual=residual, bias=bias, relu=activation == "relu")
 
 
-def by_name(function: Callable[..., Any], operands: tuple[str, ...]) -> Callable[..., Any]:
+def by_name(function, operands) -> Callable[..., Any]:
     return lambda index, *values: function(index, **dict(zip(operands, values, strict=True)))
 
 
 def aggregate_spec(
-    *factors: str,
-    directed: bool = False,
-    heads: int | None = None,
-    numbers: Callable[..., np.ndarray] = normal,
-    linear: tuple[str, ...] = ("x",),
-    own_scale_of_all: bool = False,
-    **options: Any,
+    *factors,
+    directed=False,
+    heads=None,
+    numbers=normal,
+    linear=("x",),
+    own_scale_of_all=False,
+    **options,
 ) -> OpSpec:
-    """Describes the op with the given factors, under the given options."""
+    """Describe the op with factors and options."""
     operands = ("x", *factors)
     axis = 1 if heads is None else 2
     make_case = case_maker(
@@ -262,17 +264,20 @@ def aggregate_spec(
         make_case=make_case,
         operands=operands,
         linear=linear,
-        feature_axis=(axis, *({"residual": axis, "bias": axis - 1}.get(each) for each in factors)),
+        feature_axis=(
+            axis,
+            *({"residual": axis, "bias": axis - 1}.get(factor) for factor in factors),
+        ),
         result_axis=axis,
         composed="residual" in factors,
         summed=("bias",) if "bias" in factors else (),
     )
 
 
-def apart(spec: OpSpec) -> OpSpec:
-    """The same, where rounding decides no extremum of the first stage's weighted messages."""
+def separated(spec: OpSpec) -> OpSpec:
+    """Return the spec with cases in which no extremum of messages depends on rounding."""
 
-    def make(rng: np.random.Generator, *arguments: Any) -> Case:
+    def make(rng, *arguments) -> Case:
         case = spec.make_case(rng, *arguments)
         operands = dict(zip(spec.operands, case.operands, strict=True))
         if "x" in operands:
@@ -291,9 +296,9 @@ def apart(spec: OpSpec) -> OpSpec:
 def away_from_the_kink(
     make_case: Callable[..., Case], before: Callable[..., np.ndarray], residual: int
 ) -> Callable[..., Case]:
-    """No result so near to 0 that rounding decides whether it has a gradient."""
+    """Return a maker of cases in which no result is so near 0 that rounding moves it across."""
 
-    def make(*arguments: Any) -> Case:
+    def make(*arguments) -> Case:
         case = make_case(*arguments)
         operands = list(case.operands)
         operands[residual] = operands[residual] + np.sign(before(case.plain, *operands))
@@ -306,119 +311,24 @@ HYPERGRAPH = Hypergraph.from_incidence([0, 1, 1, 2], [0, 0, 1, 1], num_nodes=4, 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def ones(*shape, dtype=np.float32) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
 # --- The op and its variants ---------------------------------------------------------------------
 
 
+SCALES = "hyperedge_weight", "node_scale_in", "node_scale_out"
+
+
 class TestHypergraphAggregate(OpSuite):
     vmaps_every_set = True
-    spec = replace(
-        aggregate_spec("hyperedge_weight", "node_scale_in", "node_scale_out"),
-        linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
-    )
-
-
-class TestFeaturesOnly(CoreChecks):
-    spec = aggregate_spec()
-
-
-class TestAllFactors(CoreChecks):
-    spec = aggregate_spec("hyperedge_weight", "hyperedge_scale", "node_scale_in", "node_scale_out")
-
-
-class TestOwnScaleOfAll(CoreChecks):
-    spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_out", "own_scale"),
-        own_scale_of_all=True,
-        node_reduce="mean",
-    )
+    spec = replace(aggregate_spec(*SCALES), linear=("x", *SCALES))
 
 
 class TestEpilogue(OpSuite):
     spec = aggregate_spec(
-        *("hyperedge_weight", "own_scale", "residual", "bias"), linear=(), activation="relu"
-    )
-
-
-class TestEpilogueOfAllFactors(CoreChecks):
-    spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_in", "node_scale_out", "own_scale", "residual", "bias"),
-        linear=(),
-        activation="relu",
-    )
-
-
-class TestResidualOfAllFactors(CoreChecks):
-    spec = aggregate_spec(
-        *("hyperedge_scale", "node_scale_in", "node_scale_out", "residual"),
-        linear=(),
-        directed=True,
-        node_reduce="mean",
-    )
-
-
-class TestReluOfMaxima(CoreChecks):
-    spec = aggregate_spec(
-        *("node_scale_out", "residual", "bias"),
-        linear=(),
-        numbers=distinct,
-        hyperedge_reduce="max",
-        activation="relu",
-    )
-
-
-class TestSymmetric(CoreChecks):
-    spec = aggregate_spec("hyperedge_weight", normalization="symmetric")
-
-
-class TestSymmetricAllFactors(CoreChecks):
-    spec = aggregate_spec(
-        "hyperedge_weight",
-        "hyperedge_scale",
-        "node_scale_in",
-        "node_scale_out",
-        normalization="symmetric",
-    )
-
-
-class TestRow(CoreChecks):
-    spec = aggregate_spec("hyperedge_weight", normalization="row")
-
-
-class TestSymmetricUnweighted(CoreChecks):
-    spec = aggregate_spec(normalization="symmetric")
-
-
-class TestMean(CoreChecks):
-    spec = aggregate_spec("hyperedge_weight", hyperedge_reduce="mean", node_reduce="mean")
-
-
-def dot(hypergraph: Hypergraph, x: Any, y: Any, node_scale_in: Any, node_scale_out: Any) -> Any:
-    """The gradient to the weights, a function of its own."""
-    scales = {"node_scale_in": node_scale_in, "node_scale_out": node_scale_out}
-    # Made from other arrays, to vary over the same devices under shard_map as those do.
-    weight = jnp.ones_like(hypergraph.hyperedge_degrees(), x.dtype)
-    result, vjp = jax.vjp(lambda w: hypergraph_aggregate(hypergraph, x, w, **scales), weight)
-    return vjp(y + jnp.zeros_like(result))[0]
-
-
-def dot_reference(
-    members: Members, x: np.ndarray, y: np.ndarray, scale_in: np.ndarray, scale_out: np.ndarray
-) -> np.ndarray:
-    sent = spmm_reference(members.tails, scaled(x, scale_in))
-    product = sent * spmm_reference(members.heads, scaled(y, scale_out))
-    return product.sum(axis=tuple(range(1, product.ndim)))
-
-
-class TestGradientToWeights(CoreChecks):
-    spec = OpSpec(
-        function=dot,
-        reference=dot_reference,
-        make_case=case_maker(("x", "y", "node_scale_in", "node_scale_out"), directed=True),
-        operands=("x", "y", "node_scale_in", "node_scale_out"),
+        "hyperedge_weight", "own_scale", "residual", "bias", linear=(), activation="relu"
     )
 
 
@@ -426,67 +336,16 @@ class TestDirected(OpSuite):
     spec = aggregate_spec("hyperedge_weight", "node_scale_in", "own_scale", directed=True)
 
 
-class TestDirectedFactors(CoreChecks):
-    """Linear in each, which with an own scale they are not."""
-
-    spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_in", "node_scale_out"),
-        linear=("x", "hyperedge_weight", "node_scale_in", "node_scale_out"),
-        directed=True,
-    )
-    implementations = IMPLEMENTATIONS
-    test_linear_transpose = OpSuite.test_linear_transpose
-
-
-class TestDirectedSymmetric(CoreChecks):
-    spec = aggregate_spec("hyperedge_weight", directed=True, normalization="symmetric")
-
-
-class TestDirectedRowWithWeights(CoreChecks):
-    spec = aggregate_spec(
-        *("hyperedge_weight", "incidence_weight", "head_weight"),
-        directed=True,
-        normalization="row",
-    )
-
-
-class TestIncidenceWeight(CoreChecks):
-    spec = aggregate_spec("hyperedge_weight", "incidence_weight", "node_scale_in")
-
-
-class TestIncidenceWeightOfHeads(CoreChecks):
-    spec = aggregate_spec(
-        *("incidence_weight", "hyperedge_weight", "own_scale"),
-        heads=2,
-        own_scale_of_all=True,
-        hyperedge_reduce="mean",
-        node_reduce="mean",
-    )
-
-
-class TestIncidenceWeightSymmetric(CoreChecks):
-    """Degrees are weighted sums, too."""
-
-    spec = aggregate_spec(
-        *("incidence_weight", "hyperedge_weight"), heads=2, normalization="symmetric"
-    )
-
-
-class TestWeightsOfTheSecondStageAlone(CoreChecks):
-    spec = aggregate_spec("head_weight", linear=("x", "head_weight"))
-
-
-class TestMaximumOfMaxima(CoreChecks):
-    spec = aggregate_spec(linear=(), numbers=distinct, hyperedge_reduce="max", node_reduce="max")
-
-
 class TestMeanOfWeightedMaxima(OpSuite):
-    """The two-stage path, with all that it has."""
+    """The path of two stages, with all factors."""
 
     spec = replace(
-        apart(
+        separated(
             aggregate_spec(
-                *("incidence_weight", "hyperedge_weight", "node_scale_in", "node_scale_out"),
+                "incidence_weight",
+                "hyperedge_weight",
+                "node_scale_in",
+                "node_scale_out",
                 linear=("node_scale_out", "hyperedge_weight"),
                 heads=2,
                 directed=True,
@@ -498,49 +357,116 @@ class TestMeanOfWeightedMaxima(OpSuite):
     )
 
 
-class TestMinimumOfMeans(CoreChecks):
-    spec = aggregate_spec(
-        *("hyperedge_weight", "node_scale_out", "hyperedge_scale", "own_scale"),
+class TestDirectedFactors(CoreChecks):
+    """The op is linear in each factor, without a self scale."""
+
+    spec = aggregate_spec(*SCALES, linear=("x", *SCALES), directed=True)
+    implementations = IMPLEMENTATIONS
+    test_linear_transpose = OpSuite.test_linear_transpose
+
+
+def weight_gradient(hypergraph, x, y, node_scale_in, node_scale_out):
+    """Return the gradient of hyperedges' weights."""
+    scales = {"node_scale_in": node_scale_in, "node_scale_out": node_scale_out}
+    # Derived from other arrays, so that it varies over the same devices under shard_map.
+    weight = jnp.ones_like(hypergraph.hyperedge_degrees(), x.dtype)
+    result, vjp = jax.vjp(lambda w: hypergraph_aggregate(hypergraph, x, w, **scales), weight)
+    return vjp(y + jnp.zeros_like(result))[0]
+
+
+def weight_gradient_reference(
+    members: Members, x: np.ndarray, y: np.ndarray, scale_in: np.ndarray, scale_out: np.ndarray
+) -> np.ndarray:
+    sent = spmm_reference(members.tails, scaled(x, scale_in))
+    product = sent * spmm_reference(members.heads, scaled(y, scale_out))
+    return product.sum(axis=tuple(range(1, product.ndim)))
+
+
+MEAN = {"hyperedge_reduce": "mean", "node_reduce": "mean"}
+VARIANTS = {
+    "FeaturesOnly": aggregate_spec(),
+    "AllFactors": aggregate_spec(*SCALES, "hyperedge_scale"),
+    "OwnScaleOfAll": aggregate_spec(
+        "hyperedge_weight", "node_scale_out", "own_scale", own_scale_of_all=True, node_reduce="mean"
+    ),
+    "EpilogueOfAllFactors": aggregate_spec(
+        *SCALES, "own_scale", "residual", "bias", linear=(), activation="relu"
+    ),
+    "ResidualOfAllFactors": aggregate_spec(
+        "hyperedge_scale",
+        "node_scale_in",
+        "node_scale_out",
+        "residual",
+        linear=(),
+        directed=True,
+        node_reduce="mean",
+    ),
+    "ReluOfMaxima": aggregate_spec(
+        "node_scale_out",
+        "residual",
+        "bias",
+        linear=(),
+        numbers=distinct,
+        hyperedge_reduce="max",
+        activation="relu",
+    ),
+    "Symmetric": aggregate_spec("hyperedge_weight", normalization="symmetric"),
+    "SymmetricAllFactors": aggregate_spec(*SCALES, "hyperedge_scale", normalization="symmetric"),
+    "SymmetricUnweighted": aggregate_spec(normalization="symmetric"),
+    "Row": aggregate_spec("hyperedge_weight", normalization="row"),
+    "Mean": aggregate_spec("hyperedge_weight", **MEAN),
+    "GradientToWeights": OpSpec(
+        function=weight_gradient,
+        reference=weight_gradient_reference,
+        make_case=case_maker(("x", "y", "node_scale_in", "node_scale_out"), directed=True),
+        operands=("x", "y", "node_scale_in", "node_scale_out"),
+    ),
+    "DirectedSymmetric": aggregate_spec(
+        "hyperedge_weight", directed=True, normalization="symmetric"
+    ),
+    "DirectedRowWithWeights": aggregate_spec(
+        "hyperedge_weight", "incidence_weight", "head_weight", directed=True, normalization="row"
+    ),
+    "IncidenceWeight": aggregate_spec("hyperedge_weight", "incidence_weight", "node_scale_in"),
+    "IncidenceWeightOfHeads": aggregate_spec(
+        "incidence_weight", "hyperedge_weight", "own_scale", heads=2, own_scale_of_all=True, **MEAN
+    ),
+    # Degrees are weighted sums, too.
+    "IncidenceWeightSymmetric": aggregate_spec(
+        "incidence_weight", "hyperedge_weight", heads=2, normalization="symmetric"
+    ),
+    "WeightsOfTheSecondStage": aggregate_spec("head_weight", linear=("x", "head_weight")),
+    "MaximumOfMaxima": aggregate_spec(
+        linear=(), numbers=distinct, hyperedge_reduce="max", node_reduce="max"
+    ),
+    "MinimumOfMeans": aggregate_spec(
+        "hyperedge_weight",
+        "node_scale_out",
+        "hyperedge_scale",
+        "own_scale",
         linear=(),
         hyperedge_reduce="mean",
         node_reduce="min",
-    )
+    ),
+}
 
 
 # --- One stage -----------------------------------------------------------------------------------
 
 
-def to_hyperedges(
-    members: Members,
-    x: np.ndarray,
-    incidence_weight: np.ndarray | None = None,
-    *,
-    reduce: str = "sum",
-) -> np.ndarray:
-    return spmm_reference(members.tails, x, incidence_weight, reduce=REDUCTIONS[reduce])
-
-
-def to_nodes(
-    members: Members,
-    h: np.ndarray,
-    incidence_weight: np.ndarray | None = None,
-    *,
-    reduce: str = "sum",
-) -> np.ndarray:
-    return spmm_reference(members.to_nodes, h, incidence_weight, reduce=REDUCTIONS[reduce])
-
-
-def stage_spec(side: str, weight: str | None, **options: Any) -> OpSpec:
-    """Describes one stage, from x or from h, of a directed hypergraph."""
-    function, plain = (
-        (node_to_hyperedge, to_hyperedges) if side == "x" else (hyperedge_to_node, to_nodes)
-    )
+def stage_spec(side, weight, **options) -> OpSpec:
+    """Describe one stage, from x or from h, of a directed hypergraph."""
     operands = (side,) if weight is None else (side, weight)
-    heads = None if weight is None else 2
-    axis = 1 if weight is None else 2
+    function = node_to_hyperedge if side == "x" else hyperedge_to_node
+    heads, axis = (None, 1) if weight is None else (2, 2)
+
+    def stage_reference(members, rows, weight=None, *, reduce="sum"):
+        edges = members.tails if side == "x" else members.to_nodes
+        return spmm_reference(edges, rows, weight, reduce=REDUCTIONS[reduce])
+
     return OpSpec(
         function=functools.partial(function, **options),
-        reference=functools.partial(plain, **options),
+        reference=functools.partial(stage_reference, **options),
         make_case=case_maker(
             operands, directed=True, heads=heads, numbers=distinct if options else normal
         ),
@@ -551,24 +477,13 @@ def stage_spec(side: str, weight: str | None, **options: Any) -> OpSpec:
     )
 
 
-class TestNodeToHyperedge(CoreChecks):
-    spec = stage_spec("x", "incidence_weight")
-
-
-class TestNodeToHyperedgeMaximum(CoreChecks):
-    spec = stage_spec("x", None, reduce="max")
-
-
-class TestHyperedgeToNode(CoreChecks):
-    spec = stage_spec("h", "head_weight")
-
-
-class TestHyperedgeToNodeMean(CoreChecks):
-    spec = stage_spec("h", None, reduce="mean")
-
-
-class TestHyperedgeToNodeMinimum(CoreChecks):
-    spec = apart(stage_spec("h", "head_weight", reduce="min"))
+VARIANTS |= {
+    "NodeToHyperedge": stage_spec("x", "incidence_weight"),
+    "NodeToHyperedgeMaximum": stage_spec("x", None, reduce="max"),
+    "HyperedgeToNode": stage_spec("h", "head_weight"),
+    "HyperedgeToNodeMean": stage_spec("h", None, reduce="mean"),
+    "HyperedgeToNodeMinimum": separated(stage_spec("h", "head_weight", reduce="min")),
+}
 
 
 def softmax_reference(members: Members, scores: np.ndarray, *, by: str) -> np.ndarray:
@@ -597,30 +512,29 @@ class TestSoftmaxByNode(OpSuite):
     spec = softmax_spec("node", directed=True)
 
 
-class TestSoftmaxByHyperedge(CoreChecks):
-    spec = softmax_spec("hyperedge", directed=False)
+VARIANTS["SoftmaxByHyperedge"] = softmax_spec("hyperedge", directed=False)
+for name, spec in VARIANTS.items():
+    globals()[f"Test{name}"] = type(f"Test{name}", (CoreChecks,), {"spec": spec})
 
 
-# --- What is particular to this op ---------------------------------------------------------------
+# --- Tests of this op ----------------------------------------------------------------------------
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 @on_all
 @pytest.mark.parametrize("batch", [None, 3])
-def test_padding_inside_rows(
-    rng: np.random.Generator, batch: int | None, implementation: str
-) -> None:
-    """Ids out of range anywhere in hand-made arrays are skipped, in values and gradients."""
+def test_padding_inside_rows(rng, batch, implementation):
+    """Ids out of range at any place of index arrays are skipped, in values and gradients."""
     examples = [padding_inside(Incidence.random(rng, "empty"), rng) for _ in range(batch or 1)]
     hypergraph = stack([hypergraph for hypergraph, _ in examples])
-    dense = np.stack([kept.dense() for _, kept in examples])
+    dense = np.stack([incidence.dense() for _, incidence in examples])
     isolated = dense.sum(2) == 0
     x = rng.normal(size=(*isolated.shape, 3))
     weight = rng.normal(size=dense.shape[::2])
     cotangent = rng.normal(size=x.shape)
 
-    def value_and_gradients(hypergraph: Hypergraph, x: Any, weight: Any, cotangent: Any) -> Any:
+    def value_and_gradients(hypergraph, x, weight, cotangent):
         y, vjp = jax.vjp(lambda x, w: hypergraph_aggregate(hypergraph, x, w), x, weight)
         return y, *vjp(cotangent)
 
@@ -637,15 +551,15 @@ def test_padding_inside_rows(
     )
     members = [np.einsum("bve,bvk->bek", dense, z) for z in (x, cotangent)]
     weight_gradient = np.sum(members[0] * members[1], -1)
-    wanted = (y, x_gradient, weight_gradient)
-    for name, got, want in zip(("value", "x", "weight"), results, wanted, strict=True):
+    expected = (y, x_gradient, weight_gradient)
+    for name, got, want in zip(("value", "x", "weight"), results, expected, strict=True):
         assert_close(got, want, 1e-12, name)
     assert (np.asarray(results[1])[isolated] == 0).all()
 
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
+def test_half_types_accumulate_in_float32(dtype, implementation):
     """A sum of 70,000 ones stops at 256 in bfloat16 and exceeds float16; the mean is 1."""
     n = 70_000
     hypergraph = Hypergraph.from_incidence(np.arange(n), np.zeros(n, int))
@@ -657,7 +571,7 @@ def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> No
     assert (np.asarray(y) == 1).all()
 
 
-def test_factors_of_other_types() -> None:
+def test_factors_of_other_types():
     """Factors may be integers, or of a type other than that of the features, which decides."""
     want = hypergraph_aggregate(HYPERGRAPH, X, jnp.arange(3.0))
     for weight in (np.arange(3), jnp.arange(3, dtype=jnp.bfloat16), [0, 1, 2]):
@@ -666,8 +580,8 @@ def test_factors_of_other_types() -> None:
         assert_close(got, want, 1e-6, "value")
 
 
-def test_gradient_to_the_weights_counts_the_degrees() -> None:
-    """With two equal weights in a symmetric normalization, scaling both changes nothing."""
+def test_gradient_to_the_weights_counts_the_degrees():
+    """A symmetric normalization does not depend on a factor of all weights."""
     gradient = jax.grad(
         lambda weight: jnp.sum(
             hypergraph_aggregate(HYPERGRAPH, X, weight, normalization="symmetric") ** 2
@@ -676,7 +590,7 @@ def test_gradient_to_the_weights_counts_the_degrees() -> None:
     assert abs(float(jnp.sum(gradient))) < 1e-5 < float(jnp.abs(gradient).max())
 
 
-def test_inverse_degrees_may_be_infinite() -> None:
+def test_inverse_degrees_may_be_infinite():
     """Normalization by hand, with 1 / 0 at the isolated node, equals the named one."""
     with np.errstate(divide="ignore"):
         nodes = np.asarray(HYPERGRAPH.node_degrees(), np.float32) ** -0.5
@@ -690,9 +604,7 @@ def test_inverse_degrees_may_be_infinite() -> None:
     assert_close(got, want, 1e-6, "value")
 
 
-def test_batch_too_large_to_be_joined(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_too_large_to_be_joined(rng, monkeypatch):
     """A batch of hypergraphs beyond the range of the index type runs one after another."""
     examples = [hypergraph_of(Incidence.random(rng, name)) for name in ("random", "padding")]
     x = rng.normal(size=(2, examples[0].num_nodes, 3)).astype(np.float32)
@@ -700,7 +612,7 @@ def test_batch_too_large_to_be_joined(
     weight = np.ones(examples[0].num_hyperedges, np.float32)
 
     def run() -> tuple[str, Any]:  # traced again each time
-        def energy(hypergraph: Hypergraph, x: Any, weight: Any) -> jax.Array:
+        def energy(hypergraph, x, weight) -> jax.Array:
             return jnp.sum(hypergraph_aggregate(hypergraph, x, weight) ** 2)
 
         gradient = jax.jit(jax.vmap(jax.grad(energy, argnums=(1, 2)), in_axes=(0, 0, None)))
@@ -713,18 +625,18 @@ def test_batch_too_large_to_be_joined(
     monkeypatch.setattr(csr, "_max_id", lambda _: limit)
     program, looped = run()
     assert "scan" in program
-    for one, other in zip(looped, joined, strict=True):
-        assert_close(one, other, 1e-5, "gradient")
+    for a, b in zip(looped, joined, strict=True):
+        assert_close(a, b, 1e-5, "gradient")
 
 
 @on_all
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_nothing_infinite_leaves_empty_rows(reduce: Any, implementation: str) -> None:
+def test_nothing_infinite_leaves_empty_rows(reduce, implementation):
     """A hyperedge without nodes gives its nodes in the head 0, and a node without hyperedges 0."""
     hypergraph = Hypergraph.from_directed([0, 1], [0, 0], [0, 2], [0, 1], num_nodes=4)
     x = jnp.array([[-3.0], [-5.0], [jnp.nan], [jnp.inf]])
 
-    def run(x: Any, scale: Any) -> jax.Array:
+    def run(x, scale) -> jax.Array:
         return hypergraph_aggregate(
             hypergraph,
             x,
@@ -744,13 +656,13 @@ def test_nothing_infinite_leaves_empty_rows(reduce: Any, implementation: str) ->
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_are_not_rounded_between_the_stages(dtype: str, implementation: str) -> None:
+def test_half_types_are_not_rounded_between_the_stages(dtype, implementation):
     """Sums of 70,000 exceed float16 and stop at 256 in bfloat16, unless they stay float32."""
     n = 70_000
     hypergraph = Hypergraph.from_incidence(np.arange(n), np.zeros(n, int))
     x, scale = jnp.ones((n, 1), dtype), np.float32([1 / n])
 
-    def run(scale: Any, **options: Any) -> jax.Array:
+    def run(scale, **options) -> jax.Array:
         return hypergraph_aggregate(
             hypergraph, x, hyperedge_scale=scale, implementation=implementation, **options
         )
@@ -762,8 +674,8 @@ def test_half_types_are_not_rounded_between_the_stages(dtype: str, implementatio
     assert float(vjp(jnp.ones_like(y))[0][0]) == pytest.approx(n * n / 2, rel=1e-6)
 
 
-def test_one_call_where_it_is_linear() -> None:
-    def primitives(**options: Any) -> str:
+def test_one_call_where_it_is_linear():
+    def primitives(**options) -> str:
         program = jax.make_jaxpr(functools.partial(hypergraph_aggregate, **options))
         return str(program(HYPERGRAPH, X))
 
@@ -777,10 +689,10 @@ def test_one_call_where_it_is_linear() -> None:
         assert "jax_gnn_hypergraph_aggregate" not in program
 
 
-def test_own_scale_takes_no_pass_of_its_own() -> None:
-    """With the gradient to x, value and gradient are one call each, and nothing else."""
+def test_own_scale_takes_no_pass_of_its_own():
+    """Value and gradient to x are one call each, and nothing else."""
 
-    def run(x: Any, ct: Any, own_scale: Any) -> Any:
+    def run(x, ct, own_scale):
         function = functools.partial(hypergraph_aggregate, HYPERGRAPH, own_scale=own_scale)
         y, vjp = jax.vjp(function, x)
         return y, vjp(ct)
@@ -796,7 +708,7 @@ def test_own_scale_takes_no_pass_of_its_own() -> None:
 
 
 @on_all
-def test_nan_stays_behind_a_relu(implementation: str) -> None:
+def test_nan_stays_behind_a_relu(implementation):
     x = np.float32([[np.nan], [-1], [1], [1]])
     options = {"activation": "relu", "implementation": implementation}
     y = hypergraph_aggregate(HYPERGRAPH, x, own_scale=1.0, **options)
@@ -806,7 +718,7 @@ def test_nan_stays_behind_a_relu(implementation: str) -> None:
 @on_all
 @pytest.mark.parametrize("activation", ["silu", "tanh"])
 @pytest.mark.parametrize("node_reduce", ["sum", "max"])
-def test_other_activations(activation: str, node_reduce: str, implementation: str) -> None:
+def test_other_activations(activation, node_reduce, implementation):
     options = {"node_reduce": node_reduce, "bias": ones(2) / 2, "implementation": implementation}
     before = hypergraph_aggregate(HYPERGRAPH, X / 8, **options)
     y = hypergraph_aggregate(HYPERGRAPH, X / 8, activation=activation, **options)
@@ -815,24 +727,24 @@ def test_other_activations(activation: str, node_reduce: str, implementation: st
     )
 
 
-def test_epilogue_takes_no_pass_of_its_own() -> None:
-    """Value and gradient are one call each; between them is what the ReLU lets through."""
+def test_epilogue_takes_no_pass_of_its_own():
+    """Value and gradient are one call each, with the ReLU's mask between them."""
 
-    def run(x: Any, residual: Any, ct: Any) -> Any:
+    def run(x, residual, ct):
         options = {"own_scale": 1.5, "bias": ones(2), "activation": "relu"}
         function = functools.partial(hypergraph_aggregate, HYPERGRAPH, **options)
         y, vjp = jax.vjp(lambda x, residual: function(x, residual=residual), x, residual)
         return y, vjp(ct)
 
     program = jax.make_jaxpr(run)(X, X, X)
-    calls = [each for each in program.jaxpr.eqns if each.primitive.name.startswith("jax_gnn_")]
-    assert [each.primitive.name for each in calls] == 2 * ["jax_gnn_hypergraph_aggregate"]
-    assert calls[0].params["relu"] and "relu" not in calls[1].params
+    calls = [call for call in program.jaxpr.eqns if call.primitive.name.startswith("jax_gnn_")]
+    assert [call.primitive.name for call in calls] == 2 * ["jax_gnn_hypergraph_aggregate"]
+    assert calls[0].params["relu"] and not calls[1].params["relu"]
 
 
 @on_all
 @pytest.mark.parametrize(("dtype", "weight"), [("float16", 1024.5), ("bfloat16", 128.5)])
-def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -> None:
+def test_own_scale_rounds_once(dtype, weight, implementation):
     """The odd sum at node 0 is halfway between two numbers of the type."""
     y = hypergraph_aggregate(
         HYPERGRAPH,
@@ -845,7 +757,7 @@ def test_own_scale_rounds_once(dtype: str, weight: float, implementation: str) -
 
 
 @on_all
-def test_own_scale_rounds_once_after_a_maximum(implementation: str) -> None:
+def test_own_scale_rounds_once_after_a_maximum(implementation):
     """float16 has no 2049, the sum of node 0 before its own features are added."""
     hypergraph = Hypergraph.from_hyperedges([[0, 1], [0, 2]])
     x = jnp.float16([1, 2048, 1])
@@ -855,7 +767,7 @@ def test_own_scale_rounds_once_after_a_maximum(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_default_of_head_weight(rng: np.random.Generator, directed: bool) -> None:
+def test_default_of_head_weight(rng, directed):
     members = Members.random(rng, "random", directed)
     hypergraph = members.hypergraph()
     x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
@@ -868,7 +780,7 @@ def test_default_of_head_weight(rng: np.random.Generator, directed: bool) -> Non
     assert_close(got, hyperedge_to_node(hypergraph, h, default), 1e-6, "in two stages")
 
 
-def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
+def test_weights_of_ones_change_nothing(rng):
     """The two paths agree, whatever the normalization."""
     members = Members.random(rng, "padding", True)
     hypergraph = members.hypergraph()
@@ -884,9 +796,7 @@ def test_weights_of_ones_change_nothing(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize("normalization", ["symmetric", "row"])
-def test_norm_beforehand(
-    rng: np.random.Generator, normalization: Any, directed: bool, weighted: bool
-) -> None:
+def test_norm_beforehand(rng, normalization, directed, weighted):
     members = Members.random(rng, "empty-rows", directed)
     hypergraph = members.hypergraph()
     x = rng.normal(size=(hypergraph.num_nodes, 3)).astype(np.float32)
@@ -907,7 +817,7 @@ def test_norm_beforehand(
     assert_close(got, hypergraph_aggregate(hypergraph, x, of_hyperedges, **options), 1e-6, "value")
 
 
-def test_norm_of_other_types() -> None:
+def test_norm_of_other_types():
     ones_of_incidences = ones(HYPERGRAPH.num_incidences)
     half = hypergraph_norm(HYPERGRAPH, incidence_weight=ones_of_incidences.astype(np.float16))
     assert half.hyperedge.dtype == np.float32
@@ -926,8 +836,8 @@ def test_norm_of_other_types() -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_padding_within_rows(implementation: str) -> None:
-    """Hand-made arrays may hold it anywhere, also as all of a row's last slot."""
+def test_padding_within_rows(implementation):
+    """Index arrays may hold padding at any place, also as all of a row's last slot."""
     nodes = np.array([*range(8), -1, -1, 3, -1, *[4] * 9, 99], np.int32)
     graph = Graph.from_edges(
         np.zeros(22, int), np.repeat([0, 1, 2], [10, 2, 10]), num_src=9, num_dst=3
@@ -944,17 +854,15 @@ def test_padding_within_rows(implementation: str) -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("x64", [False, True])
-def test_hand_made_arrays_beyond_32_bits(
-    rng: np.random.Generator, x64: bool, implementation: str
-) -> None:
-    """Ids out of range are padding, whatever JAX makes of them when it indexes."""
+def test_hand_made_arrays_beyond_32_bits(rng, x64, implementation):
+    """Ids out of range of 32 bits are padding, which JAX's indexing would wrap around."""
     incidences = rng.integers(0, 5, 30), rng.integers(0, 4, 30)
     near = Hypergraph.from_incidence(*incidences, num_nodes=5, num_hyperedges=4)
     near = near.pad(num_incidences=45)
-    far = Hypergraph(with_far_padding(rng, near.graph))
+    wide = Hypergraph(with_far_padding(rng, near.graph))
     x, scores = normal(rng, (5, 3)), normal(rng, (45,))
 
-    def results(hypergraph: Hypergraph, x: Any, scores: Any) -> list[jax.Array]:
+    def results(hypergraph, x, scores) -> list[jax.Array]:
         weights = [incidence_softmax(hypergraph, scores, by) for by in ("node", "hyperedge")]
         y = hypergraph_aggregate(hypergraph, x, normalization="symmetric")
         return [y, *weights, node_to_hyperedge(hypergraph, x, weights[1], reduce="max")]
@@ -962,11 +870,11 @@ def test_hand_made_arrays_beyond_32_bits(
     operands = x.astype(np.float32), scores.astype(np.float32)
     with setting(implementation, "int64" if x64 else "float32"):
         want, wanted_vjp = jax.vjp(functools.partial(results, near), *operands)
-        got, vjp = jax.vjp(functools.partial(results, far), *operands)
+        got, vjp = jax.vjp(functools.partial(results, wide), *operands)
         cotangents = [jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape) for y in want]
         got, want = (*got, *vjp(cotangents)), (*want, *wanted_vjp(cotangents))
-    for i, (one, other) in enumerate(zip(got, want, strict=True)):
-        assert_close(one, other, 1e-5, f"result or gradient {i}")
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert_close(a, b, 1e-5, f"result or gradient {i}")
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
@@ -981,14 +889,8 @@ def test_hand_made_arrays_beyond_32_bits(
         schedules.HypergraphSchedule(64, 200, 5000),
     ],
 )
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator,
-    schedule: schedules.HypergraphSchedule,
-    width: int,
-    dtype: str,
-    implementation: str,
-) -> None:
-    """Super-hyperedges and nodes of many hyperedges, so that blocks share rows both ways."""
+def test_schedules_give_the_same_result(rng, schedule, width, dtype, implementation):
+    """Blocks share rows in both stages: of very large hyperedges and of nodes with many."""
     node_idx, hyperedge_idx = np.minimum(rng.geometric(0.02, (2, 20_000)), 299)
     hypergraph = Hypergraph.from_incidence(
         node_idx, hyperedge_idx, num_nodes=310, num_hyperedges=305
@@ -1011,22 +913,23 @@ def test_schedules_give_the_same_result(
         )
         own_scale, bias = rng.normal(size=310), rng.normal(size=width)
         residual = jnp.asarray(rng.normal(size=(310, width)), dtype)
-        last = {
+        epilogue = {
             "own_scale": own_scale.astype(acc),
             "residual": residual,
             "bias": bias.astype(acc),
             "activation": "relu",
         }
-        asked = [(), ("own_scale",), ("residual",), ("bias", "activation"), tuple(last)]
+        subsets = [(), ("own_scale",), ("residual",), ("bias", "activation"), tuple(epilogue)]
         results = [
-            np.asarray(run(**{name: last[name] for name in names}), np.float64) for names in asked
+            np.asarray(run(**{name: epilogue[name] for name in names}), np.float64)
+            for names in subsets
         ]
-        x, residual = (np.asarray(each, np.float64) for each in (x, residual))
+        x, residual = (np.asarray(array, np.float64) for array in (x, residual))
     scaled_in = scales["scale_in"][:, None] * x
     sums = scales["hyperedge"][:, None] * (incidence.T @ scaled_in)
     want = scales["scale_out"][:, None] * (incidence @ sums)
     tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype]
     added = {"own_scale": own_scale[:, None] * x, "residual": residual, "bias": bias}
-    for names, got in zip(asked, results, strict=True):
+    for names, got in zip(subsets, results, strict=True):
         y = want + sum(added[name] for name in names if name in added)
         assert_close(got, np.maximum(y, 0) if "activation" in names else y, tolerance, str(names))

@@ -56,7 +56,7 @@ def pair_sample(rng) -> Any:
     operands, moving = fresh(samples, rng), pair_attention.Operands(*fresh(samples, rng), None)
     attributes = {"heads": 1, **PRECISION}
     held = pair_attention.Operands(*operands, TYPED)
-    residuals = pair_attention.Known(held, *pair_attention._steps(held, **attributes))
+    residuals = pair_attention.Residuals(held, *pair_attention._steps(held, **attributes))
     return residuals, moving, attributes
 
 
@@ -138,13 +138,13 @@ def test_batches(case, batched, rng) -> None:
 
     in_known, in_moving = batched != "moving", batched != "known"
     known_axes, moving_axes = axes(residuals, in_known), axes(moving, in_moving)
-    if in_known and isinstance(residuals, pair_attention.Known):
+    if in_known and isinstance(residuals, pair_attention.Residuals):
         operands = pair_attention.Operands(*jax.tree.map(of_batch, residuals.operands[:6]), TYPED)
         # Residuals that are results must belong to the batched operands.
         steps = functools.partial(pair_attention._steps, **attributes)
         steps_of_batch = jax.vmap(steps, (pair_attention.Operands(*[0] * 6, None),))(operands)
-        residuals = pair_attention.Known(operands, *steps_of_batch)
-        known_axes = pair_attention.Known(pair_attention.Operands(*[0] * 6, None), *[0] * 4)
+        residuals = pair_attention.Residuals(operands, *steps_of_batch)
+        known_axes = pair_attention.Residuals(pair_attention.Operands(*[0] * 6, None), *[0] * 4)
     elif in_known:
         residuals = jax.tree.map(of_batch, residuals)
     moving = jax.tree.map(of_batch, moving) if in_moving else moving

@@ -1,11 +1,10 @@
-"""Products by relation summed at destinations: all ways, derivatives, and the choice by counts."""
+"""Products by relation summed at destinations: all methods, derivatives, and their choice."""
 
 from __future__ import annotations
 
 import collections
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ K = 4
 
 
 def unread(triples: Triples, *features: int) -> np.ndarray:
-    """Which rows of sources no edge reads, of so many axes more."""
+    """Mask the rows of sources that no edge reads, with the axes of ``features``."""
     used = np.isin(np.arange(triples.num_src), triples.src[triples.valid])
     return np.broadcast_to(~used.reshape(-1, *[1] * len(features)), (len(used), *features))
 
@@ -64,7 +63,7 @@ def make_lookup_case(rng: np.random.Generator, scenario: str, features: tuple[in
     return Case(graph_of(triples), triples, operands, padding)
 
 
-def aggregate_spec(method: Any = None, **options: Any) -> OpSpec:
+def aggregate_spec(method=None, **options) -> OpSpec:
     return OpSpec(
         function=lambda graph, x, rhs, weight: relational_aggregate(
             graph, x, rhs, weight, method=method, precision=EXACT
@@ -118,18 +117,21 @@ PARTS: Sequence[tuple[str, ...]] = ((), ("from_pairs",), ("to_pairs",))
 
 @pytest.mark.parametrize("parts", PARTS, ids=repr)
 @pytest.mark.parametrize("method", [None, "edges"])
-def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any) -> None:
-    """Values and all gradients, of weights that are given transposed and of edges without any."""
+def test_graphs_with_few_parts(rng, parts, method):
+    """Values and gradients, with transposed weights and edges without weights."""
     triples = random_triples(rng, "padding")
     graph = graph_of(triples, parts=parts)
     x, rhs = rng.normal(size=(triples.num_src, K)), rng.normal(size=(RELATIONS, K, 3))
     weight, ct = rng.normal(size=len(triples.src)), rng.normal(size=(triples.num_dst, 3))
 
     @jax.jit
-    def both(graph: Any, x: Any, rhs: Any, weight: Any) -> Any:
-        def function(x: Any, rhs: Any, weight: Any) -> Any:
+    def both(graph, x, rhs, weight):
+        def function(x, rhs, weight):
             y = relational_aggregate(
-                *(graph, x, rhs.swapaxes(1, 2), weight),
+                graph,
+                x,
+                rhs.swapaxes(1, 2),
+                weight,
                 method=method,
                 transpose_rhs=True,
                 precision=EXACT,
@@ -142,7 +144,7 @@ def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any
         y, vjp = jax.vjp(function, x, rhs, weight)
         return y, vjp(ct)
 
-    def reference(x: Any, rhs: Any, weight: Any) -> Any:
+    def reference(x, rhs, weight):
         src, rel, dst = (jnp.asarray(ids[triples.valid]) for ids in triples[:3])
         w = weight[triples.valid][:, None]
         table = jnp.tanh(rhs[:, :1] * x[:, :1])
@@ -157,7 +159,7 @@ def test_graphs_with_few_parts(rng: np.random.Generator, parts: Any, method: Any
             assert_close(a, b, 1e-12, name)
 
 
-def test_demanded_way_needs_its_part() -> None:
+def test_method_needs_its_part():
     graph = RelationalGraph.from_triples(*TRIPLES, num_nodes=3, parts=("to_pairs",))
     with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', which"):
         relational_aggregate(graph, X, RHS, method="source_pairs")
@@ -169,35 +171,42 @@ def test_demanded_way_needs_its_part() -> None:
 def counts(*sizes: int, source_pairs: int, destination_pairs: int, width: int = 64) -> Counts:
     num_nodes, edges, relations = sizes
     return Counts(
-        *(num_nodes, num_nodes, edges, relations),
-        *(source_pairs, destination_pairs, width, width, 4),
+        num_src=num_nodes,
+        num_dst=num_nodes,
+        edges=edges,
+        relations=relations,
+        source_pairs=source_pairs,
+        destination_pairs=destination_pairs,
+        k=width,
+        n=width,
+        itemsize=4,
     )
 
 
-# Nodes, edges with those of nodes to themselves, relations, pairs: of public graphs with inverses.
+# Nodes, edges with self-loops, relations and pairs of public graphs with inverse relations.
 AIFB = counts(8285, 66371, 91, source_pairs=34710, destination_pairs=34710)
 FB15K = counts(14541, 634773, 475, source_pairs=176463, destination_pairs=176463)
-# What comes from many sources by few relations: pairs of destinations are few.
+# Edges from many sources by few relations: few destination pairs.
 FEW_DESTINATIONS = counts(
     1_000_000, 20_000_000, 4, source_pairs=9_000_000, destination_pairs=500_000
 )
 
 
-def test_choice() -> None:
+def test_choice():
     assert chosen(AIFB) == chosen(FB15K) == "source_pairs"
     assert chosen(FEW_DESTINATIONS) == "destination_pairs"
     assert chosen(FEW_DESTINATIONS.T) == "source_pairs"
     to_x, to_weights = chosen_for_gradients(FEW_DESTINATIONS)
     assert (to_x, to_weights) == ("source_pairs", "destination_pairs")
-    # Where both gradients go through the sums of source pairs, these are taken once.
+    # Both gradients use the sums of source pairs, which are computed once.
     assert chosen_for_gradients(FB15K) == ("destination_pairs", "source_pairs")
     without = FB15K._replace(source_pairs=0, destination_pairs=0)
     assert chosen(without) == "edges"
     assert chosen_for_gradients(without) == ("edges", "edges")
 
 
-def test_expected_times() -> None:
-    """What counting gives by hand, for FB15k-237: launches of 1.7 µs, 4 µs where one waits."""
+def test_expected_times():
+    """Time of FB15k-237 by hand: a launch takes 1.7 µs, and 4 µs more if it waits for another."""
     times = expected(FB15K)
     assert tuple(times) == METHODS
     mb = 1e-6 * 256
@@ -206,9 +215,9 @@ def test_expected_times() -> None:
     assert times["source_pairs"] == pytest.approx(products + sums + 2 * 1.7 + 4, rel=1e-3)
 
 
-def test_forced_way() -> None:
-    def programs(schedule: Any) -> str:
-        def function(x: Any) -> Any:
+def test_method_of_a_schedule():
+    def programs(schedule) -> str:
+        def function(x):
             return relational_aggregate(GRAPH, x, RHS)
 
         with schedules.use(schedule):
@@ -222,12 +231,12 @@ def test_forced_way() -> None:
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_training_computes_shared_sums_once(rng: np.random.Generator, implementation: str) -> None:
-    """Both gradients sum cotangents by source pair: the compiled program does so once."""
+def test_training_computes_shared_sums_once(rng, implementation):
+    """The compiled program sums cotangents by source pair once for both gradients."""
     graph = graph_of(random_triples(rng, "random"))
     x, rhs = np.ones((graph.num_src, K), np.float32), np.ones((RELATIONS, K, 3), np.float32)
 
-    def loss(x: Any, rhs: Any) -> Any:
+    def loss(x, rhs):
         return jnp.sin(relational_aggregate(graph, x, rhs, method="source_pairs")).sum()
 
     with setting(implementation):
@@ -236,11 +245,11 @@ def test_training_computes_shared_sums_once(rng: np.random.Generator, implementa
     assert calls == {"segment_matmul": 2, "segment_outer": 1, "segment_reduce": 3}
 
 
-def test_method_of_a_block() -> None:
-    """Few destinations are summed into first, as the weights' gradient does; of as many not."""
+def test_method_of_a_block():
+    """Blocks with few destinations sum into destination pairs first; full graphs do not."""
     sizes = {"edges": 80_000, "relations": 4, "k": 128, "n": 128, "itemsize": 4}
     block = Counts(36_000, 8_000, source_pairs=80_000, destination_pairs=32_000, **sizes)
     assert chosen(block) == "destination_pairs"
     assert chosen_for_gradients(block) == ("source_pairs", "destination_pairs")
-    whole = Counts(20_000, 20_000, source_pairs=60_000, destination_pairs=60_000, **sizes)
-    assert chosen(whole) == "source_pairs"
+    full = Counts(20_000, 20_000, source_pairs=60_000, destination_pairs=60_000, **sizes)
+    assert chosen(full) == "source_pairs"

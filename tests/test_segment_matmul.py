@@ -1,4 +1,4 @@
-"""Segmented matrix products: descriptions of the ops and their variants for the shared checks."""
+"""Segmented matrix products: shared checks of the ops and their variants, and tests of options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jax_gnn.schedules import MatmulSchedule, use
 
 EXACT = jax.lax.Precision.HIGHEST  # float32 on every platform
 K = 5
-OFFSET, UNHELD = 2, 3  # groups ahead of those that weights are held for, and beside them
+OFFSET, UNHELD = 2, 3  # the first group with a weight, and the number of groups without one
 LIMITS = np.iinfo(np.int32)
 
 # (rows, groups) of the scenarios of op_spec.
@@ -49,12 +49,12 @@ _SIZES = {
 # --- Inputs --------------------------------------------------------------------------------------
 
 
-def sizes_of(rng: np.random.Generator, scenario: str, rows: int, groups: int) -> np.ndarray:
-    """``(groups,)`` sizes, whose sum is the number of rows but for padding."""
+def sizes_of(rng, scenario, rows: int, groups: int) -> np.ndarray:
+    """Return ``(groups,)`` sizes, whose sum is the number of rows without padding."""
     if groups == 0:
         return np.zeros(0, np.int32)
     shares = rng.dirichlet(np.ones(groups))
-    if scenario == "empty":  # the last, and others
+    if scenario == "empty":  # the last group, and others
         shares[rng.permutation(groups - 1)[: groups // 2]] = shares[-1] = 0
     if scenario == "giant":
         shares = np.eye(groups)[rng.integers(groups)]
@@ -70,39 +70,87 @@ def sizes_of(rng: np.random.Generator, scenario: str, rows: int, groups: int) ->
     return sizes
 
 
-def membership(sizes: np.ndarray, rows: int, first: int, groups: int) -> np.ndarray:
-    """``(rows, groups)``: 1 where a row belongs to a group, of which the first has this number."""
-    ends = np.minimum(np.cumsum(np.clip(sizes, 0, rows).astype(np.int64)), rows)
+def membership(sizes, rows: int, first: int, groups: int) -> np.ndarray:
+    """Return ``(rows, groups)``: 1 where a row belongs to a group, counted from group ``first``."""
+    stops = np.minimum(np.cumsum(np.clip(sizes, 0, rows).astype(np.int64)), rows)
     result, start = np.zeros((rows, groups)), 0
-    for group, end in enumerate(ends):
+    for group, stop in enumerate(stops):
         if 0 <= group - first < groups:
-            result[start:end, group - first] = 1
-        start = max(start, end)
+            result[start:stop, group - first] = 1
+        start = max(start, stop)
     return result
 
 
-def case_maker(operands: tuple[str, ...], outer: bool = False, offset: bool = False) -> Any:
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+def case_maker(
+    operands: tuple[str, ...],
+    ids: tuple[str, ...] = (),
+    *,
+    outer: bool = False,
+    offset: bool = True,
+    indexed: bool = False,
+    transposed: bool = False,
+):
+    """Return a function that makes cases of a product.
+
+    Args:
+        operands: names of the float operands.
+        ids: names of the arguments that are ids: any for gathers, permutations for ``out_rows``.
+        outer: whether the op is `segment_outer`.
+        offset: whether weights are held for some groups only.
+        indexed: whether ids are instances of `SegmentIndex`.
+        transposed: whether weights are transposed.
+    """
+    first, absent = (OFFSET, UNHELD) if offset else (0, 0)
+
+    def make_case(rng, scenario, features) -> Case:
         rows, groups = _SIZES.get(scenario, (24, 6))
-        first, unheld = (OFFSET, UNHELD) if offset else (0, 0)
-        sizes = sizes_of(rng, scenario, rows, groups + unheld)
-        plain = membership(sizes, rows, first, groups)
+        sizes = sizes_of(rng, scenario, rows, groups + absent)
+        members = membership(sizes, rows, first, groups)
         n = int(np.prod(features))
+        counts = dict.fromkeys(("lhs_rows", "rhs_rows", "out_rows"), rows)
+        arrays = {}
+        for name in ids:
+            if name != "out_rows":
+                counts[name] = 0 if scenario == "no_left" else rows // 2 + 7
+            repeated = rng.integers(0, max(counts[name], 1), rows)
+            arrays[name] = rng.permutation(rows) if name == "out_rows" else repeated
+            if scenario == "padding":
+                where = rng.choice(rows, rows // 5, replace=False)
+                outside = [*OUT_OF_RANGE, counts[name], counts[name] + 3]
+                arrays[name][where] = rng.choice(outside, len(where))
+        live = members.sum(1) > 0
+        for name, array in arrays.items():
+            live &= (array >= 0) & (array < counts[name])
+        weights = (groups, n, K) if transposed else (groups, K, n)
         shapes = {
-            "lhs": (rows, K),
-            "rhs": (rows, n) if outer else (groups, K, n),
-            "transposed_rhs": (groups, n, K),
+            "lhs": (counts["lhs_rows"], K),
+            "rhs": (counts["rhs_rows"], n) if outer else weights,
             "bias": (groups, n),
             "residual": (rows, n),
+            "scale": (rows,),
         }
-        per_row = ("lhs", "rhs") if outer else ("lhs",)
-        padding = plain.sum(1, keepdims=True) == 0
-        return Case(
-            {"sizes": sizes, "offset": np.int32(first)} if offset else sizes,
-            plain,
-            tuple(rng.normal(size=shapes[name]) for name in operands),
-            tuple(padding if name in per_row else None for name in operands),
-        )
+
+        def padding(name):
+            """Mask the rows of an operand that no row of a group reads."""
+            if name == "scale":
+                return ~live
+            if f"{name}_rows" not in counts or (name == "rhs" and not outer):
+                return None
+            is_read = np.zeros(counts[f"{name}_rows"], bool)
+            is_read[arrays.get(f"{name}_rows", np.arange(rows))[live]] = True
+            return ~is_read[:, None]
+
+        index = {name: array.astype(np.int32) for name, array in arrays.items()}
+        if indexed:
+            index = {
+                name: jax.tree.map(np.asarray, jax_gnn.SegmentIndex.from_ids(array, counts[name]))
+                for name, array in index.items()
+            }
+        if offset:
+            index["offset"] = np.int32(first)
+        values = tuple(rng.normal(size=shapes[name]) for name in operands)
+        plain = members, arrays
+        return Case({"sizes": sizes, **index}, plain, values, tuple(map(padding, operands)))
 
     return make_case
 
@@ -118,196 +166,21 @@ ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
 }
 
 
-def reference(
-    members: np.ndarray,
-    lhs: np.ndarray,
-    rhs: np.ndarray,
-    bias: np.ndarray | None = None,
-    *,
-    activation: str | None = None,
-) -> np.ndarray:
+def reference(members, lhs, rhs, bias=None) -> np.ndarray:
     result = np.zeros((lhs.shape[0], rhs.shape[2]), np.result_type(lhs, rhs, 0.0))
     for g, weight in enumerate(rhs):
         result += members[:, g : g + 1] * (lhs @ weight)
-    if bias is not None:
-        result = result + members @ bias
-    return ACTIVATIONS[activation](result)
+    return result if bias is None else result + members @ bias
 
 
-def outer_reference(members: np.ndarray, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+def outer_reference(members, lhs, rhs) -> np.ndarray:
     columns = [(lhs * members[:, g : g + 1]).T @ rhs for g in range(members.shape[1])]
     shape = members.shape[1], lhs.shape[1], rhs.shape[1]
     return np.reshape(columns, shape) if columns else np.zeros(shape)
 
 
-def matmul_spec(
-    *operands: str, offset: bool = False, activation: Any = None, **options: Any
-) -> OpSpec:
-    """Describes segment_matmul with the given operands, under the given options."""
-    names = ("lhs", "rhs", *operands)
-
-    def function(index: Any, lhs: Any, rhs: Any, bias: Any = None) -> jax.Array:
-        sizes, first = (index["sizes"], index["offset"]) if offset else (index, None)
-        return segment_matmul(
-            *(lhs, rhs, sizes),
-            bias=bias,
-            activation=activation,
-            group_offset=first,
-            precision=EXACT,
-        )
-
-    return OpSpec(
-        function=function,
-        reference=functools.partial(reference, activation=activation),
-        make_case=case_maker(names, offset=offset),
-        operands=names,
-        **options,
-    )
-
-
-# --- The shared checks ---------------------------------------------------------------------------
-
-LHS, RHS = np.ones((6, 3), np.float32), np.ones((2, 3, 4), np.float32)
-SIZES = np.array([2, 3], np.int32)
-
-
-class TestSegmentMatmul(OpSuite):
-    spec = matmul_spec(
-        linear=("lhs", "rhs"),
-        feature_axis=(None, 2),
-        result_axis=1,
-    )
-
-
-class TestSegmentOuter(OpSuite):
-    spec = OpSpec(
-        function=lambda sizes, lhs, rhs: segment_outer(lhs, rhs, sizes, precision=EXACT),
-        reference=outer_reference,
-        make_case=case_maker(("lhs", "rhs"), outer=True),
-        operands=("lhs", "rhs"),
-        linear=("lhs", "rhs"),
-        feature_axis=(None, 1),
-        result_axis=2,
-    )
-
-
-class TestBias(CoreChecks):
-    spec = matmul_spec("bias")
-
-
-class TestRelu(CoreChecks):
-    spec = matmul_spec("bias", activation="relu")
-
-
-class TestSilu(CoreChecks):
-    spec = matmul_spec("bias", activation="silu")
-
-
-class TestGelu(CoreChecks):
-    spec = matmul_spec("bias", activation="gelu")
-
-
-class TestTanh(CoreChecks):
-    spec = matmul_spec(activation="tanh")
-
-
-class TestOffset(CoreChecks):
-    implementations = IMPLEMENTATIONS
-    spec = matmul_spec("bias", offset=True, activation="silu")
-
-
-class TestOuterOffset(CoreChecks):
-    implementations = IMPLEMENTATIONS
-    spec = OpSpec(
-        function=lambda index, lhs, rhs: segment_outer(
-            *(lhs, rhs, index["sizes"]),
-            num_groups=index["sizes"].shape[0] - UNHELD,
-            group_offset=index["offset"],
-            precision=EXACT,
-        ),
-        reference=outer_reference,
-        make_case=case_maker(("lhs", "rhs"), outer=True, offset=True),
-        operands=("lhs", "rhs"),
-    )
-
-
-class TestTransposedWeights(CoreChecks):
-    spec = OpSpec(
-        function=lambda sizes, lhs, rhs: segment_matmul(
-            lhs, rhs, sizes, transpose_rhs=True, precision=EXACT
-        ),
-        reference=lambda members, lhs, rhs: reference(members, lhs, rhs.transpose(0, 2, 1)),
-        make_case=case_maker(("lhs", "transposed_rhs")),
-        operands=("lhs", "rhs"),
-        linear=("lhs", "rhs"),
-    )
-
-
-# --- Lists of rows -------------------------------------------------------------------------------
-
-
-def list_maker(
-    operands: tuple[str, ...], lists: tuple[str, ...], outer: bool = False, known: bool = False
-) -> Any:
-    """Cases of products with lists of rows: ids, or indices that are ``known`` beforehand.
-
-    What is written may be any permutation, what is read may be read several times.
-    """
-
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
-        rows, groups = _SIZES.get(scenario, (24, 6))
-        sizes = sizes_of(rng, scenario, rows, groups + UNHELD)
-        members = membership(sizes, rows, OFFSET, groups)
-        n = int(np.prod(features))
-        counts = {name: rows for name in ("lhs_rows", "rhs_rows", "out_rows")}
-        ids = {}
-        for name in lists:
-            if name != "out_rows":
-                counts[name] = 0 if scenario == "no_left" else rows // 2 + 7
-            many = rng.integers(0, max(counts[name], 1), rows)
-            ids[name] = rng.permutation(rows) if name == "out_rows" else many
-            if scenario == "padding":
-                where = rng.choice(rows, rows // 5, replace=False)
-                beyond = [*OUT_OF_RANGE, counts[name], counts[name] + 3]
-                ids[name][where] = rng.choice(beyond, len(where))
-        live = members.sum(1) > 0
-        for name, each in ids.items():
-            live &= (each >= 0) & (each < counts[name])
-        shapes = {
-            "lhs": (counts["lhs_rows"], K),
-            "rhs": (counts["rhs_rows"], n) if outer else (groups, K, n),
-            "bias": (groups, n),
-            "residual": (rows, n),
-            "scale": (rows,),
-        }
-
-        def padding(name: str) -> np.ndarray | None:
-            if name == "scale":
-                return ~live
-            if f"{name}_rows" not in counts or (name == "rhs" and not outer):
-                return None
-            read = np.zeros(counts[f"{name}_rows"], bool)
-            read[ids.get(f"{name}_rows", np.arange(rows))[live]] = True
-            return ~read[:, None]
-
-        index = {name: each.astype(np.int32) for name, each in ids.items()}
-        if known:
-            index = {
-                name: jax.tree.map(np.asarray, jax_gnn.SegmentIndex.from_ids(each, counts[name]))
-                for name, each in index.items()
-            }
-        return Case(
-            {"sizes": sizes, "offset": np.int32(OFFSET), **index},
-            (members, ids),
-            tuple(rng.normal(size=shapes[name]) for name in operands),
-            tuple(map(padding, operands)),
-        )
-
-    return make_case
-
-
-def named(x: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-    """The rows of x that ids name, zeros where they are out of range."""
+def gathered(x, ids) -> np.ndarray:
+    """Return the rows of x at ``ids``, zeros where ids are out of range."""
     if ids is None:
         return x
     valid = (ids >= 0) & (ids < len(x))
@@ -315,162 +188,136 @@ def named(x: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
     return rows[np.where(valid, ids, len(x))]
 
 
-def written(x: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-    """Each row of x where its id says, zeros where none is."""
+def scattered(x, ids) -> np.ndarray:
+    """Return row i of x at row ``ids[i]``, zeros in rows without an id."""
     if ids is None:
         return x
     places = np.full(len(x), -1)
     valid = (ids >= 0) & (ids < len(x))
     places[ids[valid]] = np.flatnonzero(valid)
-    return named(x, places)
+    return gathered(x, places)
 
 
-def listed_matmul_spec(
+def product_spec(
     *operands: str,
-    lists: tuple[str, ...],
-    known: bool = False,
-    activation: Any = None,
-    **options: Any,
+    ids: tuple[str, ...] = (),
+    outer: bool = False,
+    offset: bool = True,
+    indexed: bool = False,
+    transposed: bool = False,
+    activation: str | None = None,
+    feature_axis: tuple[int | None, ...] = (),
+    result_axis: int | None = None,
 ) -> OpSpec:
-    names = ("lhs", "rhs", *operands)
+    """Describe `segment_matmul` or `segment_outer`; the options are those of `case_maker`."""
+    names = "lhs", "rhs", *operands
 
-    def function(index: Any, *values: Any) -> jax.Array:
-        rows = {name: index[name] for name in lists}
-        given = dict(zip(names, values, strict=True))
-        return segment_matmul(
-            *(given.pop("lhs"), given.pop("rhs"), index["sizes"]),
-            group_offset=index["offset"],
-            activation=activation,
-            precision=EXACT,
-            **rows,
-            **given,
-        )
+    def function(index, *values) -> jax.Array:
+        options = dict(zip(names, values, strict=True)) | {name: index[name] for name in ids}
+        lhs, rhs, sizes = options.pop("lhs"), options.pop("rhs"), index["sizes"]
+        options |= {"group_offset": index.get("offset"), "precision": EXACT}
+        if outer:
+            num_groups = len(sizes) - UNHELD if offset else None
+            return segment_outer(lhs, rhs, sizes, num_groups=num_groups, **options)
+        options |= {"activation": activation, "transpose_rhs": transposed}
+        return segment_matmul(lhs, rhs, sizes, **options)
 
-    def listed_reference(plain: Any, lhs: Any, rhs: Any, *values: Any) -> np.ndarray:
-        members, ids = plain
-        given = dict(zip(operands, values, strict=True))
-        lhs = named(lhs, ids.get("lhs_rows"))
-        if "scale" in given:
-            lhs = given["scale"][:, None] * lhs
-        result = reference(members, lhs, rhs, given.get("bias"))
-        return ACTIVATIONS[activation](
-            written(result, ids.get("out_rows")) + given.get("residual", 0)
-        )
+    def product_reference(plain, lhs, rhs, *values) -> np.ndarray:
+        members, arrays = plain
+        terms = dict(zip(operands, values, strict=True))
+        lhs = gathered(lhs, arrays.get("lhs_rows"))
+        if "scale" in terms:
+            lhs = terms["scale"][:, None] * lhs
+        if outer:
+            return outer_reference(members, lhs, gathered(rhs, arrays.get("rhs_rows")))
+        rhs = rhs.transpose(0, 2, 1) if transposed else rhs
+        product = reference(members, lhs, rhs, terms.get("bias"))
+        product = scattered(product, arrays.get("out_rows")) + terms.get("residual", 0)
+        return ACTIVATIONS[activation](product)
 
+    options = {"outer": outer, "offset": offset, "indexed": indexed, "transposed": transposed}
     return OpSpec(
         function=function,
-        reference=listed_reference,
-        make_case=list_maker(names, lists, known=known),
+        reference=product_reference,
+        make_case=case_maker(names, ids, **options),
         operands=names,
-        linear=() if {"bias", "residual"} & {*operands} else names,
-        composed=True,
-        **options,
+        linear=() if activation or {"bias", "residual"} & {*operands} else names,
+        composed=bool(ids) or bool({"scale", "residual"} & {*operands}),
+        feature_axis=feature_axis,
+        result_axis=result_axis,
     )
 
 
-def listed_outer_spec(
-    *operands: str, lists: tuple[str, ...], known: bool = False, **options: Any
-) -> OpSpec:
-    names = ("lhs", "rhs", *operands)
+# --- The shared checks ---------------------------------------------------------------------------
 
-    def function(index: Any, lhs: Any, rhs: Any, scale: Any = None) -> jax.Array:
-        return segment_outer(
-            *(lhs, rhs, index["sizes"]),
-            num_groups=index["sizes"].shape[0] - UNHELD,
-            group_offset=index["offset"],
-            precision=EXACT,
-            scale=scale,
-            **{name: index[name] for name in lists},
-        )
-
-    def listed_reference(plain: Any, lhs: Any, rhs: Any, *values: Any) -> np.ndarray:
-        members, ids = plain
-        lhs, rhs = named(lhs, ids.get("lhs_rows")), named(rhs, ids.get("rhs_rows"))
-        if values:
-            lhs = values[0][:, None] * lhs
-        return outer_reference(members, lhs, rhs)
-
-    return OpSpec(
-        function=function,
-        reference=listed_reference,
-        make_case=list_maker(names, lists, outer=True, known=known),
-        operands=names,
-        linear=names,
-        composed=True,
-        **options,
-    )
-
-
+LHS, RHS = np.ones((6, 3), np.float32), np.ones((2, 3, 4), np.float32)
+SIZES = np.array([2, 3], np.int32)
 IDS = np.arange(5)
 
 
-class TestLists(OpSuite):
-    spec = listed_matmul_spec(
-        "scale",
-        lists=("lhs_rows", "out_rows"),
-        feature_axis=(None, 2, None),
-        result_axis=1,
+class TestSegmentMatmul(OpSuite):
+    spec = product_spec(offset=False, feature_axis=(None, 2), result_axis=1)
+
+
+class TestSegmentOuter(OpSuite):
+    spec = product_spec(outer=True, offset=False, feature_axis=(None, 1), result_axis=2)
+
+
+class TestIds(OpSuite):
+    spec = product_spec(
+        "scale", ids=("lhs_rows", "out_rows"), feature_axis=(None, 2, None), result_axis=1
     )
 
 
-class TestListsOfOuter(OpSuite):
-    spec = listed_outer_spec(
+class TestOuterIds(OpSuite):
+    spec = product_spec(
         "scale",
-        lists=("lhs_rows", "rhs_rows"),
+        ids=("lhs_rows", "rhs_rows"),
+        outer=True,
         feature_axis=(None, 1, None),
         result_axis=2,
     )
 
 
-class TestGatheredRows(CoreChecks):
-    spec = listed_matmul_spec(lists=("lhs_rows",), known=True)
-
-
-class TestWrittenRows(CoreChecks):
-    spec = listed_matmul_spec("bias", lists=("out_rows",), activation="silu")
-
-
-class TestScaledRows(CoreChecks):
-    spec = listed_matmul_spec("bias", "scale", lists=(), activation="tanh")
-
-
-class TestAllOfRows(CoreChecks):
-    implementations = IMPLEMENTATIONS
-    spec = listed_matmul_spec(
-        "bias", "scale", lists=("lhs_rows", "out_rows"), known=True, activation="gelu"
-    )
-
-
-class TestResidual(CoreChecks):
-    """Added to rows of no group too, and to those that are not written."""
-
-    implementations = IMPLEMENTATIONS
-    spec = listed_matmul_spec("bias", "residual", lists=(), activation="gelu")
-
-
-class TestResidualOfWrittenRows(CoreChecks):
-    implementations = IMPLEMENTATIONS
-    spec = listed_matmul_spec(
-        *("bias", "residual", "scale"), lists=("lhs_rows", "out_rows"), activation="relu"
-    )
-
-
-class TestOuterOfGathered(CoreChecks):
-    spec = listed_outer_spec(lists=("rhs_rows",), known=True)
-
-
-class TestScaledOuter(CoreChecks):
-    spec = listed_outer_spec("scale", lists=())
+VARIANTS = {
+    "Bias": product_spec("bias", offset=False),
+    "Relu": product_spec("bias", offset=False, activation="relu"),
+    "Silu": product_spec("bias", offset=False, activation="silu"),
+    "Gelu": product_spec("bias", offset=False, activation="gelu"),
+    "Tanh": product_spec(offset=False, activation="tanh"),
+    "TransposedWeights": product_spec(offset=False, transposed=True),
+    "GatheredRows": product_spec(ids=("lhs_rows",), indexed=True),
+    "ScatteredRows": product_spec("bias", ids=("out_rows",), activation="silu"),
+    "ScaledRows": product_spec("bias", "scale", activation="tanh"),
+    "GatheredOuter": product_spec(ids=("rhs_rows",), outer=True, indexed=True),
+    "ScaledOuter": product_spec("scale", outer=True),
+}
+# Variants whose rules differ by implementation; a residual is added to rows without a product, too.
+VARIANTS_EVERYWHERE = {
+    "Offset": product_spec("bias", activation="silu"),
+    "OuterOffset": product_spec(outer=True),
+    "AllIds": product_spec(
+        "bias", "scale", ids=("lhs_rows", "out_rows"), indexed=True, activation="gelu"
+    ),
+    "Residual": product_spec("bias", "residual", activation="gelu"),
+    "ResidualOfIds": product_spec(
+        "bias", "residual", "scale", ids=("lhs_rows", "out_rows"), activation="relu"
+    ),
+}
+for name, spec in (VARIANTS | VARIANTS_EVERYWHERE).items():
+    implementations = IMPLEMENTATIONS if name in VARIANTS_EVERYWHERE else IMPLEMENTATIONS[:1]
+    attributes = {"spec": spec, "implementations": implementations}
+    globals()[f"Test{name}"] = type(f"Test{name}", (CoreChecks,), attributes)
 
 
 def mapped_subsets(count: int) -> list[tuple[int | None, ...]]:
-    """The axes that `jax.vmap` may map of so many operands: at least one."""
+    """Return all choices of axes for `jax.vmap` that map at least one operand."""
     return [axes for axes in itertools.product((None, 0), repeat=count) if 0 in axes]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None:
-    """Few subsets of the operands that show all pairs, against a loop."""
+def test_ids_under_vmap(rng, implementation):
+    """Compare batches of subsets that cover all pairs of operands with a loop."""
     size, rows, inputs, groups, k, n = 3, 20, 9, 4, 3, 5
     columns = [
         rng.normal(size=(size, inputs, k)).astype(np.float32),
@@ -481,7 +328,7 @@ def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None
         stack([rng.permutation(rows) for _ in range(size)]).astype(np.int32) - 1,
     ]
 
-    def function(lhs: Any, rhs: Any, scale: Any, sizes: Any, lhs_rows: Any, out_rows: Any) -> Any:
+    def function(lhs, rhs, scale, sizes, lhs_rows, out_rows):
         options = {"group_offset": 1, "precision": EXACT, "lhs_rows": lhs_rows, "scale": scale}
         y = segment_matmul(lhs, rhs, sizes, out_rows=out_rows, activation="gelu", **options)
         outer = segment_outer(lhs, y, sizes, num_groups=groups, rhs_rows=out_rows, **options)
@@ -494,8 +341,8 @@ def test_lists_under_vmap(rng: np.random.Generator, implementation: str) -> None
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "float8_e4m3fn", "bfloat16"])
-def test_lists_of_any_dtype(rng: np.random.Generator, dtype: str) -> None:
-    """As rows gathered and products scattered apart; half types widen."""
+def test_ids_of_any_dtype(rng, dtype):
+    """Products with ids equal gathers and scatters outside of the op; half types widen."""
     rows, inputs, groups, k, n = 30, 11, 3, 4, 5
     lhs, rhs, scale = (
         rng.integers(0, 4, shape).astype(jnp.dtype(dtype))
@@ -511,8 +358,8 @@ def test_lists_of_any_dtype(rng: np.random.Generator, dtype: str) -> None:
     assert got.dtype == (widest or dtype)
     kind = np.complex64 if dtype == "complex64" else np.float64
     lhs, rhs, scale = (x.astype(kind) for x in (lhs, rhs, scale))
-    product = reference(members, scale[:, None] * named(lhs, ids), rhs)
-    want = written(product, places)
+    product = reference(members, scale[:, None] * gathered(lhs, ids), rhs)
+    want = scattered(product, places)
     np.testing.assert_array_equal(np.asarray(got).astype(kind), want)
 
 
@@ -522,7 +369,7 @@ def test_lists_of_any_dtype(rng: np.random.Generator, dtype: str) -> None:
 def operands_of(
     rng: np.random.Generator, rows: int, groups: int, k: int, n: int, dtype: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """lhs, rhs and a cotangent of the result."""
+    """Draw lhs, rhs and a cotangent of the result."""
     shapes = (rows, k), (groups, k, n), (rows, n)
     lhs, rhs, ct = (rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes)
     return lhs, rhs, ct
@@ -531,7 +378,7 @@ def operands_of(
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (3, 17), (17, 3), (64, 64), (130, 33), (1000, 8)])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
-def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementation: str) -> None:
+def test_shapes(rng, k, n, dtype, implementation):
     rows, groups = 300, 7
     lhs, rhs, ct = operands_of(rng, rows, groups, k, n, dtype)
     matmul = jax.jit(functools.partial(segment_matmul, precision=EXACT))
@@ -556,39 +403,37 @@ def test_shapes(rng: np.random.Generator, k: int, n: int, dtype: str, implementa
     ("k", "n"), [(32, 64), (64, 70), (16, 200), (64, 33), (128, 128), (256, 24)]
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
-def test_few_and_many_blocks(
-    rng: np.random.Generator, k: int, n: int, dtype: str, kernel: Any, implementation: str
-) -> None:
-    """Matrix units and all lists: tiles in turn, and of small products one for each block.
+def test_few_and_many_blocks(rng, k, n, dtype, kernel, implementation):
+    """Kernels with all ids: blocks that take tiles in turn, and a block for each tile.
 
-    On Hopper, shapes whose rows leave in words of 16, 8, 4 and 2 bytes, and in several pieces.
+    On Hopper, rows are written in words of 16, 8, 4 and 2 bytes, and in several pieces.
     """
     rows, nodes, groups = 900, 250, 9
     tolerance = 3e-3 if dtype == "float32" else TOLERANCE[dtype]  # of TF32
     _, rhs, _ = operands_of(rng, 1, groups, k, n, dtype)
-    lhs, every = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
-    given = {
+    lhs, all_rows = (rng.normal(size=(of, k)).astype(rhs.dtype) for of in (nodes, rows))
+    arrays = {
         "lhs_rows": rng.integers(-3, nodes + 3, rows).astype(np.int32),
         "out_rows": rng.permutation(rows).astype(np.int32),
         "scale": rng.normal(size=rows).astype(np.float32),
         "bias": rng.normal(size=(groups, n)).astype(rhs.dtype),
         "residual": rng.normal(size=(rows, n)).astype(rhs.dtype),
     }
-    given["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
-    wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in given.items()}
+    arrays["out_rows"][rng.choice(rows, 20, replace=False)] = rng.choice([*OUT_OF_RANGE, rows], 20)
+    wide = {name: x if x.dtype == np.int32 else x.astype(np.float64) for name, x in arrays.items()}
     with setting(implementation, dtype), use(MatmulSchedule(kernel, 64, 0, 3)):
-        plain = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(given)
-        for names in plain:
+        subsets = (), ("lhs_rows",), ("residual",), ("out_rows", "bias"), tuple(arrays)
+        for names in subsets:
             sizes = sizes_of(rng, "padding" if len(names) < 2 else "empty", rows, groups)
             members = membership(sizes, rows, 0, groups)
-            x = lhs if "lhs_rows" in names else every
-            options = {name: given[name] for name in names}
-            want = named(x.astype(np.float64), options.get("lhs_rows"))
+            x = lhs if "lhs_rows" in names else all_rows
+            options = {name: arrays[name] for name in names}
+            want = gathered(x.astype(np.float64), options.get("lhs_rows"))
             if "scale" in names:
                 want = want * wide["scale"][:, None]
             bias = wide["bias"] if "bias" in names else None
             want = reference(members, want, rhs.astype(np.float64), bias)
-            want = written(want, options.get("out_rows"))
+            want = scattered(want, options.get("out_rows"))
             if "residual" in names:
                 want = want + wide["residual"]
             for transposed, weights in ((False, rhs), (True, rhs.transpose(0, 2, 1))):
@@ -600,7 +445,7 @@ def test_few_and_many_blocks(
 @pytest.mark.parametrize(
     ("rows", "groups"), [(1, 1), (5000, 1), (3000, 2000), (20, 3000), (4000, 4)]
 )
-def test_many_and_few_groups(rng: np.random.Generator, rows: int, groups: int) -> None:
+def test_many_and_few_groups(rng, rows, groups):
     k, n = 33, 40
     lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
     for shares in (rng.dirichlet(np.ones(groups)), rng.dirichlet(np.full(groups, 0.02))):
@@ -615,14 +460,14 @@ def test_many_and_few_groups(rng: np.random.Generator, rows: int, groups: int) -
         assert_close(got, want, TOLERANCE["float32"], "outer")
 
 
-def test_hundreds_of_size_vectors(rng: np.random.Generator) -> None:
-    """One trace for all; as exact as sums in float32 are in any order, forward and backward."""
+def test_hundreds_of_size_vectors(rng):
+    """All sizes share one trace; errors are those of float32 sums in any order."""
     rows, groups, k, n = 700, 13, 32, 24
     lhs, rhs, ct = operands_of(rng, rows, groups, k, n, "float32")
     traces = 0
 
     @jax.jit
-    def both(lhs: Any, rhs: Any, sizes: Any, ct: Any) -> Any:
+    def both(lhs, rhs, sizes, ct):
         nonlocal traces
         traces += 1
         product = functools.partial(segment_matmul, group_sizes=sizes, precision=EXACT)
@@ -635,7 +480,7 @@ def test_hundreds_of_size_vectors(rng: np.random.Generator) -> None:
         members = membership(sizes, rows, 0, groups)
         wide = [x.astype(np.float64) for x in (lhs, rhs, ct)]
 
-        def results(lhs: Any, rhs: Any, ct: Any, members: Any = members) -> tuple[Any, ...]:
+        def results(lhs, rhs, ct, members=members) -> tuple[Any, ...]:
             return (
                 reference(members, lhs, rhs),
                 reference(members, ct, rhs.transpose(0, 2, 1)),
@@ -651,8 +496,8 @@ def test_hundreds_of_size_vectors(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "uint32", "uint64"])
-def test_sizes_may_be_anything(rng: np.random.Generator, dtype: str, implementation: str) -> None:
-    """Sizes whose sum exceeds the rows, or even the type, are cut; negative ones are empty."""
+def test_sizes_may_be_anything(rng, dtype, implementation):
+    """Sizes whose sum exceeds the rows or the type are cut; negative sizes are empty groups."""
     rows, groups = 60, 9
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     limits = np.iinfo(dtype)
@@ -667,11 +512,11 @@ def test_sizes_may_be_anything(rng: np.random.Generator, dtype: str, implementat
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_rows_of_no_group_are_zero(rng: np.random.Generator, implementation: str) -> None:
+def test_rows_of_no_group_are_zero(rng, implementation):
     lhs, rhs, ct = operands_of(rng, 40, 5, 8, 9, "float32")
     sizes = np.array([7, 0, -3, 9, 4], np.int32)
-    for behind in (np.nan, np.inf):
-        lhs[20:] = ct[20:] = behind
+    for unread in (np.nan, np.inf):
+        lhs[20:] = ct[20:] = unread
         with setting(implementation):
             for activation in (None, "relu", "silu", "gelu", "tanh"):
                 bias = np.ones((5, 9), np.float32)
@@ -685,22 +530,26 @@ def test_rows_of_no_group_are_zero(rng: np.random.Generator, implementation: str
 @pytest.mark.parametrize(
     "offset", [0, 1, 4, 6, -2, -9, 100, LIMITS.max, LIMITS.min, 2**32, -(2**32) - 1, 2**63 - 1]
 )
-def test_any_offset(rng: np.random.Generator, offset: int, implementation: str) -> None:
+def test_any_offset(rng, offset, implementation):
     rows, groups = 50, 3
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     sizes = sizes_of(rng, "padding", rows, 7)
     members = membership(sizes, rows, offset, groups)
     with setting(implementation):
         fits = LIMITS.min <= offset <= LIMITS.max
-        for given in (offset, np.array([offset]), np.int32(offset) if fits else np.int64(offset)):
-            got = segment_matmul(lhs, rhs, sizes, group_offset=given, precision=EXACT)
+        for argument in (
+            offset,
+            np.array([offset]),
+            np.int32(offset) if fits else np.int64(offset),
+        ):
+            got = segment_matmul(lhs, rhs, sizes, group_offset=argument, precision=EXACT)
             assert_close(got, reference(members, lhs, rhs), 1e-6, "matmul")
         got = segment_outer(lhs, ct, sizes, group_offset=offset, num_groups=groups, precision=EXACT)
         assert_close(got, outer_reference(members, lhs, ct), 1e-6, "outer")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_equals_ragged_dot(rng: np.random.Generator, implementation: str) -> None:
+def test_equals_ragged_dot(rng, implementation):
     lhs, rhs, ct = operands_of(rng, 100, 6, 16, 12, "float32")
     for scenario in ("random", "empty", "giant", "duplicates"):
         sizes = sizes_of(rng, scenario, 90, 6)
@@ -710,7 +559,7 @@ def test_equals_ragged_dot(rng: np.random.Generator, implementation: str) -> Non
             jax.lax.ragged_dot,
         ):
 
-            def product(lhs: Any, rhs: Any, function: Any = function, sizes: Any = sizes) -> Any:
+            def product(lhs, rhs, function=function, sizes=sizes):
                 return function(lhs, rhs, jnp.asarray(sizes), precision=EXACT)
 
             y, vjp = jax.vjp(product, jnp.asarray(lhs), jnp.asarray(rhs))
@@ -738,34 +587,30 @@ def test_equals_ragged_dot(rng: np.random.Generator, implementation: str) -> Non
         (("complex64", "complex64"), None, "complex64"),
     ],
 )
-def test_dtype_of_result(
-    rng: np.random.Generator,
-    dtypes: tuple[str, str],
-    preferred: str | None,
-    result: str,
-    implementation: str,
-) -> None:
+def test_dtype_of_result(rng, dtypes, preferred, result, implementation):
     rows, groups, k, n = 40, 4, 12, 10
     sizes = sizes_of(rng, "padding", rows, groups)
     members = membership(sizes, rows, 0, groups)
     shapes = (rows, k), (groups, k, n), (rows, n)
-    lhs, rhs, other = (
+    lhs, rhs, rows_rhs = (
         rng.integers(-4, 5, shape).astype(jnp.dtype(dtype))
         for shape, dtype in zip(shapes, (*dtypes, dtypes[1]), strict=True)
     )
     with setting(implementation, "float64"):
         options = {"preferred_element_type": preferred, "precision": EXACT}
         y = segment_matmul(lhs, rhs, sizes, **options)  # type: ignore[arg-type]
-        outer = segment_outer(lhs, other, sizes, **options)  # type: ignore[arg-type]
+        outer = segment_outer(lhs, rows_rhs, sizes, **options)  # type: ignore[arg-type]
         ragged = jax.eval_shape(
             functools.partial(jax.lax.ragged_dot, preferred_element_type=preferred),
-            *(lhs, rhs, np.maximum(sizes, 0)),
+            lhs,
+            rhs,
+            np.maximum(sizes, 0),
         )
     assert y.dtype == outer.dtype == ragged.dtype == result
     kind = complex if "complex" in result else float
-    lhs, rhs, other = (x.astype(kind) for x in (lhs, rhs, other))
+    lhs, rhs, rows_rhs = (x.astype(kind) for x in (lhs, rhs, rows_rhs))
     np.testing.assert_array_equal(y, reference(members, lhs, rhs))  # whole numbers: exact
-    np.testing.assert_array_equal(outer, outer_reference(members, lhs, other))
+    np.testing.assert_array_equal(outer, outer_reference(members, lhs, rows_rhs))
 
 
 INTEGERS = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32")
@@ -789,10 +634,8 @@ SMALL_FLOATS = ("float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11
     ],
     ids=str,
 )
-def test_sums_of_small_numbers(
-    rng: np.random.Generator, dtypes: tuple[str, str], preferred: str | None, implementation: str
-) -> None:
-    """Added up in the dtype of the result, rounded or wrapped around once."""
+def test_sums_of_small_numbers(rng, dtypes, preferred, implementation):
+    """Sums accumulate in the dtype of the result, and round or wrap around once."""
     rows, groups, k, n = 40, 4, 12, 10
     sizes = sizes_of(rng, "padding", rows, groups)
     members = membership(sizes, rows, 0, groups)
@@ -804,11 +647,11 @@ def test_sums_of_small_numbers(
         return rng.integers(low, high, shape, endpoint=True).astype(jnp.dtype(dtype))
 
     lhs, rhs = numbers((rows, k), dtypes[0]), numbers((groups, k, n), dtypes[1])
-    other = numbers((rows, n), dtypes[1])
+    rows_rhs = numbers((rows, n), dtypes[1])
     with setting(implementation, "float64"):
         y = segment_matmul(lhs, rhs, sizes, EXACT, preferred)
-        outer = segment_outer(lhs, other, sizes, EXACT, preferred)
-    want = reference(members, *wide((lhs, rhs))), outer_reference(members, *wide((lhs, other)))
+        outer = segment_outer(lhs, rows_rhs, sizes, EXACT, preferred)
+    want = reference(members, *wide((lhs, rhs))), outer_reference(members, *wide((lhs, rows_rhs)))
     for got, exact in zip((y, outer), want, strict=True):
         assert got.dtype == (preferred or dtypes[0])
         if jnp.issubdtype(got.dtype, jnp.integer):
@@ -832,16 +675,16 @@ def test_sums_of_small_numbers(
         ("complex64", "float32"),
     ],
 )
-def test_results_that_do_not_hold_the_numbers_are_refused(dtype: str, preferred: str) -> None:
+def test_results_that_do_not_hold_the_numbers_are_refused(dtype, preferred):
     lhs, rhs = jnp.ones((6, 3), dtype), jnp.ones((2, 3, 4), dtype)
-    for function, other in ((segment_matmul, rhs), (segment_outer, lhs)):
+    for function, rhs_argument in ((segment_matmul, rhs), (segment_outer, lhs)):
         with pytest.raises(TypeError, match=f"preferred_element_type .* {dtype}.* {preferred}"):
-            function(lhs, other, SIZES, preferred_element_type=preferred)
+            function(lhs, rhs_argument, SIZES, preferred_element_type=preferred)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_gradients_of_eight_bits(rng: np.random.Generator, implementation: str) -> None:
-    """Whole numbers: exact, and in the dtype of the operand."""
+def test_gradients_of_eight_bits(rng, implementation):
+    """Gradients of whole numbers are exact, in the dtype of the operand."""
     lhs, rhs, ct = (
         rng.integers(-2, 3, shape).astype(jnp.float8_e4m3fn)
         for shape in ((20, 3), (4, 3, 2), (20, 2))
@@ -859,8 +702,8 @@ def test_gradients_of_eight_bits(rng: np.random.Generator, implementation: str) 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float8_e4m3fn", "bfloat16"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_derivatives_to_a_bias_of_any_dtype(dtype: str, implementation: str) -> None:
-    """A bias's rows are gathered and summed by kernels, which do not take all dtypes."""
+def test_derivatives_to_a_bias_of_any_dtype(dtype, implementation):
+    """Kernels that gather and sum rows of a bias do not take all dtypes."""
     lhs, rhs, bias = (jnp.ones(shape, dtype) for shape in ((6, 3), (2, 3, 4), (2, 4)))
     function = functools.partial(segment_matmul, lhs, rhs, np.array([2, 3]))
     with setting(implementation):
@@ -871,7 +714,7 @@ def test_derivatives_to_a_bias_of_any_dtype(dtype: str, implementation: str) -> 
     np.testing.assert_array_equal(gradient.astype(complex), np.outer([2, 3], np.ones(4)))
 
 
-def test_arguments_in_the_order_of_ragged_dot() -> None:
+def test_arguments_in_the_order_of_ragged_dot():
     names = list(inspect.signature(jax.lax.ragged_dot).parameters)[:6]
     for function in (segment_matmul, segment_outer):
         parameters = inspect.signature(function).parameters.values()
@@ -881,15 +724,13 @@ def test_arguments_in_the_order_of_ragged_dot() -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_gradients_of_widening_products(
-    rng: np.random.Generator, dtype: str, implementation: str
-) -> None:
+def test_gradients_of_widening_products(rng, dtype, implementation):
     lhs, rhs, ct = operands_of(rng, 200, 4, 16, 12, dtype)
     sizes = sizes_of(rng, "padding", 200, 4)
     members = membership(sizes, 200, 0, 4)
     ct = rng.normal(size=ct.shape).astype(np.float32)  # more than the half type holds
 
-    def product(lhs: Any, rhs: Any) -> Any:
+    def product(lhs, rhs):
         return segment_matmul(lhs, rhs, sizes, preferred_element_type=np.float32, precision=EXACT)
 
     with setting(implementation):
@@ -905,8 +746,8 @@ def test_gradients_of_widening_products(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_half_types_add_up_in_float32(rng: np.random.Generator, implementation: str) -> None:
-    """Sums that a half type would stop at 2048 or 256."""
+def test_half_types_add_up_in_float32(rng, implementation):
+    """In half types these sums would stop at 2048 or 256."""
     rows = 4096
     lhs = np.ones((rows, rows), jnp.bfloat16)
     sizes = np.array([rows], np.int32)
@@ -919,7 +760,7 @@ def test_half_types_add_up_in_float32(rng: np.random.Generator, implementation: 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("k", "n"), [(0, 0), (0, 200), (200, 0)])
-def test_no_features(k: int, n: int, implementation: str) -> None:
+def test_no_features(k, n, implementation):
     lhs, rhs, ct = np.ones((300, k)), np.ones((2, k, n)), np.ones((300, n))
     sizes = np.array([100, 150], np.int32)
     with setting(implementation):
@@ -931,7 +772,7 @@ def test_no_features(k: int, n: int, implementation: str) -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "default", "tensorfloat32"])
-def test_default_precision(rng: np.random.Generator, precision: Any) -> None:
+def test_default_precision(rng, precision):
     """Tf32 where there is such a thing, whose rounding is 2^-11."""
     lhs, rhs, ct = operands_of(rng, 500, 5, 64, 48, "float32")
     sizes = sizes_of(rng, "random", 500, 5)
@@ -942,8 +783,8 @@ def test_default_precision(rng: np.random.Generator, precision: Any) -> None:
     assert_close(outer, outer_reference(members, lhs, ct), 1e-3, "outer")
 
 
-def lowered_exactness(**options: Any) -> set[str]:
-    def both(lhs: Any, rhs: Any) -> Any:
+def lowered_exactness(**options) -> set[str]:
+    def both(lhs, rhs):
         return jax.vjp(lambda x, w: segment_matmul(x, w, SIZES, **options), lhs, rhs)[1](
             jnp.ones((6, 4))
         )
@@ -966,7 +807,7 @@ def lowered_exactness(**options: Any) -> set[str]:
         (jax.lax.DotAlgorithmPreset.F32_F32_F32, "true"),
     ],
 )
-def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
+def test_precision_reaches_kernels(precision, exact):
     """Forward and backward, from the argument or from JAX's default."""
     assert lowered_exactness(precision=precision) == {exact}
     if isinstance(precision, str):
@@ -977,33 +818,33 @@ def test_precision_reaches_kernels(precision: Any, exact: str) -> None:
 
 @pytest.mark.skipif(not KERNELS, reason="about the memory of kernels")
 @pytest.mark.parametrize("use_bias", [False, True])
-def test_nothing_is_held_beside_operands_and_results(use_bias: bool) -> None:
-    """No rows of weights, no masked rows: at most a percent forward, five backward."""
+def test_nothing_is_held_beside_operands_and_results(use_bias):
+    """Temporary memory is at most 1 % of operands and results forward, 5 % backward."""
     rows, groups, k, n = 1_000_000, 40, 64, 48  # compiled only
     shapes = (rows, k), (groups, k, n), (groups, n), (rows, n)
     lhs, rhs, bias, ct = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((groups,), np.int32)
 
-    def product(lhs: Any, rhs: Any, bias: Any, sizes: Any) -> Any:
+    def product(lhs, rhs, bias, sizes):
         return segment_matmul(lhs, rhs, sizes, bias=bias if use_bias else None)
 
-    def backward(lhs: Any, rhs: Any, bias: Any, sizes: Any, ct: Any) -> Any:
+    def backward(lhs, rhs, bias, sizes, ct):
         return jax.vjp(product, lhs, rhs, bias, sizes)[1](ct)[:3]
 
     for function, arguments, share in ((product, (), 0.01), (backward, (ct,), 0.05)):
         compiled = jax.jit(function).lower(lhs, rhs, bias, sizes, *arguments).compile()
         memory = compiled.memory_analysis()
-        ones = 4 * rows * use_bias  # the column that the bias's gradient is a product with
-        whole = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        assert memory.temp_size_in_bytes <= share * whole + ones
+        bias_column = 4 * rows * use_bias  # the column that the bias's gradient is a product with
+        total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        assert memory.temp_size_in_bytes <= share * total + bias_column
 
 
 # --- Derivatives and transformations -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
-    """Every subset of the operands, with offsets, against a loop."""
+def test_bias_under_vmap(rng, implementation):
+    """Compare batches of every subset of the operands, with offsets, with a loop."""
     size, rows, groups, k, n = 3, 20, 4, 3, 5
     columns = [
         rng.normal(size=(size, rows, k)).astype(np.float32),
@@ -1013,7 +854,7 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
         rng.integers(-1, 4, size).astype(np.int32),
     ]
 
-    def function(lhs: Any, rhs: Any, bias: Any, sizes: Any, offset: Any) -> Any:
+    def function(lhs, rhs, bias, sizes, offset):
         options = {"group_offset": offset, "precision": EXACT}
         y = segment_matmul(lhs, rhs, sizes, bias=bias, activation="gelu", **options)
         transposed = segment_matmul(y, rhs, sizes, transpose_rhs=True, **options)
@@ -1025,8 +866,8 @@ def test_bias_under_vmap(rng: np.random.Generator, implementation: str) -> None:
             check_vmap(function, jitted, in_axes, columns, TOLERANCE["float32"])
 
 
-def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that int32 cannot count are multiplied one element of the batch after the other."""
+def test_batch_too_large_to_join(rng, monkeypatch):
+    """A batch with more rows than int32 counts runs one element after another."""
     batch = rng.normal(size=(3, 6, 3)).astype(np.float32)
     many = np.array([[2, 3], [0, 6], [1, 1]], np.int32)
     mapped = (
@@ -1038,16 +879,16 @@ def test_batch_too_large_to_join(rng: np.random.Generator, monkeypatch: pytest.M
     want = [function(*xs) for function, xs in zip(mapped, arguments, strict=True)]
     module = importlib.import_module("jax_gnn._ops.segment_matmul.primitive")
     monkeypatch.setattr(module, "MAX_SIZE", 17)
-    for function, xs, one in zip(mapped, arguments, want, strict=True):
+    for function, xs, expected in zip(mapped, arguments, want, strict=True):
         assert "scan" in str(jax.make_jaxpr(function)(*xs))
-        assert_close(function(*xs), one, 1e-6, "value")
+        assert_close(function(*xs), expected, 1e-6, "value")
 
 
 @pytest.mark.skipif(not KERNELS, reason="about what kernels get")
-def test_shared_weights_are_not_copied() -> None:
+def test_shared_weights_are_not_copied():
     """A batch of rows shares the weights, and a batch of weights the rows."""
 
-    def shapes(in_axes: Any, *arguments: Any) -> str:
+    def shapes(in_axes, *arguments) -> str:
         mapped = jax.vmap(lambda *xs: segment_matmul(*xs, SIZES), in_axes=in_axes)
         return str(jax.make_jaxpr(mapped)(*arguments))
 
@@ -1057,7 +898,7 @@ def test_shared_weights_are_not_copied() -> None:
     assert "f32[42,3]" not in shapes((None, 0), LHS, batch)
 
 
-def test_sizes_have_float0_cotangents(rng: np.random.Generator) -> None:
+def test_sizes_have_float0_cotangents(rng):
     lhs, rhs, ct = operands_of(rng, 30, 4, 3, 5, "float32")
     sizes = sizes_of(rng, "random", 30, 4)
     for function in (segment_matmul, jax.jit(segment_matmul)):
@@ -1066,12 +907,12 @@ def test_sizes_have_float0_cotangents(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
-def test_third_order(rng: np.random.Generator, activation: Any) -> None:
+def test_third_order(rng, activation):
     lhs, rhs, _ = operands_of(rng, 12, 3, 2, 2, "float64")
     sizes = sizes_of(rng, "random", 12, 3)
 
     def along(implementation: str) -> Any:
-        def line(t: Any) -> Any:
+        def line(t):
             y = segment_matmul(
                 lhs * t, rhs * t, sizes, activation=activation, implementation=implementation
             )
@@ -1083,29 +924,29 @@ def test_third_order(rng: np.random.Generator, activation: Any) -> None:
         assert_close(along(IMPLEMENTATIONS[0]), along("xla"), 1e-10, "third derivative")
 
 
-def test_training_step_of_two_layers(rng: np.random.Generator) -> None:
+def test_training_step_of_two_layers(rng):
     """A mixture of experts in bfloat16: gradients of all parameters against plain XLA."""
     lhs, rhs, _ = operands_of(rng, 300, 6, 16, 24, "bfloat16")
-    back = rng.normal(size=(6, 24, 16)).astype(jnp.bfloat16)
+    second = rng.normal(size=(6, 24, 16)).astype(jnp.bfloat16)
     bias = rng.normal(size=(6, 24)).astype(jnp.bfloat16)
     sizes = sizes_of(rng, "padding", 300, 6)
 
-    def loss(lhs: Any, rhs: Any, bias: Any, back: Any) -> Any:
+    def loss(lhs, rhs, bias, second):
         hidden = segment_matmul(lhs, rhs, sizes, bias=bias, activation="relu")
-        return jnp.sum(segment_matmul(hidden, back, sizes).astype(jnp.float32) ** 2)
+        return jnp.sum(segment_matmul(hidden, second, sizes).astype(jnp.float32) ** 2)
 
     gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
     with setting(IMPLEMENTATIONS[0]):
-        gradients = jax.jit(gradient)(lhs, rhs, bias, back)
+        gradients = jax.jit(gradient)(lhs, rhs, bias, second)
     with setting("xla", "float64"):
-        wanted = gradient(*(x.astype(np.float64) for x in (lhs, rhs, bias, back)))
-    for got, want in zip(gradients, wanted, strict=True):
+        exact = gradient(*(x.astype(np.float64) for x in (lhs, rhs, bias, second)))
+    for got, want in zip(gradients, exact, strict=True):
         assert got.dtype == jnp.bfloat16
         assert_close(got, want, TOLERANCE["bfloat16"], "gradient")
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_order_of_additions(rng: np.random.Generator, deterministic: bool) -> None:
+def test_order_of_additions(rng, deterministic):
     lhs, _, ct = operands_of(rng, 9000, 3, 40, 24, "float32")
     sizes = np.array([8000, 1, 900], np.int32)
     outer = jax.jit(functools.partial(segment_outer, deterministic=deterministic, precision=EXACT))
@@ -1120,14 +961,14 @@ def test_order_of_additions(rng: np.random.Generator, deterministic: bool) -> No
 
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
-def test_rows_sharded(rng: np.random.Generator, implementation: str | None) -> None:
-    """Each device has rows and sizes of its own; the weights are replicated."""
+def test_rows_sharded(rng, implementation):
+    """Rows and sizes are split over devices; the weights are replicated."""
     devices, rows, groups = 4, 30, 3
     lhs, rhs, ct = operands_of(rng, devices * rows, groups, 4, 6, "float32")
     sizes = stack([sizes_of(rng, "padding", rows, groups) for _ in range(devices)])
     split, everywhere = PartitionSpec("devices"), PartitionSpec()
 
-    def local(lhs: Any, rhs: Any, sizes: Any) -> Any:
+    def local(lhs, rhs, sizes):
         return segment_matmul(lhs, rhs, sizes[0], activation="tanh", precision=EXACT)
 
     sharded = jax.jit(
@@ -1150,15 +991,15 @@ def test_rows_sharded(rng: np.random.Generator, implementation: str | None) -> N
 
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
-def test_groups_sharded(rng: np.random.Generator, implementation: str | None) -> None:
-    """Each device holds some of the weights, and computes the rows of these."""
+def test_groups_sharded(rng, implementation):
+    """Weights are split over devices, each of which computes the rows of its groups."""
     devices, rows, groups = 4, 60, 8
     lhs, rhs, ct = operands_of(rng, rows, groups, 4, 6, "float32")
     bias = rng.normal(size=(groups, 6)).astype(np.float32)
     sizes = sizes_of(rng, "padding", rows, groups)
     split, everywhere = PartitionSpec("devices"), PartitionSpec()
 
-    def local(lhs: Any, rhs: Any, bias: Any, sizes: Any) -> Any:
+    def local(lhs, rhs, bias, sizes):
         first = jax.lax.axis_index("devices") * rhs.shape[0]
         y = segment_matmul(lhs, rhs, sizes, bias=bias, group_offset=first, precision=EXACT)
         return jax.lax.psum(y, "devices")
@@ -1172,18 +1013,18 @@ def test_groups_sharded(rng: np.random.Generator, implementation: str | None) ->
         )
     )
 
-    def whole(lhs: Any, rhs: Any, bias: Any) -> Any:
+    def unsplit(lhs, rhs, bias):
         return segment_matmul(lhs, rhs, sizes, bias=bias, precision=EXACT)
 
     assert groups % devices == 0
     with setting(implementation):
-        want, vjp = jax.vjp(whole, lhs, rhs, bias)
-        wanted = vjp(jnp.asarray(ct))
+        want, vjp = jax.vjp(unsplit, lhs, rhs, bias)
+        expected = vjp(jnp.asarray(ct))
         got, vjp = jax.vjp(lambda *xs: sharded(*xs, sizes), lhs, rhs, bias)
         gradients = vjp(jnp.asarray(ct))
     assert_close(got, want, TOLERANCE["float32"], "value")
-    for one, other in zip(gradients, wanted, strict=True):
-        assert_close(one, other, TOLERANCE["float32"], "gradient")
+    for a, b in zip(gradients, expected, strict=True):
+        assert_close(a, b, TOLERANCE["float32"], "gradient")
 
 
 # --- Raw calls -----------------------------------------------------------------------------------
@@ -1203,24 +1044,24 @@ MATMUL_ATTRIBUTES = {
     "blocks": np.int64(1),
 }
 RAW_OPERANDS = [LHS, RHS, SIZES, np.zeros(1, np.int32), np.ones((2, 4), np.float32)]
-RAW_OPERANDS += [np.ones((6, 4), np.float32)]  # the residual; then scale and lists
+RAW_OPERANDS += [np.ones((6, 4), np.float32)]  # the residual; then scale and ids
 RAW_OPERANDS += [np.ones(6, np.float32), *[np.arange(6, dtype=np.int32)] * 3]
 
-WRONG_LISTS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
-ALL_LISTS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
+WRONG_IDS = [IDS.astype(np.int32), np.ones((6, 1), np.int32), LHS[:, 0]]
+ALL_IDS = dict.fromkeys(("scaled", "gathers", "scatters"), np.bool_(True))
 
 
-def raw_matmul(operands: Any, result: Any = ((6, 4), np.float32), **attributes: Any) -> np.ndarray:
+def raw_matmul(operands, result=((6, 4), np.float32), **attributes) -> np.ndarray:
     results = [jax.ShapeDtypeStruct(*result), jax.ShapeDtypeStruct((64,), np.uint8)]
     call = jax.ffi.ffi_call("jax_gnn_segment_matmul", results)
     return np.asarray(call(*operands, **MATMUL_ATTRIBUTES | attributes)[0])
 
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="the handlers are the same for all platforms")
-def test_raw_call_with_wrong_buffers() -> None:
+def test_raw_call_with_wrong_buffers():
     want = reference(membership(SIZES, 6, 0, 2), LHS, RHS, RAW_OPERANDS[4]) + RAW_OPERANDS[5]
     np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS), want)
-    np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_LISTS), want)
+    np.testing.assert_array_equal(raw_matmul(RAW_OPERANDS, **ALL_IDS), want)
     for position, values in {
         0: [LHS[0], LHS[:, :2], LHS.astype(np.int32), LHS.astype(np.float16)],
         1: [RHS[0], RHS[:, :2], RHS.astype(np.float16)],
@@ -1229,12 +1070,12 @@ def test_raw_call_with_wrong_buffers() -> None:
         4: [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32), np.ones((2, 4), np.float16)],
         5: [np.ones((5, 4), np.float32), np.ones((6, 4), np.float16), np.ones(6, np.float32)],
         6: [np.ones(5, np.float32), np.ones((6, 1), np.float32), np.ones(6, np.float16)],
-        **dict.fromkeys((7, 8, 9), WRONG_LISTS),
+        **dict.fromkeys((7, 8, 9), WRONG_IDS),
     }.items():
         for value in values:
             operands = [*RAW_OPERANDS[:position], value, *RAW_OPERANDS[position + 1 :]]
             with pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
-                raw_matmul(operands, **ALL_LISTS)
+                raw_matmul(operands, **ALL_IDS)
     for result in (((5, 4), np.float32), ((6, 4), np.float64), ((6, 4), np.int32)):
         with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError, match="jax_gnn: "):
             raw_matmul(RAW_OPERANDS, result)
@@ -1245,7 +1086,7 @@ def test_raw_call_with_wrong_buffers() -> None:
             raw_matmul(RAW_OPERANDS, activation=np.int64(activation))
 
 
-def test_kernels_are_used() -> None:
+def test_kernels_are_used():
     """Forward and backward are custom calls of this library."""
     if not KERNELS:
         pytest.skip("jax_gnn has no kernels here")

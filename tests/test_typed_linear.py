@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +15,14 @@ from jax_gnn import TypePlan
 ROWS, TYPES, IN, OUT = 40, 5, 6, 3
 
 
-def layer_of(**options: Any) -> TypedLinear:
+def layer_of(**options) -> TypedLinear:
     options = {"precision": "highest", "bias_init": jax.random.normal} | options
     return TypedLinear(TYPES, IN, OUT, rngs=nnx.Rngs(0), **options)
 
 
 @pytest.fixture
 def types(rng: np.random.Generator) -> np.ndarray:
-    """Types in any order, some out of range, one of them not there."""
+    """Types in any order, some out of range; type 3 has no rows."""
     types = rng.choice([0, 1, 2, 4], ROWS)
     types[rng.choice(ROWS, 7, replace=False)] = rng.choice([*OUT_OF_RANGE, TYPES], 7)
     return types.astype(np.int32)
@@ -35,7 +33,7 @@ def x(rng: np.random.Generator) -> np.ndarray:
     return rng.normal(size=(ROWS, IN)).astype(np.float32)
 
 
-def expected(layer: TypedLinear, x: Any, types: Any) -> np.ndarray:
+def expected(layer, x, types) -> np.ndarray:
     kernel = np.asarray(layer.kernel[...], np.float64)
     result = np.zeros((*x.shape[:-1], layer.out_features))
     for i, t in enumerate(types):
@@ -48,9 +46,7 @@ def expected(layer: TypedLinear, x: Any, types: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("batch", [(), (2,), (3, 2)])
-def test_equals_the_formula(
-    rng: np.random.Generator, types: np.ndarray, batch: tuple[int, ...], use_bias: bool
-) -> None:
+def test_equals_the_formula(rng, types, batch, use_bias):
     layer = layer_of(use_bias=use_bias)
     x = rng.normal(size=(ROWS, *batch, IN)).astype(np.float32)
     want = expected(layer, x, types)
@@ -64,16 +60,16 @@ def test_equals_the_formula(
     assert_close(in_order, want[order], 1e-6, "sorted rows")
 
 
-def test_gradients(types: np.ndarray, x: np.ndarray) -> None:
-    """Against a gather of the kernels, to all parameters and to x."""
+def test_gradients(types, x):
+    """Gradients of parameters and x equal those of gathered kernels."""
     layer = layer_of()
     valid = (types >= 0) & (types < TYPES)
     graph, parameters = nnx.split(layer)
 
-    def ours(parameters: Any, x: Any) -> Any:
+    def ours(parameters, x):
         return jnp.sum(jnp.sin(nnx.merge(graph, parameters)(x, types)))
 
-    def plain(parameters: Any, x: Any) -> Any:
+    def plain(parameters, x):
         kernel, bias = parameters["kernel"][...], parameters["bias"][...]
         at = np.where(valid, types, 0)
         y = jnp.einsum("ri,rio->ro", x, kernel[at], precision="highest") + bias[at]
@@ -81,19 +77,19 @@ def test_gradients(types: np.ndarray, x: np.ndarray) -> None:
 
     got = jax.jit(jax.grad(ours, argnums=(0, 1)))(parameters, x)
     want = jax.grad(plain, argnums=(0, 1))(parameters, x)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_close(one, other, 1e-5, "gradient")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b, 1e-5, "gradient")
 
 
-def test_backward_pass_gathers(types: np.ndarray, x: np.ndarray) -> None:
-    """What sorts rows transposes into what unsorts them: no scatter."""
+def test_backward_pass_gathers(types, x):
+    """The transpose of a sort is a gather: there is no scatter."""
     plan = TypePlan.from_types(types, TYPES)
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(layer_of()(x, plan) ** 2)))
     assert "stablehlo.gather" in gradient.lower(x).as_text()
     assert "stablehlo.scatter" not in gradient.lower(x).as_text()
 
 
-def test_untyped_rows_are_not_read(types: np.ndarray, x: np.ndarray) -> None:
+def test_untyped_rows_are_not_read(types, x):
     layer = layer_of()
     valid = (types >= 0) & (types < TYPES)
     dirty = np.where(valid[:, None], x, np.nan)
@@ -104,7 +100,7 @@ def test_untyped_rows_are_not_read(types: np.ndarray, x: np.ndarray) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-def test_plan(rng: np.random.Generator, types: np.ndarray, x: np.ndarray) -> None:
+def test_plan(rng, types, x):
     plan = TypePlan.from_types(types, TYPES)
     valid = types[(types >= 0) & (types < TYPES)]
     assert (plan.num_types, plan.num_rows) == (TYPES, ROWS)
@@ -116,30 +112,30 @@ def test_plan(rng: np.random.Generator, types: np.ndarray, x: np.ndarray) -> Non
     assert same_bits(jitted, plan)
     many = stack([rng.permutation(types) for _ in range(3)])
     mapped = jax.vmap(lambda types, x: TypePlan.from_types(types, TYPES).sort(x), (0, None))
-    for row, one in zip(mapped(many, x), many, strict=True):
-        np.testing.assert_array_equal(row, TypePlan.from_types(one, TYPES).sort(x))
+    for row, a in zip(mapped(many, x), many, strict=True):
+        np.testing.assert_array_equal(row, TypePlan.from_types(a, TYPES).sort(x))
     as_sorted = TypePlan.from_sizes(plan.group_sizes)
     assert (as_sorted.num_types, as_sorted.num_rows) == (TYPES, None)
     x = jnp.asarray(x)
     assert as_sorted.sort(x) is x
 
 
-def test_types_beyond_32_bits(x: np.ndarray) -> None:
-    """Rows of such types have none, and sizes of 2³² - 1 are all rows that there are."""
+def test_types_beyond_32_bits(x):
+    """Types beyond 32 bits are out of range; sizes of 2³² - 1 count as all rows."""
     types = np.resize([0, 2**32, 2, -(2**32), 2**31 + 1, 1, -(2**63)], ROWS)
     near = np.clip(types, -1, TYPES).astype(np.int32)
     for x64 in (False, True):
         with jax.enable_x64(x64):
             want = TypePlan.from_types(near, TYPES)
-            for given in (types, types.tolist()):
-                plan = TypePlan.from_types(given, TYPES)
+            for types_of_any_kind in (types, types.tolist()):
+                plan = TypePlan.from_types(types_of_any_kind, TYPES)
                 np.testing.assert_array_equal(plan.group_sizes, want.group_sizes)
                 np.testing.assert_array_equal(plan.sort(x), want.sort(x))
             sizes = TypePlan.from_sizes(np.array([2**32 - 1, 0], np.uint32)).group_sizes
             assert (np.asarray(sizes) >= [2**31 - 1, 0]).all()
 
 
-def test_plan_takes_lists() -> None:
+def test_plan_takes_lists():
     plan = TypePlan.from_types([1, 0, 1], 2)
     np.testing.assert_array_equal(plan.sort([5, 6, 7]), [6, 5, 7])
     np.testing.assert_array_equal(plan.unsort([6, 5, 7]), [5, 6, 7])
@@ -148,12 +144,12 @@ def test_plan_takes_lists() -> None:
         plan.sort([1, 2])
 
 
-def test_one_trace_for_all_types(rng: np.random.Generator, x: np.ndarray) -> None:
+def test_one_trace_for_all_types(rng, x):
     layer = layer_of()
     traces = 0
 
     @nnx.jit
-    def apply(layer: TypedLinear, x: Any, types: Any) -> Any:
+    def apply(layer, x, types):
         nonlocal traces
         traces += 1
         return layer(x, types)
@@ -164,12 +160,12 @@ def test_one_trace_for_all_types(rng: np.random.Generator, x: np.ndarray) -> Non
     assert traces == 1
 
 
-def test_no_rows() -> None:
+def test_no_rows():
     layer = layer_of()
     assert layer(np.zeros((0, IN), np.float32), np.zeros(0, np.int32)).shape == (0, OUT)
 
 
-def test_each_type_is_initialised_like_a_linear_layer() -> None:
+def test_each_type_is_initialised_like_a_linear_layer():
     """The variance does not shrink with the number of types, and no two types are alike."""
     layer = TypedLinear(50, 64, 32, rngs=nnx.Rngs(0))
     kernel = np.asarray(layer.kernel[...])
@@ -184,9 +180,7 @@ def test_each_type_is_initialised_like_a_linear_layer() -> None:
     ("dtype", "param_dtype", "result"),
     [(None, jnp.float32, "float32"), (jnp.bfloat16, jnp.float32, "bfloat16")],
 )
-def test_dtypes(
-    types: np.ndarray, x: np.ndarray, dtype: Any, param_dtype: Any, result: str
-) -> None:
+def test_dtypes(types, x, dtype, param_dtype, result):
     layer = layer_of(dtype=dtype, param_dtype=param_dtype)
     y = layer(x, types)
     assert y.dtype == result
@@ -194,7 +188,7 @@ def test_dtypes(
     assert_close(y, expected(layer, x, types), 3e-2 if result == "bfloat16" else 1e-6, "value")
 
 
-def test_bad_arguments(types: np.ndarray, x: np.ndarray) -> None:
+def test_bad_arguments(types, x):
     layer = layer_of()
     with pytest.raises(ValueError, match="num_types must be positive, got 0"):
         TypedLinear(0, IN, OUT, rngs=nnx.Rngs(0))

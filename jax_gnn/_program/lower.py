@@ -447,11 +447,11 @@ class Lowering:
         """Scores of arrays, as attention takes them."""
         acc = accumulator_dtype(x.dtype)
         if isinstance(scores, Ends):
-            return kinds.Ends(
+            return kinds.AdditiveScores(
                 *(as_matrix(self.array(each)).astype(acc) for each in (scores.row, scores.col))
             )
         if isinstance(scores, patterns.Given):
-            return kinds.Given(self._entries(scores.score, x.dtype))
+            return kinds.EntryScores(self._entries(scores.score, x.dtype))
         if isinstance(scores, Typed):
             return self._typed_scores(scores, x)
         row_key, col_key = (
@@ -460,18 +460,18 @@ class Lowering:
         )
         keys = row_key, None if scores.col_key is value.base or col_key is x else col_key
         if isinstance(scores, Leaky):
-            return kinds.Leaky(*keys, self.array(scores.vector).astype(acc).reshape(1, -1))
+            return kinds.GATv2Scores(*keys, self.array(scores.vector).astype(acc).reshape(1, -1))
         scale = jnp.ones((), row_key.dtype) if scores.scale is None else self.array(scores.scale)
-        return kinds.Dots(*keys, scale.astype(acc).reshape(1, 1))
+        return kinds.DotScores(*keys, scale.astype(acc).reshape(1, 1))
 
-    def _typed_scores(self, scores: Typed, x: Array) -> kinds.Typed:
+    def _typed_scores(self, scores: Typed, x: Array) -> kinds.TypedScores:
         maps, acc = self.maps, accumulator_dtype(x.dtype)
         vector = self._arranged(scores.vector)
         heads, features = vector.shape[-2:]
         of_value = jnp.broadcast_to(vector, (maps.parts.rows[Space.RELATION], heads, features))
         terms = [self._entries(each, x.dtype) for each in scores.numbers]
         numbers = sum(terms, jnp.zeros((maps.parts.rows[Space.EDGE], heads), acc))
-        return kinds.Typed(
+        return kinds.TypedScores(
             *(as_matrix(of_value), numbers, None, None),
             *(maps.relational.types, TypedEdges(self._graph, None).types_of_source_pairs()),
         )

@@ -15,7 +15,7 @@ from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import in_range, take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._ops.attention.xla import ends
+from jax_gnn._ops.attention.xla import end_matrices
 from jax_gnn._ops.relational_aggregate.xla import types_matrix
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
 from jax_gnn._program.spaces import Parts, Space
@@ -108,8 +108,8 @@ class Maps:
             if way == "relation":
                 return types_matrix(self.relational, self.parts.rows[Space.RELATION])
             if way == "src_pair":
-                return ends(_there(self.relational.from_pairs))[1]
-            return ends(_there(self.relational.to_pairs))[0]
+                return end_matrices(_there(self.relational.from_pairs))[1]
+            return end_matrices(_there(self.relational.to_pairs))[0]
         if space is Space.RELATION:
             assert isinstance(self.graph, RelationalGraph) and self.graph.relation_ends
             side = way == "dst_type"

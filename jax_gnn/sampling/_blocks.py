@@ -19,7 +19,15 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import PADDING, take_ids, in_range, compaction_targets, scatter_ids, namespace, row_ids
+from jax_gnn._core.ids import (
+    PADDING,
+    compaction_targets,
+    in_range,
+    namespace,
+    row_ids,
+    scatter_ids,
+    take_ids,
+)
 from jax_gnn._core.public import public
 from jax_gnn._core.sort import sorted_ids
 from jax_gnn.graph import Graph

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, take_ids, in_range
+from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.sampling._compile import jit

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.ids import PADDING, take_ids, in_range
+from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._native import uniform
 from jax_gnn.sampling._random import KeyWords

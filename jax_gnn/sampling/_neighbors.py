@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, take_ids, index_dtype, is_traced, namespace, as_signed
+from jax_gnn._core.ids import PADDING, as_signed, index_dtype, is_traced, namespace, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph

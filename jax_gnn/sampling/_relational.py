@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, take_ids, in_range, namespace
+from jax_gnn._core.ids import PADDING, in_range, namespace, take_ids
 from jax_gnn._core.triples import max_pairs
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph

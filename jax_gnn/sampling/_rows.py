@@ -210,11 +210,11 @@ def values_of(node_ids: Array, values: ArrayLike) -> Array:
         raise ValueError("values must be (num_nodes, *features), got a scalar")
     if xp is np:
         host_rows = fetch_rows(array, node_ids)
-        host_rows[np.asarray(node_ids) >= len(array)] = arguments.missing(array.dtype)
+        host_rows[np.asarray(node_ids) >= len(array)] = arguments.fill_value(array.dtype)
         return host_rows  # type: ignore[return-value]  # numpy in, numpy out
     ids = clip_ids(node_ids, array.shape[0])
     if array.shape[0] == 0:  # a gather needs one row at least
-        array = jnp.full((1, *array.shape[1:]), arguments.missing(array.dtype), array.dtype)
+        array = jnp.full((1, *array.shape[1:]), arguments.fill_value(array.dtype), array.dtype)
     rows = array.at[ids].get(mode="fill", wrap_negative_indices=False)
     valid = (node_ids >= 0).reshape(-1, *(1,) * (array.ndim - 1))
     return jnp.where(valid, rows, jnp.zeros_like(rows))

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, take_ids, in_range, compaction_targets
+from jax_gnn._core.ids import PADDING, compaction_targets, in_range, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._compile import jit

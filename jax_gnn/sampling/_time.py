@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.ids import take_ids, is_traced, namespace, as_signed
+from jax_gnn._core.ids import as_signed, is_traced, namespace, take_ids
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.ids import is_traced, namespace, as_signed
+from jax_gnn._core.ids import as_signed, is_traced, namespace
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph

@@ -1,18 +1,19 @@
 """Attention of nodes to their neighbours: softmax over the edges into each destination.
 
-Scores of three kinds, one sum under their softmax. Forward, edges gather rows once for each array
-that they read; the softmax is never kept, but computed again from scores in the backward pass
-(FlashAttention's way, Dao et al. 2022, on a graph).
+Three public functions make three kinds of scores; all call one op, which sums values under the
+softmax of the scores. The softmax is not stored: the backward pass recomputes it from the scores
+(as FlashAttention, Dao et al. 2022, on a graph).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core.arguments import (
     check_container,
@@ -22,13 +23,20 @@ from jax_gnn._core.arguments import (
     check_real,
 )
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, feature_wise, row_width, row_wise
+from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.leaky import leaky_scores
 from jax_gnn._ops.attention.primitive import attend, weights
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Scores
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+)
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce
 from jax_gnn.graph import Graph
 
@@ -47,27 +55,27 @@ def additive_attention(
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
-    """Sums values under the softmax of additive scores: attention of GAT and RGAT.
+    """Sum values under the softmax of additive scores: attention of GAT and RGAT.
 
     ``out[i] = Σ softmax(LeakyReLU(dst_score[i] + src_score[j])) · value[j]`` over the edges
     ``e = (j → i)`` into i, for each head (Veličković et al. 2018, arXiv 1710.10903, equations 3 to
-    6). No array with a number for each edge is formed, but for what is given for edges and, in the
-    backward pass, for ``(num_edges, heads)`` once. Derivatives of any order to all floating-point
+    6). No array with a row for each edge is formed, except for the gradients of scores,
+    ``(num_edges, heads)``, in the backward pass. Derivatives of any order to all floating-point
     arguments.
 
     Args:
         graph: the graph.
-        dst_score: ``(num_dst, heads)``, what destinations add to the scores of their edges.
-        src_score: ``(num_src, heads)``, what sources add.
+        dst_score: ``(num_dst, heads)`` terms of the scores from destinations.
+        src_score: ``(num_src, heads)`` terms of the scores from sources.
         value: ``(num_src, heads, *features)``: float16, bfloat16, float32 or float64.
-        negative_slope: of the LeakyReLU, finite.
+        negative_slope: slope of the LeakyReLU below 0, finite.
         edge_bias: ``(num_edges, heads)`` in the graph's order of edges
-            (:meth:`Graph.edge_values`), added to the scores before the LeakyReLU, as GAT takes
-            features of edges. -inf leaves an edge out.
-        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax: masks of a
-            dropout, or priors.
+            (:meth:`Graph.edge_values`), added to the scores before the LeakyReLU: GAT's term of
+            edge features. -inf leaves an edge out.
+        edge_scale: ``(num_edges, heads)`` factors of the weights after the softmax: dropout masks
+            or priors.
         edge_features: ``(num_edges, heads, *features)``, added to the value that an edge carries.
-        return_lse: whether to return the logarithms of the sums that the softmax divides by, too.
+        return_lse: whether to return the logarithms of the softmax's denominators, too.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -87,17 +95,18 @@ def additive_attention(
                [1.],
                [0.]], dtype=float32)
     """
-    edges = _Edges(graph, "value", value, negative_slope, edge_scale, return_lse, implementation)
-    graph, matrix = edges.graph, edges.matrix
-    of_dst = edges.check_scores("dst_score", dst_score, "num_dst", graph.num_dst)
-    of_src = edges.check_scores("src_score", src_score, "num_src", graph.num_src)
-    bias = edges.check_edge_bias(edge_bias)
-    extra = edges.check_edge_features(edge_features, edges.value, "value")
+    args = _AttentionArgs.parse(
+        graph, "value", value, negative_slope, edge_scale, return_lse, implementation
+    )
+    dst_score = args.check_scores("dst_score", dst_score, "num_dst", args.graph.num_dst)
+    src_score = args.check_scores("src_score", src_score, "num_src", args.graph.num_src)
+    bias = args.check_edge_scores("edge_bias", edge_bias)
+    features = args.check_edge_features(edge_features, args.value, "value")
     if bias is None:
-        return edges.attend(Ends(of_dst, of_src), extra)
-    at_dst, at_src = xla.ends(matrix)
-    score = gather(of_dst, at_dst, implementation) + gather(of_src, at_src, implementation)
-    return edges.attend(Given(xla.leaky(score + bias, edges.slope)), extra)
+        return args.attend(AdditiveScores(dst_score, src_score), features)
+    at_dst, at_src = xla.end_matrices(args.matrix)
+    score = gather(dst_score, at_dst, implementation) + gather(src_score, at_src, implementation)
+    return args.attend(EntryScores(xla.leaky(score + bias, args.slope)), features)
 
 
 @public
@@ -115,31 +124,31 @@ def gatv2_attention(
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
-    """Sums values under the softmax of GATv2's scores.
+    """Sum values under the softmax of GATv2's scores.
 
     ``out[i] = Σ softmax(⟨attention, LeakyReLU(dst[i] + src[j])⟩) · value[j]`` over the edges
     ``e = (j → i)`` into i, for each head (Brody, Alon and Yahav 2022, arXiv 2105.14491, equation
-    7). Edges read rows where they are: no array of messages is formed, forward or backward, unless
-    edges have features. Derivatives of any order to all floating-point arguments; the LeakyReLU has
-    derivative 1 at 0, as `jax.nn.leaky_relu`.
+    7). No array of messages is formed, forward or backward, unless edges have features. Derivatives
+    of any order to all floating-point arguments; the LeakyReLU has derivative 1 at 0, as
+    `jax.nn.leaky_relu`.
 
     Args:
         graph: the graph.
         dst: ``(num_dst, heads, *features)``: float16, bfloat16, float32 or float64.
         src: ``(num_src, heads, *features)``, of the same features; converted to the dtype of
             ``value``, as is ``dst``.
-        attention: ``(heads, *features)``.
-        value: ``(num_src, heads, *features)``, perhaps of other features; None takes ``src``.
-        negative_slope: of the LeakyReLU, finite.
+        attention: ``(heads, *features)`` vectors whose dot products are the scores.
+        value: ``(num_src, heads, *features)``, of any features; None takes ``src``.
+        negative_slope: slope of the LeakyReLU below 0, finite.
         edge_bias: ``(num_edges, heads)`` in the graph's order of edges, added to the scores. -inf
             leaves an edge out.
-        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
+        edge_scale: ``(num_edges, heads)`` factors of the weights after the softmax.
         edge_features: ``(num_edges, heads, *features)``, added to ``dst[i] + src[j]``.
         return_lse: see :func:`additive_attention`.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        As :func:`additive_attention`.
+        The same arrays as :func:`additive_attention`.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -153,47 +162,48 @@ def gatv2_attention(
                [1.],
                [0.]], dtype=float32)
     """
-    is_key = value is None
-    value, name = (src, "src") if value is None else (value, "value")
-    edges = _Edges(graph, name, value, negative_slope, edge_scale, return_lse, implementation)
-    graph, acc, matrix = edges.graph, edges.acc, edges.matrix
-    left = edges.check_rows("dst", dst, "num_dst", graph.num_dst)
-    right = edges.check_rows("src", src, "num_src", graph.num_src)
-    _check_same_features("src", right, "dst", left)
-    vector = check_real("attention", attention)
-    if vector.shape != left.shape[1:]:
+    values, name = (src, "src") if value is None else (value, "value")
+    args = _AttentionArgs.parse(
+        graph, name, values, negative_slope, edge_scale, return_lse, implementation
+    )
+    acc, matrix = args.acc, args.matrix
+    dst = args.check_rows("dst", dst, "num_dst", args.graph.num_dst)
+    src = args.check_rows("src", src, "num_src", args.graph.num_src)
+    _check_same_features("src", src, "dst", dst)
+    attention = check_real("attention", attention).astype(acc)
+    if attention.shape != dst.shape[1:]:
         raise ValueError(
-            f"attention must be (heads, *features), {left.shape[1:]} as dst has them, got shape "
-            f"{vector.shape}"
+            f"attention must be (heads, *features), {dst.shape[1:]} as dst has them, got shape "
+            f"{attention.shape}"
         )
-    bias = edges.check_edge_bias(edge_bias)
-    extra = edges.check_edge_features(edge_features, left, "dst")
-    if extra is None and bias is None:
-        left, key = as_matrix(left), None if is_key else as_matrix(right)
-        return edges.attend(Leaky(left, key, reshape(vector.astype(acc), vector.size)[None]))
-    if extra is None:
+    vector = reshape(attention, attention.size)[None]
+    bias = args.check_edge_scores("edge_bias", edge_bias)
+    features = args.check_edge_features(edge_features, dst, "dst")
+    if features is None and bias is None:
+        return args.attend(
+            GATv2Scores(as_matrix(dst), None if value is None else as_matrix(src), vector)
+        )
+    if features is None:
+        heads = max(args.heads, 1)
         score = leaky_scores(
-            *(
-                as_matrix(left),
-                as_matrix(right),
-                reshape(vector.astype(acc), vector.size)[None],
-                matrix,
-            ),
-            heads=max(edges.heads, 1),
-            slope=edges.slope,
+            as_matrix(dst),
+            as_matrix(src),
+            vector,
+            matrix,
+            heads=heads,
+            slope=args.slope,
             implementation=implementation,
         )
     else:
-        at_dst, at_src = xla.ends(matrix)
-        # Half types would round a sum of two of three to the other side of the LeakyReLU's kink.
-        left, right, extra = (each.astype(acc) for each in (left, right, extra))
-        summed = gather(left, at_dst, implementation) + gather(right, at_src, implementation)
-        valid = matrix.by_row.valid(graph.num_src)
-        summed = jnp.where(row_wise(valid, summed), summed + extra, 0)
-        terms = feature_wise(vector.astype(acc), summed) * xla.leaky(summed, edges.slope)
+        at_dst, at_src = xla.end_matrices(matrix)
+        # Half types would round the sum of two terms across the LeakyReLU's kink at 0.
+        dst, src, features = (x.astype(acc) for x in (dst, src, features))
+        summed = gather(dst, at_dst, implementation) + gather(src, at_src, implementation)
+        valid = matrix.by_row.valid(args.graph.num_src)
+        summed = jnp.where(row_wise(valid, summed), summed + features, 0)
+        terms = feature_wise(attention, summed) * xla.leaky(summed, args.slope)
         score = jnp.sum(terms, axis=tuple(range(2, terms.ndim)))
-    score = score if bias is None else score + bias
-    return edges.attend(Given(score))
+    return args.attend(EntryScores(score if bias is None else score + bias))
 
 
 @public
@@ -210,30 +220,30 @@ def dot_attention(
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
-    """Sums values under the softmax of dot products: attention of graph transformers and HGT.
+    """Sum values under the softmax of dot products: attention of graph transformers and HGT.
 
     ``out[i] = Σ softmax(scale · ⟨query[i], key[j]⟩) · value[j]`` over the edges ``e = (j → i)``
-    into i, for each head (Shi et al. 2021, arXiv 2009.03509, equations 3 and 4). Edges read rows
-    where they are: no array of messages is formed, forward or backward. Derivatives of any order to
-    all floating-point arguments.
+    into i, for each head (Shi et al. 2021, arXiv 2009.03509, equations 3 and 4). No array of
+    messages is formed, forward or backward. Derivatives of any order to all floating-point
+    arguments.
 
     Args:
         graph: the graph.
         query: ``(num_dst, heads, *features)``: float16, bfloat16, float32 or float64; converted to
             the dtype of ``value``, as is ``key``.
         key: ``(num_src, heads, *features)``, of the same features.
-        value: ``(num_src, heads, *features)``, perhaps of other features.
+        value: ``(num_src, heads, *features)``, of any features.
         scale: a number; by default one over the root of the number of a head's features.
         edge_bias: ``(num_edges, heads)`` in the graph's order of edges, added to the scores. -inf
             leaves an edge out.
-        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
-        edge_features: ``(num_edges, heads, *features)``, added to the key and to the value that an
-            edge reads, which then have the same features.
+        edge_scale: ``(num_edges, heads)`` factors of the weights after the softmax.
+        edge_features: ``(num_edges, heads, *features)``, added to the key and to the value of each
+            edge; keys and values must then have the same features.
         return_lse: see :func:`additive_attention`.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
-        As :func:`additive_attention`.
+        The same arrays as :func:`additive_attention`.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -247,39 +257,61 @@ def dot_attention(
                [0.],
                [0.]], dtype=float32)
     """
-    edges = _Edges(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
-    graph, matrix, heads, is_value = edges.graph, edges.matrix, edges.heads, key is value
-    query = edges.check_rows("query", query, "num_dst", graph.num_dst)
-    key = edges.check_rows("key", key, "num_src", graph.num_src)
+    args = _AttentionArgs.parse(graph, "value", value, 1.0, edge_scale, return_lse, implementation)
+    key_is_value = key is value
+    query = args.check_rows("query", query, "num_dst", args.graph.num_dst)
+    key = args.check_rows("key", key, "num_src", args.graph.num_src)
     _check_same_features("key", key, "query", query)
-    depth = row_width(query) // max(heads, 1)
-    if scale is None:
-        scale = 1 / math.sqrt(max(depth, 1))
-    scale = check_real("scale", scale)
+    heads = max(args.heads, 1)
+    scale = check_real(
+        "scale", 1 / math.sqrt(max(row_width(query) // heads, 1)) if scale is None else scale
+    )
     if scale.ndim:
         raise ValueError(f"scale must be a number, got shape {scale.shape}")
-    bias = edges.check_edge_bias(edge_bias)
-    extra = edges.check_edge_features(edge_features, key, "key")
-    if extra is not None:
-        _check_same_features("value", edges.value, "key", key)
-    scale = scale.astype(edges.acc)
-    if extra is None and bias is None:
-        keys = None if is_value else as_matrix(key)
-        return edges.attend(Dots(as_matrix(query), keys, scale.reshape(1, 1)))
-    options: Any = {"heads": max(heads, 1), "implementation": implementation}
-    score = sddmm(as_matrix(query), as_matrix(key), matrix, **options)
-    if extra is not None:
-        score += sddmm(as_matrix(query), as_matrix(extra), xla.carried(matrix), **options)
+    scale = scale.astype(args.acc)
+    bias = args.check_edge_scores("edge_bias", edge_bias)
+    features = args.check_edge_features(edge_features, key, "key")
+    if features is not None:
+        _check_same_features("value", args.value, "key", key)
+    query, key = as_matrix(query), as_matrix(key)
+    if features is None and bias is None:
+        return args.attend(DotScores(query, None if key_is_value else key, scale.reshape(1, 1)))
+    score = sddmm(query, key, args.matrix, heads=heads, implementation=implementation)
+    if features is not None:
+        by_edge = xla.carried(args.matrix)
+        score += sddmm(
+            query, as_matrix(features), by_edge, heads=heads, implementation=implementation
+        )
     score *= scale
-    score = score if bias is None else score + bias
-    return edges.attend(Given(score), extra)
+    return args.attend(EntryScores(score if bias is None else score + bias), features)
 
 
-class _Edges:
-    """What all kinds of attention have in common: checked arguments, and the sum."""
+class _AttentionArgs(NamedTuple):
+    """Parsed arguments that all kinds of attention have in common.
 
-    def __init__(
-        self,
+    Attributes:
+        graph: the graph without its gates, which are factors in ``edge_scale``.
+        gated_graph: the graph of the caller.
+        value: ``(num_src, heads, *features)``.
+        value_name: name of the argument that holds the values.
+        slope: slope of the LeakyReLU.
+        edge_scale: ``(num_edges, heads)`` in the accumulator type, or None.
+        return_lse: whether to return the logarithms of the softmax's denominators.
+        implementation: implementation of the kernels.
+    """
+
+    graph: Graph
+    gated_graph: Graph
+    value: Array
+    value_name: str
+    slope: float
+    edge_scale: Array | None
+    return_lse: bool
+    implementation: Implementation | None
+
+    @classmethod
+    def parse(
+        cls,
         graph: Graph,
         name: str,
         value: ArrayLike,
@@ -287,85 +319,102 @@ class _Edges:
         edge_scale: ArrayLike | None,
         return_lse: bool,
         implementation: Implementation | None,
-    ) -> None:
-        self.graph = self.given = check_container("graph", graph, Graph)
-        self.value = check_features(name, value)
-        if self.value.ndim < 2 or self.value.shape[0] != self.graph.num_src:
+    ) -> _AttentionArgs:
+        """Check the arguments; ``name`` is that of the values in errors."""
+        graph = check_container("graph", graph, Graph)
+        value = check_features(name, value)
+        if value.ndim < 2 or value.shape[0] != graph.num_src:
             raise ValueError(
-                f"{name} must be (num_src={self.graph.num_src}, heads, *features), got shape "
-                f"{self.value.shape}"
+                f"{name} must be (num_src={graph.num_src}, heads, *features), got shape "
+                f"{value.shape}"
             )
-        self.heads = self.value.shape[1]
-        self.of_heads = f"{self.heads} heads as {name}"
-        self.acc = accumulator_dtype(self.value.dtype)
-        self.slope = check_finite("negative_slope", negative_slope)
-        self.edge_scale = None if edge_scale is None else self._of_edges("edge_scale", edge_scale)
-        self.return_lse = check_flag("return_lse", return_lse)
-        self.implementation = implementation
-        self.graph, self.edge_scale = self.given._gated(self.edge_scale, self.acc, self.heads)
-        self.matrix = self.graph.matrix(weighted=True)
+        slope = check_finite("negative_slope", negative_slope)
+        return_lse = check_flag("return_lse", return_lse)
+        args = cls(graph, graph, value, name, slope, None, return_lse, implementation)
+        scale = args.check_edge_scores("edge_scale", edge_scale)
+        graph, scale = graph._gated(scale, args.acc, args.heads)
+        return args._replace(graph=graph, edge_scale=scale)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.value.shape[1]
+
+    @property
+    def acc(self) -> DTypeLike:
+        """Accumulator type."""
+        result: DTypeLike = accumulator_dtype(self.value.dtype)
+        return result
+
+    @property
+    def matrix(self) -> SparseMatrix:
+        """Matrix with a row for each destination and a column for each source."""
+        return self.graph.matrix(weighted=True)
 
     def check_scores(self, name: str, score: ArrayLike, size_name: str, size: int) -> Array:
-        """``(size, heads)`` in the accumulator type."""
+        """Return ``(size, heads)`` scores in the accumulator type."""
         score = check_real(name, score)
         if score.shape != (size, self.heads):
             raise ValueError(
-                f"{name} must be ({size_name}={size}, heads), with {self.of_heads}, got shape "
-                f"{score.shape}"
+                f"{name} must be ({size_name}={size}, heads), with {self.heads} heads as "
+                f"{self.value_name}, got shape {score.shape}"
             )
         return score.astype(self.acc)
 
-    def _of_edges(self, name: str, score: ArrayLike) -> Array:
+    def check_edge_scores(self, name: str, score: ArrayLike | None) -> Array | None:
+        """Return ``(num_edges, heads)`` scores in the accumulator type, or None."""
+        if score is None:
+            return None
         return self.check_scores(name, score, "num_edges", self.graph.num_edges)
 
-    def check_edge_bias(self, bias: ArrayLike | None) -> Array | None:
-        """``(num_edges, heads)`` in the accumulator type, or None."""
-        return None if bias is None else self._of_edges("edge_bias", bias)
-
     def check_rows(self, name: str, x: ArrayLike, size_name: str, size: int) -> Array:
-        """``(size, heads, *features)`` in the dtype of the values."""
+        """Return ``(size, heads, *features)`` rows in the dtype of the values."""
         x = check_features(name, x, size_name, size)
         if x.shape[1:2] != (self.heads,):
             raise ValueError(
-                f"{name} must be ({size_name}={size}, heads, *features), with {self.of_heads}, got "
-                f"shape {x.shape}"
+                f"{name} must be ({size_name}={size}, heads, *features), with {self.heads} heads "
+                f"as {self.value_name}, got shape {x.shape}"
             )
         return x.astype(self.value.dtype)
 
     def check_edge_features(
         self, features: ArrayLike | None, like: Array, like_name: str
     ) -> Array | None:
-        """``(num_edges, *features)`` with features as another array has them, or None."""
+        """Return ``(num_edges, *features)``, with the features of ``like``, or None."""
         if features is None:
             return None
-        found = self.check_rows("edge_features", features, "num_edges", self.graph.num_edges)
-        _check_same_features("edge_features", found, like_name, like)
-        return found
+        features = self.check_rows("edge_features", features, "num_edges", self.graph.num_edges)
+        _check_same_features("edge_features", features, like_name, like)
+        return features
 
-    def attend(self, scores: Scores, extra: Array | None = None) -> Any:
-        """The sum of values, and of what edges add to them, under the softmax of the scores."""
-        options: Any = {"heads": self.heads, "implementation": self.implementation}
-        value, matrix, num_dst = as_matrix(self.value), self.matrix, self.matrix.by_row.num_rows
-        both = value, scores, self.edge_scale
-        if self.heads == 0:  # of which there are no kernels
-            y, stats = (jnp.zeros((num_dst, *more), self.acc) for more in ((0,), (0, 2)))
+    def attend(self, scores: Scores, edge_features: Array | None = None) -> Any:
+        """Return the sums of values and edges' features under the softmax of the scores."""
+        value, matrix, heads = as_matrix(self.value), self.matrix, self.heads
+        num_dst, implementation = matrix.by_row.num_rows, self.implementation
+        if heads == 0:  # kernels need one head
+            y, stats = jnp.zeros((num_dst, 0), self.acc), jnp.zeros((num_dst, 0, 2), self.acc)
         else:
-            y, stats = attend(*both, matrix, slope=self.slope, **options)
-
-            def of_edges() -> Array:
-                return weights(*both, stats, self.matrix, slope=self.slope, **options)
-
-            self.given._note("attention", of_edges)
-        if extra is not None and self.heads > 0:
-            weight = of_edges()
-            matrix = xla.carried(matrix)
-            y += segment_reduce(as_matrix(extra), weight, matrix, reduce="sum", **options)
+            options: Any = {"heads": heads, "slope": self.slope, "implementation": implementation}
+            y, stats = attend(value, scores, self.edge_scale, matrix, **options)
+            edge_weights = functools.partial(
+                weights, value, scores, self.edge_scale, stats, matrix, **options
+            )
+            self.gated_graph._note("attention", edge_weights)
+            if edge_features is not None:
+                y += segment_reduce(
+                    as_matrix(edge_features),
+                    edge_weights(),
+                    xla.carried(matrix),
+                    reduce="sum",
+                    heads=heads,
+                    implementation=implementation,
+                )
         y = reshape(y, num_dst, *self.value.shape[1:]).astype(self.value.dtype)
         return (y, xla.logsumexp(stats)) if self.return_lse else y
 
 
-def _check_same_features(name: str, x: Array, other_name: str, other: Array) -> None:
-    if x.shape[1:] != other.shape[1:]:
+def _check_same_features(name: str, x: Array, like_name: str, like: Array) -> None:
+    if x.shape[1:] != like.shape[1:]:
         raise ValueError(
-            f"{name} must have the features {other.shape[1:]} of {other_name}, got shape {x.shape}"
+            f"{name} must have the features {like.shape[1:]} of {like_name}, got shape {x.shape}"
         )

@@ -1,14 +1,14 @@
-"""Scores of GATv2, ⟨a, LeakyReLU(l + r)⟩ of each entry's ends, and what their derivatives are.
+"""Scores of GATv2, ⟨a, LeakyReLU(l + r)⟩ of each entry's row and column, and their derivatives.
 
-The LeakyReLU is its slope times what it is applied to, and the slope is constant nearly everywhere.
-Hence two linear primitives are all that derivatives of any order need:
+The LeakyReLU is its slope times its argument, and the slope is constant nearly everywhere. Hence
+two linear primitives are all that derivatives of any order need:
 
 * ``leaky_dots``, t[e] = Σ slope(l[rows[e]] + r[cols[e]]) · (p[rows[e]] + q[cols[e]]) over the
   features of a head, linear in p and q together, and
 * ``leaky_sum``, out[r] = a · Σ factor[e] · slope(l[r] + r[cols[e]]) over the entries e of row r.
 
-Each is the other's transpose, in the factors; ``leaky_scores`` are the first of p = a · l and
-q = a · r, by a kernel of their own.
+They are transposes of each other, in the factors. ``leaky_scores`` is ``leaky_dots`` of p = a · l
+and q = a · r, with a kernel of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jax_gnn._ops.segment_reduce.xla import into_rows
 
 
 class Keys(NamedTuple):
-    """Operands of ``leaky_scores``; what is known of ``leaky_dots``, without a vector.
+    """Operands of ``leaky_scores``; constants of ``leaky_dots``, without a vector.
 
     Attributes:
         row_key: ``(rows, heads · features)``.
@@ -48,6 +48,7 @@ class Keys(NamedTuple):
     matrix: SparseMatrix
 
 
+# The linear operands p and q of `leaky_dots`; None for zeros.
 PQ = tuple[Array | None, Array | None]
 
 
@@ -57,8 +58,8 @@ class LeakySum(NamedTuple):
     Attributes:
         row_key: ``(rows, heads · features)``.
         col_key: ``(columns, heads · features)``.
-        factor: ``(entries, heads)``, in the accumulator type.
-        vector: ``(1, heads · features)``, likewise, or None for ones.
+        factor: ``(entries, heads)`` in the accumulator type.
+        vector: ``(1, heads · features)`` in the accumulator type, or None for ones.
         matrix: the entries, by row in the order of the factors.
     """
 
@@ -72,8 +73,8 @@ class LeakySum(NamedTuple):
 # --- In plain XLA --------------------------------------------------------------------------------
 
 
-def _sums(row_key: Array, col_key: Array, matrix: SparseMatrix) -> tuple[Array, Array]:
-    """Of each entry the sum of both keys, and the mask of entries that are there, as a column."""
+def _key_sums(row_key: Array, col_key: Array, matrix: SparseMatrix) -> tuple[Array, Array]:
+    """Return each entry's sum of both keys, and the mask of entries without padding, a column."""
     csr, acc = matrix.by_row, accumulator_dtype(row_key.dtype)
     z = take(row_key.astype(acc), csr.rows) + take(col_key.astype(acc), csr.cols)
     return z, as_column(csr.valid(col_key.shape[0]))
@@ -86,17 +87,17 @@ def _per_head(x: Array, heads: int) -> Array:
 def _scores(
     row_key: Array, col_key: Array, vector: Array, matrix: SparseMatrix, *, heads: int, slope: float
 ) -> Array:
-    z, valid = _sums(row_key, col_key, matrix)
+    z, valid = _key_sums(row_key, col_key, matrix)
     terms = jnp.where(valid, vector * jnp.where(z >= 0, z, slope * z), 0)
     return jnp.sum(_per_head(terms, heads), axis=2)
 
 
-def _dots(known: Keys, moving: PQ, *, heads: int, slope: float) -> list[Array]:
-    row_key, col_key, _, matrix = known
-    # Their slopes are constant nearly everywhere.
-    z, valid = _sums(*jax.lax.stop_gradient((row_key, col_key)), matrix)
+def _dots(keys: Keys, pq: PQ, *, heads: int, slope: float) -> list[Array]:
+    row_key, col_key, _, matrix = keys
+    # Slopes are constant nearly everywhere: keys have no gradient here.
+    z, valid = _key_sums(jax.lax.stop_gradient(row_key), jax.lax.stop_gradient(col_key), matrix)
     terms = jnp.zeros_like(z)
-    for values, ids in zip(moving, (matrix.by_row.rows, matrix.by_row.cols), strict=True):
+    for values, ids in zip(pq, (matrix.by_row.rows, matrix.by_row.cols), strict=True):
         if values is not None:
             terms += take(values.astype(z.dtype), ids)
     slopes = jnp.where(z >= 0, 1, jnp.asarray(slope, z.dtype))
@@ -115,7 +116,7 @@ def _sum(
     slope: float,
 ) -> Array:
     csr = matrix.by_row
-    z, valid = _sums(row_key, col_key, matrix)
+    z, valid = _key_sums(row_key, col_key, matrix)
     slopes = jnp.where(z >= 0, 1, jnp.asarray(slope, z.dtype))
     terms = _per_head(slopes, heads) * take(factor, csr.order)[..., None]
     terms = jnp.where(valid, terms.reshape(z.shape), 0)
@@ -129,25 +130,21 @@ def _sum(
 def _scores_call(platform: str, operands: Keys, *, heads: int, slope: float) -> Call | None:
     del platform
     row_key, col_key, vector, matrix = operands
-    found = csr_operands(matrix.by_row, col_key.shape[0])
-    if found is None:
+    indices = csr_operands(matrix.by_row, col_key.shape[0])
+    if indices is None:
         return None
-    (rows, cols, _), flags = found
-    attributes = {
-        "gather": flags["gather"],
-        "heads": np.int64(heads),
-        "slope": np.float64(slope),
-    }
+    (rows, cols, _), flags = indices
+    attributes = {"gather": flags["gather"], "heads": np.int64(heads), "slope": np.float64(slope)}
     return Call([row_key, col_key, Operand.of(jnp.ravel, vector), rows, cols], attributes)
 
 
 def _sum_call(platform: str, operands: LeakySum, *, heads: int, slope: float) -> Call | None:
     row_key, col_key, factor, vector, matrix = operands
     csr = matrix.by_row
-    found = csr_operands(csr, col_key.shape[0])
-    if found is None:
+    indices = csr_operands(csr, col_key.shape[0])
+    if indices is None:
         return None
-    ids, flags = found
+    ids, flags = indices
     workspace = unscheduled_workspace(csr, row_width(col_key), col_key.dtype)
     flags |= {"has_vector": np.bool_(vector is not None), "slope": np.float64(slope)}
     flags["kernel"] = choose_slopes(csr, col_key, heads) if platform == "cuda" else "walk"
@@ -163,7 +160,7 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
 
     def product(x: Array, tangent: Array | None) -> Array | None:
         terms = [] if tangent is None else [vector * tangent.astype(acc)]
-        if tangents.vector is not None:  # of rows that nobody reads, whatever they hold
+        if tangents.vector is not None:  # rows that no entry reads may hold NaN
             terms.append(tangents.vector * jnp.where(jnp.isfinite(x), x, 0).astype(acc))
         return sum(terms[1:], terms[0]).astype(x.dtype) if terms else None
 
@@ -172,38 +169,33 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
     if p is None and q is None:
         return bind(primals), None
     (tangent,) = leaky_dots(
-        primals._replace(vector=None),
-        (p, q),
-        **bind.attributes,
-        implementation=bind.implementation,
+        primals._replace(vector=None), (p, q), **bind.attributes, implementation=bind.implementation
     )
     return bind(primals), tangent
 
 
 def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        return batch_features((), bind, operands, batched, size, per_entry=True)
+        result: Array = batch_features((), bind, operands, batched, size, per_entry=True)
+        return result
 
-    def apart(keys: Keys) -> Array:
+    def scores(keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
         options = {**bind.attributes, "implementation": bind.implementation}
         return leaky_dots(keys._replace(vector=None), (p, q), **options)[0]
 
     axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(apart, (axes,))(operands)
+    return jax.vmap(scores, (axes,))(operands)
 
 
 def _dots_transpose(
-    known: Keys,
-    moving: PQ,
-    cts: list[Array | None],
-    **attributes: Any,
+    keys: Keys, pq: PQ, cts: list[Array | None], **attributes: Any
 ) -> list[Array | None]:
-    row_key, col_key, _, matrix = known
-    ends = (row_key, col_key, cts[0], None, matrix), (col_key, row_key, cts[0], None, matrix.T)
+    row_key, col_key, _, matrix = keys
+    (p, q), (ct,) = pq, cts
     return [
-        None if each is None else leaky_sum(*operands, **attributes)
-        for each, operands in zip(moving, ends, strict=True)
+        None if p is None else leaky_sum(row_key, col_key, ct, None, matrix, **attributes),
+        None if q is None else leaky_sum(col_key, row_key, ct, None, matrix.T, **attributes),
     ]
 
 
@@ -211,12 +203,12 @@ def _sum_transpose_factor(bind: Bind, ct: Array, operands: LeakySum) -> Array:
     row_key, col_key, _, vector, matrix = operands
     if vector is not None:
         ct = (vector * ct.astype(vector.dtype)).astype(ct.dtype)
-    # By the half whose entries are in the order of the factors.
-    of_rows: PQ = (ct, None)
-    known, moving = Keys(row_key, col_key, None, matrix), of_rows
+    # Dots come out in the order of the entries by row: take the half in the order of the factors.
+    pq: PQ = (ct, None)
+    keys = Keys(row_key, col_key, None, matrix)
     if matrix.by_row.order is not None:
-        known, moving = Keys(col_key, row_key, None, matrix.T), of_rows[::-1]
-    return leaky_dots(known, moving, **bind.attributes, implementation=bind.implementation)[0]
+        keys, pq = Keys(col_key, row_key, None, matrix.T), (None, ct)
+    return leaky_dots(keys, pq, **bind.attributes, implementation=bind.implementation)[0]
 
 
 def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
@@ -225,21 +217,24 @@ def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
 
 
 def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> Array:
+    result: Array
     if operands.vector is None or not any(jax.tree.leaves(batched.matrix)):
-        return batch_features(("factor",), bind, operands, batched, size, per_entry=True)
-    # Matrices that are joined have one vector.
+        result = batch_features(("factor",), bind, operands, batched, size, per_entry=True)
+        return result
+    # Joined matrices share one vector: a batch of vectors multiplies the sums.
     vector = operands.vector
     operands, batched = operands._replace(vector=None), batched._replace(vector=None)
     sums = _sum_batch(bind, operands, batched, size)
-    return (vector * sums.astype(vector.dtype)).astype(sums.dtype)
+    result = (vector * sums.astype(vector.dtype)).astype(sums.dtype)
+    return result
 
 
-def _flops(operands: Any, **attributes: Any) -> int:
+def _flops(operands: Keys | LeakySum, **attributes: object) -> int:
     del attributes
     return 4 * operands.matrix.by_row.count * row_width(operands[0])
 
 
-# Attributes of all: heads, and slope, that of the LeakyReLU below 0.
+# Attributes of all three: heads, and slope, that of the LeakyReLU below 0.
 leaky_scores = define(
     Op(
         name="leaky_scores",
@@ -258,10 +253,10 @@ leaky_scores = define(
 )
 
 
-# Known are both keys and the matrix; what moves are p and q.
+# Constants are both keys and the matrix; linear operands are p and q.
 leaky_dots = Linear(
     name="leaky_dots",
-    result=lambda known, moving, **attributes: [per_entry(known, **attributes)],
+    result=lambda keys, pq, **attributes: [per_entry(keys, **attributes)],
     function=_dots,
     transpose=_dots_transpose,
 )

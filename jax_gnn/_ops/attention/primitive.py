@@ -1,20 +1,20 @@
-"""Attention over the entries of each row: sums under a softmax that nobody keeps.
+"""Attention over the entries of each row: sums under a softmax that is not stored.
 
-* ``attention``, y[r] = Σ w[e] · value[cols[e]] over the entries e of row r, where w is a factor
-  times the softmax of the entries' scores; and what the softmax is made of, for each row. Scores
-  are of one of the kinds in :mod:`scores`.
-* ``attention_jvp``, its derivative, linear in the tangents of values and of what scores are made
-  of, and ``attention_vjp``, the transpose of that: one pass over the entries by column has all
-  gradients but those of rows. These are sums of the scores' gradients, or in the same launch where
-  there are few entries. Weights are computed again from the scores, and D of Dao's FlashAttention,
-  ⟨cotangent, y⟩ of each row, takes the place of a sum over the entries.
+* ``attention`` is y[r] = Σ w[e] · value[cols[e]] over the entries e of row r, where w is a factor
+  times the softmax of the entries' scores, and the softmax's statistics of each row. Scores are of
+  one of the kinds in :mod:`scores`.
+* ``attention_jvp`` is its derivative, linear in the tangents of values and of scores' fields;
+  ``attention_vjp`` is the transpose. One pass over the entries by column has all gradients but
+  those of rows, which are sums of the scores' gradients, or part of the same launch if entries are
+  few. Weights are recomputed from the scores, and FlashAttention's D (Dao et al. 2022), ⟨cotangent,
+  y⟩ of each row, replaces a sum over the entries.
 
-Derivatives of the derivatives are those of what they are composed of: closed primitives.
+Higher derivatives are those of the same functions composed of segment primitives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,9 +37,18 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece, Sharding
+from jax_gnn._ops import composition, use_implementation
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
-from jax_gnn._ops.attention.scores import Dots, Ends, Given, Leaky, Moving, Scores, Typed
+from jax_gnn._ops.attention.scores import (
+    AdditiveScores,
+    DotScores,
+    EntryScores,
+    GATv2Scores,
+    Scores,
+    Tangents,
+    TypedScores,
+)
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
@@ -48,9 +57,9 @@ class Attended(NamedTuple):
 
     Attributes:
         value: ``(columns, heads · features)``.
-        scores: of one of the kinds.
-        entry_scale: ``(entries, heads)``, factors of the softmax, or None.
-        matrix: the entries, those by row in the order of what each has for itself.
+        scores: scores, of one of the kinds.
+        entry_scale: ``(entries, heads)`` factors of the softmax, or None.
+        matrix: matrix of the entries, by row in the order of arrays of entries.
     """
 
     value: Any
@@ -59,23 +68,21 @@ class Attended(NamedTuple):
     matrix: SparseMatrix
 
 
-class Known(NamedTuple):
-    """What is known of the derivatives: operands of ``attention``, its results, and cotangents.
+class Residuals(NamedTuple):
+    """Residuals of the derivatives: operands of ``attention``, its results, and cotangents.
 
-    Those of ``attention_vjp``, its operands; ``attention_jvp`` knows the others.
+    These are the operands of ``attention_vjp``; ``attention_jvp`` has no cotangents.
 
     Attributes:
-        value: see `Attended`.
-        scores: likewise.
-        entry_scale: likewise.
-        y: the sums; None where of each row and head what ⟨ct, y⟩ is for is in ``log_sum_ct``, as
-            its negative.
-        stats: ``(rows, heads, 2)``, of their softmax.
-        raw: ``(entries, heads)``, raw scores of kinds that keep them; else it is not read.
-        ct: like y, its cotangent.
-        log_sum_ct: ``(rows, heads)``, that of the logarithm of the softmax's sum; None stands for
-            zeros.
-        matrix: see `Attended`.
+        value: values, as in `Attended`.
+        scores: scores, as in `Attended`.
+        entry_scale: factors of the softmax, as in `Attended`.
+        y: sums; None where ``log_sum_ct`` includes the negative of ⟨ct, y⟩ of each row and head.
+        stats: ``(rows, heads, 2)`` statistics of the softmax.
+        raw: ``(entries, heads)`` raw scores of kinds that store them; else it is not read.
+        ct: cotangent of y.
+        log_sum_ct: ``(rows, heads)`` cotangent of the logarithm of the softmax's sum; None for 0.
+        matrix: matrix of the entries, as in `Attended`.
     """
 
     value: Any
@@ -103,36 +110,41 @@ def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: A
     ]
 
 
-def _tangents(known: Known, moving: Moving, **attributes: Any) -> list[Any]:
-    del moving, attributes
-    y, stats = known.y, known.stats
+def _tangent_shapes(
+    residuals: Residuals, tangents: Tangents, **attributes: object
+) -> list[jax.ShapeDtypeStruct]:
+    del tangents, attributes
+    y, stats = residuals.y, residuals.stats
     return [
         jax.ShapeDtypeStruct(y.shape, y.dtype),
         jax.ShapeDtypeStruct(stats.shape[:2], stats.dtype),
     ]
 
 
-def _gradients(known: Known, *, heads: int, whole: bool, **attributes: Any) -> list[Any]:
-    """What is absent has no rows."""
+def _gradient_shapes(
+    residuals: Residuals, *, heads: int, with_row: bool, **attributes: object
+) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of ``attention_vjp``'s results; absent gradients have no rows."""
     del attributes
-    found = known.scores.shapes(known.value, known.matrix, heads)
-    found = found._replace(value=like_first(known), **{"score" if whole else "row": None})
-    absent = jax.ShapeDtypeStruct((0, heads), accumulator_dtype(known.value.dtype))
-    return [absent if each is None else each for each in found]
+    shapes = residuals.scores.shapes(residuals.value, residuals.matrix, heads)
+    shapes = shapes._replace(value=like_first(residuals), **{"score" if with_row else "row": None})
+    absent = jax.ShapeDtypeStruct((0, heads), accumulator_dtype(residuals.value.dtype))
+    return [absent if shape is None else shape for shape in shapes]
 
 
 # --- In other primitives -------------------------------------------------------------------------
 
 
-def _given(scores: Scores, raw: Array, slope: float) -> Given:
-    """The scores that raw ones make, for each entry."""
-    return Given(xla.leaky(raw, slope) if scores.is_leaky else raw)
+def _entry_scores(scores: Scores, raw: Array, slope: float) -> EntryScores:
+    """Return scores as an array of the entries, computed from raw scores."""
+    return EntryScores(xla.leaky(raw, slope) if scores.is_leaky else raw)
 
 
-def _sloped(scores: Scores, change: Array, raw: Array, slope: float) -> Array:
-    return xla.sloped(change, raw, slope) if scores.is_leaky else change
+def _sloped(scores: Scores, tangent: Array, raw: Array, slope: float) -> Array:
+    return xla.sloped(tangent, raw, slope) if scores.is_leaky else tangent
 
 
+@composition
 def _composed(
     value: Array,
     scores: Scores,
@@ -142,96 +154,100 @@ def _composed(
     keeps_raw: bool,
     **options: Any,
 ) -> list[Array]:
-    options = {"implementation": None} | options
     raw = scores.raw(value, matrix, **options)
     slope = options.pop("slope")
-    if isinstance(scores, Given):
-        found = xla.attention(value, raw, entry_scale, matrix, **options)
+    if isinstance(scores, EntryScores):
+        results = xla.attention(value, raw, entry_scale, matrix, **options)
     else:
-        found = attend(value, _given(scores, raw, slope), entry_scale, matrix, **options)
-    return [*found, raw if keeps_raw else raw[:0]]
+        by_entry = _entry_scores(scores, raw, slope)
+        results = attend(value, by_entry, entry_scale, matrix, **options)
+    return [*results, raw if keeps_raw else raw[:0]]
 
 
-def _raw_of(
-    known: Attended | Known, moving: Moving, **options: Any
+def _raw_function(
+    operands: Attended | Residuals, tangents: Tangents, **options: Any
 ) -> tuple[Callable[[dict[str, Array]], Array], dict[str, Array]]:
-    """Raw scores as a function of values and fields, by their names; and of these those that move.
+    """Return raw scores as a function of arrays by their names in `Tangents`, and these arrays.
 
-    What moves is as in `Moving`.
+    The arrays are values and fields of the scores for which ``tangents`` is not None.
     """
-    value, scores, matrix = known.value, known.scores, known.matrix
+    value, scores, matrix = operands.value, operands.scores, operands.matrix
+    names = scores.tangent_fields
 
-    def raw(at: dict[str, Array]) -> Array:
-        fields = {scores.moving[name]: x for name, x in at.items() if name != "value"}
-        return replace(scores, **fields).raw(at.get("value", value), matrix, **options)
+    def raw(arrays: dict[str, Array]) -> Array:
+        fields = {names[name]: array for name, array in arrays.items() if name != "value"}
+        return replace(scores, **fields).raw(arrays.get("value", value), matrix, **options)
 
-    at = {"value": value} | {name: getattr(scores, field) for name, field in scores.moving.items()}
-    return raw, {name: x for name, x in at.items() if getattr(moving, name) is not None}
-
-
-def _tangent_of_raw(known: Attended | Known, moving: Moving, **options: Any) -> tuple[Array, Array]:
-    """Raw scores, and their tangent."""
-    raw, at = _raw_of(known, moving, **options)
-    found, tangent = jax.jvp(raw, (at,), ({name: getattr(moving, name) for name in at},))
-    beside = None if "score" in at else moving.score  # what the fields' tangents add to
-    return found, tangent if beside is None else tangent + beside
+    arrays = {"value": value} | {name: getattr(scores, field) for name, field in names.items()}
+    return raw, {name: x for name, x in arrays.items() if getattr(tangents, name) is not None}
 
 
-def _tangent(known: Known, moving: Moving, *, heads: int, slope: float) -> list[Array]:
-    options: Any = {"heads": heads, "slope": slope, "implementation": None}
-    raw, draw = _tangent_of_raw(known, moving, **options)
-    raw = known.raw if known.scores.is_kept else raw
-    dscore = _sloped(known.scores, draw, raw, slope)
-    known = known._replace(scores=_given(known.scores, raw, slope))
-    return xla.attention_jvp(known, moving.value, dscore, heads=heads)
-
-
-def _back_from_given(
-    known: Known, raw: Array, *, slope: float, **options: Any
+def _raw_jvp(
+    operands: Attended | Residuals, tangents: Tangents, **options: Any
 ) -> tuple[Array, Array]:
-    """Known of values, as far as they are summed, and of raw scores, from these."""
-    given = _given(known.scores, raw, slope)
-    back = gradients(*known._replace(scores=given, raw=None), slope=slope, **options)
-    return back.value, _sloped(known.scores, back.score, raw, slope)
+    """Return raw scores and their tangent."""
+    function, arrays = _raw_function(operands, tangents, **options)
+    raw, draw = jax.jvp(function, (arrays,), ({name: getattr(tangents, name) for name in arrays},))
+    # Scores that are an array have their tangent in `arrays`; other kinds add ``score`` to it.
+    is_separate = tangents.score is not None and "score" not in arrays
+    return raw, draw + tangents.score if is_separate else draw
 
 
-def _composed_back(
-    *, whole: bool, heads: int, slope: float, implementation: str | None = None, **by_name: Any
-) -> list[Array]:
-    known = Known(**by_name)
-    value, scores, matrix = known.value, known.scores, known.matrix
-    options: Any = {"heads": heads, "implementation": implementation}
-    both = options | {"slope": slope}
-    if whole:
-        found = gradients(*known, **both)
-        row = scores.finish(found, value, matrix, **both).row
-        return [*found._replace(row=row, score=found.score[:0])]
-    if isinstance(scores, Given):
-        to_value, to_raw = xla.attention_vjp(known, **options)
+def _tangent(residuals: Residuals, tangents: Tangents, *, heads: int, slope: float) -> list[Array]:
+    scores = residuals.scores
+    raw, draw = _raw_jvp(residuals, tangents, heads=heads, slope=slope)
+    raw = residuals.raw if scores.is_kept else raw
+    dscore = _sloped(scores, draw, raw, slope)
+    residuals = residuals._replace(scores=_entry_scores(scores, raw, slope))
+    return xla.attention_jvp(residuals, tangents.value, dscore, heads=heads)
+
+
+def _raw_gradients(
+    residuals: Residuals, raw: Array, *, slope: float, **options: Any
+) -> tuple[Array, Array]:
+    """Return the cotangents of values, as terms of the sums, and of raw scores."""
+    scores = _entry_scores(residuals.scores, raw, slope)
+    grads = gradients(*residuals._replace(scores=scores, raw=None), slope=slope, **options)
+    return grads.value, _sloped(residuals.scores, grads.score, raw, slope)
+
+
+@composition
+def _composed_vjp(*, with_row: bool, heads: int, slope: float, **operands: Any) -> list[Array]:
+    residuals = Residuals(**operands)
+    value, scores, matrix = residuals.value, residuals.scores, residuals.matrix
+    options: Any = {"heads": heads, "slope": slope}
+    if with_row:
+        grads = gradients(*residuals, **options)
+        row = scores.finish(grads, value, matrix, **options).row
+        return [*grads._replace(row=row, score=grads.score[:0])]
+    if isinstance(scores, EntryScores):
+        to_value, to_raw = xla.attention_vjp(residuals, heads=heads)
     else:
-        raw = known.raw if scores.is_kept else scores.raw(value, matrix, **both)
-        to_value, to_raw = _back_from_given(known, raw, **both)
-    found = scores.gradients(to_raw, value, matrix, **both)
-    found = found._replace(value=to_value if found.value is None else to_value + found.value)
-    shapes = _gradients(known, heads=heads, whole=False)
+        raw = residuals.raw if scores.is_kept else scores.raw(value, matrix, **options)
+        to_value, to_raw = _raw_gradients(residuals, raw, **options)
+    grads = scores.gradients(to_raw, value, matrix, **options)
+    grads = grads._replace(value=to_value if grads.value is None else to_value + grads.value)
+    shapes = _gradient_shapes(residuals, heads=heads, with_row=False)
     return [
-        jnp.zeros(like.shape, like.dtype) if each is None else each
-        for each, like in zip(found, shapes, strict=True)
+        jnp.zeros(shape.shape, shape.dtype) if grad is None else grad
+        for grad, shape in zip(grads, shapes, strict=True)
     ]
 
 
-# --- What kernels get ----------------------------------------------------------------------------
+# --- Operands of kernels -------------------------------------------------------------------------
 
 
-def _score_operands(found: dict[str, Any], entry_scale: Any, other: Any) -> list[Any]:
-    """Operands of a handler, with another in the place of those that are absent."""
-    found = found | {"entry_scale": entry_scale}
-    names = "row", "col", "factor", "entry", "entry_scale", "types"
-    return [found.get(name) or other for name in names]
+def _score_operands(
+    arrays: dict[str, Operand], entry_scale: Operand | None, placeholder: Operand
+) -> list[Operand]:
+    """Return a handler's operands of scores, with a placeholder for each that is absent."""
+    names = "row", "col", "factor", "entry"
+    operands = [arrays.get(name) or placeholder for name in names]
+    return [*operands, entry_scale or placeholder, arrays.get("types") or placeholder]
 
 
-def _one_pass_workspace(csr: Csr, value: Operand) -> Any:
-    """Of a sum under a softmax, whose runs have numbers of their own beside the features."""
+def _walk_workspace(csr: Csr, value: Operand) -> Any:
+    """Return the scratch memory of a walk, whose runs hold the softmax's numbers and features."""
     return unscheduled_workspace(csr, 2 * row_width(value), value.dtype)
 
 
@@ -240,11 +256,11 @@ def _call(
 ) -> Call | None:
     value, scores, entry_scale, matrix = operands
     csr = matrix.by_row
-    found = csr_operands(csr, value.shape[0])
-    if found is None or not scores.has_kernel(platform, value, heads):
+    indices = csr_operands(csr, value.shape[0])
+    if indices is None or not scores.has_kernel(platform, value, heads):
         return None
-    ids, flags = found
-    if isinstance(scores, Typed) and (csr.cols is None or csr.order is not None):
+    ids, flags = indices
+    if isinstance(scores, TypedScores) and (csr.cols is None or csr.order is not None):
         return None
     arrays = scores.arrays(value, heads)
     flags |= {
@@ -256,22 +272,22 @@ def _call(
         "kernel": "walk",
     }
     if platform == "cuda":
-        of_entries = scores.score if isinstance(scores, Given) else entry_scale
-        weights = csr.count if of_entries is None else of_entries.shape[0]
-        flags["kernel"] = choose_sum(csr, value, heads, scores.keys, weights)
-    read = [value, *_score_operands(arrays, entry_scale, value), *ids]
-    return Call(read, flags, [_one_pass_workspace(csr, value)])
+        by_entry = scores.score if isinstance(scores, EntryScores) else entry_scale
+        num_weights = csr.count if by_entry is None else by_entry.shape[0]
+        flags["kernel"] = choose_sum(csr, value, heads, scores.keys, num_weights)
+    inputs = [value, *_score_operands(arrays, entry_scale, value), *ids]
+    return Call(inputs, flags, [_walk_workspace(csr, value)])
 
 
-def _call_back(
-    platform: str, known: Known, *, heads: int, slope: float, whole: bool
+def _vjp_call(
+    platform: str, residuals: Residuals, *, heads: int, slope: float, with_row: bool
 ) -> Call | None:
-    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = known
-    read = [ct, value, y or ct, stats, log_sum_ct or value]
-    read += _score_operands(scores.arrays(value, heads, raw), entry_scale, value)
+    value, scores, entry_scale, y, stats, raw, ct, log_sum_ct, matrix = residuals
+    inputs = [ct, value, y or ct, stats, log_sum_ct or value]
+    inputs += _score_operands(scores.arrays(value, heads, raw), entry_scale, value)
     flags = {
         "kind": np.int64(scores.number),
-        "whole": np.bool_(whole),
+        "whole": np.bool_(with_row),
         "same": np.bool_(scores.keys == 1),
         "scaled": np.bool_(entry_scale is not None),
         "has_y": np.bool_(y is not None),
@@ -282,30 +298,31 @@ def _call_back(
     by_col, by_row = csr_operands(csr, ct.shape[0]), csr_operands(matrix.by_row, value.shape[0])
     if by_col is None:
         return None
-    (ids, of_ids), dst_ids = by_col, by_col[0]
-    schedule, records, count, parts = _UNSCHEDULED, 0, 0, 0
-    if whole:
+    (ids, id_flags), dst_ids = by_col, by_col[0]
+    schedule, num_records, num_weights, num_parts = _UNSCHEDULED, 0, 0, 0
+    if with_row:  # all gradients in one launch
         blocks = blocks_in_step(matrix, value, heads, scores.keys)
         if platform != "cuda" or not scores.has_one_pass(value, heads):
             return None
         if blocks is None or by_row is None or y is None:
             return None
         dst_ids, workspace = by_row[0], block_workspace(blocks, width, acc)
-    elif not scores.has_kernel(platform, value, heads, back=True):
+    elif not scores.has_kernel(platform, value, heads, for_vjp=True):
         return None
     elif scores.keys == 0 and (platform == "cpu" or not holds_whole_heads(ct, heads)):
-        own = replace(csr, order=None)  # weights and dots lie beside the ids, as scratch memory
-        schedule, (workspace,) = plan("segment_reduce_vjp", own, ct, heads=heads)
+        # Passes of segment kernels: weights and dots are scratch memory in the order of the ids.
+        in_order = replace(csr, order=None)
+        schedule, (workspace,) = plan("segment_reduce_vjp", in_order, ct, heads=heads)
         schedule["by_passes"] = np.bool_(True)
-        records, count = stats.shape[0], csr.count if platform == "cuda" else 0
-    else:
-        records, workspace = stats.shape[0], _one_pass_workspace(csr, value)
-        parts = max_blocks(csr) if isinstance(scores, Leaky) else 0
-    # Weights and dots of entries; of rows all that an entry reads, in one word; of blocks their
-    # parts of a vector's gradient.
-    shapes = (2, count, heads), (records, heads, 4), (parts, width)
+        num_records, num_weights = stats.shape[0], csr.count if platform == "cuda" else 0
+    else:  # one pass by column
+        num_records, workspace = stats.shape[0], _walk_workspace(csr, value)
+        num_parts = max_blocks(csr) if isinstance(scores, GATv2Scores) else 0
+    # Scratch memory: entries' weights and dots; for each row, all numbers that an entry reads, in
+    # one word; for each block, its partial gradient of a vector.
+    shapes = (2, num_weights, heads), (num_records, heads, 4), (num_parts, width)
     scratch = [workspace, *(jax.ShapeDtypeStruct(shape, acc) for shape in shapes)]
-    return Call([*read, *ids, *dst_ids[:2]], flags | of_ids | schedule, scratch)
+    return Call([*inputs, *ids, *dst_ids[:2]], flags | id_flags | schedule, scratch)
 
 
 _UNSCHEDULED = {
@@ -320,99 +337,120 @@ _UNSCHEDULED = {
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
+def _options(bind: Bind) -> dict[str, Any]:
+    """Return the heads, the slope and the implementation of a primitive."""
+    attributes = {name: bind.attributes[name] for name in ("heads", "slope")}
+    return {**attributes, "implementation": bind.implementation}
+
+
 def _jvp(bind: Bind, primals: Attended, tangents: Attended) -> tuple[list[Array], list[Array]]:
     if tangents.entry_scale is not None:
-        return _by_composition(bind, primals, tangents)
+        return _composition_jvp(bind, primals, tangents)
     value, scores, entry_scale, matrix = primals
-    options = {**bind.attributes, "implementation": bind.implementation}
-    keeps = options.pop("keeps_raw")
-    y, stats, raw = bind(primals, keeps_raw=keeps or scores.is_kept)
-    fields = {name: getattr(tangents.scores, field) for name, field in scores.moving.items()}
-    moving = Moving(tangents.value, **fields)
-    known = Known(value, scores, entry_scale, y, stats, raw, None, None, matrix)
-    dy, dlog_sum = attention_jvp(known, moving, **options)
-    if keeps:
-        draw = _tangent_of_raw(primals, moving, **options)[1]
+    keeps_raw = bind.attributes["keeps_raw"]
+    y, stats, raw = bind(primals, keeps_raw=keeps_raw or scores.is_kept)
+    fields = {name: getattr(tangents.scores, f) for name, f in scores.tangent_fields.items()}
+    moving = Tangents(tangents.value, **fields)
+    residuals = Residuals(value, scores, entry_scale, y, stats, raw, None, None, matrix)
+    dy, dlog_sum = attention_jvp(residuals, moving, **_options(bind))
+    if keeps_raw:
+        heads, slope = bind.attributes["heads"], bind.attributes["slope"]
+        with use_implementation(bind.implementation):
+            draw = _raw_jvp(primals, moving, heads=heads, slope=slope)[1]
     else:
         raw = draw = raw[:0]
-    # What the sum is relative to stands still, as it changes nothing.
+    # The number that scores are relative to has no tangent, as it cancels in the result.
     return [y, stats, raw], [dy, jnp.stack([jnp.zeros_like(dlog_sum), dlog_sum], axis=-1), draw]
 
 
-def _by_composition(bind: Bind, primals: Any, tangents: Any) -> Any:
-    """Of the same in other primitives."""
-    options = {**bind.attributes, "implementation": bind.implementation}
-    return composed_jvp(
-        lambda operands: bind.op.xla(**operands._asdict(), **options), primals, tangents
-    )
+def _composition_jvp(bind: Bind, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
+    """Differentiate the composition of other primitives."""
+    with use_implementation(bind.implementation):
+        results: Any = composed_jvp(
+            lambda operands: bind.op.xla(**operands._asdict(), **bind.attributes), primals, tangents
+        )
+    return results[0], results[1]
 
 
 def _transpose(
-    known: Known, moving: Moving, cts: list[Array | None], **options: Any
+    residuals: Residuals, tangents: Tangents, cts: list[Array | None], **options: Any
 ) -> tuple[Array | None, ...]:
-    value, scores, matrix = known.value, known.scores, known.matrix
-    ct = jnp.zeros_like(known.y) if cts[0] is None else cts[0]
-    known = known._replace(ct=ct, log_sum_ct=cts[1])
-    of_scale = isinstance(scores, Dots) and moving.vector is not None
-    if not of_scale and (scores.keys == 0 or scores.has_one_pass(value, options["heads"])):
-        whole = moving.row is not None and moving.score is None
-        found = gradients(*known, whole=whole, **options)
-        return scores.finish(found, value, matrix, **options, implementation=None)
-    # By the transpose of what makes the scores.
-    both = moving._replace(value=value)
-    raw, pull = jax.vjp(*_raw_of(known, both, **options, implementation=None))
-    to_value, to_raw = _back_from_given(known, known.raw if scores.is_kept else raw, **options)
-    (of_fields,) = pull(to_raw)
-    found = Moving(score=to_raw)._replace(**of_fields)
-    return found._replace(value=to_value + found.value)
+    value, scores, matrix = residuals.value, residuals.scores, residuals.matrix
+    ct = jnp.zeros_like(residuals.y) if cts[0] is None else cts[0]
+    residuals = residuals._replace(ct=ct, log_sum_ct=cts[1])
+    to_scale = isinstance(scores, DotScores) and tangents.vector is not None
+    if not to_scale and (scores.keys == 0 or scores.has_one_pass(value, options["heads"])):
+        with_row = tangents.row is not None and tangents.score is None
+        grads = gradients(*residuals, with_row=with_row, **options)
+        return scores.finish(grads, value, matrix, **options)
+    # No kernel has these gradients: transpose the computation of the raw scores.
+    tangents = tangents._replace(value=value)
+    function, arrays = _raw_function(residuals, tangents, **options)
+    raw, pull = jax.vjp(function, arrays)
+    raw = residuals.raw if scores.is_kept else raw
+    to_value, to_raw = _raw_gradients(residuals, raw, **options)
+    (to_arrays,) = pull(to_raw)
+    grads = Tangents(score=to_raw)._replace(**to_arrays)
+    return grads._replace(value=to_value + grads.value)
 
 
-def _jvp_back(bind: Bind, primals: Known, tangents: Known) -> tuple[list[Array], list[Array]]:
-    others = jax.tree.leaves(tangents._replace(ct=None, log_sum_ct=None))
-    if others or primals.scores.keys != 0:
-        return _by_composition(bind, primals, tangents)
+def _vjp_jvp(
+    bind: Bind, primals: Residuals, tangents: Residuals
+) -> tuple[list[Array], list[Array]]:
+    # Linear in the cotangents; other tangents, and kinds with keys, go through the composition.
+    if jax.tree.leaves(tangents._replace(ct=None, log_sum_ct=None)) or primals.scores.keys != 0:
+        return _composition_jvp(bind, primals, tangents)
     ct = jnp.zeros_like(primals.ct) if tangents.ct is None else tangents.ct
     return bind(primals), bind(primals._replace(ct=ct, log_sum_ct=tangents.log_sum_ct))
 
 
-def _transpose_back(bind: Bind, cts: list[Array | None], known: Known) -> list[Array]:
-    absent = "score" if bind.attributes["whole"] else "row"
-    options = {**bind.attributes, "implementation": bind.implementation}
-    del options["whole"]
-    moving = Moving(*cts)._replace(**{absent: None})
-    return attention_jvp(known._replace(ct=None, log_sum_ct=None), moving, **options)
+def _vjp_transpose(bind: Bind, cts: list[Array | None], residuals: Residuals) -> list[Array]:
+    absent = "score" if bind.attributes["with_row"] else "row"
+    tangents = Tangents(*cts)._replace(**{absent: None})
+    residuals = residuals._replace(ct=None, log_sum_ct=None)
+    results: list[Array] = attention_jvp(residuals, tangents, **_options(bind))
+    return results
 
 
 # --- Batches -------------------------------------------------------------------------------------
 
 
 def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> list[Array]:
+    results: list[Array]
     scores = operands.scores
     if scores.keys == 0:
-        return batch_features((), bind, operands, batched, size, per_entry=True)
-    # The batch joins the heads, which share some fields; matrices that are joined, the others, too.
-    apart = [getattr(batched.scores, name) for name in scores.shared]
-    if any(jax.tree.leaves((batched.matrix, apart))):
-        return batch_composition(bind, operands, batched, size)
-    if isinstance(scores, Typed):  # heads share rows, but there are the numbers of each
-        of_rows: Any = {"row": None, "of_row": None}
-        operands, batched = (
-            each._replace(scores=replace(each.scores, **of_rows)) for each in (operands, batched)
-        )
+        results = batch_features((), bind, operands, batched, size, per_entry=True)
+        return results
+    # The batch joins the heads, which share some fields and the matrix: these must not be batched.
+    shared = [getattr(batched.scores, name) for name in scores.shared]
+    if any(jax.tree.leaves((batched.matrix, shared))):
+        results = batch_composition(bind, operands, batched, size)
+        return results
+    if isinstance(scores, TypedScores):  # drop rows shared by heads; ``at_row`` has their terms
+        fields: Any = {"row": None, "of_row": None}
+        operands = operands._replace(scores=replace(operands.scores, **fields))
+        batched = batched._replace(scores=replace(batched.scores, **fields))
     if not any(jax.tree.leaves(batched)):
-        return [jnp.broadcast_to(each, (size, *each.shape)) for each in bind(operands)]
-    return batch_features((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
+        return [jnp.broadcast_to(result, (size, *result.shape)) for result in bind(operands)]
+    results = batch_features(
+        (), bind, operands, batched, size, per_entry=True, shared=scores.shared
+    )
+    return results
 
 
-def _batch_back(bind: Bind, operands: Known, batched: Known, size: int) -> list[Array]:
+def _vjp_batch(bind: Bind, operands: Residuals, batched: Residuals, size: int) -> list[Array]:
+    results: list[Array]
     if operands.scores.keys == 0:
-        return batch_features((), bind, operands, batched, size, per_entry=True)
-    return batch_composition(bind, operands, batched, size)
+        results = batch_features((), bind, operands, batched, size, per_entry=True)
+    else:
+        results = batch_composition(bind, operands, batched, size)
+    return results
 
 
 # --- Several devices -----------------------------------------------------------------------------
 
-# Scores need whole heads of what they are made of.
+# Factors of each operand's axes. Devices split rows, columns or entries, and whole heads: h is
+# split, the features K of a head's value and Q of its key are not.
 _OPERANDS = {
     "value": "cols (h K)",
     "entry_scale": "entries h",
@@ -427,68 +465,70 @@ _OPERANDS = {
 }
 
 
-def _ends(scores: Scores) -> dict[str, str]:
-    """The factors of what scores have of rows and columns."""
-    features = "h" if isinstance(scores, Ends) else "." if isinstance(scores, Typed) else "(h Q)"
+def _end_factors(scores: Scores) -> dict[str, str]:
+    """Return the factors of the fields ``row`` and ``col``."""
+    if isinstance(scores, AdditiveScores):
+        return {"scores.row": "rows h", "scores.col": "cols h"}
+    features = "." if isinstance(scores, TypedScores) else "(h Q)"
     return {"scores.row": f"rows {features}", "scores.col": f"cols {features}"}
 
 
-def _sharding(operands: Attended, results: Any, **attributes: Any) -> Sharding:
-    rule = matrix_sharding(
-        _OPERANDS | _ends(operands.scores),
-        *("rows (h K)", "rows h .", "entries h"),
-        across=_across,
-    )
+def _sharding(operands: Attended, results: object, **attributes: Any) -> Sharding:
+    factors = _OPERANDS | _end_factors(operands.scores)
+    rule = matrix_sharding(factors, "rows (h K)", "rows h .", "entries h", across=_across)
     return rule(operands, results, **attributes)
 
 
 def _across(bind: Bind, operands: Attended, piece: Piece) -> list[Array]:
-    """Of runs: each has the sums under its own softmax, which its share of the whole scales."""
+    """Combine the sums of devices that each have some of a row's entries.
+
+    Each device has the softmax of its own entries. Its share is that of its log-sum-exp in the
+    softmax of all devices'.
+    """
     y, stats, raw = bind(operands)
-    own = jnp.where(jnp.isinf(stats[..., 1]), -jnp.inf, stats[..., 0] + stats[..., 1])
-    top = piece.max(own)
+    lse = jnp.where(jnp.isinf(stats[..., 1]), -jnp.inf, stats[..., 0] + stats[..., 1])
+    top = piece.max(lse)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    share = jnp.exp(own - top)
-    whole = piece.sum(share)
-    share /= jnp.where(whole == 0, 1, whole)
+    share = jnp.exp(lse - top)
+    denominator = piece.sum(share)
+    share /= jnp.where(denominator == 0, 1, denominator)
     by_head = y.reshape(*share.shape, y.shape[1] // share.shape[1])
-    parts = by_head.astype(share.dtype) * share[..., None]
-    log_sum = jnp.where(whole == 0, jnp.inf, jnp.log(whole))
-    raw = raw if raw.shape[0] else piece.sum(raw)  # what is not kept is nobody's own
-    return [piece.sum(parts).reshape(y.shape).astype(y.dtype), jnp.stack([top, log_sum], -1), raw]
+    terms = by_head.astype(share.dtype) * share[..., None]
+    log_sum = jnp.where(denominator == 0, jnp.inf, jnp.log(denominator))
+    raw = raw if raw.shape[0] else piece.sum(raw)  # an empty array must not vary over devices
+    return [piece.sum(terms).reshape(y.shape).astype(y.dtype), jnp.stack([top, log_sum], -1), raw]
 
 
-def _sharding_back(known: Known, results: Any, **attributes: Any) -> Sharding:
+def _vjp_sharding(residuals: Residuals, results: Sequence[Array], **attributes: Any) -> Sharding:
     operands = _OPERANDS | {
-        **_ends(known.scores),
-        **dict.fromkeys(("y", "ct"), "rows (h K)"),
+        **_end_factors(residuals.scores),
+        "y": "rows (h K)",
+        "ct": "rows (h K)",
         "stats": "rows h .",
         "raw": "entries h",
         "log_sum_ct": "rows h",
     }
-    row, col = (operands[f"scores.{end}"] for end in ("row", "col"))
-    vector = operands["scores.scale" if isinstance(known.scores, Dots) else "scores.vector"]
-    col = "cols h" if isinstance(known.scores, Typed) else col
-    gradients = [
-        ". h" if x.shape == (0, attributes["heads"]) else of  # there is none
-        for of, x in zip(("cols (h K)", row, col, vector, "entries h"), results, strict=True)
-    ]
-    rule = matrix_sharding(operands, *gradients, transposed=True)
-    return rule(known, results, **attributes)
+    scores = residuals.scores
+    col = "cols h" if isinstance(scores, TypedScores) else operands["scores.col"]
+    vector = operands["scores.scale" if isinstance(scores, DotScores) else "scores.vector"]
+    factors = "cols (h K)", operands["scores.row"], col, vector, "entries h"
+    absent = (0, attributes["heads"])
+    grads = [". h" if x.shape == absent else f for f, x in zip(factors, results, strict=True)]
+    rule = matrix_sharding(operands, *grads, transposed=True)
+    return rule(residuals, results, **attributes)
 
 
-def _flops(operands: Any, **attributes: Any) -> int:
+def _flops(operands: Any, **attributes: object) -> int:
     del attributes
     width, scores = row_width(operands.value), operands.scores
-    of_scores = 0 if scores.keys == 0 else row_width(scores.row) if scores.keys else width
-    return 2 * operands.matrix.by_row.count * (width + of_scores)
+    score_flops = 0 if scores.keys == 0 else row_width(scores.row) if scores.keys else width
+    return int(2 * operands.matrix.by_row.count * (width + score_flops))
 
 
-# Results: y; of each row and head what its softmax is made of, exp((score - stats[0]) - stats[1]),
-# the first a number near the largest score, or that, and taken for a constant, the second the
-# logarithm of the sum, inf where that is of nothing; and raw scores, without rows unless they are
-# kept, -inf for entries that have no relation. Attributes: heads, slope (of the LeakyReLU), and
-# keeps_raw.
+# Results: y; statistics of each row and head, whose softmax is exp((score - stats[0]) - stats[1]):
+# the largest score or a number near it, without a derivative, and the logarithm of the sum, inf for
+# a row without entries; and raw scores, which have no rows unless `keeps_raw`, and are -inf for
+# entries without a relation. Attributes: heads, slope of the LeakyReLU, keeps_raw.
 attention = define(
     Op(
         name="attention",
@@ -516,9 +556,10 @@ def attend(
     slope: float = 1.0,
     implementation: str | None = None,
 ) -> list[Array]:
-    """The sums and their statistics: two results of ``attention``."""
+    """Return the sums and the statistics: the first two results of ``attention``."""
     options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
-    return attention(value, scores, entry_scale, matrix, keeps_raw=False, **options)[:2]
+    y, stats, _ = attention(value, scores, entry_scale, matrix, keeps_raw=False, **options)
+    return [y, stats]
 
 
 def weights(
@@ -532,40 +573,41 @@ def weights(
     slope: float,
     implementation: str | None = None,
 ) -> Array:
-    """What ``attention`` multiplied values by, ``(entries, heads)``; 0 for padding."""
-    options: Any = {"heads": heads, "slope": slope, "implementation": implementation}
-    given = _given(scores, scores.raw(value, matrix, **options), slope)
-    return xla.weights(given.score, entry_scale, stats, matrix, implementation)
+    """Return the weights of values in ``attention``, ``(entries, heads)``; 0 for padding."""
+    with use_implementation(implementation):
+        raw = scores.raw(value, matrix, heads=heads, slope=slope)
+        score = _entry_scores(scores, raw, slope).score
+        return xla.weights(score, entry_scale, stats, matrix)
 
 
-# The tangents of y and of stats[1]. What moves is a `Moving`: of scores that are numbers of heads
-# ``score`` is beside what the fields' tangents make.
+# Results: tangents of y and of stats[1]. Linear operands are `Tangents`; the tangent ``score`` is
+# added to that which the fields' tangents make.
 attention_jvp = Linear(
-    name="attention_jvp", result=_tangents, function=_tangent, transpose=_transpose
+    name="attention_jvp", result=_tangent_shapes, function=_tangent, transpose=_transpose
 )
 
 
-# Results are those of a `Moving`. Attributes: heads, slope, and whether it is the whole, with the
-# gradient of rows in place of that of scores.
+# Results: the gradients of `Tangents`. Attributes: heads, slope, and with_row, whether the gradient
+# of rows is a result, in place of that of scores.
 attention_vjp = define(
     Op(
         name="attention_vjp",
-        operands=Known,
-        result=_gradients,
-        xla=_composed_back,
-        call=_call_back,
-        jvp=_jvp_back,
-        transpose={("ct", "log_sum_ct"): _transpose_back},
-        batch=_batch_back,
+        operands=Residuals,
+        result=_gradient_shapes,
+        xla=_composed_vjp,
+        call=_vjp_call,
+        jvp=_vjp_jvp,
+        transpose={("ct", "log_sum_ct"): _vjp_transpose},
+        batch=_vjp_batch,
         several=True,
         flops=lambda operands, **_: 2 * _flops(operands),
         family=FAMILY,
-        sharding=_sharding_back,
+        sharding=_vjp_sharding,
     )
 )
 
 
-def gradients(*known: Any, whole: bool = False, **attributes: Any) -> Moving:
-    """The results of ``attention_vjp``, without the gradient of rows but of the whole."""
-    found = Moving(*attention_vjp(*known, whole=whole, **attributes))
-    return found if whole else found._replace(row=None)
+def gradients(*residuals: Any, with_row: bool = False, **attributes: Any) -> Tangents:
+    """Return the results of ``attention_vjp``; the gradient of rows is None unless ``with_row``."""
+    grads = Tangents(*attention_vjp(*residuals, with_row=with_row, **attributes))
+    return grads if with_row else grads._replace(row=None)

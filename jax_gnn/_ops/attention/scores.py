@@ -1,17 +1,18 @@
-"""The kinds of scores that attention takes: a small pytree each.
+"""Kinds of attention scores: small pytrees with methods that compute entries' scores.
 
-A kind says how the scores of entries are made in other primitives, what their cotangents make of
-its fields, and what a kernel gets. A *raw* score is what the LeakyReLU of attention is applied to,
-where the kind has that; else it is the score.
+A kind computes the scores of entries in other primitives, turns their cotangents into gradients of
+its fields, and names the arrays that a kernel reads. A *raw* score is the argument of attention's
+LeakyReLU; without a LeakyReLU it is the score.
 
-Fields called ``row`` belong to the rows of the matrix, which are destinations, ``col`` to its
-columns, which are sources. Numbers of heads are in the accumulator type of the values.
+Fields called ``row`` belong to the rows of the matrix, which are destinations; ``col`` to its
+columns, which are sources. Arrays of one number for each head are in the accumulator type of the
+values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +25,29 @@ from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Operand
 from jax_gnn._core.schedule import concrete_width
 from jax_gnn._ops.attention.leaky import leaky_scores, leaky_sum
-from jax_gnn._ops.attention.schedule import holds_whole_heads
-from jax_gnn._ops.attention.xla import ends
+from jax_gnn._ops.attention.schedule import Shaped, holds_whole_heads
+from jax_gnn._ops.attention.xla import end_matrices
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
 
-class Moving(NamedTuple):
-    """Tangents or gradients of values and of what scores are made of; None: there is no such thing.
+class ScoreOptions(TypedDict):
+    """Number of heads, and slope of attention's LeakyReLU."""
+
+    heads: int
+    slope: float
+
+
+class Tangents(NamedTuple):
+    """Tangents or gradients of values and of fields of scores; None for those that do not exist.
 
     Attributes:
-        value: of the values; a gradient with what scores make of it, if they are made of values.
-        row: of the field ``row``.
-        col: of the field ``col``; as a kernel's gradient of `Typed`, of the sources' numbers,
+        value: tangent of the values; a gradient includes the terms of scores that read values.
+        row: tangent of the field ``row``.
+        col: tangent of the field ``col``; a kernel's gradient of `TypedScores` is that of dots,
             ``(columns, heads)``.
-        vector: of the field ``vector``, or what stands for it.
-        score: ``(entries, heads)``, of raw scores; a gradient of `Dots` before they are scaled,
-            and absent where there is ``row``.
+        vector: tangent of ``vector``, ``scale`` or ``of_value``.
+        score: ``(entries, heads)``, tangent of raw scores; the gradient of `DotScores` is that of
+            unscaled dots, and absent where ``row`` has its gradient.
     """
 
     value: Any = None
@@ -51,81 +59,91 @@ class Moving(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Base of all kinds; the methods' options are heads, slope and implementation.
+    """Base of all kinds; options of the methods are heads and slope.
 
-    A kind without a kernel needs its fields, `moving` and `raw`, and no more.
+    A kind without a kernel needs only its fields, `tangent_fields` and `raw`.
 
     Attributes:
-        number: that handlers know the kind by, as ``ScoreKind`` in kernels/attention.h.
-        keys: rows besides values that scores are made of, 0 where they are of numbers of heads,
-            which all kernels take; None: no kernel of one step makes them.
-        moving: what has tangents, by the names in `Moving`, and the fields that these are of.
-        shared: names of the fields that have no features or heads for a batch to join.
-        is_leaky: whether a LeakyReLU, of the slope of attention, makes scores of raw scores.
-        is_kept: whether raw scores are kept for the backward pass.
+        number: number of the kind in handlers, as ``ScoreKind`` in kernels/attention.h.
+        keys: number of arrays of keys that scores read; 0 for scores of numbers, which all
+            kernels take; None where the step kernel does not compute them.
+        tangent_fields: for names in `Tangents`, the fields of these tangents.
+        shared: names of fields without features or heads that a batch could join.
+        is_leaky: whether scores are the LeakyReLU of raw scores.
+        is_kept: whether raw scores are stored for the backward pass.
     """
 
     number: ClassVar[int]
     keys: ClassVar[int | None] = None
-    moving: ClassVar[dict[str, str]]
+    tangent_fields: ClassVar[dict[str, str]]
     shared: ClassVar[tuple[str, ...]] = ()
     is_leaky: ClassVar[bool] = False
     is_kept: ClassVar[bool] = False
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        """``(entries, heads)``; padding may have any number."""
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+        """Return the raw scores, ``(entries, heads)``; any number for padding."""
         raise NotImplementedError
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
-        """Of the cotangent of raw scores, as kernels have them: all but ``row``."""
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
+        """Return a kernel's gradients, without ``row``, from the cotangent of raw scores."""
         del value, matrix, options
-        return Moving(score=ct)
+        return Tangents(score=ct)
 
-    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
-        """Adds to a kernel's gradients, or in place of them, what follows from them."""
+    def finish(
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
+        """Return the gradients of all fields, from those of a kernel."""
         del value, matrix, options
-        return found
+        return grads
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Moving:
-        """Of all of a kernel's gradients but the values', by default like the fields."""
+    def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
+        """Return the shapes of a kernel's gradients without ``value``, by default the fields'."""
         fields = {name: getattr(self, name, None) for name in ("row", "col", "vector")}
-        there = {
+        shapes = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype)
             for name, x in fields.items()
             if x is not None
         }
-        return Moving(**there, score=_per_head(value, matrix.by_row.count, heads))
+        return Tangents(**shapes, score=_per_head(value, matrix.by_row.count, heads))
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
-        """What kernels get, by the handlers' names; ``raw``: of gradients, the raw scores."""
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
+        """Return a kernel's operands by name; ``raw``: the raw scores, for gradients."""
         raise NotImplementedError
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
-        """Whether CUDA has the gradients by column in one pass over the entries."""
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
+        """Return whether CUDA computes the gradients by column in one pass over the entries."""
         del value, heads
         return False
 
-    def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
-        """Whether a platform has attention with such scores, or the gradients by column."""
-        del back
+    def has_kernel(
+        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
+    ) -> bool:
+        """Return whether a platform has attention with such scores, or its gradients by column."""
+        del for_vjp
         return platform == "cuda" and self.has_one_pass(value, heads)
 
 
-class _OfNumbers(Scores):
+class _NumberScores(Scores):
+    """Base of scores computed from one number for each head at entries, rows or columns."""
+
     keys = 0
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return holds_whole_heads(value, heads)
 
-    def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
-        del platform, heads, back
+    def has_kernel(
+        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
+    ) -> bool:
+        del platform, heads, for_vjp
         return concrete_width(row_width(value)) != 0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Given(_OfNumbers):
-    """Scores that entries have.
+class EntryScores(_NumberScores):
+    """Scores that are an array of the entries.
 
     Attributes:
         score: ``(entries, heads)``; -inf leaves an entry out.
@@ -134,21 +152,22 @@ class Given(_OfNumbers):
     score: Any
 
     number = 0
-    moving: ClassVar = {"score": "score"}
+    tangent_fields: ClassVar = {"score": "score"}
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
         del value, matrix, options
-        return self.score
+        result: Array = self.score
+        return result
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del value, heads, raw
         return {"entry": self.score}
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Ends(_OfNumbers):
-    """GAT's: LeakyReLU(row + col).
+class AdditiveScores(_NumberScores):
+    """Scores of GAT: LeakyReLU(row + col).
 
     Attributes:
         row: ``(rows, heads)``.
@@ -159,32 +178,36 @@ class Ends(_OfNumbers):
     col: Any
 
     number = 1
-    moving: ClassVar = {"row": "row", "col": "col"}
+    tangent_fields: ClassVar = {"row": "row", "col": "col"}
     is_leaky = True
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
         del value
-        at_row, at_col = ends(matrix)
-        chosen = options["implementation"]
-        return gather(self.row, at_row, chosen) + gather(self.col, at_col, chosen)
+        at_row, at_col = end_matrices(matrix)
+        return gather(self.row, at_row) + gather(self.col, at_col)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         del value
-        return Moving(col=total(ct, ends(matrix)[1], options["implementation"]), score=ct)
+        return Tangents(col=total(ct, end_matrices(matrix)[1]), score=ct)
 
-    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
+    def finish(
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         del value
-        if found.row is not None:
-            return found
-        return found._replace(row=total(found.score, ends(matrix)[0], options["implementation"]))
+        if grads.row is not None:
+            return grads
+        row = total(grads.score, end_matrices(matrix)[0])
+        return grads._replace(row=row)
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del value, heads, raw
         return {"row": self.row, "col": self.col}
 
 
-class _OfKeys(Scores):
-    """Made of rows of both ends, keys, of as many heads as values."""
+class _KeyScores(Scores):
+    """Base of scores computed from keys: rows of both ends, with as many heads as values."""
 
     row: Any
     col: Any
@@ -194,46 +217,53 @@ class _OfKeys(Scores):
         return 1 if self.col is None else 2
 
     def key(self, value: Any) -> Any:
-        """The columns' keys."""
+        """Return the columns' keys."""
         return value if self.col is None else self.col
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return row_width(self.row) == row_width(value) and holds_whole_heads(value, heads)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
-        def raw(moved: dict[str, Array]) -> Array:
-            return replace(self, **moved).raw(value, matrix, **options)
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
+        def raw(fields: dict[str, Array]) -> Array:
+            return replace(self, **fields).raw(value, matrix, **options)
 
-        held = {"col": self.key(value)}
-        held |= {"vector": self.vector} if isinstance(self, Leaky) else {}
-        (found,) = jax.vjp(raw, held)[1](ct)
+        fields = {"col": self.key(value)}
+        if isinstance(self, GATv2Scores):
+            fields["vector"] = self.vector
+        (grads,) = jax.vjp(raw, fields)[1](ct)
         if self.col is None:
-            found["value"] = found.pop("col")
-        return Moving(**found, score=self.unscaled(ct))
+            grads["value"] = grads.pop("col")
+        return Tangents(**grads, score=self.unscaled(ct))
 
     def unscaled(self, ct: Array) -> Array:
-        """The cotangent of what is scaled."""
+        """Return the cotangent of scores before they are scaled."""
         return ct
 
-    def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        """What the rows' keys get of the cotangent of unscaled scores."""
+    def row_gradient(
+        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Array:
+        """Return the gradient of the rows' keys, from the cotangent of unscaled scores."""
         raise NotImplementedError
 
-    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
-        if found.row is not None:
-            return found
-        row = self.row_gradient(found.score, self.key(value), matrix, **options)
-        return found._replace(row=row)
+    def finish(
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
+        if grads.row is not None:
+            return grads
+        row = self.row_gradient(grads.score, self.key(value), matrix, **options)
+        return grads._replace(row=row)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Dots(_OfKeys):
+class DotScores(_KeyScores):
     """Dot products: scale · ⟨row, col⟩ of each head.
 
     Attributes:
-        row: ``(rows, heads · key features)``, in the dtype of the values.
-        col: ``(columns, heads · key features)``, likewise; None: the values.
+        row: ``(rows, heads · key features)`` in the dtype of the values.
+        col: ``(columns, heads · key features)`` in the dtype of the values; None: the values.
         scale: ``(1, 1)``.
     """
 
@@ -242,38 +272,45 @@ class Dots(_OfKeys):
     scale: Any
 
     number = 2
-    moving: ClassVar = {"row": "row", "col": "col", "vector": "scale"}
+    tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "scale"}
     shared = ("scale",)
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        del options["slope"]
-        return sddmm(self.row, self.key(value), matrix, **options) * self.scale
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+        result: Array = (
+            sddmm(self.row, self.key(value), matrix, heads=options["heads"]) * self.scale
+        )
+        return result
 
     def unscaled(self, ct: Array) -> Array:
-        return ct * self.scale
+        result: Array = ct * self.scale
+        return result
 
-    def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        del options["slope"]
-        return segment_reduce(key, ct, matrix, reduce="sum", **options)
+    def row_gradient(
+        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Array:
+        result: Array = segment_reduce(key, ct, matrix, reduce="sum", heads=options["heads"])
+        return result
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del heads, raw
         scale = Operand.of(jnp.ravel, self.scale)
         return {"row": self.row, "col": self.key(value), "factor": scale}
 
-    def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
-        there = platform == "cuda" or (back and self.col is not None)
-        return there and self.has_one_pass(value, heads)
+    def has_kernel(
+        self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
+    ) -> bool:
+        is_available = platform == "cuda" or (for_vjp and self.col is not None)
+        return is_available and self.has_one_pass(value, heads)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Leaky(_OfKeys):
-    """GATv2's: ⟨vector, LeakyReLU(row + col)⟩ of each head; the slope is that of attention.
+class GATv2Scores(_KeyScores):
+    """Scores of GATv2: ⟨vector, LeakyReLU(row + col)⟩ of each head, with attention's slope.
 
     Attributes:
-        row: ``(rows, heads · key features)``, in the dtype of the values.
-        col: ``(columns, heads · key features)``, likewise; None: the values.
+        row: ``(rows, heads · key features)`` in the dtype of the values.
+        col: ``(columns, heads · key features)`` in the dtype of the values; None: the values.
         vector: ``(1, heads · key features)`` in the accumulator type.
     """
 
@@ -282,15 +319,19 @@ class Leaky(_OfKeys):
     vector: Any
 
     number = 3
-    moving: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
+    tangent_fields: ClassVar = {"row": "row", "col": "col", "vector": "vector"}
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        return leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+        result: Array = leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
+        return result
 
-    def row_gradient(self, ct: Array, key: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        return leaky_sum(self.row, key, ct, self.vector, matrix, **options)
+    def row_gradient(
+        self, ct: Array, key: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Array:
+        result: Array = leaky_sum(self.row, key, ct, self.vector, matrix, **options)
+        return result
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         del heads, raw
         vector = Operand.of(jnp.ravel, self.vector)
         return {"row": self.row, "col": self.key(value), "factor": vector}
@@ -298,19 +339,19 @@ class Leaky(_OfKeys):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Typed(Scores):
-    """RGAT's: LeakyReLU(⟨row, of_row⟩ + ⟨value, of_value⟩), of vectors that each relation has.
+class TypedScores(Scores):
+    """Scores of RGAT: LeakyReLU(⟨row, of_row⟩ + ⟨value, of_value⟩), with vectors by relation.
 
     Columns are (source, relation) pairs.
 
     Attributes:
-        of_value: ``(relations, heads · n)``, with which values make the sources' numbers.
-        at_row: ``(entries, heads)``, the destinations' numbers. Only these have a derivative, not
-            the two next; a kernel that can makes them of these again and does not read them.
-        row: ``(rows, k)``, or None where numbers are more than dots.
-        of_row: ``(relations, heads, k)``, likewise.
-        types: ``(entries,)``, the relation of each. Entries out of range are left out.
-        col_types: ``(columns,)``, likewise.
+        of_value: ``(relations, heads · n)`` vectors whose dots with values are the columns' terms.
+        at_row: ``(entries, heads)`` terms of the rows. They have a derivative, ``row`` and
+            ``of_row`` have none; a kernel may recompute them from these and not read them.
+        row: ``(rows, k)``, or None where the rows' terms are not dots alone.
+        of_row: ``(relations, heads, k)``, or None where ``row`` is None.
+        types: ``(entries,)`` relations; entries whose relation is out of range are left out.
+        col_types: ``(columns,)`` relations.
     """
 
     of_value: Any
@@ -321,71 +362,71 @@ class Typed(Scores):
     col_types: Any
 
     number = 4
-    moving: ClassVar = {"vector": "of_value", "score": "at_row"}
+    tangent_fields: ClassVar = {"vector": "of_value", "score": "at_row"}
     shared = ("types", "col_types")
     is_leaky = True
     is_kept = True
 
-    def raw(self, value: Array, matrix: SparseMatrix, **options: Any) -> Array:
-        del options["slope"]
-        found = typed_dots(value, self.of_value, self.col_types, matrix, **options) + self.at_row
-        return jnp.where(in_range(self.types, len(self.of_value))[:, None], found, -jnp.inf)
+    def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
+        raw = (
+            typed_dots(value, self.of_value, self.col_types, matrix, heads=options["heads"])
+            + self.at_row
+        )
+        return jnp.where(in_range(self.types, len(self.of_value))[:, None], raw, -jnp.inf)
 
-    def gradients(self, ct: Array, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
+    def gradients(
+        self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
         del value
-        to_number = total(ct, ends(matrix)[1], options["implementation"])
-        of_types = segments(self.col_types, len(self.of_value)).T
-        del options["slope"]
-        to_value = segment_reduce(self.of_value, to_number, of_types, reduce="sum", **options)
-        return Moving(value=to_value, col=to_number, score=ct)
+        to_dots = total(ct, end_matrices(matrix)[1])
+        by_type = segments(self.col_types, len(self.of_value)).T
+        to_value = segment_reduce(
+            self.of_value, to_dots, by_type, reduce="sum", heads=options["heads"]
+        )
+        return Tangents(value=to_value, col=to_dots, score=ct)
 
-    def finish(self, found: Moving, value: Array, matrix: SparseMatrix, **options: Any) -> Moving:
-        del matrix, options["slope"]
-        of_types = segments(self.col_types, len(self.of_value))
-        of_value = segment_reduce(value, found.col, of_types, reduce="sum", **options)
-        return found._replace(col=None, vector=of_value)
+    def finish(
+        self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
+    ) -> Tangents:
+        del matrix
+        by_type = segments(self.col_types, len(self.of_value))
+        of_value = segment_reduce(value, grads.col, by_type, reduce="sum", heads=options["heads"])
+        return grads._replace(col=None, vector=of_value)
 
-    def shapes(self, value: Any, matrix: SparseMatrix, heads: int) -> Moving:
+    def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
         col, score = (_per_head(value, n, heads) for n in (value.shape[0], matrix.by_row.count))
-        return Moving(col=col, score=score)
+        return Tangents(col=col, score=score)
 
-    def has_one_pass(self, value: Any, heads: int) -> bool:
+    def has_one_pass(self, value: Shaped, heads: int) -> bool:
         return value.dtype in FLOATS and holds_whole_heads(value, heads)
 
-    def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
-        back = raw is not None
-        types = narrow_ids(self.col_types if back else self.types, self.of_value.shape[0])
-        found = {"col": self.of_value, "types": types}
-        # Of one head the dots of destinations are taken along with those of values as wide.
-        if back or self.row is None or heads != 1 or row_width(self.row) != row_width(value):
-            return found | {"entry": raw if back else self.at_row}
+    def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
+        for_vjp = raw is not None
+        types = narrow_ids(self.col_types if for_vjp else self.types, self.of_value.shape[0])
+        arrays = {"col": self.of_value, "types": types}
+        # The kernel computes the rows' dots itself for one head, if rows are as wide as values.
+        if for_vjp or self.row is None or heads != 1 or row_width(self.row) != row_width(value):
+            return arrays | {"entry": raw if for_vjp else self.at_row}
         of_row = Operand.of(lambda vectors: vectors[:, 0], self.of_row)
-        return found | {"row": self.row, "factor": of_row}
+        return arrays | {"row": self.row, "factor": of_row}
 
 
 def typed_dots(
-    value: Array,
-    vectors: Array,
-    types: Array,
-    matrix: SparseMatrix,
-    *,
-    heads: int,
-    implementation: str | None = None,
+    value: Array, vectors: Array, types: Array, matrix: SparseMatrix, *, heads: int
 ) -> Array:
-    """``(entries, heads)``, dots of the columns' values with vectors of the columns' relations.
+    """Return ``(entries, heads)`` dots of columns' values with the vectors of their relations.
 
     Args:
-        value: ``(columns, heads · n)``.
-        vectors: ``(relations, heads · n)``.
-        types: ``(columns,)``, the relation of each.
-        matrix: the entries.
+        value: values, ``(columns, heads · n)``.
+        vectors: vectors, ``(relations, heads · n)``.
+        types: relations, ``(columns,)``.
+        matrix: matrix of the entries.
         heads: number of heads.
-        implementation: of the kernels.
     """
-    of_types = segments(types, len(vectors)).T
-    dots = sddmm(value, vectors, of_types, heads=heads, implementation=implementation)
-    return gather(dots, ends(matrix)[1], implementation)
+    by_type = segments(types, len(vectors)).T
+    dots = sddmm(value, vectors, by_type, heads=heads)
+    return gather(dots, end_matrices(matrix)[1])
 
 
-def _per_head(value: Any, size: Any, heads: int) -> jax.ShapeDtypeStruct:
+def _per_head(value: Shaped, size: int, heads: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((size, heads), accumulator_dtype(value.dtype))

@@ -1,4 +1,4 @@
-"""Attention over edges and its derivatives in other primitives, which are closed themselves."""
+"""Attention over edges and its derivatives, composed of segment primitives."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce,
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 
 
-def ends(matrix: SparseMatrix) -> tuple[SparseMatrix, SparseMatrix]:
-    """What sums the entries at their rows, and at their columns; the transposes gather."""
+def end_matrices(matrix: SparseMatrix) -> tuple[SparseMatrix, SparseMatrix]:
+    """Return the matrices that sum entries at their rows and at their columns.
+
+    Their transposes gather from rows and from columns to entries.
+    """
     by_row, by_col = matrix
     at_cols = SparseMatrix(
         Csr(by_col.rows, by_col.order, num_rows=by_col.num_rows),
@@ -26,7 +29,7 @@ def ends(matrix: SparseMatrix) -> tuple[SparseMatrix, SparseMatrix]:
 
 
 def carried(matrix: SparseMatrix) -> SparseMatrix:
-    """What sums, at their rows, what entries carry; padding carries nothing."""
+    """Return the matrix that sums arrays of entries at their rows, without padding."""
     csr = matrix.by_row
     valid = csr.valid(matrix.by_col.num_rows)
     places = jnp.arange(csr.count, dtype=csr.rows.dtype)
@@ -36,123 +39,100 @@ def carried(matrix: SparseMatrix) -> SparseMatrix:
     )
 
 
+# LeakyReLUs in attention have slope 1 at 0, as `jax.nn.leaky_relu`, in all kernels.
 LEAKY_COMPARISON = "ge"
-"""LeakyReLUs in attention have slope 1 at 0, as `jax.nn.leaky_relu`, in all kernels."""
 
 
 def leaky(z: Array, slope: float) -> Array:
-    """The LeakyReLU; -inf stays, whatever the slope is."""
-    below = jnp.where(z == -jnp.inf, z, slope * jnp.where(z == -jnp.inf, 0, z))
-    return jnp.where(z >= 0, z, below)
+    """Return the LeakyReLU of z; -inf stays -inf for any slope."""
+    negative = jnp.where(z == -jnp.inf, z, slope * jnp.where(z == -jnp.inf, 0, z))
+    return jnp.where(z >= 0, z, negative)
 
 
-def sloped(change: Array, z: Array, slope: float) -> Array:
-    """A change times the slope of the LeakyReLU at z: its derivative, or the transpose of that."""
-    return change if slope == 1 else jnp.where(z >= 0, change, slope * change)
+def sloped(tangent: Array, z: Array, slope: float) -> Array:
+    """Return a tangent or cotangent times the slope of the LeakyReLU at z."""
+    return tangent if slope == 1 else jnp.where(z >= 0, tangent, slope * tangent)
 
 
-def _softmax(
-    score: Array, stats: Array, matrix: SparseMatrix, implementation: str | None = None
-) -> tuple[Array, Array]:
-    """The softmax of scores, ``(entries, heads)``, by its statistics; and what is no padding."""
-    at_rows, at_cols = ends(matrix)
+def _softmax(score: Array, stats: Array, matrix: SparseMatrix) -> tuple[Array, Array]:
+    """Return the softmax, ``(entries, heads)``, from its statistics, and the mask of no padding."""
+    at_rows, at_cols = end_matrices(matrix)
     valid = as_column(matrix.by_row.valid(at_cols.by_row.num_rows))
-    top, log_sum = (gather(stats[..., i], at_rows, implementation) for i in range(2))
+    top, log_sum = (gather(stats[..., i], at_rows) for i in range(2))
     score = jnp.where(valid, score, 0)
     share = jnp.exp((score - top) - jnp.where(valid, log_sum, 0))
     return jnp.where(valid, share, 0), valid
 
 
-def weights(
-    score: Array,
-    entry_scale: Array | None,
-    stats: Array,
-    matrix: SparseMatrix,
-    implementation: str | None = None,
-) -> Array:
-    """What values are multiplied by, ``(entries, heads)``; 0 for padding."""
-    share, valid = _softmax(score, stats, matrix, implementation)
+def weights(score: Array, entry_scale: Array | None, stats: Array, matrix: SparseMatrix) -> Array:
+    """Return the weights of the values, ``(entries, heads)``; 0 for padding."""
+    share, valid = _softmax(score, stats, matrix)
     return share if entry_scale is None else share * jnp.where(valid, entry_scale, 0)
 
 
 def attention(
-    value: Array,
-    score: Array,
-    entry_scale: Array | None,
-    matrix: SparseMatrix,
-    *,
-    heads: int,
-    implementation: str | None = None,
+    value: Array, score: Array, entry_scale: Array | None, matrix: SparseMatrix, *, heads: int
 ) -> list[Array]:
-    """Of scores that entries have: the sum under their softmax, and its statistics."""
-    at_rows, at_cols = ends(matrix)
+    """Return the sums under the softmax of entries' scores, and the softmax's statistics."""
+    at_rows, at_cols = end_matrices(matrix)
     valid = as_column(matrix.by_row.valid(at_cols.by_row.num_rows))
     score = jnp.where(valid, score, 0)
-    least = jnp.where(valid, score, -jnp.inf)
-    # A constant: differentiated it would go, as what is relative to it is a logarithm of a sum.
-    top = segment_reduce(
-        *(jax.lax.stop_gradient(least), None, at_rows),
-        reduce="max",
-        heads=1,
-        implementation=implementation,
-    )
+    # The maximum is a constant: its gradient cancels in the logarithm of the sum.
+    masked = jax.lax.stop_gradient(jnp.where(valid, score, -jnp.inf))
+    top = segment_reduce(masked, None, at_rows, reduce="max", heads=1)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    powers = jnp.where(valid, jnp.exp(score - gather(top, at_rows, implementation)), 0)
-    sums = total(powers, at_rows, implementation)
+    powers = jnp.where(valid, jnp.exp(score - gather(top, at_rows)), 0)
+    sums = total(powers, at_rows)
     empty = sums == 0
     log_sum = jnp.where(empty, jnp.inf, jnp.log(jnp.where(empty, 1, sums)))
     stats = jnp.stack([top, log_sum], axis=-1)
-    weight, _ = _softmax(score, stats, matrix, implementation)
+    weight, _ = _softmax(score, stats, matrix)
     if entry_scale is not None:
         weight = weight * entry_scale
-    options: dict[str, Any] = {"reduce": "sum", "heads": heads, "implementation": implementation}
-    return [segment_reduce(value, weight, matrix, **options), stats]
+    y = segment_reduce(value, weight, matrix, reduce="sum", heads=heads)
+    return [y, stats]
 
 
 def attention_jvp(
-    known: Any, to_value: Array | None, to_score: Array, *, heads: int
+    residuals: Any, dvalue: Array | None, dscore: Array, *, heads: int
 ) -> list[Array]:
-    """Of tangents of values and of given scores: those of y and of log_sum."""
-    value, given, entry_scale, y, stats, *_, matrix = known
-    score = given.score
-    at_rows, _ = ends(matrix)
-    share, valid = _softmax(score, stats, matrix)
-    moved = share * jnp.where(valid, to_score, 0)
-    dlog_sum = total(moved, at_rows)
+    """Return the tangents of y and of log_sum, from those of values and of entries' scores."""
+    value, scores, entry_scale, y, stats, *_, matrix = residuals
+    at_rows, _ = end_matrices(matrix)
+    share, valid = _softmax(scores.score, stats, matrix)
+    dshare = share * jnp.where(valid, dscore, 0)
+    dlog_sum = total(dshare, at_rows)
     if entry_scale is not None:
-        share, moved = share * entry_scale, moved * entry_scale
-    dy = segment_reduce(value, moved, matrix, reduce="sum", heads=heads)
-    if to_value is not None:
-        dy = segment_reduce(to_value, share, matrix, reduce="sum", heads=heads) + dy
-    split = y.reshape(y.shape[0], heads, y.shape[1] // heads).astype(dlog_sum.dtype)
-    back = (split * dlog_sum[..., None]).reshape(y.shape)
-    return [dy - back.astype(y.dtype), dlog_sum]
+        share, dshare = share * entry_scale, dshare * entry_scale
+    dy = segment_reduce(value, dshare, matrix, reduce="sum", heads=heads)
+    if dvalue is not None:
+        dy = segment_reduce(dvalue, share, matrix, reduce="sum", heads=heads) + dy
+    by_head = y.reshape(y.shape[0], heads, y.shape[1] // heads).astype(dlog_sum.dtype)
+    normalization = (by_head * dlog_sum[..., None]).reshape(y.shape)
+    return [dy - normalization.astype(y.dtype), dlog_sum]
 
 
-def attention_vjp(
-    known: Any, *, heads: int, implementation: str | None = None
-) -> tuple[Array, Array]:
-    """Of what is known, cotangents among it, with given scores: those of values and of scores."""
-    value, given, entry_scale, y, stats, _, ct, log_sum_ct, matrix = known
-    score = given.score
-    at_rows, _ = ends(matrix)
+def attention_vjp(residuals: Any, *, heads: int) -> tuple[Array, Array]:
+    """Return the cotangents of values and of entries' scores; `residuals` has those of results."""
+    value, scores, entry_scale, y, stats, _, ct, log_sum_ct, matrix = residuals
+    score = scores.score
+    at_rows, _ = end_matrices(matrix)
+    # FlashAttention's D: ⟨ct, y⟩ of a row replaces a sum over its entries.
     delta = row_dots(ct, jnp.zeros_like(ct) if y is None else y, heads)
     if log_sum_ct is not None:
         delta -= log_sum_ct
-    share, valid = _softmax(score, stats, matrix, implementation)
-    dots = sddmm(ct, value, matrix, heads=heads, implementation=implementation)
+    share, valid = _softmax(score, stats, matrix)
+    dots = sddmm(ct, value, matrix, heads=heads)
     scaled = share
     if entry_scale is not None:
         scaled, dots = share * entry_scale, dots * jnp.where(valid, entry_scale, 0)
-    to_value = segment_reduce(
-        ct, scaled, matrix.T, reduce="sum", heads=heads, implementation=implementation
-    )
-    to_score = share * (dots - gather(delta, at_rows, implementation))
+    to_value = segment_reduce(ct, scaled, matrix.T, reduce="sum", heads=heads)
+    to_score = share * (dots - gather(delta, at_rows))
     return to_value, jnp.where(valid, to_score, 0).astype(accumulator_dtype(value.dtype))
 
 
 def row_dots(a: Array, b: Array, heads: int) -> Array:
-    """Of each row and head, in the accumulator type."""
+    """Return the dot products of rows for each head, in the accumulator type."""
     acc = accumulator_dtype(a.dtype)
     products = a.astype(acc) * b.astype(acc)
     return jnp.sum(products.reshape(a.shape[0], heads, a.shape[1] // heads), axis=2)
@@ -161,32 +141,27 @@ def row_dots(a: Array, b: Array, heads: int) -> Array:
 # --- Softmaxes over finer rows -------------------------------------------------------------------
 
 
-def shares(
-    stats: Array,
-    matrix: SparseMatrix,
-    shift: Array | None = None,
-    implementation: str | None = None,
-) -> Array:
-    """What finer rows count in the softmax of their destination, ``(finer rows, heads)``.
+def shares(stats: Array, matrix: SparseMatrix, shift: Array | None = None) -> Array:
+    """Return the weights of finer rows in the softmax of their destination, ``(rows, heads)``.
 
-    Of edges that go into finer rows, attention has the softmax of each by itself. That of a
-    destination differs by a factor of each finer row. Its logarithm is rounded as scores are.
+    Attention over finer rows has a softmax for each of them. The softmax of their destination
+    differs by a factor of each finer row, whose logarithm is rounded as scores are.
 
     Args:
-        stats: Of attention over the finer rows, ``(finer rows, heads, 2)``.
-        matrix: What sums these in their destinations.
-        shift: What is added to all scores of a finer row, ``(finer rows, heads)``; or None.
-        implementation: Of the kernels.
+        stats: Statistics of attention over the finer rows, ``(rows, heads, 2)``.
+        matrix: Matrix that sums finer rows at their destinations.
+        shift: Terms of all scores of a finer row, ``(rows, heads)``; or None.
     """
-    logarithms = logsumexp(stats)
-    logarithms = logarithms if shift is None else logarithms + shift.astype(logarithms.dtype)
-    least = jnp.finfo(stats.dtype).min / 4  # differences of -inf are no number
-    scores = jnp.maximum(logarithms, least)
-    return segment_softmax(scores, matrix, implementation=implementation)
+    scores = logsumexp(stats)
+    scores = scores if shift is None else scores + shift.astype(scores.dtype)
+    smallest = float(jnp.finfo(stats.dtype).min) / 4  # the difference of two -inf is NaN
+    scores = jnp.maximum(scores, smallest)
+    result: Array = segment_softmax(scores, matrix)
+    return result
 
 
 def logsumexp(stats: Array) -> Array:
-    """Of the scores of each row, of the statistics of its softmax; -inf where it has none."""
+    """Return log Σ exp(score) of each row, from its statistics; -inf for rows without entries."""
     top, log_sum = stats[..., 0], stats[..., 1]
     empty = log_sum == jnp.inf
     return jnp.where(empty, -jnp.inf, top + jnp.where(empty, 0, log_sum))

@@ -1,8 +1,9 @@
-"""Hypergraph aggregation: node features to hyperedges and back to nodes, and each of the stages.
+"""Hypergraph aggregation: node features to hyperedges and back to nodes, and each stage alone.
 
-Sums and means without weights of incidences are one call of the primitive. All else is two segment
-reductions over the bipartite graph, since a maximum must know all nodes of a hyperedge before any
-node can hear of it (HyperGef's hyperedge partition).
+A *stage* is one reduction over incidences, the (node, hyperedge) pairs of a hypergraph. Sums and
+means without weights of incidences are one call of the primitive, which runs both stages. All other
+cases are two segment reductions over the bipartite graph, since a maximum must know all nodes of a
+hyperedge before any node can read it (HyperGef's hyperedge partition).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arguments import (
@@ -28,7 +29,7 @@ from jax_gnn._core.arguments import (
     check_scale_column,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, as_matrix
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_wise
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import one_call, public
@@ -42,11 +43,11 @@ from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
 Normalization = Literal["symmetric", "row"]
-"""The degrees that `hypergraph_norm` divides by: of both sides, or of the result's."""
+"""Degrees that `hypergraph_norm` divides by: those of both sides, or of the result's side."""
 Reduce = Literal["sum", "mean", "max", "min"]
-"""What the nodes of a hyperedge, or the hyperedges of a node, are reduced by."""
+"""Reduction over the nodes of a hyperedge, or over the hyperedges of a node."""
 Side = Literal["node", "hyperedge"]
-"""Which end of an incidence."""
+"""Endpoint of an incidence."""
 
 
 @public
@@ -70,16 +71,16 @@ def hypergraph_aggregate(
     node_reduce: Reduce = "sum",
     implementation: Implementation | None = None,
 ) -> Array:
-    """Reduces node features over hyperedges, and the hyperedges' features over nodes.
+    """Reduce node features over hyperedges, and the hyperedges' features over nodes.
 
     Computes ``Y = Dv_out H (W De) Hᵀ Dv_in X`` (HyperGef, equation 5 and listing 3) with the
     incidence matrix H and the diagonal matrices of ``node_scale_out``, ``hyperedge_weight``,
     ``hyperedge_scale`` and ``node_scale_in``; of a directed hypergraph, the first H is that of the
-    heads and the second that of the tails. What layers do next may be asked for in the same call:
-    ``activation(Y + own_scale · X + residual + bias)``. All factors are optional and multiply with
-    those of the other options. As sums or means linear in ``x`` and in each given factor, but for
-    what comes next; exact derivatives of any order to all of these. Sums and means without weights
-    of incidences are one fused call, which holds one ``num_hyperedges × features`` intermediate.
+    heads and the second that of the tails. The epilogue of a layer runs in the same call:
+    ``activation(Y + own_scale · X + residual + bias)``. All factors are optional, and multiply. As
+    sums or means the stages are linear in ``x`` and in each factor; derivatives of any order are
+    exact. Sums and means without weights of incidences are one fused call, which holds one
+    ``num_hyperedges × features`` intermediate.
 
     Args:
         hypergraph: the hypergraph.
@@ -89,28 +90,28 @@ def hypergraph_aggregate(
             (:meth:`Hypergraph.incidence_values`), or ``(num_incidences, heads)`` with x
             ``(num_nodes, heads, *features)``; ones by default. Of a directed hypergraph, those of
             the tails.
-        head_weight: the entries of the first H, where they are others than those of the second; of
-            a directed hypergraph ``(num_head_incidences,)``, in the order of ``hypergraph.head``.
-            By default ``incidence_weight``, or ones if the hypergraph is directed.
+        head_weight: the entries of the first H where they differ from those of the second; of a
+            directed hypergraph ``(num_head_incidences,)``, in the order of ``hypergraph.head``. By
+            default ``incidence_weight``, or ones if the hypergraph is directed.
         node_scale_in: ``(num_nodes,)`` Dv_in, multiplies the features before the first reduction.
         node_scale_out: ``(num_nodes,)`` Dv_out, multiplies the result.
         hyperedge_scale: ``(num_hyperedges,)`` De, multiplies the hyperedges' features.
-        own_scale: ``()`` or ``(num_nodes,)``, what ``x`` is multiplied by and then added to the
-            result, whatever the reductions, the normalization and ``node_scale_out``: GIN's
-            ``1 + eps``. Nothing is added by default.
-        residual: ``(num_nodes, *features)``, added likewise; converted to the dtype of ``x``.
+        own_scale: ``()`` or ``(num_nodes,)``, factor of ``x`` in the term that is added to the
+            result after reductions, normalization and ``node_scale_out``: GIN's ``1 + eps``.
+            Nothing is added by default.
+        residual: ``(num_nodes, *features)``, added to the result; converted to the dtype of ``x``.
         bias: ``(*features)``, added to all rows.
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
-            tanh) or ``"tanh"``. Only the first is part of the kernel.
+            tanh) or ``"tanh"``. Only ``"relu"`` is part of the kernel.
         normalization: ``"symmetric"`` for HGNN's ``Dv^-1/2 H W De^-1 Hᵀ Dv^-1/2`` (Feng et al.
             2019, arXiv 1809.09401, equation 10), ``"row"`` for ``Dv^-1 H W De^-1 Hᵀ`` (Bai et al.
             2021; HGNN+). De are the column sums of H, the sizes of the hyperedges; Dv are the row
-            sums of H W. Where a degree is not positive its inverse counts as 0. As the degrees
+            sums of H W. The inverse of a degree that is not positive counts as 0. As the degrees
             depend on the weights, so do their gradients. Of a directed hypergraph, each side has
             the degrees of its own H, and De are those of the tails.
-        hyperedge_reduce: how a hyperedge's nodes are reduced; ``"mean"`` divides the sum by their
-            number. What ties for a maximum or minimum shares its gradient equally.
-        node_reduce: how a node's hyperedges are reduced, likewise.
+        hyperedge_reduce: reduction over a hyperedge's nodes; ``"mean"`` divides the sum by their
+            number. Values that tie for a maximum or minimum share its gradient equally.
+        node_reduce: reduction over a node's hyperedges, with the same options.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -132,89 +133,83 @@ def hypergraph_aggregate(
         Array([0., 0., 7., 2.], dtype=float32)
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
-    x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
+    num_nodes, num_hyperedges = hypergraph.num_nodes, hypergraph.num_hyperedges
+    x = check_features("x", x, "num_nodes", num_nodes)
+    residual = check_residual(residual, "num_nodes", num_nodes, x)
+    bias = check_bias(bias, x)
     acc = accumulator_dtype(x.dtype)
-    nodes, hyperedges = (
-        ("num_nodes", hypergraph.num_nodes),
-        ("num_hyperedges", hypergraph.num_hyperedges),
+    wide = jax.ShapeDtypeStruct(x.shape, acc)
+    weight = check_scale_column(
+        "hyperedge_weight", hyperedge_weight, "num_hyperedges", num_hyperedges, acc
     )
-    weight = check_scale_column("hyperedge_weight", hyperedge_weight, *hyperedges, acc)
-    scale_in = [check_scale_column("node_scale_in", node_scale_in, *nodes, acc)]
-    scale_out = [check_scale_column("node_scale_out", node_scale_out, *nodes, acc)]
-    scale_edge = [weight, check_scale_column("hyperedge_scale", hyperedge_scale, *hyperedges, acc)]
-    own = check_row_scale("own_scale", own_scale, *nodes, acc)
-    residual, bias = check_residual(residual, *nodes, x), check_bias(bias, x)
+    scale_in = check_scale_column("node_scale_in", node_scale_in, "num_nodes", num_nodes, acc)
+    scale_edge = check_scale_column(
+        "hyperedge_scale", hyperedge_scale, "num_hyperedges", num_hyperedges, acc
+    )
+    scale_out = check_scale_column("node_scale_out", node_scale_out, "num_nodes", num_nodes, acc)
+    own_scale = check_row_scale("own_scale", own_scale, "num_nodes", num_nodes, acc)
     check_choice("activation", activation, (None, *get_args(Activation)))
     check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
     check_choice("node_reduce", node_reduce, get_args(Reduce))
     check_choice("normalization", normalization, (None, *get_args(Normalization)))
-    if normalization is not None and (hyperedge_reduce, node_reduce) != ("sum", "sum"):
+    if normalization is not None and not hyperedge_reduce == node_reduce == "sum":
         raise ValueError(
             f"normalization={normalization!r} divides by the degrees already: "
             "hyperedge_reduce and node_reduce must be 'sum' with it, got "
             f"{hyperedge_reduce!r} and {node_reduce!r}"
         )
-    into, back = _both(hypergraph, incidence_weight, head_weight, x)
+    to_hyperedges, to_nodes = _parse_stages(
+        hypergraph, incidence_weight, head_weight, wide, implementation
+    )
+    # All factors fold into one scale for each of senders, hyperedges and receivers.
+    factors_in, factors_edge, factors_out = [scale_in], [weight, scale_edge], [scale_out]
     if normalization is not None:
-        norm = _norm(into, back, weight, normalization, acc, implementation)
-        for scale, factor in zip((scale_in, scale_edge, scale_out), norm, strict=True):
-            scale.append(factor)
+        norm = _norm(to_hyperedges, to_nodes, weight, normalization)
+        factors_in.append(norm.node_in)
+        factors_edge.append(norm.hyperedge)
+        factors_out.append(norm.node_out)
     if hyperedge_reduce == "mean":
-        scale_edge.append(power(into.counts.astype(acc)[:, None], -1.0))
+        factors_edge.append(power(to_hyperedges.counts.astype(acc)[:, None], -1.0))
     if node_reduce == "mean":
-        scale_out.append(power(back.counts.astype(acc)[:, None], -1.0))
-    reduces = ["sum" if reduce == "mean" else reduce for reduce in (hyperedge_reduce, node_reduce)]
-    # Whose scales matter: nodes that send, hyperedges that receive and send, nodes that receive.
-    ends = (into.swapped,), (into, back.swapped), (back,)
-    given = (scale_in, scale_edge, scale_out)
-    scales = [_product(each, *users) for each, users in zip(given, ends, strict=True)]
-    residual = None if residual is None else as_matrix(residual)
-    bias = None if bias is None else bias.ravel()
-    relu = activation == "relu"
-    is_weighted = any(end.messages(acc).weight is not None for end in (into, back))
-    if reduces == ["sum", "sum"] and not is_weighted:
-        is_linear = residual is None and bias is None and not relu
-        y = aggregate(
-            as_matrix(x),
-            *(ones(acc) if each is None else each.ravel() for each in scales),
-            own,
-            hypergraph.graph.matrix(slots=True),
-            hypergraph.receiving.matrix(slots=True).T,
-            residual,
-            bias,
-            **({} if is_linear else {"relu": relu}),
-            implementation=implementation,
-        )
-        return reshape(apply_activation(y, activation), *x.shape)
-    h = as_matrix(x)
-    goes_on = own is not None or residual is not None or bias is not None
-    rounds = goes_on or is_weighted or reduces[0] == "sum"
-    if rounds or any(s is not None for s in scales):
-        h = h.astype(acc)  # else rounded between the stages; a bare maximum is exact in any type
-    h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
-    y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)
-    y = _times(y, scales[2], *ends[2])
-    y = epilogue(y, as_matrix(x), own, None, residual, bias, relu=relu).astype(x.dtype)
-    return reshape(apply_activation(y, activation), *x.shape)
+        factors_out.append(power(to_nodes.counts.astype(acc)[:, None], -1.0))
+    args = _AggregateArgs(
+        x=as_matrix(x),
+        shape=x.shape,
+        to_hyperedges=to_hyperedges,
+        to_nodes=to_nodes,
+        reduces=(
+            "sum" if hyperedge_reduce == "mean" else hyperedge_reduce,
+            "sum" if node_reduce == "mean" else node_reduce,
+        ),
+        node_scale_in=_product(factors_in, to_hyperedges.reversed),
+        hyperedge_scale=_product(factors_edge, to_hyperedges, to_nodes.reversed),
+        node_scale_out=_product(factors_out, to_nodes),
+        own_scale=own_scale,
+        residual=None if residual is None else as_matrix(residual),
+        bias=None if bias is None else bias.ravel(),
+        activation=activation,
+    )
+    y = _aggregate_in_one_call(args) if args.is_one_call else _aggregate_by_stage(args)
+    return reshape(apply_activation(y, args.activation), *args.shape)
 
 
 @public
 class HypergraphNorm(NamedTuple):
-    """What a normalization multiplies by, see :func:`hypergraph_norm`.
+    """Factors of a normalization, see :func:`hypergraph_norm`.
 
     Attributes:
-        node_in: ``(num_nodes,)``, what nodes send is multiplied by; None for ones.
-        hyperedge: ``(num_hyperedges,)``, the hyperedges' weights among the factors.
-        node_out: ``(num_nodes,)``, what nodes receive is multiplied by.
+        node_in: ``(num_nodes,)`` factors of the features that nodes send; None for ones.
+        hyperedge: ``(num_hyperedges,)`` factors of hyperedges, with their weights.
+        node_out: ``(num_nodes,)`` factors of the features that nodes receive.
     """
 
-    node_in: Any
-    hyperedge: Any
-    node_out: Any
+    node_in: Array | None
+    hyperedge: Array
+    node_out: Array
 
     @property
-    def scales(self) -> dict[str, Any]:
-        """As the arguments of :func:`hypergraph_aggregate` that they are, by name."""
+    def scales(self) -> dict[str, Array | None]:
+        """Factors as keyword arguments of :func:`hypergraph_aggregate`."""
         return {
             "node_scale_in": self.node_in,
             "hyperedge_scale": self.hyperedge,
@@ -232,7 +227,7 @@ def hypergraph_norm(
     normalization: Normalization = "symmetric",
     implementation: Implementation | None = None,
 ) -> HypergraphNorm:
-    """The factors of a ``normalization`` of :func:`hypergraph_aggregate`.
+    """Return the factors of a ``normalization`` of :func:`hypergraph_aggregate`.
 
     For a hypergraph that does not change they can be computed once:
     ``hypergraph_aggregate(hypergraph, x, **norm.scales)`` equals a call with the ``normalization``
@@ -241,8 +236,9 @@ def hypergraph_norm(
     Args:
         hypergraph: the hypergraph.
         hyperedge_weight: ``(num_hyperedges,)`` the hyperedges' weights; ones by default.
-        incidence_weight: ``(num_incidences,)`` the entries of H, as there, of a single head.
-        head_weight: likewise.
+        incidence_weight: ``(num_incidences,)`` the entries of H, of a single head.
+        head_weight: ``(num_incidences,)`` or ``(num_head_incidences,)`` the entries of the first H,
+            by default as in :func:`hypergraph_aggregate`.
         normalization: ``"symmetric"`` or ``"row"``.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -251,7 +247,7 @@ def hypergraph_norm(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or there is no such normalization.
+        ValueError: an argument has the wrong shape, or ``normalization`` is unknown.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -263,17 +259,20 @@ def hypergraph_norm(
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     check_choice("normalization", normalization, get_args(Normalization))
+    # Degrees do not depend on features: parse weights as for features of a single head.
     acc = jax.dtypes.canonicalize_dtype(float)
-    x = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)  # as if for such features
+    single_head = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)
     weight = check_scale_column(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc
     )
-    into, back = _both(hypergraph, incidence_weight, head_weight, x)
-    norm = _norm(into, back, weight, normalization, acc, implementation)
-    hyperedge = _product([weight, norm.hyperedge], into, back.swapped)
-    return HypergraphNorm(
-        *(None if f is None else f.ravel() for f in (norm.node_in, hyperedge, norm.node_out))
+    to_hyperedges, to_nodes = _parse_stages(
+        hypergraph, incidence_weight, head_weight, single_head, implementation
     )
+    norm = _norm(to_hyperedges, to_nodes, weight, normalization)
+    hyperedge = _product([weight, norm.hyperedge], to_hyperedges, to_nodes.reversed)
+    assert hyperedge is not None
+    node_in = None if norm.node_in is None else norm.node_in.ravel()
+    return HypergraphNorm(node_in, hyperedge.ravel(), norm.node_out.ravel())
 
 
 @public
@@ -285,7 +284,7 @@ def node_to_hyperedge(
     reduce: Reduce = "sum",
     implementation: Implementation | None = None,
 ) -> Array:
-    """Reduces over each hyperedge the weighted features of its nodes: the first stage alone.
+    """Reduce the weighted features of each hyperedge's nodes: the first stage alone.
 
     ``out[e] = reduce over the nodes v of e of incidence_weight[v, e] · x[v]``. No array of messages
     is formed; derivatives of any order, to ``x`` and ``incidence_weight``.
@@ -296,8 +295,8 @@ def node_to_hyperedge(
         incidence_weight: ``(num_incidences,)`` in the hypergraph's order
             (:meth:`Hypergraph.incidence_values`), or ``(num_incidences, heads)`` with x
             ``(num_nodes, heads, *features)``.
-        reduce: ``"sum"``, ``"mean"`` over the number of nodes, ``"max"`` or ``"min"``. What ties
-            for a maximum or minimum shares its gradient equally.
+        reduce: ``"sum"``, ``"mean"`` over the number of nodes, ``"max"`` or ``"min"``. Values that
+            tie for a maximum or minimum share its gradient equally.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -306,7 +305,7 @@ def node_to_hyperedge(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+        ValueError: an argument has the wrong shape, or ``reduce`` is unknown.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -315,9 +314,11 @@ def node_to_hyperedge(
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     x = check_features("x", x, "num_nodes", hypergraph.num_nodes)
-    weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
     check_choice("reduce", reduce, get_args(Reduce))
-    return _Incidences(hypergraph.graph, weight).reduce(x, reduce, implementation)
+    name, size = "incidence_weight", hypergraph.num_incidences
+    weight = check_weight(name, incidence_weight, "num_incidences", size, x, "x", "num_nodes")
+    stage = _Stage(hypergraph.graph, weight, accumulator_dtype(x.dtype), implementation)
+    return stage.reduce(x, reduce)
 
 
 @public
@@ -329,7 +330,7 @@ def hyperedge_to_node(
     reduce: Reduce = "sum",
     implementation: Implementation | None = None,
 ) -> Array:
-    """Reduces at each node the weighted features of its hyperedges: the second stage alone.
+    """Reduce the weighted features of each node's hyperedges: the second stage alone.
 
     ``out[v] = reduce over the hyperedges e of v of incidence_weight[v, e] · h[e]``. No array of
     messages is formed; derivatives of any order, to ``h`` and ``incidence_weight``.
@@ -342,8 +343,8 @@ def hyperedge_to_node(
             (:meth:`Hypergraph.incidence_values`), or ``(num_incidences, heads)`` with h
             ``(num_hyperedges, heads, *features)``; of a directed hypergraph, of the incidences of
             the heads and in the order of ``hypergraph.head``.
-        reduce: ``"sum"``, ``"mean"`` over the number of hyperedges, ``"max"`` or ``"min"``. What
-            ties for a maximum or minimum shares its gradient equally.
+        reduce: ``"sum"``, ``"mean"`` over the number of hyperedges, ``"max"`` or ``"min"``. Values
+            that tie for a maximum or minimum share its gradient equally.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -352,7 +353,7 @@ def hyperedge_to_node(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or ``reduce`` is none of these.
+        ValueError: an argument has the wrong shape, or ``reduce`` is unknown.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -361,24 +362,20 @@ def hyperedge_to_node(
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
     h = check_features("h", h, "num_hyperedges", hypergraph.num_hyperedges)
-    name = "incidence_weight"
-    weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
     check_choice("reduce", reduce, get_args(Reduce))
-    back = _Incidences(hypergraph.receiving, weight, to_nodes=True)
-    return back.reduce(h, reduce, implementation)
+    name, acc = "incidence_weight", accumulator_dtype(h.dtype)
+    weight = _check_head_weight(name, incidence_weight, hypergraph, h, "h", "num_hyperedges")
+    stage = _Stage(hypergraph.receiving, weight, acc, implementation, to_nodes=True)
+    return stage.reduce(h, reduce)
 
 
 @public
 def incidence_softmax(
-    hypergraph: Hypergraph,
-    scores: Array,
-    by: Side,
-    *,
-    implementation: Implementation | None = None,
+    hypergraph: Hypergraph, scores: Array, by: Side, *, implementation: Implementation | None = None
 ) -> Array:
-    """The softmax of scores of incidences, over those of each node or of each hyperedge.
+    """Return the softmax of incidences' scores, over those of each node or of each hyperedge.
 
-    Makes attention scores to weights of :func:`node_to_hyperedge` (``by="hyperedge"``) or of
+    Turns attention scores into weights of :func:`node_to_hyperedge` (``by="hyperedge"``) or of
     :func:`hyperedge_to_node` (``by="node"``).
 
     Args:
@@ -386,7 +383,7 @@ def incidence_softmax(
         scores: ``(num_incidences, *heads)`` in the hypergraph's order: float16, bfloat16, float32
             or float64; of a directed hypergraph and ``by="node"``, of the incidences of the heads
             and in the order of ``hypergraph.head``.
-        by: ``"node"`` or ``"hyperedge"``, what receives.
+        by: ``"node"`` or ``"hyperedge"``, the receiver, over whose incidences weights sum to 1.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -394,7 +391,7 @@ def incidence_softmax(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or ``by`` is none of these.
+        ValueError: an argument has the wrong shape, or ``by`` is unknown.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1], [1, 2]])
@@ -407,6 +404,7 @@ def incidence_softmax(
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
     scores = check_features("scores", scores, size_name, graph.num_edges)
+    # Scores are in the order of edges by hyperedge; the softmax by node sorts them and back.
     ids, size, y = graph.rows, graph.num_dst, as_matrix(scores)
     if by == "node":
         ids, size = graph.t_rows, graph.num_src
@@ -418,132 +416,235 @@ def incidence_softmax(
     return reshape(y, *scores.shape)
 
 
-# --- Stages --------------------------------------------------------------------------------------
+# --- Arguments -----------------------------------------------------------------------------------
 
 
-class _Incidences(NamedTuple):
-    """Incidences of one stage, sorted by who receives: hyperedges, or nodes.
+class _Stage(NamedTuple):
+    """One reduction over incidences, which are sorted by receiver: hyperedge or node.
 
     Attributes:
-        graph: from nodes to hyperedges.
-        weight: ``(num_incidences, heads)``, or None.
+        graph: bipartite graph from nodes to hyperedges.
+        weight: ``(num_incidences, heads)`` in the accumulator type, or None for ones.
+        acc: accumulator type.
+        implementation: implementation of the reduction.
         to_nodes: whether nodes receive.
     """
 
     graph: Graph
     weight: Array | None
+    acc: DTypeLike
+    implementation: str | None
     to_nodes: bool = False
 
     @property
-    def swapped(self) -> _Incidences:
+    def reversed(self) -> _Stage:
+        """Stage with senders and receivers exchanged."""
         return self._replace(to_nodes=not self.to_nodes)
 
     @property
     def matrix(self) -> SparseMatrix:
+        """Matrix with a row for each receiver and a column for each sender."""
         matrix = self.graph._plain.matrix(weighted=self.weight is not None)
         return matrix.T if self.to_nodes else matrix
 
     @property
     def counts(self) -> Array:
-        """How many incidences each of those who receive has."""
+        """Number of incidences of each receiver."""
         return self.graph.out_degrees() if self.to_nodes else self.graph.in_degrees()
 
-    def messages(self, acc: Any) -> _Incidences:
-        """With the factors that messages have, which degrees do not have."""
-        graph, weight = self.graph._gated(self.weight, acc)
+    @property
+    def gated(self) -> _Stage:
+        """Stage whose weights include the graph's gates, which degrees leave out."""
+        graph, weight = self.graph._gated(self.weight, self.acc)
         return self._replace(graph=graph, weight=weight)
 
-    def reduce(self, x: Array, reduce: str, implementation: str | None) -> Array:
-        gated = self.messages(accumulator_dtype(x.dtype))
-        y = reduce_messages(x, gated.weight, gated.matrix, reduce, implementation)
+    def reduce(self, x: Array, reduce: str) -> Array:
+        """Reduce the senders' rows ``x`` at each receiver; a maximum over nothing is 0."""
+        gated = self.gated
+        y = reduce_messages(x, gated.weight, gated.matrix, reduce, self.implementation)
         if reduce in ("max", "min"):
-            y = jnp.where(_unused(self).reshape(-1, *[1] * (y.ndim - 1)), 0, y)
+            y = jnp.where(row_wise(_is_unused(self), y), 0, y)
         return y
 
-    def degrees(self, values: Array | None, acc: Any, implementation: str | None) -> Array:
-        """``(num_rows, heads)`` sums of weights, times values of those who send if given."""
+    def degrees(self, values: Array | None = None) -> Array:
+        """Return ``(num_rows, heads)`` sums of weights, times ``values`` of the senders, if any."""
         if self.weight is None and values is None:
-            return self.counts.astype(acc)[:, None]
+            return self.counts.astype(self.acc)[:, None]
         if values is None:
-            values = jnp.ones((self.matrix.by_col.num_rows, 1), acc)
+            values = jnp.ones((self.matrix.by_col.num_rows, 1), self.acc)
         if self.weight is not None:
             values = jnp.broadcast_to(values, (values.shape[0], self.weight.shape[1]))
-        return reduce_messages(values, self.weight, self.matrix, "sum", implementation)
+        return reduce_messages(values, self.weight, self.matrix, "sum", self.implementation)
 
 
-def _both(
-    hypergraph: Hypergraph, incidence_weight: Any, head_weight: Any, x: Any
-) -> tuple[_Incidences, _Incidences]:
-    """The incidences of both stages, with weights that fit the features."""
-    into_weight = _check_weight("incidence_weight", incidence_weight, hypergraph, x)
-    back_weight = _check_head_weight("head_weight", head_weight, hypergraph, x, "x", "num_nodes")
+class _AggregateArgs(NamedTuple):
+    """Parsed arguments of `hypergraph_aggregate`: scales hold weights, normalization and means.
+
+    Attributes:
+        x: ``(num_nodes, width)`` features, their axes joined.
+        shape: shape of the features, and of the result.
+        to_hyperedges: stage that reduces over each hyperedge's nodes.
+        to_nodes: stage that reduces over each node's hyperedges.
+        reduces: ``"sum"``, ``"max"`` or ``"min"`` for each stage.
+        node_scale_in: ``(num_nodes, 1 or heads)`` in the accumulator type, or None for ones.
+        hyperedge_scale: ``(num_hyperedges, 1 or heads)`` in the accumulator type, or None.
+        node_scale_out: ``(num_nodes, 1 or heads)`` in the accumulator type, or None.
+        own_scale: ``(num_nodes,)`` or ``(1,)`` in the accumulator type, or None.
+        residual: ``(num_nodes, width)`` in the dtype of x, or None.
+        bias: ``(width,)`` in the accumulator type, or None.
+        activation: activation of the result, or None.
+    """
+
+    x: Array
+    shape: tuple[int, ...]
+    to_hyperedges: _Stage
+    to_nodes: _Stage
+    reduces: tuple[str, str]
+    node_scale_in: Array | None
+    hyperedge_scale: Array | None
+    node_scale_out: Array | None
+    own_scale: Array | None
+    residual: Array | None
+    bias: Array | None
+    activation: Activation | None
+
+    @property
+    def relu(self) -> bool:
+        """Whether the kernel's epilogue applies a ReLU."""
+        return self.activation == "relu"
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether a term is added to the result."""
+        return any(x is not None for x in (self.own_scale, self.residual, self.bias))
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether incidences have weights."""
+        return any(stage.gated.weight is not None for stage in (self.to_hyperedges, self.to_nodes))
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether the primitive computes both stages."""
+        return self.reduces == ("sum", "sum") and not self.is_weighted
+
+
+def _parse_stages(
+    hypergraph: Hypergraph,
+    incidence_weight: ArrayLike | None,
+    head_weight: ArrayLike | None,
+    x: jax.ShapeDtypeStruct,
+    implementation: Implementation | None,
+) -> tuple[_Stage, _Stage]:
+    """Return the stages to hyperedges and to nodes, with weights that fit features like ``x``."""
+    name, size = "incidence_weight", hypergraph.num_incidences
+    tail_weight = check_weight(name, incidence_weight, "num_incidences", size, x, "x", "num_nodes")
     if head_weight is None and hypergraph.head is None:
-        back_weight = into_weight
+        weight = tail_weight
+    else:
+        weight = _check_head_weight("head_weight", head_weight, hypergraph, x, "x", "num_nodes")
     return (
-        _Incidences(hypergraph.graph, into_weight),
-        _Incidences(hypergraph.receiving, back_weight, to_nodes=True),
+        _Stage(hypergraph.graph, tail_weight, x.dtype, implementation),
+        _Stage(hypergraph.receiving, weight, x.dtype, implementation, to_nodes=True),
     )
 
 
+def _check_head_weight(
+    name: str,
+    weight: ArrayLike | None,
+    hypergraph: Hypergraph,
+    x: Array | jax.ShapeDtypeStruct,
+    x_name: str,
+    rows_name: str,
+) -> Array | None:
+    """Check weights of the incidences along which nodes receive."""
+    size_name = "num_incidences" if hypergraph.head is None else "num_head_incidences"
+    size = hypergraph.receiving.num_edges
+    return check_weight(name, weight, size_name, size, x, x_name, rows_name)
+
+
+# --- Scales --------------------------------------------------------------------------------------
+
+
 def _norm(
-    into: _Incidences,
-    back: _Incidences,
-    weight: Array | None,
-    normalization: Normalization,
-    acc: Any,
-    implementation: str | None,
+    to_hyperedges: _Stage, to_nodes: _Stage, weight: Array | None, normalization: Normalization
 ) -> HypergraphNorm:
-    """The factors but for the hyperedges' weights, ``(rows, heads)``."""
-    received = back.degrees(weight, acc, implementation)
-    hyperedge = power(into.degrees(None, acc, implementation), -1.0)
+    """Return ``(rows, heads)`` factors of a normalization, without the hyperedges' weights."""
+    degrees_in = to_nodes.degrees(weight)
+    hyperedge = power(to_hyperedges.degrees(), -1.0)
     if normalization == "row":
-        return HypergraphNorm(None, hyperedge, power(received, -1.0))
-    sent = received  # where both H are one
-    if into.graph is not back.graph or back.weight is not into.weight:
-        sent = into.swapped.degrees(weight, acc, implementation)
-    return HypergraphNorm(power(sent, -0.5), hyperedge, power(received, -0.5))
+        return HypergraphNorm(None, hyperedge, power(degrees_in, -1.0))
+    degrees_out = degrees_in  # of one incidence matrix for both stages
+    if to_hyperedges.graph is not to_nodes.graph or to_nodes.weight is not to_hyperedges.weight:
+        degrees_out = to_hyperedges.reversed.degrees(weight)
+    return HypergraphNorm(power(degrees_out, -0.5), hyperedge, power(degrees_in, -0.5))
 
 
-def _unused(*ends: _Incidences) -> Array:
-    """``(num_rows,)``, which rows have nothing at one end."""
-    return functools.reduce(operator.or_, [end.counts == 0 for end in ends])
+def _is_unused(*stages: _Stage) -> Array:
+    """Return ``(num_rows,)``: whether a receiver has no incidence in one of the stages."""
+    return functools.reduce(operator.or_, [stage.counts == 0 for stage in stages])
 
 
-def _product(scales: Sequence[Array | None], *ends: _Incidences) -> Array | None:
-    given = [scale for scale in scales if scale is not None]
-    if len(given) > 1:  # what an unused row's factor is must not reach the gradients to the others
-        given = [jnp.where(_unused(*ends)[:, None], 0, scale) for scale in given]
-    return functools.reduce(operator.mul, given) if given else None
+def _product(scales: Sequence[Array | None], *stages: _Stage) -> Array | None:
+    """Return the product of the scales that are not None, for the receivers of ``stages``."""
+    factors = [scale for scale in scales if scale is not None]
+    # An unused row's factor may be infinite. It must not reach the gradients of the other factors.
+    if len(factors) > 1:
+        factors = [jnp.where(_is_unused(*stages)[:, None], 0, factor) for factor in factors]
+    return functools.reduce(operator.mul, factors) if factors else None
 
 
-def _times(x: Array, scale: Array | None, *ends: _Incidences) -> Array:
-    """``(rows, heads · features)`` times ``(rows, heads)``; 0 in unused rows, whatever is there."""
+def _scale_rows(x: Array, scale: Array | None, *stages: _Stage) -> Array:
+    """Return ``(rows, heads · features)`` times ``(rows, heads)``; 0 in unused rows."""
     if scale is None:
         return x
     (rows, width), heads = x.shape, scale.shape[1]
-    x, scale = (jnp.where(_unused(*ends)[:, None], 0, each) for each in (x, scale))
+    x, scale = (jnp.where(_is_unused(*stages)[:, None], 0, array) for array in (x, scale))
     return reshape(reshape(x, rows, heads, width // heads) * scale[:, :, None], rows, width)
 
 
 def power(degrees: Array, exponent: float) -> Array:
-    """``degrees ** exponent``, 0 where a degree is 0, with gradients that stay finite there."""
+    """Return ``degrees ** exponent``, 0 where a degree is 0, with gradients that stay finite."""
     positive = degrees > 0
     return jnp.where(positive, jnp.where(positive, degrees, 1) ** exponent, 0)
 
 
-# --- Arguments -----------------------------------------------------------------------------------
+# --- Aggregation ---------------------------------------------------------------------------------
 
 
-def _check_weight(name: str, weight: Any, hypergraph: Hypergraph, x: Any) -> Array | None:
-    """Weights of incidences from nodes."""
-    size = hypergraph.num_incidences
-    return check_weight(name, weight, "num_incidences", size, x, "x", "num_nodes")
+def _aggregate_in_one_call(args: _AggregateArgs) -> Array:
+    """Apply the primitive, whose epilogue has all but activations other than the ReLU."""
+    scales = args.node_scale_in, args.hyperedge_scale, args.node_scale_out
+    node_scale_in, hyperedge_scale, node_scale_out = (
+        ones(args.to_hyperedges.acc) if scale is None else scale.ravel() for scale in scales
+    )
+    result: Array = aggregate(
+        args.x,
+        node_scale_in,
+        hyperedge_scale,
+        node_scale_out,
+        args.own_scale,
+        args.to_hyperedges.graph.matrix(slots=True),
+        args.to_nodes.graph.matrix(slots=True).T,
+        args.residual,
+        args.bias,
+        relu=args.relu,
+        implementation=args.to_hyperedges.implementation,
+    )
+    return result
 
 
-def _check_head_weight(
-    name: str, weight: Any, hypergraph: Hypergraph, x: Any, x_name: str, rows_name: str
-) -> Array | None:
-    """Weights of incidences along which nodes receive."""
-    size_name = "num_incidences" if hypergraph.head is None else "num_head_incidences"
-    size = hypergraph.receiving.num_edges
-    return check_weight(name, weight, size_name, size, x, x_name, rows_name)
+def _aggregate_by_stage(args: _AggregateArgs) -> Array:
+    """Reduce stage by stage, in the accumulator type unless nothing is ever rounded."""
+    to_hyperedges, to_nodes, dtype = args.to_hyperedges, args.to_nodes, args.x.dtype
+    scales = args.node_scale_in, args.hyperedge_scale, args.node_scale_out
+    h = args.x
+    # A bare maximum is exact in any type; all other results would be rounded between the stages.
+    is_exact = args.reduces[0] != "sum" and not (args.has_epilogue or args.is_weighted)
+    if not is_exact or any(scale is not None for scale in scales):
+        h = h.astype(to_hyperedges.acc)
+    h = to_hyperedges.reduce(_scale_rows(h, scales[0], to_hyperedges.reversed), args.reduces[0])
+    h = _scale_rows(h, scales[1], to_hyperedges, to_nodes.reversed)
+    y = _scale_rows(to_nodes.reduce(h, args.reduces[1]), scales[2], to_nodes)
+    y = epilogue(y, args.x, args.own_scale, None, args.residual, args.bias, relu=args.relu)
+    return y.astype(dtype)

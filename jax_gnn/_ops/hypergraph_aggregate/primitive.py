@@ -1,16 +1,16 @@
 """The primitive of hypergraph aggregation: both linear stages in one call.
 
-``hypergraph_aggregate``, Y = diag(o) B diag(e) A diag(i) X + diag(s) X, where A sums nodes into
-hyperedges and B hyperedges into nodes. Its transpose in X is itself with i and o, and Aᵀ and Bᵀ, in
-each other's place, and the same s; in e it is the row dot of two hyperedge sums, in the primitives
-of :mod:`jax_gnn._ops.segment_reduce`. Kernels may go on with a residual, a bias and a ReLU, which
-the transposes never see: the derivative has them in ``jax.numpy``.
+``hypergraph_aggregate`` is Y = diag(o) B diag(e) A diag(i) X + diag(s) X, where A sums nodes into
+hyperedges and B hyperedges into nodes. Its transpose in X is itself with the same s, i and o
+exchanged, and A and B replaced by Bᵀ and Aᵀ. Its transpose in e is the row dot of two hyperedge
+sums, in the primitives of :mod:`jax_gnn._ops.segment_reduce`. The epilogue of a kernel adds a
+residual and a bias and applies a ReLU. Transposes never see it: the JVP computes it in
+``jax.numpy``.
 
-Scales are vectors in the accumulator type; where there is none, a single 1 stands for it (not an
-empty array: the compiler of jax 0.11 crashes on those under ``shard_map``). The own scale s is a
-vector, a single number for all nodes, or None. A node scale that is itself differentiated is taken
-out of the primitive and multiplied in ``jax.numpy``, so that features and scale share one call of
-the kernel; s X is then added there, too.
+Scales are vectors in the accumulator type. A single 1 stands for an absent scale (not an empty
+array: the compiler of jax 0.11 crashes on those under ``shard_map``). The self scale s is a vector,
+a single number for all nodes, or None. A node scale with a tangent is multiplied outside of the
+primitive, so that features and scale share one call of the kernel; s X is then added outside, too.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_width, row_wise
 from jax_gnn._core.batching import broadcast_batch, disjoint_union
-from jax_gnn._core.csr import Csr, SparseMatrix
+from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
-from jax_gnn._core.pieces import half_factors, local_blocks, unread
+from jax_gnn._core.pieces import half, local_blocks, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
@@ -43,18 +43,20 @@ from jax_gnn._ops.segment_reduce.xla import epilogue
 
 
 class Aggregation(NamedTuple):
-    """Operands of ``hypergraph_aggregate``; matrices with row pointers and slots.
+    """Operands of ``hypergraph_aggregate``; matrices have row pointers and slots.
+
+    Rules also hold in these fields abstract values, flags, or factors of axes in place of arrays.
 
     Attributes:
-        x: ``(nodes, *features)``.
-        node_scale_in: ``(nodes,)`` i, or a single 1.
-        hyperedge_scale: ``(hyperedges,)`` e, likewise.
-        node_scale_out: ``(nodes,)`` o, likewise.
-        own_scale: ``(nodes,)`` or ``(1,)`` s, or None.
+        x: features, ``(nodes, *features)``.
+        node_scale_in: i, ``(nodes,)``, or a single 1.
+        hyperedge_scale: e, ``(hyperedges,)``, or a single 1.
+        node_scale_out: o, ``(nodes,)``, or a single 1.
+        own_scale: s, ``(nodes,)`` or ``(1,)``, or None.
         to_hyperedges: A.
         to_nodes: B.
         residual: ``(nodes, features)``, added to the result, or None.
-        bias: ``(features,)`` in the accumulator type, likewise.
+        bias: ``(features,)`` in the accumulator type, added to each row, or None.
     """
 
     x: Any
@@ -69,25 +71,21 @@ class Aggregation(NamedTuple):
 
     @property
     def linear(self) -> Aggregation:
-        """Without what makes it not linear in the features."""
+        """Operands without the residual and the bias."""
         return self._replace(residual=None, bias=None)
 
 
-def _relu(bind: Bind) -> bool:
-    return bind.attributes.get("relu", False)
-
-
-def _plain(bind: Bind) -> Bind:
-    """The primitive without the ReLU."""
-    return replace(bind, attributes={})
+def _without_relu(bind: Bind) -> Bind:
+    return replace(bind, attributes={"relu": False})
 
 
 def _is_linear(bind: Bind, operands: Aggregation) -> bool:
-    return not _relu(bind) and operands.residual is None and operands.bias is None
+    has_relu = bind.attributes["relu"]
+    return not has_relu and operands.residual is None and operands.bias is None
 
 
 def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
-    """``(rows, *features)`` times ``(rows,)``; empty rows are 0, whatever both hold there."""
+    """Return ``(rows, *features)`` times ``(rows,)``; empty rows are 0, even of NaN."""
     x = jnp.where(row_wise(csr.counts == 0, x), 0, x)
     return (x.astype(scale.dtype) * row_wise(mask_empty(scale, csr), x)).astype(x.dtype)
 
@@ -98,7 +96,11 @@ def _scale_rows(x: Array, scale: Array, csr: Csr) -> Array:
 def _pull_out(
     x: Array, dx: Array | None, scale: Array, dscale: Array | None, csr: Csr
 ) -> tuple[Array, Array | None, Array]:
-    """Multiplies features and tangent by a scale that has a tangent; ones are left as scale."""
+    """Multiply features and their tangent by a scale that has a tangent.
+
+    Returns:
+        Features, their tangent, and the scale that is left to the primitive.
+    """
     if dscale is None:
         return x, dx, scale
     terms = [_scale_rows(x, dscale, csr)]
@@ -111,6 +113,7 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
         return _epilogue_jvp(bind, primals, tangents)
     x, own_scale, scale_out = primals.x, primals.own_scale, primals.node_scale_out
     d_in, d_out = tangents.node_scale_in, tangents.node_scale_out
+    # Scales with a tangent are applied outside of the primitive, and the self term after them.
     is_inside = d_in is None and d_out is None
     inner_x, inner_dx, scale_in = _pull_out(
         x, tangents.x, primals.node_scale_in, d_in, primals.to_hyperedges.by_col
@@ -122,7 +125,7 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
         own_scale=own_scale if is_inside else None,
     )
     y = bind(inner)
-    terms = _terms(bind, inner, inner_dx, tangents.hyperedge_scale)
+    terms = _linear_tangents(bind, inner, inner_dx, tangents.hyperedge_scale)
     dy = functools.reduce(operator.add, terms) if terms else None
     y, dy, _ = _pull_out(y, dy, scale_out, d_out, primals.to_nodes.by_row)
     if own_scale is not None and not is_inside:
@@ -131,10 +134,10 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
     return y, dy if tangents.own_scale is None else add_own(dy, x, tangents.own_scale)
 
 
-def _terms(
+def _linear_tangents(
     bind: Bind, operands: Aggregation, dx: Array | None, d_edge: Array | None
 ) -> list[Array]:
-    """The derivatives in the direction of features and of scales of hyperedges."""
+    """Return the terms of the tangent that come from features and from hyperedges' scales."""
     terms = [] if dx is None else [bind(operands._replace(x=dx))]
     if d_edge is not None:
         terms.append(bind(operands._replace(hyperedge_scale=d_edge, own_scale=None)))
@@ -144,48 +147,52 @@ def _terms(
 def _epilogue_jvp(
     bind: Bind, primals: Aggregation, tangents: Aggregation
 ) -> tuple[Array, Array | None]:
-    plain = _plain(bind)
+    plain = _without_relu(bind)
     if tangents.node_scale_in is not None or tangents.node_scale_out is not None:
         return composed_jvp(
-            lambda operands: _finished(bind, plain(operands.linear), operands), primals, tangents
+            lambda operands: _add_epilogue(bind, plain(operands.linear), operands),
+            primals,
+            tangents,
         )
-    # Behind the sums only additions and the ReLU, whose slope its result tells.
-    terms = _terms(plain, primals.linear, tangents.x, tangents.hyperedge_scale)
+    # The epilogue only adds terms and applies the ReLU, whose slope follows from its result.
+    terms = _linear_tangents(plain, primals.linear, tangents.x, tangents.hyperedge_scale)
     if tangents.own_scale is not None:
         terms.append(add_own(None, primals.x, tangents.own_scale))
-    terms += [each for each in (tangents.residual, tangents.bias) if each is not None]
+    terms += [term for term in (tangents.residual, tangents.bias) if term is not None]
     result = bind(primals)
-    return result, tangent_after(result, terms, _relu(bind))
+    return result, tangent_after(result, terms, bind.attributes["relu"])
 
 
-def _finished(bind: Bind, result: Array, operands: Aggregation) -> Array:
-    """What makes it not linear, for a result that is."""
-    last = None, None, operands.residual, operands.bias
-    return epilogue(result, operands.x, *last, relu=_relu(bind)).astype(result.dtype)
+def _add_epilogue(bind: Bind, result: Array, operands: Aggregation) -> Array:
+    """Apply the residual, the bias and the ReLU to the linear part of a result."""
+    x, residual, bias, relu = operands.x, operands.residual, operands.bias, bind.attributes["relu"]
+    return epilogue(result, x, None, None, residual, bias, relu=relu).astype(result.dtype)
 
 
-def _backward(
-    bind: Bind, ct: Array, operands: Aggregation, last_scale: Array, own_scale: Array | None
+def _transposed(
+    bind: Bind, ct: Array, operands: Aggregation, node_scale: Array, own_scale: Array | None
 ) -> Array:
-    """The aggregation that leads back to the nodes that sent."""
-    back = operands._replace(
-        x=ct,
-        node_scale_in=operands.node_scale_out,
-        node_scale_out=last_scale,
-        own_scale=own_scale,
-        to_hyperedges=operands.to_nodes.T,
-        to_nodes=operands.to_hyperedges.T,
+    """Aggregate cotangents of the receiving nodes at the sending nodes, times ``node_scale``."""
+    result: Array = bind(
+        operands._replace(
+            x=ct,
+            node_scale_in=operands.node_scale_out,
+            node_scale_out=node_scale,
+            own_scale=own_scale,
+            to_hyperedges=operands.to_nodes.T,
+            to_nodes=operands.to_hyperedges.T,
+        )
     )
-    return bind(back)
+    return result
 
 
 def _transpose_x(bind: Bind, ct: Array, operands: Aggregation) -> Array:
-    return _backward(bind, ct, operands, operands.node_scale_in, operands.own_scale)
+    return _transposed(bind, ct, operands, operands.node_scale_in, operands.own_scale)
 
 
 def _transpose_scale_in(bind: Bind, ct: Array, operands: Aggregation) -> Array:
-    other = _backward(bind, ct, operands, ones(operands.hyperedge_scale.dtype), None)
-    return _row_dot(operands.x, other, operands.to_hyperedges.by_col)
+    to_sent = _transposed(bind, ct, operands, ones(operands.hyperedge_scale.dtype), None)
+    return _row_dot(operands.x, to_sent, operands.to_hyperedges.by_col)
 
 
 def _transpose_scale_out(bind: Bind, ct: Array, operands: Aggregation) -> Array:
@@ -195,13 +202,14 @@ def _transpose_scale_out(bind: Bind, ct: Array, operands: Aggregation) -> Array:
 
 
 def _row_dot(x: Array, y: Array, csr: Csr) -> Array:
+    """Return the dot product of each row of ``x`` with that of ``y``, 0 for empty rows."""
     acc = accumulator_dtype(x.dtype)
     x = jnp.where(row_wise(csr.counts == 0, x), 0, x)
     return _dots(x.astype(acc), y.astype(acc))
 
 
 def _dots(x: Array, y: Array) -> Array:
-    """``(rows,)``, the dot product of each row of ``x`` with that of ``y``."""
+    """Return ``(rows,)`` dot products of rows, over all axes of the features."""
     return jnp.sum(x * y, tuple(range(1, x.ndim)))
 
 
@@ -218,8 +226,9 @@ def _transpose_hyperedge_scale(bind: Bind, ct: Array, operands: Aggregation) -> 
 
 
 def _bare(matrix: SparseMatrix) -> SparseMatrix:
-    """Without row pointers and slots, which the primitives of segments do not read."""
-    return SparseMatrix(*(Csr(each.rows, each.cols, num_rows=each.num_rows) for each in matrix))
+    """Return the matrix without row pointers and slots, which segment primitives do not read."""
+    by_row, by_col = (Csr(csr.rows, csr.cols, num_rows=csr.num_rows) for csr in matrix)
+    return SparseMatrix(by_row, by_col)
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -228,15 +237,16 @@ def _bare(matrix: SparseMatrix) -> SparseMatrix:
 def _batch(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
     if _is_linear(bind, operands):
         return _batch_linear(bind, operands, batched, size)
-    plain, linear, are_batched = _plain(bind), operands.linear, batched.linear
+    plain, linear, are_batched = _without_relu(bind), operands.linear, batched.linear
     if any(jax.tree.leaves(are_batched)):
         result = _batch_linear(plain, linear, are_batched, size)
     else:
-        result = jnp.broadcast_to((once := plain(linear)), (size, *once.shape))
-    axes = [0 if each else None for each in (batched.residual, batched.bias)]
+        single = plain(linear)
+        result = jnp.broadcast_to(single, (size, *single.shape))
+    axes = [0 if is_batched else None for is_batched in (batched.residual, batched.bias)]
 
     def finish(result: Array, residual: Array | None, bias: Array | None) -> Array:
-        return _finished(bind, result, operands._replace(residual=residual, bias=bias))
+        return _add_epilogue(bind, result, operands._replace(residual=residual, bias=bias))
 
     return jax.vmap(finish, (0, *axes))(result, operands.residual, operands.bias)
 
@@ -246,6 +256,7 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
     if batched.hyperedge_scale or any(jax.tree.leaves(matrices)):
         return _disjoint_union(bind, operands, batched, size)
     x, own_scale, dtype = operands.x, operands.own_scale, operands.hyperedge_scale.dtype
+    # A batched self term is added outside of the primitive, like batched node scales.
     in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
     if own_scale is not None and (in_batched or out_batched or batched.own_scale):
         without, are_batched = operands._replace(own_scale=None), batched._replace(own_scale=None)
@@ -253,8 +264,8 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
         batches = any(jax.tree.leaves(are_batched)), batched.x, batched.own_scale
         axes = [0 if is_batched else None for is_batched in batches]
         return jax.vmap(add_own, axes)(y, x, own_scale)
-    # One hypergraph for all: the batch is an axis of the features, so that either may be split over
-    # devices. Batched node scales go outside.
+    # All examples share one hypergraph: the batch becomes an axis of the features, so that either
+    # may be split over devices. Batched node scales are multiplied outside of the primitive.
     x_batched, inner = batched.x, operands
     if in_batched:
         scale = functools.partial(_scale_rows, csr=operands.to_hyperedges.by_col)
@@ -274,11 +285,11 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
 
 
 def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
-    """Joins a batch of hypergraphs to one without common nodes."""
+    """Join a batch of hypergraphs into one without common nodes."""
     operands = broadcast_batch(operands, batched, size)
     own_scale = operands.own_scale
-    # A single 1 becomes a scale for each row, of which the joined hypergraph has more; rows that
-    # are empty now may get padding and not seem so then.
+    # A single 1 becomes a scale for each row of the joined hypergraph. Rows that are empty before
+    # the join may hold padding after it, so that their scales must be 0 already.
     operands = operands._replace(
         node_scale_in=mask_empty(operands.node_scale_in, operands.to_hyperedges.by_col),
         hyperedge_scale=mask_empty(operands.hyperedge_scale, operands.to_hyperedges.by_row),
@@ -286,15 +297,17 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
     )
     if own_scale is not None:
         operands = operands._replace(own_scale=jnp.broadcast_to(own_scale, operands.x.shape[:2]))
-    return disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+    result: Array = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
+    return result
 
 
 # --- Several devices -----------------------------------------------------------------------------
 
 
-def _sharding(operands: Aggregation, results: Any, **attributes: Any) -> Sharding:
-    """Features and blocks without a collective."""
+def _sharding(operands: Aggregation, results: object, **attributes: object) -> Sharding:
+    """Split features, and blocks without common nodes: neither needs a collective."""
     del results, attributes
+    # Names of axes: b blocks, n nodes and m hyperedges of a block, e and d entries of both stages.
     stages = {"e": operands.to_hyperedges, "d": operands.to_nodes}
     nodes, blocks = operands.x.shape[0], operands.to_nodes.by_row.blocks
     hyperedges = operands.to_hyperedges.by_row.num_rows
@@ -306,9 +319,9 @@ def _sharding(operands: Aggregation, results: Any, **attributes: Any) -> Shardin
         sizes |= {name: csr.count // blocks}
         sizes |= {slots: csr.slots.places.shape[0] // blocks} if csr.slots is not None else {}
         entries = f"(b {name})" if blocks > 1 else UNSPLIT
-        halves.append(SparseMatrix(half_factors(csr, entries, slots), unread(matrix.by_col)))
+        halves.append(SparseMatrix(half(csr, entries, slots), unread(matrix.by_col)))
 
-    def scale(x: Any, axis: str) -> str | None:
+    def scale(x: Array | None, axis: str) -> str | None:
         return None if x is None else UNSPLIT if x.shape[0] == 1 else axis
 
     features = [f"f{i}" for i in range(operands.x.ndim - 1)]
@@ -332,7 +345,8 @@ def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
         matrices = operands.to_hyperedges, operands.to_nodes
         first, second = (local_blocks(matrix, pieces["b"]) for matrix in matrices)
         operands = operands._replace(to_hyperedges=first, to_nodes=second)
-    return bind(operands)
+    result: Array = bind(operands)
+    return result
 
 
 # --- The primitive -------------------------------------------------------------------------------
@@ -346,12 +360,17 @@ def _composition(
     if len(operands.x.shape) == 2:
         return None
 
-    def joined(x: Array, residual: Array | None, bias: Array | None, **others: Any) -> Array:
-        residual = None if residual is None else as_matrix(residual)
-        bias = None if bias is None else bias.ravel()
-        operands = Aggregation(x=as_matrix(x), residual=residual, bias=bias, **others)
-        options = {"relu": True} if relu else {}
-        return aggregate(*operands, implementation=implementation, **options).reshape(x.shape)
+    def joined(**arrays: Any) -> Array:
+        operands = Aggregation(**arrays)
+        residual, bias = operands.residual, operands.bias
+        operands = operands._replace(
+            x=as_matrix(operands.x),
+            residual=None if residual is None else as_matrix(residual),
+            bias=None if bias is None else bias.ravel(),
+        )
+        result = aggregate(*operands, relu=relu, implementation=implementation)
+        output: Array = result.reshape(arrays["x"].shape)
+        return output
 
     return joined
 
@@ -360,10 +379,9 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
     x, *scales, own_scale, to_hyperedges, to_nodes, residual, bias = operands
     stages = to_hyperedges.by_row, to_nodes.by_row
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
-    hyperedges, nodes = (stage.num_rows for stage in stages)
-    # Not max, as sizes may be symbolic.
-    incidences = functools.reduce(jax.core.max_dim, (stage.count for stage in stages))
-    chosen = FAMILY.choose(
+    hyperedges, nodes = stages[0].num_rows, stages[1].num_rows
+    incidences = jax.core.max_dim(stages[0].count, stages[1].count)  # sizes may be symbolic
+    schedule = FAMILY.choose(
         "hypergraph_aggregate",
         incidences=incidences,
         nodes=nodes,
@@ -373,45 +391,47 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
     )
     blocks = [1, 1]
     if platform == "cuda":
-        # Kernels take int32 ids and places there.
+        # CUDA kernels take int32 ids and slots.
         largest = 2 * jax.core.max_dim(nodes, hyperedges) + incidences
         if not at_most(largest, MAX_SIZE - 1):
             return None
         indices = [narrow_ids(ids, largest) for stage in stages for ids in stage.slots or ()]
-        rounds = chosen.rounds, chosen.next_rounds
+        rounds = schedule.rounds, schedule.next_rounds
+        itemsizes = x.dtype.itemsize, acc.itemsize
         blocks = [
-            _blocks(stage.slots, chosen.threads // team_lanes(width, itemsize), most)
-            for stage, itemsize, most in zip(
-                stages, (x.dtype.itemsize, acc.itemsize), rounds, strict=True
-            )
+            _num_blocks(stage.slots, schedule.threads // team_lanes(width, itemsize), num_rounds)
+            for stage, itemsize, num_rounds in zip(stages, itemsizes, rounds, strict=True)
         ]
     else:
         indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
+    # Scratch memory: the hyperedges' sums, and the partial rows that blocks share in each stage.
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
-    workspaces += [block_workspace(each, width, acc) for each in blocks]
+    workspaces += [block_workspace(num_blocks, width, acc) for num_blocks in blocks]
     attributes = {
-        "threads": np.int64(chosen.threads),
+        "threads": np.int64(schedule.threads),
         "has_own": np.bool_(own_scale is not None),
         "has_residual": np.bool_(residual is not None),
         "has_bias": np.bool_(bias is not None),
         "relu": np.bool_(relu),
     }
-    last = (each or x for each in (own_scale, residual, bias))
-    return Call([x, *scales, *last, *indices], attributes, workspaces)
+    # x stands for absent operands, which flags tell apart.
+    epilogue_operands = [operand or x for operand in (own_scale, residual, bias)]
+    return Call([x, *scales, *epilogue_operands, *indices], attributes, workspaces)
 
 
-def _blocks(slots: Any, teams: int, rounds: int) -> int:
-    """Of a launch, of so many teams that take so many slots each."""
+def _num_blocks(slots: EdgeSplit | None, teams: int, rounds: int) -> int:
+    """Return the number of blocks of a launch: each has ``teams``, which take ``rounds`` slots."""
+    assert slots is not None
     return jax.core.max_dim(-(-(slots.places.shape[0] - 1) // (max(teams, 1) * rounds)), 1)
 
 
-def _flops(operands: Aggregation, **attributes: Any) -> int:
+def _flops(operands: Aggregation, **attributes: object) -> int:
     del attributes
     stages = operands.to_hyperedges.by_row, operands.to_nodes.by_row
     return row_width(operands.x) * sum(stage.count + stage.num_rows for stage in stages)
 
 
-# Attributes: relu, where there is one.
+# Attribute: relu, whether the epilogue applies it.
 aggregate = define(
     Op(
         name="hypergraph_aggregate",

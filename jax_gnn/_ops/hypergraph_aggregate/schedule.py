@@ -9,17 +9,18 @@ from jax_gnn._core.schedule import MANY, THREADS, Family, define_family
 from jax_gnn._ops.hypergraph_aggregate import rule
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes, word_features
 
+# Multiprocessors of an H200, and the threads of this kernel that one of them holds.
 _MULTIPROCESSORS = 132
 _RESIDENT_THREADS = 768
 
 
 class HypergraphSchedule(NamedTuple):
-    """How the two sums of a hypergraph aggregation deal out slots of eight incidences.
+    """Work of threads and blocks in the two sums over slots of eight incidences.
 
     Attributes:
-        threads: Threads of a block, which add up among them what they share of a row.
-        rounds: Slots of a team, one after another: in which sums nodes over hyperedges.
-        next_rounds: The same where hyperedges are summed over nodes.
+        threads: Threads of a block, which combine their partial sums of a row.
+        rounds: Slots that a team takes in turn where it sums nodes over hyperedges.
+        next_rounds: Slots that a team takes in turn where it sums hyperedges over nodes.
     """
 
     threads: int
@@ -30,22 +31,26 @@ class HypergraphSchedule(NamedTuple):
 def _from_rule(
     op: str, *, incidences: int, nodes: int, hyperedges: int, width: int, itemsize: int
 ) -> HypergraphSchedule:
-    """The fitted rule.
+    """Return the schedule of the fitted rule.
 
     Args:
         op: ``"hypergraph_aggregate"``.
-        incidences: Number of (node, hyperedge) pairs, of either stage at most.
+        incidences: Number of (node, hyperedge) pairs, the larger of both stages.
         nodes: Number of nodes.
         hyperedges: Number of hyperedges.
         width: Number of features.
         itemsize: Bytes of a feature.
     """
     del op
-    into = stage_features(incidences, hyperedges, width, itemsize)
-    back = stage_features(incidences, nodes, width, max(itemsize, 4))  # of the accumulator type
-    sums: list[dict[str, Any]] = [{"to_nodes": False, **into}, {"to_nodes": True, **back}]
+    # The second stage reads the first one's sums, which are in the accumulator type.
+    to_hyperedges = stage_features(incidences, hyperedges, width, itemsize)
+    to_nodes = stage_features(incidences, nodes, width, max(itemsize, 4))
+    stages: list[dict[str, Any]] = [
+        {"to_nodes": False, **to_hyperedges},
+        {"to_nodes": True, **to_nodes},
+    ]
     rounds, next_rounds = (
-        rule.choose(**{name: features[name] for name in rule.FEATURES}) for features in sums
+        rule.choose(**{name: stage[name] for name in rule.FEATURES}) for stage in stages
     )
     return HypergraphSchedule(rule.THREADS, rounds, next_rounds)
 
@@ -63,30 +68,30 @@ FAMILY = define_family(
 )
 
 
-def stage_features(incidences: int, rows: int, width: int, itemsize: int) -> dict[str, Any]:
-    """What a rule may look at of one of the two sums of a hypergraph aggregation.
+def stage_features(incidences: int, rows: int, width: int, itemsize: int) -> dict[str, float]:
+    """Return the inputs of the rule for one of the two sums of a hypergraph aggregation.
 
     Args:
-        incidences: That are summed up.
-        rows: Into so many.
+        incidences: Number of incidences summed.
+        rows: Number of output rows.
         width: Number of features.
-        itemsize: Bytes of a feature that is read.
+        itemsize: Bytes of an input feature.
 
     Returns:
-        ``waves``, how often all slots, one a team, fill the multiprocessors of an H200;
-        ``average_degree`` of the rows; and ``row_bytes``, of a row that is read.
+        ``waves``, the number of times that all slots, one for each team, fill the multiprocessors
+        of an H200; ``average_degree`` of the output rows; and ``row_bytes`` of an input row.
     """
     lanes = team_lanes(width, itemsize)
     tiles = max(-(-width // (lanes * word_features(width, itemsize))), 1)
-    at_once = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
-    slots = max(rows, incidences // SLOT_SIZE + rows // 2)  # of a row's last one half is empty
+    resident_teams = max(_MULTIPROCESSORS * _RESIDENT_THREADS // (lanes * tiles), 1)
+    slots = max(rows, incidences // SLOT_SIZE + rows // 2)  # half of a row's last slot is empty
     return {
-        "waves": slots / at_once,
+        "waves": slots / resident_teams,
         "average_degree": incidences / max(rows, 1),
         "row_bytes": width * itemsize,
     }
 
 
 def team_lanes(width: int, itemsize: int) -> int:
-    """Lanes of a team that takes slots: at least one for each incidence."""
+    """Return the lanes of a team, at least one for each incidence of a slot."""
     return max(covering_lanes(width, itemsize), SLOT_SIZE)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, row_wise, take
 from jax_gnn._core.csr import Csr, SparseMatrix
@@ -26,6 +25,7 @@ def hypergraph_aggregate(
     *,
     relu: bool = False,
 ) -> Array:
+    """Return ``relu(Y + own_scale · x + residual + bias)``; operands as in `Aggregation`."""
     wide = x.astype(accumulator_dtype(x.dtype))
     h = _gather_reduce(to_hyperedges.by_row, wide, node_scale_in, hyperedge_scale)
     y = _gather_reduce(to_nodes.by_row, h, ones(h.dtype), node_scale_out)
@@ -33,27 +33,29 @@ def hypergraph_aggregate(
 
 
 def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Array:
-    """``row_scale[r] · Σ col_scale[c] · x[c]`` over the columns c of row r."""
+    """Return ``row_scale[r] · Σ col_scale[c] · x[c]``, summed over the columns c of row r."""
     messages = take(x, csr.cols)
     if col_scale.shape[0] == x.shape[0]:
         messages *= row_wise(take(col_scale, csr.cols), messages)
-    rows = jnp.where(in_range(csr.rows, csr.num_rows), csr.rows, csr.num_rows)  # dropped
+    # segment_sum drops ids that are too large, but wraps negative ones around.
+    rows = jnp.where(in_range(csr.rows, csr.num_rows), csr.rows, csr.num_rows)
     sums = JAX_OPS["sum"](messages, rows, csr.num_rows, indices_are_sorted=True)
-    return sums * row_wise(mask_empty(row_scale, csr), sums)
+    result: Array = sums * row_wise(mask_empty(row_scale, csr), sums)
+    return result
 
 
-def ones(acc: Any) -> Array:
-    """What stands for no scale."""
+def ones(acc: DTypeLike) -> Array:
+    """Return the single 1 that stands for an absent scale."""
     return jnp.ones((1,), acc)
 
 
 def mask_empty(scale: Array, csr: Csr) -> Array:
-    """The scale of an empty row may be anything, as 1 / degree is: makes it 0."""
+    """Return the scale with 0 for empty rows, where a caller's 1 / degree is infinite."""
     return jnp.where(csr.counts == 0, 0, scale)
 
 
 def add_own(y: Array | None, x: Array, own_scale: Array) -> Array:
-    """``y + own_scale · x`` with one rounding; None is 0."""
+    """Return ``y + own_scale · x`` with one rounding; None is 0."""
     acc = own_scale.dtype
-    own = row_wise(own_scale, x) * x.astype(acc)
-    return (own if y is None else y.astype(acc) + own).astype(x.dtype)
+    term = row_wise(own_scale, x) * x.astype(acc)
+    return (term if y is None else y.astype(acc) + term).astype(x.dtype)

@@ -1,8 +1,8 @@
-"""Products by relation summed at destinations, and sums of rows that relations and sources have."""
+"""Sums at destinations: of products by relation, and of rows of (relation, source) tables."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 from jax import Array
@@ -26,7 +26,7 @@ from jax_gnn._ops.relational_aggregate.xla import counts, lookup_matrix, types_m
 from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
 from jax_gnn.relational import RelationalGraph
 
-# The parts that a method goes through.
+# Parts of a graph that a method needs.
 _NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
 
 
@@ -42,16 +42,16 @@ def relational_aggregate(
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Sums at each destination what its edges' relations make of the sources' features.
+    """Sum at each destination the sources' features times the weights of the edges' relations.
 
     ``out[i] = sum over the edges e = (j → i) of weight[e] · x[j] rhs[relation of e]``: the
     propagation of R-GCN (Schlichtkrull et al., ESWC 2018, equation 2). Linear in ``x``, ``rhs`` and
     ``weight``, with exact derivatives of any order to each.
 
-    There are three methods, which differ in what they move: by edge; by the pairs of a source and
-    a relation that occur, a product for each, whose rows edges gather; or by those of a destination
-    and a relation, edges being summed up first. Which one is fastest follows from how many of these
-    there are. Derivatives take the methods that are best for them.
+    Three methods differ in the rows that they multiply: edges; existing (source, relation) pairs,
+    whose products edges gather; or existing (destination, relation) pairs, into which edges are
+    summed first. The numbers of these decide which one is fastest. Derivatives choose methods of
+    their own.
 
     Args:
         graph: the graph, with at least one of its parts.
@@ -60,10 +60,10 @@ def relational_aggregate(
             ``transpose_rhs``.
         weight: ``(num_edges,)`` in the graph's order of edges (`RelationalGraph.edge_values`); None
             means ones.
-        transpose_rhs: whether the weights of relations are given transposed.
+        transpose_rhs: whether ``rhs`` holds transposed weights.
         method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"`` demands one method, and
-            of derivatives its mirror image; None chooses by counts.
-        precision: of products in float32, as in :func:`jax_gnn.segment_matmul`.
+            its mirror image for derivatives; None chooses by counts.
+        precision: precision of products in float32, as in :func:`jax_gnn.segment_matmul`.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -73,7 +73,7 @@ def relational_aggregate(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, an option is unknown, or the graph lacks the
-            part that ``method`` goes through.
+            part that ``method`` needs.
 
     Example:
         >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
@@ -104,14 +104,17 @@ def relational_aggregate(
         )
     dtype = promoted(x.dtype, rhs.dtype)
     graph, weight = _messages(graph, weight, dtype)
-    return primitive.relational_aggregate(
-        *(x.astype(dtype), rhs.astype(dtype), weight),
+    result: Array = primitive.relational_aggregate(
+        x.astype(dtype),
+        rhs.astype(dtype),
+        weight,
         graph.matrix(weighted=True),
         transposed=transpose_rhs,
         method=method,
         precision=precision_level(precision),
         implementation=implementation,
     )
+    return result
 
 
 @public
@@ -122,10 +125,10 @@ def relational_lookup(
     *,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Sums at each destination the rows that a table has for its edges' relations and sources.
+    """Sum at each destination the rows of a table for its edges' relations and sources.
 
-    ``out[i] = sum over the edges e = (j → i) of weight[e] · table[relation of e, j]``: what
-    :func:`relational_aggregate` is of nodes without features, that is of one-hot ones, in one sum.
+    ``out[i] = sum over the edges e = (j → i) of weight[e] · table[relation of e, j]``: one sum that
+    equals :func:`relational_aggregate` of nodes without features, that is, of one-hot nodes.
     Linear in ``table`` and ``weight``, with exact derivatives of any order.
 
     Args:
@@ -164,7 +167,7 @@ def relational_lookup(
 def _messages(
     graph: RelationalGraph, weight: ArrayLike | None, dtype: object
 ) -> tuple[RelationalGraph, Array | None]:
-    """What has the edges, and their weights in the type that sums are taken in."""
+    """Return the graph without gates, and weights, with gates, in the accumulator type."""
     acc = accumulator_dtype(dtype)
     column = None
     if weight is not None:
@@ -181,14 +184,17 @@ def _messages(
 def of_relations(
     graph: RelationalGraph, values: Array, implementation: Implementation | None = None
 ) -> Array:
-    """``(num_edges, *features)``: what ``(num_relations, *features)`` has for each edge's relation.
+    """Return ``(num_edges, *features)``: the row of ``values`` of each edge's relation.
 
-    The gradient is a segment sum.
+    Args:
+        graph: the graph.
+        values: ``(num_relations, *features)``, whose gradient is a segment sum.
+        implementation: implementation of the kernels.
     """
     matrix = types_matrix(graph._plain.matrix(weighted=True), graph.num_relations)
     return gather(values, matrix, implementation)
 
 
-def counts_of(graph: RelationalGraph, rhs: Any) -> Counts:
-    """What the choice of a method looks at."""
+def counts_of(graph: RelationalGraph, rhs: Array | jax.ShapeDtypeStruct) -> Counts:
+    """Return the sizes that decide between methods."""
     return counts(rhs, rhs, graph._plain.matrix(weighted=True), transposed=False)

@@ -1,9 +1,9 @@
 """The primitive ``relational_aggregate``, out[v] = Σ w[e] · x[u] rhs[rel e] over edges e = (u → v).
 
 It is linear in the features, the weights of relations and those of edges. Its transpose in the
-features is itself over the reversed edges with the weights transposed; what it is in the others
-is put together of segmented products and sums, as is the sum itself: no platform has a kernel for
-it. What both gradients sum up by pair is the same expression, which XLA computes once.
+features is itself over the reversed edges with transposed weights. The sum and its other transposes
+are composed of segmented products and sums: no platform has a kernel for it. Both gradients sum the
+same rows by pair, in the same expression, so that XLA computes it once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 
 
 class Relations(NamedTuple):
-    """Operands of ``relational_aggregate``, x and rhs of one dtype, which is that of the result.
+    """Operands of ``relational_aggregate``; x, rhs and the result have one dtype.
 
     Attributes:
-        x: ``(sources, k)``.
-        rhs: ``(relations, k, n)``, or if ``transposed`` ``(relations, n, k)``.
-        weight: ``(edges,)`` in the accumulator type, or None.
-        matrix: the edges.
+        x: features, ``(sources, k)``.
+        rhs: weights of relations, ``(relations, k, n)``, or if ``transposed``
+            ``(relations, n, k)``.
+        weight: weights of edges, ``(edges,)`` in the accumulator type, or None.
+        matrix: matrix of the edges.
     """
 
     x: Any
@@ -41,22 +42,22 @@ class Relations(NamedTuple):
     matrix: RelationalMatrix
 
 
-def _result(operands: Relations, *, transposed: bool, **attributes: Any) -> jax.ShapeDtypeStruct:
+def _result(operands: Relations, *, transposed: bool, **attributes: object) -> jax.ShapeDtypeStruct:
     del attributes
     shape = operands.matrix.nodes.by_row.num_rows, operands.rhs.shape[1 if transposed else 2]
     return jax.ShapeDtypeStruct(shape, operands.x.dtype)
 
 
-def _flops(operands: Relations, *, transposed: bool, **attributes: Any) -> int:
-    """Of the fewest products that the parts at hand allow; sums are few beside them."""
+def _flops(operands: Relations, *, transposed: bool, **attributes: object) -> int:
+    """Return the flops of the method with the fewest products, without those of sums."""
     del attributes
     counts = xla.counts(operands.x, operands.rhs, operands.matrix, transposed=transposed)
     rows = [pairs for pairs in (counts.source_pairs, counts.destination_pairs) if pairs]
-    return 2 * min([counts.edges, *rows]) * counts.k * counts.n
+    return int(2 * min([counts.edges, *rows]) * counts.k * counts.n)
 
 
 def _gradient_methods(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tuple[Method, Method]:
-    """The methods for the gradients of x and of rhs, of which one is known by its aval."""
+    """Return the methods for the gradients of x and of rhs, of which one may be an aval."""
     method = bind.attributes["method"]
     if method is None:
         counts = xla.counts(x, rhs, operands.matrix, transposed=bind.attributes["transposed"])
@@ -66,32 +67,24 @@ def _gradient_methods(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tupl
 
 def _transpose_x(bind: Bind, ct: Array, operands: Relations) -> Array:
     to_x, _ = _gradient_methods(bind, operands, operands.x.aval, operands.rhs)
-    return bind(
-        Relations(ct, operands.rhs, operands.weight, operands.matrix.T),
-        transposed=not bind.attributes["transposed"],
-        method=to_x,
-    )
+    transpose = Relations(ct, operands.rhs, operands.weight, operands.matrix.T)
+    result: Array = bind(transpose, transposed=not bind.attributes["transposed"], method=to_x)
+    return result
 
 
 def _transpose_rhs(bind: Bind, ct: Array, operands: Relations) -> Array:
     x, weight, matrix = operands.x, operands.weight, operands.matrix
     rhs = operands.rhs.aval
     _, to_rhs = _gradient_methods(bind, operands, x, rhs)
-    return xla.gradient_to_rhs(
-        *(x, ct, weight, matrix),
-        transposed=bind.attributes["transposed"],
-        method=to_rhs,
-        num_relations=rhs.shape[0],
-        precision=bind.attributes["precision"],
-        implementation=bind.implementation,
-    )
+    options = {**bind.attributes, "method": to_rhs, "num_relations": rhs.shape[0]}
+    implementation = bind.implementation
+    return xla.gradient_to_rhs(x, ct, weight, matrix, **options, implementation=implementation)
 
 
 def _transpose_weight(bind: Bind, ct: Array, operands: Relations) -> Array:
     x, rhs, _, matrix = operands
-    return xla.gradient_to_weight(
-        *(x, rhs, ct, matrix), **bind.attributes, implementation=bind.implementation
-    )
+    options = {**bind.attributes, "implementation": bind.implementation}
+    return xla.gradient_to_weight(x, rhs, ct, matrix, **options)
 
 
 # Attributes: transposed, method, precision.

@@ -1,14 +1,14 @@
-"""Attention of RGAT and HGT: the public functions."""
+"""Attention of RGAT and HGT: the public functions and their parsed arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import ffi
 from jax_gnn._core.arguments import (
@@ -25,6 +25,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._ops import use_implementation
 from jax_gnn._ops.relational_attention import schedule
 from jax_gnn._ops.relational_attention.methods import (
     RGATScores,
@@ -36,9 +37,9 @@ from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, 
 from jax_gnn.relational import RelationalGraph
 
 Method = Literal["auto"] | schedule.Method
-"""How attention over relations is computed; "auto" counts which is cheaper."""
+"""Method of attention over relations; "auto" chooses by counts."""
 METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
-"""All methods of attention over relations."""
+"""Names of all methods of attention over relations."""
 
 
 @public
@@ -54,32 +55,33 @@ def rgat_attention(
     edge_bias: ArrayLike | None = None,
     edge_scale: ArrayLike | None = None,
     method: Method = "auto",
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Sums values under the softmax of RGAT's scores.
+    """Sum values under the softmax of RGAT's scores.
 
     ``out[i] = Σ softmax(s_e) · x[j] W_r`` over the edges ``e = (j → i)`` of relations r, for each
     head, with ``s_e = LeakyReLU(⟨x[i] W_r, a_r⟩ + ⟨x[j] W_r, a'_r⟩)`` (Busbridge et al. 2019, arXiv
     1904.05811, equations 2 to 9). Rows are multiplied once for each existing (node, relation) pair
-    at one end of the edges; docs/relational.md tells how. Derivatives of any order to all
+    at one end of the edges (docs/relational.md). Derivatives of any order to all
     floating-point arguments.
 
     Args:
         graph: the graph, with its parts ``"from_pairs"`` and ``"to_pairs"``.
         x: ``(num_src, k)``: float16, bfloat16, float32 or float64.
-        weights: :meth:`RGATWeights.of` the kernel and both vectors, which one may compute once
-            where they do not change.
-        x_dst: ``(num_dst, k)``, of the destinations of a bipartite graph; converted to the dtype of
-            ``x``. None: they are the sources.
-        negative_slope: of the LeakyReLU, finite.
-        multiplicative: whether scores are the product of both dots, in place of the above.
+        weights: :meth:`RGATWeights.of` the kernel and both vectors; compute it once if they do not
+            change.
+        x_dst: ``(num_dst, k)`` features of the destinations of a bipartite graph; converted to the
+            dtype of ``x``. None: destinations are the sources.
+        negative_slope: slope of the LeakyReLU below 0, finite.
+        multiplicative: whether scores are the products of both dots, in place of the LeakyReLU.
         within_relations: whether the softmax runs within each relation, else over all edges.
         edge_bias: ``(num_edges, heads)`` in the graph's order of edges
-            (:meth:`RelationalGraph.edge_values`), added before the LeakyReLU, or multiplied by.
-        edge_scale: ``(num_edges, heads)``, factors of the weights after the softmax.
+            (:meth:`RelationalGraph.edge_values`): a term before the LeakyReLU, or a factor of the
+            multiplicative score.
+        edge_scale: ``(num_edges, heads)`` factors of the weights after the softmax.
         method: ``"source_pairs"``, ``"destination_pairs"``, or ``"auto"``: chosen by counts.
-        precision: of the products, as `jax.lax.dot` takes it.
+        precision: precision of products, as in `jax.lax.dot`.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -88,7 +90,7 @@ def rgat_attention(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, the slope is not finite, the graph lacks a
-            part that the method goes through, or it is bipartite and there is no ``x_dst``.
+            part that the method needs, or it is bipartite and ``x_dst`` is None.
 
     Example:
         >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
@@ -99,91 +101,121 @@ def rgat_attention(
     """
     graph = check_container("graph", graph, RelationalGraph)
     x = _check_nodes("x", x, "num_src", graph.num_src)
-    if x_dst is None:
-        if graph.num_src != graph.num_dst:
-            raise ValueError(f"x_dst must be given for a bipartite graph, got None and {graph}")
-        x_dst = x
-    else:
+    acc = accumulator_dtype(x.dtype)
+    if x_dst is None and graph.num_src != graph.num_dst:
+        raise ValueError(f"x_dst must be given for a bipartite graph, got None and {graph}")
+    if x_dst is not None:
         x_dst = _check_nodes("x_dst", x_dst, "num_dst", graph.num_dst).astype(x.dtype)
     check_instance("weights", weights, RGATWeights)
-    kernel, (_, heads, width) = weights.kernel, weights.src.shape
-    if kernel.shape[:2] != (graph.num_relations, x.shape[1]):
+    heads = weights.src.shape[1]
+    if weights.kernel.shape[:2] != (graph.num_relations, x.shape[1]):
         raise ValueError(
             f"weights must be of num_relations={graph.num_relations} and the {x.shape[1]} features "
-            f"of x, got a kernel of shape {kernel.shape}"
+            f"of x, got a kernel of shape {weights.kernel.shape}"
         )
-    if x_dst.shape[1] != x.shape[1]:
+    if x_dst is not None and x_dst.shape[1] != x.shape[1]:
         raise ValueError(f"x_dst must have the {x.shape[1]} features of x, got shape {x_dst.shape}")
     slope = check_finite("negative_slope", negative_slope)
-
-    def of_edges(name: str, values: ArrayLike | None) -> Array | None:
-        if values is None:
-            return None
-        found = check_real(name, values)
-        if found.shape != (graph.num_edges, heads):
-            raise ValueError(
-                f"{name} must be (num_edges={graph.num_edges}, heads={heads}), got shape "
-                f"{found.shape}"
-            )
-        return found.astype(accumulator_dtype(x.dtype))
-
-    nodes, acc = graph.nodes, accumulator_dtype(x.dtype)
-    graph, scale = graph._gated(of_edges("edge_scale", edge_scale), acc, heads)
+    size = graph.num_edges, heads
+    # Gates of the graph become factors after the softmax.
+    plain_graph, scale = graph._gated(
+        _check_edges("edge_scale", edge_scale, *size, acc), acc, heads
+    )
     scores = RGATScores(
         check_flag("multiplicative", multiplicative),
         slope,
-        of_edges("edge_bias", edge_bias),
+        _check_edges("edge_bias", edge_bias, *size, acc),
         check_flag("within_relations", within_relations),
         scale,
     )
-    check_choice("method", method, METHODS)
-    ffi.check_implementation(implementation)
-    chosen = choose_method(graph, method, kernel, heads, dots=False)
-    with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
-        y = attend_rgat(
-            *(graph, x, x_dst, RGATWeights(*(each.astype(x.dtype) for each in weights)), scores),
-            method=chosen,
-            precision=precision_level(precision),
-        )
-    nodes._note("attention", lambda: _rgat_shares(graph, x, x_dst, weights, scores))
-    return y.reshape(len(y), heads, width)
-
-
-def _shares(total: Callable[[Array], Array], scale: Array | None, like: Array) -> Array:
-    """``(num_edges, heads)``, what edges are weighed by: the gradient to factors of a sum of ones.
-
-    Args:
-        total: that sum, by the factors.
-        scale: factors that there are, or None.
-        like: of the shape of the factors.
-    """
-    found = jax.grad(total)(jnp.ones_like(like))
-    return found if scale is None else found * scale
-
-
-def _rgat_shares(
-    graph: RelationalGraph, x: Array, x_dst: Array, weights: RGATWeights, scores: RGATScores
-) -> Array:
-    """A feature more makes values 1, and no difference to scores."""
-    relations, k, _ = weights.kernel.shape
-    heads, scale = weights.src.shape[1], scores.edge_scale
-    kernel = jnp.zeros((relations, k + 1, heads), x.dtype).at[:, k].set(1)
-    both, dst = (
-        jnp.pad(each.astype(x.dtype), ((0, 0), (0, 0), (0, 1)))
-        for each in (weights.both, weights.dst)
+    args = _RGATArgs(
+        graph=plain_graph,
+        x=x,
+        x_dst=x if x_dst is None else x_dst,
+        weights=weights,
+        scores=scores,
+        method=_parse_method(
+            plain_graph, method, weights.kernel, heads, implementation, dots=False
+        ),
+        precision=precision_level(precision),
     )
-    ones = RGATWeights(kernel, jnp.zeros((relations, heads, 1), x.dtype), dst, both)
-    x, x_dst = (jnp.pad(each, ((0, 0), (0, 1)), constant_values=1) for each in (x, x_dst))
+    with use_implementation(implementation):
+        y = args.attend()
+    # Weights of edges are computed only if someone asks for them.
+    graph.nodes._note("attention", args.edge_weights)
+    return y.reshape(len(y), heads, weights.src.shape[2])
 
-    def total(scale: Array) -> Array:
-        given = scores._replace(edge_scale=scale)
-        return attend_rgat(
-            *(graph, x, x_dst, ones, given),
+
+class _RGATArgs(NamedTuple):
+    """Parsed arguments of `rgat_attention`; attributes as in `attend_rgat`."""
+
+    graph: RelationalGraph
+    x: Array
+    x_dst: Array
+    weights: RGATWeights
+    scores: RGATScores
+    method: schedule.Method
+    precision: jax.lax.Precision
+
+    def attend(self) -> Array:
+        """Return the sums of values, ``(num_dst, heads · n)``."""
+        graph, x, x_dst, weights, scores, method, precision = self
+        weights = RGATWeights(*(array.astype(x.dtype) for array in weights))
+        return attend_rgat(graph, x, x_dst, weights, scores, method=method, precision=precision)
+
+    def edge_weights(self) -> Array:
+        """Return the weights of values, ``(num_edges, heads)``.
+
+        They are the gradient of sums of ones: an added feature is 1 for values, and adds 0 to
+        scores.
+        """
+        x, weights = self.x, self.weights
+        relations, k, _ = weights.kernel.shape
+        heads = weights.src.shape[1]
+
+        def widened(vectors: Array) -> Array:
+            return jnp.pad(vectors.astype(x.dtype), ((0, 0), (0, 0), (0, 1)))
+
+        unit_weights = RGATWeights(
+            kernel=jnp.zeros((relations, k + 1, heads), x.dtype).at[:, k].set(1),
+            src=jnp.zeros((relations, heads, 1), x.dtype),
+            dst=widened(weights.dst),
+            both=widened(weights.both),
+        )
+        x, x_dst = (jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1) for rows in (x, self.x_dst))
+        unit = self._replace(
+            x=x,
+            x_dst=x_dst,
+            weights=unit_weights,
             method="destination_pairs",
             precision=precision_level(None),
-        ).sum()
+        )
 
-    return _shares(total, scale, jnp.zeros((graph.num_edges, heads), accumulator_dtype(x.dtype)))
+        def total(scale: Array) -> Array:
+            return unit._replace(scores=self.scores._replace(edge_scale=scale)).attend().sum()
+
+        return _edge_weights(total, self.scores.edge_scale, self.graph, heads, x.dtype)
+
+
+def _edge_weights(
+    total: Callable[[Array], Array],
+    scale: Array | None,
+    graph: RelationalGraph,
+    heads: int,
+    dtype: DTypeLike,
+) -> Array:
+    """Return ``(num_edges, heads)`` weights: the gradient of a sum of ones to edges' factors.
+
+    Args:
+        total: the sum, a function of the factors.
+        scale: factors of the caller, or None.
+        graph: the graph.
+        heads: number of heads.
+        dtype: dtype of the features.
+    """
+    weights = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(dtype)))
+    result: Array = weights if scale is None else weights * scale
+    return result
 
 
 @public
@@ -198,10 +230,10 @@ def hgt_attention(
     made_query: ArrayLike | None = None,
     keys_take_queries: bool = False,
     method: Method = "auto",
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Sums values under the softmax of HGT's scores.
+    """Sum values under the softmax of HGT's scores.
 
     ``out[i] = Σ softmax(⟨query[i], key[j] A_r⟩ μ_r / √d) · value[j] M_r`` over the edges
     ``e = (j → i)`` of relations r, for each head (Hu et al. 2020, arXiv 2003.01332, equations 3 to
@@ -210,20 +242,21 @@ def hgt_attention(
 
     Args:
         graph: the graph, with the part ``"from_pairs"`` or ``"to_pairs"``.
-        query: ``(num_dst, heads · d)``, of destinations; or ``(num_dst, j)`` where
+        query: ``(num_dst, heads · d)`` queries of destinations; or ``(num_dst, j)`` features, if
             ``weights.query`` maps j features.
-        key: ``(num_src, heads · d)``, of sources; likewise by ``weights.key``.
-        value: likewise by ``weights.value``; the same array as ``key`` where they are one.
-        weights: :meth:`HGTWeights.of` the maps of relations, or these multiplied with maps of
+        key: ``(num_src, heads · d)`` keys of sources; or ``(num_src, j)`` features, if
+            ``weights.key`` maps j features.
+        value: ``(num_src, heads · d)`` values of sources, or features that ``weights.value`` maps;
+            the same array as ``key`` where both are equal.
+        weights: :meth:`HGTWeights.of` the maps of relations, or products of these with maps of
             nodes.
         heads: number of heads.
-        made_query: ``(num_dst, heads · d)``, what ``query`` is by the nodes' own map, where
-            ``weights`` have that map, too: it meets keys that are made by source pair. None:
-            ``query``.
-        keys_take_queries: whether by source pair keys are multiplied with the maps of queries, too,
-            so that they meet ``query`` as it is: of one head, without biases.
+        made_query: ``(num_dst, heads · d)`` queries of destinations, for keys by source pair, where
+            ``query`` is features since ``weights`` includes the map of nodes. None: ``query``.
+        keys_take_queries: whether keys by source pair are multiplied with the maps of queries, so
+            that scores are their dots with the features ``query``: of one head, without biases.
         method: ``"source_pairs"``, ``"destination_pairs"``, or ``"auto"``: chosen by counts.
-        precision: of the products, as `jax.lax.dot` takes it.
+        precision: precision of products, as in `jax.lax.dot`.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
@@ -231,8 +264,8 @@ def hgt_attention(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, or the graph lacks a part that the method goes
-            through.
+        ValueError: an argument has the wrong shape, or the graph lacks a part that the method
+            needs.
 
     Example:
         >>> graph = RelationalGraph.from_triples([0, 1], [0, 1], [2, 2], num_nodes=3)
@@ -240,11 +273,11 @@ def hgt_attention(
         >>> hgt_attention(graph, x, x, x, HGTWeights.of(maps, maps), heads=1).ravel()
         Array([0. , 0. , 1.5], dtype=float32)
     """
-    same = key is value
+    key_is_value = key is value
     graph = check_container("graph", graph, RelationalGraph)
     src, dst = ("num_src", graph.num_src), ("num_dst", graph.num_dst)
     value = _check_nodes("value", value, *src)
-    key = value if same else _check_nodes("key", key, *src).astype(value.dtype)
+    key = value if key_is_value else _check_nodes("key", key, *src).astype(value.dtype)
     query = _check_nodes("query", query, *dst).astype(value.dtype)
     check_instance("weights", weights, HGTWeights)
     if check_size("heads", heads) == 0:
@@ -255,42 +288,98 @@ def hgt_attention(
             f"weights must be of num_relations={graph.num_relations}, got a kernel of shape "
             f"{kernel.shape}"
         )
-    width = kernel.shape[2]
-    named = {"query": (query, weights.query), "key": (key, weights.key)}
-    for name, (x, rows) in (named | {"value": (value, weights.value)}).items():
-        if x.shape[1] not in (rows.kernel.shape[1], heads * rows.kernel.shape[1]):
+    for name, x, maps in (
+        ("query", query, weights.query),
+        ("key", key, weights.key),
+        ("value", value, weights.value),
+    ):
+        width = maps.kernel.shape[1]
+        if x.shape[1] not in (width, heads * width):
             raise ValueError(
-                f"{name} must have the {rows.kernel.shape[1]} features that weights.{name} maps, "
-                f"or those of all heads, got shape {x.shape}"
+                f"{name} must have the {width} features that weights.{name} maps, or those of all "
+                f"heads, got shape {x.shape}"
             )
-    check_choice("method", method, METHODS)
-    ffi.check_implementation(implementation)
-    nodes, acc = graph.nodes, accumulator_dtype(value.dtype)
-    graph, scale = graph._gated(None, acc, heads)
-    chosen = choose_method(graph, method, kernel, heads, dots=True)
-    made = query if made_query is None else _check_nodes("made_query", made_query, *dst)
-    options: Any = {
-        "heads": heads,
-        "method": chosen,
-        "precision": precision_level(precision),
-        "made": not check_flag("keys_take_queries", keys_take_queries),
-    }
-    asking = made.astype(value.dtype) if chosen == "source_pairs" else query
-    with ffi.chosen_implementation(implementation or ffi.chosen_implementation.value):
-        y = attend_hgt(graph, key, value, asking, weights, scale=scale, **options)
+    plain_graph, scale = graph._gated(None, accumulator_dtype(value.dtype), heads)
+    chosen = _parse_method(plain_graph, method, kernel, heads, implementation, dots=True)
+    if made_query is not None:
+        made_query = _check_nodes("made_query", made_query, *dst).astype(value.dtype)
+    args = _HGTArgs(
+        graph=plain_graph,
+        key=key,
+        value=value,
+        query=query if made_query is None or chosen != "source_pairs" else made_query,
+        weights=weights,
+        scale=scale,
+        heads=heads,
+        method=chosen,
+        precision=precision_level(precision),
+        maps_keys=not check_flag("keys_take_queries", keys_take_queries),
+    )
+    with use_implementation(implementation):
+        y = args.attend()
+    graph.nodes._note("attention", args.edge_weights)
+    return y.reshape(len(y), heads, kernel.shape[2] // heads)
 
-    def weights_of_edges() -> Array:
-        ones = jnp.ones((graph.num_src, 1), value.dtype)
-        maps = RelationMaps(jnp.ones((graph.num_relations, 1, heads), value.dtype))
+
+class _HGTArgs(NamedTuple):
+    """Parsed arguments of `hgt_attention`; attributes as in `attend_hgt`."""
+
+    graph: RelationalGraph
+    key: Array
+    value: Array
+    query: Array
+    weights: HGTWeights
+    scale: Array | None
+    heads: int
+    method: schedule.Method
+    precision: jax.lax.Precision
+    maps_keys: bool
+
+    def attend(self) -> Array:
+        """Return the sums of values, ``(num_dst, heads · d)``."""
+        return attend_hgt(
+            self.graph,
+            self.key,
+            self.value,
+            self.query,
+            self.weights,
+            heads=self.heads,
+            method=self.method,
+            precision=self.precision,
+            maps_keys=self.maps_keys,
+            scale=self.scale,
+        )
+
+    def edge_weights(self) -> Array:
+        """Return the weights of values, ``(num_edges, heads)``: the gradient of sums of ones."""
+        dtype, num_relations = self.value.dtype, self.graph.num_relations
+        maps = RelationMaps(jnp.ones((num_relations, 1, self.heads), dtype))
+        unit = self._replace(
+            value=jnp.ones((self.graph.num_src, 1), dtype),
+            weights=self.weights._replace(value=maps),
+        )
 
         def total(scale: Array) -> Array:
-            of_ones = weights._replace(value=maps)
-            return attend_hgt(graph, key, ones, asking, of_ones, scale=scale, **options).sum()
+            return unit._replace(scale=scale).attend().sum()
 
-        return _shares(total, scale, jnp.zeros((graph.num_edges, heads), acc))
+        return _edge_weights(total, self.scale, self.graph, self.heads, dtype)
 
-    nodes._note("attention", weights_of_edges)
-    return y.reshape(len(y), heads, width // heads)
+
+# --- Checks --------------------------------------------------------------------------------------
+
+
+def _parse_method(
+    graph: RelationalGraph,
+    method: Method,
+    kernel: Array,
+    heads: int,
+    implementation: Implementation | None,
+    *,
+    dots: bool,
+) -> schedule.Method:
+    check_choice("method", method, METHODS)
+    ffi.check_implementation(implementation)
+    return choose_method(graph, method, kernel, heads, dots=dots)
 
 
 def _check_nodes(name: str, x: ArrayLike, size_name: str, size: int) -> Array:
@@ -298,3 +387,16 @@ def _check_nodes(name: str, x: ArrayLike, size_name: str, size: int) -> Array:
     if x.ndim != 2:
         raise ValueError(f"{name} must be ({size_name}={size}, features), got {x.shape}")
     return x
+
+
+def _check_edges(
+    name: str, values: ArrayLike | None, num_edges: int, heads: int, acc: DTypeLike
+) -> Array | None:
+    if values is None:
+        return None
+    values = check_real(name, values)
+    if values.shape != (num_edges, heads):
+        raise ValueError(
+            f"{name} must be (num_edges={num_edges}, heads={heads}), got shape {values.shape}"
+        )
+    return values.astype(acc)

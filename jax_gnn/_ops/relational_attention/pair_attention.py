@@ -1,15 +1,15 @@
-"""Attention of HGT by destination pair, with gradients that meet at the destination.
+"""Attention of HGT by destination pair, whose gradients share sums at the destination.
 
-``pair_attention``, y[v] = Σ c[p] · (s[p] W[relation of p] + b) over the pairs p = (v, relation),
-where s[p] is the sum of the values of p's edges under their own softmax, and c[p] what the pair
-counts in the softmax of all edges into v. It is ``attention`` into pairs, a product and a
-weighted sum; what is its own are the derivatives. With g[v] the cotangent of y,
+``pair_attention`` is y[v] = Σ c[p] · (s[p] W[relation of p] + b) over the pairs p = (v, relation).
+s[p] is the sum of the values of p's edges under their softmax, and c[p] the pair's weight in the
+softmax of all edges into v. It composes ``attention`` into pairs, a product and a weighted sum, and
+has derivatives of its own. With g[v] the cotangent of y,
 
-* s[p] has the cotangent c[p] · g[v] Wᵀ, which is a product that gathers rows of g and scales them,
-  as those of W and b are: no array of pairs is made of g;
-* the cotangent of an edge's score is w · (⟨cotangent of s[p], value⟩ - δ[p]), where w is the weight
-  within the pair, and what the softmaxes of edges and of pairs take away adds up to
-  δ[p] = c[p] · ⟨g[v], y[v] - b⟩: a dot for each destination, in place of two for each pair.
+* s[p] has the cotangent c[p] · g[v] Wᵀ: a product that gathers and scales rows of g, as in the
+  gradients of W and b, so that g is never copied for each pair;
+* the score of an edge has the cotangent w · (⟨cotangent of s[p], value⟩ - δ[p]), where w is its
+  weight within the pair. The terms of both softmaxes add up to δ[p] = c[p] · ⟨g[v], y[v] - b⟩: a
+  dot for each destination, in place of two for each pair.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ from jax_gnn._core import ffi
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.linear import Linear
 from jax_gnn._ops.attention.primitive import attend, gradients
-from jax_gnn._ops.attention.scores import Dots
+from jax_gnn._ops.attention.scores import DotScores
 from jax_gnn._ops.attention.xla import row_dots, shares
-from jax_gnn._ops.relational_attention.primitive import (
-    by_head,
-    outer,
-    part,
-    product,
-    product_of_heads,
-)
+from jax_gnn._ops.relational_aggregate.xla import existing
+from jax_gnn._ops.relational_attention.primitive import by_head, product, product_of_heads
+from jax_gnn._ops.segment_matmul.primitive import grouped_outer
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
 
 
@@ -41,14 +37,14 @@ class Operands(NamedTuple):
     """Operands of ``pair_attention``; or tangents or cotangents of them, without a matrix.
 
     Attributes:
-        value: ``(sources, heads · k)``, in the dtype of all that has no other.
-        key: likewise, or None where it is ``value``.
-        query: ``(destination pairs, heads · k)``.
-        kernel: ``(relations, k, heads · n)``, after the sums.
+        value: ``(sources, heads · k)`` values.
+        key: ``(sources, heads · k)`` keys, or None where they are the values.
+        query: ``(destination pairs, heads · k)`` queries.
+        kernel: ``(relations, k, heads · n)`` weights of the sums.
         bias: ``(relations, heads · n)``, or None.
-        shift: ``(destination pairs, heads)`` in the accumulator type, what is added to all scores
-            of a pair; or None.
-        matrix: the graph, with the part "to_pairs".
+        shift: ``(destination pairs, heads)`` in the accumulator type, terms of all scores of a
+            pair; or None.
+        matrix: matrix of the graph, with the part "to_pairs".
     """
 
     value: Any
@@ -60,19 +56,19 @@ class Operands(NamedTuple):
     matrix: Any = None
 
 
-def _dots(value: Array, key: Array | None, query: Array) -> Dots:
-    return Dots(query, key, jnp.ones((1, 1), accumulator_dtype(value.dtype)))
+def _dots(value: Array, key: Array | None, query: Array) -> DotScores:
+    return DotScores(query, key, jnp.ones((1, 1), accumulator_dtype(value.dtype)))
 
 
-class Known(NamedTuple):
-    """What is known of ``pair_attention_jvp``.
+class Residuals(NamedTuple):
+    """Constants of ``pair_attention_jvp``.
 
     Attributes:
-        operands: those of ``pair_attention``.
-        y: the result.
-        sums: s.
-        stats: of ``attention``.
-        share: c, ``(destination pairs, heads)``.
+        operands: operands of ``pair_attention``.
+        y: result.
+        sums: sums s, ``(destination pairs, heads · k)``.
+        stats: statistics of ``attention``.
+        share: weights c, ``(destination pairs, heads)``.
     """
 
     operands: Operands
@@ -83,78 +79,91 @@ class Known(NamedTuple):
 
 
 def _steps(
-    operands: Operands, *, heads: int, precision: Any, scale: Array | None = None
+    operands: Operands, *, heads: int, precision: jax.lax.Precision, scale: Array | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """The result, the sums, their statistics, and what each counts."""
+    """Return the result, the sums, their statistics, and the weights of the pairs."""
     value, key, query, kernel, bias, shift, matrix = operands
-    pairs, into = part(matrix.pair_dst), part(matrix.to_pairs)
-    sums, stats = attend(value, _dots(value, key, query), scale, into, heads=heads)
+    pairs, to_pairs = existing(matrix.pair_dst), existing(matrix.to_pairs)
+    sums, stats = attend(value, _dots(value, key, query), scale, to_pairs, heads=heads)
     share = shares(stats, pairs.node_segments, shift)
     z = product_of_heads(sums, kernel, bias, pairs, heads=heads, precision=precision)
     y = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=heads)
     return y, sums, stats, share
 
 
-def _tangent(known: Known, moving: Operands, **attributes: Any) -> list[Array]:
-    held = known.operands
-    tangents = {name: each for name, each in moving._asdict().items() if each is not None}
+def _tangent(residuals: Residuals, tangents: Operands, **attributes: Any) -> list[Array]:
+    operands = residuals.operands
+    by_name = {name: x for name, x in tangents._asdict().items() if x is not None}
 
-    def result(moved: dict[str, Any]) -> Array:
-        return _steps(held._replace(**moved), **attributes)[0]
+    def result(arrays: dict[str, Array]) -> Array:
+        return _steps(operands._replace(**arrays), **attributes)[0]
 
-    return [jax.jvp(result, ({name: getattr(held, name) for name in tangents},), (tangents,))[1]]
+    primals = {name: getattr(operands, name) for name in by_name}
+    return [jax.jvp(result, (primals,), (by_name,))[1]]
 
 
 def _transpose(
-    known: Known,
-    moving: Operands,
+    residuals: Residuals,
+    tangents: Operands,
     cts: list[Array | None],
     *,
     heads: int,
-    precision: Any,
+    precision: jax.lax.Precision,
 ) -> Operands:
-    (value, key, query, kernel, bias, _, matrix), y, sums, stats, share = known
+    (value, key, query, kernel, bias, _, matrix), y, sums, stats, share = residuals
     (ct,) = cts
     assert ct is not None
-    options: Any = {"heads": heads}
-    pairs, into = part(matrix.pair_dst), part(matrix.to_pairs)
-    in_order = pairs.numbering  # as the products have them
-    scale = share if in_order is None else total(share, in_order)
+    pairs, to_pairs = existing(matrix.pair_dst), existing(matrix.to_pairs)
+    # Products take their scale in the order of relations.
+    scale = share if pairs.numbering is None else total(share, pairs.numbering)
 
-    def to_sums(ct: Array, kernel: Array, scale: Array) -> Array:
-        form: Any = {"scale": scale[:, 0], "precision": precision}
-        return product(ct, kernel, pairs, pairs.gather, transposed=True, **form)
+    def sums_gradient(ct: Array, kernel: Array, scale: Array) -> Array:
+        options: Any = {"scale": scale[:, 0], "transposed": True, "precision": precision}
+        return product(ct, kernel, pairs, pairs.gather, **options)
 
-    def to_kernel(sums: Array, ct: Array, scale: Array) -> Array:
-        form: Any = {"scale": scale[:, 0], "precision": precision}
-        return outer(sums, ct, pairs, kernel.shape[0], **form)
+    def kernel_gradient(sums: Array, ct: Array, scale: Array) -> Array:
+        return grouped_outer(
+            sums,
+            ct,
+            pairs.sizes,
+            lhs_rows=pairs.numbering,
+            rhs_rows=pairs.gather,
+            scale=scale[:, 0],
+            precision=precision,
+        )
 
-    of_sums = by_head(to_sums, heads, ct, kernel, scale)
-    away = gather(row_dots(ct, y, heads), pairs.node_segments)
+    # The cotangent of s: c · g Wᵀ, where the product gathers rows of g at the pairs' destinations.
+    to_sums = by_head(sums_gradient, heads, ct, kernel, scale)
+    delta = gather(row_dots(ct, y, heads), pairs.node_segments)
     if bias is not None:
-        away -= sddmm(ct, bias, pairs.incidence, **options)
-    away *= share
-    operands = value, _dots(value, key, query), None, None, stats, None, of_sums, -away, into
-    to = gradients(*operands, **options, slope=1.0)
-    found = Operands(to.value, None if key is None else to.col, *[None] * 4)
-    if moving.query is not None:
+        delta -= sddmm(ct, bias, pairs.incidence, heads=heads)
+    delta *= share
+    # The kernel needs no y: δ takes the place of ⟨ct, y⟩ in the gradients of attention, as the
+    # negative cotangent of the softmax's logarithm.
+    scores = _dots(value, key, query)
+    attended = value, scores, None, None, stats, None, to_sums, -delta, to_pairs
+    to = gradients(*attended, heads=heads, slope=1.0)
+    grads = Operands(to.value, None if key is None else to.col, None, None, None, None)
+    if tangents.query is not None:
         keys = value if key is None else key
-        to_query = segment_reduce(keys, to.score, into, reduce="sum", **options)
-        found = found._replace(query=to_query)
-    if moving.kernel is not None:
-        found = found._replace(kernel=by_head(to_kernel, heads, sums, ct, scale))
-    if moving.bias is not None:
-        to_bias = segment_reduce(ct, share, pairs.incidence.T, reduce="sum", **options)
-        found = found._replace(bias=to_bias.astype(bias.dtype))
-    if moving.shift is not None:
-        found = found._replace(shift=row_dots(of_sums, sums, heads) - away)
-    return found
+        to_query = segment_reduce(keys, to.score, to_pairs, reduce="sum", heads=heads)
+        grads = grads._replace(query=to_query)
+    if tangents.kernel is not None:
+        grads = grads._replace(kernel=by_head(kernel_gradient, heads, sums, ct, scale))
+    if tangents.bias is not None:
+        to_bias = segment_reduce(ct, share, pairs.incidence.T, reduce="sum", heads=heads)
+        grads = grads._replace(bias=to_bias.astype(bias.dtype))
+    if tangents.shift is not None:
+        grads = grads._replace(shift=row_dots(to_sums, sums, heads) - delta)
+    return grads
 
 
-# The tangent of the result.
+# The result is the tangent of y; linear operands are tangents of the operands.
 pair_attention_jvp = Linear(
     name="pair_attention_jvp",
-    result=lambda known, moving, **_: [jax.ShapeDtypeStruct(known.y.shape, known.y.dtype)],
+    result=lambda residuals, _, **attributes: [
+        jax.ShapeDtypeStruct(residuals.y.shape, residuals.y.dtype)
+    ],
     function=_tangent,
     transpose=_transpose,
 )
@@ -163,36 +172,38 @@ pair_attention_jvp = Linear(
 def pair_attention(
     *operands: Any,
     heads: int,
-    precision: Any,
+    precision: jax.lax.Precision,
     scale: Array | None = None,
     implementation: str | None = None,
 ) -> Array:
-    """The sums of ``Operands`` operands, in their order.
+    """Return the attention of `Operands`, in their order.
 
-    With factors of edges after the softmax, ``(edges, heads)``, derivatives are those of the steps.
+    With ``scale``, ``(edges, heads)`` factors after the softmax, JAX differentiates the steps.
     """
-    chosen = implementation or ffi.chosen_implementation.value
+    implementation = implementation or ffi.chosen_implementation.value
     attributes: Any = {"heads": heads, "precision": precision}
-    if scale is not None:
-        with ffi.chosen_implementation(chosen):
-            return _steps(Operands(*operands), **attributes, scale=scale)[0]
 
+    def steps(*operands: Any, scale: Array | None = None) -> tuple[Array, Array, Array, Array]:
+        with ffi.chosen_implementation(implementation):
+            return _steps(Operands(*operands), **attributes, scale=scale)
+
+    if scale is not None:
+        return steps(*operands, scale=scale)[0]
+
+    # custom_jvp, not a primitive: the value is composed of other ops, only the tangent has a rule.
     @jax.custom_jvp
     def attend(*operands: Any) -> Array:
-        with ffi.chosen_implementation(chosen):
-            return _steps(Operands(*operands), **attributes)[0]
+        return steps(*operands)[0]
 
     def attend_jvp(operands: Any, tangents: Any) -> tuple[Array, Array]:
-        with ffi.chosen_implementation(chosen):
-            found = _steps(Operands(*operands), **attributes)
-        known = Known(Operands(*operands), *found)
-        moving = Operands(*map(_known_tangent, tangents[:-1]))
-        (tangent,) = pair_attention_jvp(known, moving, **attributes, implementation=chosen)
-        return known.y, tangent
+        y, sums, stats, share = steps(*operands)
+        residuals = Residuals(Operands(*operands), y, sums, stats, share)
+        moving = [None if isinstance(t, SymbolicZero | None) else t for t in tangents[:-1]]
+        (tangent,) = pair_attention_jvp(
+            residuals, Operands(*moving), **attributes, implementation=implementation
+        )
+        return y, tangent
 
     attend.defjvp(attend_jvp, symbolic_zeros=True)
-    return attend(*operands)
-
-
-def _known_tangent(tangent: Any) -> Array | None:
-    return None if isinstance(tangent, SymbolicZero | None) else tangent
+    result: Array = attend(*operands)
+    return result

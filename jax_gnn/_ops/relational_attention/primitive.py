@@ -1,221 +1,215 @@
-"""What relational attention is made of: products by relation, and numbers of both ends.
+"""Parts of relational attention: products by relation, and dots at both ends of edges.
 
-``typed_values`` has values by source pair, H[p] = x[source of p] W[relation of p], and of each edge
-the number at its destination, ⟨x[v], d[relation]⟩. It is linear in x, whose gradient is one sum:
-that of the values ends by adding that of the numbers.
+``typed_values`` computes values by source pair, H[p] = x[source of p] W[relation of p], and a dot
+for each edge at its destination, ⟨x[v], d[relation]⟩. It is linear in x, whose gradient is one sum:
+that of the values adds that of the dots as its epilogue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import take_ids
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._ops.segment_matmul import primitive as products
+from jax_gnn._ops.relational_aggregate.xla import existing
+from jax_gnn._ops.segment_matmul.primitive import grouped_product
 from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
-
-P = TypeVar("P")
 
 
 class Projections(NamedTuple):
-    """What is known of ``typed_values``.
+    """Constants of ``typed_values``.
 
     Attributes:
-        kernel: ``(relations, k, heads · n)``, of the values.
-        vectors: ``(relations, heads, k)``, of the destinations' numbers.
-        matrix: the graph, with the parts "from_pairs" and "to_pairs".
+        kernel: ``(relations, k, heads · n)`` weights of the values.
+        vectors: ``(relations, heads, k)`` vectors of the destinations' dots.
+        matrix: matrix of the graph, with the parts "from_pairs" and "to_pairs".
     """
 
-    kernel: Any
-    vectors: Any
+    kernel: Array
+    vectors: Array
     matrix: RelationalMatrix
-
-
-def part(part: P | None) -> P:
-    """A part that the method goes through, and therefore there."""
-    assert part is not None
-    return part
 
 
 def product(
     x: Array,
     kernel: Array,
     pairs: Pairs,
-    lines: SparseMatrix | None,
+    rows: SparseMatrix | None,
     *,
     bias: Array | None = None,
     scale: Array | None = None,
     transposed: bool = False,
-    precision: Any,
-    dtype: Any = None,
+    precision: jax.lax.Precision | None,
+    dtype: DTypeLike | None = None,
 ) -> Array:
-    """``(pairs, n)``, in the order of their numbers: rows of x times the weights of their relation.
+    """Return ``(pairs, n)`` rows of x times the weights of their relation, by the pairs' numbers.
 
     Args:
-        x: ``(rows, k)``.
-        kernel: ``(relations, k, n)`` or, if ``transposed``, ``(relations, n, k)``.
-        pairs: which.
-        lines: the row of x that each pair in the order of relations reads; None: its own.
+        x: ``(rows, k)`` rows.
+        kernel: ``(relations, k, n)`` weights, or if ``transposed`` ``(relations, n, k)``.
+        pairs: the pairs.
+        rows: the row of x that each pair, in the order of relations, reads; None: row i.
         bias: ``(relations, n)``, or None.
-        scale: ``(pairs,)`` in the order of relations, factors of the products; or None.
-        transposed: see above.
-        precision: of the product.
-        dtype: of the result, by default that of x.
+        scale: ``(pairs,)`` factors of the products, in the order of relations; or None.
+        transposed: whether the weights are transposed.
+        precision: precision of the products.
+        dtype: dtype of the result, by default that of x.
     """
-    return products.segment_matmul(
-        *(x, kernel, bias, None, scale, pairs.sizes, jnp.zeros((1,), jnp.int32)),
-        *(lines, pairs.to_node_order if pairs.by_node else None),
+    return grouped_product(
+        x,
+        kernel,
+        pairs.sizes,
+        gather=rows,
+        scatter=pairs.to_node_order if pairs.by_node else None,
+        bias=bias,
+        scale=scale,
         transposed=transposed,
         precision=precision,
-        activation=None,
-        dtype=x.dtype if dtype is None else np.dtype(dtype),
-    )
-
-
-def outer(
-    x: Array, ct: Array, pairs: Pairs, num_relations: int, *, scale: Array, precision: Any
-) -> Array:
-    """``(relations, k, n)``, the gradient of the kernel of such a product of rows in pairs' order.
-
-    Args:
-        x: ``(pairs, k)``, in the order of their numbers.
-        ct: ``(nodes, n)``, the cotangent that each pair reads at its node.
-        pairs: which.
-        num_relations: number of relations.
-        scale: see `product`.
-        precision: of the product.
-    """
-    return products.segment_outer(
-        *(x, ct, scale, pairs.sizes, jnp.zeros((1,), jnp.int32), pairs.numbering, pairs.gather),
-        precision=precision,
-        dtype=x.dtype,
-        num_groups=num_relations,
-        deterministic=True,
+        dtype=dtype,
     )
 
 
 def each_head(x: Array, width: int) -> Array:
-    """Rows of all heads, which have them already or share them."""
+    """Return rows with the features of all heads, which may share those of x."""
     return x if x.shape[1] == width else jnp.tile(x, (1, width // x.shape[1]))
 
 
 def by_head(function: Callable[..., Array], heads: int, *arrays: Array) -> Array:
-    """What a function makes of each head's part of the last axis of arrays, in turn such parts."""
+    """Apply a function to each head's features, along the last axis of arrays and result."""
     if heads == 1:
         return function(*arrays)
-    parts = (x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads) for x in arrays)
-    found = jnp.moveaxis(jax.vmap(function)(*(jnp.moveaxis(x, -2, 0) for x in parts)), 0, -2)
-    return found.reshape(*found.shape[:-2], heads * found.shape[-1])
+    # Heads become the leading axis, a batch of products with the same ids.
+    split = (x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads) for x in arrays)
+    result = jax.vmap(function)(*(jnp.moveaxis(x, -2, 0) for x in split))
+    result = jnp.moveaxis(result, 0, -2)
+    return result.reshape(*result.shape[:-2], heads * result.shape[-1])
 
 
 def product_of_heads(
     x: Array, kernel: Array, bias: Array | None, pairs: Pairs, *, heads: int, **options: Any
 ) -> Array:
-    """``(pairs, heads · n)`` of ``(pairs, heads · k)``, in the order of their numbers.
+    """Return `product` for each head: ``(pairs, heads · n)``, in the order of the pairs' numbers.
 
     Args:
-        x: See above.
-        kernel: ``(relations, k, heads · n)``, of each head by itself.
-        bias: ``(relations, heads · n)``, or None.
-        pairs: Which.
+        x: Rows of the pairs, ``(pairs, heads · k)``.
+        kernel: Weights, ``(relations, k, heads · n)``.
+        bias: Biases, ``(relations, heads · n)``, or None.
+        pairs: The pairs.
         heads: Number of heads.
-        **options: Of `product`.
+        **options: Options of `product`.
     """
 
-    def of_head(x: Array, kernel: Array, *bias: Array) -> Array:
-        last = bias[0] if bias else None
-        return product(x, kernel, pairs, pairs.numbering, bias=last, **options)
+    def head_product(x: Array, kernel: Array, bias: Array | None = None) -> Array:
+        return product(x, kernel, pairs, pairs.numbering, bias=bias, **options)
 
-    return by_head(of_head, heads, x, kernel, *([] if bias is None else [bias]))
-
-
-# --- Values, and the numbers of destinations -----------------------------------------------------
+    arrays = (x, kernel) if bias is None else (x, kernel, bias)
+    return by_head(head_product, heads, *arrays)
 
 
-def _projection(known: Projections, moving: tuple[Array], *, precision: Any) -> list[Array]:
-    kernel, vectors, matrix = known
-    (x,) = moving
-    pairs = part(matrix.pair_src)
+# --- Values of sources, and dots of destinations -------------------------------------------------
+
+
+def _projection(
+    constants: Projections, linear: tuple[Array], *, precision: jax.lax.Precision
+) -> list[Array]:
+    kernel, vectors, matrix = constants
+    (x,) = linear
+    pairs = existing(matrix.pair_src)
     value = product(x, kernel, pairs, pairs.gather, precision=precision)
-    return [value, relation_dots(x, vectors, of_types(matrix, len(vectors)))]
+    return [value, relation_dots(x, vectors, typed_matrix(matrix, len(vectors)))]
 
 
 def relation_dots(
     x: Array, vectors: Array, matrix: SparseMatrix, *, by_relation: bool = False
 ) -> Array:
-    """``(entries, heads)``, dot products of their nodes' rows with the vectors of their relation.
+    """Return ``(entries, heads)`` dots of nodes' rows with the vectors of their relation.
 
-    They are dots, as exact as the accumulator type, whatever the precision of products is: in
-    gradients of scores terms cancel. And no products: to the vectors, gradients are weighted sums
-    of rows, not outer products that are as narrow as there are heads.
+    Dots are as exact as the accumulator type, at any precision of products, since terms cancel in
+    gradients of scores. With segmented products, gradients of the vectors would be outer products
+    only as wide as there are heads; with dots they are weighted sums of rows.
 
     Args:
-        x: ``(nodes, k)``.
-        vectors: ``(relations, heads, k)``.
-        matrix: ``(nodes, relations)``, or if ``by_relation`` the transpose.
-        by_relation: See above.
+        x: Rows of nodes, ``(nodes, k)``.
+        vectors: Vectors, ``(relations, heads, k)``.
+        matrix: Matrix ``(nodes, relations)``, or if ``by_relation`` its transpose.
+        by_relation: Whether the rows of the matrix are relations.
     """
-    heads, rows = vectors.shape[1], vectors.reshape(len(vectors), -1)
-    both = each_head(x, rows.shape[1]), rows
-    return sddmm(*(both[::-1] if by_relation else both), matrix, heads=heads)
+    heads, by_type = vectors.shape[1], vectors.reshape(len(vectors), -1)
+    by_node = each_head(x, by_type.shape[1])
+    a, b = (by_type, by_node) if by_relation else (by_node, by_type)
+    dots: Array = sddmm(a, b, matrix, heads=heads)
+    return dots
 
 
-def _projected(known: Projections, moving: tuple[Any], **attributes: Any) -> list[Any]:
+def _projection_shapes(
+    constants: Projections, linear: tuple[Array], **attributes: object
+) -> list[jax.ShapeDtypeStruct]:
     del attributes
-    kernel, vectors, matrix = known
-    (x,) = moving
+    kernel, vectors, matrix = constants
+    (x,) = linear
     edges, heads = matrix.types.shape[0], vectors.shape[1]
     return [
-        jax.ShapeDtypeStruct((part(matrix.pair_src).num_pairs, kernel.shape[2]), x.dtype),
+        jax.ShapeDtypeStruct((existing(matrix.pair_src).num_pairs, kernel.shape[2]), x.dtype),
         jax.ShapeDtypeStruct((edges, heads), accumulator_dtype(x.dtype)),
     ]
 
 
 def _projection_transpose(
-    known: Projections, moving: tuple[Any], cts: list[Array | None], *, precision: Any
+    constants: Projections,
+    linear: tuple[Array],
+    cts: list[Array | None],
+    *,
+    precision: jax.lax.Precision,
 ) -> tuple[Array]:
-    kernel, vectors, matrix = known
-    to_value, to_number = cts
-    found = None
-    if to_number is not None:
-        # Edges of one destination after another read vectors, which are few.
-        heads, rows = to_number.shape[1], vectors.reshape(len(vectors), -1)
-        by_types = of_types(matrix, len(vectors))
-        found = segment_reduce(rows, to_number, by_types, heads=heads, reduce="sum")
-        found = jnp.sum(found.reshape(len(found), heads, found.shape[1] // heads), 1)
+    kernel, vectors, matrix = constants
+    to_value, to_dots = cts
+    gradient: Array | None = None
+    if to_dots is not None:
+        # A sum by destination over edges, which read vectors: these are few and stay in cache.
+        heads, rows = to_dots.shape[1], vectors.reshape(len(vectors), -1)
+        by_type = typed_matrix(matrix, len(vectors))
+        sums: Array = segment_reduce(rows, to_dots, by_type, heads=heads, reduce="sum")
+        gradient = jnp.sum(sums.reshape(len(sums), heads, sums.shape[1] // heads), 1)
     if to_value is not None:
-        pairs = part(matrix.pair_src)
+        pairs = existing(matrix.pair_src)
         rows = product(to_value, kernel, pairs, None, transposed=True, precision=precision)
-        last = (None, None, None if found is None else found.astype(rows.dtype))
-        found = segment_reduce(rows, None, pairs.gather.T, *last, heads=1, reduce="sum")
-    assert found is not None
-    return (found.astype(moving[0].dtype),)
+        # The sum over pairs adds the gradient of the dots where it stores a row.
+        own_scale = out_scale = None
+        residual = None if gradient is None else gradient.astype(rows.dtype)
+        matrix_of_pairs = pairs.gather.T
+        gradient = segment_reduce(
+            rows, None, matrix_of_pairs, own_scale, out_scale, residual, heads=1, reduce="sum"
+        )
+    assert gradient is not None
+    return (gradient.astype(linear[0].dtype),)
 
 
-def of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
-    """``(destinations, num_relations)``, an entry an edge; those by source pair lie by relation."""
-    into, out_of = matrix.nodes.by_row, part(matrix.from_pairs).by_col
+def typed_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
+    """Return ``(destinations, num_relations)``, an entry for each edge.
+
+    Entries by column need no sort: edges by source pair are already sorted by relation.
+    """
+    by_dst, by_pair = matrix.nodes.by_row, existing(matrix.from_pairs).by_col
+    types = take_ids(matrix.types, by_pair.order)
     return SparseMatrix(
-        Csr(into.rows, matrix.types, num_rows=into.num_rows),
-        Csr(
-            take_ids(matrix.types, out_of.order), out_of.cols, out_of.order, num_rows=num_relations
-        ),
+        Csr(by_dst.rows, matrix.types, num_rows=by_dst.num_rows),
+        Csr(types, by_pair.cols, by_pair.order, num_rows=num_relations),
     )
 
 
-# What moves is x, (nodes, k). Attribute: precision.
+# The linear operand is x, (nodes, k). Attribute: precision.
 typed_values = Linear(
     name="typed_values",
-    result=_projected,
+    result=_projection_shapes,
     function=_projection,
     transpose=_projection_transpose,
 )

@@ -1,8 +1,8 @@
-"""Methods of attention over typed edges, what each is expected to take, and the choice of one.
+"""Methods of attention over typed edges, a model of their time, and the choice of one.
 
-Counted as sums of products by relation are (``relational_aggregate/schedule.py``), and at the same
-rates. What differs is how many rows an edge gathers: one, or two where scores are dot products and
-keys and values were multiplied by source pair; and the numbers that scores are added up from.
+The model is that of sums of products by relation (``relational_aggregate/schedule.py``), with the
+same rates. In addition, it counts the rows that an edge gathers (two where scores are dot products
+and keys and values were multiplied by source pair, else one) and the terms of scores.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 Method = Literal["source_pairs", "destination_pairs"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
+# Bytes of both ids of an edge, its relation, a score, and a sector, the unit of reads.
 _IDS, _ID, _SCORE, _SECTOR = 8, 4, 4, 32
-"""Bytes: both ids of an edge, its relation, a score, the least that is read."""
 
 
 def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
-    """What each method that the graph has the parts for is expected to take, in microseconds.
+    """Return the expected microseconds of each method that the graph has the parts for.
 
-    What no method is without is left out, such as the product after the sums of HGT.
+    Work that all methods share is left out, such as the product after the sums of HGT.
 
     Args:
-        counts: Of the graph, and of the product with the values' weights of all heads.
+        counts: Sizes of the graph, and of the product with the values' weights of all heads.
         heads: Number of heads.
         dots: Whether scores are dot products of rows, so that an edge gathers two by source pair;
-            else they are sums of a number at either end.
+            else they are sums of a term at either end.
     """
     c = Counts(**FAMILY.known(**counts._asdict()))
     k, n = c.k * c.itemsize, c.n * c.itemsize
+    # Each launch adds what it reads, multiplies and writes; launches run in turn.
     ids, result = once(c.edges * _IDS), once(c.num_dst * n)
     scores = Launch(0, c.edges * heads * _SCORE)
-    found: dict[Method, float] = {}
+    times: dict[Method, float] = {}
     if pairs := c.source_pairs:
         product = gathered(pairs, k, c.num_src) + multiplied(c, pairs) + between(pairs, n)
         rows = between(c.edges, n, pairs)
@@ -50,59 +51,64 @@ def expected(counts: Counts, heads: int, *, dots: bool) -> dict[Method, float]:
             queries = once(c.num_dst * (k + n)) + Launch(0, 0, 2 * c.num_dst * c.k * c.n)
             before, rows = [queries, product], rows + rows + once(c.num_dst * n)
         elif not scores_by_edge_pay(c):
-            before, rows = _of_ends(c, heads), rows + scores
+            before, rows = _end_terms(c, heads), rows + scores
         else:
-            before = _of_destinations(c, heads)
-            # Vectors are read where another destination pair begins.
+            before = _destination_terms(c, heads)
+            # Edges are sorted by destination pair: each pair reads its vector once.
             vectors = Launch(0, c.edges * _ID + (1 if before else 2) * c.destination_pairs * n)
             rows += vectors + (scores if before else once(c.num_dst * k))
-        found["source_pairs"] = in_turn(product, *before, ids + rows + result)
+        times["source_pairs"] = in_turn(product, *before, ids + rows + result)
     if pairs := c.destination_pairs:
-        # Sources are as wide as all heads here, each of which sums them for itself.
+        # Each head sums all features of the sources, which are repeated for all heads.
         wide = between(pairs, heads * k)
         rows = gathered(c.edges, heads * k, c.num_src)
         if dots:
             queries = multiplied(c._replace(n=heads * c.k), pairs) + wide
             before, rows = [gathered(pairs, k, c.num_dst) + queries], rows + wide
         else:
-            before, rows = _of_ends(c, heads), rows + scores
+            before, rows = _end_terms(c, heads), rows + scores
         shares = Launch(0, 3 * pairs * heads * _SCORE)
         product = wide + multiplied(c, pairs) + between(pairs, n)
-        last = between(pairs, n) + shares + result
-        found["destination_pairs"] = in_turn(*before, ids + rows + wide, shares, product, last)
-    return found
+        weighted_sum = between(pairs, n) + shares + result
+        times["destination_pairs"] = in_turn(
+            *before, ids + rows + wide, shares, product, weighted_sum
+        )
+    return times
 
 
-def _of_destinations(c: Counts, heads: int) -> list[Launch]:
-    """Numbers at the destinations of edges that have values at their source.
+def _destination_terms(c: Counts, heads: int) -> list[Launch]:
+    """Return the launches of scores' terms at destinations, where edges take dots with values.
 
-    None for one head as wide as x, whose rows go through the kernel of attention.
+    There are none for one head as wide as x: the kernel of attention computes its terms.
     """
     if heads == 1 and c.k == c.n:
         return []
     rows = gathered(c.destination_pairs, c.k * c.itemsize, c.num_src)
-    read = Launch(0, c.edges * (_IDS + heads * _SCORE))
+    reads = Launch(0, c.edges * (_IDS + heads * _SCORE))
     if heads == 1:
-        return [rows + read + Launch(0, c.edges * _ID)]
-    return [*_of_pairs(c, heads)[1:], read + Launch(0, c.edges * _SECTOR)]
+        return [rows + reads + Launch(0, c.edges * _ID)]
+    return [*_pair_terms(c, heads)[1:], reads + Launch(0, c.edges * _SECTOR)]
 
 
-def _of_ends(c: Counts, heads: int) -> list[Launch]:
-    """Scores of edges that are made of a number of each pair at either end."""
-    read = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
-    return [*(_of_nodes(c, heads) if dense_scores_pay(c, heads) else _of_pairs(c, heads)), read]
+def _end_terms(c: Counts, heads: int) -> list[Launch]:
+    """Return the launches of scores that are sums of a term of each pair at either end."""
+    reads = Launch(0, c.edges * (_IDS + 2 * _SECTOR + heads * _SCORE))
+    return [
+        *(_node_terms(c, heads) if dense_scores_pay(c, heads) else _pair_terms(c, heads)),
+        reads,
+    ]
 
 
-def _of_nodes(c: Counts, heads: int) -> list[Launch]:
-    """One product of all nodes with the vectors of all relations."""
+def _node_terms(c: Counts, heads: int) -> list[Launch]:
+    """Return the launch of one product of all nodes with the vectors of all relations."""
     columns = 2 * c.relations * heads
     size = c.num_src * c.k * c.itemsize
     flops = 2 * c.num_src * c.k * columns
     return [once(size) + between(c.num_src, columns * _SCORE) + Launch(0, 0, flops)]
 
 
-def _of_pairs(c: Counts, heads: int) -> list[Launch]:
-    """A product for each existing pair."""
+def _pair_terms(c: Counts, heads: int) -> list[Launch]:
+    """Return the launches of products for all existing pairs, of sources and of destinations."""
     row = c.k * c.itemsize
     narrow = c._replace(n=heads)
     return [
@@ -112,23 +118,23 @@ def _of_pairs(c: Counts, heads: int) -> list[Launch]:
 
 
 def scores_by_edge_pay(counts: Counts) -> bool:
-    """Whether edges had better take dots of the rows they read than numbers of the pairs there are.
+    """Return whether edges should take dots of the rows they read, in place of terms of pairs.
 
-    Measured on an H200, 64 features, one head: with 1.8 edges a pair (FB15k-237) that takes as long
-    in inference and 0.8 of the time in training, with 2.9 (biokg) and 3.1 (mag) 1.2 to 1.3 times as
-    long in both.
+    Measured on an H200, 64 features, one head: with 1.8 edges a pair (FB15k-237) dots of edges take
+    as long in inference and 0.8 of the time in training; with 2.9 (biokg) and 3.1 (mag), 1.2 to 1.3
+    times as long in both.
     """
     c = Counts(**FAMILY.known(**counts._asdict()))
     return c.edges <= 2 * (c.source_pairs + c.destination_pairs)
 
 
 def dense_scores_pay(counts: Counts, heads: int) -> bool:
-    """Whether numbers of all nodes and relations come sooner than those of the pairs there are."""
+    """Return whether terms of all nodes and relations are faster than those of existing pairs."""
     c = Counts(**FAMILY.known(**counts._asdict()))
-    return in_turn(*_of_nodes(c, heads)) < in_turn(*_of_pairs(c, heads))
+    return in_turn(*_node_terms(c, heads)) < in_turn(*_pair_terms(c, heads))
 
 
 def chosen(counts: Counts, heads: int, *, dots: bool) -> Method:
-    """The method to take, among those that the graph has the parts for."""
+    """Return the method to take, among those that the graph has the parts for."""
     times = expected(counts, heads, dots=dots)
     return min(times, key=lambda method: times[method])

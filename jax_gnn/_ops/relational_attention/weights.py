@@ -1,9 +1,9 @@
-"""Weights of RGAT and HGT, multiplied with each other as far as they can be without nodes."""
+"""Weights of RGAT and HGT: products of weights that do not depend on nodes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +17,10 @@ from jax_gnn._core.sharding import replicate
 
 
 class RelationMaps(NamedTuple):
-    """Linear maps by relation: of rows of k features, or of heads that have k features each.
+    """Linear maps by relation: of rows of k features, or of heads with k features each.
 
     Attributes:
-        kernel: ``(relations, k, heads · n)``.
+        kernel: ``(relations, k, heads · n)`` weights.
         bias: ``(relations, heads · n)``, or None.
     """
 
@@ -30,14 +30,14 @@ class RelationMaps(NamedTuple):
 
 @public
 class RGATWeights(NamedTuple):
-    """Weights of RGAT, multiplied with each other as far as they can be before any node is seen.
+    """Weights of RGAT, multiplied with each other where the product does not depend on nodes.
 
     Attributes:
-        kernel: ``(num_relations, k, heads · n)``, of the values.
-        src: ``(num_relations, heads, n)``, of the values' numbers at sources.
-        dst: ``(num_relations, heads, k)``, of the features' numbers at destinations.
-        both: ``(num_relations, 2 · heads, k)``, of the features' numbers at destinations, and then
-            at sources.
+        kernel: ``(num_relations, k, heads · n)`` weights of the values.
+        src: ``(num_relations, heads, n)`` vectors of values at sources.
+        dst: ``(num_relations, heads, k)`` vectors of features at destinations.
+        both: ``(num_relations, 2 · heads, k)`` vectors of features at destinations, then at
+            sources.
 
     Example:
         >>> kernel, vectors = jnp.ones((3, 4, 10)), jnp.ones((3, 2, 5))  # two heads of five
@@ -52,12 +52,12 @@ class RGATWeights(NamedTuple):
 
     @staticmethod
     def of(kernel: ArrayLike, dst: ArrayLike, src: ArrayLike) -> RGATWeights:
-        """Of the weights as the paper has them.
+        """Return the products of the paper's weights.
 
         Args:
             kernel: W, ``(num_relations, k, heads · n)``.
-            dst: a, ``(num_relations, heads, n)``, of destinations.
-            src: a', likewise of sources.
+            dst: a, ``(num_relations, heads, n)`` vectors of destinations.
+            src: a', ``(num_relations, heads, n)`` vectors of sources.
 
         Raises:
             TypeError: an argument has the wrong type or dtype.
@@ -74,8 +74,12 @@ class RGATWeights(NamedTuple):
                 f"kernel must be (num_relations, k, heads · n), got shape {kernel.shape}"
             )
         for name, x in (("dst", dst), ("src", src)):
-            wrong = x.ndim != 3 or x.shape[0] != kernel.shape[0]
-            if wrong or x.shape[1] * x.shape[2] != kernel.shape[2] or x.shape != dst.shape:
+            has_relations = x.ndim == 3 and x.shape[0] == kernel.shape[0]
+            if (
+                not has_relations
+                or x.shape[1] * x.shape[2] != kernel.shape[2]
+                or x.shape != dst.shape
+            ):
                 raise ValueError(
                     f"{name} must be (num_relations, heads, n), with kernel being "
                     f"(num_relations, k, heads · n) = {kernel.shape}, got shape {x.shape}"
@@ -83,25 +87,26 @@ class RGATWeights(NamedTuple):
         relations, k, _ = kernel.shape
         heads = dst.shape[1]
         by_head = kernel.reshape(relations, k, heads, -1)
-        of_dst = jnp.sum(by_head * dst[:, None], -1).swapaxes(1, 2)
-        # A choice in place of a stack is part of the sum, no launch of its own. What the method has
-        # no use for, this or the above, is dead code.
+        dst_products = jnp.sum(by_head * dst[:, None], -1).swapaxes(1, 2)
+        # XLA fuses this choice into the sum, which it would not do with a stack. The products that
+        # a method does not use are dead code.
         is_dst = (np.arange(2) == 0)[:, None, None]
-        both = jnp.where(is_dst, dst[:, None], src[:, None])
-        of_both = jnp.sum(by_head.swapaxes(1, 2)[:, None] * both[..., None, :], axis=-1)
-        return RGATWeights(kernel, src, of_dst, of_both.reshape(relations, 2 * heads, k))
+        vectors = jnp.where(is_dst, dst[:, None], src[:, None])
+        products = jnp.sum(by_head.swapaxes(1, 2)[:, None] * vectors[..., None, :], axis=-1)
+        return RGATWeights(kernel, src, dst_products, products.reshape(relations, 2 * heads, k))
 
 
 @public
 class HGTWeights(NamedTuple):
-    """Maps of HGT by relation, of weights that are multiplied with each other first.
+    """Maps of HGT by relation: products of its weights.
 
     Attributes:
-        key: of sources' features to what meets queries: ``(num_relations, k, heads · d)``.
-        value: likewise to values.
-        query: of destinations' features to what meets sources' features:
+        key: map of sources' features to keys, ``(num_relations, k, heads · d)``.
+        value: map of sources' features to values, ``(num_relations, k, heads · d)``.
+        query: map of destinations' features to queries that meet sources' features,
             ``(num_relations, j, heads · k)``.
-        shift: likewise to what keys' biases add to a score: ``(num_relations, j, heads)``; or None.
+        shift: map of destinations' features to the term of keys' biases in a score,
+            ``(num_relations, j, heads)``; or None.
 
     Example:
         >>> maps = jnp.ones((3, 2, 5, 5))  # three relations, two heads of five features
@@ -116,11 +121,11 @@ class HGTWeights(NamedTuple):
 
     @staticmethod
     def of(attention: ArrayLike, message: ArrayLike, prior: ArrayLike | None = None) -> HGTWeights:
-        """Of the weights as the paper has them; queries, keys and values are the nodes' own.
+        """Return the maps of the paper's weights, for queries, keys and values of nodes.
 
         Args:
             attention: A, ``(num_relations, heads, d, d)``.
-            message: M, likewise.
+            message: M, ``(num_relations, heads, d, d)``.
             prior: μ, ``(num_relations, heads)``; None: ones.
 
         Raises:
@@ -141,7 +146,7 @@ class HGTWeights(NamedTuple):
                     f"{name} must be (num_relations, heads, d, d), got shape {x.shape}"
                 )
         relations, heads, depth, _ = a.shape
-        factor: Any = 1 / math.sqrt(max(depth, 1))
+        factor: Array | float = 1 / math.sqrt(max(depth, 1))
         if prior is not None:
             prior = replicate(check_features("prior", prior))
             if prior.shape != (relations, heads):
@@ -152,11 +157,7 @@ class HGTWeights(NamedTuple):
             factor = (prior * jnp.asarray(factor, prior.dtype))[..., None, None]
         a = a * factor
         key, value, query = (
-            RelationMaps(each.transpose(0, *axes).reshape(relations, depth, heads * depth))
-            for each, axes in (
-                (a, (2, 1, 3)),
-                (m, (2, 1, 3)),
-                (a, (3, 1, 2)),
-            )
+            RelationMaps(maps.transpose(0, *axes).reshape(relations, depth, heads * depth))
+            for maps, axes in ((a, (2, 1, 3)), (m, (2, 1, 3)), (a, (3, 1, 2)))
         )
         return HGTWeights(key, value, query)

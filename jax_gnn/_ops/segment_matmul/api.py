@@ -30,14 +30,14 @@ from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 
+# Least rows, and most features, of float32 products that are not slower than XLA's on an H200 and
+# on CPUs, and whose gradients of weights are up to twice as fast.
 TALL = 50_000
 _NARROW = 128
-"""From so many rows of at most so many float32 on, this library's products are not slower than
-XLA's, on an H200 and on CPUs, and their gradients to weights up to twice as fast."""
 
 
-def is_tall(x: Any, kernel: Any, precision: Any) -> bool:
-    """Whether ``x @ kernel`` is to be the product of one segment."""
+def is_tall(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
+    """Return whether ``x @ kernel`` should be a segmented product of one group."""
     is_tall = x.ndim == 2 and at_most(TALL, x.shape[0]) and max(kernel.shape) <= _NARROW
     return is_tall and precision is None and x.dtype == np.float32
 
@@ -60,53 +60,51 @@ def segment_matmul(
     transpose_rhs: bool = False,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Multiplies rows that are sorted by group with the weight of their group.
+    """Multiply rows that are sorted by group with the weight of their group.
 
-    What :func:`jax.lax.ragged_dot` computes (FASTEN's segmented matrix multiplication, Zhou et al.,
-    ICS 2024), each row with one weight only, and nothing retraced when sizes change. Rows may be
-    gathered, scaled and scattered on the way, which forms no further array (Hector's typed GEMM, Wu
-    et al., ASPLOS 2024, section 3.2): ``out[out_rows[i]] = scale[i] · lhs[lhs_rows[i]] @ rhs[g]``
-    for the rows i of group g. Linear in ``lhs``, ``rhs`` and ``scale``, with exact derivatives of
-    any order to them, to ``bias`` and to ``residual``.
+    Equals :func:`jax.lax.ragged_dot` (FASTEN's segmented matrix multiplication, Zhou et al., ICS
+    2024), but multiplies each row with one weight only, and retraces nothing when sizes change. The
+    same kernel gathers, scales and scatters rows (Hector's typed GEMM, Wu et al., ASPLOS 2024,
+    section 3.2): ``out[out_rows[i]] = scale[i] · lhs[lhs_rows[i]] @ rhs[g]`` for the rows i of
+    group g. Linear in ``lhs``, ``rhs`` and ``scale``, with exact derivatives of any order to them,
+    to ``bias`` and to ``residual``.
 
     Args:
         lhs: ``(rows, k)``, sorted by group; any number of rows in any order with ``lhs_rows``.
         rhs: ``(groups, k, n)``, the weights; ``(groups, n, k)`` with ``transpose_rhs``.
-        group_sizes: ``(num_sizes,)`` integers, how many rows each group has. Sizes below 0 count as
-            0; rows past their sum are zero in the result whatever they hold, and what sizes exceed
-            the rows by is left out.
-        precision: of products in float32, as in :func:`jax.lax.dot`; None means
+        group_sizes: ``(num_sizes,)`` integers, the number of rows of each group. Sizes below 0
+            count as 0. Rows past the sum of sizes are zero in the result, even if they hold NaN;
+            sizes are cut where their sum exceeds the rows.
+        precision: precision of products in float32, as in :func:`jax.lax.dot`; None means
             ``jax.default_matmul_precision``. The default and ``HIGH`` are tf32 on CUDA, ``HIGHEST``
             is float32. On CPU all are float32.
-        preferred_element_type: dtype of the result, which must hold what lhs and rhs hold. Floats
-            are added up in float32 if they have fewer bits, else in their own dtype, and then
-            converted; integers and complex numbers are added up in the dtype of the result (in
+        preferred_element_type: dtype of the result, which must hold all numbers of lhs and rhs.
+            Floats accumulate in float32 if they have fewer bits, else in their own dtype, and are
+            then converted; integers and complex numbers accumulate in the dtype of the result (in
             float32 for half types).
-        group_offset: an integer or ``(1,)``: rhs and bias hold the groups from this one on, where
-            weights are sharded; rows of the other groups are zero. None: rhs has all groups.
+        group_offset: an integer or ``(1,)``, the first group that rhs and bias hold, where weights
+            are sharded; rows of other groups are zero. None: rhs has all groups.
         lhs_rows: ``(rows,)`` integers in any order, the row of lhs that each row reads, sorted by
-            group; zeros where that is out of range. The gradient to lhs sorts them, which
-            ``jax.jit`` drops where it is not asked for; a :class:`SegmentIndex` of the rows of lhs
-            is sorted already.
-        out_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, where each row of the product is
-            written: a permutation. Ids out of range are left out, and rows of the result that are
-            not written are zero, but for ``residual``; where ids are equal, numbers of these rows
-            are written, of any.
-        scale: ``(rows,)``, what products are multiplied with, before bias and activation; converted
-            to the dtype that is added up in. That of a row whose ids are out of range counts as 0.
-        bias: ``(groups, n)``, converted to the dtype that products are taken in, added to the rows
-            of its group.
-        residual: ``(rows, n)``, converted to the dtype of the result, added to its rows before the
-            activation; to those too that no product is written to.
+            group; rows read zeros where ids are out of range. The gradient to lhs sorts the ids,
+            which ``jax.jit`` drops if there is no such gradient; a :class:`SegmentIndex` of the
+            rows of lhs is sorted already.
+        out_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, a permutation: the row of the
+            result of each row. Rows with ids out of range are left out; rows of the result without
+            an id are zero, except for ``residual``; of equal ids, any one's row is written.
+        scale: ``(rows,)`` factors of the products, before bias and activation; converted to the
+            accumulator type. Factors of rows whose ids are out of range count as 0.
+        bias: ``(groups, n)``, added to the rows of its group; converted to the dtype of products.
+        residual: ``(rows, n)``, added to all rows of the result before the activation, also to
+            rows without a product; converted to the dtype of the result.
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
             tanh) or ``"tanh"``.
-        transpose_rhs: whether the weights are given transposed.
+        transpose_rhs: whether ``rhs`` holds transposed weights.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
         ``(rows, n)`` in ``preferred_element_type``, by default in the dtype that lhs and rhs
         promote to. Kernels take float16, bfloat16, float32 and float64, and floats of 8 and 4 bits
-        as bfloat16, which holds them; plain XLA does integers and complex numbers.
+        as bfloat16, which holds them; plain XLA multiplies integers and complex numbers.
 
     Raises:
         TypeError: an argument has the wrong dtype.
@@ -125,10 +123,10 @@ def segment_matmul(
                [ 5.],
                [ 0.]], dtype=float32)
     """
-    product = _product_of(
-        *(lhs, "(rows, k)", rhs, "(groups, k, n)"), precision, preferred_element_type
+    args = _parse_product(
+        lhs, "(rows, k)", rhs, "(groups, k, n)", precision, preferred_element_type
     )
-    lhs, rhs = product.lhs, product.rhs
+    lhs, rhs = args.lhs, args.rhs
     transpose_rhs = check_flag("transpose_rhs", transpose_rhs)
     num_groups, k, n = rhs.shape
     if transpose_rhs:
@@ -138,44 +136,38 @@ def segment_matmul(
         raise ValueError(
             f"rhs must be {shape} with the k = {lhs.shape[1]} of lhs, got shape {rhs.shape}"
         )
-    gather = _gather_of("lhs_rows", lhs_rows, "lhs", lhs, implementation)
+    gather = _parse_gather("lhs_rows", lhs_rows, "lhs", lhs, implementation)
     rows = lhs.shape[0] if gather is None else gather.by_row.count
-    scatter = _scatter_of(out_rows, rows)
-    scale = _scale_of(scale, lhs.dtype, rows, gather, scatter and scatter.T)
-    sizes, offset = _groups(group_sizes, group_offset, num_groups)
+    scatter = _parse_scatter(out_rows, rows)
+    scale = _parse_scale(scale, lhs.dtype, rows, gather, scatter and scatter.T)
+    sizes, offset = _parse_groups(group_sizes, group_offset, num_groups)
     if group_offset is None and sizes.shape[0] != num_groups:
         raise ValueError(
             f"rhs must have a weight for each of the {sizes.shape[0]} group_sizes, got shape "
             f"{rhs.shape}; to hold some of them only, give group_offset"
         )
     check_choice("activation", activation, (None, *get_args(Activation)))
-    if bias is not None:
-        bias = as_array("bias", bias)
-        if bias.shape != (num_groups, n):
-            raise ValueError(f"bias must be (groups, n) = {num_groups, n}, got shape {bias.shape}")
-        if not np.can_cast(bias.dtype, lhs.dtype, "same_kind"):
-            raise TypeError(f"bias must be numbers like lhs and rhs, {lhs.dtype}, got {bias.dtype}")
-        bias = bias.astype(lhs.dtype)
-    if residual is not None:
-        residual = as_array("residual", residual)
-        if residual.shape != (rows, n):
-            raise ValueError(f"residual must be (rows, n) = {rows, n}, got shape {residual.shape}")
-        if not np.can_cast(residual.dtype, product.dtype, "same_kind"):
-            raise TypeError(
-                f"residual must be numbers like the result, {product.dtype}, got {residual.dtype}"
-            )
-        residual = residual.astype(product.dtype)
-    if activation is not None and not jnp.issubdtype(product.dtype, np.floating):
+    bias = _parse_term("bias", bias, "(groups, n)", (num_groups, n), "lhs and rhs", lhs.dtype)
+    residual = _parse_term("residual", residual, "(rows, n)", (rows, n), "the result", args.dtype)
+    if activation is not None and not jnp.issubdtype(args.dtype, np.floating):
         raise TypeError(f"activation={activation!r} needs real lhs and rhs, got {lhs.dtype}")
-    result = primitive.segment_matmul(
-        *(lhs, rhs, bias, residual, scale, sizes, offset, gather, scatter),
+    result: Array = primitive.segment_matmul(
+        lhs,
+        rhs,
+        bias,
+        residual,
+        scale,
+        sizes,
+        offset,
+        gather,
+        scatter,
         transposed=transpose_rhs,
-        precision=product.precision,
+        precision=args.precision,
         activation=activation,
-        dtype=product.dtype,
+        dtype=args.dtype,
         implementation=implementation,
     )
-    return result.astype(product.result)
+    return result.astype(args.result_dtype)
 
 
 @public
@@ -194,23 +186,23 @@ def segment_outer(
     deterministic: bool = True,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Sums the outer products of the rows of each group: a product that contracts ragged rows.
+    """Sum the outer products of the rows of each group: a product that contracts ragged rows.
 
-    ``out[g] = Σ scale[i] · lhs[lhs_rows[i]]ᵀ rhs[rhs_rows[i]]`` over the rows i of group g. The
-    gradient to the weights of :func:`segment_matmul`; linear in ``lhs``, ``rhs`` and ``scale``,
+    ``out[g] = Σ scale[i] · lhs[lhs_rows[i]]ᵀ rhs[rhs_rows[i]]`` over the rows i of group g. This is
+    the gradient to the weights of :func:`segment_matmul`; linear in ``lhs``, ``rhs`` and ``scale``,
     with exact derivatives of any order.
 
     Args:
         lhs: ``(rows, k)``, sorted by group; any number of rows in any order with ``lhs_rows``.
-        rhs: ``(rows, n)``, likewise with ``rhs_rows``.
+        rhs: ``(rows, n)``, sorted by group; any number of rows in any order with ``rhs_rows``.
         group_sizes: as in :func:`segment_matmul`; rows of no group are not read.
         precision: as in :func:`segment_matmul`.
         preferred_element_type: as in :func:`segment_matmul`.
-        group_offset: an integer or ``(1,)``: the first group of the result.
+        group_offset: an integer or ``(1,)``, the first group of the result.
         lhs_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, as in :func:`segment_matmul`.
             Rows for which an id is out of range are left out.
-        rhs_rows: ``(rows,)``, the same for rhs.
-        scale: ``(rows,)``, factors of the outer products, as in :func:`segment_matmul`.
+        rhs_rows: ``(rows,)`` integers or a :class:`SegmentIndex`, the row of rhs of each row.
+        scale: ``(rows,)`` factors of the outer products, as in :func:`segment_matmul`.
         num_groups: number of groups in the result, by default all.
         deterministic: False allows CUDA kernels to add in any order where that is faster.
         implementation: see :func:`jax_gnn.implementation`.
@@ -233,88 +225,102 @@ def segment_outer(
         >>> segment_outer(lhs, rhs, sizes, lhs_rows=rows, scale=scale)[1].ravel()
         Array([5.5, 7. ], dtype=float32)
     """
-    product = _product_of(*(lhs, "(rows, k)", rhs, "(rows, n)"), precision, preferred_element_type)
-    lhs, rhs = product.lhs, product.rhs
-    left = _gather_of("lhs_rows", lhs_rows, "lhs", lhs, implementation)
-    right = _gather_of("rhs_rows", rhs_rows, "rhs", rhs, implementation)
-    rows, others = (
+    args = _parse_product(lhs, "(rows, k)", rhs, "(rows, n)", precision, preferred_element_type)
+    lhs, rhs = args.lhs, args.rhs
+    lhs_gather = _parse_gather("lhs_rows", lhs_rows, "lhs", lhs, implementation)
+    rhs_gather = _parse_gather("rhs_rows", rhs_rows, "rhs", rhs, implementation)
+    rows, num_rhs_rows = (
         (x.shape[0] if gather is None else gather.by_row.count)
-        for x, gather in ((lhs, left), (rhs, right))
+        for x, gather in ((lhs, lhs_gather), (rhs, rhs_gather))
     )
-    if rows != others:
-        if left is None and right is None:
+    if rows != num_rhs_rows:
+        if lhs_gather is None and rhs_gather is None:
             raise ValueError(
                 f"lhs and rhs must have the same rows, got shapes {lhs.shape} and {rhs.shape}"
             )
-        names = ("lhs" if left is None else "lhs_rows"), ("rhs" if right is None else "rhs_rows")
-        raise ValueError(f"{' and '.join(names)} must have as many rows, got {rows} and {others}")
-    scale = _scale_of(scale, lhs.dtype, rows, left, right)
+        names = "lhs" if lhs_rows is None else "lhs_rows", "rhs" if rhs_rows is None else "rhs_rows"
+        raise ValueError(
+            f"{' and '.join(names)} must have as many rows, got {rows} and {num_rhs_rows}"
+        )
+    scale = _parse_scale(scale, lhs.dtype, rows, lhs_gather, rhs_gather)
     if num_groups is not None:
         num_groups = check_size("num_groups", num_groups)
-    sizes, offset = _groups(group_sizes, group_offset, num_groups)
-    result = primitive.segment_outer(
-        *(lhs, rhs, scale, sizes, offset, left, right),
+    sizes, offset = _parse_groups(group_sizes, group_offset, num_groups)
+    result: Array = primitive.segment_outer(
+        lhs,
+        rhs,
+        scale,
+        sizes,
+        offset,
+        lhs_gather,
+        rhs_gather,
         num_groups=sizes.shape[0] if num_groups is None else num_groups,
-        precision=product.precision,
+        precision=args.precision,
         deterministic=check_flag("deterministic", deterministic),
-        dtype=product.dtype,
+        dtype=args.dtype,
         implementation=implementation,
     )
-    return result.astype(product.result)
+    return result.astype(args.result_dtype)
 
 
 # --- Arguments -----------------------------------------------------------------------------------
 
 
-class _Product(NamedTuple):
-    """What a product is taken of, and how.
+class _ProductArgs(NamedTuple):
+    """Parsed factors and dtypes of a product.
 
     Attributes:
-        lhs: in the dtype that a primitive takes.
-        rhs: in the same.
-        precision: of the product.
-        dtype: what the primitive gives.
-        result: what that is converted to.
+        lhs: left factor, in the dtype of the primitive.
+        rhs: right factor, in the dtype of the primitive.
+        precision: precision of the product.
+        dtype: dtype of the primitive's result.
+        result_dtype: dtype of the public function's result.
     """
 
     lhs: Array
     rhs: Array
     precision: jax.lax.Precision
-    dtype: Any
-    result: Any
+    dtype: DTypeLike
+    result_dtype: DTypeLike
 
 
-def _product_of(
-    lhs: Any, lhs_shape: str, rhs: Any, rhs_shape: str, precision: Any, preferred: Any
-) -> _Product:
-    """Checks two arrays of numbers with these dimensions, and converts them to one dtype."""
+def _parse_product(
+    lhs: ArrayLike,
+    lhs_shape: str,
+    rhs: ArrayLike,
+    rhs_shape: str,
+    precision: jax.lax.PrecisionLike,
+    preferred: DTypeLike | None,
+) -> _ProductArgs:
+    """Check two arrays of numbers with these dimensions, and convert them to one dtype."""
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     for name, array, shape in (("lhs", lhs, lhs_shape), ("rhs", rhs, rhs_shape)):
         if not jnp.issubdtype(array.dtype, np.number):
             raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
         if array.ndim != shape.count(",") + 1:
             raise ValueError(f"{name} must be {shape}, got shape {array.shape}")
+    # `wide` is a dtype that products can be taken in, `common` what the factors promote to.
     level = precision_level(precision)
     wide = promoted(_widened(lhs.dtype), _widened(rhs.dtype))
-    given = lhs.dtype if lhs.dtype == rhs.dtype else wide
-    result = given
+    common = lhs.dtype if lhs.dtype == rhs.dtype else wide
+    result = common
     if preferred is not None:
         with argument_errors("preferred_element_type", "a dtype", preferred):
             result = jax.dtypes.canonicalize_dtype(preferred)
-    if result != given and not _holds(result, given, wide):
+    if result != common and not _holds(result, common, wide):
         raise TypeError(
-            f"preferred_element_type must hold what lhs and rhs, {given}, hold; got {result}"
+            f"preferred_element_type must hold what lhs and rhs, {common}, hold; got {result}"
         )
     if jnp.issubdtype(wide, np.floating):
         dtype = wide if wide == result else accumulator_dtype(wide)
-    else:  # added up in the dtype of the result, where integers stay exact
+    else:  # integers stay exact in the dtype of the result
         dtype = wide = accumulator_dtype(_widened(result))
         level = jax.lax.Precision.HIGHEST
-    return _Product(lhs.astype(wide), rhs.astype(wide), level, np.dtype(dtype), result)
+    return _ProductArgs(lhs.astype(wide), rhs.astype(wide), level, np.dtype(dtype), result)
 
 
 def _widened(dtype: Any) -> Any:
-    """A dtype that holds all numbers of another, and that products can be taken in."""
+    """Return a dtype of products that holds all numbers of ``dtype``."""
     if jnp.issubdtype(dtype, np.integer) and jnp.iinfo(dtype).bits < 8:
         return jnp.int8 if jnp.iinfo(dtype).min < 0 else jnp.uint8
     if jnp.issubdtype(dtype, np.floating) and dtype not in FLOATS:
@@ -322,23 +328,44 @@ def _widened(dtype: Any) -> Any:
     return dtype
 
 
-def _holds(result: Any, given: Any, wide: Any) -> bool:
-    """Whether a dtype is one of numbers that others convert to, and has no fewer bits."""
+def _holds(result: Any, common: Any, wide: Any) -> bool:
+    """Return whether a dtype of results holds all numbers of the factors' common dtype."""
     if not jnp.issubdtype(result, np.number) or result.itemsize < np.dtype(wide).itemsize:
         return False
     if promoted(wide, _widened(result)) == result:
         return True
-    if not all(jnp.issubdtype(dtype, np.floating) for dtype in (given, result)):
+    if not all(jnp.issubdtype(dtype, np.floating) for dtype in (common, result)):
         return False
-    few, many = jnp.finfo(given), jnp.finfo(result)  # JAX does not promote the small ones
+    # JAX does not promote floats of 8 and 4 bits: compare their mantissas and ranges.
+    small, large = jnp.finfo(common), jnp.finfo(result)
     return bool(
-        few.nmant <= many.nmant
-        and float(few.max) <= float(many.max)
-        and float(few.smallest_subnormal) >= float(many.smallest_subnormal)
+        small.nmant <= large.nmant
+        and float(small.max) <= float(large.max)
+        and float(small.smallest_subnormal) >= float(large.smallest_subnormal)
     )
 
 
-def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Array]:
+def _parse_term(
+    name: str,
+    term: ArrayLike | None,
+    axes: str,
+    shape: tuple[int, ...],
+    like: str,
+    dtype: DTypeLike,
+) -> Array | None:
+    """Check an array that is added to products, and convert it to ``dtype``."""
+    if term is None:
+        return None
+    term = as_array(name, term)
+    if term.shape != shape:
+        raise ValueError(f"{name} must be {axes} = {shape}, got shape {term.shape}")
+    if not np.can_cast(term.dtype, dtype, "same_kind"):
+        raise TypeError(f"{name} must be numbers like {like}, {dtype}, got {term.dtype}")
+    return term.astype(dtype)
+
+
+def _parse_groups(sizes: ArrayLike, offset: Any, num_groups: int | None) -> tuple[Array, Array]:
+    """Return sizes and an offset of shape ``(1,)``, by default 0."""
     sizes = as_ids("group_sizes", sizes)
     if offset is None:
         return sizes, jnp.zeros((1,), jnp.int32)
@@ -347,31 +374,32 @@ def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Arr
         raise TypeError(f"group_offset must be an integer, got {offset.dtype}")
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
+    # Offsets beyond these limits hold no group, and fit int32 after the cut.
     limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
     return sizes, jnp.clip(as_signed(offset), *limits).astype(jnp.int32).reshape(1)
 
 
-def _gather_of(
+def _parse_gather(
     name: str,
     rows: ArrayLike | SegmentIndex | None,
-    of: str,
+    x_name: str,
     x: Array,
     implementation: Implementation | None,
 ) -> SparseMatrix | None:
-    """Row i reads the row of x that a list names; the transpose is found at run time if need be."""
+    """Return the matrix whose row i reads row ``rows[i]`` of x; its transpose sorts if needed."""
     if rows is None:
         return None
     if isinstance(rows, SegmentIndex):
-        return _checked_index(name, rows, f"the {x.shape[0]} rows of {of}", x.shape[0]).T
+        return _check_index(name, rows, f"the {x.shape[0]} rows of {x_name}", x.shape[0]).T
     return sorted_segments(as_ids(name, rows), x.shape[0], False, implementation).T
 
 
-def _scatter_of(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseMatrix | None:
-    """Row i of the result is a row of the product, which is written where the list says."""
+def _parse_scatter(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseMatrix | None:
+    """Return the permutation that writes row i of the product to row ``out_rows[i]``."""
     if out_rows is None:
         return None
     if isinstance(out_rows, SegmentIndex):
-        matrix = _checked_index("out_rows", out_rows, f"the {rows} rows of the result", rows)
+        matrix = _check_index("out_rows", out_rows, f"the {rows} rows of the result", rows)
         ids = matrix.by_col.cols
     else:
         ids = as_ids("out_rows", out_rows)
@@ -380,15 +408,19 @@ def _scatter_of(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseM
     return permutation(inverse_permutation(ids), ids)
 
 
-def _checked_index(name: str, index: SegmentIndex, what: str, size: int) -> SparseMatrix:
+def _check_index(name: str, index: SegmentIndex, content: str, size: int) -> SparseMatrix:
     num_segments = index.matrix.by_row.num_rows
     if num_segments != size:
-        raise ValueError(f"{name} must be an index of {what}, got one of {num_segments} segments")
+        raise ValueError(
+            f"{name} must be an index of {content}, got one of {num_segments} segments"
+        )
     return index.matrix
 
 
-def _scale_of(scale: Any, dtype: Any, rows: int, *lists: SparseMatrix | None) -> Array | None:
-    """Factors of rows in the dtype that is added up in, 0 for those whose ids are out of range."""
+def _parse_scale(
+    scale: ArrayLike | None, dtype: DTypeLike, rows: int, *gathers: SparseMatrix | None
+) -> Array | None:
+    """Return factors of rows in the accumulator type, 0 for rows whose ids are out of range."""
     if scale is None:
         return None
     scale = as_array("scale", scale)
@@ -397,6 +429,6 @@ def _scale_of(scale: Any, dtype: Any, rows: int, *lists: SparseMatrix | None) ->
     if not np.can_cast(scale.dtype, accumulator_dtype(dtype), "same_kind"):
         raise TypeError(f"scale must be numbers like lhs and rhs, {dtype}, got {scale.dtype}")
     scale = scale.astype(accumulator_dtype(dtype))
-    if all(each is None for each in lists):
+    if all(gather is None for gather in gathers):
         return scale
-    return jnp.where(xla.listed_rows(*lists), scale, 0)
+    return jnp.where(xla.valid_rows(*gathers), scale, 0)

@@ -11,17 +11,17 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 
 class MatmulSchedule(NamedTuple):
-    """Which kernel of segmented matrix products takes the rows, and how it deals them out.
+    """Kernel of a segmented matrix product, and the distribution of rows to its blocks.
 
     Attributes:
-        kernel: ``"persistent"``, of which a block takes tiles in turn, or for ``"segment_matmul"``
-            on Hopper ``"single"``, with a block for each tile of 64 rows, where these are 256 bytes
-            wide at most. Where a kernel cannot do a call, the persistent one does it.
+        kernel: ``"persistent"``, whose blocks take tiles in turn; or, for ``"segment_matmul"`` on
+            Hopper, ``"single"``, with a block for each tile of 64 rows of at most 256 bytes. Calls
+            that this kernel cannot take run on the persistent one.
         tile: Largest number of rows of a tile, 64 or 128.
-        chunk: How many neighbouring tiles a block takes of every ``chunk * blocks``, so that all
-            blocks work in the same part of memory; 0: one contiguous range for each. For
+        chunk: Number of neighbouring tiles of every ``chunk * blocks`` that a block takes, so that
+            all blocks work in the same part of memory; 0: a contiguous range for each block. For
             ``"segment_outer"``: 0, or 1 where no two blocks may share a group.
-        blocks: Number of blocks that share the rows, for ``"segment_matmul"`` at most.
+        blocks: Number of blocks that share the rows, at most for ``"segment_matmul"``.
     """
 
     kernel: Kernel
@@ -30,10 +30,10 @@ class MatmulSchedule(NamedTuple):
     blocks: int
 
 
-# Bytes of a row and groups up to which tiles can have a block each; tiles of an H200 up to which
-# that is faster, all the more where rows are found by their ids.
-_MOST_BYTES, _MOST_GROUPS = 256, 1024
-_FEW, _FEW_GATHERED = 6 * 132, 16 * 132
+# Largest bytes of a row and number of groups that the kernel of single tiles takes, and the number
+# of tiles up to which it is faster on an H200 (132 multiprocessors), without and with a gather.
+_MAX_BYTES, _MAX_GROUPS = 256, 1024
+_MAX_TILES, _MAX_GATHERED_TILES = 6 * 132, 16 * 132
 
 
 def _from_rule(
@@ -48,7 +48,7 @@ def _from_rule(
     gathers: bool = False,
     **call: Any,
 ) -> MatmulSchedule:
-    """The rule, fitted by hand to an H200.
+    """Return the schedule of a rule fitted by hand to an H200.
 
     Args:
         op: ``"segment_matmul"`` or ``"segment_outer"``.
@@ -57,10 +57,9 @@ def _from_rule(
         k: Features of the left factor.
         n: Features of the right factor.
         itemsize: Bytes of a feature.
-        sizes: Number of groups that rows are of, those that have no weight among them; as many as
-            weights where not given.
-        gathers: Whether rows are found by their ids.
-        call: What kernels cannot do: ``exact`` products, and those that ``widen``.
+        sizes: Number of groups, including groups without a weight; by default that of weights.
+        gathers: Whether rows are gathered by ids.
+        call: Properties that the rule does not look at: ``exact`` products, ``widens``.
     """
     larger = max(k, n)
     if op == "segment_outer":
@@ -69,8 +68,8 @@ def _from_rule(
             blocks = -(-132 // max(1, -(-k // 128) * -(-n // 128)))
         return MatmulSchedule("persistent", 64, 0, max(1, min(blocks, rows // 128)))
     tiles = -(-rows // 64) + (groups if sizes is None else sizes) + 1
-    few = tiles * -(-n // 64) <= (_FEW_GATHERED if gathers else _FEW)
-    kernel: Kernel = "single" if few else "persistent"
+    max_tiles = _MAX_GATHERED_TILES if gathers else _MAX_TILES
+    kernel: Kernel = "single" if tiles * -(-n // 64) <= max_tiles else "persistent"
     scattered = rows * (k + n) * itemsize > 1.2e9 and rows > 4096 * groups
     return MatmulSchedule(kernel, 128 if rows > 100_000 else 64, 16 if scattered else 0, 4096)
 
@@ -87,14 +86,16 @@ def _possible(
     widens: bool = False,
     **call: Any,
 ) -> MatmulSchedule:
-    """The same for the persistent kernel, where no other can do the call; see the rule."""
+    """Return the schedule, for the persistent kernel if the call does not fit the single tiles'.
+
+    Arguments: as in `_from_rule`.
+    """
     del call
-    row_bytes = k * itemsize
-    single = op == "segment_matmul" and itemsize <= 4 and not widens
-    single = single and 0 < row_bytes <= _MOST_BYTES and row_bytes % 16 == 0
-    single = single and (groups if sizes is None else sizes) <= _MOST_GROUPS
-    single = single and not (exact and itemsize == 4)
-    return schedule if single else schedule._replace(kernel="persistent")
+    row_bytes, num_sizes = k * itemsize, groups if sizes is None else sizes
+    fits_dtype = op == "segment_matmul" and itemsize <= 4 and not widens
+    fits_dtype = fits_dtype and not (exact and itemsize == 4)
+    fits_rows = 0 < row_bytes <= _MAX_BYTES and row_bytes % 16 == 0 and num_sizes <= _MAX_GROUPS
+    return schedule if fits_dtype and fits_rows else schedule._replace(kernel="persistent")
 
 
 def _describe(schedule: MatmulSchedule) -> str:
@@ -105,12 +106,8 @@ def _describe(schedule: MatmulSchedule) -> str:
 FAMILY = define_family(
     Family(
         schedule=MatmulSchedule,
-        allowed=(
-            KERNELS,
-            (64, 128),
-            range(2**16),
-            range(1, 2**13),
-        ),  # a block has two weights of workspace
+        # Blocks are bounded, as each has two weights of workspace.
+        allowed=(KERNELS, (64, 128), range(2**16), range(1, 2**13)),
         ops=("segment_matmul", "segment_outer"),
         exact=("k", "n", "itemsize"),
         sizes=("rows", "groups"),

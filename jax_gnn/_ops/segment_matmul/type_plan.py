@@ -1,4 +1,4 @@
-"""The sort of rows by type: what brings unsorted types to segmented products."""
+"""Sort of rows by type, which brings unsorted types to segmented products."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from jax_gnn._ops.segment_reduce.primitive import total
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class TypePlan:
-    """How rows are brought into the order of their types, and back.
+    """Permutation of rows into the order of their types, and its inverse.
 
-    A pytree, built once where types do not change, or inside ``jax.jit``::
+    A pytree, built once if types do not change, or inside ``jax.jit``::
 
         plan = TypePlan.from_types(types, num_types)
         y = plan.unsort(segment_matmul(plan.sort(x), weights, plan.group_sizes))
 
     Attributes:
-        group_sizes: ``(num_types,)``, how many rows each type has.
-        order: ``(rows,)``, which row comes at each place when they are sorted; those whose type is
-            out of range are last. None where rows are sorted as they are.
-        inverse: ``(rows,)``, the place of each row; None likewise.
+        group_sizes: ``(num_types,)`` numbers of rows.
+        order: ``(rows,)`` ids of the rows in sorted order; rows whose type is out of range come
+            last. None if rows are already sorted.
+        inverse: ``(rows,)`` places of the rows in sorted order; None if rows are already sorted.
 
     Example:
         >>> plan = TypePlan.from_types(jnp.array([1, 0, 1]), num_types=2)
@@ -51,11 +51,11 @@ class TypePlan:
 
     @classmethod
     def from_types(cls, types: ArrayLike, num_types: int) -> TypePlan:
-        """Sorts rows by type, stably.
+        """Sort rows by type, stably.
 
         Args:
-            types: ``(rows,)`` integers in any order. Rows whose type is outside ``[0, num_types)``
-                belong to none: products of them are zero.
+            types: ``(rows,)`` integers in any order. Products of rows whose type is outside
+                ``[0, num_types)`` are zero.
             num_types: number of types.
 
         Raises:
@@ -72,13 +72,13 @@ class TypePlan:
 
     @classmethod
     def from_sizes(cls, group_sizes: ArrayLike) -> TypePlan:
-        """The plan of rows that are sorted already.
+        """Return the plan of rows that are already sorted.
 
         Args:
             group_sizes: ``(num_types,)`` integers; rows past their sum have no type.
         """
         if on_host.value and not is_traced(group_sizes):
-            sizes: Any = check_ids("group_sizes", group_sizes)
+            sizes = check_ids("group_sizes", group_sizes)
             dtype = jax.dtypes.canonicalize_dtype(np.int64)
             return cls(np.minimum(sizes, np.iinfo(dtype).max).astype(dtype))
         return cls(as_ids("group_sizes", group_sizes))
@@ -90,11 +90,11 @@ class TypePlan:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows, None where rows are sorted as they are: then any will do."""
+        """Number of rows; None for rows that are already sorted, of any number."""
         return None if self.order is None else self.order.shape[0]
 
     def sort(self, x: ArrayLike) -> Array:
-        """``(rows, *features)`` in the order of their types.
+        """Return ``(rows, *features)`` in the order of their types.
 
         Raises:
             TypeError: ``x`` is not an array of numbers.
@@ -103,7 +103,7 @@ class TypePlan:
         return self._gather(x, self.order, self.inverse)
 
     def unsort(self, x: ArrayLike) -> Array:
-        """The inverse of :meth:`sort`."""
+        """Return rows in their order before :meth:`sort`."""
         return self._gather(x, self.inverse, self.order)
 
     def _gather(self, x: ArrayLike, ids: Array | None, inverse: Array | None) -> Array:
@@ -113,12 +113,12 @@ class TypePlan:
         rows = ids.shape[0]
         if x.ndim == 0 or x.shape[0] != rows:
             raise ValueError(f"x must be ({rows=}, *features), got shape {x.shape}")
-        # A gather whose transpose is a gather: no scatter in the backward pass.
+        # The transpose of a permutation is a gather: no scatter in the backward pass.
         return total(x, permutation(ids, inverse))
 
 
 def _host_plan(types: np.ndarray, num_types: int) -> tuple[Any, Any, Any]:
-    """Sizes, order and inverse, in numpy."""
+    """Return sizes, order and inverse, in numpy."""
     dtype = index_dtype(num_types, len(types))
     types = np.where(in_range(types, num_types), types, num_types)
     order = np.argsort(types, kind="stable").astype(dtype)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jax_gnn._core.activation import ACTIVATIONS
 from jax_gnn._core.arguments import check_concrete
@@ -20,32 +21,33 @@ from jax_gnn._core.sharding import replicate
 
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
-    """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
+    """Return ``(num_groups + 1,)``: the first row of each group of the weights, and the end."""
     reason = "plain XLA adds them up in steps"
     check_concrete("the number of group_sizes", sizes.shape[0], reason)
     sizes = replicate(sizes).astype(promoted(sizes.dtype, index_dtype(rows)))
-    ends = jax.lax.associative_scan(
+    # A cumulative sum that saturates at `rows` and so cannot overflow.
+    sums = jax.lax.associative_scan(
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )
-    starts = jnp.pad(ends, (1, 0))
+    starts = jnp.pad(sums, (1, 0))
     return starts[
         jnp.clip(offset + jnp.arange(num_groups + 1, dtype=offset.dtype), 0, sizes.shape[0])
     ]
 
 
 def cover(sizes: Array, offset: Array, num_groups: int, rows: int) -> tuple[Array, Array]:
-    """Groups without offset that cover all rows, and which rows truly belong to a group.
+    """Return groups without an offset that cover all rows, and the mask of rows of real groups.
 
     Returns:
         ``(num_groups,)`` sizes whose sum is ``rows``: the first and the last group are extended
-        over rows of no group; and ``(rows,)``.
+        over rows of no group; and the mask, ``(rows,)``.
     """
     bounds = _bounds(sizes, offset, num_groups, rows)
     return jnp.diff(bounds.at[0].set(0).at[-1].set(rows)), _within(bounds, rows)
 
 
 def in_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
-    """``(rows,)``, which rows belong to a group that there is a weight for."""
+    """Return ``(rows,)``: whether a row belongs to a group with a weight."""
     return _within(_bounds(sizes, offset, num_groups, rows), rows)
 
 
@@ -55,18 +57,18 @@ def _within(bounds: Array, rows: int) -> Array:
 
 
 def row_groups(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
-    """``(rows,)``, the group of each row, ascending; -1 and ``num_groups`` at the ends: none."""
+    """Return ``(rows,)`` groups, ascending; -1 before the first group, ``num_groups`` past them."""
     bounds = _bounds(sizes, offset, num_groups, rows)
     row = jnp.arange(rows, dtype=bounds.dtype)
-    found = jnp.searchsorted(bounds, row, side="right", method="scan_unrolled")
-    return found.astype(bounds.dtype) - 1
+    groups = jnp.searchsorted(bounds, row, side="right", method="scan_unrolled")
+    return groups.astype(bounds.dtype) - 1
 
 
 def _ragged_dot(
-    contracted: tuple[int, int], lhs: Array, rhs: Array, sizes: Array, precision: Any
+    contracted: tuple[int, int], lhs: Array, rhs: Array, sizes: Array, precision: jax.lax.Precision
 ) -> Array:
     if jnp.issubdtype(lhs.dtype, np.complexfloating):
-        # XLA's own product of ragged complex rows ends the process on a GPU (jax 0.11).
+        # XLA's product of ragged complex rows crashes on a GPU (jax 0.11): use four real ones.
         def real(a: Array, b: Array) -> Array:
             return _ragged_dot(contracted, a, b, sizes, precision)
 
@@ -85,13 +87,13 @@ def _ragged_dot(
     )
 
 
-def listed_rows(*gathers: SparseMatrix | None) -> Any:
-    """``(rows,)``, of which rows no gather's id is out of range; True without any."""
-    checks = [each.by_row.valid(each.by_col.num_rows) for each in gathers if each is not None]
-    return functools.reduce(operator.and_, checks, np.True_)
+def valid_rows(*gathers: SparseMatrix | None) -> Any:
+    """Return ``(rows,)``: whether all gathers' ids are in range; True without gathers."""
+    masks = [m.by_row.valid(m.by_col.num_rows) for m in gathers if m is not None]
+    return functools.reduce(operator.and_, masks, np.True_)
 
 
-def _rows_of(x: Array, gather: SparseMatrix | None) -> Array:
+def _gather_rows(x: Array, gather: SparseMatrix | None) -> Array:
     return take(x, None if gather is None else gather.by_row.cols)
 
 
@@ -107,15 +109,17 @@ def segment_matmul(
     scatter: SparseMatrix | None,
     *,
     transposed: bool,
-    precision: Any,
+    precision: jax.lax.Precision,
     activation: str | None,
-    dtype: Any,
+    dtype: DTypeLike,
 ) -> Array:
-    lhs = _rows_of(lhs, gather)
+    """Return the products; operands and attributes as in `Rows`."""
+    lhs = _gather_rows(lhs, gather)
     rows, num_groups = lhs.shape[0], rhs.shape[0]
     shape = rows, rhs.shape[1 if transposed else 2]
     if num_groups == 0 or 0 in shape:
         return finished(jnp.zeros(shape, dtype), residual, activation, dtype)
+    # XLA reads all rows, so every row needs a group; rows of no group are masked after the product.
     sizes, valid = cover(sizes, offset, num_groups, rows)
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
     if scale is not None:
@@ -123,12 +127,14 @@ def segment_matmul(
     if bias is not None:
         groups = jnp.repeat(jnp.arange(num_groups), sizes, total_repeat_length=rows)
         result += bias[groups].astype(result.dtype)
-    result = _rows_of(jnp.where(as_column(valid), result, 0), scatter)
+    result = _gather_rows(jnp.where(as_column(valid), result, 0), scatter)
     return finished(result, residual, activation, dtype)
 
 
-def finished(result: Array, residual: Array | None, activation: str | None, dtype: Any) -> Array:
-    """All activations are 0 at 0: rows without a product stay so, but for the residual."""
+def finished(
+    result: Array, residual: Array | None, activation: str | None, dtype: DTypeLike
+) -> Array:
+    """Add the residual and apply the activation, which keeps rows without a product 0."""
     if residual is not None:
         result = feature_wise(result, residual) + feature_wise(
             residual.astype(result.dtype), result
@@ -144,22 +150,24 @@ def segment_outer(
     scale: Array | None,
     sizes: Array,
     offset: Array,
-    left: SparseMatrix | None,
-    right: SparseMatrix | None,
+    lhs_gather: SparseMatrix | None,
+    rhs_gather: SparseMatrix | None,
     *,
     num_groups: int,
-    precision: Any,
+    precision: jax.lax.Precision,
     deterministic: bool,
-    dtype: Any,
+    dtype: DTypeLike,
 ) -> Array:
+    """Return the sums of outer products; operands and attributes as in `Factors`."""
     del deterministic
-    listed = listed_rows(left, right)
-    lhs, rhs = _rows_of(lhs, left), _rows_of(rhs, right)
+    in_range = valid_rows(lhs_gather, rhs_gather)
+    lhs, rhs = _gather_rows(lhs, lhs_gather), _gather_rows(rhs, rhs_gather)
     if num_groups == 0 or 0 in (*lhs.shape, *rhs.shape):
         return jnp.zeros((num_groups, lhs.shape[1], rhs.shape[1]), dtype)
-    if scale is not None:  # rounded once, at the end
+    if scale is not None:  # in the accumulator type, to round once
         lhs, rhs = (x.astype(scale.dtype) for x in (lhs, rhs))
         lhs *= as_column(scale)
     sizes, valid = cover(sizes, offset, num_groups, lhs.shape[0])
-    lhs, rhs = (jnp.where(as_column(valid & listed), x, 0) for x in (lhs, rhs))
+    # Both factors are masked, since 0 · NaN is NaN.
+    lhs, rhs = (jnp.where(as_column(valid & in_range), x, 0) for x in (lhs, rhs))
     return _ragged_dot((0, 0), lhs, rhs, sizes, precision).astype(dtype)
