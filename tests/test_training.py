@@ -77,7 +77,6 @@ from flax_layers.training.data import (
     sum_size,
 )
 from flax_layers.training.epochs import MIN_HYPEREDGE_WEIGHT, divided
-from flax_layers.training.plain import CooGraph, CooHypergraph
 from flax_layers.training.trained import accuracy, in_features, make_model, model_inputs
 from jax_gnn import Graph, Hypergraph
 from jax_gnn.datasets import GraphDataset, GraphsDataset, HypergraphDataset, RelationalDataset
@@ -250,85 +249,6 @@ def test_plain_jax_trains_the_same(result):
         np.testing.assert_allclose(
             getattr(result.run, name), getattr(result.baseline, name), atol=1e-4, err_msg=name
         )
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        HGNNConfig(),
-        HGNNConfig(normalization="row", num_layers=3),
-        HGNNConfig(learnable_hyperedge_weights=True, input_dropout_rate=0.2),
-        HGNNConfig(learnable_hyperedge_weights=True, normalization="row"),
-        GCNConfig(),
-        GCNConfig(num_layers=3, hidden_features=3, input_dropout_rate=0.0),
-        GINConfig(),
-        GINConfig(learn_eps=True, num_layers=3, hidden_features=9),
-        SAGEConfig(),
-        SAGEConfig(aggregation="max", num_layers=1),
-        SAGEConfig(aggregation="sum", project=True, hidden_features=7),
-        GATConfig(),
-        GATConfig(num_layers=3, heads=2, hidden_features=6),
-        GATv2Config(),
-        GATv2Config(share_weights=True, heads=2),
-        GraphTransformerConfig(),
-        GraphTransformerConfig(gated=True, heads=2, num_layers=3),
-        HGNNPConfig(),
-        HGNNPConfig(learnable_hyperedge_weights=True),
-        UniGINConfig(),
-        UniGINConfig(normalize=True, hidden_features=3),
-        UniSAGEConfig(num_layers=3),
-        UniSAGEConfig(node_reduce="mean", normalize=True),
-        UniGATConfig(),
-        UniGATConfig(normalize=True, num_layers=3, heads=2),
-        UniGCNIIConfig(),
-        UniGCNIIConfig(num_layers=3, alpha=0.3, lamda=1.5, self_loops="none"),
-        HypergraphAttentionConfig(),
-        HypergraphAttentionConfig(num_layers=1, self_loops="none", degrees="ones"),
-        AllDeepSetsConfig(hidden_features=16),
-        AllDeepSetsConfig(hidden_features=16, num_layers=2, mlp_layers=1, self_loops="none"),
-        AllSetTransformerConfig(hidden_features=16),
-        AllSetTransformerConfig(hidden_features=16, num_layers=2, heads=1, self_loops="none"),
-        RGCNConfig(num_layers=3, dropout_rate=0.3),
-        RGCNConfig(num_bases=2, norm="sum"),
-        RGCNConfig(features="native", num_bases=2, input_dropout_rate=0.2),
-    ],
-    ids=str,
-)
-def test_plain_model_equals_the_layers(config):
-    recipe = RECIPES[config.model]
-    dataset = dataset_for(type(config))
-    graph, x = model_inputs(dataset, config)
-    model = recipe.model(
-        in_features(graph, x),
-        config.hidden_features,
-        2,
-        num_layers=config.num_layers,
-        dropout_rate=config.dropout_rate,
-        input_dropout_rate=config.input_dropout_rate,
-        bias_init=nnx.initializers.normal(1.0),
-        rngs=nnx.Rngs(0),
-        **recipe.options(config, graph),
-    )
-    for conv in model.convolutions:
-        if getattr(conv, "hyperedge_weight", None) is not None:
-            conv.hyperedge_weight[...] = jnp.linspace(0.2, 3, graph.num_hyperedges)
-        if getattr(conv, "learned_eps", None) is not None:
-            conv.learned_eps[...] = jnp.array(0.5)
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    structure = recipe.plain_structure(graph)
-
-    @nnx.jit
-    def results(model, params, x, key):
-        return [
-            (
-                recipe.plain_model(config, params, structure, x, of_dropout),
-                model(graph, x, deterministic=of_dropout is None, rngs=of_dropout),
-            )
-            for of_dropout in (None, key)
-        ]
-
-    for y, expected in results(model, params, x, jax.random.key(3)):
-        np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_learnable_hyperedge_weights_learn_and_stay_positive():
@@ -1326,27 +1246,6 @@ def test_plot_shows_all_of_the_accuracies(result, monkeypatch):
     shown = dataclasses.replace(result, run=dataclasses.replace(run, **changed))
     plot_learning_curves(shown, "curves.png", title="HGNN on tiny")
     assert figures[0].axes[1].get_ylim() == (48, 100)
-
-
-def test_coo_hypergraph_is_sorted_both_ways():
-    hypergraph = Hypergraph.from_hyperedges([[2, 0], [1, 2]], num_nodes=4)
-    graph = CooHypergraph.from_hypergraph(hypergraph)
-    assert graph.hyperedge.tolist() == [0, 0, 1, 1]
-    assert graph.member.tolist() == [0, 2, 1, 2]
-    assert graph.node.tolist() == [0, 1, 2, 2]
-    assert graph.incident.tolist() == [0, 1, 0, 1]
-    assert graph.node_degree.tolist() == [1, 1, 2, 0]
-    assert graph.hyperedge_degree.tolist() == [2, 2]
-
-
-def test_coo_graph():
-    graph = CooGraph.from_graph(Graph.from_edges([2, 0, 2], [1, 1, 0], num_nodes=4))
-    assert graph.dst.tolist() == [0, 1, 1]
-    assert graph.src.tolist() == [2, 0, 2]
-    assert graph.degree.tolist() == [1, 2, 0, 0]
-    x = jnp.array([[1.0], [10.0], [-100.0], [1000.0]])
-    assert graph.sum(x).ravel().tolist() == [-100, -99, 0, 0]
-    assert graph.max(x).ravel().tolist() == [-100, 1, 0, 0]
 
 
 def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
