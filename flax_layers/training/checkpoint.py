@@ -87,6 +87,7 @@ def save_checkpoint(
     path = Path(path).resolve()
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    # All errors of the arguments come before anything is written.
     predictor = _predictor(trained, mean, std, rows)
     description = _description(predictor, arguments)
     index = trained.index if isinstance(trained, TrainedLinks) else None
@@ -130,6 +131,7 @@ def _write(
     if jax.process_index() == 0:
         if index is not None:
             index.write(path / INDEX)
+        # Sums of all files find changes that storage does not notice.
         files = sorted(file for file in path.rglob("*") if file.is_file())
         sums = (f"{_sha256(file)}  {file.relative_to(path).as_posix()}\n" for file in files)
         (path / SUMS).write_text("".join(sums))
@@ -385,6 +387,7 @@ def _check_variables(description: Description, model: nnx.Module) -> None:
     saved, current = description["variables"], _variables(model)
     if saved == current and description["type"] == type(model).__qualname__:
         return
+    # The first variable that differs is named; one that is missing differs, too.
     different = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
     text = ""
     if different:
@@ -445,6 +448,7 @@ def _unversioned_model(
     """Return the trained model of a checkpoint of before versions; also what it lacks."""
     missing = ["the split", "the names of the labels", "what its data are recognised by"]
     training, config = description.get("training"), RECIPES[description["model"]].config
+    # Settings count if they have the preprocessing, and no field that is unknown today.
     fields = {field.name for field in dataclasses.fields(config)}
     preprocessing = {"features", "feature_normalization"}
     settings = {}
@@ -536,6 +540,7 @@ def _arguments(module: nnx.Module) -> dict[str, object]:
     Each argument is an attribute of the module, or of a stack's convolutions, or an item of
     ``options``. Initialisers are left out.
     """
+    # Attributes of the module itself take precedence, then those of its convolutions.
     values = dict(getattr(module, "options", ())) | _attributes(module)
     if isinstance(module, Stack):
         chosen = {"features", "layer"}  # by the stack, for each convolution

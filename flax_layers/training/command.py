@@ -88,6 +88,7 @@ class _TaskAction(argparse._SubParsersAction):  # type: ignore[type-arg]
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        # The option is parsed before others, as it chooses their parser.
         model, *words = values
         tasks = ["node"] * (model in RECIPES)
         tasks += [name for name in TASKS if f"{model}-{name}" in self.choices]
@@ -109,6 +110,7 @@ def add_train(commands: Commands) -> None:
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
         _add_links(models, link_recipe)
+    # "MODEL-link" is also found as "MODEL", where no recipe of nodes has that name.
     for name, parser in [*models.choices.items()]:
         parser.prog = parser.prog.replace(name, command_name(name))
         models.choices.setdefault(name.partition("-link")[0], parser)

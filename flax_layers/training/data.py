@@ -49,6 +49,7 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
             of that split is empty, it has too few labelled nodes to split, or no classes or
             relations.
     """
+    # A published split is checked by the seed of the first run, as seeds draw validation nodes.
     folds = getattr(config, "folds", 0)
     fixed = config.split != "random" and not folds
     published = _published_split(dataset, config, config.seed) if fixed else None
@@ -297,6 +298,7 @@ def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
             one of a cross-validation, where the same examples validate and test.
         seed: Seed of a random split, or number of the fold from the settings' seed.
     """
+    # Folds of the data are used if there are as many; else random ones, stratified by class.
     if folds := getattr(config, "folds", 0):
         fold_of = getattr(dataset, "folds", None)
         if fold_of is None or fold_of.max(initial=-1) != folds - 1:
@@ -417,6 +419,7 @@ def renumbered(
     def numbers(plural: str, names: Sequence[str], new_names: Sequence[str]) -> np.ndarray:
         return numbers_by_name(plural, names, new_names, "the model", f"dataset {dataset.name!r}")
 
+    # Relations and types are few, and must have the model's names, if both sides have names.
     changes: dict[str, Any] = {}
     unnamed = []
     if isinstance(dataset, RelationalDataset):
@@ -490,6 +493,7 @@ _NODE_IDS = "src", "dst", "node_idx", "train_idx", "val_idx", "test_idx", "train
 def _reordered(fields: dict[str, Any], order: np.ndarray) -> dict[str, Any]:
     """Return a dataset's fields with its nodes in another order."""
     fields = {name: value for name, value in fields.items() if value is not None}
+    # `order` lists the original numbers; its inverse maps them to new ones.
     new_ids = np.argsort(order)
     changes = {name: fields[name][order] for name in _NODE_ROWS if name in fields}
     changes |= {name: new_ids[fields[name]] for name in _NODE_IDS if name in fields}
@@ -529,6 +533,7 @@ class Fingerprint(NamedTuple):
 
 def fingerprint(dataset: NodeDataset) -> Fingerprint:
     """Return the identity of a dataset."""
+    # Fields that decide the structure; names are compared apart, see `Numbering`.
     structure: tuple[str, ...] = ("num_nodes", "src", "dst")
     if isinstance(dataset, HypergraphDataset):
         structure = ("num_nodes", "num_hyperedges", "node_idx", "hyperedge_idx")
@@ -549,6 +554,7 @@ def fingerprint(dataset: NodeDataset) -> Fingerprint:
 
 def _sha256(dataset: NodeDataset, *fields: str) -> str:
     """Return the sum of fields with their shapes and dtypes, of those that the dataset has."""
+    # Dtype and shape are part of the sum, as arrays of other shapes may have the same bytes.
     digest = hashlib.sha256()
     for field in fields:
         value = getattr(dataset, field, None)

@@ -46,6 +46,7 @@ def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -
         raise ValueError(
             f"devices must be 1: {command_name(config.model)} {obstacle}; got {devices}"
         )
+    # The first devices are used, whatever their number.
     available = jax.devices()
     if devices > len(available):
         kind = available[0].platform
@@ -58,6 +59,7 @@ def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -
 
 def takes_parts(recipe: Recipe) -> bool:
     """Return whether the model's layers take one device's part of their structure."""
+    # All layers of graphs take parts; a layer of hypergraphs says whether it does.
     if recipe.dataset is not HypergraphDataset:
         return True
     return getattr(getattr(recipe.model, "convolution", None), "takes_parts", False)

@@ -83,6 +83,7 @@ def adam(learning_rate: float | Callable[[Array], Array]) -> optax.GradientTrans
     """Return Optax's Adam, which promotes dtypes, also where promotion is set to be strict."""
     import optax  # part of the extra "train"
 
+    # Optax adds numbers of Python's to arrays of other dtypes.
     init, update = optax.adam(learning_rate)
 
     def promoting_update(*arguments: PyTree) -> PyTree:
@@ -114,6 +115,7 @@ def _optimizer(config: TrainConfig, steps: int, sum_size: float) -> optax.Gradie
     """Return the optimizer of the settings for a number of steps per epoch."""
     import optax  # part of the extra "train"
 
+    # Decay is added to the gradient, as in the published code, and not to the update as in AdamW.
     map_decay = getattr(config, "map_weight_decay", config.weight_decay)
 
     def decay(path: KeyPath, param: Array) -> Array:
@@ -165,6 +167,7 @@ def _train_epochs(
         key, batch = inputs
         if sample is None:
             return batch_step(state, key, batch)
+        # Samples and dropout have keys of their own.
         key, sample_key = jax.random.split(key)
         result: tuple[_State, Array] = sample(
             data, batch.y, sample_key, functools.partial(batch_step, state, key)
@@ -199,6 +202,7 @@ def _train_epochs(
             keys = jax.random.split(key, len(batches.y))
             state, step_losses = jax.lax.scan(step, state, (keys, batches))
             loss = step_losses.mean()
+        # The best variables are selected on the device, so that epochs need no host.
         variables = state.params, state.stats
         accuracies = evaluate(variables)
         better = accuracies[1] > state.best_valid_accuracy
@@ -214,15 +218,7 @@ def _train_epochs(
 
 
 class Runner:
-    """One implementation: its compiled programs, current state and records.
-
-    Args:
-        apply: Function that applies the model.
-        config: Settings of the training.
-        steps: Number of steps per epoch.
-        sum_size: Divisor of sums over neighbours, see `divided`.
-        sample: Function that samples the data of a step, if steps are of seed nodes.
-    """
+    """One implementation: its compiled programs, current state and records."""
 
     def __init__(
         self,
@@ -271,6 +267,7 @@ class Runner:
                 self._compiled[len(keys)] = train.lower(*arguments).compile()
             self._compile_seconds += time.perf_counter() - start
             self._custom_calls = _custom_calls(self._compiled[len(keys)].as_text())
+        # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
         self.state, metrics = wait_for(self._compiled[len(keys)](*arguments))
         self._epoch_seconds.append((time.perf_counter() - start) / len(keys))

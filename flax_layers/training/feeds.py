@@ -83,6 +83,7 @@ class SplitGraph(WholeGraph):
     def __init__(
         self, dataset: NodeDataset, config: TrainConfig, devices: int, method: Method
     ) -> None:
+        # The whole graph stays on the host, and only its parts are placed on devices.
         self._dataset = dataset
         with host_arrays():
             self.graph, *inputs = raw_inputs(dataset, config)
@@ -145,6 +146,7 @@ class ManyGraphs(Feed):
         """See `Feed`."""
         batches, rows, ids = self._sampler.epoch(self._train_ids, self._rng)
         valid, y = jnp.asarray(ids >= 0), self._labels(ids)
+        # A call is one epoch: the leading axes are of epochs and steps.
         steps = Data(to_device(batches), (jnp.asarray(rows),), y, (valid,))
         one_epoch: Data = jax.tree.map(lambda array: array[None], steps)
         return one_epoch

@@ -35,6 +35,7 @@ def stack_batches(
         unstacked = [dataset.batch(group, **budget) for group in groups]
     batches = jax.tree.map(lambda *arrays: np.stack(arrays), *unstacked)
     rows = np.zeros((len(groups), budget["num_nodes"], x.shape[1]), x.dtype)
+    # The nodes of a batch's graphs come first, and padding after them.
     for i, group in enumerate(groups):
         nodes = dataset.nodes_of(group)
         rows[i, : len(nodes)] = x[nodes]
@@ -97,6 +98,7 @@ class Sampler:
         else:
             count = self._budget["num_graphs"]
             samples = [rng.permutation(ids)[:count] for _ in range(self.steps)]
+        # A batch ends before the first graph that exceeds the budget of nodes or edges.
         groups = []
         for sample in samples:
             fits = np.ones(len(sample), bool)

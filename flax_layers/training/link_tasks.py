@@ -28,7 +28,7 @@ from flax_layers import (
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.data import node_features, settled
 from flax_layers.training.link_models import LINK_RECIPES
-from flax_layers.training.models import select_recipe
+from flax_layers.training.models import check_kind
 from flax_layers.training.resume import write_arrays
 from flax_layers.training.types import PyTree
 from jax_gnn import RelationalGraph
@@ -78,8 +78,11 @@ def link_task(dataset: NodeDataset, config: LinkConfig) -> FactTask | EdgeTask:
         ValueError: A part of the split is missing or empty, the data are too few to split, or edges
             have no relations and nodes no features.
     """
-    expected = "such as GCNLinkConfig or RGCNLinkConfig"
-    select_recipe(LINK_RECIPES, config, dataset, expected)
+    recipe = LINK_RECIPES.get(getattr(config, "model", ""))
+    if recipe is None:
+        expected = "such as GCNLinkConfig or RGCNLinkConfig"
+        raise TypeError(f"config must be {expected}, got {type(config).__name__}")
+    check_kind(config, dataset, recipe.dataset)
     if isinstance(dataset, RelationalDataset):
         return FactTask(dataset, config)
     assert isinstance(dataset, GraphDataset)
@@ -114,22 +117,6 @@ def link_graph(dataset: RelationalDataset) -> RelationalGraph:
     )
 
 
-def link_ranking(dataset: RelationalDataset, part: str) -> LinkRanking:
-    """Return the ranking of a part, "train", "val" or "test", filtered by all edges."""
-    edges = getattr(dataset, f"{part}_edges")
-    facts = dataset.src, dataset.rel, dataset.dst
-    src, rel, dst = (column[edges] for column in facts)
-    return LinkRanking.from_facts(
-        src,
-        rel,
-        dst,
-        facts,
-        num_nodes=dataset.num_nodes,
-        num_relations=dataset.num_relations,
-        chunk_size=512,
-    )
-
-
 # --- Edges with relations -------------------------------------------------------------------------
 
 
@@ -158,6 +145,7 @@ class _Queries(NamedTuple):
         count = graph.num_relations
         subjects = np.asarray(pairs.nodes)
         relations = np.repeat(np.arange(count), np.asarray(pairs.sizes))
+        # The inverse of an edge leads from its destination, by the relation half of all later.
         types = (np.asarray(graph.edge_types) + count // 2) % count
         inverse = types.astype(np.int64) * graph.num_nodes + np.asarray(graph.nodes.rows)
         keys = relations.astype(np.int64) * graph.num_nodes + subjects  # they ascend
@@ -209,6 +197,7 @@ def _loss(
     ids = jnp.maximum(batch.queries, 0)
     encode_key, decode_key, negative_key = jax.random.split(key, 3)
     if settings.leave_out:
+        # An edge is hidden if it, or its inverse, answers a query of the batch.
         in_batch = jnp.zeros(len(queries.subjects), bool).at[ids].set(batch.queries >= 0)
         visible = ~in_batch[queries.edge_queries].any(1)
         edge_weight = jnp.where(visible, 1.0 if edge_weight is None else edge_weight, 0)
@@ -287,7 +276,8 @@ class FactTask:
         return link_graph(self.dataset)
 
     def data(self, model: LinkPredictor) -> PyTree:
-        """Return all inputs of a step beside its batch; factors of edges do not change."""
+        """Return all inputs of a step beside its batch."""
+        # The factors of edges follow from degrees alone, and are computed once.
         self._queries = _Queries.of(self.graph)
         weight = model.encoder.convolutions[0].factors(self.graph)
         return jax.device_put((self.graph, self._queries, weight))
@@ -304,7 +294,13 @@ class FactTask:
     def ranks(self, model: LinkPredictor, part: str) -> Array:
         """Return the ranks of the facts of a part, ``(num_facts, 2)``: see `LinkRanking`."""
         if part not in self._rankings:
-            self._rankings[part] = link_ranking(self.dataset, part)
+            # All edges of the data are known answers, of whatever part.
+            data = self.dataset
+            edges, facts = getattr(data, f"{part}_edges"), (data.src, data.rel, data.dst)
+            src, rel, dst = (column[edges] for column in facts)
+            self._rankings[part] = LinkRanking.from_facts(
+                src, rel, dst, facts, **self.sizes, chunk_size=512
+            )
         nodes, relations = _encode(*nnx.split(model), self.graph)
         return self._rankings[part].ranks(model.decoder, nodes, relations)
 

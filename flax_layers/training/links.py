@@ -133,7 +133,7 @@ class TrainedLinks(Predictor):
         ranks = task.ranks(self.model, part)
         if match.dataset is dataset:
             return ranks
-        # Ranks are in the order of the renumbered dataset's part.
+        # Edges have other numbers there: ranks are in the order of the renumbered dataset's part.
         ranked, edges = (getattr(data, f"{part}_edges") for data in (match.dataset, dataset))
         order = np.argsort(ranked)
         return ranks[order[np.searchsorted(ranked, match.edges[edges], sorter=order)]]
@@ -165,6 +165,7 @@ class TrainedLinks(Predictor):
             return columns | {"dst_rank": dst_rank, "src_rank": src_rank}
         match, task = self._task(dataset)
         assert isinstance(task, EdgeTask)
+        # Pairs have the model's numbers of nodes, and get those of the dataset.
         logits = [np.asarray(scores) for scores in task.scores(self.model, "test")]
         pairs = np.concatenate([task.split.test, task.split.test_negatives], 1)
         src, dst = match.order[pairs]
@@ -276,6 +277,7 @@ class TrainedLinks(Predictor):
             scores = np.array(_scores(graphdef, state, nodes, relations, node, query))
         else:
             scores = np.array(_products(nodes, node))
+        # Scores descend over the candidates; the sort is stable, so lower numbers come first.
         candidates = np.ones(len(nodes), bool)
         if filtered:
             sources, rel_ids, answers = facts if side == "src" else facts[::-1]
@@ -302,6 +304,7 @@ class TrainedLinks(Predictor):
         Raises:
             ValueError: The text is no query, or a name is unknown.
         """
+        # Names may have blanks at their ends, or be "?"; both count before they are taken otherwise.
         parts = ("src", "rel", "dst") if self.num_relations else ("src", "dst")
         numbering = self.numbering or Numbering()
         names = dict.fromkeys(parts, numbering.nodes[0] or ()) | {"rel": numbering.relations or ()}
@@ -497,6 +500,7 @@ def train_links(
     with implementation_context(config.implementation), progress:
         for epoch in range(len(records["losses"]), config.epochs):
             batches = jax.tree.map(jnp.asarray, task.batches(rng))
+            # Epochs whose longest step differs have arrays of another width, hence a program.
             shapes = tuple(array.shape for array in jax.tree.leaves(batches))
             steps = shapes[0][0]
             keys = jax.random.split(jax.random.fold_in(key, epoch), steps)
@@ -518,6 +522,7 @@ def train_links(
                 records["validations"].append((epoch + 1, metrics))
                 if metrics[task.best_by] > records["best"]:
                     records["best"], best_params = metrics[task.best_by], params
+            # Records go on changing while the state waits to be written, so it has copies.
             learned = params, moments, best_params
             records["rng"] = rng.bit_generator.state
             snapshot = {name: copy.copy(values) for name, values in records.items()}

@@ -37,7 +37,7 @@ from flax_layers.training.trained import (
     regression_errors,
 )
 from flax_layers.training.types import Method, PyTree
-from jax_gnn.datasets import NodeDataset, Split
+from jax_gnn.datasets import NodeDataset
 
 
 def train(
@@ -62,8 +62,7 @@ def train(
         dataset: Structure, labels and features.
         config: Settings; their class says which model, as `HGNNConfig` or `GCNConfig` does.
         baseline: Whether to train the same model in plain XLA (``implementation="xla"``) as well,
-            from the same parameters and keys. The two alternate every few epochs, so that a change
-            in the machine's speed meets both. Models of many graphs, batches of nodes and several
+            from the same parameters and keys. Models of many graphs, batches of nodes and several
             devices have none.
         devices: Number of devices that share the graph, each with a part of it: the first of
             `jax.devices()`. But for dropout, which differs, results are those of one device to
@@ -136,6 +135,7 @@ def train(
                 call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
                 if epoch < first_epoch:
                     continue
+                # The runners alternate, so that a change in the machine's speed meets both.
                 metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
                 progress.keep_splits(number, epoch + len(call_keys), runners, best, errors)
                 rate = None
@@ -145,6 +145,7 @@ def train(
                     for i in range(len(call_keys)):
                         loss, train, valid = (float(curve[i]) for curve in metrics[:3])
                         on_epoch(EpochReport(number, epoch + i, loss, train, valid, rate))
+            # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:
                 trained = TrainedModel(nnx.merge(graphdef, *variables, constants), split_config)
@@ -154,6 +155,7 @@ def train(
                 best = Best(valid, variables, number)
         if best.variables is None:
             raise FloatingPointError("no epoch had a validation result that is a number")
+    # The best split's model is returned, with all that its predictions on other data need.
     split = splits[best.number]
     model = nnx.merge(graphdef, *best.variables, constants)
     model.eval()
@@ -161,31 +163,23 @@ def train(
     over: Any = "folds" if folds else "seeds" if fixed else "splits"
     runs = [runner.result(over) for runner in runners]
     structure = dataset if recipe.structure is None else feed.graph
-    split_config = target_scaled(dataset, config, split.train)
+    numbering = Numbering.of(dataset, by_type=node_types_of(model) is not None)
+    trained = TrainedModel(
+        model,
+        target_scaled(dataset, config, split.train),
+        data=fingerprint(dataset),
+        label_names=dataset.label_names,
+        split=split,
+        seed=seeds[best.number],
+        numbering=numbering if config.features == "native" else numbering._replace(features=None),
+    )
+    scores = {name: np.array([row[name] for row in errors]) for name in (errors or [{}])[0]}
     return TrainResult(
-        trained=_trained(model, dataset, split_config, split, seeds[best.number]),
+        trained=trained,
         graph=data.graph,
         x=x,
         sizes={name: getattr(structure, name) for name in recipe.sizes},
         run=runs[0],
         baseline=runs[1] if len(runs) > 1 else None,
-        errors={name: np.array([row[name] for row in errors]) for name in errors[0]}
-        if errors
-        else None,
-    )
-
-
-def _trained(
-    model: nnx.Module, dataset: NodeDataset, config: TrainConfig, split: Split, seed: int
-) -> TrainedModel:
-    """Return a model with all that its predictions on other data need."""
-    numbering = Numbering.of(dataset, by_type=node_types_of(model) is not None)
-    return TrainedModel(
-        model,
-        config,
-        data=fingerprint(dataset),
-        label_names=dataset.label_names,
-        split=split,
-        seed=seed,
-        numbering=numbering if config.features == "native" else numbering._replace(features=None),
+        errors=scores or None,
     )

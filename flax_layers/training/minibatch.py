@@ -87,6 +87,7 @@ class SampledNodes:
         batches = seeds_of_epoch(split.train, self._batch_size, self._config.seed, 0)[:_BATCHES]
         fanouts, key = self._config.layer_fanouts, jax.random.key(self._config.seed)
         draw = functools.partial(sample_neighbors, self.graph, batches[0], fanouts, key)
+        # Shapes for the worst case, in which no neighbourhoods overlap, need no sampling.
         largest = jax.eval_shape(draw).graphs[0].num_src
         if largest < _SMALL:
             return None
@@ -158,6 +159,7 @@ class SampledNodes:
         """See `Feed`."""
         x, edge_options, node_options = inputs
         dropout = {"deterministic": key is None, "rngs": key}
+        # Steps are on blocks; evaluations on the whole graph, by layers if it is large.
         if isinstance(graph, Blocks):
             return model(graph, x, **edge_options, **node_options, **dropout)
         if len(self._chunks) == 1:

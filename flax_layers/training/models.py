@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
@@ -124,6 +124,7 @@ def _relation_ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
     Raises:
         ValueError: A relation runs between nodes of several types.
     """
+    # Nodes are numbered type by type, so a node's type is the first that ends after it.
     names, rel = graph.node_type_names, np.asarray(graph.edge_types)
     assert names is not None
     stops = [part.stop for part in graph.node_slices]
@@ -279,48 +280,31 @@ RECIPES = (
 TASKS = ("graph", "link")  # the names of their recipes end with the task; those of nodes do not
 
 
-class AnyRecipe(Protocol):
-    """Fields that recipes of nodes, graphs and edges have in common."""
-
-    @property
-    def dataset(self) -> type[NodeDataset]:
-        """Class of the datasets that the model takes."""
-
-
-R = TypeVar("R", bound=AnyRecipe)
-
-
 def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:
     """Return the recipe of a configuration.
 
     Raises:
         TypeError: The configuration is of no model, or its model takes other datasets.
     """
-    return select_recipe(RECIPES, config, dataset, "of a model, such as GCNConfig")
+    recipe = RECIPES.get(getattr(config, "model", ""))
+    if recipe is None:
+        raise TypeError(f"config must be of a model, such as GCNConfig, got {_type_name(config)}")
+    check_kind(config, dataset, recipe.dataset)
+    return recipe
 
 
-def select_recipe(
-    recipes: Mapping[str, R], config: Config, dataset: NodeDataset, expected: str
-) -> R:
-    """Return the recipe of a configuration, whose model takes the dataset.
-
-    Args:
-        recipes: Recipes by the name of their model.
-        config: Settings of the training.
-        dataset: Dataset to train on.
-        expected: Description of a valid configuration, for the error.
+def check_kind(config: Config, dataset: NodeDataset, kind: type[NodeDataset]) -> None:
+    """Check that a dataset is of the kind that the model takes.
 
     Raises:
-        TypeError: The configuration is of no model, or its model takes other datasets.
+        TypeError: It is of another kind.
     """
-    recipe = recipes.get(getattr(config, "model", ""))
-    if recipe is None:
-        raise TypeError(f"config must be {expected}, got {type(config).__name__}")
-    if not isinstance(dataset, recipe.dataset):
-        raise TypeError(
-            f"{config.model} takes a {recipe.dataset.__name__}, got a {type(dataset).__name__}"
-        )
-    return recipe
+    if not isinstance(dataset, kind):
+        raise TypeError(f"{config.model} takes a {kind.__name__}, got a {_type_name(dataset)}")
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__
 
 
 def command_name(name: str) -> str:

@@ -140,6 +140,7 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
         return "stream"
     if args.devices == 1:
         raise UserError(f"--partition {args.partition} needs --devices, for more than one")
+    # A word names a method; a file has the part of each node.
     path = Path(args.partition)
     if args.partition in METHODS:
         return str(args.partition)
@@ -165,6 +166,7 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
 
 def settings_of(config: type[C], args: argparse.Namespace, dataset: NodeDataset | None = None) -> C:
     """Return the settings of the command line, and for others the defaults for the dataset."""
+    # Options that are absent on the command line have no value in the namespace.
     options = {name: value for name, value in vars(args).items() if name in settings(config)}
     if options.get("implementation") == "auto":
         options["implementation"] = None
@@ -189,6 +191,7 @@ def _require_implementation(implementation: Implementation | None) -> None:
     if not platform.available:
         advice = f" ({platform.hint})" if platform.hint else ""
         raise UserError(f"--implementation {implementation}: {platform.reason}{advice}")
+    # JAX calls its backend "gpu", where this library says "cuda".
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if backend != implementation:
         raise UserError(

@@ -114,6 +114,7 @@ def write_predictions(
     """Write predictions, with names of nodes and labels where there are any, numbers elsewhere."""
     names, nodes = trained.label_names, dataset.node_names
     logits = logits.astype(jnp.float32)
+    # Columns by kind of model: targets, a probability for each class, or one class with its own.
     columns: dict[str, Any] = {}
     if trained.config.target_scaling is not None:
         targets = np.asarray(logits).T
@@ -169,6 +170,7 @@ def _run_predict(args: argparse.Namespace) -> int:
             f"{args.checkpoint} holds a {type(trained.model).__name__} that jax_gnn.save wrote and "
             "no recipe trained: predict with it in Python, by jax_gnn.load"
         )
+    # Models of edges rank them again; others predict a class or numbers for each node or graph.
     path = _data_of(trained, args.data)
     if isinstance(trained, TrainedLinks):
         if args.devices > 1:
@@ -195,6 +197,7 @@ def _answer(trained: Predictor, args: argparse.Namespace) -> int:
     """Print, and perhaps write, the nodes that a query asks for."""
     if not isinstance(trained, TrainedLinks):
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
+    # Queries are answered from the checkpoint alone, so data may only confirm its graph.
     if args.data is not None:
         with blame_data(), _print_warnings():
             dataset = LINK_RECIPES[trained.config.model].load(args.data)

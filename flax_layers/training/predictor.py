@@ -107,6 +107,7 @@ class Preprocessing:
         """Scale results to the numbers that the model was trained on."""
         if self.target_mean is self.target_std is None:
             return y
+        # Each step is rounded by itself, as in programs that do not fuse them.
         y = _barrier(y)
         if self.target_std is not None:
             y = _barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
@@ -177,6 +178,7 @@ def _apply(
     preprocessing: Preprocessing,
     inputs: dict[str, PyTree],
 ) -> PyTree:
+    # One program for preprocessing and model, which `export` writes as it is called here.
     options = dict(inputs)
     graph, x = options.pop("graph"), options.pop("x")
     model = nnx.merge(graphdef, state)
@@ -259,6 +261,7 @@ class Predictor:
             TypeError: `any_size` is set for a structure that is no `Graph` or `Hypergraph`.
             ValueError: `any_size` is set for a graph in which two sizes are equal.
         """
+        # Keys of dropout are constants of the program, as predictions draw nothing from them.
         inputs = {"graph": graph, "x": x, **named}
         structure = jax.tree.structure(inputs)
         sizes = _symbolic_sizes(graph) if any_size else {}

@@ -98,6 +98,7 @@ class StateFile:
         Raises:
             OSError: The disk is full, or the folder cannot be written to.
         """
+        # The file is replaced by a complete one, so that a full disk leaves the earlier state.
         arrays, self._pending = self._pending, None
         if self._path is None or arrays is None:
             return
@@ -116,6 +117,7 @@ class StateFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A finished training needs no state.
         if kind is not None:
             self._write()
         elif self._path is not None:
@@ -148,6 +150,7 @@ class SplitsState(StateFile):
         """
         if not self.arrays:
             return Best()
+        # Curves are of all splits, states of the current one.
         for i, runner in enumerate(runners):
             curves = [self.arrays[f"{i}/curves/{split}"] for split in range(self.split + 1)]
             runner.restore(fill(runner.state, self.arrays, f"{i}/state"), curves)

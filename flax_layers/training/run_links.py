@@ -104,6 +104,7 @@ def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     )
     with blame_output(folder):
         save_checkpoint(checkpoint, result.trained)
+    # Each run ends with a check that its checkpoint ranks alike.
     same = _same_ranks(checkpoint, result.trained, dataset)
     seconds = float(np.median(result.step_seconds))
     with blame_output(folder):

@@ -193,6 +193,7 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     config = settings_of(recipe.config, args, dataset)
     with blame_data():
         check_dataset(dataset, config)
+    # Errors of options and data come before the folder is made.
     num_devices, method = 1, cast(Method, "stream")
     if recipe.structure is not None:
         num_devices, method = args.devices, method_of(args, dataset)
@@ -214,12 +215,14 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
         )
     _print_notes(dataset, config, result.trained.config)
 
+    # The checkpoint is written first: a full disk then costs the plot, and not the model.
     summary = _dataset_summary(dataset, result)
     checkpoint, plot, results = (
         folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
     with blame_output(folder):
         save_checkpoint(checkpoint, result.trained)
+    # Each run ends with a check that its checkpoint predicts to the same bits.
     same = _same_predictions(checkpoint, result.trained, dataset, num_devices, method)
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed

@@ -21,6 +21,7 @@ def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
     try:
         return recipe.load(source)
     except ValueError as error:
+        # If the source can be read as another kind of data, the error names what takes it.
         try:
             kind = type(load_any(source)[0])
         except ValueError:
@@ -66,6 +67,7 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
         edges = {part: getattr(dataset, f"{part}_edges") for part in PARTS}
         parts = [f"{len(ids):,} {part}" for part, ids in edges.items() if ids is not None]
         yield ["split of edges", ", ".join(parts) or "none"]
+    # Models are listed by obstacle; those that can be trained have none.
     models: dict[str, list[str]] = {}
     for recipe in recipes:
         obstacle = _obstacle(recipe, dataset)

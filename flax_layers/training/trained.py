@@ -90,6 +90,7 @@ def make_model(
     config: TrainConfig, graph: AnyStructure, x: ArrayByType, num_classes: int, seed: int
 ) -> Any:
     """Return a model with parameters of a seed, after maps by type if features are by type."""
+    # With features by type, maps of all types have the width that the model takes.
     recipe = RECIPES[config.model]
     widths, rngs = in_features(graph, x), nnx.Rngs(seed)
     options = recipe.options(config, graph)
@@ -183,6 +184,7 @@ def regression_errors(
 ) -> dict[str, float]:
     """Return mean absolute error, root of the mean squared error, and R2 of some predictions."""
     rows = len(dataset.y)
+    # float64, as sums of many squares of float32 lose digits.
     y, predicted = (
         np.asarray(numbers, np.float64).reshape(rows, -1)[ids]
         for numbers in (dataset.y, predictions)
@@ -281,6 +283,7 @@ class TrainedModel(Predictor):
                 devices, or the model has no parts.
         """
         check_devices(self.config, devices, training=False)
+        # Weights that were learned are those of the training's hyperedges, by number.
         convolutions = getattr(stack_of(self.model), "convolutions", [None])
         learned = getattr(convolutions[0], "hyperedge_weight", None) is not None
         if learned and self.data is not None and "structure" in self.differences(dataset):
@@ -289,6 +292,7 @@ class TrainedModel(Predictor):
                 f"{dataset.name!r} has other hyperedges"
             )
         recipe_of(self.config, dataset)
+        # The data are brought into the model's order by name; predictions are brought back.
         match = self.renumbered(dataset)
         with host_arrays() if devices > 1 else contextlib.nullcontext():
             inputs = raw_inputs(self._with_model_classes(match.dataset), self.config)
@@ -308,7 +312,7 @@ class TrainedModel(Predictor):
         logits = self(graph, x, **dict(zip(("edge_weight",), weights, strict=False)))
         if isinstance(graph, ShardedGraph):
             logits = graph.unshard(logits)
-        if isinstance(graph, Batch):
+        if isinstance(graph, Batch):  # rows of padding are dropped
             valid = np.arange(logits.shape[1]) < np.asarray(graph.count)[:, None]
             logits = logits[valid]
         in_order: Array = logits if match.dataset is dataset else logits[np.argsort(match.order)]
@@ -370,6 +374,7 @@ class TrainedModel(Predictor):
         Returns:
             Shares from 0 to 1; on the data of the training those that it recorded.
         """
+        # Numbers to regress on have a column for each target.
         y = jnp.asarray(labels(self._with_model_classes(dataset)))
         y = y[:, None] if dataset.regresses and y.ndim == 1 else y
         return {

@@ -14,6 +14,7 @@ from jax_gnn.extend import Implementation
 class LinkConfig(Config):
     """Settings of every training for link prediction; use the subclass of the model."""
 
+    # The optimizer, and the split of the edges.
     epochs: int = setting(200, "training", "passes over the training edges", COUNT)
     learning_rate: float = setting(0.003, "training", "learning rate of Adam", POSITIVE)
     evaluate_every: int = setting(10, "training", "epochs between two validations", COUNT)
@@ -26,6 +27,7 @@ class LinkConfig(Config):
     test_share: float = setting(
         0.1, "data", "share of edges to test on, where data have no split", PART, flag="--test"
     )
+    # The encoder.
     num_layers: int = setting(1, "model", "number of convolutions", COUNT, flag="--layers")
     dropout_rate: float = setting(
         0.3, "model", "share of encoded nodes dropped in training", RATE, flag="--dropout"
@@ -40,6 +42,7 @@ class LinkConfig(Config):
 class _FactsConfig(LinkConfig):
     """Settings of models of edges with relations."""
 
+    # Queries of a step, and their loss.
     batch_size: int = setting(
         1024, "training", "queries, of a node and a relation, per step", COUNT
     )
@@ -58,6 +61,7 @@ class _FactsConfig(LinkConfig):
     leave_out: bool = setting(
         False, "training", "each step leaves the edges that it asks for out of the graph"
     )
+    # The decoder, and the widths that it takes.
     decoder: Literal["distmult", "complex", "conve"] = setting(
         "distmult", "model", "function that scores edges"
     )

@@ -39,6 +39,7 @@ class TrainConfig(Config):
     # Defaults for datasets of a format, by which the model was published.
     published: ClassVar[Mapping[str, Defaults]] = {}
 
+    # The runs, and the optimizer of each.
     splits: int = setting(
         10,
         "training",
@@ -60,6 +61,7 @@ class TrainConfig(Config):
     seed: int = setting(
         0, "training", "split i draws its nodes, parameters and dropout from seed + i", WHOLE
     )
+    # Sizes of the model, and its dropout.
     num_layers: int = setting(2, "model", "number of convolutions", COUNT, flag="--layers")
     hidden_features: int = setting(64, "model", "features between two convolutions", COUNT)
     dropout_rate: float = setting(
@@ -68,6 +70,7 @@ class TrainConfig(Config):
     input_dropout_rate: float = setting(
         0.0, "model", "share of input features dropped in training", RATE, flag="--input-dropout"
     )
+    # The features.
     features: Literal["native", "noisy-label", "random"] = setting(
         "native",
         "data",

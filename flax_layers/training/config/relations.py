@@ -32,6 +32,7 @@ class RGCNConfig(_RelationalConfig):
 
     model: ClassVar[str] = "rgcn"
     epochs: int = 50
+    # The first convolution has a weight for each node, and needs decay most.
     weight_decay: float = 0.0
     weight_decay_layers: Literal["all", "first"] = "first"
     hidden_features: int = 16

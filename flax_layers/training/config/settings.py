@@ -33,6 +33,7 @@ def _is_count(value: float) -> bool:
     return 1 <= value < 2**31
 
 
+# Counts and seeds are int32 on the device.
 COUNT = Number(int, "a whole number from 1 to 2147483647", _is_count, "N")
 WHOLE = Number(int, "a whole number from 0 to 2147483647", lambda value: 0 <= value < 2**31, "N")
 POSITIVE = Number(float, "a positive number", lambda value: 0 < value < math.inf, "RATE")
