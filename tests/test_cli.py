@@ -183,8 +183,7 @@ def test_train_on_a_graph(model, planetoid, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize(
-    "model",
-    [name for name, recipe in RECIPES.items() if recipe.dataset is HypergraphDataset],
+    "model", [name for name, recipe in RECIPES.items() if recipe.dataset is HypergraphDataset]
 )
 def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
     folder = tmp_path / "out"

@@ -354,11 +354,7 @@ def test_nodes_of_several_classes():
     assert trained.accuracies(reordered, logits) == {"labelled": pytest.approx(f1)}
     # One class alone: predictions of the others are mistakes.
     single = make_typed_dataset(
-        y=unlabelled,
-        y_multilabel=flags[:, :1],
-        label_names=names[:1],
-        train_idx=[0],
-        test_idx=[1],
+        y=unlabelled, y_multilabel=flags[:, :1], label_names=names[:1], train_idx=[0], test_idx=[1]
     )
     f1 = f1_score(predicted[:20], np.pad(flags[:20, :1], ((0, 0), (0, 2))))
     assert trained.accuracies(single, logits) == {"labelled": pytest.approx(f1)}

@@ -69,20 +69,8 @@ def save_checkpoint(
     Of several processes (`jax.distributed`) all call it, with one folder that all of them see. Each
     writes its parts of arrays that are split between processes; other arrays are written once.
 
-    Args:
-        path: Folder of the checkpoint.
-        trained: Model such as `TrainResult.trained`, `LinkResult.trained`, or any module. Other
-            arguments: as in `jax_gnn.save`.
-        arguments: Arguments of a class of the user's.
-        mean: Means of the columns of features.
-        std: Deviations of the columns of features.
-        rows: Scaling of the rows of features.
-
-    Raises:
-        TypeError: `trained` is no model, or `arguments` are not JSON values.
-        ValueError: The model's precision is not a `jax.lax.Precision` or the name of one, or the
-            preprocessing is not as described, or given for a model that has one.
-        OSError: The disk is full, or the folder cannot be written to.
+    The model is one such as `TrainResult.trained`, `LinkResult.trained`, or any module. Other
+    arguments and errors: as in `jax_gnn.save`.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_dir():
@@ -183,21 +171,12 @@ class _MismatchError(ValueError):
 
 
 def load_checkpoint(path: str | os.PathLike[str], model: Factory = None) -> Any:
-    """Read a model that `save_checkpoint` wrote.
-
-    Args:
-        path: Folder of the checkpoint, or of the run of ``jax-gnn train`` that wrote it.
-        model: Factory of a model whose class is not this package's: see `jax_gnn.load`.
+    """Read a model that `save_checkpoint` wrote; arguments and errors: as in `jax_gnn.load`.
 
     Returns:
         A `Predictor`, on the default device: a `TrainedModel` for a training of nodes or graphs, a
         `TrainedLinks` for one of link prediction. A warning says what the checkpoint of an older
         version lacks.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-        ValueError: The folder holds no checkpoint of a model, or one of another, or a file of it is
-            missing or has changed.
     """
     path = Path(path).absolute()
     if not path.is_dir():

@@ -123,13 +123,7 @@ def _examples(name: str, lines: Sequence[str]) -> str:
 
 
 def _add_data(group: argparse._ArgumentGroup, files: str, edges: str | None) -> None:
-    """Add the option of the data.
-
-    Args:
-        group: Heading of the option.
-        files: Description of the files that it takes.
-        edges: Edges of the built-in digits; None where they are no such data.
-    """
+    """Add the option of the data: described files, or the digits with their kind of edges."""
     if edges is None:
         group.add_argument("--data", metavar="FILE|FOLDER", help=files)
         return

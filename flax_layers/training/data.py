@@ -45,9 +45,8 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """Check that a dataset can be trained on.
 
     Raises:
-        ValueError: It lacks the published split or the features that the settings ask for, a part
-            of that split is empty, it has too few labelled nodes to split, or no classes or
-            relations.
+        ValueError: The dataset lacks the split or the features that the settings ask for, a part of
+            the split is empty, there are too few labelled nodes, or no classes or relations.
     """
     # A published split is checked by the seed of the first run, as seeds draw validation nodes.
     folds = getattr(config, "folds", 0)
@@ -110,13 +109,8 @@ def _features_by_type(dataset: NodeDataset) -> dict[str, np.ndarray] | None:
 def settled(dataset: NodeDataset, config: C) -> C:
     """Return the settings with all that the data of a training decide, for predictions on others.
 
-    Args:
-        dataset: Data of the training; statistics are over all nodes, as training sees all features.
-        config: Settings of the training.
-
-    Returns:
-        Settings whose `feature_normalization` is not "auto", and with `scaling` if they
-        standardize.
+    Their `feature_normalization` is not "auto", and they have a `scaling` if they standardize. Its
+    statistics are over all nodes, as training sees all features.
     """
     settings: Any = config
     replace: Callable[..., C] = dataclasses.replace
@@ -159,8 +153,7 @@ def _is_flags(x: np.ndarray) -> Any:
 def sum_size(dataset: NodeDataset, config: TrainConfig) -> float:
     """Return the mean number of summands of a node, itself included, in a sum over neighbours.
 
-    It is 1 for models without such sums, and for rows that are divided by their sum, which stay
-    small.
+    It is 1 for models without such sums, and for rows divided by their sum, which stay small.
     """
     if not config.sums or config.feature_normalization == "row":
         return 1.0
@@ -290,13 +283,10 @@ def labels(dataset: NodeDataset) -> np.ndarray:
 
 
 def split_of(dataset: NodeDataset, config: TrainConfig, seed: int) -> Split:
-    """Return the nodes to train, validate and test on.
+    """Return the nodes to train, validate and test on, by the seed of a run.
 
-    Args:
-        dataset: The dataset.
-        config: Settings, whose `split` names the origin of the split. If they have `folds`, it is
-            one of a cross-validation, where the same examples validate and test.
-        seed: Seed of a random split, or number of the fold from the settings' seed.
+    If the settings have `folds`, the same examples validate and test, and the seed is the number of
+    the fold from the settings' seed.
     """
     # Folds of the data are used if there are as many; else random ones, stratified by class.
     if folds := getattr(config, "folds", 0):
@@ -406,14 +396,10 @@ def renumbered(
 ) -> Renumbered:
     """Give relations, types and nodes of a dataset the numbers of a training's of the same names.
 
-    Args:
-        dataset: The data.
-        numbering: Names behind the numbers of the training.
-        fixed: Types whose nodes must be the same; other types may have new nodes, which keep their
-            order.
+    Nodes of `fixed` types must be the same; other types may have new nodes, which keep their order.
 
     Raises:
-        ValueError: There is a name on one side only; the error says which.
+        ValueError: A name is on one side only; the error says which.
     """
 
     def numbers(plural: str, names: Sequence[str], new_names: Sequence[str]) -> np.ndarray:

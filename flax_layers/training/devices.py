@@ -23,7 +23,7 @@ def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -
 
     Raises:
         TypeError: `devices` is no integer.
-        ValueError: There are fewer devices, or the model or a setting is for one device alone.
+        ValueError: Fewer devices exist, or the model or a setting is for one device alone.
     """
     if check_integer("devices", devices) < 1:
         raise ValueError(f"devices must be a number from 1, got {devices}")
@@ -68,17 +68,7 @@ def takes_parts(recipe: Recipe) -> bool:
 def shard_inputs(
     graph: Structure, inputs: Iterable[PyTree], devices: int, method: Method
 ) -> tuple[PyTree, ...]:
-    """Split a graph and its inputs over the first devices.
-
-    Args:
-        graph: The whole graph, on the host.
-        inputs: Features, or None, and perhaps weights of edges.
-        devices: Number of devices.
-        method: Assignment of nodes, see `jax_gnn.sharding.shard_graph`.
-
-    Returns:
-        A `ShardedGraph`, its features and, if given, its weights of edges.
-    """
+    """Split a graph of the host, its features, or None, and weights of edges over devices."""
     mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,))
     sharded = shard_graph(graph, mesh, AXIS, method)
     x, *weights = inputs

@@ -157,11 +157,7 @@ class ManyGraphs(Feed):
 
 
 def feed_of(
-    dataset: NodeDataset,
-    config: TrainConfig,
-    splits: Sequence[Split],
-    devices: int,
-    method: Method,
+    dataset: NodeDataset, config: TrainConfig, splits: Sequence[Split], devices: int, method: Method
 ) -> Feed:
     """Return the feed of a dataset and settings, for all the splits that will start."""
     if devices > 1:

@@ -69,13 +69,8 @@ class Sampler:
     """Sampler of the batches of an epoch, all of one shape.
 
     A batch has as many graphs as the settings say, unless these are larger than the budget holds,
-    which is that of the mean and two deviations.
-
-    Args:
-        dataset: The graphs.
-        x: Features of their nodes, ``(num_nodes, features)``.
-        count: Largest number of graphs to draw from, on which the shapes depend.
-        config: Settings of the training.
+    which is that of the mean and two deviations. Shapes depend on `count`, the largest number of
+    graphs to draw from.
 
     Attributes:
         steps: Number of batches of an epoch.

@@ -154,14 +154,8 @@ def make_link_model(
 ) -> Any:
     """Return the model of settings, with parameters of their seed.
 
-    Args:
-        config: Settings of the training.
-        num_nodes: Number of nodes of the dataset.
-        num_relations: Number of its relations, inverse ones not included; 0 where edges have none.
-        in_features: Number of features of its nodes, where edges have no relations.
-
-    Returns:
-        A `LinkPredictor`, or a `GAE` where edges have no relations.
+    It is a `LinkPredictor` for relations, inverse ones not counted, or a `GAE` for edges without
+    relations, whose nodes have `in_features` features.
     """
     settings: Any = config
     rngs, make = nnx.Rngs(config.seed), LINK_RECIPES[config.model].encoder

@@ -71,13 +71,7 @@ class LinkIndex(NamedTuple):
 
 
 def link_task(dataset: NodeDataset, config: LinkConfig) -> FactTask | EdgeTask:
-    """Return the task of predicting a dataset's edges.
-
-    Raises:
-        TypeError: The settings are of no model, or it takes other datasets.
-        ValueError: A part of the split is missing or empty, the data are too few to split, or edges
-            have no relations and nodes no features.
-    """
+    """Return the task of predicting a dataset's edges; errors are those of `check_links`."""
     recipe = LINK_RECIPES.get(getattr(config, "model", ""))
     if recipe is None:
         expected = "such as GCNLinkConfig or RGCNLinkConfig"
@@ -94,7 +88,8 @@ def check_links(dataset: NodeDataset, config: LinkConfig) -> None:
 
     Raises:
         TypeError: The settings are of no model, or it takes other datasets.
-        ValueError: The dataset lacks edges, a part of their split, or features.
+        ValueError: A part of the split is missing or empty, the data are too few to split, or edges
+            have no relations and nodes no features.
     """
     link_task(dataset, config)
 

@@ -304,7 +304,7 @@ class TrainedLinks(Predictor):
         Raises:
             ValueError: The text is no query, or a name is unknown.
         """
-        # Names may have blanks at their ends, or be "?"; both count before they are taken otherwise.
+        # A name may end with blanks, or be "?": names take precedence.
         parts = ("src", "rel", "dst") if self.num_relations else ("src", "dst")
         numbering = self.numbering or Numbering()
         names = dict.fromkeys(parts, numbering.nodes[0] or ()) | {"rel": numbering.relations or ()}

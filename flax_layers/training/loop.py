@@ -30,12 +30,7 @@ from flax_layers.training.feeds import feed_of
 from flax_layers.training.models import recipe_of
 from flax_layers.training.records import EpochReport, TrainResult
 from flax_layers.training.resume import Best, SplitsState
-from flax_layers.training.trained import (
-    TrainedModel,
-    make_model,
-    node_types_of,
-    regression_errors,
-)
+from flax_layers.training.trained import TrainedModel, make_model, node_types_of, regression_errors
 from flax_layers.training.types import Method, PyTree
 from jax_gnn.datasets import NodeDataset
 

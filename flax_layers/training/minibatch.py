@@ -30,14 +30,7 @@ _BATCHES = 4  # from which the capacity of blocks is estimated
 def seeds_of_epoch(ids: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Return all ids once, in an order that depends on seed and epoch alone.
 
-    Args:
-        ids: Training nodes, ``(count,)``.
-        batch_size: Number of seed nodes of a step.
-        seed: Seed of the run.
-        epoch: Number of the epoch, from 0.
-
-    Returns:
-        ``(steps, batch_size)`` int32; the last step is filled up with -1.
+    They are int32, ``(steps, batch_size)``; the last step is filled up with -1.
     """
     shuffled = np.random.default_rng([seed, 3, epoch]).permutation(ids)
     steps = -(-len(ids) // batch_size)
@@ -108,38 +101,25 @@ class SampledNodes:
         return Data(None, (), jnp.asarray(seeds)[None], ())
 
     def sample(
-        self, whole: Data, seeds: Array, key: Array, step: Callable[[Data], PyTree]
+        self, data: Data, seeds: Array, key: Array, step: Callable[[Data], PyTree]
     ) -> PyTree:
-        """Return the result of a step on a batch.
-
-        Args:
-            whole: Data of all nodes.
-            seeds: Seed nodes, ``(batch_size,)``; -1 is padding.
-            key: Random key of the step.
-            step: Function of the batch.
-        """
-        batch = self.batch(whole, seeds, key, self._capacity)
+        """Return the result of a step on the `batch` of its seeds."""
+        batch = self.batch(data, seeds, key, self._capacity)
         if self._capacity is None:
             return step(batch)
         # A batch that exceeds the capacity is drawn again, from the same key, with room for all.
         return jax.lax.cond(
-            batch.graph.overflow,
-            lambda: step(self.batch(whole, seeds, key)),
-            lambda: step(batch),
+            batch.graph.overflow, lambda: step(self.batch(data, seeds, key)), lambda: step(batch)
         )
 
     def batch(
-        self, whole: Data, seeds: Array, key: Array, capacity: tuple[int, ...] | None = None
+        self, data: Data, seeds: Array, key: Array, capacity: tuple[int, ...] | None = None
     ) -> Data:
-        """Sample the neighbourhoods of seeds.
+        """Sample the neighbourhoods of seeds, ``(batch_size,)``, -1 for padding, in all data.
 
-        Args:
-            whole: Data of all nodes.
-            seeds: Seed nodes, ``(batch_size,)``; -1 is padding.
-            key: Random key of the step.
-            capacity: Capacity of the blocks, see `jax_gnn.sampling.sample_neighbors`.
+        The capacity of blocks is that of `jax_gnn.sampling.sample_neighbors`.
         """
-        graph, (x, edge_options, node_options) = whole.graph, whole.inputs
+        graph, (x, edge_options, node_options) = data.graph, data.inputs
         fanouts = self._config.layer_fanouts
         blocks = sample_neighbors(graph, seeds, fanouts, key, capacity=capacity)
         ids = blocks.node_ids
@@ -153,7 +133,7 @@ class SampledNodes:
             edges["edge_weight"] = tuple(a * b for a, b in zip(weights, factors, strict=True))
         nodes = {name: values[jnp.maximum(ids, 0)] for name, values in node_options.items()}
         inputs = blocks.node_values(x), edges, nodes
-        return Data(blocks, inputs, whole.y[jnp.maximum(seeds, 0)], (seeds >= 0,))
+        return Data(blocks, inputs, data.y[jnp.maximum(seeds, 0)], (seeds >= 0,))
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""

@@ -56,13 +56,9 @@ def _default_text(value: object, setting: Setting) -> object:
 def _add_setting(
     group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: Mapping[str, object]
 ) -> None:
-    """Add an option without a default in the namespace; the defaults are for the help.
+    """Add an option without a default in the namespace.
 
-    Args:
-        group: Heading of the option.
-        name: Field of the setting.
-        setting: The setting.
-        defaults: Default values by the phrase that says where they hold.
+    Defaults, by the phrase that says where they hold, are for the help.
     """
     text = "; ".join(
         f"{_default_text(value, setting)}{phrase}" for phrase, value in defaults.items()

@@ -321,8 +321,8 @@ def _spec(array: Array, sizes: Mapping[int, object]) -> jax.ShapeDtypeStruct:
 def _symbolic_sizes(graph: AnyStructure) -> dict[int, Any]:
     """Return symbols for the sizes that arrays of a graph have rows for.
 
-    `jax.export` takes a symbol for 1 at least. The symbols are therefore the lengths of row
-    pointers, one more than there are nodes or hyperedges, and the other counts plus 1.
+    `jax.export` takes a symbol for 1 at least, so symbols stand for the counts plus 1. The rows of
+    pointers are as many as nodes or hyperedges, and one more.
     """
     if isinstance(graph, Graph):
         counts = {"nodes": graph.num_nodes, "edges": graph.num_edges}

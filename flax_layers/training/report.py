@@ -41,10 +41,7 @@ def blame_output(path: Path) -> Iterator[None]:
 
 
 def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
-    """Make the folder of a run's results, by default ``runs/NAME``.
-
-    Returns:
-        The folder, and the file in it for the state of the training.
+    """Make the folder of a run's results, by default ``runs/NAME``; also return its state file.
 
     Raises:
         UserError: The folder has the results of a run, or the state of an interrupted one, and the

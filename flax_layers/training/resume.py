@@ -81,10 +81,9 @@ class StateFile:
             raise ValueError(f"{path} is of a training with {differences}")
 
     def keep(self, arrays: Mapping[str, object]) -> None:
-        """Store a state, which is written now or later, so nothing of it may change afterwards.
+        """Store arrays, numbers, text and dictionaries, which are written as JSON.
 
-        Args:
-            arrays: Arrays, numbers and text, and dictionaries, which are written as JSON.
+        The state is written now or later, so nothing of it may change afterwards.
         """
         if self._path is None:
             return
@@ -128,25 +127,23 @@ class SplitsState(StateFile):
     """State of a training on several splits.
 
     It has the number of the split and its next epoch, each runner's parameters, moments, best
-    variables and curves, and the best of the earlier splits. Arguments are those of `StateFile`.
-
-    Attributes:
-        split: Split to continue with; 0 for a new training.
-        epoch: Next epoch of that split.
+    variables and curves, and the best of the earlier splits.
     """
 
-    def __init__(
-        self, path: Path | None, config: Config, data: Fingerprint, *, resume: bool
-    ) -> None:
-        super().__init__(path, config, data, resume=resume)
-        self.split, self.epoch = (int(self.arrays.get(name, 0)) for name in ("split", "epoch"))
+    @property
+    def split(self) -> int:
+        """Split to continue with; 0 for a new training."""
+        return int(self.arrays.get("split", 0))
+
+    @property
+    def epoch(self) -> int:
+        """Next epoch of that split."""
+        return int(self.arrays.get("epoch", 0))
 
     def restore(self, runners: Sequence[Runner], variables: PyTree) -> Best:
         """Give runners, whose split has begun, their state, and return the best split.
 
-        Args:
-            runners: As many runners as were stored.
-            variables: Variables of the same structure as those of the best split.
+        Its variables have the structure of `variables`.
         """
         if not self.arrays:
             return Best()

@@ -36,19 +36,10 @@ from jax_gnn.sharding import ShardedGraph
 
 
 def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
-    """Return the inputs of a predictor of these settings.
+    """Return the inputs of a predictor of these settings: structure, `raw_features`, edge weights.
 
-    Args:
-        dataset: Structure and features; generated features may look at its labels.
-        config: Settings of the training.
-
-    Returns:
-        Graph or hypergraph, and features as `raw_features` gives them; where the settings weigh
-        edges, their weights, too. For many graphs stacked batches, on the device.
-
-    Raises:
-        TypeError: The dataset is not of the kind that the model takes.
-        ValueError: The dataset lacks the features that the settings ask for.
+    Weights of edges are there if the settings ask for them. Many graphs become stacked batches, on
+    the device.
     """
     recipe = recipe_of(config, dataset)
     x: Any = raw_features(dataset, config)
@@ -138,10 +129,9 @@ def _square_sums(values: Array, mask: Array) -> Array:
 
 
 def losses(logits: Array, y: Array) -> Array:
-    """Return the loss of each node, ``(num_nodes,)``.
+    """Return the loss of each node, ``(num_nodes,)``: cross-entropy, or squared error of numbers.
 
-    It is the cross-entropy; where nodes may have several classes, the mean over classes of binary
-    ones; for numbers the squared error, 0 where the label is missing.
+    Of several classes each it is the mean of binary ones; the error of a missing number is 0.
     """
     import optax  # part of the extra "train"
 
@@ -267,7 +257,7 @@ class TrainedModel(Predictor):
         so where the data are not those of the training.
 
         Args:
-            dataset: That of the training, or another of the same kind and the same features.
+            dataset: Data of the training, or others of the same kind and the same features.
             devices: Number of devices that share the graph, as in `train`.
             method: Assignment of nodes to devices, see `jax_gnn.sharding.shard_graph`.
 
@@ -277,10 +267,8 @@ class TrainedModel(Predictor):
 
         Raises:
             TypeError: The dataset is of another kind.
-            ValueError: The dataset has other numbers of features, or another structure and the
-                model learned a weight for each hyperedge; it lacks relations or types of the model,
-                or nodes that are rows of a table of the model, or has others; or there are fewer
-                devices, or the model has no parts.
+            ValueError: The dataset has other features, other names, or hyperedges without learned
+                weights; or there are fewer devices, or the model has no parts.
         """
         check_devices(self.config, devices, training=False)
         # Weights that were learned are those of the training's hyperedges, by number.
@@ -346,14 +334,10 @@ class TrainedModel(Predictor):
         return renumbered(dataset, numbering, numbered_types(dataset, self.config, numbering.types))
 
     def parts(self, dataset: NodeDataset) -> dict[str, np.ndarray]:
-        """Return the nodes that accuracies are computed over.
+        """Return the ids of the nodes that accuracies are computed over.
 
-        Args:
-            dataset: The data.
-
-        Returns:
-            Node ids: "train", "valid" and "test" of the training's split if these are its data,
-            and otherwise "labelled", all nodes with a label; empty where there are none.
+        They are "train", "valid" and "test" of the training's split if these are its data, and
+        otherwise "labelled", all nodes with a label; there is no part without nodes.
         """
         if self.data is not None and self.split is not None and not self.differences(dataset):
             order = self.renumbered(dataset).order
@@ -365,14 +349,8 @@ class TrainedModel(Predictor):
         """Return the accuracy in each of the dataset's `parts`; micro-F1 of several classes each.
 
         Classes are compared by name where model and dataset have names, and else by number. Classes
-        that the model does not know count as mistakes.
-
-        Args:
-            dataset: The data.
-            logits: Result of `predict` for it.
-
-        Returns:
-            Shares from 0 to 1; on the data of the training those that it recorded.
+        that the model does not know count as mistakes. On the data of the training, accuracies are
+        those that it recorded.
         """
         # Numbers to regress on have a column for each target.
         y = jnp.asarray(labels(self._with_model_classes(dataset)))

@@ -34,9 +34,7 @@ class HGNNConfig(HGNNPConfig):
 
     model: ClassVar[str] = "hgnn"
     normalization: Normalization = setting(
-        "symmetric",
-        "model",
-        "symmetric: Dv^-1/2 H W De^-1 H^T Dv^-1/2; row: Dv^-1 H W De^-1 H^T",
+        "symmetric", "model", "symmetric: Dv^-1/2 H W De^-1 H^T Dv^-1/2; row: Dv^-1 H W De^-1 H^T"
     )
 
 

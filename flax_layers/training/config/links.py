@@ -33,9 +33,7 @@ class LinkConfig(Config):
         0.3, "model", "share of encoded nodes dropped in training", RATE, flag="--dropout"
     )
     implementation: Implementation | None = setting(
-        None,
-        "execution",
-        "kernels of the aggregation: this library's custom call, or plain XLA",
+        None, "execution", "kernels of the aggregation: this library's custom call, or plain XLA"
     )
 
 

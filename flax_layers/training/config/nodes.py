@@ -55,9 +55,7 @@ class TrainConfig(Config):
     epochs: int = setting(200, "training", "full-batch steps per split", COUNT)
     learning_rate: float = setting(0.01, "training", "learning rate of Adam", POSITIVE)
     weight_decay: float = setting(5e-4, "training", "L2 penalty in the gradient", NON_NEGATIVE)
-    weight_decay_layers: Literal["all", "first"] = setting(
-        "all", "training", "convolutions whose parameters decay"
-    )
+    weight_decay_layers: Literal["all", "first"] = setting("all", "training", "layers that decay")
     seed: int = setting(
         0, "training", "split i draws its nodes, parameters and dropout from seed + i", WHOLE
     )
@@ -78,11 +76,7 @@ class TrainConfig(Config):
         "substitute where a dataset has none), or noise alone",
     )
     feature_noise: float = setting(
-        1.0,
-        "data",
-        "standard deviation of the noise of noisy-label",
-        NON_NEGATIVE,
-        metavar="STD",
+        1.0, "data", "standard deviation of the noise of noisy-label", NON_NEGATIVE, metavar="STD"
     )
     feature_normalization: FeatureNormalization = setting(
         "none",

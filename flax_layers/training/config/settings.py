@@ -59,8 +59,7 @@ class Setting(NamedTuple):
         number: Range of numbers, if the setting is a number.
         metavar: Name of the number in the command's help.
         flag: Option of the command; None derives it from the field's name.
-        choices: Words to choose from, None among them, if the setting is a word; `settings` derives
-            them from the field's type.
+        choices: Words to choose from, and perhaps None, which `settings` reads from the type.
     """
 
     group: Group
