@@ -41,6 +41,11 @@ _EDGE_SPLIT = "train_edges", "val_edges", "test_edges"
 _MIN_LABELLED = 4  # for a node in each part of a 50/25/25 split
 
 
+def data_error(dataset: NodeDataset, text: str) -> ValueError:
+    """Return an error about a dataset, which is named at the start of the text."""
+    return ValueError(f"dataset {dataset.name!r} {text}")
+
+
 def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     """Check that a dataset can be trained on.
 
@@ -54,34 +59,31 @@ def check_dataset(dataset: NodeDataset, config: TrainConfig) -> None:
     published = _published_split(dataset, config, config.seed) if fixed else None
     for part, title in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if published is not None and not getattr(published, part).size:
-            raise ValueError(
-                f"dataset {dataset.name!r} has a published split without {title} nodes; split it "
-                "at random"
+            raise data_error(
+                dataset, f"has a published split without {title} nodes; split it at random"
             )
     if config.split == "published" and fixed and published is None:
-        raise ValueError(
-            f"dataset {dataset.name!r} has no published split with training, validation and test "
-            "nodes; split it at random"
+        raise data_error(
+            dataset,
+            "has no published split with training, validation and test nodes; split it at random",
         )
     if folds and dataset.regresses:
-        raise ValueError(
-            f"dataset {dataset.name!r} has numbers to regress on; folds are of classes, splits of "
-            "both"
-        )
+        raise data_error(dataset, "has numbers to regress on; folds are of classes, splits of both")
     labelled = np.count_nonzero(dataset.has_label())
     minimum = max(_MIN_LABELLED, folds)
     if published is None and labelled < minimum:
         place = "the column 'label' or 'target' of nodes.csv" if dataset.columns else "y"
-        raise ValueError(
-            f"dataset {dataset.name!r} has {labelled} labelled {dataset.example}s; splits need at "
-            f"least {minimum}; labels are {place}"
+        raise data_error(
+            dataset,
+            f"has {labelled} labelled {dataset.example}s; splits need at least "
+            f"{minimum}; labels are {place}",
         )
     if getattr(config, "edge_weight", False) and getattr(dataset, "edge_weight", None) is None:
-        raise ValueError(f"dataset {dataset.name!r} has no edge_weight to weigh edges by")
+        raise data_error(dataset, "has no edge_weight to weigh edges by")
     for plural in ("classes", "relations"):
         required = plural == "relations" or not dataset.regresses
         if required and getattr(dataset, f"num_{plural}", None) == 0:
-            raise ValueError(f"dataset {dataset.name!r} has no {plural}")
+            raise data_error(dataset, f"has no {plural}")
     _check_features(dataset, config)
 
 
@@ -90,15 +92,15 @@ def _check_features(dataset: NodeDataset, config: TrainConfig | LinkConfig) -> N
         return
     typed = _features_by_type(dataset) is not None
     if not typed and not config.embeds:  # type: ignore[union-attr]
-        raise ValueError(
-            f"dataset {dataset.name!r} has no node features; generate them with features "
-            "'noisy-label' (--features noisy-label: one-hot label plus noise, as AllSet does) "
-            "or 'random'"
+        raise data_error(
+            dataset,
+            "has no node features; generate them with features 'noisy-label' "
+            "(--features noisy-label: one-hot label plus noise, as AllSet does) or "
+            "'random'",
         )
     if typed and getattr(dataset, "node_type_sizes", None) is None:
-        raise ValueError(
-            f"dataset {dataset.name!r} has features by type, and nodes of a type are not "
-            "numbered one after another"
+        raise data_error(
+            dataset, "has features by type, and nodes of a type are not numbered one after another"
         )
 
 
@@ -193,10 +195,7 @@ def node_features(dataset: NodeDataset, config: TrainConfig | LinkConfig) -> Fea
     for name, (mean, _) in (getattr(config, "scaling", None) or {}).items():
         part = x.get(name) if isinstance(x, dict) else x
         if part is not None and part.shape[1] != len(mean):
-            raise ValueError(
-                f"dataset {dataset.name!r} has {part.shape[1]} features, the model takes "
-                f"{len(mean)}"
-            )
+            raise data_error(dataset, f"has {part.shape[1]} features, the model takes {len(mean)}")
     scaled: Features = jax.tree.map(np.asarray, preprocessed(preprocessing_of(config), x))
     return scaled
 
@@ -453,9 +452,8 @@ def _with_columns(dataset: NodeDataset, names: tuple[str, ...]) -> dict[str, Any
     columns = {name: i for i, name in enumerate(dataset.feature_names or ())}
     missing = [name for name in names if name not in columns and "=" not in name]
     if missing:
-        raise ValueError(
-            f"dataset {dataset.name!r} lacks the features {', '.join(map(repr, missing))} of the "
-            "model"
+        raise data_error(
+            dataset, f"lacks the features {', '.join(map(repr, missing))} of the model"
         )
     if unknown := [name for name in columns if name not in names]:
         warnings.warn(
@@ -466,7 +464,7 @@ def _with_columns(dataset: NodeDataset, names: tuple[str, ...]) -> dict[str, Any
     x = np.zeros((dataset.num_nodes, len(names)), np.float32)
     present = [i for i, name in enumerate(names) if name in columns]
     if not present:
-        raise ValueError(f"dataset {dataset.name!r} has none of the features of the model")
+        raise data_error(dataset, "has none of the features of the model")
     x[:, present] = np.asarray(dataset.x)[:, [columns[names[i]] for i in present]]
     return {"x": x, "feature_names": names}
 

@@ -26,7 +26,7 @@ from flax_layers import (
     one_vs_all_loss,
 )
 from flax_layers.training.config.links import LinkConfig
-from flax_layers.training.data import node_features, settled
+from flax_layers.training.data import data_error, node_features, settled
 from flax_layers.training.link_models import LINK_RECIPES
 from flax_layers.training.models import check_kind
 from flax_layers.training.resume import write_arrays
@@ -250,7 +250,7 @@ class FactTask:
         for part in PARTS:
             edges = getattr(dataset, f"{part}_edges")
             if edges is None or not edges.size:
-                raise ValueError(f"dataset {dataset.name!r} has no {part}_edges to predict links")
+                raise data_error(dataset, f"has no {part}_edges to predict links")
         self.dataset = dataset
         self._rankings: dict[str, LinkRanking] = {}
 
@@ -332,9 +332,9 @@ class EdgeTask:
     def __init__(self, dataset: GraphDataset, config: LinkConfig) -> None:
         self.dataset = dataset
         if getattr(config, "features", "") == "native" and not dataset.num_features:
-            raise ValueError(
-                f"dataset {dataset.name!r} has no node features; generate them with features "
-                "'random' (--features random)"
+            raise data_error(
+                dataset,
+                "has no node features; generate them with features 'random' (--features random)",
             )
         self.config = config = settled(dataset, config)
         self.x = np.asarray(node_features(dataset, config))
@@ -342,7 +342,7 @@ class EdgeTask:
         try:
             self.split = split_edges(dataset.graph(), valid=valid, test=test, seed=config.seed)
         except ValueError as error:
-            raise ValueError(f"dataset {dataset.name!r} cannot be split: {error}") from error
+            raise data_error(dataset, f"cannot be split: {error}") from error
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from flax_layers.training.data import (
     Fingerprint,
     Numbering,
     Renumbered,
+    data_error,
     fingerprint,
     preprocessing_of,
     renumbered,
@@ -204,17 +205,18 @@ class TrainedLinks(Predictor):
         if isinstance(task, FactTask):
             expected = sizes["num_nodes"], sizes["num_relations"]
             if (data.num_nodes, data.num_relations) != expected:
-                raise ValueError(
-                    f"dataset {dataset.name!r} has {data.num_nodes} nodes and "
-                    f"{data.num_relations} relations, the model {expected[0]} and {expected[1]}"
+                raise data_error(
+                    dataset,
+                    f"has {data.num_nodes} nodes and {data.num_relations} relations, the model "
+                    f"{expected[0]} and {expected[1]}",
                 )
             unnamed = match.unnamed and self.numbering is not None
             if unnamed and "structure" in self.differences(dataset):
                 match.warn()
         elif task.sizes["in_features"] != sizes["in_features"]:
-            raise ValueError(
-                f"dataset {dataset.name!r} has {task.sizes['in_features']} features, the model "
-                f"takes {sizes['in_features']}"
+            raise data_error(
+                dataset,
+                f"has {task.sizes['in_features']} features, the model takes {sizes['in_features']}",
             )
         return match, task
 

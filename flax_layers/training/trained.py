@@ -17,6 +17,7 @@ from flax_layers.training.data import (
     Fingerprint,
     Numbering,
     Renumbered,
+    data_error,
     fingerprint,
     labels,
     node_mask,
@@ -53,7 +54,7 @@ def raw_inputs(dataset: NodeDataset, config: TrainConfig) -> tuple[Any, ...]:
         return graph, x
     weight = getattr(dataset, "edge_weight", None)
     if weight is None:
-        raise ValueError(f"dataset {dataset.name!r} has no edge_weight, which the model takes")
+        raise data_error(dataset, "has no edge_weight, which the model takes")
     return graph, x, graph.edge_values(weight)
 
 
@@ -287,9 +288,8 @@ class TrainedModel(Predictor):
         graph, x, *weights = inputs
         if (widths := in_features(graph, x)) != self.model.in_features:
             what = "nodes" if x is None else "features"  # by type also nodes, where it has none
-            raise ValueError(
-                f"dataset {dataset.name!r} has {widths} {what}, the model takes "
-                f"{self.model.in_features}"
+            raise data_error(
+                dataset, f"has {widths} {what}, the model takes {self.model.in_features}"
             )
         # Names that an older checkpoint lacks were reported when it was read.
         unreported = match.unnamed and self.numbering is not None

@@ -47,9 +47,7 @@ class GINConfig(_WeightedConfig):
     sums: ClassVar[bool] = True
 
     learning_rate: float = 0.005
-    learn_eps: bool = setting(
-        False, "model", "learn in each convolution the factor of a node's own features"
-    )
+    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
 
 
 class SAGEConfig(_WeightedConfig):
@@ -123,9 +121,7 @@ class GraphsConfig(TrainConfig):
         "batches per epoch, each of graphs drawn anew; 0: as many as hold all graphs",
         WHOLE,
     )
-    halve_every: int = setting(
-        50, "training", "epochs until the learning rate halves; 0: never", WHOLE
-    )
+    halve_every: int = setting(50, "training", "epochs until the rate halves; 0: never", WHOLE)
     readout: Readout = setting("mean", "model", "reduction of nodes to features of their graph")
 
 
@@ -135,9 +131,7 @@ class GINGraphConfig(GraphsConfig):
     model: ClassVar[str] = "gin-graph"
     steps: int = 50
     readout: Readout = "sum"
-    learn_eps: bool = setting(
-        False, "model", "learn in each layer the factor of a node's own features"
-    )
+    learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
 
 
 class GCNGraphConfig(GraphsConfig):

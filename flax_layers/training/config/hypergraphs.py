@@ -24,9 +24,7 @@ class HGNNPConfig(HypergraphConfig):
     model: ClassVar[str] = "hgnnp"
     weight_decay: float = 5e-3
     self_loops: SelfLoops = "isolated"
-    learnable_hyperedge_weights: bool = setting(
-        False, "model", "learn one positive weight per hyperedge and convolution"
-    )
+    learnable_hyperedge_weights: bool = setting(False, "model", "learn weights of the hyperedges")
 
 
 class HGNNConfig(HGNNPConfig):
@@ -43,9 +41,7 @@ class _UniGNNConfig(HypergraphConfig):
 
     dropout_rate: float = 0.6
     input_dropout_rate: float = 0.6
-    normalize: bool = setting(
-        False, "model", "divide each row of a convolution's result by its length"
-    )
+    normalize: bool = setting(False, "model", "divide rows of each result by their length")
 
 
 class UniGINConfig(_UniGNNConfig):
@@ -58,9 +54,7 @@ class UniSAGEConfig(_UniGNNConfig):
     """Settings of a `flax_layers.UniSAGE`."""
 
     model: ClassVar[str] = "unisage"
-    node_reduce: Literal["sum", "mean"] = setting(
-        "sum", "model", "reduction of a node's hyperedges"
-    )
+    node_reduce: Literal["sum", "mean"] = setting("sum", "model", "reduction of the hyperedges")
 
 
 class UniGATConfig(HeadsConfig, _UniGNNConfig):
@@ -76,7 +70,7 @@ class UniGCNIIConfig(HypergraphConfig):
     epochs: int = 500
     weight_decay: float = 0.01
     map_weight_decay: float = setting(
-        5e-4, "training", "weight decay of the first and last linear map", NON_NEGATIVE
+        5e-4, "training", "of the first and last linear map", NON_NEGATIVE
     )
     num_layers: int = 1
     dropout_rate: float = 0.2

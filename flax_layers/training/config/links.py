@@ -18,9 +18,7 @@ class LinkConfig(Config):
     epochs: int = setting(200, "training", "passes over the training edges", COUNT)
     learning_rate: float = setting(0.003, "training", "learning rate of Adam", POSITIVE)
     evaluate_every: int = setting(10, "training", "epochs between two validations", COUNT)
-    seed: int = setting(
-        0, "training", "seed of parameters, batches, dropout and random splits", WHOLE
-    )
+    seed: int = setting(0, "training", "seed of parameters, batches, dropout and splits", WHOLE)
     valid_share: float = setting(
         0.1, "data", "share of edges that validate, where data have no split", PART, flag="--valid"
     )
@@ -29,9 +27,7 @@ class LinkConfig(Config):
     )
     # The encoder.
     num_layers: int = setting(1, "model", "number of convolutions", COUNT, flag="--layers")
-    dropout_rate: float = setting(
-        0.3, "model", "share of encoded nodes dropped in training", RATE, flag="--dropout"
-    )
+    dropout_rate: float = setting(0.3, "model", "dropout of encoded nodes", RATE, flag="--dropout")
     implementation: Implementation | None = setting(
         None, "execution", "kernels of the aggregation: this library's custom call, or plain XLA"
     )
@@ -41,9 +37,7 @@ class _FactsConfig(LinkConfig):
     """Settings of models of edges with relations."""
 
     # Queries of a step, and their loss.
-    batch_size: int = setting(
-        1024, "training", "queries, of a node and a relation, per step", COUNT
-    )
+    batch_size: int = setting(1024, "training", "queries (node, relation) per step", COUNT)
     loss: Literal["softmax", "sigmoid", "negatives"] = setting(
         "softmax",
         "training",
@@ -53,15 +47,11 @@ class _FactsConfig(LinkConfig):
     label_smoothing: float = setting(
         0.1, "training", "share of the target spread over all nodes", RATE, metavar="SHARE"
     )
-    num_negatives: int = setting(
-        10, "training", "random nodes for each answer", COUNT, flag="--negatives"
-    )
-    leave_out: bool = setting(
-        False, "training", "each step leaves the edges that it asks for out of the graph"
-    )
+    num_negatives: int = setting(10, "training", "random nodes per fact", COUNT, flag="--negatives")
+    leave_out: bool = setting(False, "training", "hide the edges that a step asks for")
     # The decoder, and the widths that it takes.
     decoder: Literal["distmult", "complex", "conve"] = setting(
-        "distmult", "model", "function that scores edges"
+        "distmult", "model", "score of edges"
     )
     embedding_features: int = setting(200, "model", "features of the nodes' embeddings", COUNT)
     hidden_features: int = setting(200, "model", "features after each convolution", COUNT)
@@ -83,17 +73,11 @@ class _EdgesConfig(LinkConfig):
     valid_share: float = 0.05
     num_layers: int = 2
     hidden_features: int = setting(32, "model", "features between two convolutions", COUNT)
-    embedding_features: int = setting(
-        16, "model", "features of which edges are scored by products", COUNT
-    )
-    dropout_rate: float = setting(
-        0.0, "model", "share of hidden activations dropped in training", RATE, flag="--dropout"
-    )
-    variational: bool = setting(
-        False, "model", "a VGAE: in training embeddings are drawn from distributions"
-    )
+    embedding_features: int = setting(16, "model", "features whose products score edges", COUNT)
+    dropout_rate: float = setting(0.0, "model", "dropout between layers", RATE, flag="--dropout")
+    variational: bool = setting(False, "model", "a VGAE: embeddings are drawn in training")
     features: Literal["native", "random"] = setting(
-        "native", "data", "node features: the dataset's, or random ones"
+        "native", "data", "the dataset's, or random ones"
     )
     feature_normalization: FeatureNormalization = setting(
         "auto",

@@ -56,15 +56,11 @@ class TrainConfig(Config):
     learning_rate: float = setting(0.01, "training", "learning rate of Adam", POSITIVE)
     weight_decay: float = setting(5e-4, "training", "L2 penalty in the gradient", NON_NEGATIVE)
     weight_decay_layers: Literal["all", "first"] = setting("all", "training", "layers that decay")
-    seed: int = setting(
-        0, "training", "split i draws its nodes, parameters and dropout from seed + i", WHOLE
-    )
+    seed: int = setting(0, "training", "split i draws everything from seed + i", WHOLE)
     # Sizes of the model, and its dropout.
     num_layers: int = setting(2, "model", "number of convolutions", COUNT, flag="--layers")
     hidden_features: int = setting(64, "model", "features between two convolutions", COUNT)
-    dropout_rate: float = setting(
-        0.5, "model", "share of hidden activations dropped in training", RATE, flag="--dropout"
-    )
+    dropout_rate: float = setting(0.5, "model", "dropout between layers", RATE, flag="--dropout")
     input_dropout_rate: float = setting(
         0.0, "model", "share of input features dropped in training", RATE, flag="--input-dropout"
     )
@@ -102,9 +98,7 @@ class HeadsConfig(TrainConfig):
     dropout_rate: float = 0.6
     input_dropout_rate: float = 0.6
     heads: int = setting(8, "model", "heads of all convolutions but the last, which has one", COUNT)
-    attention_dropout_rate: float = setting(
-        0.6, "model", "share of attention weights dropped in training", RATE
-    )
+    attention_dropout_rate: float = setting(0.6, "model", "dropout of attention weights", RATE)
 
 
 class SampledConfig(TrainConfig):

@@ -71,15 +71,9 @@ class RGATConfig(_TypedConfig):
     weight_decay: float = 1e-4
     hidden_features: int = 128
     input_dropout_rate: float = 0.2
-    attention_dropout_rate: float = setting(
-        0.2, "model", "share of attention weights dropped in training", RATE
-    )
-    attention: Attention = setting(
-        "additive", "model", "whether scores of both ends are added or multiplied"
-    )
-    softmax: Softmax = setting(
-        "across", "model", "over all edges into a node, or within each relation"
-    )
+    attention_dropout_rate: float = setting(0.2, "model", "dropout of attention weights", RATE)
+    attention: Attention = setting("additive", "model", "scores of ends, added or multiplied")
+    softmax: Softmax = setting("across", "model", "over all edges into a node, or by relation")
     num_bases: int = setting(0, "model", _BASES_HELP, WHOLE, flag="--bases")
 
 
