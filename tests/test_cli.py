@@ -199,7 +199,7 @@ def test_train_on_a_hypergraph(model, data, tmp_path, capsys):
 
 
 def test_defaults_of_planetoid_and_what_does_not_count(planetoid, tmp_path, capsys):
-    """A table gets other settings than Planetoid's files, and a line for what is left out."""
+    # A table gets other settings than Planetoid's files, and a line for what is left out.
     nodes = "id,income,label\n" + "".join(f"n{i},{1000 + i},{i % 2}\n" for i in range(20))
     (tmp_path / "nodes.csv").write_text(nodes)
     edges = "".join(f"n{i},n{(i + 2) % 20},{i}\n" for i in range(20))
@@ -353,6 +353,7 @@ def test_predict_on_other_data(digits_checkpoint, tmp_path, capsys):
 
 def test_predict_warns_once(tmp_path, capsys):
     rng = np.random.default_rng(0)
+    # A column that the model does not know is added after the training.
     lines = [f"n{i},{x:.3f},{'ab'[i % 2]}" for i, x in enumerate(rng.normal(size=40))]
     (tmp_path / "edges.csv").write_text(
         "src,dst\n" + "".join(f"n{i},n{i - 1}\n" for i in range(1, 40))
@@ -401,7 +402,7 @@ def test_predict_with_a_model_of_ones_own(digits_checkpoint, tmp_path, capsys):
 
 
 def test_predict_without_labels(digits_checkpoint, tmp_path, capsys):
-    """Predictions are the same without labels."""
+    # Predictions are the same without labels.
     tables = []
     for y in (None, np.zeros(3, np.int32)):
         data, table = save_graph(tmp_path / "new.npz", y=y), tmp_path / "predictions.npz"
@@ -527,6 +528,7 @@ def test_too_few_labels(featureless, tmp_path, capsys):
 
 
 def test_implementation_of_another_platform(data, monkeypatch, capsys):
+    # CUDA is missing first, then it is the platform of JAX.
     statuses = [
         ffi.PlatformStatus("cpu", True, ("hypergraph_aggregate",)),
         ffi.PlatformStatus("cuda", False, (), reason="no compiler was found", hint="get nvcc"),
@@ -541,7 +543,8 @@ def test_implementation_of_another_platform(data, monkeypatch, capsys):
 
 
 def test_parts(data, tmp_path, monkeypatch, capsys):
-    """A file of ``jax-gnn partition`` splits a training, whose checkpoint predicts without it."""
+    # A file of ``jax-gnn partition`` splits a training, whose checkpoint predicts without it.
+    # First the file of parts, then a training and predictions that use it.
     parts, folder = tmp_path / "parts.npz", tmp_path / "out"
     assert cli.main(["partition", str(data), "--parts", "2", "--output", str(parts)]) == 0
     out = re.sub(" +", " ", capsys.readouterr().out)
@@ -575,6 +578,7 @@ def test_parts(data, tmp_path, monkeypatch, capsys):
     )
     assert cli.main(["partition", str(data), "--parts", "2", "--output", str(folder)]) == 0
     assert f" output {folder}\n" in re.sub(" +", " ", capsys.readouterr().out)
+    # A folder of parts is read back, and its plan takes the place of the file.
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("nodes",))
     split, values = load_parts(folder, mesh, "nodes")
     with np.load(data) as arrays:
@@ -735,7 +739,7 @@ def test_data(data, featureless, planetoid, capsys):
 
 
 def test_data_of_tables(tmp_path, capsys):
-    """The use of columns, the unused column, and the names that labels would have."""
+    # The use of columns, the unused column, and the names that labels would have.
     lines = "".join(f"n{i},{i},{'ab'[i % 2]},{i % 3}\n" for i in range(6))
     (tmp_path / "nodes.csv").write_text("id,age,city,team\n" + lines)
     (tmp_path / "edges.csv").write_text("src,dst,weight,since\nn0,n1,2,2010\n")
@@ -750,7 +754,7 @@ def test_data_of_tables(tmp_path, capsys):
 
 
 def test_data_names_the_nearest_kind(tmp_path, capsys):
-    """A file that has all arrays of a graph is not called a damaged hypergraph."""
+    # A file that has all arrays of a graph is not called a damaged hypergraph.
     np.savez(tmp_path / "a.npz", num_nodes=3, src=[0], dst=[1], y=[0, 1, 1], foo=[1])
     with pytest.raises(ValueError) as caught:
         data_output(tmp_path / "a.npz", capsys)
@@ -797,7 +801,7 @@ def test_arguments_that_only_print(arguments, capsys):
 
 
 def test_typed_nodes_of_several_classes(tmp_path, capsys):
-    """Features by type become a table with a probability for each class."""
+    # Features by type become a table with a probability for each class.
     write_typed(path := tmp_path / "typed.npz")
     folder = tmp_path / "out"
     options = ["--splits", "1", "--epochs", "3", "--hidden-features", "8", "--heads", "2"]
@@ -819,7 +823,7 @@ def test_typed_nodes_of_several_classes(tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", ["csv", "npz", "parquet"])
 def test_classes_with_names_of_columns(tmp_path, suffix):
-    """Classes may have the names of columns, and of arguments of numpy.savez."""
+    # Classes may have the names of columns, and of arguments of numpy.savez.
     arrow = pytest.importorskip("pyarrow.parquet") if suffix == "parquet" else None
     names = ("file", "node", "allow_pickle")
     config = types.SimpleNamespace(target_scaling=None)
@@ -908,11 +912,13 @@ def test_links(model, tmp_path, capsys):
         rel = np.searchsorted(names, ranks["rel"])
         assert ((src + rel + 1) % 24 == dst).all() and set(ranks["rel"]) <= set(names)
         before = dict(ranks)
+    # Queries take names, and data that confirm the graph of the training.
     query = ["predict", arguments[0], "--top", "3", "--query", "node 0, a, ?"]
     assert cli.main(query) == 0
     answer = capsys.readouterr().out
     assert answer.count("node ") == 4 and cli.main([*query, "--data", str(path)]) == 0
     assert capsys.readouterr().out == answer
+    # Other numbers of relations: by name the ranks are the same, without names there is a warning.
     rel = np.repeat([2, 0, 1], 24)
     write_links(path, rel=rel, relation_names=names[[1, 2, 0]], **nodes)
     assert cli.main(["predict", *arguments]) == 0
@@ -978,6 +984,7 @@ def test_edges_of_a_plain_graph(plain_graph, tmp_path, capsys):
     header, *rows = csv.reader(table.read_text().splitlines())
     assert header == ["src", "dst", "edge", "probability"]
     edges, pairs = ([float(p) for *_, edge, p in rows if edge == kind] for kind in "10")
+    # AUC is the share of pairs in which an edge has the higher probability.
     wins = [(a > b) + (a == b) / 2 for a in edges for b in pairs]
     assert len(edges) == len(pairs) == results["edges"]["test"]
     assert np.mean(wins) == pytest.approx(results["test"]["auc"])

@@ -121,7 +121,7 @@ assert not {"jax_gnn", "flax_layers", "flax"} & sys.modules.keys()
 @needs_own_names
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the page registers handlers of a CPU")
 def test_exports_run_without_this_package(tmp_path):
-    """The lines of the page run the programs of all recipes, with JAX alone."""
+    # The lines of the page run the programs of all recipes, with JAX alone.
     page = (ROOT / "docs" / "export.md").read_text()
     (code,) = re.findall(r"^```python\n(import ctypes\n.*?)^```", page, re.M | re.S)
     expected = {}
@@ -170,6 +170,7 @@ def test_program_for_any_size(tmp_path):
             x = jnp.arange(3.0 * structure.num_nodes).reshape(-1, 3)
             y = program.call(parameters, predictor.arrays(structure, x))
             np.testing.assert_allclose(y, predictor(structure, x), rtol=1e-5, atol=1e-6)
+    # Arrays of edges have symbolic rows, too; equal sizes would have one symbol.
     attr = {"edge_attr": jnp.ones((ring(4).num_edges, 2))}
     predictor = Predictor(GATv2(3, 4, 2, edge_features=2, rngs=nnx.Rngs(0)))
     predictor.export(path, ring(4), jnp.ones((5, 3)), any_size=True, **attr)
@@ -180,7 +181,7 @@ def test_program_for_any_size(tmp_path):
 
 
 def test_missing_numbers_are_seen():
-    """A missing number makes its row, and all that depends on it, NaN: never zeros."""
+    # A missing number makes its row, and all that depends on it, NaN: never zeros.
     preprocessing = Preprocessing.of(rows="row")
     x = np.array([[1, -3], [np.nan, 2], [0, 0]], np.float32)
     np.testing.assert_array_equal(preprocessing(x), [[0.25, -0.75], [np.nan] * 2, [0, 0]])
@@ -189,7 +190,7 @@ def test_missing_numbers_are_seen():
 
 @pytest.mark.parametrize("name", ["_cpu", "_cuda", "_cuda_emulated"])
 def test_handlers_are_symbols(name):
-    """Compiled modules export the handlers of all targets, and their stages."""
+    # Compiled modules export the handlers of all targets, and their stages.
     module = pytest.importorskip(f"jax_gnn.{name}")
     library = ctypes.CDLL(module.__file__)
     targets = module.targets()
@@ -263,7 +264,7 @@ def test_model_of_ones_own(saved, rng):
 
 
 def test_saved_again(saved, tmp_path):
-    """A loaded model has all that it needs to be saved."""
+    # A loaded model has all that it needs to be saved.
     loaded = jax_gnn.load(saved, Net)
     jax_gnn.save(tmp_path / "again", loaded, arguments={"width": 4})
     again, x = jax_gnn.load(tmp_path / "again", Net), jnp.ones((4, 3))
@@ -272,7 +273,8 @@ def test_saved_again(saved, tmp_path):
 
 
 def test_models_of_this_package(tmp_path):
-    """Models are made again from their own arguments."""
+    # Models are made again from their own arguments.
+    # Types are not in the order of their names, and one is named like a key of descriptions.
     rngs = nnx.Rngs(0)
     typed = {"node_types": ("class", "b"), "relation_ends": (("class", "b"), ("b", "class"))}
     inner = HGT(8, 8, 2, heads=2, num_relations=2, **typed, rngs=rngs)
@@ -298,7 +300,7 @@ def test_models_of_this_package(tmp_path):
 
 
 def test_modules_by_their_arguments():
-    """All modules, but for one whose argument is a module of another package."""
+    # All modules, but for one whose argument is a module of another package.
     for name, case in layer_cases.LAYERS.items():
         if name == "AttentionReadout":
             continue
@@ -371,8 +373,9 @@ def test_what_cannot_be_saved(tmp_path, options, kind, message):
 # Where one array cannot be written, Orbax may drop the others' writes half-way, as it does reads.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_leaves_the_model_before(tmp_path, capfd, small_files):
-    """One line, where Orbax logs tracebacks and its storage raises a long text."""
+    # One line, where Orbax logs tracebacks and its storage raises a long text.
     folder = tmp_path / "model"
+    # The second model is larger than the limit of files.
     for width in (4, 300):
         model = GCN(3, width, 2, rngs=nnx.Rngs(0))
         if width == 4:
@@ -401,7 +404,7 @@ def test_features_of_another_width():
 
 
 def test_file_that_names_another_class(saved, tmp_path):
-    """No name in a file is looked up but in the list of this package's models."""
+    # No name in a file is looked up but in the list of this package's models.
     from flax_layers.training import checkpoint
 
     for name in ("os", "link_metrics", "LinearOptions", "__doc__"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
 import pytest
 from test_training import dataset_for, make_graph_dataset, make_typed_dataset
-from test_training_minibatch import interrupt, save
+from test_training_minibatch import interrupt
 
 from flax_layers.training import (
     RECIPES,
@@ -21,10 +20,8 @@ from flax_layers.training import (
     train,
 )
 from flax_layers.training.devices import takes_parts
-from flax_layers.training.epochs import Runner
 from flax_layers.training.feeds import SplitGraph
 from flax_layers.training.trained import make_model
-from jax_gnn import cli
 from jax_gnn.datasets import random_split
 from jax_gnn.sharding import ShardedGraph
 
@@ -69,7 +66,7 @@ def test_same_results_as_on_one_device(model, rng):
 
 
 def test_types_of_nodes(rng):
-    """Features of two widths, and embeddings of the third type."""
+    # Features of two widths, and embeddings of the third type.
     dataset, config = make_typed_dataset(), settings("hgt")
     alone = train(dataset, config)
     split = train(dataset, config, devices=2, method=rng.integers(0, 2, 54))
@@ -77,7 +74,7 @@ def test_types_of_nodes(rng):
 
 
 def test_weights_and_numbers(rng):
-    """Edges have weights, and errors of a regression are computed on the devices, too."""
+    # Edges have weights, and errors of a regression are computed on the devices, too.
     dataset = make_graph_dataset()
     weight = rng.uniform(0.5, 2, dataset.src.size).astype(np.float32)
     y = rng.normal(size=(40, 2)).astype(np.float32)
@@ -94,7 +91,7 @@ def test_weights_and_numbers(rng):
     ("model", "before", "after"), [("gcn", 1, 2), ("gcn", 2, 2), ("hgt", 2, 1), ("hgt", 2, MOST)]
 )
 def test_other_devices(model, before, after, tmp_path, rng):
-    """A run continues on other devices with the same losses, and so predicts its checkpoint."""
+    # A run continues on other devices with the same losses, and so predicts its checkpoint.
     # Nodes of one type have embeddings in "hgt", with their moments.
     dataset = make_graph_dataset() if model == "gcn" else make_typed_dataset()
     config = settings(model, epochs=12)
@@ -110,39 +107,8 @@ def test_other_devices(model, before, after, tmp_path, rng):
         np.testing.assert_allclose(logits, alone, 1e-5, 1e-6)
 
 
-def test_resumed_command(tmp_path, capsys, monkeypatch):
-    """Interrupted on two devices, it ends on others as on one."""
-    data = save(tmp_path / "easy.npz", make_graph_dataset())
-    size = ["--splits", "1", "--epochs", "24", "--hidden-features", "8", "--dropout", "0"]
-
-    def run(name, *options):
-        folder = ["--output", str(tmp_path / name)]
-        code = cli.main(["train", "gcn", "--data", data, *size, *folder, *options])
-        capsys.readouterr()
-        return code
-
-    assert run("one", "--no-baseline") == 0
-    advance, calls = Runner.advance, []
-
-    def stops(self, *arguments):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return advance(self, *arguments)
-
-    monkeypatch.setattr(Runner, "advance", stops)
-    assert run("other", "--devices", "2") == 130
-    assert run("other", "--devices", str(MOST), "--partition", "hash", "--resume") == 0
-    alone, split = (
-        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "other")
-    )
-    assert split["devices_used"] == MOST and len(calls) > 2
-    for name in ("test_accuracy", "valid_accuracy", "best_epoch"):
-        assert alone["jax_gnn"][name] == split["jax_gnn"][name]
-
-
 def test_dropout_differs_by_device():
-    """Each of two parts that are alike drops others of its rows."""
+    # Each of two parts that are alike drops others of its rows.
     half = np.arange(20)
     dataset = dataclasses.replace(
         make_graph_dataset(),

@@ -66,6 +66,7 @@ def test_batches_of_one_shape_hold_graphs_of_the_split(rng):
     dataset = rings_and_trees(rng)
     ids = rng.permutation(60)[:40]
     config = GINGraphConfig(**SMALL, steps=5)
+    # Graphs that exceed the budget are left out, so that a batch may have less than 16.
     sampler = Sampler(dataset, dataset.x, 40, config)
     shapes = set()
     for _ in range(3):
@@ -96,6 +97,7 @@ def test_cross_validation_has_one_epoch(rng):
     assert run.accuracy_mean == pytest.approx(run.valid_accuracy.mean(0).max())
     held_out = [split_of(dataset, config, seed).test for seed in range(3)]
     np.testing.assert_array_equal(np.sort(np.concatenate(held_out)), np.arange(25))
+    # Folds of the data take the place of random ones.
     folds = np.minimum(np.arange(25) // 8, 2)
     published = dataclasses.replace(dataset, folds=folds)
     assert split_of(published, config, 1).test.tolist() == [*range(8, 16)]
@@ -108,6 +110,7 @@ def test_cross_validation_has_one_epoch(rng):
 @pytest.mark.parametrize("model", [name for name in RECIPES if name.endswith("-graph")])
 def test_graphs_by_command(model, rng, tmp_path, capsys):
     dataset = rings_and_trees(rng, 12)
+    # The format of GIN's code: the label of a graph, then the neighbours of each node.
     lines = ["12"]
     for number, size in enumerate(dataset.sizes):
         graph = dataset.batch([number]).graph

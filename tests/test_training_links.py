@@ -125,13 +125,14 @@ def test_batches_ask_each_query_once():
 
 
 def test_edges_that_are_asked_for_are_left_out():
-    """The loss is that of a graph without the answers of the batch, and their inverses."""
+    # The loss is that of a graph without the answers of the batch, and their inverses.
     dataset = make_dataset()
     config = CompGCNLinkConfig(**SMALL, leave_out=True, dropout_rate=0.0)
     graph = link_graph(dataset)
     queries = _Queries.of(graph)
     model = make_link_model(config, NODES, RELATIONS)
     weight = model.encoder.convolutions[0].factors(graph)
+    # One query, and padding; its answers and their inverses are hidden.
     number = 7
     subject, relation = queries.subjects[number], queries.relations[number]
     answers = queries.answers[queries.starts[number] : queries.starts[number + 1]]
@@ -183,8 +184,9 @@ def test_checkpoint(result, tmp_path):
 
 
 def test_ranks_go_by_name(result, rng):
-    """The same bits whatever the numbers of nodes and relations."""
+    # The same bits whatever the numbers of nodes and relations.
     dataset, trained = make_dataset(), result.trained
+    # Numbers change, and names with them.
     nodes, relations = rng.permutation(NODES), rng.permutation(RELATIONS)
     names = [np.argsort(nodes), np.argsort(relations)]
     renumbered = dataclasses.replace(
@@ -217,7 +219,7 @@ def test_ranks_go_by_name(result, rng):
 
 
 def test_queries_give_the_ranks(result):
-    """A rank is the place of the answer among the nodes that are not known, in both directions."""
+    # A rank is the place of the answer among the nodes that are not known, in both directions.
     dataset, trained = make_dataset(), result.trained
     columns = dataset.src, dataset.rel, dataset.dst
     facts = {*zip(*(column.tolist() for column in columns), strict=True)}
@@ -257,6 +259,7 @@ def test_queries_go_by_name(result, tmp_path):
         np.testing.assert_array_equal(answers.scores, by_number.scores)
     sources, expected = loaded.ask("?,two,node 5"), trained.query(rel="two", dst="node 5")
     np.testing.assert_array_equal(sources.nodes, expected.nodes)
+    # Models without an index, or without names, as older versions wrote them.
     old = dataclasses.replace(trained, index=None)
     bare = dataclasses.replace(trained, numbering=None)
     assert bare.query(src=3, rel=1, k=4).names is None
@@ -286,7 +289,7 @@ WITHOUT_SPLIT = dict.fromkeys(("train_edges", "val_edges", "test_edges"))
 
 
 def test_random_split(rng):
-    """Predictions split as training did, whatever the numbers of nodes and relations are."""
+    # Predictions split as training did, whatever the numbers of nodes and relations are.
     dataset = make_dataset(**WITHOUT_SPLIT)
     config = CompGCNLinkConfig(**SMALL | {"epochs": 1}, valid_share=0.2, test_share=0.1)
     result = train_links(dataset, config)
@@ -362,7 +365,7 @@ def test_autoencoders_learn(config, tmp_path):
 
 
 def test_autoencoder_on_other_numbers(rng):
-    """Test edges are the same, as nodes have names."""
+    # Test edges are the same, as nodes have names.
     dataset = make_graph()
     result = train_links(dataset, GCNLinkConfig(epochs=1, valid_share=0.1))
     order = rng.permutation(32)
@@ -382,7 +385,7 @@ def test_autoencoder_on_other_numbers(rng):
 
 @pytest.mark.parametrize("config", [CompGCNLinkConfig, GCNLinkConfig])
 def test_resumed_runs_have_the_same_bits(config, tmp_path, rng):
-    """Wherever they were interrupted, twice."""
+    # Wherever they were interrupted, twice.
     relational = config is CompGCNLinkConfig
     dataset = make_dataset() if relational else make_graph()
     small = {name: SMALL[name] for name in ("embedding_features", "hidden_features")}

@@ -59,6 +59,7 @@ def settings(config, **changes):
 def test_every_seed_once_an_epoch(rng):
     ids = rng.choice(1000, rng.integers(1, 60), replace=False)
     size, seed = int(rng.integers(1, 70)), int(rng.integers(2**31))
+    # Epochs differ in their order, which depends on seed and epoch alone.
     epochs = [seeds_of_epoch(ids, size, seed, epoch) for epoch in range(3)]
     for seeds in epochs:
         assert seeds.shape == (-(-len(ids) // size), size)
@@ -72,13 +73,14 @@ def test_every_seed_once_an_epoch(rng):
 
 @pytest.mark.parametrize(("config", "make"), MODELS)
 def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
-    """Logits of seeds, padding among them, with fanouts for all edges."""
+    # Logits of seeds, padding among them, with fanouts for all edges.
     with jax.enable_x64(True):
         dataset, small = make(), settings(config, **ALL)
         split = Split(*np.split(np.arange(40), [20, 30]))
         feed = SampledNodes(dataset, small, [split])
         data = feed.start(small, split, 0)
         model = make_model(small, feed.graph, feed.inputs[0], 2, int(rng.integers(100)))
+        # The second seed is padding.
         seeds = jnp.array([3, -1, *rng.integers(0, 40, 5)], jnp.int32)
         batch = feed.batch(data, seeds, jax.random.key(int(rng.integers(100))))
         logits = feed.logits(model, batch.graph, batch.inputs, None)
@@ -90,7 +92,7 @@ def test_of_all_edges_a_step_is_that_of_the_whole_graph(config, make, rng):
 
 
 def test_sums_are_those_of_all_edges_on_average(rng):
-    """The mean of sampled sums of weights is the sum over all edges."""
+    # The mean of sampled sums of weights is the sum over all edges.
     dataset = make_graph_dataset()
     weight = rng.uniform(1, 2, len(dataset.src)).astype(np.float32)
     dataset = dataclasses.replace(dataset, edge_weight=weight)
@@ -117,7 +119,7 @@ def test_sums_are_those_of_all_edges_on_average(rng):
 
 @pytest.mark.parametrize(("config", "make"), MODELS)
 def test_one_trace_of_a_step_and_the_same_bits_again(config, make, monkeypatch):
-    """Splits, short last batches and evaluations share a trace; a longer run has the same bits."""
+    # Splits, short last batches and evaluations share a trace; a longer run has the same bits.
     dataset, traces = make(), []
     batch, compiled = SampledNodes.batch, []
 
@@ -158,13 +160,13 @@ def easy(rng, num_nodes=400) -> GraphDataset:
 
 @pytest.mark.parametrize("config", [GCNConfig, SAGEConfig])
 def test_learns(config, rng):
-    """Twelve neighbours, of which six are drawn, leave few mistakes."""
+    # Twelve neighbours, of which six are drawn, leave few mistakes.
     sampled = config(splits=1, epochs=15, hidden_features=16, batch_size=32, fanouts=(6, 6))
     assert train(easy(rng), sampled).run.accuracy_mean > 0.9
 
 
 def test_evaluation_by_layer(monkeypatch, rng):
-    """In chunks the curves are those of an evaluation at once."""
+    # In chunks the curves are those of an evaluation at once.
     dataset = easy(rng, 120)
     config = settings(SAGEConfig, batch_size=16, fanouts=(3, 2))
     at_once = train(dataset, config).run
@@ -260,10 +262,11 @@ def interrupt(dataset, config, epoch, **options):
 
 @pytest.mark.parametrize("config", [SAGEConfig, RGCNConfig])
 def test_resumed_runs_have_the_same_bits(config, tmp_path, rng):
-    """Wherever they were interrupted, twice, and with splits that had ended before."""
+    # Wherever they were interrupted, twice, and with splits that had ended before.
     dataset = make_graph_dataset() if config is SAGEConfig else make_typed_dataset()
     small = settings(config, batch_size=7, fanouts=(3, 2), splits=2, dropout_rate=0.5)
     expected, file = train(dataset, small), tmp_path / "state.npz"
+    # Two splits of three epochs; each interruption is after another of the six.
     stops = np.sort(rng.choice(6, 2, replace=False))
     for stop in stops:
         interrupt(dataset, small, stop, state=file, resume=True)
@@ -279,7 +282,7 @@ def test_resumed_runs_have_the_same_bits(config, tmp_path, rng):
 
 
 def test_the_state_is_written_now_and_then(tmp_path, monkeypatch):
-    """A process that ends without an exception leaves a state, written no more often than set."""
+    # A process that ends without an exception leaves a state, written no more often than set.
     dataset, file = make_graph_dataset(), tmp_path / "state.npz"
     config = settings(SAGEConfig, batch_size=7, fanouts=(3, 2))
     for every, expected in ((0.0, [True] * 3), (1e9, [False] * 3)):
@@ -290,7 +293,7 @@ def test_the_state_is_written_now_and_then(tmp_path, monkeypatch):
 
 
 def test_resumed_runs_on_the_whole_graph(tmp_path):
-    """A call has ten epochs, and the run without kernels continues, too."""
+    # A call has ten epochs, and the run without kernels continues, too.
     dataset, file = make_graph_dataset(), tmp_path / "state.npz"
     config = GCNConfig(**SMALL | {"epochs": 12})
     expected = train(dataset, config, baseline=True)
@@ -380,6 +383,7 @@ def test_resumed_command(tmp_path, capsys, monkeypatch):
     )
     assert first == again
     assert run("predict", str(folder), "--data", data)[0] == 0  # the folder of a run
+    # A new run over the results of the old one is interrupted at its second epoch.
     calls[:] = [1]
     assert run(*arguments, "--overwrite")[0] == 130
     assert (folder / "state.npz").exists()
@@ -392,7 +396,7 @@ def test_resumed_command(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("fits", [False, True])
 def test_a_step_does_not_depend_on_the_capacity(fits, monkeypatch, rng):
-    """A batch that exceeds the capacity is drawn again with room for all."""
+    # A batch that exceeds the capacity is drawn again with room for all.
     dataset = easy(rng, 200)
     config = settings(SAGEConfig, batch_size=16, fanouts=(3, 2))
     expected = train(dataset, config).run
