@@ -591,7 +591,7 @@ def test_parts(data, tmp_path, monkeypatch, capsys):
 
 
 def test_missing_train_extra(data, monkeypatch, capsys):
-    monkeypatch.setattr(run_nodes, "TRAIN_EXTRA", ("optax", "no_such_package"))
+    monkeypatch.setattr("flax_layers.training.options.TRAIN_EXTRA", ("optax", "no_such_package"))
     message = user_error(capsys, small(data))
     assert "training needs no_such_package; run: pip install 'jax-gnn-kernels[train]'" in message
 

@@ -248,9 +248,7 @@ def _load(path: Path, factory: Factory) -> tuple[Predictor, list[str]]:
         raise ValueError(f"{SUMS} is missing")
     if "class" in description:
         return Predictor(model, preprocessing=Preprocessing.of(**description["preprocessing"])), []
-    if description["model"] in LINK_RECIPES:
-        return _trained_links(description, model, path / INDEX), _missing_names(description)
-    return _trained_model(description, model), _missing_names(description)
+    return _trained_model(description, model, path / INDEX), _missing_names(description)
 
 
 def _sha256(file: Path) -> str:
@@ -388,36 +386,35 @@ def _tuples(value: object) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _numbering(description: Description) -> Numbering | None:
-    fields = description.get("numbering")
-    return fields and Numbering(**{name: _tuples(value) for name, value in fields.items()})
-
-
-def _trained_links(description: Description, model: nnx.Module, index: Path) -> TrainedLinks:
-    """Return the trained model of a description for links, and of its index, if there is one."""
-    return TrainedLinks(
-        model,
-        LINK_RECIPES[description["model"]].config(**description["training"]),
-        Fingerprint(**description["data"]),
-        description["num_relations"],
-        version=description["version"],
-        numbering=_numbering(description),
-        index=LinkIndex.read(index) if index.is_file() else None,
-    )
-
-
-def _trained_model(description: Description, model: nnx.Module) -> TrainedModel:
-    """Return the trained model of a recipe's description."""
-    split, data, names = (description[key] for key in ("split", "data", "label_names"))
+def _trained_model(
+    description: Description, model: nnx.Module, index: Path
+) -> TrainedModel | TrainedLinks:
+    """Return the trained model of a description, and of its index of links, if there is one."""
+    name, version, data = (description[key] for key in ("model", "version", "data"))
+    numbering = description.get("numbering")
+    if numbering:
+        numbering = Numbering(**{key: _tuples(value) for key, value in numbering.items()})
+    data = data and Fingerprint(**data)
+    if name in LINK_RECIPES:
+        return TrainedLinks(
+            model,
+            LINK_RECIPES[name].config(**description["training"]),
+            data,
+            description["num_relations"],
+            version=version,
+            numbering=numbering,
+            index=LinkIndex.read(index) if index.is_file() else None,
+        )
+    split, names = description["split"], description["label_names"]
     return TrainedModel(
         model,
-        RECIPES[description["model"]].config(**description["training"]),
-        data=data and Fingerprint(**data),
+        RECIPES[name].config(**description["training"]),
+        data=data,
         label_names=None if names is None else tuple(names),
         split=split and Split(**{part: np.array(ids, np.int32) for part, ids in split.items()}),
         seed=description["seed"],
-        version=description["version"],
-        numbering=_numbering(description),
+        version=version,
+        numbering=numbering,
     )
 
 
@@ -447,9 +444,7 @@ def _description(trained: Predictor, arguments: Mapping[str, object] | None = No
     if isinstance(trained, TrainedModel | TrainedLinks):
         if arguments is not None:
             raise ValueError("arguments must not be given of a model that was trained by a recipe")
-        if isinstance(trained, TrainedLinks):
-            return _link_description(trained)
-        return _recipe_description(trained)
+        return _training_description(trained)
     return {
         "version": __version__,
         **_class_description(trained.model, arguments),
@@ -486,30 +481,24 @@ def _module_description(module: nnx.Module) -> Description:
     return {"class": name, "arguments": _arguments(module)}
 
 
-def _recipe_description(trained: TrainedModel) -> Description:
-    split, data, names = trained.split, trained.data, trained.label_names
-    return {
+def _training_description(trained: TrainedModel | TrainedLinks) -> Description:
+    """Return the training of a model; for links, settings and sizes say which model it is."""
+    description: Description = {
         "version": trained.version,
         "model": trained.config.model,
-        "arguments": _arguments(stack_of(trained.model)),
-        "inputs": trained.model.in_features if isinstance(trained.model, HeteroModel) else None,
         "training": dataclasses.asdict(trained.config),
-        "seed": trained.seed,
-        "label_names": None if names is None else list(names),
-        "data": None if data is None else data._asdict(),
-        "split": split and {part: ids.tolist() for part, ids in vars(split).items()},
+        "data": trained.data and trained.data._asdict(),
         "numbering": trained.numbering and trained.numbering._asdict(),
     }
-
-
-def _link_description(trained: TrainedLinks) -> Description:
-    return {
-        "version": trained.version,
-        "model": trained.config.model,
-        "training": dataclasses.asdict(trained.config),
-        "data": trained.data._asdict(),
-        **trained.sizes,
-        "numbering": trained.numbering and trained.numbering._asdict(),
+    if isinstance(trained, TrainedLinks):
+        return description | trained.sizes
+    split, names = trained.split, trained.label_names
+    return description | {
+        "arguments": _arguments(stack_of(trained.model)),
+        "inputs": trained.model.in_features if isinstance(trained.model, HeteroModel) else None,
+        "seed": trained.seed,
+        "label_names": None if names is None else list(names),
+        "split": split and {part: ids.tolist() for part, ids in vars(split).items()},
     }
 
 

@@ -20,11 +20,7 @@ from jax_gnn.datasets import GraphsDataset, HypergraphDataset, RelationalDataset
 BY_PATH = GraphsDataset, RelationalDataset  # kinds of data of which none is built in
 
 EXAMPLES = {
-    "hgnn": (
-        "--data cora_cocitation.npz --splits 20 --self-loops all --hidden-features 256 \\\n"
-        "    --epochs 500 --learning-rate 0.001 --weight-decay 0",
-        "--data walmart_trips.npz --features noisy-label --no-baseline",
-    ),
+    "hgnn": ("--data walmart_trips.npz --features noisy-label --no-baseline",),
     "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
     "gin": ("--data cora.npz --learn-eps",),
     "gin-graph": ("--data MUTAG.txt --folds 10", "--data PROTEINS --folds 10 --batch-size 128"),

@@ -92,14 +92,11 @@ class SplitGraph(WholeGraph):
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
-        return evaluation_data(
-            self._sharded,
-            self.inputs,
-            self._dataset,
-            config,
-            split,
-            convert=lambda rows: _merge_devices(self._sharded.shard(rows)),
-        )
+        convert = self._shard_rows
+        return evaluation_data(self._sharded, self.inputs, self._dataset, config, split, convert)
+
+    def _shard_rows(self, rows: np.ndarray) -> Array:
+        return _merge_devices(self._sharded.shard(rows))
 
     def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""

@@ -44,9 +44,18 @@ class LinkRecipe(NamedTuple):
     load: Callable[[str], NodeDataset] = load_relational
 
 
-def _rgcn(config: links.RGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> RGCN:
-    bases = {"num_bases": config.num_bases} if config.num_bases else {}
-    return RGCN(
+def _relational_encoder(
+    model: Callable[..., nnx.Module],
+    config: links.RGCNLinkConfig | links.CompGCNLinkConfig,
+    num_relations: int,
+    rngs: nnx.Rngs,
+) -> nnx.Module:
+    if isinstance(config, links.CompGCNLinkConfig):
+        options: dict[str, object] = {"composition": config.composition}
+    else:  # weights of relations are mixed from bases, or have blocks
+        bases = config.num_bases
+        options = {"num_bases": bases} if bases else {"num_blocks": config.num_blocks}
+    return model(
         config.embedding_features,
         config.hidden_features,
         config.hidden_features,
@@ -54,20 +63,7 @@ def _rgcn(config: links.RGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> R
         dropout_rate=config.dropout_rate,
         num_relations=num_relations,
         rngs=rngs,
-        **bases or {"num_blocks": config.num_blocks},
-    )
-
-
-def _compgcn(config: links.CompGCNLinkConfig, num_relations: int, rngs: nnx.Rngs) -> CompGCN:
-    return CompGCN(
-        config.embedding_features,
-        config.hidden_features,
-        config.hidden_features,
-        num_layers=config.num_layers,
-        dropout_rate=config.dropout_rate,
-        num_relations=num_relations,
-        composition=config.composition,
-        rngs=rngs,
+        **options,
     )
 
 
@@ -137,12 +133,12 @@ _RECIPES = (
     LinkRecipe(
         "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
         links.RGCNLinkConfig,
-        _rgcn,
+        functools.partial(_relational_encoder, RGCN),
     ),
     LinkRecipe(
         "composition-based network (CompGCN, Vashishth et al. 2020)",
         links.CompGCNLinkConfig,
-        _compgcn,
+        functools.partial(_relational_encoder, CompGCN),
     ),
 )
 LINK_RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}

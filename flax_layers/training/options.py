@@ -101,16 +101,14 @@ def add_settings(config: type[Config], groups: Groups) -> None:
         metavar="DIR",
         help=f"folder of checkpoint, plot and results (default: runs/{config.model}-<dataset>)",
     )
-    groups["execution"].add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace the results of an earlier run there, and the state of an interrupted one",
-    )
-    groups["execution"].add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with an interrupted run in the output folder, to the same results",
-    )
+    for flag, text in (
+        (
+            "--overwrite",
+            "replace the results of an earlier run there, or the state of an unfinished one",
+        ),
+        ("--resume", "go on with an interrupted run in the output folder, to the same results"),
+    ):
+        groups["execution"].add_argument(flag, action="store_true", help=text)
 
 
 def add_devices(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

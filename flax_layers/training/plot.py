@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METRICS = {
-    "auc": "AUC",
-    "ap": "AP",
-    "mrr": "MRR",
-    "hits@1": "Hits@1",
-    "hits@3": "Hits@3",
-    "hits@10": "Hits@10",
-}
+METRICS = {"auc": "AUC", "ap": "AP", "mrr": "MRR"} | {f"hits@{k}": f"Hits@{k}" for k in (1, 3, 10)}
 
 # From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"

@@ -68,16 +68,12 @@ class Preprocessing:
         """
         if rows not in ("none", "row"):
             raise ValueError(f"rows must be 'none' or 'row', got {rows!r}")
-        by_type = [isinstance(column, Mapping) for column in (mean, std) if column is not None]
-        means: Columns
-        stds: Columns
-        if any(by_type):
-            if not all(by_type):
-                raise ValueError("mean and std must be by type of nodes both, or neither")
-            means, stds = _columns_by_type(mean or {}, std or {})  # type: ignore[arg-type]
-        else:
-            means, stds = _columns("", mean, std)  # type: ignore[arg-type]
-        targets = _columns("", target_mean, target_std, "target_")
+        by_type = {isinstance(column, Mapping) for column in (mean, std) if column is not None}
+        if len(by_type) > 1:
+            raise ValueError("mean and std must be by type of nodes both, or neither")
+        convert: Any = _columns_by_type if True in by_type else _columns
+        targets = _columns(target_mean, target_std, "target_")
+        means, stds = convert(mean, std)
         return cls(means, stds, rows, *targets)
 
     def as_json(self) -> dict[str, object]:
@@ -142,7 +138,7 @@ def _barrier(tree: PyTree) -> PyTree:
 
 
 def _columns(
-    suffix: str, mean: ArrayLike | None, std: ArrayLike | None, prefix: str = ""
+    mean: ArrayLike | None, std: ArrayLike | None, prefix: str = "", suffix: str = ""
 ) -> tuple[Array | None, Array | None]:
     """Return means and deviations as arrays of one shape, None where they are None."""
     values = {f"{prefix}{name}{suffix}": x for name, x in (("mean", mean), ("std", std))}
@@ -160,12 +156,15 @@ def _columns(
 
 
 def _columns_by_type(
-    mean: Mapping[str, ArrayLike], std: Mapping[str, ArrayLike]
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    names = dict.fromkeys([*mean, *std])
-    pairs = {name: _columns(f"[{name!r}]", mean.get(name), std.get(name)) for name in names}
-    means = {name: mean for name, (mean, _) in pairs.items() if mean is not None}
-    return means, {name: std for name, (_, std) in pairs.items() if std is not None}
+    mean: Mapping[str, ArrayLike] | None, std: Mapping[str, ArrayLike] | None
+) -> list[dict[str, Array]]:
+    by_type: list[dict[str, Array]] = [{}, {}]
+    for name in dict.fromkeys([*(mean or ()), *(std or ())]):
+        pair = (mean or {}).get(name), (std or {}).get(name)
+        for columns, column in zip(by_type, _columns(*pair, suffix=f"[{name!r}]"), strict=True):
+            if column is not None:
+                columns[name] = column
+    return by_type
 
 
 preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))

@@ -9,28 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from flax_layers.training import options, report
 from flax_layers.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from flax_layers.training.config.links import LinkConfig
 from flax_layers.training.link_models import LinkRecipe
 from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
 from flax_layers.training.links import LinkResult, TrainedLinks, train_links
-from flax_layers.training.options import (
-    TRAIN_EXTRA,
-    option_values,
-    print_data_notes,
-    require,
-    settings_of,
-)
 from flax_layers.training.plot import plot_link_curves
-from flax_layers.training.report import (
-    LinkProgress,
-    blame_data,
-    blame_output,
-    make_folder,
-    metric_names,
-    percent,
-    suggest_resume,
-)
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
@@ -62,7 +47,7 @@ def _results(
             **{name: getattr(dataset, name) for name in fields if hasattr(dataset, name)},
         },
         "edges": dict(zip(("train", "valid", "test"), task.part_sizes, strict=True)),
-        "config": option_values(result.trained.config),
+        "config": options.option_values(result.trained.config),
         "versions": versions(),
         "devices": devices(),
         "loss": result.losses.tolist(),
@@ -88,33 +73,33 @@ def _same_ranks(checkpoint: Path, trained: TrainedLinks, dataset: NodeDataset) -
 
 def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
     """Train on the data that the command names, and write and print the results."""
-    require("training", TRAIN_EXTRA)
-    config = settings_of(recipe.config, args)
-    with blame_data():
+    options.require("training", options.TRAIN_EXTRA)
+    config = options.settings_of(recipe.config, args)
+    with report.blame_data():
         dataset = load_for(recipe, args.data)
         task = link_task(dataset, config)
     _print_split(recipe, config, dataset, task)
-    print_data_notes(dataset, config, task.config)
-    folder, state = make_folder(args, f"{config.model}-{dataset.name}")
-    bar = LinkProgress(config, task.best_by)
-    with suggest_resume(args, state), blame_output(folder), bar as progress:
+    options.print_data_notes(dataset, config, task.config)
+    folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
+    bar = report.LinkProgress(config, task.best_by)
+    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
         result = train_links(dataset, config, on_epoch=progress, state=state, resume=args.resume)
     checkpoint, plot, results = (
         folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
-    with blame_output(folder):
+    with report.blame_output(folder):
         save_checkpoint(checkpoint, result.trained)
     # Each run ends with a check that its checkpoint ranks alike.
     same = _same_ranks(checkpoint, result.trained, dataset)
     seconds = float(np.median(result.step_seconds))
-    with blame_output(folder):
+    with report.blame_output(folder):
         plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
         results.write_text(json.dumps(_results(dataset, task, result, seconds), indent=2) + "\n")
     best = f"(epoch {result.epochs[result.best]})"
     rows = [
-        ["", *metric_names(result.test), ""],
-        ["validation", *percent(result.valid[result.best]), best],
-        ["test", *percent(result.test), ""],
+        ["", *report.metric_names(result.test), ""],
+        ["validation", *report.percent(result.valid[result.best]), best],
+        ["test", *report.percent(result.test), ""],
     ]
     print(table(rows))
     print(f"\n  {1e3 * seconds:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")

@@ -12,30 +12,15 @@ from typing import cast
 import jax
 import numpy as np
 
+from flax_layers.training import options, report
 from flax_layers.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from flax_layers.training.config.nodes import SampledConfig, TrainConfig
 from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.devices import check_devices
 from flax_layers.training.loop import train
 from flax_layers.training.models import Recipe
-from flax_layers.training.options import (
-    TRAIN_EXTRA,
-    method_of,
-    option_values,
-    print_data_notes,
-    require,
-    settings_of,
-)
 from flax_layers.training.plot import plot_learning_curves
 from flax_layers.training.records import Run, TrainResult, mean_and_std
-from flax_layers.training.report import (
-    ERRORS,
-    Progress,
-    blame_data,
-    blame_output,
-    make_folder,
-    suggest_resume,
-)
 from flax_layers.training.sources import load_for
 from flax_layers.training.trained import TrainedModel
 from flax_layers.training.types import ArrayByType, Method
@@ -92,7 +77,7 @@ def _score_rows(result: TrainResult, runs: Mapping[str, Run]) -> Iterator[list[s
         if folds:
             yield ["at epoch", *(str(run.best_epoch[0] + 1) for run in runs.values())]
         return
-    for name, label in ERRORS.items():
+    for name, label in report.ERRORS.items():
         values = result.errors[name]
         score = f"{values.mean():.4g}"
         if len(values) > 1:
@@ -139,7 +124,7 @@ def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig
     if weighted and not getattr(config, "edge_weight", False):
         advice = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
         print(f"jax-gnn: weights of edges are not used ({advice})", file=sys.stderr)
-    print_data_notes(dataset, config, settled)
+    options.print_data_notes(dataset, config, settled)
 
 
 def _same_predictions(
@@ -160,7 +145,7 @@ def _results(
     errors = result.errors
     return {
         "dataset": summary,
-        "config": option_values(result.trained.config),
+        "config": options.option_values(result.trained.config),
         "versions": versions(),
         "devices": devices(),
         "devices_used": num_devices,
@@ -187,22 +172,24 @@ def _score(result: TrainResult, split: int) -> str:
 
 def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Train on the data that the command names, and write and print the results."""
-    require("training", TRAIN_EXTRA)
-    with blame_data():
+    options.require("training", options.TRAIN_EXTRA)
+    with report.blame_data():
         dataset = load_for(recipe, args.data)
-    config = settings_of(recipe.config, args, dataset)
-    with blame_data():
+    config = options.settings_of(recipe.config, args, dataset)
+    with report.blame_data():
         check_dataset(dataset, config)
     # Errors of options and data come before the folder is made.
     num_devices, method = 1, cast(Method, "stream")
     if recipe.structure is not None:
-        num_devices, method = args.devices, method_of(args, dataset)
+        num_devices, method = args.devices, options.method_of(args, dataset)
         check_devices(config, num_devices)
-    folder, state = make_folder(args, f"{config.model}-{dataset.name}")
+    folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
-    bar = Progress(folds or config.splits, config.epochs, measure, "fold" if folds else "split")
-    with suggest_resume(args, state), blame_output(folder), bar as progress:
+    bar = report.Progress(
+        folds or config.splits, config.epochs, measure, "fold" if folds else "split"
+    )
+    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
         result = train(
             dataset,
             config,
@@ -220,14 +207,14 @@ def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
     checkpoint, plot, results = (
         folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
-    with blame_output(folder):
+    with report.blame_output(folder):
         save_checkpoint(checkpoint, result.trained)
     # Each run ends with a check that its checkpoint predicts to the same bits.
     same = _same_predictions(checkpoint, result.trained, dataset, num_devices, method)
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed
     document = _results(summary, result, measure, split, num_devices)
-    with blame_output(folder):
+    with report.blame_output(folder):
         plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
         results.write_text(json.dumps(document, indent=2) + "\n")
     _print_result(summary, result)

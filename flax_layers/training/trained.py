@@ -238,9 +238,7 @@ class TrainedModel(Predictor):
     def __call__(self, graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> PyTree:
         """See `Predictor`; ``edge_weight`` must be given after a training with weights of edges."""
         if getattr(self.config, "edge_weight", False) and "edge_weight" not in named:
-            raise ValueError(
-                "edge_weight must be given: the model was trained with weights of edges"
-            )
+            raise ValueError("edge_weight must be given, as the model was trained with weights")
         return super().__call__(graph, x, **named)
 
     @property
