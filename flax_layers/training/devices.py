@@ -46,7 +46,7 @@ def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -
         raise ValueError(
             f"devices must be 1: {command_name(config.model)} {obstacle}; got {devices}"
         )
-    # The first devices are used, whatever their number.
+    # On CPUs JAX makes as many devices as an environment variable says.
     available = jax.devices()
     if devices > len(available):
         kind = available[0].platform

@@ -83,7 +83,7 @@ def adam(learning_rate: float | Callable[[Array], Array]) -> optax.GradientTrans
     """Return Optax's Adam, which promotes dtypes, also where promotion is set to be strict."""
     import optax  # part of the extra "train"
 
-    # Optax adds numbers of Python's to arrays of other dtypes.
+    # Optax multiplies arrays by scalars of other dtypes, which strict promotion refuses.
     init, update = optax.adam(learning_rate)
 
     def promoting_update(*arguments: PyTree) -> PyTree:

@@ -140,7 +140,7 @@ class _Queries(NamedTuple):
         count = graph.num_relations
         subjects = np.asarray(pairs.nodes)
         relations = np.repeat(np.arange(count), np.asarray(pairs.sizes))
-        # The inverse of an edge leads from its destination, by the relation half of all later.
+        # The inverse of an edge leads from its destination, by a relation `count // 2` away.
         types = (np.asarray(graph.edge_types) + count // 2) % count
         inverse = types.astype(np.int64) * graph.num_nodes + np.asarray(graph.nodes.rows)
         keys = relations.astype(np.int64) * graph.num_nodes + subjects  # they ascend

@@ -126,7 +126,7 @@ def train(
             if first_epoch:
                 best = progress.restore(runners, variables)
             for epoch in range(0, config.epochs, feed.epochs_per_call):
-                # Epochs of before an interruption still draw their batches, for the same samples.
+                # Epochs before an interruption still draw batches, so that later ones are the same.
                 call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
                 if epoch < first_epoch:
                     continue
@@ -138,8 +138,9 @@ def train(
                     rate = len(split.train) / runners[0].last_epoch_seconds
                 if on_epoch is not None:
                     for i in range(len(call_keys)):
-                        loss, train, valid = (float(curve[i]) for curve in metrics[:3])
-                        on_epoch(EpochReport(number, epoch + i, loss, train, valid, rate))
+                        figures = [float(curve[i]) for curve in metrics[:3]]
+                        report = EpochReport(number, epoch + i, *figures)
+                        on_epoch(report._replace(seeds_per_second=rate))
             # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:

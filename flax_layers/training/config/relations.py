@@ -32,7 +32,7 @@ class RGCNConfig(_RelationalConfig):
 
     model: ClassVar[str] = "rgcn"
     epochs: int = 50
-    # The first convolution has a weight for each node, and needs decay most.
+    # As in the authors' code, only the first convolution decays.
     weight_decay: float = 0.0
     weight_decay_layers: Literal["all", "first"] = "first"
     hidden_features: int = 16
