@@ -41,6 +41,7 @@ from flax_layers.training.links import TrainedLinks
 from flax_layers.training.models import RECIPES
 from flax_layers.training.predictor import ColumnsLike, Predictor, Preprocessing
 from flax_layers.training.trained import TrainedModel, stack_of
+from flax_layers.training.types import array_spec
 from jax_gnn import __version__
 from jax_gnn.datasets import RelationalDataset, Split
 
@@ -228,7 +229,7 @@ def _load(path: Path, factory: Factory) -> tuple[Predictor, list[str]]:
             abstract["input"]["layers"] = {name: members[i] for i, name in enumerate(types)}
         device = jnp.zeros(()).sharding
         expected = jax.tree.map(
-            lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=device),  # type: ignore[no-untyped-call]
+            lambda p: array_spec(p.shape, p.dtype, sharding=device),
             abstract,
         )
         params = checkpointer.restore(

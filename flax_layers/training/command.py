@@ -6,7 +6,7 @@ import argparse
 import difflib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flax_layers.training.config.settings import settings
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
@@ -17,6 +17,10 @@ from flax_layers.training.run_nodes import run_train
 from jax_gnn.cli import Commands, Parser, add_command
 from jax_gnn.datasets import GraphsDataset, HypergraphDataset, RelationalDataset
 
+if TYPE_CHECKING:
+    _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
+else:  # generic for type checkers alone
+    _SubParsersAction = argparse._SubParsersAction
 BY_PATH = GraphsDataset, RelationalDataset  # kinds of data of which none is built in
 
 EXAMPLES = {
@@ -74,7 +78,7 @@ class _ModelParser(Parser):
         return parsed, extra
 
 
-class _TaskAction(argparse._SubParsersAction):  # type: ignore[type-arg]
+class _TaskAction(_SubParsersAction):
     """Action that takes ``MODEL --task TASK`` for the command ``MODEL-TASK``, or ``MODEL``."""
 
     def __call__(

@@ -20,7 +20,7 @@ from flax_layers.training.data import node_mask, scaled_labels
 from flax_layers.training.devices import replicated
 from flax_layers.training.records import Metrics, Run
 from flax_layers.training.trained import accuracy, losses, masked_mean
-from flax_layers.training.types import PyTree
+from flax_layers.training.types import PyTree, block_until_ready
 from jax_gnn.datasets import NodeDataset, Split
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Runner:
             self._custom_calls = _custom_calls(self._compiled[len(keys)].as_text())
         # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
-        self.state, metrics = wait_for(self._compiled[len(keys)](*arguments))
+        self.state, metrics = block_until_ready(self._compiled[len(keys)](*arguments))
         self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
         metrics = Metrics(*map(np.asarray, metrics))
         self._metrics[-1].append(metrics)
@@ -308,11 +308,6 @@ def implementation_context(
     if implementation is None:
         return contextlib.nullcontext()
     return jax_gnn.implementation(implementation)
-
-
-def wait_for(tree: PyTree) -> PyTree:
-    """Return a tree of arrays when all of them are computed."""
-    return jax.block_until_ready(tree)  # type: ignore[no-untyped-call]
 
 
 def _custom_calls(program: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from flax_layers.training.data import (
     preprocessing_of,
     renumbered,
 )
-from flax_layers.training.epochs import adam, implementation_context, wait_for
+from flax_layers.training.epochs import adam, implementation_context
 from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe, make_link_model
 from flax_layers.training.link_tasks import (
     PARTS,
@@ -46,7 +46,7 @@ from flax_layers.training.link_tasks import (
 )
 from flax_layers.training.predictor import Predictor, Preprocessing
 from flax_layers.training.resume import StateFile, fill, leaves
-from flax_layers.training.types import PyTree
+from flax_layers.training.types import PyTree, block_until_ready
 from jax_gnn import __version__
 from jax_gnn.datasets import NodeDataset, RelationalDataset
 
@@ -513,7 +513,7 @@ def train_links(
                 compiled[shapes] = run_epoch.lower(*arguments).compile()
                 records["compile_seconds"] += time.perf_counter() - start
                 start = time.perf_counter()
-            (params, moments), loss = wait_for(compiled[shapes](*arguments))
+            (params, moments), loss = block_until_ready(compiled[shapes](*arguments))
             records["seconds"].append((time.perf_counter() - start) / steps)
             records["losses"].append(float(loss.mean()))
             metrics = None

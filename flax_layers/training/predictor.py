@@ -20,7 +20,13 @@ from jax.typing import ArrayLike
 
 import jax_gnn
 from flax_layers.training.devices import replicated
-from flax_layers.training.types import AnyStructure, ArrayByType, PyTree
+from flax_layers.training.types import (
+    AnyStructure,
+    ArrayByType,
+    PyTree,
+    array_spec,
+    optimization_barrier,
+)
 from jax_gnn import Batch, Graph, Hypergraph
 from jax_gnn.extend import feature_wise
 from jax_gnn.sharding import ShardedGraph
@@ -97,16 +103,17 @@ class Preprocessing:
             scaled = OrderedDict(by_type) if isinstance(x, OrderedDict) else by_type
         else:
             scaled = jax.tree.map(lambda part: self._scale("x", part), x)
-        return _barrier(scaled)
+        # The barrier keeps XLA from fusing this with the model, whose sums might get another order.
+        return optimization_barrier(scaled)
 
     def results(self, y: PyTree) -> PyTree:
         """Scale results to the numbers that the model was trained on."""
         if self.target_mean is self.target_std is None:
             return y
         # Each step is rounded by itself, as in programs that do not fuse them.
-        y = _barrier(y)
+        y = optimization_barrier(y)
         if self.target_std is not None:
-            y = _barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
+            y = optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
         if self.target_mean is None:
             return y
         return y + feature_wise(self.target_mean.astype(y.dtype), y)
@@ -130,11 +137,6 @@ class Preprocessing:
             total = jnp.abs(x).sum(axis=-1, keepdims=True)
             x = x / jnp.where(total == 0, 1, total)  # NaN stays NaN
         return x
-
-
-def _barrier(tree: PyTree) -> PyTree:
-    """Keep XLA from fusing the scaling with the model, whose sums might get another order."""
-    return jax.lax.optimization_barrier(tree)  # type: ignore[no-untyped-call]
 
 
 def _columns(
@@ -314,7 +316,7 @@ def _spec(array: Array, sizes: Mapping[int, object]) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of an argument, whose number of rows may be symbolic."""
     rows = [sizes.get(size, size) for size in array.shape[:1]]
     shape = (*rows, *array.shape[1:])
-    return jax.ShapeDtypeStruct(shape, array.dtype)  # type: ignore[no-untyped-call]
+    return array_spec(shape, array.dtype)
 
 
 def _symbolic_sizes(graph: AnyStructure) -> dict[int, Any]:

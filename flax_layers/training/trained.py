@@ -155,8 +155,8 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Array:
     if jnp.issubdtype(y.dtype, jnp.floating):
         rows = mask[:, None]
         mean = jnp.sum(jnp.where(rows, y, 0), axis=0) / jnp.maximum(mask.sum(), 1).astype(y.dtype)
-        tiny = jnp.finfo(y.dtype).tiny  # type: ignore[no-untyped-call]
-        variation = jnp.maximum(_square_sums(y - mean, rows), tiny)
+        limits: Any = jnp.finfo
+        variation = jnp.maximum(_square_sums(y - mean, rows), limits(y.dtype).tiny)
         return jnp.mean(1 - _square_sums(logits - y, rows) / variation).astype(jnp.float32)
     if y.ndim == 2:
         width = max(logits.shape[1], y.shape[1])  # data to predict on may have further classes

@@ -82,8 +82,7 @@ def setting(
     """Return a dataclass field with a default and a `Setting`, whose arguments follow it."""
     metavar = metavar or (number.metavar if number else None)
     metadata = {"setting": Setting(group, help, number, metavar, flag)}
-    field: Any = dataclasses.field(default=default, metadata=metadata)
-    return field  # type: ignore[no-any-return]  # a field, in place of its value
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
