@@ -1,4 +1,4 @@
-"""Models that are saved, loaded and exported: the same bits, and errors that say what is wrong."""
+"""Saved, loaded and exported models: the same bits, and errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import emulation
 import jax
@@ -54,7 +53,7 @@ from flax_layers.training import (
     TrainedLinks,
     TrainedModel,
 )
-from flax_layers.training.checkpoint import _described, _made, _variables
+from flax_layers.training.checkpoint import _make, _module_description, _variables
 from flax_layers.training.data import fingerprint
 from flax_layers.training.link_models import make_link_model
 from flax_layers.training.link_tasks import link_task
@@ -69,14 +68,14 @@ needs_own_names = pytest.mark.skipif(emulation.WANTED, reason="emulated kernels 
 CONFIG = {"splits": 1, "hidden_features": 8, "feature_normalization": "row"}
 
 
-def predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
-    """One of a recipe, and what it is called with."""
+def predictor_of(name):
+    """Return the predictor of a recipe, and its inputs."""
     if name in LINK_RECIPES:
         return link_predictor_of(name)
     recipe = RECIPES[name]
     config = recipe.config(**CONFIG)
     if recipe.dataset is GraphsDataset:
-        dataset: Any = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
+        dataset = test_training_graphs.rings_and_trees(np.random.default_rng(0), 8)
     else:
         dataset = test_training.dataset_for(recipe.config)
     graph, x = raw_inputs(dataset, config)
@@ -84,13 +83,13 @@ def predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
     return TrainedModel(model, config), {"graph": graph, "x": x}
 
 
-def link_predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
+def link_predictor_of(name):
     recipe, ids = LINK_RECIPES[name], jnp.array([0, 1])
     facts = recipe.dataset is RelationalDataset
     sizes = {"embedding_features": 8, "hidden_features": 8}
     config = recipe.config(**sizes | ({"num_blocks": 2} if name == "rgcn-link" else {}))
     dataset = test_training_links.make_dataset() if facts else test_training_links.make_graph()
-    task: Any = link_task(dataset, config)
+    task = link_task(dataset, config)
     model = make_link_model(config, **task.sizes)
     if facts:
         inputs = {"graph": task.graph, "x": (ids, ids)}
@@ -99,7 +98,7 @@ def link_predictor_of(name: str) -> tuple[Predictor, dict[str, Any]]:
     return TrainedLinks(model, config, fingerprint(dataset), task.sizes["num_relations"]), inputs
 
 
-def ring(size: int) -> Graph:
+def ring(size):
     nodes = np.arange(size)
     return Graph.from_edges(nodes, (nodes + 1) % size, num_nodes=size + 1)
 
@@ -114,63 +113,64 @@ for folder in folders:
     os.chdir(folder)
     names = {}
     exec(code, names)
-    numpy.save("found.npy", names["y"])
+    numpy.save("results.npy", names["y"])
 assert not {"jax_gnn", "flax_layers", "flax"} & sys.modules.keys()
 """
 
 
 @needs_own_names
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the page registers handlers of a CPU")
-def test_exports_run_without_this_package(tmp_path: Path) -> None:
-    """Of all recipes, by the lines of the page, in a process that imports JAX alone."""
+def test_exports_run_without_this_package(tmp_path):
+    # The lines of the page run the programs of all recipes, with JAX alone.
     page = (ROOT / "docs" / "export.md").read_text()
     (code,) = re.findall(r"^```python\n(import ctypes\n.*?)^```", page, re.M | re.S)
-    wanted = {}
+    expected = {}
     for name in [*RECIPES, *LINK_RECIPES]:
         predictor, inputs = predictor_of(name)
-        wanted[tmp_path / name] = predictor(**inputs)
+        expected[tmp_path / name] = predictor(**inputs)
         (tmp_path / name).mkdir()
         predictor.export(tmp_path / name / "gcn.npz", **inputs)
         np.savez(tmp_path / name / "arrays.npz", **predictor.arrays(**inputs))
         os.symlink(jax_gnn.shared_library(), tmp_path / name / "kernels.so")
-    command = [sys.executable, "-P", "-c", RUN_ALL, code, *map(str, wanted)]
-    as_here = str(int(jax.config.values["jax_disable_most_optimizations"]))
-    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": as_here}
+    command = [sys.executable, "-P", "-c", RUN_ALL, code, *map(str, expected)]
+    flag = str(int(jax.config.values["jax_disable_most_optimizations"]))
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": flag}
     subprocess.run(command, check=True, env=environment)
-    for folder, logits in wanted.items():
-        found = np.load(folder / "found.npy")
-        assert np.isfinite(found).all()
-        np.testing.assert_array_equal(found, logits, folder.name)
+    for folder, logits in expected.items():
+        results = np.load(folder / "results.npy")
+        assert np.isfinite(results).all()
+        np.testing.assert_array_equal(results, logits, folder.name)
 
 
 @needs_own_names
-def test_program_for_any_size(tmp_path: Path) -> None:
+def test_program_for_any_size(tmp_path):
     path = tmp_path / "program"
     hypergraph = Hypergraph.from_incidence(*np.indices((6, 4)).reshape(2, -1))
-    other = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
-    none = Hypergraph.from_incidence([], [], num_nodes=5, num_hyperedges=0)
-    cases: list[tuple[nnx.Module, Any, Any]] = [
+    larger_hypergraph = Hypergraph.from_incidence(*np.indices((9, 4)).reshape(2, -1))
+    empty = Hypergraph.from_incidence([], [], num_nodes=5, num_hyperedges=0)
+    cases = [
         (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), ring(30)),
         (GCN(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=5)),
         (GAT(3, 4, 2, rngs=nnx.Rngs(0)), ring(4), Graph.from_edges([], [], num_nodes=0)),
-        (HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, none),
-        (AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, none),
+        (HypergraphAttention(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
+        (AllSetTransformer(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, empty),
         (
             GCN(3, 4, 2, dtype=jnp.float32, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
             ring(4),
             ring(30),
         ),
-        (HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, other),
+        (HGNN(3, 4, 2, rngs=nnx.Rngs(0)), hypergraph, larger_hypergraph),
     ]
     for model, graph, larger in cases:
         predictor = Predictor(model, preprocessing=Preprocessing.of(rows="row"))
         predictor.export(path, graph, jnp.ones((graph.num_nodes, 3)), any_size=True)
         parameters = dict(np.load(path))
         program = jax.export.deserialize(bytearray(parameters.pop("program")))
-        for each in (graph, larger):
-            x = jnp.arange(3.0 * each.num_nodes).reshape(-1, 3)
-            found = program.call(parameters, predictor.arrays(each, x))
-            np.testing.assert_allclose(found, predictor(each, x), rtol=1e-5, atol=1e-6)
+        for structure in (graph, larger):
+            x = jnp.arange(3.0 * structure.num_nodes).reshape(-1, 3)
+            y = program.call(parameters, predictor.arrays(structure, x))
+            np.testing.assert_allclose(y, predictor(structure, x), rtol=1e-5, atol=1e-6)
+    # Arrays of edges have symbolic rows, too; equal sizes would have one symbol.
     attr = {"edge_attr": jnp.ones((ring(4).num_edges, 2))}
     predictor = Predictor(GATv2(3, 4, 2, edge_features=2, rngs=nnx.Rngs(0)))
     predictor.export(path, ring(4), jnp.ones((5, 3)), any_size=True, **attr)
@@ -180,8 +180,8 @@ def test_program_for_any_size(tmp_path: Path) -> None:
         predictor.export(path, {}, any_size=True)
 
 
-def test_missing_numbers_are_seen() -> None:
-    """One that is missing makes its row, and what depends on it, NaN: never zeros."""
+def test_missing_numbers_are_seen():
+    # A missing number makes its row, and all that depends on it, NaN: never zeros.
     preprocessing = Preprocessing.of(rows="row")
     x = np.array([[1, -3], [np.nan, 2], [0, 0]], np.float32)
     np.testing.assert_array_equal(preprocessing(x), [[0.25, -0.75], [np.nan] * 2, [0, 0]])
@@ -189,8 +189,8 @@ def test_missing_numbers_are_seen() -> None:
 
 
 @pytest.mark.parametrize("name", ["_cpu", "_cuda", "_cuda_emulated"])
-def test_handlers_are_symbols(name: str) -> None:
-    """Of each compiled module, for all targets, and their stages."""
+def test_handlers_are_symbols(name):
+    # Compiled modules export the handlers of all targets, and their stages.
     module = pytest.importorskip(f"jax_gnn.{name}")
     library = ctypes.CDLL(module.__file__)
     targets = module.targets()
@@ -201,10 +201,10 @@ def test_handlers_are_symbols(name: str) -> None:
             assert getattr(library, f"jax_gnn_{target}{stage}"), (target, stage)
 
 
-def test_shared_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_library(monkeypatch):
     assert jax_gnn.shared_library() == importlib.import_module("jax_gnn._cpu").__file__
     with pytest.raises(ValueError, match=r"platform must be one of \('cuda', 'cpu'\), got 'tpu'"):
-        jax_gnn.shared_library("tpu")  # type: ignore[arg-type]
+        jax_gnn.shared_library("tpu")
     missing = ffi.PlatformStatus("cuda", False, (), reason="no compiler")
     monkeypatch.setitem(ffi.STATUS, "cuda", missing)
     with pytest.raises(ValueError, match="'cuda' has no kernels here: no compiler"):
@@ -217,37 +217,37 @@ def test_shared_library(monkeypatch: pytest.MonkeyPatch) -> None:
 class Net(nnx.Module):
     """A model of a user: a list of layers, statistics, dropout, and an input of edges."""
 
-    def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, width, *, rngs):
         self.layers = nnx.List([GCNConv(3, width, rngs=rngs), GCNConv(width, 2, rngs=rngs)])
         self.norm = nnx.BatchNorm(width, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
-    def __call__(self, graph: Graph, x: Any, edge_weight: Any = None) -> Any:
-        first, last = self.layers
-        return last(graph, self.dropout(self.norm(first(graph, x, edge_weight))), edge_weight)
+    def __call__(self, graph, x, edge_weight=None):
+        first, second = self.layers
+        return second(graph, self.dropout(self.norm(first(graph, x, edge_weight))), edge_weight)
 
 
 class Wider(Net):
-    """Another model of the same variables."""
+    """A model of another class with the same variables."""
 
 
 MEAN, STD = np.array([1.0, 2.0, 0.5], "f"), np.array([0.1, 3.0, 1.0], "f")
 
 
-def make_net() -> Net:
+def make_net():
     model = Net(4, rngs=nnx.Rngs(0))
-    model(ring(3), jnp.arange(12.0).reshape(4, 3))  # which moves the statistics
+    model(ring(3), jnp.arange(12.0).reshape(4, 3))  # which updates the statistics
     return model
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "net"
     jax_gnn.save(path, make_net(), arguments={"width": 4}, mean=MEAN, std=STD, rows="row")
     return path
 
 
-def test_model_of_ones_own(saved: Path, rng: np.random.Generator) -> None:
+def test_model_of_ones_own(saved, rng):
     graph, model = ring(6), make_net()
     x, weight = (jnp.asarray(rng.uniform(1, 2, shape), jnp.float32) for shape in ((7, 3), 6))
     predictor = Predictor(model, preprocessing=Preprocessing.of(MEAN, STD, "row"))
@@ -255,16 +255,16 @@ def test_model_of_ones_own(saved: Path, rng: np.random.Generator) -> None:
     assert not model.dropout.deterministic
     scaled = (x - MEAN[None]) / STD[None]
     model.eval()
-    wanted = model(graph, scaled / jnp.abs(scaled).sum(1, keepdims=True), weight)
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
-    for given in (Net, lambda width, rngs: Net(width, rngs=rngs), Net(4, rngs=nnx.Rngs(1))):
-        loaded = jax_gnn.load(saved, given)
+    expected = model(graph, scaled / jnp.abs(scaled).sum(1, keepdims=True), weight)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    for factory in (Net, lambda width, rngs: Net(width, rngs=rngs), Net(4, rngs=nnx.Rngs(1))):
+        loaded = jax_gnn.load(saved, factory)
         np.testing.assert_array_equal(loaded(graph, x, edge_weight=weight), y)
     assert predictor(graph, x).tolist() != y.tolist()
 
 
-def test_saved_again(saved: Path, tmp_path: Path) -> None:
-    """What was loaded has all that it needs to be saved."""
+def test_saved_again(saved, tmp_path):
+    # A loaded model has all that it needs to be saved.
     loaded = jax_gnn.load(saved, Net)
     jax_gnn.save(tmp_path / "again", loaded, arguments={"width": 4})
     again, x = jax_gnn.load(tmp_path / "again", Net), jnp.ones((4, 3))
@@ -272,8 +272,9 @@ def test_saved_again(saved: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.preprocessing.std, STD)
 
 
-def test_models_of_this_package(tmp_path: Path) -> None:
-    """They are made again by what they say of themselves."""
+def test_models_of_this_package(tmp_path):
+    # Models are made again from their own arguments.
+    # Types are not in the order of their names, and one is named like a key of descriptions.
     rngs = nnx.Rngs(0)
     typed = {"node_types": ("class", "b"), "relation_ends": (("class", "b"), ("b", "class"))}
     inner = HGT(8, 8, 2, heads=2, num_relations=2, **typed, rngs=rngs)
@@ -292,14 +293,14 @@ def test_models_of_this_package(tmp_path: Path) -> None:
     for number, model in enumerate(models):
         jax_gnn.save(tmp_path / f"{number}", model)
         loaded = jax_gnn.load(tmp_path / f"{number}").model
-        one, other = (nnx.split(each, nnx.RngState, ...) for each in (model, loaded))
+        states = [nnx.split(module, nnx.RngState, ...)[2] for module in (model, loaded)]
         assert type(loaded) is type(model)
-        jax.tree.map(np.testing.assert_array_equal, one[2], other[2])
+        jax.tree.map(np.testing.assert_array_equal, *states)
     assert list(loaded.in_features.items()) == [("b", 3), ("class", 2)]
 
 
-def test_modules_by_their_arguments() -> None:
-    """All modules, but for one whose argument is a module of another package."""
+def test_modules_by_their_arguments():
+    # All modules, but for one whose argument is a module of another package.
     for name, case in layer_cases.LAYERS.items():
         if name == "AttentionReadout":
             continue
@@ -307,11 +308,11 @@ def test_modules_by_their_arguments() -> None:
         for _, module in nnx.iter_modules(model):
             if getattr(flax_layers, type(module).__name__, None) is not type(module):
                 continue
-            described = json.loads(json.dumps(_described(module)))
-            again = _made(described["class"], described["arguments"])
+            described = json.loads(json.dumps(_module_description(module)))
+            again = _make(described["class"], described["arguments"])
             assert type(again) is type(module)
             assert _variables(again) == _variables(module), (name, described)
-            assert json.loads(json.dumps(_described(again))) == described
+            assert json.loads(json.dumps(_module_description(again))) == described
 
 
 @pytest.mark.parametrize(
@@ -332,13 +333,13 @@ def test_modules_by_their_arguments() -> None:
         (dict, "needs a model that is or makes a flax.nnx.Module, got dict"),
     ],
 )
-def test_another_model(saved: Path, model: Any, message: str) -> None:
+def test_another_model(saved, model, message):
     with pytest.raises(ValueError, match=message) as raised:
         jax_gnn.load(saved, model)
     assert "\n" not in str(raised.value)
 
 
-def test_a_recipe_needs_no_model(tmp_path: Path) -> None:
+def test_a_recipe_needs_no_model(tmp_path):
     for name in ("gcn", "gcn-link", "compgcn-link"):
         trained, inputs = predictor_of(name)
         jax_gnn.save(tmp_path / name, trained)
@@ -357,19 +358,13 @@ def test_a_recipe_needs_no_model(tmp_path: Path) -> None:
         ({"std": [1.0, 0.0]}, ValueError, r"std must be positive numbers, got \[1\.0, 0\.0\]"),
         ({"mean": [np.nan]}, ValueError, "mean must be finite numbers"),
         ({"rows": "l2"}, ValueError, "rows must be 'none' or 'row', got 'l2'"),
-        (
-            {"arguments": {"size": {1, 2}}},
-            TypeError,
-            "arguments must be what JSON has, got .*1",
-        ),
+        ({"arguments": {"size": {1, 2}}}, TypeError, "arguments must be what JSON has, got .*1"),
         ({"arguments": {"size": (1, 2)}}, TypeError, "lists and text as keys are what JSON has"),
         ({"model": 3}, TypeError, r"must be a flax.nnx.Module, .*, got int"),
         ({"model": Predictor(make_net()), "rows": "row"}, ValueError, "rows must not be given"),
     ],
 )
-def test_what_cannot_be_saved(
-    tmp_path: Path, options: dict[str, Any], kind: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_saved(tmp_path, options, kind, message):
     with pytest.raises(kind, match=message):
         jax_gnn.save(tmp_path / "model", **{"model": Net(4, rngs=nnx.Rngs(0)), **options})
     assert not (tmp_path / "model").exists()
@@ -377,11 +372,10 @@ def test_what_cannot_be_saved(
 
 # Where one array cannot be written, Orbax may drop the others' writes half-way, as it does reads.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_full_disk_leaves_the_model_before(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], small_files: Any
-) -> None:
-    """One line, where Orbax logs tracebacks and its storage raises a long text."""
+def test_full_disk_leaves_the_model_before(tmp_path, capfd, small_files):
+    # One line, where Orbax logs tracebacks and its storage raises a long text.
     folder = tmp_path / "model"
+    # The second model is larger than the limit of files.
     for width in (4, 300):
         model = GCN(3, width, 2, rngs=nnx.Rngs(0))
         if width == 4:
@@ -401,7 +395,7 @@ def test_full_disk_leaves_the_model_before(
     assert {file.name for file in tmp_path.iterdir()} == {"model", "file"}
 
 
-def test_features_of_another_width() -> None:
+def test_features_of_another_width():
     for name in ("mean", "std"):
         preprocessing = Preprocessing.of(**{name: np.ones(5)})
         message = rf"x must have 5 features, as {name} has, got shape \(120, 3\)"
@@ -409,12 +403,12 @@ def test_features_of_another_width() -> None:
             preprocessing(np.ones((120, 3)))
 
 
-def test_file_that_names_another_class(saved: Path, tmp_path: Path) -> None:
-    """No name in a file is looked up but in the list of this package's models."""
+def test_file_that_names_another_class(saved, tmp_path):
+    # No name in a file is looked up but in the list of this package's models.
     from flax_layers.training import checkpoint
 
     for name in ("os", "link_metrics", "LinearOptions", "__doc__"):
         with pytest.raises(ValueError, match=f"{name}', which is no model of flax_layers"):
-            checkpoint._maker({"class": name, "arguments": {}}, None)()
+            checkpoint._model_factory({"class": name, "arguments": {}}, None)()
     description = json.loads((saved / "config" / "metadata").read_text())
     assert description["class"] == "own" and description["arguments"] == {"width": 4}

@@ -1,9 +1,8 @@
-"""Training for link prediction: what is learned, its batches, and checkpoints."""
+"""Training for link prediction: losses, batches, ranks, queries, checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +15,6 @@ from flax_layers.training import (
     GATLinkConfig,
     GCNConfig,
     GCNLinkConfig,
-    LinkReport,
-    LinkResult,
     RGCNLinkConfig,
     SAGELinkConfig,
     TrainedLinks,
@@ -32,7 +29,7 @@ from jax_gnn.datasets import GraphDataset, RelationalDataset
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 NODES, RELATIONS = 24, 3
-SMALL: dict[str, Any] = {
+SMALL = {
     "epochs": 30,
     "batch_size": 40,
     "evaluate_every": 10,
@@ -42,8 +39,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-def make_dataset(**changes: Any) -> RelationalDataset:
-    """The nodes are four groups of six; relation r leads from each node to all of the r-th next."""
+def make_dataset(**changes):
+    """Four groups of six nodes; relation r leads from each node to all of the (r + 1)-th next."""
     src, member, rel = (a.ravel() for a in np.indices((NODES, 6, RELATIONS)))
     dst = (6 * (src // 6 + rel + 1) + member) % NODES
     order = np.random.default_rng(0).permutation(src.size)
@@ -51,7 +48,11 @@ def make_dataset(**changes: Any) -> RelationalDataset:
     names = "train_edges", "val_edges", "test_edges"
     dataset = RelationalDataset(
         name="groups",
-        **{"num_nodes": NODES, "num_relations": RELATIONS, "src": src, "rel": rel, "dst": dst},
+        num_nodes=NODES,
+        num_relations=RELATIONS,
+        src=src,
+        rel=rel,
+        dst=dst,
         y=np.full(NODES, -1),
         node_names=tuple(f"node {i}" for i in range(NODES)),
         relation_names=("none", "one", "two"),
@@ -61,16 +62,16 @@ def make_dataset(**changes: Any) -> RelationalDataset:
 
 
 @pytest.fixture(scope="module")
-def reports() -> list[LinkReport]:
+def reports():
     return []
 
 
 @pytest.fixture(scope="module")
-def result(reports: list[LinkReport]) -> LinkResult:
+def result(reports):
     return train_links(make_dataset(), CompGCNLinkConfig(**SMALL), on_epoch=reports.append)
 
 
-def test_learns(result: LinkResult, reports: list[LinkReport]) -> None:
+def test_learns(result, reports):
     assert result.losses.shape == result.step_seconds.shape == (30,)
     assert result.losses[-1] < result.losses[0]
     assert result.epochs == (10, 20, 30)
@@ -92,7 +93,7 @@ def test_learns(result: LinkResult, reports: list[LinkReport]) -> None:
     ],
     ids=lambda config: f"{config.model}-{config.decoder}-{config.loss}",
 )
-def test_other_settings_learn(config: Any) -> None:
+def test_other_settings_learn(config):
     epochs = 3 if config.decoder == "conve" else 30
     result = train_links(make_dataset(), dataclasses.replace(config, epochs=epochs))
     assert result.losses[-1] < result.losses[0]
@@ -100,66 +101,63 @@ def test_other_settings_learn(config: Any) -> None:
         assert result.test["mrr"] > 0.4  # of nodes at random, 0.19
 
 
-def test_same_seed_same_model(result: LinkResult) -> None:
+def test_same_seed_same_model(result):
     config = CompGCNLinkConfig(**SMALL | {"epochs": 2})
     first, again = (train_links(make_dataset(), config) for _ in range(2))
     np.testing.assert_array_equal(first.losses, again.losses)
     np.testing.assert_array_equal(first.losses, result.losses[:2])
 
 
-def test_batches_ask_each_query_once() -> None:
+def test_batches_ask_each_query_once():
     graph = link_graph(make_dataset())
     queries = _Queries.of(graph)
     batches = queries.epoch(np.random.default_rng(0), 40)
-    asked = batches.queries[batches.queries >= 0]
-    assert sorted(asked) == [*range(graph.num_src_pairs or 0)]
-    found = []
-    for asked, rows, objects in zip(*batches, strict=True):
-        given = rows >= 0
-        query = asked[rows[given]]
-        found += zip(
-            *(queries.subjects[query], queries.relations[query], objects[given]), strict=True
-        )
+    assert sorted(batches.queries[batches.queries >= 0]) == [*range(graph.num_src_pairs)]
+    facts = []
+    for ids, rows, objects in zip(*batches, strict=True):
+        valid = rows >= 0
+        query = ids[rows[valid]]
+        columns = queries.subjects[query], queries.relations[query], objects[valid]
+        facts += zip(*columns, strict=True)
     columns = graph.nodes.cols, graph.edge_types, graph.nodes.rows
     edges = zip(*(column.tolist() for column in columns), strict=True)
-    assert sorted(found) == sorted(edges)
+    assert sorted(facts) == sorted(edges)
 
 
-def test_edges_that_are_asked_for_are_left_out() -> None:
-    """Then the loss is that of a graph without them, and of their inverses."""
+def test_edges_that_are_asked_for_are_left_out():
+    # The loss is that of a graph without the answers of the batch, and their inverses.
     dataset = make_dataset()
     config = CompGCNLinkConfig(**SMALL, leave_out=True, dropout_rate=0.0)
     graph = link_graph(dataset)
     queries = _Queries.of(graph)
     model = make_link_model(config, NODES, RELATIONS)
     weight = model.encoder.convolutions[0].factors(graph)
+    # One query, and padding; its answers and their inverses are hidden.
     number = 7
     subject, relation = queries.subjects[number], queries.relations[number]
     answers = queries.answers[queries.starts[number] : queries.starts[number + 1]]
     batch = _Batches(np.array([number, -1]), np.zeros(len(answers), int), answers)
     src, rel, dst = (np.asarray(a) for a in (graph.nodes.cols, graph.edge_types, graph.nodes.rows))
     inverse = (relation + RELATIONS) % (2 * RELATIONS)
-    gone = (src == subject) & (rel == relation) | (dst == subject) & (rel == inverse)
-    assert gone.sum() == 2 * len(answers)
+    excluded = (src == subject) & (rel == relation) | (dst == subject) & (rel == inverse)
+    assert excluded.sum() == 2 * len(answers)
     key = jax.random.key(0)
-    found = _loss(config, model, (graph, queries, weight), batch, key)
-    kept = np.where(gone, 0, weight)
-    whole = dataclasses.replace(config, leave_out=False)
-    expected = _loss(whole, model, (graph, queries, kept), batch, key)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
-    assert found != _loss(whole, model, (graph, queries, weight), batch, key)
+    loss = _loss(config, model, (graph, queries, weight), batch, key)
+    remaining = np.where(excluded, 0, weight)
+    full = dataclasses.replace(config, leave_out=False)
+    expected = _loss(full, model, (graph, queries, remaining), batch, key)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6, atol=1e-5)
+    assert loss != _loss(full, model, (graph, queries, weight), batch, key)
 
 
-def test_ranks_are_filtered_by_all_edges(result: LinkResult) -> None:
+def test_ranks_are_filtered_by_all_edges(result):
     dataset = make_dataset()
     model = result.trained.model
     nodes, relations = model.encode(link_graph(dataset), deterministic=True)
-    edges = dataset.test_edges
-    assert edges is not None
-    facts = dataset.src[edges], dataset.rel[edges], dataset.dst[edges]
+    facts = dataset.src, dataset.rel, dataset.dst
     ranking = LinkRanking.from_facts(
-        *facts,
-        (dataset.src, dataset.rel, dataset.dst),
+        *(column[dataset.test_edges] for column in facts),
+        facts,
         num_nodes=NODES,
         num_relations=RELATIONS,
     )
@@ -168,16 +166,14 @@ def test_ranks_are_filtered_by_all_edges(result: LinkResult) -> None:
     assert link_metrics(expected) == pytest.approx(result.test)
 
 
-def test_checkpoint(result: LinkResult, tmp_path: Any) -> None:
+def test_checkpoint(result, tmp_path):
     save_checkpoint(tmp_path / "model", result.trained)
     loaded = load_checkpoint(tmp_path / "model")
     assert isinstance(loaded, TrainedLinks)
     assert (loaded.config, loaded.data) == (result.trained.config, result.trained.data)
-    np.testing.assert_array_equal(
-        loaded.ranks(make_dataset()), result.trained.ranks(make_dataset())
-    )
     dataset = make_dataset()
-    split = make_dataset(test_edges=dataset.test_edges[:5])  # type: ignore[index]
+    np.testing.assert_array_equal(loaded.ranks(dataset), result.trained.ranks(dataset))
+    split = make_dataset(test_edges=dataset.test_edges[:5])
     assert loaded.data.differences(type(loaded.data)(*loaded.data)) == ()
     assert loaded.ranks(split).shape == (5, 2)
     with pytest.raises(ValueError, match="has 25 nodes and 3 relations, the model 24 and 3"):
@@ -187,42 +183,33 @@ def test_checkpoint(result: LinkResult, tmp_path: Any) -> None:
         load_checkpoint(tmp_path / "model")
 
 
-def test_ranks_go_by_name(result: LinkResult, rng: np.random.Generator) -> None:
-    """The same bits whatever the numbers of nodes and relations."""
+def test_ranks_go_by_name(result, rng):
+    # The same bits whatever the numbers of nodes and relations.
     dataset, trained = make_dataset(), result.trained
-    assert trained.numbering is not None and dataset.node_names and dataset.relation_names
+    # Numbers change, and names with them.
     nodes, relations = rng.permutation(NODES), rng.permutation(RELATIONS)
     names = [np.argsort(nodes), np.argsort(relations)]
-    changes: dict[str, Any] = {
-        **{"src": nodes[dataset.src], "dst": nodes[dataset.dst], "rel": relations[dataset.rel]},
-        "node_names": tuple(dataset.node_names[i] for i in names[0]),
-        "relation_names": tuple(dataset.relation_names[i] for i in names[1]),
-    }
-    other = dataclasses.replace(dataset, **changes)
+    renumbered = dataclasses.replace(
+        dataset,
+        src=nodes[dataset.src],
+        dst=nodes[dataset.dst],
+        rel=relations[dataset.rel],
+        node_names=tuple(dataset.node_names[i] for i in names[0]),
+        relation_names=tuple(dataset.relation_names[i] for i in names[1]),
+    )
 
-    def by_name(data: RelationalDataset) -> dict[Any, list[float]]:
+    def by_name(data):
         edges, ranks = data.test_edges, np.asarray(trained.ranks(data))
-        assert data.node_names and data.relation_names and edges is not None
-        ends = [[data.node_names[i] for i in ids[edges]] for ids in (data.src, data.dst)]
+        nodes = [[data.node_names[i] for i in ids[edges]] for ids in (data.src, data.dst)]
         kinds = [data.relation_names[i] for i in data.rel[edges]]
-        return dict(zip(zip(*ends, kinds, strict=True), ranks.tolist(), strict=True))
+        return dict(zip(zip(*nodes, kinds, strict=True), ranks.tolist(), strict=True))
 
-    assert by_name(other) == by_name(dataset)
-    assert trained.differences(other) == ()
-    for field, name, message in (
-        (
-            "node_names",
-            "new",
-            "'groups' has the nodes 'new', which the model lacks, and lacks the ",
-        ),
-        (
-            "relation_names",
-            "new",
-            "'groups' has the relations 'new', which the model lacks, and la",
-        ),
-    ):
+    assert by_name(renumbered) == by_name(dataset)
+    assert trained.differences(renumbered) == ()
+    for field, plural in (("node_names", "nodes"), ("relation_names", "relations")):
+        message = f"'groups' has the {plural} 'new', which the model lacks, and lacks the "
         with pytest.raises(ValueError, match=message):
-            trained.ranks(make_dataset(**{field: (name, *getattr(dataset, field)[1:])}))
+            trained.ranks(make_dataset(**{field: ("new", *getattr(dataset, field)[1:])}))
     bare = dataclasses.replace(dataset, node_names=None, rel=(dataset.rel + 1) % RELATIONS)
     with pytest.warns(UserWarning, match="'groups' is not that .* its nodes are taken by number"):
         trained.ranks(bare)
@@ -231,47 +218,48 @@ def test_ranks_go_by_name(result: LinkResult, rng: np.random.Generator) -> None:
 # --- Queries -------------------------------------------------------------------------------------
 
 
-def test_queries_give_the_ranks(result: LinkResult) -> None:
-    """Of each test edge, both ways: the place of the answer among those that are not known."""
+def test_queries_give_the_ranks(result):
+    # A rank is the place of the answer among the nodes that are not known, in both directions.
     dataset, trained = make_dataset(), result.trained
     columns = dataset.src, dataset.rel, dataset.dst
     facts = {*zip(*(column.tolist() for column in columns), strict=True)}
-    assert dataset.test_edges is not None
-    for edge, ranks in zip(
-        dataset.test_edges[:12], np.asarray(trained.ranks(dataset))[:12], strict=True
-    ):
+    edges, all_ranks = dataset.test_edges[:12], np.asarray(trained.ranks(dataset))[:12]
+    for edge, ranks in zip(edges, all_ranks, strict=True):
         s, r, d = (int(column[edge]) for column in columns)
-        for rank, answer, given in ((ranks[0], d, {"src": s}), (ranks[1], s, {"dst": d})):
-            found = trained.query(**given, rel=r, k=100, filtered=False)  # type: ignore[arg-type]
-            assert len(found.nodes) == NODES and (np.diff(found.scores) <= 0).all()
-            known = {o for _, q, o in facts if (_, q) == (s, r)}
-            if "dst" in given:
-                known = {o for o, q, end in facts if (q, end) == (r, d)}
-            place = dict(zip(found.nodes.tolist(), found.scores.tolist(), strict=True))
-            others = [score for node, score in place.items() if node not in known]
-            better = sum(score > place[answer] for score in others)
-            ties = sum(score == place[answer] for score in others)
+        objects = {dst for src, rel, dst in facts if (src, rel) == (s, r)}
+        subjects = {src for src, rel, dst in facts if (rel, dst) == (r, d)}
+        for rank, answer, query, facts_of_query in (
+            (ranks[0], d, {"src": s}, objects),
+            (ranks[1], s, {"dst": d}, subjects),
+        ):
+            answers = trained.query(**query, rel=r, k=100, filtered=False)
+            assert len(answers.nodes) == NODES and (np.diff(answers.scores) <= 0).all()
+            scores = dict(zip(answers.nodes.tolist(), answers.scores.tolist(), strict=True))
+            rivals = [score for node, score in scores.items() if node not in facts_of_query]
+            better = sum(score > scores[answer] for score in rivals)
+            ties = sum(score == scores[answer] for score in rivals)
             assert rank == pytest.approx(1 + better + ties / 2)
-            new = trained.query(**given, rel=r, k=100)  # type: ignore[arg-type]
-            assert {*new.nodes.tolist()} == {*range(NODES)} - known
+            new = trained.query(**query, rel=r, k=100)
+            assert {*new.nodes.tolist()} == {*range(NODES)} - facts_of_query
 
 
-def test_queries_go_by_name(result: LinkResult, tmp_path: Any) -> None:
+def test_queries_go_by_name(result, tmp_path):
     trained = result.trained
     save_checkpoint(tmp_path / "model", trained)
     loaded = load_checkpoint(tmp_path / "model")
     by_number = trained.query(src=3, rel=1, k=4)
     assert by_number.names == tuple(f"node {i}" for i in by_number.nodes)
-    for found in (
+    for answers in (
         loaded.query(src="node 3", rel="one", k=4),
         loaded.ask("node 3,one,?", k=4),
         loaded.ask("3,1,?", k=4),
         loaded.ask(' node 3 , "one" , ? ', k=4),
     ):
-        assert found.names == by_number.names
-        np.testing.assert_array_equal(found.scores, by_number.scores)
-    found, back = loaded.ask("?,two,node 5"), trained.query(rel="two", dst="node 5")
-    np.testing.assert_array_equal(found.nodes, back.nodes)
+        assert answers.names == by_number.names
+        np.testing.assert_array_equal(answers.scores, by_number.scores)
+    sources, expected = loaded.ask("?,two,node 5"), trained.query(rel="two", dst="node 5")
+    np.testing.assert_array_equal(sources.nodes, expected.nodes)
+    # Models without an index, or without names, as older versions wrote them.
     old = dataclasses.replace(trained, index=None)
     bare = dataclasses.replace(trained, numbering=None)
     assert bare.query(src=3, rel=1, k=4).names is None
@@ -292,7 +280,7 @@ def test_queries_go_by_name(result: LinkResult, tmp_path: Any) -> None:
         (ValueError, lambda: loaded.ask("", 1), "got ''"),
     ):
         with pytest.raises(error, match=message):
-            ask()  # type: ignore[no-untyped-call]
+            ask()
 
 
 # --- Splits at random ----------------------------------------------------------------------------
@@ -300,8 +288,8 @@ def test_queries_go_by_name(result: LinkResult, tmp_path: Any) -> None:
 WITHOUT_SPLIT = dict.fromkeys(("train_edges", "val_edges", "test_edges"))
 
 
-def test_random_split(rng: np.random.Generator) -> None:
-    """Predictions split as training did, whatever the numbers of nodes and relations are."""
+def test_random_split(rng):
+    # Predictions split as training did, whatever the numbers of nodes and relations are.
     dataset = make_dataset(**WITHOUT_SPLIT)
     config = CompGCNLinkConfig(**SMALL | {"epochs": 1}, valid_share=0.2, test_share=0.1)
     result = train_links(dataset, config)
@@ -311,26 +299,25 @@ def test_random_split(rng: np.random.Generator) -> None:
     assert trained.evaluate(dataset) == trained.evaluate(split) == result.test
     assert trained.differences(dataset) == ()
     order = rng.permutation(NODES)
-    assert dataset.node_names
-    other = dataclasses.replace(
+    renumbered = dataclasses.replace(
         dataset,
         src=np.argsort(order)[dataset.src],
         dst=np.argsort(order)[dataset.dst],
         node_names=tuple(dataset.node_names[i] for i in order),
     )
-    assert trained.evaluate(other) == pytest.approx(result.test)
-    assert trained.differences(other) == ()
+    assert trained.evaluate(renumbered) == pytest.approx(result.test)
+    assert trained.differences(renumbered) == ()
 
 
 # --- Edges without relations ---------------------------------------------------------------------
 
 
-def make_graph(**changes: Any) -> GraphDataset:
-    """Edges within groups of eight, of which features tell."""
+def make_graph(**changes):
+    """Edges within groups of eight, which the features show."""
     rng = np.random.default_rng(0)
     group = np.repeat(np.arange(4), 8)
     src, dst = np.nonzero((group[:, None] == group) & np.triu(rng.random((32, 32)) < 0.8, 1))
-    fields: dict[str, Any] = {
+    fields = {
         "name": "groups",
         "num_nodes": 32,
         "src": np.append(src, dst),
@@ -352,7 +339,7 @@ def make_graph(**changes: Any) -> GraphDataset:
     ],
     ids=lambda config: f"{config.model}-{config.variational}",
 )
-def test_autoencoders_learn(config: Any, tmp_path: Any) -> None:
+def test_autoencoders_learn(config, tmp_path):
     dataset = make_graph()
     config = dataclasses.replace(config, valid_share=0.1)
     result = train_links(dataset, config)
@@ -364,11 +351,11 @@ def test_autoencoders_learn(config: Any, tmp_path: Any) -> None:
     assert loaded.evaluate(dataset) == result.test
     assert loaded.evaluate(dataset, "val") == result.valid[result.best]
     names = [f"node {i}" for i in range(1, 8)]
-    found = loaded.query(src="node 0", k=len(names), filtered=False)
-    assert len({*found.names} & {*names, "node 0"}) >= 6
+    answers = loaded.query(src="node 0", k=len(names), filtered=False)
+    assert len({*answers.names} & {*names, "node 0"}) >= 6
     new = loaded.ask("?,node 0", k=32)
-    known = {*dataset.src[dataset.dst == 0].tolist(), 0}
-    assert {*new.nodes.tolist()} == {*range(32)} - known
+    neighbours = {*dataset.src[dataset.dst == 0].tolist(), 0}
+    assert {*new.nodes.tolist()} == {*range(32)} - neighbours
     with pytest.raises(TypeError, match="rel: edges have none, got 0"):
         loaded.query(src=0, rel=0)
     with pytest.raises(TypeError, match="ranks are of edges with relations"):
@@ -377,88 +364,84 @@ def test_autoencoders_learn(config: Any, tmp_path: Any) -> None:
         loaded.evaluate(make_graph(x=np.ones((32, 3))))
 
 
-def test_autoencoder_on_other_numbers(rng: np.random.Generator) -> None:
-    """Test edges are the same, as nodes have names."""
+def test_autoencoder_on_other_numbers(rng):
+    # Test edges are the same, as nodes have names.
     dataset = make_graph()
     result = train_links(dataset, GCNLinkConfig(epochs=1, valid_share=0.1))
     order = rng.permutation(32)
     places = np.argsort(order)
-    assert dataset.node_names and dataset.x is not None
-    other = make_graph(
+    renumbered = make_graph(
         src=places[dataset.src],
         dst=places[dataset.dst],
         x=dataset.x[order],
         node_names=tuple(dataset.node_names[i] for i in order),
     )
-    assert result.trained.differences(other) == ()
-    before, after = result.trained.table(dataset), result.trained.table(other)
-    for end in ("src", "dst"):
-        np.testing.assert_array_equal(order[after[end]], before[end])
+    assert result.trained.differences(renumbered) == ()
+    before, after = result.trained.table(dataset), result.trained.table(renumbered)
+    for column in ("src", "dst"):
+        np.testing.assert_array_equal(order[after[column]], before[column])
     np.testing.assert_array_equal(after["probability"], before["probability"])
 
 
 @pytest.mark.parametrize("config", [CompGCNLinkConfig, GCNLinkConfig])
-def test_resumed_runs_have_the_same_bits(
-    config: Any, tmp_path: Any, rng: np.random.Generator
-) -> None:
-    """Wherever they were interrupted, twice."""
+def test_resumed_runs_have_the_same_bits(config, tmp_path, rng):
+    # Wherever they were interrupted, twice.
     relational = config is CompGCNLinkConfig
-    dataset: Any = make_dataset() if relational else make_graph()
+    dataset = make_dataset() if relational else make_graph()
     small = {name: SMALL[name] for name in ("embedding_features", "hidden_features")}
     small |= {"batch_size": 40} if relational else {}
-    given = config(**small, epochs=7, evaluate_every=3)
-    want, file = train_links(dataset, given), tmp_path / "state.npz"
+    settings = config(**small, epochs=7, evaluate_every=3)
+    expected, file = train_links(dataset, settings), tmp_path / "state.npz"
     stops = np.sort(rng.choice(7, 2, replace=False))
     for stop in stops:
 
-        def halt(report: LinkReport, stop: int = stop) -> None:
+        def halt(report, stop=stop):
             if report.epoch == stop:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train_links(dataset, given, on_epoch=halt, state=file, resume=True)
+            train_links(dataset, settings, on_epoch=halt, state=file, resume=True)
     with pytest.raises(ValueError, match="has the state of an interrupted training"):
-        train_links(dataset, given, state=file)
+        train_links(dataset, settings, state=file)
     with pytest.raises(ValueError, match=r"other settings: seed=0 \(now 1\)$"):
-        train_links(dataset, dataclasses.replace(given, seed=1), state=file, resume=True)
-    reports: list[LinkReport] = []
-    found = train_links(dataset, given, on_epoch=reports.append, state=file, resume=True)
+        train_links(dataset, dataclasses.replace(settings, seed=1), state=file, resume=True)
+    reports = []
+    resumed = train_links(dataset, settings, on_epoch=reports.append, state=file, resume=True)
     assert len(reports) == 6 - stops[-1] and not file.exists()
-    np.testing.assert_array_equal(found.losses, want.losses)
-    assert (found.epochs, found.valid, found.test) == (want.epochs, want.valid, want.test)
-    assert found.step_seconds.shape == (7,)
+    np.testing.assert_array_equal(resumed.losses, expected.losses)
+    for field in ("epochs", "valid", "test"):
+        assert getattr(resumed, field) == getattr(expected, field)
+    assert resumed.step_seconds.shape == (7,)
 
 
-def test_what_cannot_be_trained() -> None:
-    with pytest.raises(
-        TypeError, match="config must be such as GCNLinkConfig or RGCNLinkConfig, got GCNConfig"
-    ):
-        train_links(make_dataset(), GCNConfig())  # type: ignore[arg-type]
+def test_what_cannot_be_trained():
     ids = np.zeros(1, int)
     graph = GraphDataset(name="g", num_nodes=1, y=ids, src=ids, dst=ids)
-    config = CompGCNLinkConfig()
-    with pytest.raises(
-        TypeError, match="compgcn-link takes a RelationalDataset, got a GraphDataset"
+    relational, edges = CompGCNLinkConfig(), GCNLinkConfig()
+    kind = "config must be such as GCNLinkConfig or RGCNLinkConfig, got GCNConfig"
+    for error, dataset, config, message in (
+        (TypeError, make_dataset(), GCNConfig(), kind),
+        (TypeError, graph, relational, "compgcn-link takes a RelationalDataset, got a GraphDatas"),
+        (ValueError, make_dataset(test_edges=None), relational, "'groups' has no test_edges to p"),
+        (ValueError, make_graph(x=None), edges, "'groups' has no node features; .*--features ran"),
+        (
+            ValueError,
+            make_graph(),
+            GCNLinkConfig(valid_share=0.001),
+            "'groups' cannot be split: graph has 86 edges, of which v",
+        ),
     ):
-        train_links(graph, config)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="dataset 'groups' has no test_edges to predict links"):
-        train_links(make_dataset(test_edges=None), config)
-    with pytest.raises(ValueError, match=r"'groups' has no node features; .*--features random"):
-        train_links(make_graph(x=None), GCNLinkConfig())
-    with pytest.raises(
-        ValueError, match="'groups' cannot be split: graph has 86 edges, of which v"
-    ):
-        train_links(make_graph(), GCNLinkConfig(valid_share=0.001))
+        with pytest.raises(error, match=message):
+            train_links(dataset, config)
     with pytest.raises(ValueError, match=r"valid_share must be a number between 0 and 1, got 1.5"):
         GCNLinkConfig(valid_share=1.5)
     with pytest.raises(ValueError, match=r"decoder must be one of .* got 'dot'"):
-        CompGCNLinkConfig(decoder="dot")  # type: ignore[arg-type]
+        CompGCNLinkConfig(decoder="dot")
 
 
-def test_model_is_in_evaluation_mode(result: LinkResult) -> None:
+def test_model_is_in_evaluation_mode(result):
     model = result.trained.model
     assert isinstance(model.dropout, nnx.Dropout)
     graph = link_graph(make_dataset())
-    np.testing.assert_array_equal(
-        model.encode(graph)[0], model.encode(graph, deterministic=True)[0]
-    )
+    nodes, expected = model.encode(graph)[0], model.encode(graph, deterministic=True)[0]
+    np.testing.assert_array_equal(nodes, expected)

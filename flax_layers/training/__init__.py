@@ -1,39 +1,41 @@
 """Training of classifiers and for link prediction; needs the extra ``jax-gnn-kernels[train]``."""
 
 from flax_layers.training.checkpoint import load_checkpoint, save_checkpoint
-from flax_layers.training.config import (
-    AllDeepSetsConfig,
-    AllSetTransformerConfig,
-    CompGCNLinkConfig,
+from flax_layers.training.config.graphs import (
     GATConfig,
     GATGraphConfig,
-    GATLinkConfig,
     GATv2Config,
     GCNConfig,
     GCNGraphConfig,
-    GCNLinkConfig,
     GINConfig,
     GINGraphConfig,
     GraphsConfig,
     GraphTransformerConfig,
-    HGNNConfig,
-    HGNNPConfig,
-    HGTConfig,
-    HypergraphAttentionConfig,
-    HypergraphConfig,
-    LinkConfig,
-    RGATConfig,
-    RGCNConfig,
-    RGCNLinkConfig,
     SAGEConfig,
     SAGEGraphConfig,
-    SAGELinkConfig,
-    TrainConfig,
+)
+from flax_layers.training.config.hypergraphs import (
+    AllDeepSetsConfig,
+    AllSetTransformerConfig,
+    HGNNConfig,
+    HGNNPConfig,
+    HypergraphAttentionConfig,
+    HypergraphConfig,
     UniGATConfig,
     UniGCNIIConfig,
     UniGINConfig,
     UniSAGEConfig,
 )
+from flax_layers.training.config.links import (
+    CompGCNLinkConfig,
+    GATLinkConfig,
+    GCNLinkConfig,
+    LinkConfig,
+    RGCNLinkConfig,
+    SAGELinkConfig,
+)
+from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.config.relations import HGTConfig, RGATConfig, RGCNConfig
 from flax_layers.training.data import check_dataset, node_features
 from flax_layers.training.links import (
     LINK_RECIPES,

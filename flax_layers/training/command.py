@@ -1,38 +1,30 @@
-"""``jax-gnn train``: `jax_gnn.cli` finds it by its entry point."""
+"""``jax-gnn train``: a command for each model, with the options of its settings."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from flax_layers.training import (
-    LINK_RECIPES,
-    RECIPES,
-    LinkRecipe,
-    Recipe,
-)
-from flax_layers.training.config import TrainConfig, settings
-from flax_layers.training.models import TASKS, spelled
+from flax_layers.training.config.settings import settings
+from flax_layers.training.link_models import LINK_RECIPES, LinkRecipe
+from flax_layers.training.models import RECIPES, TASKS, Recipe, command_name
 from flax_layers.training.options import add_devices, add_settings, groups_of
 from flax_layers.training.run_links import run_links
 from flax_layers.training.run_nodes import run_train
 from jax_gnn.cli import Commands, Parser, add_command
-from jax_gnn.datasets import (
-    GraphsDataset,
-    HypergraphDataset,
-    RelationalDataset,
-)
+from jax_gnn.datasets import GraphsDataset, HypergraphDataset, RelationalDataset
 
-BY_PATH = GraphsDataset, RelationalDataset  # kinds of data that are not built in
+if TYPE_CHECKING:
+    _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
+else:  # generic for type checkers alone
+    _SubParsersAction = argparse._SubParsersAction
+BY_PATH = GraphsDataset, RelationalDataset  # kinds of data of which none is built in
 
 EXAMPLES = {
-    "hgnn": (
-        "--data cora_cocitation.npz --splits 20 --self-loops all --hidden-features 256 \\\n"
-        "    --epochs 500 --learning-rate 0.001 --weight-decay 0",
-        "--data walmart_trips.npz --features noisy-label --no-baseline",
-    ),
+    "hgnn": ("--data walmart_trips.npz --features noisy-label --no-baseline",),
     "gcn": ("--data planetoid/ind.cora.x", "--data cora.npz --split random --layers 3"),
     "gin": ("--data cora.npz --learn-eps",),
     "gin-graph": ("--data MUTAG.txt --folds 10", "--data PROTEINS --folds 10 --batch-size 128"),
@@ -61,73 +53,108 @@ EXAMPLES = {
 
 
 class _ModelParser(Parser):
-    """Of a model's command, which takes no argument without an option's name."""
+    """Parser of a model's command, which takes no argument without an option's name."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = super().parse_known_args(args, namespace)
-        wanted = f"{self.prog} --data {rest[0] if rest else 'FILE|FOLDER'}"
-        if rest and rest[0].startswith("-"):
-            option = rest[0].partition("=")[0]
-            starts = {name: [name[: len(option) + 1]] for name in self._option_string_actions}
-            near = [
-                k for k, start in starts.items() if difflib.get_close_matches(option, start, 1, 0.8)
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        parsed, extra = super().parse_known_args(args, namespace)
+        usage = f"{self.prog} --data {extra[0] if extra else 'FILE|FOLDER'}"
+        if extra and extra[0].startswith("-"):
+            option = extra[0].partition("=")[0]
+            # Options are compared up to the length of the word, which may be an abbreviation.
+            prefixes = {name: name[: len(option) + 1] for name in self._option_string_actions}
+            similar = [
+                name
+                for name, prefix in prefixes.items()
+                if difflib.get_close_matches(option, [prefix], 1, 0.8)
             ]
-            close = f"; close are {', '.join(near)}" if near else f"; see {self.prog} --help"
-            self.exit(2, f"jax-gnn: error: {self.prog} has no option {option}{close}\n")
-        if rest:
-            self.exit(2, f"jax-gnn: error: {rest[0]} has no option; for data it is: {wanted}\n")
-        if found.data is None:
-            self.exit(2, f"jax-gnn: error: --data is needed: {wanted}\n")
-        return found, rest
+            hint = f"; close are {', '.join(similar)}" if similar else f"; see {self.prog} --help"
+            self.exit(2, f"jax-gnn: error: {self.prog} has no option {option}{hint}\n")
+        if extra:
+            self.exit(2, f"jax-gnn: error: {extra[0]} has no option; for data it is: {usage}\n")
+        if parsed.data is None:
+            self.exit(2, f"jax-gnn: error: --data is needed: {usage}\n")
+        return parsed, extra
 
 
-class _ByTask(argparse._SubParsersAction):
-    """Takes ``MODEL --task TASK`` for the command ``MODEL-TASK``, or of nodes ``MODEL``."""
+class _TaskAction(_SubParsersAction):
+    """Action that takes ``MODEL --task TASK`` for the command ``MODEL-TASK``, or ``MODEL``."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        model, *rest = values
-        tasks = [name for name in TASKS if f"{model}-{name}" in self.choices]
-        tasks = ["node"] * (model in RECIPES) + tasks
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        # The option is parsed before others, as it chooses their parser.
+        model, *words = values
+        tasks = ["node"] * (model in RECIPES)
+        tasks += [name for name in TASKS if f"{model}-{name}" in self.choices]
         if tasks:
             option = argparse.ArgumentParser(prog=f"{parser.prog} {model}", add_help=False)
             option.add_argument("--task", choices=tasks, default=tasks[0])
-            found, rest = option.parse_known_args(rest)
-            model = model if found.task == "node" else f"{model}-{found.task}"
-        super().__call__(parser, namespace, [model, *rest], option_string)
+            parsed, words = option.parse_known_args(words)
+            model = model if parsed.task == "node" else f"{model}-{parsed.task}"
+        super().__call__(parser, namespace, [model, *words], option_string)
 
 
 def add_train(commands: Commands) -> None:
-    """Adds ``train``, with a command for each model."""
+    """Add ``train``, with a command for each model."""
     parser = commands.add_parser("train", help="train a model", description="Train a model.")
     models: Any = parser.add_subparsers(
-        metavar="WHAT", required=True, parser_class=_ModelParser, action=_ByTask
+        metavar="WHAT", required=True, parser_class=_ModelParser, action=_TaskAction
     )
     for recipe in RECIPES.values():
         _add_model(models, recipe)
     for link_recipe in LINK_RECIPES.values():
         _add_links(models, link_recipe)
+    # "MODEL-link" is also found as "MODEL", where no recipe of nodes has that name.
     for name, parser in [*models.choices.items()]:
-        parser.prog = parser.prog.replace(name, spelled(name))
+        parser.prog = parser.prog.replace(name, command_name(name))
         models.choices.setdefault(name.partition("-link")[0], parser)
 
 
-def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
+def _examples(name: str, lines: Sequence[str]) -> str:
+    """Return the command with the options of each line, below a heading."""
+    command = f"jax-gnn train {command_name(name)}"
+    return "\n\nexamples:\n  " + "\n  ".join(f"{command} {line}".rstrip() for line in lines)
+
+
+def _add_data(group: argparse._ArgumentGroup, files: str, edges: str | None) -> None:
+    """Add the option of the data: described files, or the digits with their kind of edges."""
+    if edges is None:
+        group.add_argument("--data", metavar="FILE|FOLDER", help=files)
+        return
+    group.add_argument(
+        "--data",
+        default="digits",
+        metavar="digits|FILE|FOLDER",
+        help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {edges}), {files}",
+    )
+
+
+def _add_model(models: Commands, recipe: Recipe) -> None:
+    name = recipe.config.model
+    built_in = recipe.dataset not in BY_PATH
+    compares = ", beside the same layers without kernels" if recipe.structure else ""
+    graphs = " For many graphs with a label each: --task graph." * (f"{name}-graph" in RECIPES)
+    parser = add_command(
+        models,
+        name,
+        help=f"a {recipe.title} for {recipe.dataset.example} classification or regression",
+        description=f"Trains a {recipe.title}\nand reports the test accuracy at each split's best "
+        f"validation epoch, or errors where labels are\nnumbers{compares}. Writes a checkpoint of "
+        f"the\nbest model, a plot of the curves and results.json.{graphs}"
+        + _examples(name, [*[""] * built_in, *EXAMPLES.get(name, ())]),
+        run=functools.partial(run_train, recipe),
+    )
     groups = groups_of(parser)
-    offline = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
+    edges = "hyperedges" if recipe.dataset is HypergraphDataset else "edges"
     files = "an .npz file or a folder in a raw format"
-    if recipe.dataset in BY_PATH:
-        groups["data"].add_argument("--data", metavar="FILE|FOLDER", help=files)
-    else:
-        groups["data"].add_argument(
-            "--data",
-            default="digits",
-            metavar="digits|FILE|FOLDER",
-            help=f"'digits' (offline: handwritten digits, k-nearest-neighbour {offline}), {files}",
-        )
-    if (
-        issubclass(recipe.config, TrainConfig)
-        and "auto" in settings(recipe.config)["feature_normalization"].choices
-    ):
+    _add_data(groups["data"], files, edges if built_in else None)
+    if "auto" in settings(recipe.config)["feature_normalization"].choices:
         groups["data"].add_argument(
             "--standardize",
             action="store_const",
@@ -136,68 +163,34 @@ def _add_train_arguments(recipe: Recipe, parser: argparse.ArgumentParser) -> Non
             dest="feature_normalization",
             help="the same as --feature-normalization standardize",
         )
-    if recipe.plain_model is not None:
+    if recipe.structure is not None:
         groups["execution"].add_argument(
             "--no-baseline",
             action="store_true",
-            help="leave out the same training in plain JAX",
+            help="leave out the same training without kernels, in plain XLA",
         )
-    add_settings(recipe.config, groups, "checkpoint, plot and results")
+    add_settings(recipe.config, groups)
     if recipe.structure is not None:
         add_devices(groups["execution"])
 
 
-def _add_model(models: Commands, recipe: Recipe) -> None:
-    name = recipe.config.model
-    examples = "\n  ".join(
-        f"jax-gnn train {spelled(name)} {line}".rstrip()
-        for line in ([] if recipe.dataset in BY_PATH else [""]) + [*EXAMPLES.get(name, ())]
-    )
-    of = recipe.dataset.example
-    other = f"{name}-graph"
-    parser = add_command(
-        models,
-        name,
-        help=f"a {recipe.title} for {of} classification or regression",
-        description=f"Trains a {recipe.title}\nand reports the test accuracy at each split's best "
-        "validation epoch, or errors where labels are\nnumbers"
-        + (", beside the same training in plain JAX" if recipe.plain_model else "")
-        + ". Writes a checkpoint of the\nbest model, a plot of the curves and results.json."
-        + (" For many graphs with a label each: --task graph." if other in RECIPES else "")
-        + f"\n\nexamples:\n  {examples}",
-        run=functools.partial(run_train, recipe),
-    )
-    _add_train_arguments(recipe, parser)
-
-
 def _add_links(models: Commands, recipe: LinkRecipe) -> None:
     name = recipe.config.model
-    facts = recipe.dataset is RelationalDataset
-    command = f"jax-gnn train {spelled(name)}"
-    examples = "\n  ".join(f"{command} {line}".rstrip() for line in EXAMPLES[name])
-    reported = "filtered mean reciprocal rank" if facts else "AUC, average precision"
+    relational = recipe.dataset is RelationalDataset
+    metrics = "filtered mean reciprocal rank" if relational else "AUC, average precision"
     parser = add_command(
         models,
         name,
         help=f"a {recipe.title} for link prediction",
-        description=f"Trains a {recipe.title}\nto predict edges, and reports {reported} and hits "
+        description=f"Trains a {recipe.title}\nto predict edges, and reports {metrics} and hits "
         "of the\ntest edges at the best validation. Writes a checkpoint of that model, a plot and "
-        f"results.json.\n\nexamples:\n  {examples}",
+        "results.json." + _examples(name, EXAMPLES[name]),
         run=functools.partial(run_links, recipe),
     )
     groups = groups_of(parser)
-    if facts:
-        groups["data"].add_argument(
-            "--data",
-            metavar="FILE|FOLDER",
-            help="edges with relations: an .npz file, or a folder with train.txt",
-        )
+    if relational:
+        files = "edges with relations: an .npz file, or a folder with train.txt"
+        _add_data(groups["data"], files, None)
     else:
-        groups["data"].add_argument(
-            "--data",
-            default="digits",
-            metavar="digits|FILE|FOLDER",
-            help="'digits' (offline: handwritten digits, k-nearest-neighbour edges), an .npz file "
-            "or a folder in a raw format",
-        )
-    add_settings(recipe.config, groups, "checkpoint, plot and results")
+        _add_data(groups["data"], "an .npz file or a folder in a raw format", "edges")
+    add_settings(recipe.config, groups)

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flax_layers.training.config import TrainConfig
-from flax_layers.training.models import RECIPES, Recipe, spelled
+from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.models import RECIPES, Recipe, Structure, command_name
+from flax_layers.training.types import Method, PyTree
 from jax_gnn.datasets import HypergraphDataset
 from jax_gnn.extend import check_integer
 from jax_gnn.sharding import ShardedGraph, shard_graph
@@ -19,63 +20,66 @@ AXIS = "nodes"
 
 
 def check_devices(config: TrainConfig, devices: int, *, training: bool = True) -> None:
-    """Checks that there are so many devices, and that they can share a training or a prediction.
+    """Check that there are enough devices, and that they can share a training or a prediction.
 
     Raises:
         TypeError: `devices` is no integer.
-        ValueError: There are fewer, or the model or a setting has no parts.
+        ValueError: Fewer devices exist, or the model or a setting is for one device alone.
     """
     if check_integer("devices", devices) < 1:
         raise ValueError(f"devices must be a number from 1, got {devices}")
     if devices == 1:
         return
     recipe = RECIPES[config.model]
-    lacking = ""
+    obstacle = ""
     if recipe.structure is None:
-        lacking = "is trained on batches of graphs"
+        obstacle = "is trained on batches of graphs"
     elif not takes_parts(recipe):
-        able = [name for name, each in RECIPES.items() if _is_alike(each, recipe)]
-        lacking = f"takes no part of a hypergraph, as {', '.join(able)} do"
+        models = (
+            name
+            for name, candidate in RECIPES.items()
+            if candidate.dataset is recipe.dataset and takes_parts(candidate)
+        )
+        obstacle = f"takes no part of a hypergraph, as {', '.join(models)} do"
     elif training and getattr(config, "batch_size", None):
-        lacking = "is trained on batches of nodes where batch_size is given"
-    if lacking:
-        raise ValueError(f"devices must be 1: {spelled(config.model)} {lacking}; got {devices}")
-    found = jax.devices()
-    if devices > len(found):
-        kind = found[0].platform
-        more = f" (JAX_NUM_CPU_DEVICES={devices} makes more)" if kind == "cpu" else ""
+        obstacle = "is trained on batches of nodes where batch_size is given"
+    if obstacle:
         raise ValueError(
-            f"devices must be at most {len(found)}, the {kind} devices that there are{more}, got "
-            f"{devices}"
+            f"devices must be 1: {command_name(config.model)} {obstacle}; got {devices}"
+        )
+    # On CPUs JAX makes as many devices as an environment variable says.
+    available = jax.devices()
+    if devices > len(available):
+        kind = available[0].platform
+        advice = f" (JAX_NUM_CPU_DEVICES={devices} makes more)" if kind == "cpu" else ""
+        raise ValueError(
+            f"devices must be at most {len(available)}, the {kind} devices that there are{advice}, "
+            f"got {devices}"
         )
 
 
 def takes_parts(recipe: Recipe) -> bool:
-    """Whether the model's layers take a device's part of what they are trained on."""
-    of_graphs = recipe.dataset is not HypergraphDataset
-    return of_graphs or getattr(recipe.model.convolution, "takes_parts", False)
+    """Return whether the model's layers take one device's part of their structure."""
+    # All layers of graphs take parts; a layer of hypergraphs says whether it does.
+    if recipe.dataset is not HypergraphDataset:
+        return True
+    return getattr(getattr(recipe.model, "convolution", None), "takes_parts", False)
 
 
-def _is_alike(one: Recipe, other: Recipe) -> bool:
-    """Whether one takes parts of what the other is trained on."""
-    return one.dataset is other.dataset and takes_parts(one)
-
-
-def over_devices(graph: Any, inputs: Iterable[Any], devices: int, method: Any) -> tuple[Any, ...]:
-    """A graph over the first devices, and its features and weights of edges, both perhaps None.
-
-    Args:
-        graph: The whole graph, on the host.
-        inputs: Features, and perhaps weights of edges.
-        devices: How many.
-        method: See `jax_gnn.sharding.shard_graph`.
-    """
-    sharded = shard_graph(graph, Mesh(np.array(jax.devices()[:devices]), (AXIS,)), AXIS, method)
+def shard_inputs(
+    graph: Structure, inputs: Iterable[PyTree], devices: int, method: Method
+) -> tuple[PyTree, ...]:
+    """Split a graph of the host, its features, or None, and weights of edges over devices."""
+    mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    sharded = shard_graph(graph, mesh, AXIS, method)
     x, *weights = inputs
     x = None if x is None else sharded.shard(x)
     return sharded, x, *map(sharded.shard_edges, weights)
 
 
-def everywhere(graph: Any) -> NamedSharding | None:
-    """Where arrays are that all devices of a sharded graph have; None of any other graph."""
-    return NamedSharding(graph.mesh, PartitionSpec()) if isinstance(graph, ShardedGraph) else None
+def replicated(graph: PyTree) -> NamedSharding | None:
+    """Return the sharding of arrays that all devices of a sharded graph hold, else None."""
+    if not isinstance(graph, ShardedGraph):
+        return None
+    every_axis: Any = PartitionSpec
+    return NamedSharding(graph.mesh, every_axis())

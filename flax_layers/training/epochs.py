@@ -7,7 +7,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,13 @@ import numpy as np
 from jax import Array
 
 import jax_gnn
-from flax_layers.training.config import TrainConfig
-from flax_layers.training.devices import everywhere
+from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.data import node_mask, scaled_labels
+from flax_layers.training.devices import replicated
 from flax_layers.training.records import Metrics, Run
-from flax_layers.training.trained import (
-    accuracy,
-    losses,
-    masked_mean,
-)
+from flax_layers.training.trained import accuracy, losses, masked_mean
+from flax_layers.training.types import PyTree, block_until_ready
+from jax_gnn.datasets import NodeDataset, Split
 
 if TYPE_CHECKING:
     import optax
@@ -30,20 +29,42 @@ if TYPE_CHECKING:
 MIN_HYPEREDGE_WEIGHT = 1e-2
 
 # ((params, statistics), graph, features and weights, dropout key or None) -> logits, statistics
-Apply = Callable[[Any, Any, Any, Array | None], tuple[Array, Any]]
+Apply = Callable[[PyTree, PyTree, PyTree, Array | None], tuple[Array, PyTree]]
+KeyPath = tuple[Any, ...]  # of `jax.tree_util`
 
 
 class Data(NamedTuple):
-    """What a model is evaluated on; or of each step, with leading axes, what it is trained on."""
+    """Data of an evaluation; or, with leading axes for epochs and steps, data of training steps.
+
+    Attributes:
+        graph: Structure that the model is called with.
+        inputs: Features, and perhaps weights of edges.
+        y: Labels, or the seed nodes of steps that sample their graphs.
+        masks: Masks of the training, validation and test nodes; one mask for a step's graphs.
+    """
 
     graph: Any
-    inputs: tuple[Any, ...]  # features, and perhaps weights of edges
+    inputs: tuple[Any, ...]
     y: Array
-    masks: tuple[Array, ...]  # of the training, validation and test nodes; of a step's graphs one
+    masks: tuple[Array, ...]
 
 
-# What the model is evaluated on, seeds, key, step -> what the step makes of what it is trained on
-Sample = Callable[[Data, Array, Array, Callable[[Data], Any]], Any]
+def evaluation_data(
+    graph: PyTree,
+    inputs: tuple[PyTree, ...],
+    dataset: NodeDataset,
+    config: TrainConfig,
+    split: Split,
+    convert: Callable[[np.ndarray], Array] = jnp.asarray,
+) -> Data:
+    """Return the data of evaluations on a graph, with its labels and masks of the split's parts."""
+    y = convert(scaled_labels(dataset, config))
+    masks = (convert(node_mask(dataset, ids)) for ids in vars(split).values())
+    return Data(graph, inputs, y, tuple(masks))
+
+
+# (data of the evaluation, seed nodes, key, step) -> result of the step on the sampled data
+Sample = Callable[[Data, Array, Array, Callable[[Data], PyTree]], PyTree]
 
 
 class _State(NamedTuple):
@@ -54,30 +75,31 @@ class _State(NamedTuple):
     best_valid_accuracy: Array
 
 
-def _is_hyperedge_weight(path: tuple[Any, ...]) -> bool:
+def _is_hyperedge_weight(path: KeyPath) -> bool:
     return "hyperedge_weight" in jax.tree_util.keystr(path)
 
 
-def adam(learning_rate: float | Callable[[Any], Any]) -> optax.GradientTransformation:
-    """Optax's, which promotes dtypes, also where promotion is set to be strict."""
+def adam(learning_rate: float | Callable[[Array], Array]) -> optax.GradientTransformation:
+    """Return Optax's Adam, which promotes dtypes, also where promotion is set to be strict."""
     import optax  # part of the extra "train"
 
+    # Optax multiplies arrays by scalars of other dtypes, which strict promotion refuses.
     init, update = optax.adam(learning_rate)
 
-    def updates(*state: Any) -> Any:
+    def promoting_update(*arguments: PyTree) -> PyTree:
         with jax.numpy_dtype_promotion("standard"):
-            return update(*state)
+            return update(*arguments)
 
-    return optax.GradientTransformation(init, updates)
+    return optax.GradientTransformation(init, promoting_update)
 
 
-def _sums(path: tuple[Any, ...]) -> bool:
-    """Whether a parameter is the map of sums over neighbours, which a convolution has first."""
+def _is_sum_kernel(path: KeyPath) -> bool:
+    """Return whether a parameter is the map of sums over neighbours, a convolution's first map."""
     return re.match(r"\['conv\d+'\]\['kernel'\]", jax.tree_util.keystr(path)) is not None
 
 
-def divided(params: Any, sum_size: float) -> Any:
-    """Parameters, or their changes, as if sums over neighbours were divided by a number.
+def divided(params: PyTree, sum_size: float) -> PyTree:
+    """Return parameters, or their updates, as if sums over neighbours were divided by a number.
 
     A map of sums begins smaller, and moves less: at Adam's rate for other maps its results would
     jump, and ReLUs after it die.
@@ -85,28 +107,27 @@ def divided(params: Any, sum_size: float) -> Any:
     if sum_size == 1:
         return params
     return jax.tree_util.tree_map_with_path(
-        lambda path, p: p / sum_size if _sums(path) else p, params
+        lambda path, p: p / sum_size if _is_sum_kernel(path) else p, params
     )
 
 
 def _optimizer(config: TrainConfig, steps: int, sum_size: float) -> optax.GradientTransformation:
-    """For a number of steps per epoch."""
+    """Return the optimizer of the settings for a number of steps per epoch."""
     import optax  # part of the extra "train"
 
+    # Decay is added to the gradient, as in the published code, and not to the update as in AdamW.
     map_decay = getattr(config, "map_weight_decay", config.weight_decay)
 
-    def is_map(path: tuple[Any, ...]) -> bool:
-        return any(name in jax.tree_util.keystr(path[:1]) for name in ("'input'", "'output'"))
-
-    def decay(path: tuple[Any, ...], param: Any) -> Any:
+    def decay(path: KeyPath, param: Array) -> Array:
         first_only = config.weight_decay_layers == "first"
         if first_only and "'conv1'" not in jax.tree_util.keystr(path):
             return jnp.zeros_like(param)
         if _is_hyperedge_weight(path):
             return jnp.zeros_like(param)
-        return (map_decay if is_map(path) else config.weight_decay) * param
+        is_map = any(name in jax.tree_util.keystr(path[:1]) for name in ("'input'", "'output'"))
+        return (map_decay if is_map else config.weight_decay) * param
 
-    def add_decay(updates: Any, params: Any) -> Any:
+    def add_decay(updates: PyTree, params: PyTree) -> PyTree:
         decays = jax.tree_util.tree_map_with_path(decay, params)
         return jax.tree.map(jnp.add, updates, decays)
 
@@ -117,8 +138,8 @@ def _optimizer(config: TrainConfig, steps: int, sum_size: float) -> optax.Gradie
     return optax.chain(optax.stateless(add_decay), adam(rate), smaller)
 
 
-def _keep_positive(params: Any) -> Any:
-    """Projects hyperedge weights onto positive values, so that weighted degrees stay positive."""
+def _clip_hyperedge_weights(params: PyTree) -> PyTree:
+    """Project hyperedge weights onto positive values, so that weighted degrees stay positive."""
     return jax.tree_util.tree_map_with_path(
         lambda path, p: jnp.maximum(p, MIN_HYPEREDGE_WEIGHT) if _is_hyperedge_weight(path) else p,
         params,
@@ -134,47 +155,54 @@ def _train_epochs(
     data: Data,
     steps: Data | None,
 ) -> tuple[_State, Metrics]:
-    """Runs one epoch per key: its steps, then an evaluation that may replace the best parameters.
+    """Run one epoch per key: its steps, then an evaluation that may replace the best parameters.
 
-    Data are one graph, on which an epoch is one step; or batches of all graphs, and then there are
-    those of each epoch and step. Or steps are seeds, as `y`, of which each is sampled itself.
+    There are three kinds of steps. Without `steps` an epoch is one step on the whole of `data`.
+    With `steps` it is one step on each of their batches of graphs. With `sample`, too, `steps` are
+    seed nodes, whose neighbourhoods are sampled in `data` inside the step.
     """
     import optax
 
-    def step(state: _State, given: tuple[Array, Data]) -> tuple[_State, Array]:
-        key, batch = given
+    def step(state: _State, inputs: tuple[Array, Data]) -> tuple[_State, Array]:
+        key, batch = inputs
         if sample is None:
-            return on_batch(state, key, batch)
-        key, own = jax.random.split(key)
-        return sample(data, batch.y, own, functools.partial(on_batch, state, key))
+            return batch_step(state, key, batch)
+        # Samples and dropout have keys of their own.
+        key, sample_key = jax.random.split(key)
+        result: tuple[_State, Array] = sample(
+            data, batch.y, sample_key, functools.partial(batch_step, state, key)
+        )
+        return result
 
-    def on_batch(state: _State, key: Array, batch: Data) -> tuple[_State, Array]:
-        def loss_fn(params: Any) -> tuple[Array, Any]:
+    def batch_step(state: _State, key: Array, batch: Data) -> tuple[_State, Array]:
+        def loss_fn(params: PyTree) -> tuple[Array, PyTree]:
             logits, stats = apply((params, state.stats), batch.graph, batch.inputs, key)
             return masked_mean(losses(logits, batch.y), batch.masks[0]), stats
 
         (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, moments = optimizer.update(grads, state.optimizer, state.params)
-        params = _keep_positive(optax.apply_updates(state.params, updates))
+        params = _clip_hyperedge_weights(optax.apply_updates(state.params, updates))
         return state._replace(params=params, stats=stats, optimizer=moments), loss
 
-    def evaluate(variables: Any) -> tuple[Array, ...]:
+    def evaluate(variables: PyTree) -> tuple[Array, ...]:
         if steps is None or sample is not None:
             logits = apply(variables, data.graph, data.inputs, None)[0]
             return tuple(accuracy(logits, data.y, mask) for mask in data.masks)
-        given = data.graph, data.inputs
-        logits = jax.lax.map(lambda each: apply(variables, each[0], each[1], None)[0], given)
-        logits, y = (each.reshape(-1, *each.shape[2:]) for each in (logits, data.y))
+        # Batches of graphs have a leading axis.
+        batches = data.graph, data.inputs
+        logits = jax.lax.map(lambda batch: apply(variables, batch[0], batch[1], None)[0], batches)
+        logits, y = (rows.reshape(-1, *rows.shape[2:]) for rows in (logits, data.y))
         return tuple(accuracy(logits, y, mask.ravel()) for mask in data.masks)
 
-    def epoch(state: _State, given: tuple[Array, Data | None]) -> tuple[_State, Metrics]:
-        key, batches = given
+    def epoch(state: _State, inputs: tuple[Array, Data | None]) -> tuple[_State, Metrics]:
+        key, batches = inputs
         if batches is None:
             state, loss = step(state, (key, data))
         else:
             keys = jax.random.split(key, len(batches.y))
-            state, each = jax.lax.scan(step, state, (keys, batches))
-            loss = each.mean()
+            state, step_losses = jax.lax.scan(step, state, (keys, batches))
+            loss = step_losses.mean()
+        # The best variables are selected on the device, so that epochs need no host.
         variables = state.params, state.stats
         accuracies = evaluate(variables)
         better = accuracies[1] > state.best_valid_accuracy
@@ -190,7 +218,7 @@ def _train_epochs(
 
 
 class Runner:
-    """One implementation: its compiled program, current state and records."""
+    """One implementation: its compiled programs, current state and records."""
 
     def __init__(
         self,
@@ -199,73 +227,70 @@ class Runner:
         steps: int = 1,
         sum_size: float = 1.0,
         sample: Sample | None = None,
-        graph: Any = None,
     ) -> None:
         self._optimizer = _optimizer(config, steps, sum_size)
         self._train = functools.partial(_train_epochs, apply, self._optimizer, sample)
         self._implementation = config.implementation
-        self._graph = graph
-        self._compiled: dict[int, Any] = {}
+        self._compiled: dict[int, Any] = {}  # by number of epochs
         self.state: _State | None = None
-        self._metrics: list[list[Metrics]] = []
+        self._metrics: list[list[Metrics]] = []  # by split and call
         self._epoch_seconds: list[float] = []
         self._compile_seconds = 0.0
         self._custom_calls: tuple[str, ...] = ()
 
-    def start(self, params: Any, stats: Any) -> None:
-        """Begins a split."""
+    def start(self, params: PyTree, stats: PyTree) -> None:
+        """Begin a split."""
         moments, lowest = self._optimizer.init(params), jnp.array(-jnp.inf, jnp.float32)
         self.state = _State(params, stats, moments, (params, stats), lowest)
         self._metrics.append([])
 
     def restore(self, state: _State, curves: Sequence[np.ndarray]) -> None:
-        """Goes on from a state, and from the `curves` of all splits up to this one."""
-        self.state, self._metrics = state, [[Metrics(*each)] for each in curves]
+        """Continue from a state, and from the `curves` of all splits up to this one."""
+        self.state, self._metrics = state, [[Metrics(*rows)] for rows in curves]
 
     def curves(self) -> list[np.ndarray]:
-        """For each split ``(4, epochs)``, the metrics so far."""
+        """Return the metrics of each split so far, ``(4, epochs)``."""
         return [
-            np.stack([np.concatenate(each) for each in zip(*m, strict=True)]) for m in self._metrics
+            np.stack([np.concatenate(pieces) for pieces in zip(*calls, strict=True)])
+            for calls in self._metrics
         ]
 
     def advance(self, keys: Array, data: Data, steps: Data | None) -> Metrics:
-        """Runs and times one epoch per key."""
+        """Run and time one epoch per key."""
         assert self.state is not None
-        if self._graph is not None:
-            data = data._replace(graph=self._graph)
-        place = everywhere(data.graph)
-        arguments = (*jax.device_put((self.state, keys), place), data, steps)
+        sharding = replicated(data.graph)
+        arguments = (*jax.device_put((self.state, keys), sharding), data, steps)
         if len(keys) not in self._compiled:
             start = time.perf_counter()
-            chosen = self._implementation
-            with jax_gnn.implementation(chosen) if chosen else contextlib.nullcontext():
-                train = jax.jit(self._train, out_shardings=place)
+            with implementation_context(self._implementation):
+                train = jax.jit(self._train, out_shardings=sharding)
                 self._compiled[len(keys)] = train.lower(*arguments).compile()
             self._compile_seconds += time.perf_counter() - start
-            self._custom_calls = _custom_calls(self._compiled[len(keys)])
+            self._custom_calls = _custom_calls(self._compiled[len(keys)].as_text())
+        # Only the finished program is timed: dispatch returns before its results are there.
         start = time.perf_counter()
-        self.state, metrics = jax.block_until_ready(self._compiled[len(keys)](*arguments))
+        self.state, metrics = block_until_ready(self._compiled[len(keys)](*arguments))
         self._epoch_seconds.append((time.perf_counter() - start) / len(keys))
-        metrics = Metrics(*(np.asarray(each) for each in metrics))
+        metrics = Metrics(*map(np.asarray, metrics))
         self._metrics[-1].append(metrics)
         return metrics
 
     @property
     def last_epoch_seconds(self) -> float:
-        """What an epoch of the last call took."""
+        """Seconds per epoch of the last call."""
         return self._epoch_seconds[-1]
 
-    def best(self) -> tuple[float, Any]:
-        """Returns validation accuracy and variables of the current split's best epoch.
+    def best(self) -> tuple[float, PyTree]:
+        """Return validation accuracy and variables of the current split's best epoch.
 
-        These are on one device, wherever the training was.
+        The variables are on the default device, wherever the training was.
         """
         assert self.state is not None
         best = jax.tree.map(jnp.asarray, jax.device_get(self.state.best))
         return float(self.state.best_valid_accuracy), best
 
-    def result(self, over: Any) -> Run:
-        """Collects the records of all splits."""
+    def result(self, over: Literal["splits", "seeds", "folds"]) -> Run:
+        """Return the records of all splits."""
         curves = dict(zip(Metrics._fields, np.stack(self.curves(), axis=1), strict=True))
         return Run(
             **curves,
@@ -276,6 +301,15 @@ class Runner:
         )
 
 
-def _custom_calls(compiled: Any) -> tuple[str, ...]:
-    targets = re.findall(r'custom_call_target="(jax_gnn[^"]*)"', compiled.as_text())
+def implementation_context(
+    implementation: Literal["cuda", "cpu", "xla"] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Return the context of an implementation; None leaves the choice to the library."""
+    if implementation is None:
+        return contextlib.nullcontext()
+    return jax_gnn.implementation(implementation)
+
+
+def _custom_calls(program: str) -> tuple[str, ...]:
+    targets = re.findall(r'custom_call_target="(jax_gnn[^"]*)"', program)
     return tuple(sorted(set(targets)))

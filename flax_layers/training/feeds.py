@@ -1,4 +1,4 @@
-"""What the steps of an epoch are given: one whole graph, or batches of nodes or of graphs."""
+"""Feeds of a training's steps: one whole graph, or batches of nodes or of graphs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from flax_layers.training.config import GraphsConfig, SampledConfig, TrainConfig
-from flax_layers.training.data import (
-    node_features,
-    node_mask,
-    preprocessing_of,
-    scaled_labels,
-)
-from flax_layers.training.devices import over_devices
-from flax_layers.training.epochs import Data, Sample
-from flax_layers.training.graphs import Sampler, all_groups, device, numbered, picked
+from flax_layers.training.config.graphs import GraphsConfig
+from flax_layers.training.config.nodes import SampledConfig, TrainConfig
+from flax_layers.training.data import node_features, node_mask, preprocessing_of, scaled_labels
+from flax_layers.training.devices import shard_inputs
+from flax_layers.training.epochs import Data, Sample, evaluation_data
+from flax_layers.training.graphs import Sampler, all_groups, padded_ids, take_padded, to_device
 from flax_layers.training.minibatch import SampledNodes
 from flax_layers.training.predictor import preprocessed
 from flax_layers.training.trained import model_inputs, raw_inputs
+from flax_layers.training.types import Method, Model, PyTree
 from jax_gnn import host_arrays
 from jax_gnn.datasets import GraphsDataset, NodeDataset, Split
 
 
 class Feed(Protocol):
-    """Where a training's data come from.
+    """Source of a training's data.
 
     Attributes:
-        graph: The graph; of many graphs stacked batches.
+        graph: The graph; for many graphs stacked batches.
         inputs: Features after the preprocessing, and perhaps weights of edges.
-        epochs_per_call: How many epochs are one compiled call.
-        steps_per_epoch: How many steps of the optimizer.
+        epochs_per_call: Number of epochs in one compiled call.
+        steps_per_epoch: Number of steps of the optimizer.
     """
 
     graph: Any
@@ -44,22 +41,18 @@ class Feed(Protocol):
 
     @property
     def sample(self) -> Sample | None:
-        """Calls a step on what it is trained on, of the whole data, its seeds and its key.
-
-        None where the steps' data are that.
-        """
+        """Function that samples the data of a step; None where the feed has the data of steps."""
         return None
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
-        """Begins a split, and returns what its epochs are evaluated on."""
+        """Begin a split, and return the data of its evaluations."""
 
     def epochs(self) -> Data | None:
-        """The batches of a call's epochs and steps; None if each is a step on the whole graph."""
+        """Return the data of a call's epochs and steps; None if each is one step on all data."""
 
-    def logits(self, model: Any, graph: Any, inputs: Any, key: Array | None) -> Array:
-        """What a model makes of a step's or an evaluation's data, of which there is no key."""
-        y: Array = model(graph, *inputs, deterministic=key is None, rngs=key)
-        return y
+    def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
+        """Apply the model to the data of a step, or without a key to those of an evaluation."""
+        return model(graph, *inputs, deterministic=key is None, rngs=key)
 
 
 class WholeGraph(Feed):
@@ -75,9 +68,7 @@ class WholeGraph(Feed):
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
-        y = jnp.asarray(scaled_labels(self._dataset, config))
-        masks = (jnp.asarray(node_mask(self._dataset, ids)) for ids in _parts(split))
-        return Data(self.graph, self.inputs, y, tuple(masks))
+        return evaluation_data(self.graph, self.inputs, self._dataset, config, split)
 
     def epochs(self) -> None:
         """See `Feed`."""
@@ -90,38 +81,36 @@ class SplitGraph(WholeGraph):
     """
 
     def __init__(
-        self, dataset: NodeDataset, config: TrainConfig, devices: int, method: Any
+        self, dataset: NodeDataset, config: TrainConfig, devices: int, method: Method
     ) -> None:
+        # The whole graph stays on the host, and only its parts are placed on devices.
         self._dataset = dataset
         with host_arrays():
             self.graph, *inputs = raw_inputs(dataset, config)
-        self._sharded, x, *weights = over_devices(self.graph, inputs, devices, method)
+        self._sharded, x, *weights = shard_inputs(self.graph, inputs, devices, method)
         self.inputs = preprocessed(preprocessing_of(config), x), *weights
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
-        y, *masks = (
-            _joined(self._sharded.shard(each))
-            for each in (
-                scaled_labels(self._dataset, config),
-                *(node_mask(self._dataset, ids) for ids in _parts(split)),
-            )
-        )
-        return Data(self._sharded, self.inputs, y, tuple(masks))
+        convert = self._shard_rows
+        return evaluation_data(self._sharded, self.inputs, self._dataset, config, split, convert)
 
-    def logits(self, model: Any, graph: Any, inputs: Any, key: Array | None) -> Array:
+    def _shard_rows(self, rows: np.ndarray) -> Array:
+        return _merge_devices(self._sharded.shard(rows))
+
+    def logits(self, model: Model, graph: PyTree, inputs: PyTree, key: Array | None) -> Array:
         """See `Feed`."""
 
-        def of_part(part: Any, *inputs: Any) -> Array:
-            own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(graph.axis))
-            y: Array = model(part, *inputs, deterministic=key is None, rngs=own)
-            return y
+        def part_logits(part: PyTree, *inputs: PyTree) -> Array:
+            # Dropout differs by device.
+            rngs = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(graph.axis))
+            return model(part, *inputs, deterministic=key is None, rngs=rngs)
 
-        return _joined(graph.apply(of_part, *inputs))
+        return _merge_devices(graph.apply(part_logits, *inputs))
 
 
-def _joined(rows: Array) -> Array:
-    """Those of all devices one after another."""
+def _merge_devices(rows: Array) -> Array:
+    """Merge the axes of devices and of each device's rows."""
     return rows.reshape(-1, *rows.shape[2:])
 
 
@@ -136,7 +125,7 @@ class ManyGraphs(Feed):
         self._dataset = dataset
         self.graph, *inputs = model_inputs(dataset, config)
         self.inputs = tuple(inputs)
-        self._numbers = numbered(*all_groups(dataset, config))
+        self._ids = padded_ids(*all_groups(dataset, config))
         features: Any = node_features(dataset, config)
         count = max(len(split.train) for split in splits)
         self._sampler = Sampler(dataset, features, count, config)
@@ -144,36 +133,30 @@ class ManyGraphs(Feed):
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:
         """See `Feed`."""
-        self._known = scaled_labels(self._dataset, config)
-        self._ids, self._rng = split.train, np.random.default_rng([seed, 2])
-        masks = (node_mask(self._dataset, ids) for ids in _parts(split))
-        found = tuple(jnp.asarray(picked(mask, self._numbers, False)) for mask in masks)
-        return Data(self.graph, self.inputs, self._labels(self._numbers), found)
+        self._y = scaled_labels(self._dataset, config)
+        self._train_ids, self._rng = split.train, np.random.default_rng([seed, 2])
+        masks = (node_mask(self._dataset, ids) for ids in vars(split).values())
+        padded = tuple(jnp.asarray(take_padded(mask, self._ids, False)) for mask in masks)
+        return Data(self.graph, self.inputs, self._labels(self._ids), padded)
 
     def epochs(self) -> Data:
         """See `Feed`."""
-        batches, rows, chosen = self._sampler.epoch(self._ids, self._rng)
-        there, y = jnp.asarray(chosen >= 0), self._labels(chosen)
-        steps = Data(device(batches), (jnp.asarray(rows),), y, (there,))
-        return jax.tree.map(lambda array: array[None], steps)
+        batches, rows, ids = self._sampler.epoch(self._train_ids, self._rng)
+        valid, y = jnp.asarray(ids >= 0), self._labels(ids)
+        # A call is one epoch: the leading axes are of epochs and steps.
+        steps = Data(to_device(batches), (jnp.asarray(rows),), y, (valid,))
+        one_epoch: Data = jax.tree.map(lambda array: array[None], steps)
+        return one_epoch
 
-    def _labels(self, numbers: np.ndarray) -> jax.Array:
+    def _labels(self, ids: np.ndarray) -> Array:
         fill = np.nan if self._dataset.regresses else 0
-        return jnp.asarray(picked(self._known, numbers, fill))
-
-
-def _parts(split: Split) -> tuple[np.ndarray, ...]:
-    return split.train, split.valid, split.test
+        return jnp.asarray(take_padded(self._y, ids, fill))
 
 
 def feed_of(
-    dataset: NodeDataset,
-    config: TrainConfig,
-    splits: Sequence[Split],
-    devices: int,
-    method: Any,
+    dataset: NodeDataset, config: TrainConfig, splits: Sequence[Split], devices: int, method: Method
 ) -> Feed:
-    """That of a dataset and settings, for all the splits that will start."""
+    """Return the feed of a dataset and settings, for all the splits that will start."""
     if devices > 1:
         return SplitGraph(dataset, config, devices, method)
     if isinstance(dataset, GraphsDataset):

@@ -9,72 +9,71 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_layers.training.config import GraphsConfig
+from flax_layers.training.config.graphs import GraphsConfig
+from flax_layers.training.types import PyTree
 from jax_gnn import Batch, batch_budget, host_arrays, pack
 from jax_gnn.datasets import GraphsDataset
 
+Batches = tuple[Batch[Any], np.ndarray, np.ndarray]
+"""Batches of graphs, along a first axis; features of their nodes, ``(batches, num_nodes,
+features)``; and the graphs' ids, ``(batches, num_graphs)``, -1 for padding."""
+
 
 def graph_sizes(dataset: GraphsDataset) -> dict[str, np.ndarray]:
-    """How many nodes and edges each graph has."""
-    graph_of = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)
-    edges = np.bincount(graph_of[dataset.dst], minlength=dataset.num_graphs)
+    """Return the numbers of nodes and edges of each graph."""
+    graph_of_node = np.repeat(np.arange(dataset.num_graphs), dataset.sizes)
+    edges = np.bincount(graph_of_node[dataset.dst], minlength=dataset.num_graphs)
     return {"num_nodes": dataset.sizes, "num_edges": edges}
 
 
-def stacked(
-    dataset: GraphsDataset, x: np.ndarray, groups: Sequence[Any], budget: dict[str, int]
-) -> tuple[Batch, np.ndarray, np.ndarray]:
-    """Batches of some graphs each, one behind another along a first axis, in arrays of the host.
-
-    Returns:
-        The batches; features of their nodes, ``(batches, num_nodes, features)``; and the graphs'
-        numbers, ``(batches, num_graphs)``, -1 for padding.
-    """
+def stack_batches(
+    dataset: GraphsDataset, x: np.ndarray, groups: Sequence[np.ndarray], budget: dict[str, int]
+) -> Batches:
+    """Return batches of groups of graphs, stacked, in arrays of the host."""
+    groups = [np.asarray(group, np.int64) for group in groups]
     with host_arrays():
-        made = [dataset.batch(np.asarray(group, np.int64), **budget) for group in groups]
-    batches = jax.tree.map(lambda *arrays: np.stack(arrays), *made)
+        unstacked = [dataset.batch(group, **budget) for group in groups]
+    batches = jax.tree.map(lambda *arrays: np.stack(arrays), *unstacked)
     rows = np.zeros((len(groups), budget["num_nodes"], x.shape[1]), x.dtype)
+    # The nodes of a batch's graphs come first, and padding after them.
     for i, group in enumerate(groups):
-        nodes = dataset.nodes_of(np.asarray(group, np.int64))
+        nodes = dataset.nodes_of(group)
         rows[i, : len(nodes)] = x[nodes]
-    return batches, rows, numbered(groups, budget)
+    return batches, rows, padded_ids(groups, budget)
 
 
-def numbered(groups: Sequence[Any], budget: dict[str, int]) -> np.ndarray:
-    """The graphs' numbers, ``(batches, num_graphs)``, -1 for padding."""
-    numbers = np.full((len(groups), budget["num_graphs"]), -1)
+def padded_ids(groups: Sequence[np.ndarray], budget: dict[str, int]) -> np.ndarray:
+    """Return the ids of the graphs of each group, ``(groups, num_graphs)``, -1 for padding."""
+    ids = np.full((len(groups), budget["num_graphs"]), -1)
     for i, group in enumerate(groups):
-        numbers[i, : len(group)] = group
-    return numbers
+        ids[i, : len(group)] = group
+    return ids
 
 
-def all_groups(dataset: GraphsDataset, config: GraphsConfig) -> tuple[list[Any], dict[str, int]]:
-    """All graphs in their order, in as few batches as the budget allows; and the budget."""
+def all_groups(
+    dataset: GraphsDataset, config: GraphsConfig
+) -> tuple[list[np.ndarray], dict[str, int]]:
+    """Return groups of all graphs in order, as few as the budget allows, and the budget."""
     sizes = graph_sizes(dataset)
     budget = batch_budget(sizes, max(4 * config.batch_size, 1))
-    return [*pack(sizes, budget)], budget
+    return [np.array(group) for group in pack(sizes, budget)], budget
 
 
-def picked(values: Any, numbers: Any, fill: Any) -> Any:
-    """What graphs of `stacked` have, by their numbers; a value for padding."""
-    there = np.reshape(numbers >= 0, (*numbers.shape, *[1] * (values.ndim - 1)))
-    return np.where(there, values[np.maximum(numbers, 0)], fill).astype(values.dtype)
+def take_padded(values: np.ndarray, ids: np.ndarray, fill: float) -> np.ndarray:
+    """Return the values of ids, and `fill` for the id -1 of padding."""
+    valid = np.reshape(ids >= 0, (*ids.shape, *[1] * (values.ndim - 1)))
+    return np.where(valid, values[np.maximum(ids, 0)], fill).astype(values.dtype)
 
 
 class Sampler:
-    """Draws the batches of an epoch, all of one shape.
+    """Sampler of the batches of an epoch, all of one shape.
 
     A batch has as many graphs as the settings say, unless these are larger than the budget holds,
-    which is that of the mean and two deviations.
-
-    Args:
-        dataset: The graphs.
-        x: Features of their nodes.
-        count: How many graphs are drawn from, at most: it decides the shapes.
-        config: The settings.
+    which is that of the mean and two deviations. Shapes depend on `count`, the largest number of
+    graphs to draw from.
 
     Attributes:
-        steps: How many batches an epoch has.
+        steps: Number of batches of an epoch.
     """
 
     def __init__(
@@ -86,21 +85,24 @@ class Sampler:
         self.steps = config.steps or -(-count // config.batch_size)
         self._once = not config.steps
 
-    def epoch(
-        self, ids: np.ndarray, rng: np.random.Generator
-    ) -> tuple[Batch, np.ndarray, np.ndarray]:
-        """Batches of some of the graphs, as of `stacked`."""
-        count = self._budget["num_graphs"]
-        drawn = (rng.permutation(ids)[:count] for _ in range(self.steps))
+    def epoch(self, ids: np.ndarray, rng: np.random.Generator) -> Batches:
+        """Return batches of some of the graphs."""
+        # Either each graph is in one batch of the epoch, or each batch is a sample of all graphs.
+        if self._once:
+            samples = np.array_split(rng.permutation(ids), self.steps)
+        else:
+            count = self._budget["num_graphs"]
+            samples = [rng.permutation(ids)[:count] for _ in range(self.steps)]
+        # A batch ends before the first graph that exceeds the budget of nodes or edges.
         groups = []
-        for chosen in np.array_split(rng.permutation(ids), self.steps) if self._once else drawn:
-            fits = np.ones(len(chosen), bool)
+        for sample in samples:
+            fits = np.ones(len(sample), bool)
             for name, sizes in self._sizes.items():
-                fits &= np.cumsum(sizes[chosen]) <= self._budget[name]
-            groups.append(chosen[fits])
-        return stacked(self._dataset, self._x, groups, self._budget)
+                fits &= np.cumsum(sizes[sample]) <= self._budget[name]
+            groups.append(sample[fits])
+        return stack_batches(self._dataset, self._x, groups, self._budget)
 
 
-def device(tree: Any) -> Any:
-    """The same on the device."""
+def to_device(tree: PyTree) -> PyTree:
+    """Return a tree of arrays on the default device."""
     return jax.tree.map(jnp.asarray, tree)

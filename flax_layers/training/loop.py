@@ -1,7 +1,8 @@
-"""Training of a model on splits of a dataset, and of its plain-JAX twin beside it."""
+"""Training of a model on splits of a dataset, perhaps beside the same model in plain XLA."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from flax_layers.training.config import TrainConfig
+from flax_layers.training.config.nodes import TrainConfig
 from flax_layers.training.data import (
     Numbering,
     check_dataset,
@@ -25,17 +26,13 @@ from flax_layers.training.data import (
 )
 from flax_layers.training.devices import check_devices
 from flax_layers.training.epochs import Runner, divided
-from flax_layers.training.feeds import Feed, feed_of
-from flax_layers.training.models import Recipe, recipe_of
+from flax_layers.training.feeds import feed_of
+from flax_layers.training.models import recipe_of
 from flax_layers.training.records import EpochReport, TrainResult
 from flax_layers.training.resume import Best, SplitsState
-from flax_layers.training.trained import (
-    TrainedModel,
-    make_model,
-    node_types_of,
-    regression_errors,
-)
-from jax_gnn.datasets import NodeDataset, Split
+from flax_layers.training.trained import TrainedModel, make_model, node_types_of, regression_errors
+from flax_layers.training.types import Method, PyTree
+from jax_gnn.datasets import NodeDataset
 
 
 def train(
@@ -44,12 +41,12 @@ def train(
     *,
     baseline: bool = False,
     devices: int = 1,
-    method: Any = "stream",
+    method: Method = "stream",
     on_epoch: Callable[[EpochReport], None] | None = None,
     state: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> TrainResult:
-    """Trains one model per split and reports test accuracy at the best validation epoch.
+    """Train one model per split and report test accuracy at the best validation epoch.
 
     Adam on the whole graph, on sampled batches of its nodes, or on batches of many graphs. The
     splits are those of `TrainConfig.split`: the published one, that is another seed each time, or
@@ -59,16 +56,17 @@ def train(
     Args:
         dataset: Structure, labels and features.
         config: Settings; their class says which model, as `HGNNConfig` or `GCNConfig` does.
-        baseline: Whether to train the plain-JAX twin as well, from the same parameters and keys.
-            The two alternate every few epochs, so that a change in the machine's speed meets both.
-            Models of many graphs, batches of nodes and several devices have none.
-        devices: How many share the graph, each with a part of it: the first of `jax.devices()`. But
-            for dropout, which differs, results are those of one device to rounding.
-        method: Which node each device has, see `jax_gnn.sharding.shard_graph`.
+        baseline: Whether to train the same model in plain XLA (``implementation="xla"``) as well,
+            from the same parameters and keys. Models of many graphs, batches of nodes and several
+            devices have none.
+        devices: Number of devices that share the graph, each with a part of it: the first of
+            `jax.devices()`. But for dropout, which differs, results are those of one device to
+            rounding.
+        method: Assignment of nodes to devices, see `jax_gnn.sharding.shard_graph`.
         on_epoch: Called after each epoch of the library's run, several at a time.
-        state: A file to keep the state of the training in, written every few seconds and where an
-            exception ends the training; removed at the end. None keeps nothing.
-        resume: Whether to go on from that file, if it exists: to the bits of a training that was
+        state: File for the state of the training, written every few seconds and where an exception
+            ends the training; removed at the end. None writes no file.
+        resume: Whether to continue from that file, if it exists: to the bits of a training that was
             not interrupted. Times are those since then. Else the file must not exist.
 
     Returns:
@@ -79,7 +77,7 @@ def train(
         ValueError: The dataset has too few labelled nodes, no features or no published split, if it
             is asked for; or the state is of other settings or data, or exists without `resume`; or
             there are fewer devices, or the model or a setting is for one alone.
-        OSError: The state cannot be written, as the disk is full; the one before is left whole.
+        OSError: The state cannot be written, as the disk is full; an earlier state stays whole.
     """
     recipe = recipe_of(config, dataset)
     check_devices(config, devices)
@@ -94,18 +92,21 @@ def train(
     def make(seed: int) -> Any:
         return make_model(config, feed.graph, x, num_outputs(dataset), seed)
 
+    # The variables of a model: trained parameters, running statistics, and constants.
     graphdef, *states = nnx.split(make(config.seed), nnx.Param, nnx.BatchStat, ...)
-    rest = states[2]
+    constants = states[2]
 
-    def apply(variables: Any, graph: Any, inputs: Any, key: Array | None) -> tuple[Array, Any]:
-        model = nnx.merge(graphdef, *variables, rest, copy=True)  # whose statistics change
+    def apply(
+        variables: PyTree, graph: PyTree, inputs: PyTree, key: Array | None
+    ) -> tuple[Array, PyTree]:
+        model = nnx.merge(graphdef, *variables, constants, copy=True)  # calls change statistics
         return feed.logits(model, graph, inputs, key), nnx.state(model, nnx.BatchStat)
 
     size = sum_size(dataset, config)
     runners = [Runner(apply, config, feed.steps_per_epoch, size, feed.sample)]
-    twin = baseline and recipe.plain_model is not None and feed.sample is None
-    if twin and devices == 1:
-        runners.append(_plain_runner(recipe, config, feed, size))
+    if baseline and recipe.structure is not None and feed.sample is None and devices == 1:
+        plain = dataclasses.replace(config, implementation="xla")
+        runners.append(Runner(apply, plain, feed.steps_per_epoch, size))
 
     path = None if state is None else Path(state)
     progress = SplitsState(path, config, fingerprint(dataset), resume=resume)
@@ -114,24 +115,22 @@ def train(
         for number, (seed, split) in enumerate(zip(seeds, splits, strict=True)):
             if number < progress.split:
                 continue
-            own = target_scaled(dataset, config, split.train)
-            data = feed.start(own, split, seed)
-            made = make(seed)
-            params, stats = (
-                divided(nnx.state(made, nnx.Param), size),
-                nnx.state(made, nnx.BatchStat),
-            )
-            starts: Any = ((params, stats), (nnx.to_pure_dict(params), {}))
-            for runner, start in zip(runners, starts, strict=False):
-                runner.start(*start)
+            split_config = target_scaled(dataset, config, split.train)
+            data = feed.start(split_config, split, seed)
+            model = make(seed)
+            variables = divided(nnx.state(model, nnx.Param), size), nnx.state(model, nnx.BatchStat)
+            for runner in runners:
+                runner.start(*variables)
             keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.epochs)
-            done = progress.epoch if number == progress.split else 0
-            if done:
-                best = progress.restore(runners, (params, stats))
+            first_epoch = progress.epoch if number == progress.split else 0
+            if first_epoch:
+                best = progress.restore(runners, variables)
             for epoch in range(0, config.epochs, feed.epochs_per_call):
+                # Epochs before an interruption still draw batches, so that later ones are the same.
                 call_keys, steps = keys[epoch : epoch + feed.epochs_per_call], feed.epochs()
-                if epoch < done:
+                if epoch < first_epoch:
                     continue
+                # The runners alternate, so that a change in the machine's speed meets both.
                 metrics, *_ = [runner.advance(call_keys, data, steps) for runner in runners]
                 progress.keep_splits(number, epoch + len(call_keys), runners, best, errors)
                 rate = None
@@ -139,69 +138,44 @@ def train(
                     rate = len(split.train) / runners[0].last_epoch_seconds
                 if on_epoch is not None:
                     for i in range(len(call_keys)):
-                        figures = (float(m[i]) for m in metrics[:3])
+                        figures = [float(curve[i]) for curve in metrics[:3]]
                         report = EpochReport(number, epoch + i, *figures)
                         on_epoch(report._replace(seeds_per_second=rate))
+            # The runs end with the last epoch, but the model is that of the best one.
             valid, variables = runners[0].best()
             if dataset.regresses:
-                trained = TrainedModel(nnx.merge(graphdef, *variables, rest), own)
-                found = trained.predict(dataset, devices=devices, method=method)
-                errors.append(regression_errors(dataset, found, split.test))
+                trained = TrainedModel(nnx.merge(graphdef, *variables, constants), split_config)
+                predictions = trained.predict(dataset, devices=devices, method=method)
+                errors.append(regression_errors(dataset, predictions, split.test))
             if valid > best.valid:
                 best = Best(valid, variables, number)
         if best.variables is None:
             raise FloatingPointError("no epoch had a validation result that is a number")
-    split, seed = splits[best.number], seeds[best.number]
-    own = target_scaled(dataset, config, split.train)
-    model = nnx.merge(graphdef, *best.variables, rest)
+    # The best split's model is returned, with all that its predictions on other data need.
+    split = splits[best.number]
+    model = nnx.merge(graphdef, *best.variables, constants)
     model.eval()
     fixed = config.split != "random" and dataset.published_split is not None
-    over = "folds" if folds else "seeds" if fixed else "splits"
-    results = [runner.result(over) for runner in runners]
-    return TrainResult(
-        trained=_trained(model, dataset, own, split, seed),
-        graph=data.graph,
-        x=x,
-        sizes={
-            name: getattr(dataset if recipe.structure is None else feed.graph, name)
-            for name in recipe.sizes
-        },
-        run=results[0],
-        baseline=results[1] if len(results) > 1 else None,
-        errors=_by_name(errors),
-    )
-
-
-def _plain_runner(recipe: Recipe, config: TrainConfig, feed: Feed, size: float) -> Runner:
-    """That of the plain-JAX twin."""
-    twin, make_graph = recipe.plain_model, recipe.plain_structure
-    assert twin is not None and make_graph is not None
-
-    def apply(variables: Any, graph: Any, inputs: Any, key: Array | None) -> tuple[Array, Any]:
-        return twin(config, variables[0], graph, inputs[0], key), {}
-
-    graph = make_graph(feed.graph, *feed.inputs[1:])
-    return Runner(apply, config, sum_size=size, graph=graph)
-
-
-def _trained(
-    model: Any, dataset: NodeDataset, config: TrainConfig, split: Split, seed: int
-) -> TrainedModel:
-    """A model with all that its predictions on other data need."""
+    over: Any = "folds" if folds else "seeds" if fixed else "splits"
+    runs = [runner.result(over) for runner in runners]
+    structure = dataset if recipe.structure is None else feed.graph
     numbering = Numbering.of(dataset, by_type=node_types_of(model) is not None)
-    return TrainedModel(
+    trained = TrainedModel(
         model,
-        config,
+        target_scaled(dataset, config, split.train),
         data=fingerprint(dataset),
         label_names=dataset.label_names,
         split=split,
-        seed=seed,
+        seed=seeds[best.number],
         numbering=numbering if config.features == "native" else numbering._replace(features=None),
     )
-
-
-def _by_name(errors: list[dict[str, float]]) -> dict[str, np.ndarray] | None:
-    """Errors of splits, ``(splits,)`` for each name; None if there are none."""
-    if not errors:
-        return None
-    return {name: np.array([each[name] for each in errors]) for name in errors[0]}
+    scores = {name: np.array([row[name] for row in errors]) for name in (errors or [{}])[0]}
+    return TrainResult(
+        trained=trained,
+        graph=data.graph,
+        x=x,
+        sizes={name: getattr(structure, name) for name in recipe.sizes},
+        run=runs[0],
+        baseline=runs[1] if len(runs) > 1 else None,
+        errors=scores or None,
+    )

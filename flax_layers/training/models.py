@@ -1,13 +1,12 @@
-"""The models that can be trained: one entry each, of all that the training has to know."""
+"""Recipes of the models of nodes and of graphs: all that a training needs to know of a model."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-from jax import Array
+from flax import nnx
 
 from flax_layers import (
     GAT,
@@ -31,33 +30,10 @@ from flax_layers import (
     UniGIN,
     UniSAGE,
 )
-from flax_layers.training import plain
-from flax_layers.training.config import (
-    AllDeepSetsConfig,
-    AllSetTransformerConfig,
-    GATConfig,
-    GATGraphConfig,
-    GATv2Config,
-    GCNConfig,
-    GCNGraphConfig,
-    GINConfig,
-    GINGraphConfig,
-    GraphTransformerConfig,
-    HGNNConfig,
-    HGNNPConfig,
-    HGTConfig,
-    HypergraphAttentionConfig,
-    RGATConfig,
-    RGCNConfig,
-    SAGEConfig,
-    SAGEGraphConfig,
-    TrainConfig,
-    UniGATConfig,
-    UniGCNIIConfig,
-    UniGINConfig,
-    UniSAGEConfig,
-)
-from jax_gnn import RelationalGraph
+from flax_layers.training.config import graphs, hypergraphs, relations
+from flax_layers.training.config.nodes import TrainConfig
+from flax_layers.training.config.settings import Config, settings
+from jax_gnn import Graph, Hypergraph, RelationalGraph
 from jax_gnn.datasets import (
     GraphDataset,
     GraphsDataset,
@@ -70,359 +46,268 @@ from jax_gnn.datasets import (
     load_relational,
 )
 
+Structure = Graph | Hypergraph | RelationalGraph
+# Arguments of a model's convolutions, from the settings and the structure.
+Options = Callable[[Any, Any], dict[str, object]]
+
 
 class Recipe(NamedTuple):
-    """How to train a model.
+    """Description of how to train a model.
 
     Attributes:
-        title: What the model is.
-        model: Its class.
-        config: The class of its settings.
-        dataset: The class of the datasets that it takes.
-        load: Reads such a dataset.
-        sizes: The attributes of the structure that tell its size.
-        structure: From a dataset and settings to the graph or hypergraph; None of many graphs.
-        options: From settings and structure to the arguments of the convolutions.
-        plain_structure: From the structure, and perhaps weights of edges, to that of the plain-JAX
-            twin.
-        plain_model: The twin, from settings, parameters, structure, features and dropout key; None
-            where there is none.
+        title: Name and origin of the model.
+        model: Class of the model.
+        config: Class of the settings.
+        dataset: Class of the datasets that the model takes.
+        load: Reader of such a dataset.
+        sizes: Attributes of the structure that tell its size.
+        structure: Function of a dataset and settings that returns the graph or hypergraph; None for
+            models of many graphs.
+        options: Function of settings and structure that returns the arguments of the convolutions.
     """
 
     title: str
-    model: type[Any]
+    model: type[nnx.Module]
     config: type[TrainConfig]
     dataset: type[NodeDataset]
     load: Callable[[str], NodeDataset]
     sizes: tuple[str, ...]
-    structure: Callable[[Any, Any], Any] | None
-    options: Callable[[Any, Any], dict[str, Any]]
-    plain_structure: Callable[..., Any] | None
-    plain_model: Callable[..., Array] | None
+    structure: Callable[[Any, Any], Structure] | None
+    options: Options
 
 
-def _stack(
-    convolution: plain.PlainConvolution, activation: Literal["relu", "elu"] = "relu"
-) -> Callable[..., Array]:
-    return functools.partial(plain.stack, convolution, activation)
+# Settings that are arguments of every model.
+_SIZES = {"num_layers", "hidden_features", "dropout_rate", "input_dropout_rate"}
 
 
-def _typed(model: Callable[..., Array]) -> Callable[..., Array]:
-    return functools.partial(plain.behind_types, model)
+def _options(config: TrainConfig, structure: Structure | None) -> dict[str, object]:
+    """Return the arguments of a model's convolutions that are settings of the same name."""
+    names = (name for name, setting in settings(type(config)).items() if setting.group == "model")
+    return {name: getattr(config, name) for name in names if name not in _SIZES}
 
 
-def _settings(names: tuple[str, ...], config: Any, structure: Any) -> dict[str, Any]:
-    """Options of a convolution that are settings of the same name."""
-    del structure
-    return {name: getattr(config, name) for name in names}
+def _hgnn_options(config: hypergraphs.HGNNPConfig, hypergraph: Hypergraph) -> dict[str, object]:
+    """Return options of convolutions whose hyperedges may have learnable weights."""
+    options = _options(config, hypergraph)
+    learnable = options.pop("learnable_hyperedge_weights")
+    return options | {"num_hyperedges": hypergraph.num_hyperedges if learnable else None}
 
 
-def _fields(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    return functools.partial(_settings, names)
+def _relational_options(
+    config: relations.RGCNConfig | relations.RGATConfig, graph: RelationalGraph
+) -> dict[str, object]:
+    # R-GCN adds the relation of nodes to themselves, RGAT counts it among the others.
+    added = graph.self_relation and isinstance(config, relations.RGCNConfig)
+    sizes = {"num_relations": graph.num_relations - added, "num_bases": config.num_bases or None}
+    return _options(config, graph) | sizes
 
 
-def _classifier_options(
-    layers: str, names: tuple[str, ...], config: Any, structure: Any
-) -> dict[str, Any]:
-    """Options of a classifier of graphs with these layers."""
-    return {"layers": layers} | _settings(names, config, structure)
-
-
-def _layers(layers: str, *names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    return functools.partial(_classifier_options, layers, names)
-
-
-def _weighted_options(
-    names: tuple[str, ...], config: HGNNPConfig, hypergraph: Any
-) -> dict[str, Any]:
-    """Options of a convolution whose hyperedges may have learnable weights."""
-    learnable = config.learnable_hyperedge_weights
-    weights = {"num_hyperedges": hypergraph.num_hyperedges if learnable else None}
-    return _settings(names, config, hypergraph) | weights
-
-
-def _hgnn_options(*names: str) -> Callable[[Any, Any], dict[str, Any]]:
-    return functools.partial(_weighted_options, names)
-
-
-def _rgcn_options(config: RGCNConfig, graph: Any) -> dict[str, Any]:
-    num_relations = graph.num_relations - graph.self_relation
-    bases = config.num_bases or None
-    return {"num_relations": num_relations, "norm": config.norm, "num_bases": bases}
-
-
-def _rgat_options(config: RGATConfig, graph: Any) -> dict[str, Any]:
-    fields = "heads", "attention_dropout_rate", "attention", "softmax"
-    bases = config.num_bases or None
-    named = {"num_relations": graph.num_relations, "num_bases": bases}
-    return _fields(*fields)(config, graph) | named
-
-
-def _hgt_options(config: HGTConfig, graph: Any) -> dict[str, Any]:
-    named = {"heads": config.heads, "num_relations": graph.num_relations}
+def _hgt_options(config: relations.HGTConfig, graph: RelationalGraph) -> dict[str, object]:
+    options = _options(config, graph) | {"num_relations": graph.num_relations}
     if graph.node_type_names is None:
-        return named
-    return named | {"node_types": graph.node_type_names, "relation_ends": _ends(graph)}
+        return options
+    types = {"node_types": graph.node_type_names, "relation_ends": _relation_ends(graph)}
+    return options | types
 
 
-def _ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
-    """The types of nodes that each relation runs from and to: of one without edges the first.
+def _classifier_options(config: TrainConfig, structure: None) -> dict[str, object]:
+    """Return options of a `GraphClassifier`, whose layers are the first word of the model."""
+    layers = config.model.partition("-")[0].upper()
+    return _options(config, structure) | {"layers": layers}
+
+
+def _relation_ends(graph: RelationalGraph) -> tuple[tuple[str, str], ...]:
+    """Return the types of nodes that each relation runs from and to.
+
+    A relation without edges gets the first type.
 
     Raises:
         ValueError: A relation runs between nodes of several types.
     """
+    # Nodes are numbered type by type, so a node's type is the first that ends after it.
     names, rel = graph.node_type_names, np.asarray(graph.edge_types)
     assert names is not None
     stops = [part.stop for part in graph.node_slices]
-    found = []
+    sides = []
     for ids, side in ((graph.nodes.cols, "from"), (graph.nodes.rows, "to")):
         types = np.searchsorted(stops, np.asarray(ids), side="right")
-        least = np.full(graph.num_relations, len(names) - 1)
-        most = np.zeros(graph.num_relations, int)
-        np.minimum.at(least, rel, types)
-        np.maximum.at(most, rel, types)
-        mixed = np.flatnonzero(least < most)
+        # The least and the greatest type of each relation are equal unless types are mixed.
+        lowest = np.full(graph.num_relations, len(names) - 1)
+        highest = np.zeros(graph.num_relations, int)
+        np.minimum.at(lowest, rel, types)
+        np.maximum.at(highest, rel, types)
+        mixed = np.flatnonzero(lowest < highest)
         if mixed.size:
-            kinds = f"{names[least[mixed[0]]]!r} and {names[most[mixed[0]]]!r}"
+            kinds = f"{names[lowest[mixed[0]]]!r} and {names[highest[mixed[0]]]!r}"
             raise ValueError(f"relation {mixed[0]} runs {side} nodes of the types {kinds}")
-        found.append([names[kind] for kind in np.minimum(least, most)])
-    return tuple(zip(*found, strict=True))
+        sides.append([names[kind] for kind in np.minimum(lowest, highest)])
+    return tuple(zip(*sides, strict=True))
 
 
-# Functions with a name, as recipes are pickled.
-def _graph(dataset: Any, config: Any) -> Any:
-    del config
+def _graph(dataset: GraphDataset, config: TrainConfig) -> Structure:
     return dataset.graph()
 
 
-def _graph_without_self_relation(dataset: Any, config: Any) -> Any:
-    del config
-    return dataset.graph(self_relation=False)
+def _relational_graph(dataset: RelationalDataset, config: TrainConfig) -> Structure:
+    # HGT adds a node's own row by a skip connection, so no relation leads from nodes to themselves.
+    return dataset.graph(self_relation=not isinstance(config, relations.HGTConfig))
 
 
-def _hypergraph(dataset: Any, config: Any) -> Any:
+def _hypergraph(dataset: HypergraphDataset, config: hypergraphs.HypergraphConfig) -> Structure:
     return dataset.hypergraph(self_loops=config.self_loops)
 
 
-_ON_GRAPHS: dict[str, Any] = {
-    "dataset": GraphDataset,
-    "load": load_graph,
-    "sizes": ("num_nodes", "num_edges"),
-    "structure": _graph,
-    "plain_structure": plain.CooGraph.from_graph,
-}
-_ON_HYPERGRAPHS: dict[str, Any] = {
-    "dataset": HypergraphDataset,
-    "load": load_hypergraph,
-    "sizes": ("num_nodes", "num_hyperedges", "num_incidences"),
-    "structure": _hypergraph,
-    "plain_structure": plain.CooHypergraph.from_hypergraph,
-}
-_ON_RELATIONS: dict[str, Any] = {
-    "dataset": RelationalDataset,
-    "load": load_relational,
-    "sizes": ("num_nodes", "num_edges", "num_relations"),
-}
-_ON_MANY_GRAPHS: dict[str, Any] = {
-    "dataset": GraphsDataset,
-    "load": load_graphs,
-    "sizes": ("num_graphs", "num_nodes", "num_edges"),
-    "structure": None,
-    "plain_structure": None,
-    "plain_model": None,
-}
-_RECIPES = (
-    Recipe(
-        "hypergraph neural network (HGNN, Feng et al. 2019)",
-        *(HGNN, HGNNConfig),
-        options=_hgnn_options("normalization"),
-        plain_model=_stack(plain.hgnn_convolution),
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
-        "general hypergraph neural network (HGNN+, Gao et al. 2022)",
-        *(HGNNP, HGNNPConfig),
-        options=_hgnn_options(),
-        plain_model=_stack(plain.hgnn_convolution),
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
-        "UniGIN (Huang and Yang 2021)",
-        *(UniGIN, UniGINConfig),
-        options=_fields("normalize"),
-        plain_model=_stack(plain.unisage_convolution),
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
-        "UniSAGE (Huang and Yang 2021)",
-        *(UniSAGE, UniSAGEConfig),
-        options=_fields("node_reduce", "normalize"),
-        plain_model=_stack(plain.unisage_convolution),
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
-        "UniGAT (Huang and Yang 2021)",
-        *(UniGAT, UniGATConfig),
-        options=_fields("heads", "attention_dropout_rate", "normalize"),
-        plain_model=_stack(plain.unigat_convolution),
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
-        "UniGCNII (Huang and Yang 2021)",
-        *(UniGCNII, UniGCNIIConfig),
-        options=_fields("alpha", "lamda"),
-        plain_model=plain.unigcnii,
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
+# Model, settings and title.
+_Rows = tuple[tuple[type[nnx.Module], type[TrainConfig], str], ...]
+_HYPERGRAPH_MODELS: _Rows = (
+    (HGNN, hypergraphs.HGNNConfig, "hypergraph neural network (HGNN, Feng et al. 2019)"),
+    (HGNNP, hypergraphs.HGNNPConfig, "general hypergraph neural network (HGNN+, Gao et al. 2022)"),
+    (UniGIN, hypergraphs.UniGINConfig, "UniGIN (Huang and Yang 2021)"),
+    (UniSAGE, hypergraphs.UniSAGEConfig, "UniSAGE (Huang and Yang 2021)"),
+    (UniGAT, hypergraphs.UniGATConfig, "UniGAT (Huang and Yang 2021)"),
+    (UniGCNII, hypergraphs.UniGCNIIConfig, "UniGCNII (Huang and Yang 2021)"),
+    (
+        HypergraphAttention,
+        hypergraphs.HypergraphAttentionConfig,
         "hypergraph attention network (Bai et al. 2021)",
-        *(HypergraphAttention, HypergraphAttentionConfig),
-        options=_fields("heads", "attention_dropout_rate", "degrees"),
-        plain_model=_stack(plain.hypergraph_attention_convolution),
-        **_ON_HYPERGRAPHS,
     ),
-    Recipe(
+    (
+        AllDeepSets,
+        hypergraphs.AllDeepSetsConfig,
         "deep-sets hypergraph network (AllDeepSets, Chien et al. 2022)",
-        *(AllDeepSets, AllDeepSetsConfig),
-        options=_fields("mlp_layers"),
-        plain_model=_stack(plain.alldeepsets_convolution),
-        **_ON_HYPERGRAPHS,
     ),
-    Recipe(
+    (
+        AllSetTransformer,
+        hypergraphs.AllSetTransformerConfig,
         "set-transformer hypergraph network (AllSetTransformer, Chien et al. 2022)",
-        *(AllSetTransformer, AllSetTransformerConfig),
-        options=_fields("heads", "mlp_layers"),
-        plain_model=_stack(plain.allsettransformer_convolution),
-        **_ON_HYPERGRAPHS,
-    ),
-    Recipe(
-        "graph convolutional network (GCN, Kipf and Welling 2017)",
-        *(GCN, GCNConfig),
-        options=_fields(),
-        plain_model=_stack(plain.gcn_convolution),
-        **_ON_GRAPHS,
-    ),
-    Recipe(
-        "graph isomorphism network (GIN, Xu et al. 2019)",
-        *(GIN, GINConfig),
-        options=_fields("learn_eps"),
-        plain_model=_stack(plain.gin_convolution),
-        **_ON_GRAPHS,
-    ),
-    Recipe(
-        "GraphSAGE over all neighbours (Hamilton et al. 2017)",
-        *(SAGE, SAGEConfig),
-        options=_fields("aggregation", "project"),
-        plain_model=_stack(plain.sage_convolution),
-        **_ON_GRAPHS,
-    ),
-    Recipe(
-        "graph attention network (GAT, Veličković et al. 2018)",
-        *(GAT, GATConfig),
-        options=_fields("heads", "attention_dropout_rate"),
-        plain_model=_stack(plain.gat_convolution, "elu"),
-        **_ON_GRAPHS,
-    ),
-    Recipe(
-        "graph attention network with dynamic scores (GATv2, Brody et al. 2022)",
-        *(GATv2, GATv2Config),
-        options=_fields("heads", "attention_dropout_rate", "share_weights"),
-        plain_model=_stack(plain.gatv2_convolution, "elu"),
-        **_ON_GRAPHS,
-    ),
-    Recipe(
-        "graph transformer (Shi et al. 2021)",
-        *(GraphTransformer, GraphTransformerConfig),
-        options=_fields("heads", "attention_dropout_rate", "gated"),
-        plain_model=_stack(plain.transformer_convolution),
-        **_ON_GRAPHS,
-    ),
-    Recipe(
-        "graph isomorphism network with batch norms (GIN, Xu et al. 2019)",
-        *(GINClassifier, GINGraphConfig),
-        options=_fields("learn_eps", "readout"),
-        **_ON_MANY_GRAPHS,
-    ),
-    Recipe(
-        "graph convolutional network (GCN, Kipf and Welling 2017) and a readout",
-        *(GraphClassifier, GCNGraphConfig),
-        options=_layers("GCN", "readout"),
-        **_ON_MANY_GRAPHS,
-    ),
-    Recipe(
-        "GraphSAGE over all neighbours (Hamilton et al. 2017) and a readout",
-        *(GraphClassifier, SAGEGraphConfig),
-        options=_layers("SAGE", "readout", "aggregation"),
-        **_ON_MANY_GRAPHS,
-    ),
-    Recipe(
-        "graph attention network (GAT, Veličković et al. 2018) and a readout",
-        *(GraphClassifier, GATGraphConfig),
-        options=_layers("GAT", "readout", "heads"),
-        **_ON_MANY_GRAPHS,
-    ),
-    Recipe(
-        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
-        *(RGCN, RGCNConfig),
-        structure=_graph,
-        options=_rgcn_options,
-        plain_structure=plain.CooTriples.from_graph,
-        plain_model=_typed(_stack(plain.rgcn_convolution)),
-        **_ON_RELATIONS,
-    ),
-    Recipe(
-        "relational graph attention network (RGAT, Busbridge et al. 2019)",
-        *(RGAT, RGATConfig),
-        structure=_graph,
-        options=_rgat_options,
-        plain_structure=plain.CooTriples.from_graph,
-        plain_model=_typed(_stack(plain.rgat_convolution)),
-        **_ON_RELATIONS,
-    ),
-    Recipe(
-        "heterogeneous graph transformer (HGT, Hu et al. 2020)",
-        *(HGT, HGTConfig),
-        structure=_graph_without_self_relation,
-        options=_hgt_options,
-        plain_structure=plain.CooTyped.from_graph,
-        plain_model=_typed(plain.hgt),
-        **_ON_RELATIONS,
     ),
 )
-RECIPES = {recipe.config.model: recipe for recipe in _RECIPES}
-"""How the models of nodes and of graphs are made, by name of the model."""
-TASKS = "graph", "link"  # beside that of nodes; names of their recipes end so
+_GRAPH_MODELS: _Rows = (
+    (GCN, graphs.GCNConfig, "graph convolutional network (GCN, Kipf and Welling 2017)"),
+    (GIN, graphs.GINConfig, "graph isomorphism network (GIN, Xu et al. 2019)"),
+    (SAGE, graphs.SAGEConfig, "GraphSAGE over all neighbours (Hamilton et al. 2017)"),
+    (GAT, graphs.GATConfig, "graph attention network (GAT, Veličković et al. 2018)"),
+    (
+        GATv2,
+        graphs.GATv2Config,
+        "graph attention network with dynamic scores (GATv2, Brody et al. 2022)",
+    ),
+    (GraphTransformer, graphs.GraphTransformerConfig, "graph transformer (Shi et al. 2021)"),
+)
+_CLASSIFIERS: _Rows = (
+    (
+        GINClassifier,
+        graphs.GINGraphConfig,
+        "graph isomorphism network with batch norms (GIN, Xu et al. 2019)",
+    ),
+    (
+        GraphClassifier,
+        graphs.GCNGraphConfig,
+        "graph convolutional network (GCN, Kipf and Welling 2017) and a readout",
+    ),
+    (
+        GraphClassifier,
+        graphs.SAGEGraphConfig,
+        "GraphSAGE over all neighbours (Hamilton et al. 2017) and a readout",
+    ),
+    (
+        GraphClassifier,
+        graphs.GATGraphConfig,
+        "graph attention network (GAT, Veličković et al. 2018) and a readout",
+    ),
+)
+_RELATIONAL_MODELS: _Rows = (
+    (
+        RGCN,
+        relations.RGCNConfig,
+        "relational graph convolutional network (R-GCN, Schlichtkrull et al. 2018)",
+    ),
+    (
+        RGAT,
+        relations.RGATConfig,
+        "relational graph attention network (RGAT, Busbridge et al. 2019)",
+    ),
+    (HGT, relations.HGTConfig, "heterogeneous graph transformer (HGT, Hu et al. 2020)"),
+)
+# Options beside settings of the same name; functions have names, as recipes are pickled.
+_OPTIONS: dict[type[nnx.Module], Options] = {
+    HGNN: _hgnn_options,
+    HGNNP: _hgnn_options,
+    RGCN: _relational_options,
+    RGAT: _relational_options,
+    HGT: _hgt_options,
+    GraphClassifier: _classifier_options,
+}
+
+
+def _recipes(
+    rows: _Rows,
+    dataset: type[NodeDataset],
+    load: Callable[[str], NodeDataset],
+    sizes: tuple[str, ...],
+    structure: Callable[[Any, Any], Structure] | None,
+) -> dict[str, Recipe]:
+    """Return recipes by name of the model, of rows of one kind of data."""
+    recipes = {}
+    for model, config, title in rows:
+        options = _OPTIONS.get(model, _options)
+        recipe = Recipe(title, model, config, dataset, load, sizes, structure, options)
+        recipes[config.model] = recipe
+    return recipes
+
+
+RECIPES = (
+    _recipes(
+        _HYPERGRAPH_MODELS,
+        HypergraphDataset,
+        load_hypergraph,
+        ("num_nodes", "num_hyperedges", "num_incidences"),
+        _hypergraph,
+    )
+    | _recipes(_GRAPH_MODELS, GraphDataset, load_graph, ("num_nodes", "num_edges"), _graph)
+    | _recipes(
+        _CLASSIFIERS, GraphsDataset, load_graphs, ("num_graphs", "num_nodes", "num_edges"), None
+    )
+    | _recipes(
+        _RELATIONAL_MODELS,
+        RelationalDataset,
+        load_relational,
+        ("num_nodes", "num_edges", "num_relations"),
+        _relational_graph,
+    )
+)
+"""Recipes of the models of nodes and of graphs, by name of the model."""
+TASKS = ("graph", "link")  # the names of their recipes end with the task; those of nodes do not
 
 
 def recipe_of(config: TrainConfig, dataset: NodeDataset) -> Recipe:
-    """The recipe of a configuration.
+    """Return the recipe of a configuration.
 
     Raises:
         TypeError: The configuration is of no model, or its model takes other datasets.
     """
-    return recipe_among(RECIPES, config, dataset, "of a model, such as GCNConfig")
-
-
-def recipe_among(recipes: Mapping[str, Any], config: Any, dataset: Any, wanted: str) -> Any:
-    """The recipe of a configuration, whose model takes the dataset; likewise.
-
-    Args:
-        recipes: By the name of their model.
-        config: The configuration.
-        dataset: The dataset.
-        wanted: What an error says that the configuration must be.
-    """
-    recipe = recipes.get(getattr(config, "model", ""))
+    recipe = RECIPES.get(getattr(config, "model", ""))
     if recipe is None:
-        raise TypeError(f"config must be {wanted}, got {type(config).__name__}")
-    if not isinstance(dataset, recipe.dataset):
-        raise TypeError(
-            f"{config.model} takes a {recipe.dataset.__name__}, got a {type(dataset).__name__}"
-        )
+        raise TypeError(f"config must be of a model, such as GCNConfig, got {_type_name(config)}")
+    check_kind(config, dataset, recipe.dataset)
     return recipe
 
 
-def spelled(name: str) -> str:
-    """How the command line calls a recipe: by its model, and the task if it is not of nodes."""
+def check_kind(config: Config, dataset: NodeDataset, kind: type[NodeDataset]) -> None:
+    """Check that a dataset is of the kind that the model takes.
+
+    Raises:
+        TypeError: It is of another kind.
+    """
+    if not isinstance(dataset, kind):
+        raise TypeError(f"{config.model} takes a {kind.__name__}, got a {_type_name(dataset)}")
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__
+
+
+def command_name(name: str) -> str:
+    """Return the name of a recipe in the command: its model, and its task if it is not of nodes."""
     model, _, task = name.rpartition("-")
     return f"{model} --task {task}" if task in TASKS else name

@@ -1,4 +1,4 @@
-"""Options of the command ``jax-gnn train``: those of the settings, and what they come to."""
+"""Options of the command ``jax-gnn train``, and the settings that they amount to."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import importlib.util
 import math
 import sys
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 import numpy as np
 
-from flax_layers.training.config import Config, Number, Setting, settings
-from flax_layers.training.config.settings import COUNT
+from flax_layers.training.config.settings import COUNT, Config, Number, Setting, settings
+from flax_layers.training.types import Method
 from jax_gnn.cli import UserError
-from jax_gnn.datasets import (
-    NodeDataset,
-)
+from jax_gnn.datasets import NodeDataset
 from jax_gnn.extend import Implementation, status
 from jax_gnn.sharding import partition
 
 METHODS: tuple[str, ...] = get_args(get_type_hints(partition)["method"])
 TRAIN_EXTRA = ("matplotlib", "optax", "orbax", "sklearn", "tqdm")
 
+C = TypeVar("C", bound=Config)
+Groups = Mapping[str, argparse._ArgumentGroup]
+"""Headings of a command's help."""
+
 
 def _parser_of(number: Number) -> Callable[[str], Any]:
-    """Returns an argparse type that accepts a range of numbers."""
+    """Return an argparse type that accepts a range of numbers."""
 
     def parse(text: str) -> Any:
         try:
-            value = number.kind(text)
+            value = number.parse(text)
         except ValueError:
             value = math.nan
         if not number.accept(value):
@@ -42,8 +44,8 @@ def _parser_of(number: Number) -> Callable[[str], Any]:
     return parse
 
 
-def _shown(value: Any, setting: Setting) -> Any:
-    """A default, as the help tells it."""
+def _default_text(value: object, setting: Setting) -> object:
+    """Return a default as the help shows it."""
     if setting.choices:
         return value or "auto"
     if isinstance(value, tuple):
@@ -52,14 +54,22 @@ def _shown(value: Any, setting: Setting) -> Any:
 
 
 def _add_setting(
-    group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: dict[str, Any]
+    group: argparse._ArgumentGroup, name: str, setting: Setting, defaults: Mapping[str, object]
 ) -> None:
-    """Adds an option, whose value is there only if it is given; defaults are for the help."""
-    told = "; ".join(f"{_shown(value, setting)}{where}" for where, value in defaults.items())
-    text = setting.help.replace("%", "%%")
-    option: dict[str, Any] = {"dest": name, "help": text, "default": argparse.SUPPRESS}
+    """Add an option without a default in the namespace.
+
+    Defaults, by the phrase that says where they hold, are for the help.
+    """
+    text = "; ".join(
+        f"{_default_text(value, setting)}{phrase}" for phrase, value in defaults.items()
+    )
+    option: dict[str, Any] = {
+        "dest": name,
+        "help": setting.help.replace("%", "%%"),
+        "default": argparse.SUPPRESS,
+    }
     if setting.number or setting.choices:
-        option["help"] += f" (default: {told})"
+        option["help"] += f" (default: {text})"
     if setting.number:
         option |= {"type": _parser_of(setting.number), "metavar": setting.metavar}
     elif setting.choices:  # None leaves the choice to the library
@@ -69,17 +79,15 @@ def _add_setting(
     group.add_argument(setting.flag or "--" + name.replace("_", "-"), **option)
 
 
-def groups_of(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """The headings of a command's help."""
+def groups_of(parser: argparse.ArgumentParser) -> Groups:
+    """Return the headings of a command's help by name."""
     return {
         name: parser.add_argument_group(name) for name in ("data", "model", "training", "execution")
     }
 
 
-def add_settings(
-    config: type[Config], groups: dict[str, argparse._ArgumentGroup], written: str
-) -> None:
-    """The options of the settings, and of where results go."""
+def add_settings(config: type[Config], groups: Groups) -> None:
+    """Add the options of the settings, and of where results go."""
     default = config()
     for name, setting in settings(config).items():
         defaults = {"": getattr(default, name)}
@@ -91,22 +99,20 @@ def add_settings(
         "--output",
         type=Path,
         metavar="DIR",
-        help=f"folder of {written} (default: runs/{config.model}-<dataset>)",
+        help=f"folder of checkpoint, plot and results (default: runs/{config.model}-<dataset>)",
     )
-    groups["execution"].add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace the results of an earlier run there, and the state of an interrupted one",
-    )
-    groups["execution"].add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with an interrupted run in the output folder, to the same results",
-    )
+    for flag, text in (
+        (
+            "--overwrite",
+            "replace the results of an earlier run there, or the state of an unfinished one",
+        ),
+        ("--resume", "go on with an interrupted run in the output folder, to the same results"),
+    ):
+        groups["execution"].add_argument(flag, action="store_true", help=text)
 
 
-def add_devices(parser: Any) -> None:
-    """The options of how many devices share a graph, and which nodes each has."""
+def add_devices(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the options of how many devices share a graph, and which nodes each has."""
     parser.add_argument(
         "--devices",
         type=_parser_of(COUNT),
@@ -122,15 +128,16 @@ def add_devices(parser: Any) -> None:
     )
 
 
-def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Any:
-    """What `add_devices` came to, as `jax_gnn.sharding.shard_graph` has it: a word, or parts."""
+def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Method:
+    """Return the `method` of `jax_gnn.sharding.shard_graph`, from the options of `add_devices`."""
     if args.partition is None:
         return "stream"
     if args.devices == 1:
         raise UserError(f"--partition {args.partition} needs --devices, for more than one")
+    # A word names a method; a file has the part of each node.
     path = Path(args.partition)
     if args.partition in METHODS:
-        return args.partition
+        return str(args.partition)
     if path.suffix != ".npz":
         raise UserError(
             f"--partition: expected one of {', '.join(METHODS)}, or an .npz file, got "
@@ -138,7 +145,8 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Any:
         )
     try:
         with np.load(path, allow_pickle=False) as file:
-            parts, num_parts = file["parts"], int(file["num_parts"])
+            parts: np.ndarray = file["parts"]
+            num_parts = int(file["num_parts"])
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"--partition: {path} is nothing that jax-gnn partition wrote") from error
     if parts.shape != (dataset.num_nodes,):
@@ -150,33 +158,34 @@ def method_of(args: argparse.Namespace, dataset: NodeDataset) -> Any:
     return parts
 
 
-def settings_of(
-    config: type[Config], args: argparse.Namespace, dataset: NodeDataset | None = None
-) -> Any:
-    """The settings that were given, and for others the defaults for the dataset."""
-    given = {name: value for name, value in vars(args).items() if name in settings(config)}
-    if given.get("implementation") == "auto":
-        given["implementation"] = None
-    _require_implementation(given.get("implementation"))
+def settings_of(config: type[C], args: argparse.Namespace, dataset: NodeDataset | None = None) -> C:
+    """Return the settings of the command line, and for others the defaults for the dataset."""
+    # Options that are absent on the command line have no value in the namespace.
+    options = {name: value for name, value in vars(args).items() if name in settings(config)}
+    if options.get("implementation") == "auto":
+        options["implementation"] = None
+    _require_implementation(options.get("implementation"))
     published = getattr(config, "published", {}).get(dataset.format, {}) if dataset else {}
-    return config(**published | given)
+    return config(**published | options)
 
 
 def require(purpose: str, packages: Iterable[str]) -> None:
-    """Says which packages of the extra "train" are missing."""
+    """Check that packages of the extra "train" are installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        packages = ", ".join(missing)
-        raise UserError(f"{purpose} needs {packages}; run: pip install 'jax-gnn-kernels[train]'")
+        raise UserError(
+            f"{purpose} needs {', '.join(missing)}; run: pip install 'jax-gnn-kernels[train]'"
+        )
 
 
 def _require_implementation(implementation: Implementation | None) -> None:
     if implementation in (None, "xla"):
         return
-    found = next(each for each in status() if each.platform == implementation)
-    if not found.available:
-        advice = f" ({found.hint})" if found.hint else ""
-        raise UserError(f"--implementation {implementation}: {found.reason}{advice}")
+    platform = next(state for state in status() if state.platform == implementation)
+    if not platform.available:
+        advice = f" ({platform.hint})" if platform.hint else ""
+        raise UserError(f"--implementation {implementation}: {platform.reason}{advice}")
+    # JAX calls its backend "gpu", where this library says "cuda".
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if backend != implementation:
         raise UserError(
@@ -185,17 +194,17 @@ def _require_implementation(implementation: Implementation | None) -> None:
         )
 
 
-def told(config: Config) -> dict[str, Any]:
-    """The settings that have an option."""
+def option_values(config: Config) -> dict[str, object]:
+    """Return the values of the settings that have an option."""
     return {name: getattr(config, name) for name in settings(type(config))}
 
 
-def tell_data(dataset: Any, config: Any, settled: Any) -> None:
-    """Says on stderr what columns were taken for, what is not used, what "auto" has become."""
+def print_data_notes(dataset: NodeDataset, config: Config, settled: Config) -> None:
+    """Print on stderr the use of columns, unused data, and the choice of "auto"."""
     if dataset.columns:
         print(f"jax-gnn: columns: {'; '.join(dataset.columns)}", file=sys.stderr)
     if dataset.unused:
         print(f"jax-gnn: not used: {', '.join(dataset.unused)}", file=sys.stderr)
     if getattr(config, "feature_normalization", "none") == "auto":
-        kind = settled.feature_normalization
+        kind = getattr(settled, "feature_normalization", "none")
         print(f"jax-gnn: --feature-normalization auto is {kind} here", file=sys.stderr)

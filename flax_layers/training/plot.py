@@ -4,65 +4,60 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flax_layers.training.links import LinkResult
-from flax_layers.training.loop import TrainResult
-from flax_layers.training.records import mean_and_std
+from flax_layers.training.records import TrainResult, mean_and_std
 
-METRICS = {"auc": "AUC", "ap": "AP", "mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3"}
-METRICS |= {"hits@10": "Hits@10"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+METRICS = {"auc": "AUC", "ap": "AP", "mrr": "MRR"} | {f"hits@{k}": f"Hits@{k}" for k in (1, 3, 10)}
 
 # From Okabe and Ito's palette, which readers with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
 
 
 def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, title: str) -> None:
-    """Draws training loss and accuracies over epochs: mean over splits and a band of one std.
+    """Draw training loss and accuracies over epochs: mean over splits and a band of one std.
 
     Args:
-        result: Of `train`.
+        result: Result of `train`.
         path: Image file to write; its suffix chooses the format.
         title: Heading of the figure.
     """
-    # A bare Figure draws through Agg and leaves pyplot's global state alone.
-    from matplotlib.figure import Figure
-
     run = result.run
     regresses = result.errors is not None
     unit = 1 if regresses else 100
     epochs = np.arange(1, run.train_loss.shape[1] + 1)
-    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
-    loss_axes, accuracy_axes = figure.subplots(1, 2)
+    figure, loss_axes, accuracy_axes = _figure()
     curves = [
         (loss_axes, run.train_loss, "training (with dropout)", _BLUE),
         (accuracy_axes, unit * run.train_accuracy, "training", _BLUE),
         (accuracy_axes, unit * run.valid_accuracy, "validation", _ORANGE),
     ]
-    # The steep start would take most of the accuracy axis.
+    # The steep start would take most of the accuracy axis, so limits leave it out.
     settled = len(epochs) // 25
     lowest = float(unit)
     for axes, values, label, colour in curves:
         mean, std = values.mean(axis=0), values.std(axis=0)
-        marker = "o" if len(epochs) == 1 else None
-        axes.plot(epochs, mean, color=colour, linewidth=1.6, label=label, marker=marker)
+        _plot(axes, epochs, mean, label, colour)
         low, high = mean - std, mean + std
         if axes is accuracy_axes:
             low, high = np.maximum(low, -unit if regresses else 0), np.minimum(high, unit)
             lowest = min(lowest, float(low[settled:].min()))
         axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
-    reached, spread = unit * run.accuracy_mean, unit * run.accuracy_std
+    mean, std = unit * run.accuracy_mean, unit * run.accuracy_std
     rows = len(run.train_loss)
-    told = mean_and_std(reached, spread, rows, ".3f" if regresses else ".1f")
-    what = "at the best epoch" if run.over == "folds" else "test (best epoch)"
-    accuracy_axes.axhline(
-        *(reached,), color=_GREEN, linestyle="--", linewidth=1.4, label=f"{what}: {told}"
-    )
+    score = mean_and_std(mean, std, rows, ".3f" if regresses else ".1f")
+    label = "at the best epoch" if run.over == "folds" else "test (best epoch)"
+    _horizontal_line(accuracy_axes, mean, f"{label}: {score}")
     loss = "squared error (of scaled labels)" if regresses else "cross-entropy (nats)"
     loss_axes.set(ylabel=loss, ylim=(0, None))
-    lowest = min(lowest, reached)
+    lowest = min(lowest, mean)
     bottom = lowest - 0.02 if regresses else max(lowest - 2, 0)
     top = min(accuracy_axes.get_ylim()[1], unit)
     accuracy_axes.set(ylabel="R2" if regresses else "accuracy (%)", ylim=(bottom, top))
@@ -72,25 +67,19 @@ def plot_learning_curves(result: TrainResult, path: str | os.PathLike[str], *, t
 
 
 def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title: str) -> None:
-    """Draws the training loss and the validations of a training for link prediction over epochs.
+    """Draw the training loss and the validations of a training for link prediction over epochs.
 
     Args:
-        result: Of `train_links`.
+        result: Result of `train_links`.
         path: Image file to write; its suffix chooses the format.
         title: Heading of the figure.
     """
-    from matplotlib.figure import Figure
-
     epochs = np.arange(1, len(result.losses) + 1)
-    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
-    loss_axes, metric_axes = figure.subplots(1, 2)
-    marker = "o" if len(epochs) == 1 else None
-    loss_axes.plot(
-        epochs, result.losses, color=_BLUE, linewidth=1.6, label="training", marker=marker
-    )
-    shown = ("auc", "ap") if result.best_by == "auc" else ("mrr", "hits@10")
-    for metric, colour in zip(shown, (_ORANGE, _BLUE), strict=True):
-        values = [100 * metrics[metric] for metrics in result.valid]
+    figure, loss_axes, metric_axes = _figure()
+    _plot(loss_axes, epochs, result.losses, "training", _BLUE)
+    metrics = ("auc", "ap") if result.best_by == "auc" else ("mrr", "hits@10")
+    for metric, colour in zip(metrics, (_ORANGE, _BLUE), strict=True):
+        values = np.array([100 * valid[metric] for valid in result.valid])
         label = f"validation {METRICS[metric]}"
         metric_axes.plot(
             result.epochs,
@@ -102,14 +91,9 @@ def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title:
             markersize=3,
             clip_on=False,
         )
-    tested = 100 * result.test[result.best_by]
-    metric_axes.axhline(
-        tested,
-        color=_GREEN,
-        linestyle="--",
-        linewidth=1.4,
-        label=f"test {METRICS[result.best_by]} (best epoch): {tested:.1f}",
-    )
+    test = 100 * result.test[result.best_by]
+    label = f"test {METRICS[result.best_by]} (best epoch): {test:.1f}"
+    _horizontal_line(metric_axes, test, label)
     loss_axes.set(ylabel="loss", ylim=(min(0, result.losses.min()), None))
     metric_axes.set(ylabel="%", ylim=(None, min(metric_axes.get_ylim()[1], 100)))
     _style((loss_axes, metric_axes), epochs)
@@ -117,20 +101,38 @@ def plot_link_curves(result: LinkResult, path: str | os.PathLike[str], *, title:
     _save(figure, path)
 
 
-def _save(figure: Any, path: str | os.PathLike[str]) -> None:
+def _figure() -> tuple[Figure, Axes, Axes]:
+    # A bare Figure draws through Agg and leaves pyplot's global state alone.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 4.0), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    return figure, left, right
+
+
+def _plot(axes: Axes, epochs: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
+    marker = "o" if len(epochs) == 1 else None
+    axes.plot(epochs, values, color=colour, linewidth=1.6, label=label, marker=marker)
+
+
+def _horizontal_line(axes: Axes, value: float, label: str) -> None:
+    axes.axhline(value, color=_GREEN, linestyle="--", linewidth=1.4, label=label)
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def _style(both: tuple[Any, Any], epochs: np.ndarray) -> None:
-    """What axes over epochs have in common."""
-    for axes in both:
+def _style(all_axes: tuple[Axes, ...], epochs: np.ndarray) -> None:
+    """Style axes over epochs."""
+    for axes in all_axes:
         axes.set(xlabel="epoch", xlim=(epochs[0], epochs[-1]) if len(epochs) > 1 else None)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.grid(color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        # Above the axes, where it cannot cover a curve.
+        # The legend is over the axes, where it cannot cover a curve.
         axes.legend(
             frameon=False,
             loc="lower left",

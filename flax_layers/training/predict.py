@@ -1,4 +1,4 @@
-"""``jax-gnn predict``: `jax_gnn.cli` finds it by its entry point."""
+"""``jax-gnn predict``: predictions of a checkpoint, and answers to queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flax_layers.training import LINK_RECIPES, TrainedLinks, TrainedModel, load_checkpoint
+from flax_layers.training.checkpoint import load_checkpoint
 from flax_layers.training.devices import check_devices
+from flax_layers.training.links import LINK_RECIPES, TrainedLinks
 from flax_layers.training.options import add_devices, method_of, require
+from flax_layers.training.predictor import Predictor
 from flax_layers.training.report import ERRORS, blame_data, blame_output, metric_names, percent
-from flax_layers.training.trained import regression_errors
+from flax_layers.training.trained import TrainedModel, regression_errors
 from jax_gnn.cli import Commands, UserError, add_command, table
 from jax_gnn.datasets import NodeDataset
 
@@ -39,59 +41,29 @@ def _table_file(text: str) -> Path:
     return path
 
 
-def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="folder that jax-gnn train wrote, such as runs/gcn-cora",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="digits|FILE|FOLDER",
-        help="what to predict on, as of jax-gnn train: the data of the training, or others of the "
-        "same features (may be left out after training on the built-in digits)",
-    )
-    parser.add_argument(
-        "--query",
-        metavar="SRC,REL,?",
-        help="of a model that predicts edges: the nodes that most likely are in the place of the "
-        "question mark; NODE,? where edges have no relations",
-    )
-    parser.add_argument(
-        "--top", type=int, default=10, metavar="N", help="how many nodes a query asks for"
-    )
-    parser.add_argument(
-        "--output",
-        type=_table_file,
-        metavar="FILE",
-        help="a .csv, .npz or .parquet file to write, with node, label and probability for each "
-        "node, or ranks for each edge",
-    )
-    add_devices(parser)
-
-
 @contextlib.contextmanager
-def _tell_warnings() -> Iterator[None]:
-    """Tells each warning once, on stderr."""
+def _print_warnings() -> Iterator[None]:
+    """Print each warning once, on stderr."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
-    told = (str(each.message) for each in caught if issubclass(each.category, UserWarning))
-    for message in dict.fromkeys(told):
+    messages = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
+    for message in dict.fromkeys(messages):
         print(f"jax-gnn: warning: {message}", file=sys.stderr)
 
 
-def _load_trained(path: Path) -> Any:
-    """Loads a checkpoint; what it lacks is told on stderr."""
+def _load_predictor(path: Path) -> Predictor:
+    """Load a checkpoint, and print on stderr what it lacks."""
     try:
-        with _tell_warnings():
-            return load_checkpoint(path)
+        with _print_warnings():
+            predictor: Predictor = load_checkpoint(path)
+            return predictor
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 
 
 def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
+    """Return the path of the data; by default that of the training, if it was the digits."""
     if path is not None:
         return path
     if trained.data is None:
@@ -101,8 +73,8 @@ def _data_of(trained: TrainedModel | TrainedLinks, path: str | None) -> str:
     return "digits"
 
 
-def _origin(trained: TrainedModel | TrainedLinks, dataset: Any) -> str:
-    """What the data are to the model."""
+def _origin(trained: TrainedModel | TrainedLinks, dataset: NodeDataset) -> str:
+    """Return how the data relate to those of the training, as text."""
     if trained.data is None:
         return "not known to be those of the training"
     different = trained.differences(dataset)
@@ -114,61 +86,57 @@ def _origin(trained: TrainedModel | TrainedLinks, dataset: Any) -> str:
 def _accuracy_rows(
     trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
 ) -> Iterator[list[str]]:
+    """Yield rows of a table: accuracies, or errors of a regression, for each part of the data."""
+    parts = trained.parts(dataset)
     if dataset.regresses:
-        yield from _error_rows(trained, dataset, logits)
+        for part, ids in parts.items():
+            errors = regression_errors(dataset, logits, ids)
+            text = ", ".join(f"{ERRORS[name]} {value:.4g}" for name, value in errors.items())
+            yield [PARTS.get(part, part), text, f"({len(ids)} {dataset.example}s)"]
         return
     accuracies = trained.accuracies(dataset, logits)
-    # The fold that was held out chose the model and tested it.
-    parts = PARTS | {"valid": "fold"} if getattr(trained.config, "folds", 0) else PARTS
-    for part, ids in trained.parts(dataset).items():
-        if part == "test" and parts is not PARTS:
+    # The fold that was held out chose the model and tested it, so it is shown once.
+    folds = bool(getattr(trained.config, "folds", 0))
+    titles = PARTS | {"valid": "fold"} if folds else PARTS
+    for part, ids in parts.items():
+        if folds and part == "test":
             continue
-        name = f"{parts[part]} accuracy" if part in PARTS else "accuracy"
-        what = f"{dataset.example}s)"
-        nodes = f"({len(ids)} {what}" if part in PARTS else f"(all {len(ids)} labelled {what}"
-        yield [name, f"{100 * accuracies[part]:.2f} %", nodes]
+        name = f"{titles[part]} accuracy" if part in PARTS else "accuracy"
+        count = f"{len(ids)}" if part in PARTS else f"all {len(ids)} labelled"
+        yield [name, f"{100 * accuracies[part]:.2f} %", f"({count} {dataset.example}s)"]
     if not accuracies:
         yield ["accuracy", "unknown", f"(no {dataset.example} has a label)"]
-
-
-def _error_rows(
-    trained: TrainedModel, dataset: NodeDataset, found: jax.Array
-) -> Iterator[list[str]]:
-    """Errors of numbers that were regressed on."""
-    for part, ids in trained.parts(dataset).items():
-        errors = regression_errors(dataset, found, ids)
-        told = ", ".join(f"{ERRORS[name]} {value:.4g}" for name, value in errors.items())
-        yield [PARTS.get(part, part), told, f"({len(ids)} {dataset.example}s)"]
 
 
 def write_predictions(
     path: Path, trained: TrainedModel, dataset: NodeDataset, logits: jax.Array
 ) -> None:
-    """Writes names of nodes and labels where there are any, numbers elsewhere."""
+    """Write predictions, with names of nodes and labels where there are any, numbers elsewhere."""
     names, nodes = trained.label_names, dataset.node_names
     logits = logits.astype(jnp.float32)
+    # Columns by kind of model: targets, a probability for each class, or one class with its own.
     columns: dict[str, Any] = {}
     if trained.config.target_scaling is not None:
-        several = np.asarray(logits).T
-        columns |= zip(map("prediction {}".format, range(len(several))), several, strict=True)
-        if len(several) == 1:
-            columns = {"prediction": several[0]}
+        targets = np.asarray(logits).T
+        columns |= zip(map("prediction {}".format, range(len(targets))), targets, strict=True)
+        if len(targets) == 1:
+            columns = {"prediction": targets[0]}
     elif getattr(dataset, "y_multilabel", None) is not None:  # a probability for each class
-        several = np.asarray(jax.nn.sigmoid(logits)).T
-        columns |= zip(names or map(str, range(len(several))), several, strict=True)
+        classes = np.asarray(jax.nn.sigmoid(logits)).T
+        columns |= zip(names or map(str, range(len(classes))), classes, strict=True)
     else:
         label = np.asarray(logits.argmax(axis=1))
         columns["label"] = label if names is None else np.array(names)[label]
         columns["probability"] = np.asarray(jax.nn.softmax(logits, axis=1).max(axis=1))
-    first = dataset.example
-    while first in columns:  # a class has this name
-        first += " id"
-    of_nodes = nodes is not None and dataset.example == "node"
-    numbers = np.array(nodes) if of_nodes else np.arange(dataset.num_examples)
-    _write_table(path, {first: numbers} | columns)
+    key = dataset.example
+    while key in columns:  # a class has this name
+        key += " id"
+    named = nodes is not None and dataset.example == "node"
+    ids = np.array(nodes) if named else np.arange(dataset.num_examples)
+    _write_table(path, {key: ids} | columns)
 
 
-def _write_table(path: Path, columns: dict[str, Any]) -> None:
+def _write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     with blame_output(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".npz":
@@ -179,12 +147,12 @@ def _write_table(path: Path, columns: dict[str, Any]) -> None:
                         np.lib.format.write_array(member, np.asarray(column), allow_pickle=False)
         elif path.suffix == ".parquet":
             arrow = importlib.import_module("pyarrow")
-            # Text of numpy is nothing that Arrow knows, lists of it are.
-            made = {
+            # Arrow takes lists of text, but no text of numpy.
+            converted = {
                 name: arrow.array(column.tolist() if column.dtype.kind == "U" else column)
                 for name, column in columns.items()
             }
-            importlib.import_module("pyarrow.parquet").write_table(arrow.table(made), path)
+            importlib.import_module("pyarrow.parquet").write_table(arrow.table(converted), path)
         else:
             with path.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
@@ -194,7 +162,7 @@ def _write_table(path: Path, columns: dict[str, Any]) -> None:
 
 def _run_predict(args: argparse.Namespace) -> int:
     require("predicting", PREDICT_EXTRA)
-    trained = _load_trained(args.checkpoint)
+    trained = _load_predictor(args.checkpoint)
     if args.query is not None:
         return _answer(trained, args)
     if not isinstance(trained, TrainedModel | TrainedLinks):
@@ -202,13 +170,14 @@ def _run_predict(args: argparse.Namespace) -> int:
             f"{args.checkpoint} holds a {type(trained.model).__name__} that jax_gnn.save wrote and "
             "no recipe trained: predict with it in Python, by jax_gnn.load"
         )
+    # Models of edges rank them again; others predict a class or numbers for each node or graph.
     path = _data_of(trained, args.data)
     if isinstance(trained, TrainedLinks):
         if args.devices > 1:
             raise UserError(f"--devices: {args.checkpoint} predicts edges, on one device")
         return _rank_links(trained, path, args.output)
     check_devices(trained.config, args.devices, training=False)
-    with blame_data(), _tell_warnings():
+    with blame_data(), _print_warnings():
         dataset = trained.recipe.load(path)
         logits = trained.predict(dataset, devices=args.devices, method=method_of(args, dataset))
         source = f"(trained on {trained.data.name}, seed {trained.seed})" if trained.data else ""
@@ -224,12 +193,13 @@ def _run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(trained: Any, args: argparse.Namespace) -> int:
-    """Prints, and perhaps writes, the nodes that a query asks for."""
-    if not hasattr(trained, "ask"):
+def _answer(trained: Predictor, args: argparse.Namespace) -> int:
+    """Print, and perhaps write, the nodes that a query asks for."""
+    if not isinstance(trained, TrainedLinks):
         raise UserError(f"--query: {args.checkpoint} holds no model that predicts edges")
+    # Queries are answered from the checkpoint alone, so data may only confirm its graph.
     if args.data is not None:
-        with blame_data(), _tell_warnings():
+        with blame_data(), _print_warnings():
             dataset = LINK_RECIPES[trained.config.model].load(args.data)
         if different := trained.differences(dataset):
             raise UserError(
@@ -237,56 +207,44 @@ def _answer(trained: Any, args: argparse.Namespace) -> int:
                 f"{', '.join(different)}"
             )
     try:
-        found = trained.ask(args.query, args.top)
+        answers = trained.ask(args.query, args.top)
     except (TypeError, ValueError) as error:
         raise UserError(f"--query: {error}") from error
-    names = found.nodes if found.names is None else np.array(found.names)
-    rows = [
-        ["node", "score"],
-        *([str(n), f"{s:.4f}"] for n, s in zip(names, found.scores, strict=True)),
-    ]
-    print(table(rows))
+    nodes = answers.nodes if answers.names is None else np.array(answers.names)
+    rows = [[str(node), f"{score:.4f}"] for node, score in zip(nodes, answers.scores, strict=True)]
+    print(table([["node", "score"], *rows]))
     if args.output:
-        _write_table(args.output, {"node": names, "score": found.scores})
+        _write_table(args.output, {"node": nodes, "score": answers.scores})
     return 0
 
 
 def _rank_links(trained: TrainedLinks, path: str, output: Path | None) -> int:
-    with blame_data(), _tell_warnings():
+    with blame_data(), _print_warnings():
         dataset = LINK_RECIPES[trained.config.model].load(path)
-        found = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
+        metrics = {part: trained.evaluate(dataset, part) for part in ("val", "test")}
         columns = trained.table(dataset) if output else {}
         origin = _origin(trained, dataset)
-    print(
-        table(
-            [
-                ["model", trained.config.model, f"(trained on {trained.data.name})"],
-                ["data", dataset.name, f"({origin})"],
-            ]
-        )
-    )
-    rows = [["", *metric_names(found["test"])]]
-    for part, metrics in found.items():
-        rows.append([{"val": "validation"}.get(part, part), *percent(metrics)])
+    model = ["model", trained.config.model, f"(trained on {trained.data.name})"]
+    print(table([model, ["data", dataset.name, f"({origin})"]]))
+    rows = [
+        ["", *metric_names(metrics["test"])],
+        ["validation", *percent(metrics["val"])],
+        ["test", *percent(metrics["test"])],
+    ]
     print(table(rows))
     if output is not None:
-        _write_table(output, _named(dataset, columns))
+        # Names take the place of numbers where there are any.
+        nodes, relations = dataset.node_names, getattr(dataset, "relation_names", None)
+        for key, names in (("src", nodes), ("dst", nodes), ("rel", relations)):
+            if names is not None and key in columns:
+                columns[key] = np.array(names)[columns[key]]
+        _write_table(output, columns)
         print(table([["test edges", str(output), ""]]))
     return 0
 
 
-def _named(dataset: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Columns with names of nodes and relations where there are any."""
-    nodes, relations = dataset.node_names, getattr(dataset, "relation_names", None)
-    names = {"src": nodes, "dst": nodes, "rel": relations}
-    return {
-        key: column if names.get(key) is None else np.array(names[key])[column]
-        for key, column in columns.items()
-    }
-
-
 def add_predict(commands: Commands) -> None:
-    """Adds ``predict``."""
+    """Add ``predict``."""
     parser = add_command(
         commands,
         "predict",
@@ -302,4 +260,32 @@ def add_predict(commands: Commands) -> None:
         "  jax-gnn predict runs/gcn-cora --data new.npz --output predictions.csv",
         run=_run_predict,
     )
-    _add_predict_arguments(parser)
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="folder that jax-gnn train wrote, such as runs/gcn-cora",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="digits|FILE|FOLDER",
+        help="data to predict on, as of jax-gnn train: those of the training, or others of the "
+        "same features (may be left out after training on the built-in digits)",
+    )
+    parser.add_argument(
+        "--query",
+        metavar="SRC,REL,?",
+        help="for a model that predicts edges: the nodes that most likely are in the place of the "
+        "question mark; NODE,? where edges have no relations",
+    )
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="how many nodes a query asks for"
+    )
+    parser.add_argument(
+        "--output",
+        type=_table_file,
+        metavar="FILE",
+        help="a .csv, .npz or .parquet file to write, with node, label and probability for each "
+        "node, or ranks for each edge",
+    )
+    add_devices(parser)

@@ -1,4 +1,4 @@
-"""A model with what becomes of features before it sees them: called, saved, loaded, exported."""
+"""A model with the preprocessing of its features: called, saved, loaded, exported."""
 
 from __future__ import annotations
 
@@ -16,29 +16,40 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.tree_util import keystr, tree_flatten_with_path
+from jax.typing import ArrayLike
 
 import jax_gnn
-from flax_layers.training.devices import everywhere
+from flax_layers.training.devices import replicated
+from flax_layers.training.types import (
+    AnyStructure,
+    ArrayByType,
+    PyTree,
+    array_spec,
+    optimization_barrier,
+)
 from jax_gnn import Batch, Graph, Hypergraph
 from jax_gnn.extend import feature_wise
 from jax_gnn.sharding import ShardedGraph
 
 Columns = Array | dict[str, Array] | None
+ColumnsLike = ArrayLike | Mapping[str, ArrayLike] | None
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Preprocessing:
-    """What becomes of features, of columns first, then of rows; and of results.
+    """Scaling of features, of columns first, then of rows; and scaling of results.
 
     Attributes:
-        mean: ``(features,)``, subtracted; by type of nodes where features are; None: nothing is.
-        std: ``(features,)``, what columns are divided by, likewise; None: by nothing.
+        mean: ``(features,)``, subtracted from columns; a dict by type of nodes where features are
+            by type; None subtracts nothing.
+        std: ``(features,)``, divisors of columns; a dict by type of nodes where features are by
+            type; None divides by nothing.
         rows: "row" divides each row by the sum of its absolute values; a row of zeros stays, and
             one with a number that is missing is NaN.
         target_mean: ``(targets,)``, added to the results of a model that was trained on numbers
-            that were standardized; None: nothing is.
-        target_std: ``(targets,)``, what results are multiplied by before; None: by nothing.
+            that were standardized; None adds nothing.
+        target_std: ``(targets,)``, factors of results, applied before; None multiplies by nothing.
     """
 
     mean: Columns = None
@@ -50,74 +61,77 @@ class Preprocessing:
     @classmethod
     def of(
         cls,
-        mean: Any = None,
-        std: Any = None,
-        rows: Any = "none",
-        target_mean: Any = None,
-        target_std: Any = None,
+        mean: ColumnsLike = None,
+        std: ColumnsLike = None,
+        rows: Literal["none", "row"] = "none",
+        target_mean: ArrayLike | None = None,
+        target_std: ArrayLike | None = None,
     ) -> Preprocessing:
-        """Checks and converts what users give.
+        """Check and convert a user's arguments.
 
         Raises:
             ValueError: A value is not as described.
         """
         if rows not in ("none", "row"):
             raise ValueError(f"rows must be 'none' or 'row', got {rows!r}")
-        by_type = [isinstance(each, Mapping) for each in (mean, std) if each is not None]
-        if not any(by_type):
-            mean, std = _columns("", mean, std)
-        elif all(by_type):
-            mean, std = _columns_by_type(mean or {}, std or {})
-        else:
+        by_type = {isinstance(column, Mapping) for column in (mean, std) if column is not None}
+        if len(by_type) > 1:
             raise ValueError("mean and std must be by type of nodes both, or neither")
-        targets = _columns("", target_mean, target_std, "target_")
-        return cls(mean, std, rows, *targets)
+        convert: Any = _columns_by_type if True in by_type else _columns
+        targets = _columns(target_mean, target_std, "target_")
+        means, stds = convert(mean, std)
+        return cls(means, stds, rows, *targets)
 
-    def as_json(self) -> dict[str, Any]:
-        """What `of` takes; float32 is exact in decimals."""
-        return jax.tree.map(
+    def as_json(self) -> dict[str, object]:
+        """Return the arguments of `of` as JSON values; float32 is exact in decimals."""
+        values: dict[str, object] = jax.tree.map(
             lambda value: value.tolist() if hasattr(value, "tolist") else value, {**vars(self)}
         )
+        return values
 
-    def __call__(self, x: Any) -> Any:
-        """Features ``(*batch, nodes, features)``, perhaps by type; None where there are none."""
+    def __call__(self, x: PyTree) -> PyTree:
+        """Scale features, ``(*batch, nodes, features)`` or by type; None stays None."""
         if self.mean is self.std is None and self.rows == "none":
             return x
+        scaled: PyTree
         if isinstance(x, Mapping):
-            of_types = {
-                name: None if part is None else self._of(f"x[{name!r}]", part, *self._of_type(name))
+            by_type = {
+                name: part if part is None else self._scale(f"x[{name!r}]", part, name)
                 for name, part in x.items()
             }
-            made: Any = OrderedDict(of_types) if isinstance(x, OrderedDict) else of_types
+            # An OrderedDict keeps the order of types as a pytree, where a dict is sorted.
+            scaled = OrderedDict(by_type) if isinstance(x, OrderedDict) else by_type
         else:
-            made = jax.tree.map(lambda part: self._of("x", part, self.mean, self.std), x)
-        # Apart from the model: fused with it, sums might have another order.
-        return jax.lax.optimization_barrier(made)
+            scaled = jax.tree.map(lambda part: self._scale("x", part), x)
+        # The barrier keeps XLA from fusing this with the model, whose sums might get another order.
+        return optimization_barrier(scaled)
 
-    def results(self, y: Any) -> Any:
-        """Results as the numbers are that a model was trained on."""
+    def results(self, y: PyTree) -> PyTree:
+        """Scale results to the numbers that the model was trained on."""
         if self.target_mean is self.target_std is None:
             return y
-        y = jax.lax.optimization_barrier(y)
+        # Each step is rounded by itself, as in programs that do not fuse them.
+        y = optimization_barrier(y)
         if self.target_std is not None:
-            y = jax.lax.optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
+            y = optimization_barrier(y * feature_wise(self.target_std.astype(y.dtype), y))
         if self.target_mean is None:
             return y
         return y + feature_wise(self.target_mean.astype(y.dtype), y)
 
-    def _of_type(self, name: str) -> list[Any]:
-        both = self.mean, self.std
-        return [each.get(name) if isinstance(each, Mapping) else each for each in both]
-
-    def _of(self, where: str, x: Array, mean: Any, std: Any) -> Array:
-        for name, column in (("mean", mean), ("std", std)):
+    def _scale(self, label: str, x: Array, node_type: str = "") -> Array:
+        """Scale the features of all nodes, or of one type; errors name them by the label."""
+        columns: dict[str, Array | None] = {
+            name: column.get(node_type) if isinstance(column, Mapping) else column
+            for name, column in (("mean", self.mean), ("std", self.std))
+        }
+        for name, column in columns.items():
             if column is not None and x.shape[-1:] != column.shape:
                 raise ValueError(
-                    f"{where} must have {column.size} features, as {name} has, got shape {x.shape}"
+                    f"{label} must have {column.size} features, as {name} has, got shape {x.shape}"
                 )
-        if mean is not None:
+        if (mean := columns["mean"]) is not None:
             x = x - feature_wise(mean.astype(x.dtype), x)
-        if std is not None:
+        if (std := columns["std"]) is not None:
             x = x / feature_wise(std.astype(x.dtype), x)
         if self.rows == "row":
             total = jnp.abs(x).sum(axis=-1, keepdims=True)
@@ -125,179 +139,191 @@ class Preprocessing:
         return x
 
 
-def _columns(where: str, mean: Any, std: Any, prefix: str = "") -> tuple[Any, Any]:
-    """Both as arrays of one shape, if they are given."""
-    given = {f"{prefix}{name}{where}": x for name, x in (("mean", mean), ("std", std))}
-    made = {name: jnp.asarray(x, jnp.float32) for name, x in given.items() if x is not None}
-    shapes = {name: column.shape for name, column in made.items()}
+def _columns(
+    mean: ArrayLike | None, std: ArrayLike | None, prefix: str = "", suffix: str = ""
+) -> tuple[Array | None, Array | None]:
+    """Return means and deviations as arrays of one shape, None where they are None."""
+    values = {f"{prefix}{name}{suffix}": x for name, x in (("mean", mean), ("std", std))}
+    columns = {name: jnp.asarray(x, jnp.float32) for name, x in values.items() if x is not None}
+    shapes = {name: column.shape for name, column in columns.items()}
     if any(len(shape) != 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
         size = "targets" if prefix else "features"
-        raise ValueError(f"{' and '.join(given)} must be of shape ({size},), got {shapes}")
-    mean, std = map(made.get, given)
-    for (name, x), column, least in zip(given.items(), (mean, std), (-jnp.inf, 0), strict=True):
-        if column is not None and not bool((jnp.isfinite(column) & (column > least)).all()):
-            kind = "finite" if least else "positive"
+        raise ValueError(f"{' and '.join(values)} must be of shape ({size},), got {shapes}")
+    means, stds = map(columns.get, values)
+    for (name, x), column, lowest in zip(values.items(), (means, stds), (-jnp.inf, 0), strict=True):
+        if column is not None and not bool((jnp.isfinite(column) & (column > lowest)).all()):
+            kind = "finite" if lowest else "positive"
             raise ValueError(f"{name} must be {kind} numbers, got {x!r:.200}")
-    return mean, std
-
-
-def _columns_by_type(mean: Mapping[str, Any], std: Mapping[str, Any]) -> tuple[Any, Any]:
-    names = dict.fromkeys([*mean, *std])
-    both = {name: _columns(f"[{name!r}]", mean.get(name), std.get(name)) for name in names}
-    means, stds = (
-        {name: pair[i] for name, pair in both.items() if pair[i] is not None} for i in range(2)
-    )
     return means, stds
+
+
+def _columns_by_type(
+    mean: Mapping[str, ArrayLike] | None, std: Mapping[str, ArrayLike] | None
+) -> list[dict[str, Array]]:
+    by_type: list[dict[str, Array]] = [{}, {}]
+    for name in dict.fromkeys([*(mean or ()), *(std or ())]):
+        pair = (mean or {}).get(name), (std or {}).get(name)
+        for columns, column in zip(by_type, _columns(*pair, suffix=f"[{name!r}]"), strict=True):
+            if column is not None:
+                columns[name] = column
+    return by_type
 
 
 preprocessed = jax.jit(lambda preprocessing, x: preprocessing(x))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply(graphdef: Any, state: Any, preprocessing: Preprocessing, inputs: Any) -> Any:
-    named = dict(inputs)
-    graph, x = named.pop("graph"), named.pop("x")
+def _apply(
+    graphdef: nnx.GraphDef[Any],
+    state: PyTree,
+    preprocessing: Preprocessing,
+    inputs: dict[str, PyTree],
+) -> PyTree:
+    # One program for preprocessing and model, which `export` writes as it is called here.
+    options = dict(inputs)
+    graph, x = options.pop("graph"), options.pop("x")
     model = nnx.merge(graphdef, state)
     model.eval()
     x = preprocessing(x)
     if isinstance(graph, ShardedGraph):
-        y = graph.apply(lambda part, x, named: model(part, x, **named), x, named)
-    elif isinstance(graph, Batch) and graph.graph_ids.ndim > 1:  # several, one after another
-        y = jax.lax.map(lambda each: model(*each[:2], **each[2]), (graph, x, named))
+        y = graph.apply(lambda part, x, options: model(part, x, **options), x, options)
+    elif isinstance(graph, Batch) and graph.graph_ids.ndim > 1:  # stacked batches, in turn
+        y = jax.lax.map(lambda batch: model(*batch[:2], **batch[2]), (graph, x, options))
     else:
-        y = model(graph, x, **named)
+        y = model(graph, x, **options)
     return preprocessing.results(y)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predictor:
-    """A model that is ready to predict: what `jax_gnn.load` returns.
+    """A model that is ready to predict: the result of `jax_gnn.load`.
 
     Attributes:
         model: An `nnx.Module`, called with a graph and features, after `nnx.Module.eval`.
-        preprocessing: What becomes of the features before.
+        preprocessing: Scaling of the features before the model, and of its results.
     """
 
     model: Any
     preprocessing: Preprocessing | None = dataclasses.field(default=None, kw_only=True)
 
-    def __call__(self, graph: Any, x: Any = None, **named: Any) -> Any:
-        """Preprocesses features and applies the model, in one program.
+    def __call__(self, graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> PyTree:
+        """Preprocess features and apply the model, in one program.
 
         Args:
-            graph: What the model takes, such as a `Graph`; or a `ShardedGraph`, where all arrays
-                are as that gives them.
-            x: Its features, as they are in the data.
+            graph: Structure that the model takes, such as a `Graph`; or a `ShardedGraph`, where all
+                arrays are as that gives them.
+            x: Features of the nodes, as they are in the data.
             **named: Other arrays that the model takes, such as ``edge_weight``.
 
         Returns:
-            What the model returns.
+            Results of the model.
         """
         graphdef, *arrays = self._parts()
         if isinstance(graph, ShardedGraph):
-            arrays = jax.device_put(arrays, everywhere(graph))
+            arrays = jax.device_put(arrays, replicated(graph))
         return _apply(graphdef, *arrays, {"graph": graph, "x": x, **named})
 
     def _parts(self) -> tuple[Any, Any, Preprocessing]:
         return *nnx.split(self.model), self.preprocessing or Preprocessing()
 
     @staticmethod
-    def arrays(graph: Any, x: Any = None, **named: Any) -> dict[str, Any]:
-        """What a program that `export` wrote is called with: the arguments' arrays, by name."""
-        leaves, _ = tree_flatten_with_path({"graph": graph, "x": x, **named})
-        return {keystr(path, simple=True, separator="."): array for path, array in leaves}
+    def arrays(graph: AnyStructure, x: ArrayByType = None, **named: PyTree) -> dict[str, Array]:
+        """Return the arrays of the arguments by name, with which an exported program is called."""
+        return _leaves({"graph": graph, "x": x, **named})
 
     def export(
         self,
         path: str | os.PathLike[str],
-        graph: Any,
-        x: Any = None,
+        graph: AnyStructure,
+        x: ArrayByType = None,
         *,
         any_size: bool = False,
         platforms: Sequence[str] | None = None,
-        **named: Any,
+        **named: PyTree,
     ) -> None:
-        """Writes a program of `jax.export`, of preprocessing and model, and its parameters.
+        """Write a program of `jax.export`, of preprocessing and model, and its parameters.
 
         Both are in one ``.npz`` file. The program is called with the dict of the parameters and
         that of `arrays`, where this package's shared library is loaded, which needs none of its
-        Python: see docs/export.md. Of the same sizes its results are those of a call here, to the
+        Python: see docs/export.md. For the same sizes its results are those of a call here, to the
         same bits.
 
         Args:
-            path: The file.
-            graph: One as the program will be called with; only shapes and dtypes are looked at.
-            x: Likewise, as is the rest.
-            any_size: Whether it is for any numbers of nodes and edges, 0 included, rather than for
-                these. Of kernels it then has those for large graphs, which may add in another
+            path: File to write.
+            graph: Structure like those of the program's calls; only shapes and dtypes are used.
+            x: Features like those of the program's calls; only shapes and dtypes are used.
+            any_size: Whether the program is for any numbers of nodes and edges, 0 included, rather
+                than for these. It then has the kernels for large graphs, which may add in another
                 order.
-            platforms: Such as ``["cpu", "cuda"]``; None for that at hand.
+            platforms: Platforms such as ``["cpu", "cuda"]``; None for the current one.
             **named: Other arrays that the model takes.
 
         Raises:
-            TypeError: `any_size` of what is no `Graph` or `Hypergraph`.
-            ValueError: `any_size` of a graph in which two numbers are the same.
+            TypeError: `any_size` is set for a structure that is no `Graph` or `Hypergraph`.
+            ValueError: `any_size` is set for a graph in which two sizes are equal.
         """
+        # Keys of dropout are constants of the program, as predictions draw nothing from them.
         inputs = {"graph": graph, "x": x, **named}
         structure = jax.tree.structure(inputs)
-        sizes = _sizes(graph) if any_size else {}
-        specs = {name: _spec(array, sizes) for name, array in self.arrays(**inputs).items()}
+        sizes = _symbolic_sizes(graph) if any_size else {}
+        specs = {name: _spec(array, sizes) for name, array in _leaves(inputs).items()}
         graphdef, *states = nnx.split(self.model, nnx.RngState, ...)
         keys, state = states
-        kept = state, self.preprocessing or Preprocessing()
-        parameters = _by_name(kept)
+        template = state, self.preprocessing or Preprocessing()
+        parameters = {name: _as_bits(x) for name, x in _leaves(template).items()}
 
         # Parameters are arguments: of constants XLA would make other programs, which may round
         # otherwise.
-        def program(given: dict[str, Array], arrays: dict[str, Array]) -> Any:
-            state, preprocessing = _like(kept, given)
+        def program(parameters: dict[str, Array], arrays: dict[str, Array]) -> PyTree:
+            state, preprocessing = _restore(template, parameters)
             inputs = jax.tree.unflatten(structure, [arrays[name] for name in specs])
             return _apply(graphdef, nnx.merge_state(keys, state), preprocessing, inputs)
 
         exported = jax.export.export(
             jax.jit(program), platforms=platforms, disabled_checks=jax_gnn.EXPORT_CHECKS
         )(parameters, specs)
-        written: dict[str, Any] = {"program": np.frombuffer(exported.serialize(), np.uint8)}
+        contents: dict[str, Any] = {"program": np.frombuffer(exported.serialize(), np.uint8)}
         with open(path, "wb") as file:
-            np.savez(file, **written | parameters)
+            np.savez(file, **contents | parameters)
 
 
-def _by_name(tree: Any) -> dict[str, Array]:
-    """Arrays of a tree as files of numpy can have them: those of other dtypes as bytes."""
+def _leaves(tree: PyTree) -> dict[str, Array]:
+    """Return the arrays of a tree by path."""
     leaves, _ = tree_flatten_with_path(tree)
-    arrays = {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    return {name: x if _is_numpy(x) else _bytes(x) for name, x in arrays.items()}
+    return {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _is_numpy(x: Array) -> bool:
     return x.dtype.isbuiltin == 1
 
 
-def _bytes(x: Array) -> Array:
-    return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+def _as_bits(x: Array) -> Array:
+    """Return an array whose dtype numpy's files can hold: others, such as bfloat16, as bytes."""
+    return x if _is_numpy(x) else jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
 
 
-def _like(tree: Any, named: dict[str, Array]) -> Any:
-    """The inverse of `_by_name`, for arrays of the same shapes and dtypes as a tree has."""
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = [
+def _restore(template: PyTree, arrays: dict[str, Array]) -> PyTree:
+    """Return a tree like the template, of arrays that `_as_bits` converted."""
+    leaves, structure = jax.tree.flatten(template)
+    restored = [
         x if _is_numpy(leaf) else jax.lax.bitcast_convert_type(x, leaf.dtype)
-        for leaf, x in zip(leaves, named.values(), strict=True)
+        for leaf, x in zip(leaves, arrays.values(), strict=True)
     ]
-    return jax.tree.unflatten(structure, arrays)
+    return jax.tree.unflatten(structure, restored)
 
 
-def _spec(array: Any, sizes: dict[int, Any]) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an argument, whose rows may be of a size that is not fixed."""
+def _spec(array: Array, sizes: Mapping[int, object]) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of an argument, whose number of rows may be symbolic."""
     rows = [sizes.get(size, size) for size in array.shape[:1]]
-    return jax.ShapeDtypeStruct((*rows, *array.shape[1:]), array.dtype)
+    shape = (*rows, *array.shape[1:])
+    return array_spec(shape, array.dtype)
 
 
-def _sizes(graph: Any) -> dict[int, Any]:
-    """Symbols for the sizes that arrays of a graph have rows for.
+def _symbolic_sizes(graph: AnyStructure) -> dict[int, Any]:
+    """Return symbols for the sizes that arrays of a graph have rows for.
 
-    `jax.export` takes a symbol for 1 at least. The symbols are therefore the lengths of row
-    pointers, one more than there are nodes or hyperedges, and the other counts plus 1.
+    `jax.export` takes a symbol for 1 at least, so symbols stand for the counts plus 1. The rows of
+    pointers are as many as nodes or hyperedges, and one more.
     """
     if isinstance(graph, Graph):
         counts = {"nodes": graph.num_nodes, "edges": graph.num_edges}
@@ -306,6 +332,7 @@ def _sizes(graph: Any) -> dict[int, Any]:
         names = "nodes", "hyperedges", "incidences"
         counts = {name: getattr(graph, f"num_{name}") for name in names}
         pointers = {rows: counts[rows] + 1 for rows in names[:2]}
+        # An edge split has a slot for every eight incidences, and one more for each row.
         slots = counts["incidences"] // 8
         pointers |= {
             f"floordiv(incidences - 1, 8) + {rows}": slots + size for rows, size in pointers.items()
@@ -316,9 +343,9 @@ def _sizes(graph: Any) -> dict[int, Any]:
         )
     sizes = {f"{name} - 1": size for name, size in counts.items()} | pointers
     symbols = jax.export.symbolic_shape(", ".join(sizes))
-    found = dict(zip(sizes.values(), symbols, strict=True))
-    if len(found) < len(sizes):
+    by_size = dict(zip(sizes.values(), symbols, strict=True))
+    if len(by_size) < len(sizes):
         raise ValueError(
             f"graph must be one whose sizes differ if any_size is asked for, got {counts}"
         )
-    return found
+    return by_size

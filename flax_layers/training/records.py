@@ -1,4 +1,4 @@
-"""What came of a training on nodes or graphs."""
+"""Results of a training on nodes or graphs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from jax import Array
 
-from flax_layers.training.trained import (
-    TrainedModel,
-)
+from flax_layers.training.trained import TrainedModel
 
 
 class Metrics(NamedTuple):
     """Training loss under dropout and accuracies without; scalars, or one entry per epoch."""
 
-    train_loss: Any
-    train_accuracy: Any
-    valid_accuracy: Any
-    test_accuracy: Any
+    train_loss: Array | np.ndarray
+    train_accuracy: Array | np.ndarray
+    valid_accuracy: Array | np.ndarray
+    test_accuracy: Array | np.ndarray
 
 
 class EpochReport(NamedTuple):
-    """What `on_epoch` is told: indices from 0, and the library run's figures.
+    """Argument of `on_epoch`: indices from 0, and the figures of the library's run.
 
-    Of batches of nodes also how many of these an epoch trained on in a second, evaluation included.
+    For batches of nodes also the number of seed nodes that an epoch trained on in a second,
+    evaluation included.
     """
 
     split: int
@@ -41,15 +41,15 @@ class Run:
 
     Attributes:
         train_loss: Mean cross-entropy of the training nodes under dropout, ``(splits, epochs)``.
-        train_accuracy: Without dropout, after the epoch's step, ``(splits, epochs)``; micro-F1
-            where nodes have several classes. So are the next two.
-        valid_accuracy: ``(splits, epochs)``.
-        test_accuracy: ``(splits, epochs)``.
+        train_accuracy: Accuracy of the training nodes without dropout, after the epoch's step,
+            ``(splits, epochs)``; micro-F1 where nodes have several classes.
+        valid_accuracy: Accuracy of the validation nodes, ``(splits, epochs)``.
+        test_accuracy: Accuracy of the test nodes, ``(splits, epochs)``.
         epoch_seconds: Measured seconds per epoch, one entry per timed call, without compilation.
-        compile_seconds: Tracing and compilation.
+        compile_seconds: Seconds of tracing and compilation.
         custom_calls: Names of this library's XLA custom calls in the compiled program.
-        over: What a row is of: "splits", "seeds" of one split, or "folds", of which all have one
-            best epoch.
+        over: Meaning of a row: "splits", "seeds" of one split, or "folds", which share one best
+            epoch.
     """
 
     train_loss: np.ndarray
@@ -65,22 +65,23 @@ class Run:
     def best_epoch(self) -> np.ndarray:
         """First epoch of the highest validation accuracy in each split, ``(splits,)``.
 
-        Of a cross-validation that of the highest mean over the folds, for all of them.
+        Folds of a cross-validation share the epoch of the highest mean over the folds.
         """
         valid = self.valid_accuracy
         if self.over == "folds":
             valid = np.broadcast_to(valid.mean(axis=0), valid.shape)
-        return valid.argmax(axis=1)
+        best: np.ndarray = valid.argmax(axis=1)
+        return best
 
     @property
     def best_valid_accuracy(self) -> np.ndarray:
         """Validation accuracy at `best_epoch`, ``(splits,)``."""
-        return self.valid_accuracy[np.arange(len(self.valid_accuracy)), self.best_epoch]
+        return np.take_along_axis(self.valid_accuracy, self.best_epoch[:, None], 1)[:, 0]
 
     @property
     def best_test_accuracy(self) -> np.ndarray:
         """Test accuracy at `best_epoch`, ``(splits,)``."""
-        return self.test_accuracy[np.arange(len(self.test_accuracy)), self.best_epoch]
+        return np.take_along_axis(self.test_accuracy, self.best_epoch[:, None], 1)[:, 0]
 
     @property
     def accuracy_mean(self) -> float:
@@ -105,14 +106,15 @@ class TrainResult:
 
     Attributes:
         trained: The best split's model at its best validation epoch, ready to predict. Splits, too,
-            are compared by validation accuracy; of equal ones the first is the best.
-        graph: The graph or hypergraph that it was trained on, added self-loops included; over
-            several devices a `jax_gnn.sharding.ShardedGraph`.
-        x: What it was trained on, see `node_features`; over several devices rows of these.
+            are compared by validation accuracy; the first of equal ones is the best.
+        graph: Graph or hypergraph of the training, added self-loops included; over several devices
+            a `jax_gnn.sharding.ShardedGraph`.
+        x: Features of the training, see `node_features`; over several devices rows of these.
         run: The library's run.
-        baseline: The plain-JAX run from the same initial parameters and dropout keys, if asked for.
-        sizes: Of the graph, by name, such as "num_nodes".
-        errors: Of a regression "mae", "rmse" and "r2" of the test examples, one for each split, by
+        baseline: Run of the same model in plain XLA, without this library's kernels, from the same
+            initial parameters and dropout keys, if asked for.
+        sizes: Sizes of the graph by name, such as "num_nodes".
+        errors: For a regression "mae", "rmse" and "r2" of the test examples, one for each split, by
             its best model.
     """
 
@@ -125,26 +127,26 @@ class TrainResult:
     errors: dict[str, np.ndarray] | None = None
 
     def __repr__(self) -> str:
-        found = {name: f"{values.mean():.4g}" for name, values in (self.errors or {}).items()}
+        scores = {name: f"{values.mean():.4g}" for name, values in (self.errors or {}).items()}
         if self.errors is None:
             names = "accuracy_mean", "accuracy_std"
-            found = {name: f"{getattr(self.run, name):.4f}" for name in names}
-        told = ", ".join(f"{name}={value}" for name, value in found.items())
-        return f"TrainResult({self.trained.config.model}, {told})"
+            scores = {name: f"{getattr(self.run, name):.4f}" for name in names}
+        text = ", ".join(f"{name}={value}" for name, value in scores.items())
+        return f"TrainResult({self.trained.config.model}, {text})"
 
     @property
     def model(self) -> Any:
-        """The model alone, in evaluation mode: `graph` and `x` are what it takes."""
+        """The model alone, in evaluation mode, which takes `graph` and `x`."""
         return self.trained.model
 
     @property
     def speedup(self) -> float | None:
-        """Plain JAX's median time per epoch over the library's."""
+        """Plain XLA's median time per epoch over the library's."""
         if self.baseline is None:
             return None
         return self.baseline.median_epoch_seconds / self.run.median_epoch_seconds
 
 
 def mean_and_std(mean: float, std: float, count: int, form: str) -> str:
-    """A mean as text, with the deviation where there are several numbers."""
+    """Return a mean as text, with the deviation where there are several numbers."""
     return f"{mean:{form}} ± {std:{form}}" if count > 1 else f"{mean:{form}}"

@@ -1,4 +1,4 @@
-"""What the commands tell while they run: progress, errors that name an option, cells of tables."""
+"""Progress of the commands, their errors that name an option, and cells of their tables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from flax_layers.training import (
-    EpochReport,
-    LinkConfig,
-)
 from flax_layers.training.checkpoint import CHECKPOINT, STATE
+from flax_layers.training.config.links import LinkConfig
+from flax_layers.training.links import LinkReport
 from flax_layers.training.plot import METRICS
+from flax_layers.training.records import EpochReport
 from jax_gnn.cli import UserError
 
 ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
@@ -24,7 +22,7 @@ ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R2"}
 
 @contextlib.contextmanager
 def blame_data() -> Iterator[None]:
-    """Names the option in errors about data."""
+    """Name the option ``--data`` in errors about data."""
     try:
         yield
     except (ImportError, OSError, ValueError) as error:
@@ -33,20 +31,17 @@ def blame_data() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blame_output(path: Path) -> Iterator[None]:
-    """Likewise about what is written."""
+    """Name the option ``--output`` in errors about files to write."""
     try:
         yield
-    except BrokenPipeError:  # of what is printed
+    except BrokenPipeError:  # of standard output
         raise
     except OSError as error:
         raise UserError(f"--output {path}: {error.strerror or error}") from error
 
 
 def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
-    """Makes the folder of a run's results, by default ``runs/NAME``.
-
-    Returns:
-        The folder, and the file in it for the state of the training.
+    """Make the folder of a run's results, by default ``runs/NAME``; also return its state file.
 
     Raises:
         UserError: The folder has the results of a run, or the state of an interrupted one, and the
@@ -56,7 +51,7 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
     state = path / STATE
     with blame_output(path):
         path.mkdir(parents=True, exist_ok=True)
-        taken = (path / CHECKPOINT).exists() or (path / "results.json").exists()
+        has_results = (path / CHECKPOINT).exists() or (path / "results.json").exists()
         if args.overwrite and not args.resume:
             state.unlink(missing_ok=True)
     if state.exists() and not args.resume:
@@ -64,7 +59,7 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
             f"{path} has the state of an interrupted run: --resume goes on with it, --overwrite "
             "starts anew, --output DIR writes elsewhere"
         )
-    if taken and not args.overwrite:
+    if has_results and not args.overwrite:
         raise UserError(
             f"{path} has the results of a run: --overwrite replaces them, --output DIR writes "
             "elsewhere"
@@ -73,8 +68,8 @@ def make_folder(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def tell_resume(args: argparse.Namespace, state: Path) -> Iterator[None]:
-    """Adds to an interruption the command that goes on, if there is a state to go on from."""
+def suggest_resume(args: argparse.Namespace, state: Path) -> Iterator[None]:
+    """Add to an interruption the command that continues, if there is a state to continue from."""
     try:
         yield
     except KeyboardInterrupt:
@@ -84,13 +79,11 @@ def tell_resume(args: argparse.Namespace, state: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"to go on: {shlex.join(['jax-gnn', *words])}") from None
 
 
-class Progress:
-    """A bar on a terminal, one line per split elsewhere; on stderr, apart from the result."""
+class _Progress:
+    """A bar on a terminal, single lines elsewhere; on stderr, apart from the result."""
 
-    def __init__(
-        self, splits: int, epochs: int, measure: str = "accuracy", what: str = "split"
-    ) -> None:
-        self._splits, self._epochs, self._measure, self._what = splits, epochs, measure, what
+    def __init__(self, num_splits: int, epochs: int) -> None:
+        self._num_splits, self._epochs = num_splits, epochs
         self._bar: Any = None
         self._best = 0.0
 
@@ -98,65 +91,68 @@ class Progress:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self._splits * self._epochs, unit="epoch")
+            self._bar = tqdm(total=self._num_splits * self._epochs, unit="epoch")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
-    def __call__(self, report: EpochReport) -> None:
-        """Tells an epoch."""
-        self._best = (
-            max(self._best, report.valid_accuracy) if report.epoch else report.valid_accuracy
-        )
-        split = f"{self._what} {report.split + 1}/{self._splits}"
-        best = f"{self._best:.1%}" if self._measure == "accuracy" else f"{self._best:.3f}"
-        validation = f"best validation {self._measure} {best}"
-        if report.seeds_per_second is not None:
-            validation += f", {report.seeds_per_second:,.0f} seeds/s"
+    def _show(self, title: str, text: str, line: str) -> None:
+        """Update the bar; without a terminal, print the line, if there is one."""
         if self._bar is not None:
-            self._bar.set_description(split, refresh=False)
-            self._bar.set_postfix_str(validation, refresh=False)
+            self._bar.set_description(title, refresh=False)
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
-        elif report.epoch + 1 == self._epochs:
-            print(f"{split}: {validation}", file=sys.stderr, flush=True)
+        elif line:
+            print(line, file=sys.stderr, flush=True)
 
 
-class LinkProgress(Progress):
-    """Of a training for link prediction: on no terminal there is a line for each validation."""
+class Progress(_Progress):
+    """Progress of a training on nodes or graphs, with a line for each split."""
+
+    def __init__(
+        self, num_splits: int, epochs: int, measure: str = "accuracy", row: str = "split"
+    ) -> None:
+        super().__init__(num_splits, epochs)
+        self._measure, self._row = measure, row
+
+    def __call__(self, report: EpochReport) -> None:
+        """Show an epoch."""
+        valid = report.valid_accuracy
+        self._best = max(self._best, valid) if report.epoch else valid
+        title = f"{self._row} {report.split + 1}/{self._num_splits}"
+        best = f"{self._best:.1%}" if self._measure == "accuracy" else f"{self._best:.3f}"
+        text = f"best validation {self._measure} {best}"
+        if report.seeds_per_second is not None:
+            text += f", {report.seeds_per_second:,.0f} seeds/s"
+        is_end = report.epoch + 1 == self._epochs
+        self._show(title, text, f"{title}: {text}" if is_end else "")
+
+
+class LinkProgress(_Progress):
+    """Progress of a training for link prediction, with a line for each validation."""
 
     def __init__(self, config: LinkConfig, best_by: str) -> None:
         super().__init__(1, config.epochs)
         self._best_by = best_by
 
-    def __call__(self, report: Any) -> None:
-        """Tells an epoch."""
-        loss, text = f"loss {report.loss:.4f}", ""
+    def __call__(self, report: LinkReport) -> None:
+        """Show an epoch."""
+        title, line = f"loss {report.loss:.4f}", ""
         if report.valid is not None:
             value = report.valid[self._best_by]
             self._best = max(self._best, value)
-            text = f"validation {METRICS[self._best_by]} {value:.4f}"
-        if self._bar is not None:
-            best = f"best validation {METRICS[self._best_by]} {self._best:.4f}"
-            self._bar.set_description(loss, refresh=False)
-            self._bar.set_postfix_str(best, refresh=False)
-            self._bar.update()
-        elif text:
-            number = f"epoch {report.epoch + 1}/{self._epochs}"
-            print(f"{number}: {loss}, {text}", file=sys.stderr, flush=True)
+            validation = f"validation {METRICS[self._best_by]} {value:.4f}"
+            line = f"epoch {report.epoch + 1}/{self._epochs}: {title}, {validation}"
+        self._show(title, f"best validation {METRICS[self._best_by]} {self._best:.4f}", line)
 
 
 def percent(metrics: dict[str, float]) -> list[str]:
-    """Cells of a table."""
+    """Return metrics as cells of a table."""
     return [f"{100 * metrics[name]:.2f} %" for name in METRICS if name in metrics]
 
 
 def metric_names(metrics: dict[str, float]) -> list[str]:
-    """Their heads."""
-    return [text for name, text in METRICS.items() if name in metrics]
+    """Return the heads of the columns of `percent`."""
+    return [title for name, title in METRICS.items() if name in metrics]

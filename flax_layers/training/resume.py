@@ -1,4 +1,4 @@
-"""State of a training in one file, from which an interrupted one goes on."""
+"""State of a training in one file, from which an interrupted training continues."""
 
 from __future__ import annotations
 
@@ -18,52 +18,51 @@ import numpy as np
 from flax_layers.training.config.settings import Config, settings
 from flax_layers.training.data import Fingerprint
 from flax_layers.training.epochs import Runner
+from flax_layers.training.types import PyTree
 
 EVERY = 5.0  # seconds between two writes
 
 
 class Best(NamedTuple):
-    """The best of the splits that have ended."""
+    """The best of the finished splits: its validation accuracy, variables and number."""
 
     valid: float = -np.inf
     variables: Any = None
-    number: int = -1  # of the split
+    number: int = -1
 
 
 class StateFile:
-    """Arrays that a training goes on from, in a file that is written every few seconds.
+    """Arrays from which a training continues, in a file that is written every few seconds.
 
     Order and samples of batches follow from seed and epoch, so they are no part of it. Inside a
-    ``with`` block that ends by an exception, as an interruption is one, the last state is written;
-    at any other end the file is removed.
+    ``with`` block that ends by an exception, as an interruption is one, the latest state is
+    written; at any other end the file is removed.
+
+    Args:
+        path: The file; None writes no file.
+        config: Settings of the training.
+        data: Identity of its dataset.
+        resume: Whether to continue from the file.
 
     Attributes:
-        arrays: The state that was read, by name; empty at the start of a training.
+        arrays: State that was read, by name; empty at the start of a training.
+
+    Raises:
+        ValueError: The file exists and `resume` is not set; or it holds a training with other
+            settings or data, or none.
     """
 
     def __init__(
         self, path: Path | None, config: Config, data: Fingerprint, *, resume: bool
     ) -> None:
-        """Reads the file, if it exists.
-
-        Args:
-            path: The file; None keeps nothing.
-            config: Settings of the training.
-            data: What its dataset is recognised by.
-            resume: Whether to go on from the file.
-
-        Raises:
-            ValueError: The file exists and `resume` is not set; or it holds a training with other
-                settings or data, or none.
-        """
         self._path = path
-        self._unwritten: dict[str, Any] | None = None
-        self._written = time.monotonic()
+        self._pending: dict[str, object] | None = None
+        self._written_at = time.monotonic()
         self.arrays: dict[str, np.ndarray] = {}
+        # Fields with an option are settings; the others, such as scalings, follow from the data.
         fields, options = dataclasses.asdict(config), settings(type(config))
         chosen = {"model": config.model} | {name: fields.pop(name) for name in options}
-        of_data = {**data._asdict(), **fields}  # fields without an option follow from the data
-        self._identity = json.dumps({"settings": chosen, "data": of_data})
+        self._identity = json.dumps({"settings": chosen, "data": {**data._asdict(), **fields}})
         if path is None or not path.exists():
             return
         if not resume:
@@ -81,25 +80,25 @@ class StateFile:
         if differences:
             raise ValueError(f"{path} is of a training with {differences}")
 
-    def keep(self, arrays: Mapping[str, Any]) -> None:
-        """Keeps a state, which is written now or later, so nothing of it may change afterwards.
+    def keep(self, arrays: Mapping[str, object]) -> None:
+        """Store arrays, numbers, text and dictionaries, which are written as JSON.
 
-        Args:
-            arrays: Arrays, numbers and text, and dictionaries, which are written as JSON.
+        The state is written now or later, so nothing of it may change afterwards.
         """
         if self._path is None:
             return
-        self._unwritten = {"identity": self._identity, **arrays}
-        if time.monotonic() >= self._written + EVERY:
+        self._pending = {"identity": self._identity, **arrays}
+        if time.monotonic() >= self._written_at + EVERY:
             self._write()
 
     def _write(self) -> None:
-        """Replaces the file as a whole, or leaves it as it is.
+        """Replace the file as a whole, or leave it as it is.
 
         Raises:
             OSError: The disk is full, or the folder cannot be written to.
         """
-        arrays, self._unwritten = self._unwritten, None
+        # The file is replaced by a complete one, so that a full disk leaves the earlier state.
+        arrays, self._pending = self._pending, None
         if self._path is None or arrays is None:
             return
         new = self._path.with_name(self._path.name + ".new")
@@ -111,12 +110,13 @@ class StateFile:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
         finally:
             new.unlink(missing_ok=True)
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A finished training needs no state.
         if kind is not None:
             self._write()
         elif self._path is not None:
@@ -124,30 +124,30 @@ class StateFile:
 
 
 class SplitsState(StateFile):
-    """The state of a training on several splits.
+    """State of a training on several splits.
 
-    It has the number of the split, that of its next epoch, each runner's parameters, moments, best
-    and curves, and the best split before.
-
-    Attributes:
-        split: The split to go on with; 0 of a new training.
-        epoch: Its next epoch.
+    It has the number of the split and its next epoch, each runner's parameters, moments, best
+    variables and curves, and the best of the earlier splits.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Reads the file: see `StateFile`."""
-        super().__init__(*args, **kwargs)
-        self.split, self.epoch = (int(self.arrays.get(name, 0)) for name in ("split", "epoch"))
+    @property
+    def split(self) -> int:
+        """Split to continue with; 0 for a new training."""
+        return int(self.arrays.get("split", 0))
 
-    def restore(self, runners: Sequence[Runner], variables: Any) -> Best:
-        """Gives runners, whose split has begun, their state, and returns the best split.
+    @property
+    def epoch(self) -> int:
+        """Next epoch of that split."""
+        return int(self.arrays.get("epoch", 0))
 
-        Args:
-            runners: As many as were kept.
-            variables: Of the structure of those of the best split.
+    def restore(self, runners: Sequence[Runner], variables: PyTree) -> Best:
+        """Give runners, whose split has begun, their state, and return the best split.
+
+        Its variables have the structure of `variables`.
         """
         if not self.arrays:
             return Best()
+        # Curves are of all splits, states of the current one.
         for i, runner in enumerate(runners):
             curves = [self.arrays[f"{i}/curves/{split}"] for split in range(self.split + 1)]
             runner.restore(fill(runner.state, self.arrays, f"{i}/state"), curves)
@@ -158,7 +158,7 @@ class SplitsState(StateFile):
         return Best(float(self.arrays["best/valid"]), best, number)
 
     def errors(self) -> list[dict[str, float]]:
-        """Errors of the splits that have ended."""
+        """Return the regression errors of the finished splits."""
         return json.loads(str(self.arrays["errors"])) if self.arrays else []
 
     def keep_splits(
@@ -169,10 +169,13 @@ class SplitsState(StateFile):
         best: Best,
         errors: list[dict[str, float]],
     ) -> None:
-        """Keeps the state before an epoch."""
+        """Store the state before an epoch."""
         arrays: dict[str, Any] = {
-            **{"split": split, "epoch": epoch, "errors": json.dumps(errors)},
-            **{"best": best.number, "best/valid": best.valid},
+            "split": split,
+            "epoch": epoch,
+            "errors": json.dumps(errors),
+            "best": best.number,
+            "best/valid": best.valid,
             **leaves(best.variables, "best/variables"),
         }
         for i, runner in enumerate(runners):
@@ -182,7 +185,7 @@ class SplitsState(StateFile):
 
 
 def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
-    """Names settings and parts of the data that differ, with old and new values; "" if none do."""
+    """Return the settings and parts of the data that differ, old and new, as text; "" if none."""
     old, new = saved["settings"], current["settings"]
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     changes = ", ".join(f"{name}={old.get(name)!r} (now {new.get(name)!r})" for name in names)
@@ -192,7 +195,7 @@ def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Writes an ``.npz`` file, made in memory.
+    """Write an ``.npz`` file, made in memory.
 
     On a disk that is full, the archive of `numpy.savez` complains again when it is collected.
     """
@@ -201,13 +204,13 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     path.write_bytes(buffer.getbuffer())
 
 
-def leaves(tree: Any, name: str) -> dict[str, Any]:
-    """Returns the leaves of a tree by name, as `StateFile.keep` takes them."""
+def leaves(tree: PyTree, name: str) -> dict[str, Any]:
+    """Return the leaves of a tree by name, as `StateFile.keep` takes them."""
     return {f"{name}/{i}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def fill(like: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    """Returns a tree like another one, with `leaves` that were read."""
-    found, tree = jax.tree.flatten(like)
-    values = [jax.numpy.asarray(arrays[f"{name}/{i}"], x.dtype) for i, x in enumerate(found)]
-    return jax.tree.unflatten(tree, values)
+def fill(template: PyTree, arrays: Mapping[str, np.ndarray], name: str) -> PyTree:
+    """Return a tree like the template, with `leaves` that were read."""
+    templates, structure = jax.tree.flatten(template)
+    values = [jax.numpy.asarray(arrays[f"{name}/{i}"], x.dtype) for i, x in enumerate(templates)]
+    return jax.tree.unflatten(structure, values)

@@ -6,32 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from flax_layers.training import (
-    LinkConfig,
-    LinkRecipe,
-    LinkResult,
-    TrainedLinks,
-    load_checkpoint,
-    plot_link_curves,
-    save_checkpoint,
-    train_links,
-)
-from flax_layers.training.checkpoint import CHECKPOINT
-from flax_layers.training.link_tasks import has_edge_split, link_task
-from flax_layers.training.options import TRAIN_EXTRA, require, settings_of, tell_data, told
-from flax_layers.training.report import (
-    LinkProgress,
-    blame_data,
-    blame_output,
-    make_folder,
-    metric_names,
-    percent,
-    tell_resume,
-)
+from flax_layers.training import options, report
+from flax_layers.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from flax_layers.training.config.links import LinkConfig
+from flax_layers.training.link_models import LinkRecipe
+from flax_layers.training.link_tasks import EdgeTask, FactTask, has_edge_split, link_task
+from flax_layers.training.links import LinkResult, TrainedLinks, train_links
+from flax_layers.training.plot import plot_link_curves
 from flax_layers.training.sources import load_for
 from jax_gnn.cli import devices, table, versions
 from jax_gnn.datasets import NodeDataset
@@ -39,19 +23,23 @@ from jax_gnn.datasets import NodeDataset
 SHARES = "valid_share", "test_share"
 
 
-def _tell_split(recipe: LinkRecipe, config: LinkConfig, dataset: NodeDataset, task: Any) -> None:
-    """Says on stderr how edges are split, or that settings of that do not count."""
+def _print_split(
+    recipe: LinkRecipe, config: LinkConfig, dataset: NodeDataset, task: FactTask | EdgeTask
+) -> None:
+    """Print on stderr how edges are split, or that settings of the split do not count."""
     if not has_edge_split(dataset):
         sizes = "{:,} to train, {:,} to validate, {:,} to test".format(*task.part_sizes)
         shares = f"--valid {config.valid_share} --test {config.test_share} --seed {config.seed}"
         print(f"jax-gnn: edges are split at random: {sizes} ({shares})", file=sys.stderr)
-    elif any(getattr(config, s) != getattr(recipe.config(), s) for s in SHARES):
-        told = "the data have a split of their edges: --valid and --test do not count"
-        print(f"jax-gnn: {told}", file=sys.stderr)
+    elif any(getattr(config, share) != getattr(recipe.config(), share) for share in SHARES):
+        note = "the data have a split of their edges: --valid and --test do not count"
+        print(f"jax-gnn: {note}", file=sys.stderr)
 
 
-def _results(dataset: NodeDataset, task: Any, result: LinkResult, step: float) -> dict[str, Any]:
-    """What results.json holds."""
+def _results(
+    dataset: NodeDataset, task: FactTask | EdgeTask, result: LinkResult, step_seconds: float
+) -> dict[str, object]:
+    """Return the contents of results.json."""
     fields = ("num_nodes", "num_edges", "num_relations", "num_features")
     return {
         "dataset": {
@@ -59,7 +47,7 @@ def _results(dataset: NodeDataset, task: Any, result: LinkResult, step: float) -
             **{name: getattr(dataset, name) for name in fields if hasattr(dataset, name)},
         },
         "edges": dict(zip(("train", "valid", "test"), task.part_sizes, strict=True)),
-        "config": told(result.trained.config),
+        "config": options.option_values(result.trained.config),
         "versions": versions(),
         "devices": devices(),
         "loss": result.losses.tolist(),
@@ -69,55 +57,52 @@ def _results(dataset: NodeDataset, task: Any, result: LinkResult, step: float) -
         ],
         "best_epoch": result.epochs[result.best],
         "test": result.test,
-        "median_step_seconds": step,
+        "median_step_seconds": step_seconds,
         "compile_seconds": result.compile_seconds,
         "evaluation_seconds": result.evaluation_seconds,
     }
 
 
-def _print_result(result: LinkResult, step: float) -> None:
-    best = f"(epoch {result.epochs[result.best]})"
-    rows = [
-        ["", *metric_names(result.test), ""],
-        ["validation", *percent(result.valid[result.best]), best],
-        ["test", *percent(result.test), ""],
-    ]
-    print(table(rows))
-    print(f"\n  {1e3 * step:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
-
-
 def _same_ranks(checkpoint: Path, trained: TrainedLinks, dataset: NodeDataset) -> bool:
-    """Whether a checkpoint ranks as the trained model does."""
-    again = load_checkpoint(checkpoint)
-    assert isinstance(again, TrainedLinks)
-    first, second = (each.table(dataset) for each in (trained, again))
-    return all(np.array_equal(first[name], second[name]) for name in first)
+    """Return whether a checkpoint ranks as the trained model does."""
+    loaded = load_checkpoint(checkpoint)
+    assert isinstance(loaded, TrainedLinks)
+    columns, loaded_columns = (model.table(dataset) for model in (trained, loaded))
+    return all(np.array_equal(columns[name], loaded_columns[name]) for name in columns)
 
 
 def run_links(recipe: LinkRecipe, args: argparse.Namespace) -> int:
-    """Trains on the data that the command names, and writes and prints what came of it."""
-    require("training", TRAIN_EXTRA)
-    config = settings_of(recipe.config, args)
-    with blame_data():
+    """Train on the data that the command names, and write and print the results."""
+    options.require("training", options.TRAIN_EXTRA)
+    config = options.settings_of(recipe.config, args)
+    with report.blame_data():
         dataset = load_for(recipe, args.data)
         task = link_task(dataset, config)
-    _tell_split(recipe, config, dataset, task)
-    tell_data(dataset, config, task.config)
-    folder, state = make_folder(args, f"{config.model}-{dataset.name}")
-    bar = LinkProgress(config, task.best_by)
-    with tell_resume(args, state), blame_output(folder), bar as progress:
+    _print_split(recipe, config, dataset, task)
+    options.print_data_notes(dataset, config, task.config)
+    folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
+    bar = report.LinkProgress(config, task.best_by)
+    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
         result = train_links(dataset, config, on_epoch=progress, state=state, resume=args.resume)
     checkpoint, plot, results = (
         folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
-    with blame_output(folder):
+    with report.blame_output(folder):
         save_checkpoint(checkpoint, result.trained)
+    # Each run ends with a check that its checkpoint ranks alike.
     same = _same_ranks(checkpoint, result.trained, dataset)
-    step = float(np.median(result.step_seconds))
-    with blame_output(folder):
+    seconds = float(np.median(result.step_seconds))
+    with report.blame_output(folder):
         plot_link_curves(result, plot, title=f"{config.model} on {dataset.name}")
-        results.write_text(json.dumps(_results(dataset, task, result, step), indent=2) + "\n")
-    _print_result(result, step)
+        results.write_text(json.dumps(_results(dataset, task, result, seconds), indent=2) + "\n")
+    best = f"(epoch {result.epochs[result.best]})"
+    rows = [
+        ["", *report.metric_names(result.test), ""],
+        ["validation", *report.percent(result.valid[result.best]), best],
+        ["test", *report.percent(result.test), ""],
+    ]
+    print(table(rows))
+    print(f"\n  {1e3 * seconds:.3g} ms per step, {result.compile_seconds:.2g} s of compilation\n")
     if not same:
         print(f"jax-gnn: {checkpoint} ranks otherwise than the trained model", file=sys.stderr)
         return 1

@@ -5,58 +5,36 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
 
-from flax_layers.training import (
-    Recipe,
-    Run,
-    TrainedModel,
-    TrainResult,
-    check_dataset,
-    load_checkpoint,
-    plot_learning_curves,
-    save_checkpoint,
-    train,
-)
-from flax_layers.training.checkpoint import CHECKPOINT
-from flax_layers.training.config import SampledConfig
-from flax_layers.training.data import num_outputs
+from flax_layers.training import options, report
+from flax_layers.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from flax_layers.training.config.nodes import SampledConfig, TrainConfig
+from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.devices import check_devices
-from flax_layers.training.options import (
-    TRAIN_EXTRA,
-    method_of,
-    require,
-    settings_of,
-    tell_data,
-    told,
-)
-from flax_layers.training.records import mean_and_std
-from flax_layers.training.report import (
-    ERRORS,
-    Progress,
-    blame_data,
-    blame_output,
-    make_folder,
-    tell_resume,
-)
+from flax_layers.training.loop import train
+from flax_layers.training.models import Recipe
+from flax_layers.training.plot import plot_learning_curves
+from flax_layers.training.records import Run, TrainResult, mean_and_std
 from flax_layers.training.sources import load_for
+from flax_layers.training.trained import TrainedModel
+from flax_layers.training.types import ArrayByType, Method
 from jax_gnn.cli import devices, table, versions
-from jax_gnn.datasets import (
-    NodeDataset,
-)
+from jax_gnn.datasets import NodeDataset
+
+# Layers are written for the kernels, so their plain form is not always the fastest one in JAX.
+_COMPARISON = """
+  An epoch is {:.2f} times as fast as without kernels, by the same layers in plain XLA.
+  Models written for plain JAX may be faster than those: see docs/training.md.
+"""
 
 
-def _implementation_name(run: Run) -> str:
-    backend = jax.default_backend()
-    return f"custom call: {backend}" if run.custom_calls else f"plain XLA: {backend}"
-
-
-def _run_summary(run: Run) -> dict[str, Any]:
+def _run_summary(run: Run) -> dict[str, object]:
     return {
         "test_accuracy_mean": run.accuracy_mean,
         "test_accuracy_std": run.accuracy_std,
@@ -69,65 +47,61 @@ def _run_summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _dataset_summary(dataset: NodeDataset, result: TrainResult) -> dict[str, Any]:
+def _dataset_summary(dataset: NodeDataset, result: TrainResult) -> dict[str, object]:
+    outputs = "num_targets" if dataset.regresses else "num_classes"
     return {
         "name": dataset.name,
         **result.sizes,
         "num_features": _num_features(result.x),
-        **(
-            {"num_targets": num_outputs(dataset)}
-            if dataset.regresses
-            else {"num_classes": dataset.num_classes}
-        ),
+        outputs: num_outputs(dataset),
     }
 
 
-def _num_features(x: Any) -> int | str:
-    """Where they are by type, all of them."""
+def _num_features(x: ArrayByType) -> int | str:
+    """Return the number of features; if they are by type, those of all types as text."""
     if isinstance(x, dict):
         return "/".join("0" if rows is None else str(rows.shape[-1]) for rows in x.values())
-    return 0 if x is None else x.shape[-1]
+    return 0 if x is None else int(x.shape[-1])
 
 
-def _score_rows(result: TrainResult, runs: dict[str, Run]) -> Iterator[list[str]]:
-    """Errors of a regression, else accuracies; each with its deviation."""
+def _score_rows(result: TrainResult, runs: Mapping[str, Run]) -> Iterator[list[str]]:
+    """Yield rows of a table: errors of a regression, else accuracies; each with its deviation."""
     count = len(result.run.test_accuracy)
     if result.errors is None:
-        over = f"accuracy of {count} folds"
-        yield [
-            over if result.run.over == "folds" else "test accuracy",
-            *(
-                f"{mean_and_std(100 * run.accuracy_mean, 100 * run.accuracy_std, count, '.2f')} %"
-                for run in runs.values()
-            ),
-        ]
-        if result.run.over == "folds":
+        folds = result.run.over == "folds"
+        scores = (
+            f"{mean_and_std(100 * run.accuracy_mean, 100 * run.accuracy_std, count, '.2f')} %"
+            for run in runs.values()
+        )
+        yield [f"accuracy of {count} folds" if folds else "test accuracy", *scores]
+        if folds:
             yield ["at epoch", *(str(run.best_epoch[0] + 1) for run in runs.values())]
         return
-    for name, label in ERRORS.items():
+    for name, label in report.ERRORS.items():
         values = result.errors[name]
-        told = f"{values.mean():.4g}"
+        score = f"{values.mean():.4g}"
         if len(values) > 1:
-            told += f" ± {values.std(ddof=1):.2g}"
-        yield [f"test {label}", told, *[""] * (len(runs) - 1)]
+            score += f" ± {values.std(ddof=1):.2g}"
+        yield [f"test {label}", score, *[""] * (len(runs) - 1)]
 
 
 def _rate_rows(result: TrainResult) -> Iterator[list[str]]:
-    """Of batches of nodes, how many of them a second trained on, evaluation included."""
+    """Yield the seed nodes that batches trained on per second, evaluation included."""
     config, split = result.trained.config, result.trained.split
     if isinstance(config, SampledConfig) and config.batch_size and split is not None:
         rate = len(split.train) / result.run.median_epoch_seconds
         yield ["seeds per second", f"{rate:,.0f}"]
 
 
-def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
+def _print_result(summary: Mapping[str, object], result: TrainResult) -> None:
     sizes = (
-        f"{size} {name.removeprefix('num_')}" for name, size in dataset.items() if name != "name"
+        f"{size} {name.removeprefix('num_')}" for name, size in summary.items() if name != "name"
     )
-    print(f"{dataset['name']}: {', '.join(sizes)}\n")
-    runs = {f"jax_gnn ({_implementation_name(result.run)})": result.run}
+    print(f"{summary['name']}: {', '.join(sizes)}\n")
+    kind = "custom call" if result.run.custom_calls else "plain XLA"
+    runs = {f"jax_gnn ({kind}: {jax.default_backend()})": result.run}
     if result.baseline is not None:
-        runs["plain JAX"] = result.baseline
+        runs["without kernels"] = result.baseline
     rows = [
         ["", *runs],
         *_score_rows(result, runs),
@@ -137,43 +111,44 @@ def _print_result(dataset: dict[str, Any], result: TrainResult) -> None:
     ]
     print(table(rows))
     if result.speedup is not None:
-        print(f"\n  An epoch is {result.speedup:.2f} times as fast as in plain JAX.")
+        print(_COMPARISON.format(result.speedup).rstrip())
     print()
 
 
-def _tell_notes(dataset: NodeDataset, config: Any, settled: Any) -> None:
-    """Says on stderr what of the data does not count, or not as given; and what was settled."""
+def _print_notes(dataset: NodeDataset, config: TrainConfig, settled: TrainConfig) -> None:
+    """Print on stderr the data that do not count, or not as given, and the choices of "auto"."""
     weighted = getattr(dataset, "edge_weight", None) is not None
     if dataset.repeated:
         weights = ", with the sum of their weights" if weighted else ""
         print(f"jax-gnn: {dataset.repeated} repeated edges count once{weights}", file=sys.stderr)
     if weighted and not getattr(config, "edge_weight", False):
-        takes = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
-        print(f"jax-gnn: weights of edges are not used ({takes})", file=sys.stderr)
-    tell_data(dataset, config, settled)
+        advice = "--edge-weight uses them" if hasattr(config, "edge_weight") else "none are taken"
+        print(f"jax-gnn: weights of edges are not used ({advice})", file=sys.stderr)
+    options.print_data_notes(dataset, config, settled)
 
 
 def _same_predictions(
-    checkpoint: Path, trained: TrainedModel, dataset: NodeDataset, over: dict[str, Any]
+    checkpoint: Path, trained: TrainedModel, dataset: NodeDataset, num_devices: int, method: Method
 ) -> bool:
-    """Whether a checkpoint predicts to the same bits what the trained model does."""
-    predictions, again = (
-        np.asarray(each.predict(dataset, **over)) for each in (trained, load_checkpoint(checkpoint))
+    """Return whether a checkpoint predicts to the same bits what the trained model does."""
+    predictions, loaded_predictions = (
+        np.asarray(model.predict(dataset, devices=num_devices, method=method))
+        for model in (trained, load_checkpoint(checkpoint))
     )
-    return np.array_equal(predictions, again, equal_nan=True)
+    return np.array_equal(predictions, loaded_predictions, equal_nan=True)
 
 
 def _results(
-    described: dict[str, Any], result: TrainResult, measure: str, split: int, devices_used: int
-) -> dict[str, Any]:
-    """What results.json holds."""
+    summary: Mapping[str, object], result: TrainResult, measure: str, split: int, num_devices: int
+) -> dict[str, object]:
+    """Return the contents of results.json."""
     errors = result.errors
     return {
-        "dataset": described,
-        "config": told(result.trained.config),
+        "dataset": summary,
+        "config": options.option_values(result.trained.config),
         "versions": versions(),
         "devices": devices(),
-        "devices_used": devices_used,
+        "devices_used": num_devices,
         "measure": measure,
         "jax_gnn": _run_summary(result.run),
         "test_errors": errors and {name: values.tolist() for name, values in errors.items()},
@@ -184,64 +159,69 @@ def _results(
 
 
 def _score(result: TrainResult, split: int) -> str:
-    """That of the checkpoint, which is of a split, a fold or a seed."""
+    """Return the score of the checkpoint, which is of a split, a fold or a seed, as text."""
     run = result.run
     score = f"test accuracy {100 * run.best_test_accuracy[split]:.2f} %"
     if run.over == "folds":
         score = f"its best accuracy {100 * run.valid_accuracy[split].max():.2f} %"
     if result.errors is not None:
         score = f"test MAE {result.errors['mae'][split]:.4g}"
-    what = {"folds": "fold", "seeds": "seed"}.get(run.over, "split")
-    return f"of {what} {split + 1}, {score}" if len(run.test_accuracy) > 1 else score
+    row = {"folds": "fold", "seeds": "seed"}.get(run.over, "split")
+    return f"of {row} {split + 1}, {score}" if len(run.test_accuracy) > 1 else score
 
 
 def run_train(recipe: Recipe, args: argparse.Namespace) -> int:
-    """Trains on the data that the command names, and writes and prints what came of it."""
-    require("training", TRAIN_EXTRA)
-    with blame_data():
+    """Train on the data that the command names, and write and print the results."""
+    options.require("training", options.TRAIN_EXTRA)
+    with report.blame_data():
         dataset = load_for(recipe, args.data)
-    config = settings_of(recipe.config, args, dataset)
-    with blame_data():
+    config = options.settings_of(recipe.config, args, dataset)
+    with report.blame_data():
         check_dataset(dataset, config)
-    over: dict[str, Any] = {}
+    # Errors of options and data come before the folder is made.
+    num_devices, method = 1, cast(Method, "stream")
     if recipe.structure is not None:
-        over = {"devices": args.devices, "method": method_of(args, dataset)}
-        check_devices(config, args.devices)
-    folder, state = make_folder(args, f"{config.model}-{dataset.name}")
+        num_devices, method = args.devices, options.method_of(args, dataset)
+        check_devices(config, num_devices)
+    folder, state = report.make_folder(args, f"{config.model}-{dataset.name}")
     folds = getattr(config, "folds", 0)
     measure = "R2" if dataset.regresses else "accuracy"
-    what = "fold" if folds else "split"
-    bar = Progress(folds or config.splits, config.epochs, measure, what)
-    with tell_resume(args, state), blame_output(folder), bar as progress:
-        baseline = not getattr(args, "no_baseline", True)
+    bar = report.Progress(
+        folds or config.splits, config.epochs, measure, "fold" if folds else "split"
+    )
+    with report.suggest_resume(args, state), report.blame_output(folder), bar as progress:
         result = train(
-            *(dataset, config),
-            baseline=baseline,
-            **over,
+            dataset,
+            config,
+            baseline=not getattr(args, "no_baseline", True),
+            devices=num_devices,
+            method=method,
             on_epoch=progress,
             state=state,
             resume=args.resume,
         )
-    _tell_notes(dataset, config, result.trained.config)
+    _print_notes(dataset, config, result.trained.config)
 
-    described = _dataset_summary(dataset, result)
+    # The checkpoint is written first: a full disk then costs the plot, and not the model.
+    summary = _dataset_summary(dataset, result)
     checkpoint, plot, results = (
         folder / name for name in (CHECKPOINT, "learning_curves.png", "results.json")
     )
-    with blame_output(folder):
+    with report.blame_output(folder):
         save_checkpoint(checkpoint, result.trained)
-    same = _same_predictions(checkpoint, result.trained, dataset, over)
+    # Each run ends with a check that its checkpoint predicts to the same bits.
+    same = _same_predictions(checkpoint, result.trained, dataset, num_devices, method)
     assert result.trained.seed is not None
     split = result.trained.seed - config.seed
-    document = _results(described, result, measure, split, over.get("devices", 1))
-    with blame_output(folder):
+    document = _results(summary, result, measure, split, num_devices)
+    with report.blame_output(folder):
         plot_learning_curves(result, plot, title=f"{recipe.model.__name__} on {dataset.name}")
         results.write_text(json.dumps(document, indent=2) + "\n")
-    _print_result(described, result)
+    _print_result(summary, result)
     if not same:
         print(f"jax-gnn: {checkpoint} predicts otherwise than the trained model", file=sys.stderr)
         return 1
-    told = f"({_score(result, split)}; loaded again: same predictions)"
-    rows = [["checkpoint", str(checkpoint), told], ["plot", str(plot), ""]]
+    note = f"({_score(result, split)}; loaded again: same predictions)"
+    rows = [["checkpoint", str(checkpoint), note], ["plot", str(plot), ""]]
     print(table([*rows, ["results", str(results), ""]]))
     return 0

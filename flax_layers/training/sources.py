@@ -1,27 +1,27 @@
-"""``jax-gnn data``: what a source of data holds, what it lacks, and which models take it."""
+"""``jax-gnn data``: contents of a source of data, and the models that take it."""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from flax_layers.training.data import check_dataset, num_outputs
 from flax_layers.training.links import LINK_RECIPES, PARTS, LinkRecipe, check_links
-from flax_layers.training.models import RECIPES, Recipe, spelled
+from flax_layers.training.models import RECIPES, Recipe, command_name
 from jax_gnn.cli import Commands, add_command, table
 from jax_gnn.datasets import GraphDataset, GraphsDataset, NodeDataset, RelationalDataset
 from jax_gnn.extend import known_formats, load_any
 
 
 def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
-    """The dataset that a model is trained on; of another kind of data says what takes it."""
+    """Load the dataset of a model; errors for other kinds of data say which commands take them."""
     try:
         return recipe.load(source)
     except ValueError as error:
+        # If the source can be read as another kind of data, the error names what takes it.
         try:
             kind = type(load_any(source)[0])
         except ValueError:
@@ -29,7 +29,7 @@ def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
         if kind is recipe.dataset:
             raise
         model, _, task = recipe.config.model.partition("-")
-        tasks = {GraphDataset: "node", GraphsDataset: "graph"}
+        tasks: dict[type, str] = {GraphDataset: "node", GraphsDataset: "graph"}
         if recipe.dataset in tasks and kind in tasks and task != "link":
             raise ValueError(f"{source} is for --task {tasks[kind]}") from error
         raise ValueError(
@@ -39,20 +39,18 @@ def load_for(recipe: Recipe | LinkRecipe, source: str) -> NodeDataset:
 
 
 def describe(dataset: NodeDataset) -> Iterator[list[str]]:
-    """Rows of a table: what there is, the models that take it, and what others want."""
-    fitting = [recipe for recipe in RECIPES.values() if isinstance(dataset, recipe.dataset)]
-    kind = type(dataset).__name__
-    yield ["data", f"{dataset.name} ({kind})"]
-    for size in fitting[0].sizes:
+    """Yield rows of a table: contents, models that take the data, and what others lack in it."""
+    recipes = [recipe for recipe in RECIPES.values() if isinstance(dataset, recipe.dataset)]
+    yield ["data", f"{dataset.name} ({type(dataset).__name__})"]
+    for size in recipes[0].sizes:
         yield [size.removeprefix("num_"), f"{getattr(dataset, size):,}"]
     by_type = getattr(dataset, "x_by_type", None) or {}
     widths = [f"{x.shape[1]:,} of {name}" for name, x in by_type.items()]
-    told = textwrap.shorten(", ".join(dataset.feature_names or ()), 100, placeholder=" …")
-    yield ["features", ", ".join(widths) or f"{dataset.num_features:,}{': ' * bool(told)}{told}"]
+    names = textwrap.shorten(", ".join(dataset.feature_names or ()), 100, placeholder=" …")
+    yield ["features", ", ".join(widths) or f"{dataset.num_features:,}{': ' * bool(names)}{names}"]
     labelled = np.count_nonzero(dataset.has_label())
-    what = "numbers to regress on" if dataset.regresses else "classes"
-    count = num_outputs(dataset)
-    yield ["labels", f"{count:,} {what}, {labelled:,} labelled {dataset.example}s"]
+    kind = "numbers to regress on" if dataset.regresses else "classes"
+    yield ["labels", f"{num_outputs(dataset):,} {kind}, {labelled:,} labelled {dataset.example}s"]
     if getattr(dataset, "edge_weight", None) is not None:
         yield ["edge weights", "used with --edge-weight"]
     if dataset.columns:
@@ -61,34 +59,37 @@ def describe(dataset: NodeDataset) -> Iterator[list[str]]:
         yield ["repeated", f"{dataset.repeated:,}, which count once"]
     if dataset.unused:
         yield ["not used", ", ".join(dataset.unused)]
-    split = dataset.published_split
-    if split is not None:
+    if (split := dataset.published_split) is not None:
         sizes = map(len, (split.train, split.valid, split.test))
-        told = "{:,} training, {:,} validation, {:,} test".format(*sizes)
-        yield ["split", f"{told} {dataset.example}s"]
-    checks: list[tuple[str, Callable[..., None], Any]] = [
-        (recipe.config.model, check_dataset, (dataset, recipe.config())) for recipe in fitting
-    ]
+        text = "{:,} training, {:,} validation, {:,} test".format(*sizes)
+        yield ["split", f"{text} {dataset.example}s"]
     if isinstance(dataset, RelationalDataset):
         edges = {part: getattr(dataset, f"{part}_edges") for part in PARTS}
-        given = [f"{len(ids):,} {part}" for part, ids in edges.items() if ids is not None]
-        yield ["split of edges", ", ".join(given) or "none"]
-    checks += [
-        (name, check_links, (dataset, recipe.config()))
-        for name, recipe in LINK_RECIPES.items()
-        if isinstance(dataset, recipe.dataset)
-    ]
+        parts = [f"{len(ids):,} {part}" for part, ids in edges.items() if ids is not None]
+        yield ["split of edges", ", ".join(parts) or "none"]
+    # Models are listed by obstacle; those that can be trained have none.
     models: dict[str, list[str]] = {}
-    for model, check, arguments in checks:
-        try:
-            check(*arguments)
-            lacking = ""
-        except ValueError as error:
-            lacking = str(error)
-        models.setdefault(lacking, []).append(model)
-    for lacking, names in sorted(models.items()):
-        listed = ", ".join(map(spelled, names))
-        yield ["lacking", f"{lacking} ({listed})"] if lacking else ["models", listed]
+    for recipe in recipes:
+        obstacle = _obstacle(recipe, dataset)
+        models.setdefault(obstacle, []).append(command_name(recipe.config.model))
+    for name, link_recipe in LINK_RECIPES.items():
+        if isinstance(dataset, link_recipe.dataset):
+            models.setdefault(_obstacle(link_recipe, dataset), []).append(command_name(name))
+    for obstacle, commands in sorted(models.items()):
+        listed = ", ".join(commands)
+        yield ["lacking", f"{obstacle} ({listed})"] if obstacle else ["models", listed]
+
+
+def _obstacle(recipe: Recipe | LinkRecipe, dataset: NodeDataset) -> str:
+    """Return the reason why a model cannot be trained on a dataset by default settings, or ""."""
+    try:
+        if isinstance(recipe, Recipe):
+            check_dataset(dataset, recipe.config())
+        else:
+            check_links(dataset, recipe.config())
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _run_data(args: argparse.Namespace) -> int:
@@ -97,7 +98,7 @@ def _run_data(args: argparse.Namespace) -> int:
 
 
 def add_data(commands: Commands) -> None:
-    """Adds ``data``."""
+    """Add ``data``."""
     parser = add_command(
         commands,
         "data",
@@ -108,7 +109,7 @@ def add_data(commands: Commands) -> None:
         "  jax-gnn data planetoid/ind.cora.x\n"
         "  jax-gnn data FOLDER     where nodes.csv and edges.csv are\n\n"
         "known are:\n"
-        + "\n".join(f"  {what:38} {whose}" for what, whose in known_formats().items()),
+        + "\n".join(f"  {format:38} {origin}" for format, origin in known_formats().items()),
         run=_run_data,
     )
     parser.add_argument("source", metavar="FILE|FOLDER", help="the data, or 'digits'")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from flax_layers.training.config.settings import (
     COUNT,
+    COUNTS,
     NON_NEGATIVE,
     POSITIVE,
     RATE,
     WHOLE,
     Config,
-    Setting,
+    setting,
 )
 from jax_gnn.extend import Implementation
 
 FeatureNormalization = Literal["auto", "none", "row", "standardize"]
+Defaults = Mapping[str, float | str]  # by field
+Scaling = Mapping[str, list[list[float]]]  # means and deviations of columns, by type of nodes
+
+_FANOUT = 10  # edges drawn in each layer if no fanouts are set
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
     """Settings of every training of node classifiers; use the subclass of the model.
 
@@ -28,101 +31,114 @@ class TrainConfig(Config):
         ValueError: A value is out of range.
     """
 
-    embeds: ClassVar[bool] = False  # whether nodes without features have embeddings
-    # Defaults for datasets of a format, by which a model was published.
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # Properties of the model: whether nodes without features have embeddings, whether "auto" leaves
+    # columns of zeros and ones alone, whether sums over neighbours are not divided by their number.
+    embeds: ClassVar[bool] = False
+    keeps_flags: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
+    # Defaults for datasets of a format, by which the model was published.
+    published: ClassVar[Mapping[str, Defaults]] = {}
 
-    splits: Annotated[
-        int,
-        Setting(
-            "training",
-            "models to train, each from a seed of its own and, where splits are random, on its own",
-            COUNT,
-            "N",
-        ),
-    ] = 10
-    split: Annotated[
-        Literal["auto", "published", "random"],
-        Setting(
-            "training",
-            "the dataset's published split; random ones into 50% training, 25% validation and 25% "
-            "test nodes; or auto: published if there is one",
-        ),
-    ] = "auto"
-    epochs: Annotated[int, Setting("training", "full-batch steps per split", COUNT, "N")] = 200
-    learning_rate: Annotated[float, Setting("training", "of Adam", POSITIVE, "RATE")] = 0.01
-    weight_decay: Annotated[
-        float, Setting("training", "L2 penalty in the gradient", NON_NEGATIVE, "RATE")
-    ] = 5e-4
-    weight_decay_layers: Annotated[
-        Literal["all", "first"], Setting("training", "convolutions whose parameters decay")
-    ] = "all"
-    seed: Annotated[
-        int,
-        Setting(
-            "training", "split i draws its nodes, parameters and dropout from seed + i", WHOLE, "N"
-        ),
-    ] = 0
-    num_layers: Annotated[int, Setting("model", "convolutions", COUNT, "N", "--layers")] = 2
-    hidden_features: Annotated[
-        int, Setting("model", "features between two convolutions", COUNT, "N")
-    ] = 64
-    dropout_rate: Annotated[
-        float,
-        Setting(
-            "model", "share of hidden activations dropped in training", RATE, "RATE", "--dropout"
-        ),
-    ] = 0.5
-    input_dropout_rate: Annotated[
-        float,
-        Setting(
-            "model", "share of input features dropped in training", RATE, "RATE", "--input-dropout"
-        ),
-    ] = 0.0
-    features: Annotated[
-        Literal["native", "noisy-label", "random"],
-        Setting(
-            "data",
-            "node features: the dataset's own, one-hot labels under Gaussian noise (AllSet's "
-            "substitute where a dataset has none), or noise alone",
-        ),
-    ] = "native"
-    feature_noise: Annotated[
-        float,
-        Setting("data", "standard deviation of the noise of noisy-label", NON_NEGATIVE, "STD"),
-    ] = 1.0
-    feature_normalization: Annotated[
-        FeatureNormalization,
-        Setting(
-            "data",
-            "row: divide each node's features by their absolute sum; standardize: give each column "
-            "but those of zeros and ones mean 0 and deviation 1 over all nodes, of gin rows of "
-            "length 1 thereby; auto: row where "
-            "each column is mostly zero and none is negative, else standardize",
-        ),
-    ] = "none"
-    keeps_flags: ClassVar[bool] = False  # whether "auto" leaves columns of zeros and ones alone
-    sums: ClassVar[bool] = False  # whether the model adds up neighbours, however many there are
-    scaling: Mapping[str, Any] | None = None  # means and deviations by type, once they are known
-    target_scaling: Any = None  # mean and deviation of each number to regress on
-    implementation: Annotated[
-        Implementation | None,
-        Setting(
-            "execution",
-            "of the aggregation: this library's custom call for the platform, or plain XLA",
-        ),
-    ] = None
+    # The runs, and the optimizer of each.
+    splits: int = setting(
+        10,
+        "training",
+        "models to train, each from a seed of its own and, where splits are random, on its own",
+        COUNT,
+    )
+    split: Literal["auto", "published", "random"] = setting(
+        "auto",
+        "training",
+        "the dataset's published split; random ones into 50% training, 25% validation and 25% "
+        "test nodes; or auto: published if there is one",
+    )
+    epochs: int = setting(200, "training", "full-batch steps per split", COUNT)
+    learning_rate: float = setting(0.01, "training", "learning rate of Adam", POSITIVE)
+    weight_decay: float = setting(5e-4, "training", "L2 penalty in the gradient", NON_NEGATIVE)
+    weight_decay_layers: Literal["all", "first"] = setting("all", "training", "layers that decay")
+    seed: int = setting(0, "training", "split i draws everything from seed + i", WHOLE)
+    # Sizes of the model, and its dropout.
+    num_layers: int = setting(2, "model", "number of convolutions", COUNT, flag="--layers")
+    hidden_features: int = setting(64, "model", "features between two convolutions", COUNT)
+    dropout_rate: float = setting(0.5, "model", "dropout between layers", RATE, flag="--dropout")
+    input_dropout_rate: float = setting(
+        0.0, "model", "share of input features dropped in training", RATE, flag="--input-dropout"
+    )
+    # The features.
+    features: Literal["native", "noisy-label", "random"] = setting(
+        "native",
+        "data",
+        "node features: the dataset's own, one-hot labels under Gaussian noise (AllSet's "
+        "substitute where a dataset has none), or noise alone",
+    )
+    feature_noise: float = setting(
+        1.0, "data", "standard deviation of the noise of noisy-label", NON_NEGATIVE, metavar="STD"
+    )
+    feature_normalization: FeatureNormalization = setting(
+        "none",
+        "data",
+        "row: divide each node's features by their absolute sum; standardize: give each column "
+        "but those of zeros and ones mean 0 and deviation 1 over all nodes, and for gin rows of "
+        "length 1; auto: row where each column is mostly zero and none is negative, else "
+        "standardize",
+    )
+    # Statistics of the training's data, which `settled` and `target_scaled` fill in.
+    scaling: Scaling | None = None
+    target_scaling: list[list[float]] | None = None
+    implementation: Implementation | None = setting(
+        None,
+        "execution",
+        "kernels of the aggregation: this library's custom call for the platform, or plain XLA",
+    )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadsConfig(TrainConfig):
-    """What models with heads share; dropout as Veličković et al. have it."""
+    """Settings of models with heads; dropout rates are those of Veličković et al."""
 
     dropout_rate: float = 0.6
     input_dropout_rate: float = 0.6
-    heads: Annotated[
-        int, Setting("model", "heads of all convolutions but the last, which has one", COUNT, "N")
-    ] = 8
-    attention_dropout_rate: Annotated[
-        float, Setting("model", "share of attention weights dropped in training", RATE, "RATE")
-    ] = 0.6
+    heads: int = setting(8, "model", "heads of all convolutions but the last, which has one", COUNT)
+    attention_dropout_rate: float = setting(0.6, "model", "dropout of attention weights", RATE)
+
+
+class SampledConfig(TrainConfig):
+    """Settings of trainings whose steps are on the whole graph, or on batches of seed nodes.
+
+    Raises:
+        ValueError: A value is out of range, or `fanouts` are set without a `batch_size`, or are not
+            one for each layer.
+    """
+
+    batch_size: int | None = setting(
+        None,
+        "training",
+        "nodes per step, of which an epoch has all training nodes once; none: each step is on the "
+        "whole graph",
+        COUNT._replace(accept=lambda value: value is None or COUNT.accept(value)),
+    )
+    fanouts: tuple[int, ...] = setting(
+        (),
+        "training",
+        "with --batch-size: number of edges drawn into each node, for each layer, that of the "
+        f"batch first; none: {_FANOUT} in each",
+        COUNTS,
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fanouts, list):  # JSON of a checkpoint has no tuples
+            object.__setattr__(self, "fanouts", tuple(self.fanouts))
+        super().__post_init__()
+        if self.fanouts and not self.batch_size:
+            raise ValueError(
+                f"fanouts need a batch_size, the nodes of a step, got fanouts={self.fanouts} alone"
+            )
+        if self.fanouts and len(self.fanouts) != self.num_layers:
+            raise ValueError(
+                f"fanouts must be one for each of num_layers = {self.num_layers} layers, got "
+                f"{self.fanouts}"
+            )
+
+    @property
+    def layer_fanouts(self) -> tuple[int, ...]:
+        """Number of edges drawn into each node, for each layer, that of the batch first."""
+        return self.fanouts or (_FANOUT,) * self.num_layers
