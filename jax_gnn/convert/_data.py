@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core.arrays import outline_fields
-from jax_gnn.graph import Graph, given_first
+from jax_gnn.graph import Graph, input_order
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import EdgeType, RelationalGraph
@@ -194,7 +194,7 @@ def edges_of(graph: Graph) -> Edges:
     """The edges of a graph."""
     size = int(np.asarray(graph.indptr[-1]))
     src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
-    order = given_first(ids)
+    order = input_order(ids)
     src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
     return Edges(src, dst, ids, order, graph.num_input_edges)
 
