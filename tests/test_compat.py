@@ -166,8 +166,8 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
 def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Of an array of JAX inside a program, for as long as it lives; elsewhere not at all."""
     looks = []
-    known = _segments._known
-    monkeypatch.setattr(_segments, "_known", lambda *a: looks.append(1) or known(*a))
+    known = _segments._new_look
+    monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or known(*a))
     x, ids = rng.normal(size=(40, 3)), jnp.asarray(random_ids(rng, "any"))
     compat.install()
 
@@ -176,14 +176,14 @@ def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.
 
     twice(x, ids)
     jax.grad(lambda x: twice(x, ids).sum())(jnp.asarray(x))
-    assert not looks and not _segments._seen
+    assert not looks and not _segments._looks
     text = str(jax.make_jaxpr(functools.partial(twice, ids=ids))(x))
     jax.make_jaxpr(lambda x: twice(2 * x, ids))(x)
-    assert len(looks) == 1 and len(_segments._seen) == 1
+    assert len(looks) == 1 and len(_segments._looks) == 1
     assert "segment_reduce" in text
     ids = None
     jax.clear_caches()
-    assert not _segments._seen
+    assert not _segments._looks
 
 
 def test_sharded_arrays_are_the_compilers_work(rng: np.random.Generator) -> None:
