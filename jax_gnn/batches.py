@@ -24,6 +24,7 @@ from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
 
 G = TypeVar("G", Graph, Hypergraph, RelationalGraph)
+Sizes = Sequence[Graph | Hypergraph | RelationalGraph] | Mapping[str, ArrayLike]
 
 # Sizes that a budget may name, by the kind of container; bipartite graphs have no batches.
 SIZES: dict[type, tuple[str, ...]] = {
@@ -517,7 +518,7 @@ def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndar
 # --- Capacities ----------------------------------------------------------------------------------
 
 
-def _sizes(graphs: Sequence[G] | Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+def _sizes(graphs: Sizes) -> dict[str, np.ndarray]:
     """Return all sizes of each graph that a budget may name."""
     if not isinstance(graphs, Mapping):
         members = _check_graphs(graphs)
@@ -540,9 +541,7 @@ def _size(graph: Graph | Hypergraph | RelationalGraph, name: str) -> int | None:
 
 
 @public
-def batch_budget(
-    sizes: Sequence[G] | Mapping[str, ArrayLike], num_graphs: int, *, multiple: int = 8
-) -> dict[str, int]:
+def batch_budget(sizes: Sizes, num_graphs: int, *, multiple: int = 8) -> dict[str, int]:
     """Choose capacities for batches of some number of graphs, from the sizes of a sample.
 
     They hold the mean and two standard deviations of such a batch, and every graph of the sample
@@ -579,9 +578,7 @@ def batch_budget(
 
 
 @public
-def pack(
-    sizes: Sequence[G] | Mapping[str, ArrayLike], budget: Mapping[str, int]
-) -> Iterator[list[int]]:
+def pack(sizes: Sizes, budget: Mapping[str, int]) -> Iterator[list[int]]:
     """Assign graphs to batches in their order, as many as the budget holds.
 
     Args:

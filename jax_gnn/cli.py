@@ -76,7 +76,7 @@ def add_command(
         description: Text of ``--help``, shown with its line breaks.
         run: Function that does the work and returns the exit code; may raise `UserError`.
     """
-    parser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         name, help=help, description=description, formatter_class=_HelpFormatter
     )
     parser.set_defaults(run=run)

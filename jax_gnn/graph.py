@@ -223,17 +223,17 @@ class Graph:
                 of range, or ``num_nodes`` is given beside the other sizes.
         """
         device = device_of(src, dst)
-        if dst is None:
-            src, dst = arguments.edge_ends("src", src)
-        src, dst = arguments.check_pairs("src", src, "dst", dst)
-        names, num_src, num_dst = check_sizes(src, dst, num_nodes, num_src, num_dst)
-        validate = arguments.check_flag("validate", validate) and not is_traced(src)
-        edges = sort_triples(src, None, dst, num_src=num_src, num_dst=num_dst)
+        columns = arguments.edge_ends("src", src) if dst is None else (src, dst)
+        senders, receivers = arguments.check_pairs("src", columns[0], "dst", columns[1])
+        names, num_src, num_dst = check_sizes(senders, receivers, num_nodes, num_src, num_dst)
+        validate = arguments.check_flag("validate", validate) and not is_traced(senders)
+        edges = sort_triples(senders, None, receivers, num_src=num_src, num_dst=num_dst)
+        # Sorting drops ids out of range anyway: they are searched for the error alone.
         if validate and edges.dropped():
-            arguments.check_range("src", src, names[0], num_src)
-            arguments.check_range("dst", dst, names[1], num_dst)
+            arguments.check_range("src", senders, names[0], num_src)
+            arguments.check_range("dst", receivers, names[1], num_dst)
         # Sorted triples without types have the fields of a graph up to edge_ids, in its order.
-        count = count_of(src, edges.indptr.dtype)
+        count = count_of(senders, edges.indptr.dtype)
         graph: Graph = placed(cls(*edges[:-1], None, None, count), device)
         return graph
 
@@ -277,14 +277,15 @@ class Graph:
         columns = {"src": src, "dst": dst}
         if t_order is not None:
             columns["t_order"] = t_order
-        src, dst, *order = arguments.check_columns(columns)
-        names, num_src, num_dst = check_sizes(src, dst, num_nodes, num_src, num_dst)
-        validate = arguments.check_flag("validate", validate)
-        build = _sorted_traced if is_traced(src) else _sorted_on_host
-        sorted_graph = build(
-            src, dst, order[0] if order else None, num_src, num_dst, names if validate else None
-        )
-        graph: Graph = placed(sorted_graph, device)
+        senders, receivers, *orders = arguments.check_columns(columns)
+        order = orders[0] if orders else None
+        names, num_src, num_dst = check_sizes(senders, receivers, num_nodes, num_src, num_dst)
+        if arguments.check_flag("validate", validate) and not is_traced(senders):
+            _check_sorted(senders, receivers, order, num_src, num_dst, names)
+        elif not is_traced(senders):
+            order = None  # an unchecked order could index out of bounds; sorting costs no more
+        build = _sorted_traced if is_traced(senders) else _sorted_on_host
+        graph: Graph = placed(build(senders, receivers, order, num_src, num_dst), device)
         return graph
 
     @classmethod
@@ -416,33 +417,31 @@ class Graph:
         xp = namespace(self.edge_ids)
         if xp is np:
             xp = namespace(arguments.to_array("values", values))
-        values = arguments.as_numbers("values", values, xp)
-        if values.ndim == 0:
+        array = arguments.as_numbers("values", values, xp)
+        if array.ndim == 0:
             raise ValueError(f"values must be ({rows}, *features), got a scalar")
-        count, num_values = self.num_input_edges, values.shape[0]
+        count, num_values = self.num_input_edges, array.shape[0]
         if (
             not (count is None or is_traced(count) or count.ndim)
             and not jax.export.is_symbolic_dim(num_values)
             and num_values != int(count)
         ):
-            raise ValueError(
-                f"values must be ({rows}={count}, *features), got shape {values.shape}"
-            )
+            raise ValueError(f"values must be ({rows}={count}, *features), got shape {array.shape}")
         fill = arguments.as_numbers("fill_value", fill_value, xp)
-        if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
+        if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(array):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
-        expected = f"a scalar or of the features {values.shape[1:]} of values"
+        expected = f"a scalar or of the features {array.shape[1:]} of values"
         with arguments.blame("fill_value", expected, fill):
-            fill = xp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
+            fill = xp.broadcast_to(fill.astype(array.dtype), (1, *array.shape[1:]))
         # Row 0 is the fill value, for id -1; ids past the values read NaN.
         result: Array
         if xp is np:
-            missing = np.full_like(fill, arguments.missing(values.dtype))
-            positions = np.clip(self.edge_ids, PADDING, len(values)) + 1
-            result = np.concatenate([fill, values, missing])[positions]
+            missing = np.full_like(fill, arguments.missing(array.dtype))
+            positions = np.clip(self.edge_ids, PADDING, len(array)) + 1
+            result = np.concatenate([fill, array, missing])[positions]  # type: ignore[assignment]
         else:
             edge_ids = bounded(self.edge_ids, num_values)
-            result = jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
+            result = jnp.concatenate([fill, array]).at[edge_ids + 1].get(mode="fill")
         return result
 
     @hosted("rows", "cols", "edge_ids", "t_order")
@@ -456,7 +455,8 @@ class Graph:
         """
         rows, cols, t_order = self.rows, self.cols, inverse_of(self.t_order)
         split = self.split
-        if namespace(rows, cols) is np and not _ascend(rows, cols):
+        ascends = (cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])  # within each row
+        if namespace(rows, cols) is np and not ascends.all():
             order = np.lexsort((cols, np.where(rows < 0, np.iinfo(rows.dtype).max, rows)))
             cols, t_order, split = cols[order], t_order[order], None
         return Graph(
@@ -572,7 +572,7 @@ class Graph:
             new_dst = arguments.growth("num_dst", num_dst, self.num_dst)
         new_edges = arguments.growth("num_edges", num_edges, self.num_edges)
 
-        def pad(ids: Array) -> Array:
+        def pad(ids: Array) -> Any:
             return pad_ids(ids, new_edges)
 
         graph = replace(  # keeps the class: a part of a sharded graph is a subclass
@@ -698,37 +698,38 @@ def check_sizes(
     return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
 
 
-def _sorted_on_host(
+def _check_sorted(
     src: np.ndarray,
     dst: np.ndarray,
     t_order: np.ndarray | None,
     num_src: int,
     num_dst: int,
-    names: tuple[str, str] | None,
+    names: tuple[str, str],
+) -> None:
+    """Check ids and orders of `Graph.from_sorted`; errors call the sizes by their names."""
+    arguments.check_range("src", src, names[0], num_src)
+    arguments.check_range("dst", dst, names[1], num_dst)
+    descents = np.flatnonzero(np.diff(dst) < 0)
+    if descents.size:
+        i = descents[0]
+        raise ValueError(
+            f"dst must ascend, got dst[{i}] = {dst[i]} before dst[{i + 1}] = {dst[i + 1]}; "
+            "Graph.from_edges sorts"
+        )
+    if t_order is not None:
+        arguments.check_range("t_order", t_order, "num_edges", len(src))
+        src_steps, dst_steps = np.diff(src[t_order]), np.diff(dst[t_order])
+        ascends = (src_steps > 0) | (src_steps == 0) & (dst_steps >= 0)
+        if not ascends.all() or (np.bincount(t_order, minlength=len(src)) != 1).any():
+            raise ValueError("t_order must have each edge once, by source, then destination")
+
+
+def _sorted_on_host(
+    src: np.ndarray, dst: np.ndarray, t_order: np.ndarray | None, num_src: int, num_dst: int
 ) -> Graph:
-    """Build a graph of edges by destination, in numpy; check them if sizes have ``names``."""
+    """Build a graph of edges by destination, in numpy."""
     count, edge_ids = len(src), np.arange(len(src))
     num_input_edges = count_of(src, index_dtype(num_src, num_dst, count))
-    if names is None:
-        t_order = (
-            None  # an unchecked order could index out of bounds; sorting is as fast as a check
-        )
-    else:
-        arguments.check_range("src", src, names[0], num_src)
-        arguments.check_range("dst", dst, names[1], num_dst)
-        down = np.flatnonzero(np.diff(dst) < 0)
-        if down.size:
-            i = down[0]
-            raise ValueError(
-                f"dst must ascend, got dst[{i}] = {dst[i]} before dst[{i + 1}] = {dst[i + 1]}; "
-                "Graph.from_edges sorts"
-            )
-        if t_order is not None:
-            arguments.check_range("t_order", t_order, "num_edges", count)
-            src_steps, dst_steps = np.diff(src[t_order]), np.diff(dst[t_order])
-            ascends = (src_steps > 0) | (src_steps == 0) & (dst_steps >= 0)
-            if not ascends.all() or (np.bincount(t_order, minlength=count) != 1).any():
-                raise ValueError("t_order must have each edge once, by source, then destination")
     keep = in_range(src, num_src) & in_range(dst, num_dst)
     if not keep.all():
         edge_ids, src, dst, t_order = edge_ids[keep], src[keep], dst[keep], None
@@ -745,15 +746,9 @@ def _sorted_on_host(
 
 
 def _sorted_traced(
-    src: Array,
-    dst: Array,
-    t_order: Array | None,
-    num_src: int,
-    num_dst: int,
-    names: tuple[str, str] | None,
+    src: Array, dst: Array, t_order: Array | None, num_src: int, num_dst: int
 ) -> Graph:
     """Build a graph of edges by destination inside ``jax.jit``, where nothing can be checked."""
-    del names
     dtype = index_dtype(num_src, num_dst, src.shape[0])
     keep = in_range(src, num_src) & in_range(dst, num_dst)
     # Valid edges move to the front in their order, and leave padding at the end.
@@ -808,11 +803,6 @@ def check_index(name: str, array: object, is_pointer: bool = False) -> np.dtype[
     if is_pointer and array.shape[0] == 0:
         raise ValueError(f"{name} must have at least one element, got shape {array.shape}")
     return array.dtype
-
-
-def _ascend(rows: np.ndarray, cols: np.ndarray) -> bool:
-    """Return whether columns ascend within each row."""
-    return bool(((cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])).all())
 
 
 def _check_split(name: str, split: EdgeSplit | None, indptr: Array, cols: Array) -> None:

@@ -90,7 +90,8 @@ class HeteroGraph:
             validate=validate,
         )
         types: Any = (relational.relation_names or ())[: len(edges) * (1 + inverse)]
-        counts = [np.shape(ends[0])[0] if len(ends) else 0 for ends in edges.values()]
+        columns: Any = edges.values()
+        counts = [np.shape(pair[0])[0] if len(pair) else 0 for pair in columns]
         indptr = relational.nodes.indptr
         sizes: Any = np.array(counts, indptr.dtype)
         graph: HeteroGraph = placed(
@@ -400,7 +401,8 @@ class HeteroGraph:
                 nodes = graph.relational.nodes
                 dtype = nodes.edge_ids.dtype
                 edge_ids = np.concatenate([*ids, np.zeros(0, int)])
-                nodes = nodes._renumbered(edge_ids, np.asarray(counts.sum(), dtype))
+                num_input_edges: Any = np.asarray(counts.sum(), dtype)
+                nodes = nodes._renumbered(edge_ids, num_input_edges)
                 graph = replace(
                     graph,
                     relational=replace(graph.relational, nodes=nodes),

@@ -122,17 +122,17 @@ class RelationalGraph:
 
         Its ``num_src`` is the number of pairs. Its edges by destination are those of ``nodes``.
         """
-        nodes, out = self.nodes, self.out_of_pairs
-        if out is None:
+        nodes, edges = self.nodes, self.out_of_pairs
+        if edges is None:
             return None
         graph = Graph(
             indptr=nodes.indptr,
             rows=nodes.rows,
-            cols=out.cols,
-            t_indptr=out.t_indptr,
-            t_rows=out.t_rows,
-            t_cols=out.t_cols,
-            t_order=out.t_order,
+            cols=edges.cols,
+            t_indptr=edges.t_indptr,
+            t_rows=edges.t_rows,
+            t_cols=edges.t_cols,
+            t_order=edges.t_order,
             edge_ids=nodes.edge_ids,
             num_input_edges=nodes.num_input_edges,
         )
@@ -144,16 +144,16 @@ class RelationalGraph:
 
         Its ``num_dst`` is the number of pairs. Its edges by source are those of ``nodes``.
         """
-        nodes, into = self.nodes, self.into_pairs
-        if into is None:
+        nodes, edges = self.nodes, self.into_pairs
+        if edges is None:
             return None
         graph = Graph(
-            indptr=into.indptr,
-            rows=into.rows,
+            indptr=edges.indptr,
+            rows=edges.rows,
             cols=nodes.cols,
             t_indptr=nodes.t_indptr,
             t_rows=nodes.t_rows,
-            t_cols=into.t_cols,
+            t_cols=edges.t_cols,
             t_order=nodes.t_order,
             edge_ids=nodes.edge_ids,
             num_input_edges=nodes.num_input_edges,
@@ -204,10 +204,10 @@ class RelationalGraph:
         if types is None or relations is None:
             return None
         numbers = {name: i for i, name in enumerate(types)}
-        ends = [None if isinstance(name, str) else (name[0], name[2]) for name in relations]
-        if not {name for pair in ends if pair for name in pair} <= numbers.keys():
+        pairs = [None if isinstance(name, str) else (name[0], name[2]) for name in relations]
+        if not {name for pair in pairs if pair for name in pair} <= numbers.keys():
             return None
-        return tuple(pair and (numbers[pair[0]], numbers[pair[1]]) for pair in ends)
+        return tuple(pair and (numbers[pair[0]], numbers[pair[1]]) for pair in pairs)
 
     @property
     def node_slices(self) -> tuple[slice, ...]:
@@ -278,10 +278,11 @@ class RelationalGraph:
                 ``self_relation`` is set for a bipartite graph, or a part is unknown.
         """
         device = device_of(src, rel, dst)
-        src, rel, dst = arguments.check_columns({"src": src, "rel": rel, "dst": dst})
+        columns = arguments.check_columns({"src": src, "rel": rel, "dst": dst})
+        senders, relations, receivers = columns
         is_bipartite = num_src is not None or num_dst is not None
-        names, num_src, num_dst = check_sizes(src, dst, num_nodes, num_src, num_dst)
-        num_relations = arguments.check_size("num_relations", num_relations, rel)
+        names, num_src, num_dst = check_sizes(senders, receivers, num_nodes, num_src, num_dst)
+        num_relations = arguments.check_size("num_relations", num_relations, relations)
         inverse = arguments.check_flag("inverse", inverse)
         self_relation = arguments.check_flag("self_relation", self_relation)
         for name, is_set in (("inverse", inverse), ("self_relation", self_relation)):
@@ -290,11 +291,9 @@ class RelationalGraph:
                     f"{name} is not for bipartite graphs: give num_nodes, got {num_src=} and "
                     f"{num_dst=}"
                 )
-        validate = arguments.check_flag("validate", validate) and not is_traced(src)
+        validate = arguments.check_flag("validate", validate) and not is_traced(senders)
         edges = sort_triples(
-            src,
-            rel,
-            dst,
+            *columns,
             num_src=num_src,
             num_dst=num_dst,
             num_relations=num_relations,
@@ -303,11 +302,11 @@ class RelationalGraph:
         )
         # Sorting drops ids out of range anyway, so that their search is for the error alone.
         if validate and edges.dropped():
-            arguments.check_range("src", src, names[0], num_src)
-            arguments.check_range("rel", rel, "num_relations", num_relations)
-            arguments.check_range("dst", dst, names[1], num_dst)
+            arguments.check_range("src", senders, names[0], num_src)
+            arguments.check_range("rel", relations, "num_relations", num_relations)
+            arguments.check_range("dst", receivers, names[1], num_dst)
         sorted_graph = cls(
-            Graph(*edges[:-1], None, None, count_of(src, edges.indptr.dtype)),
+            Graph(*edges[:-1], None, None, count_of(senders, edges.indptr.dtype)),
             edges.types,
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
@@ -373,9 +372,9 @@ class RelationalGraph:
         for relation, (key, columns) in enumerate(zip(edge_types, edges.values(), strict=True)):
             name = f"edges[{key!r}]"
             columns = _two_rows(name, columns)
-            ends = arguments.check_pairs(f"{name}[0]", columns[0], f"{name}[1]", columns[1])
+            pair = arguments.check_pairs(f"{name}[0]", columns[0], f"{name}[1]", columns[1])
             shifted = []
-            for i, (ids, kind) in enumerate(zip(ends, (key[0], key[2]), strict=True)):
+            for i, (ids, kind) in enumerate(zip(pair, (key[0], key[2]), strict=True)):
                 if validate and not is_traced(ids):
                     size_name = f"num_nodes[{kind!r}]"
                     arguments.check_range(f"{name}[{i}]", ids, size_name, sizes[kind])
@@ -438,11 +437,11 @@ class RelationalGraph:
         )
         graph = self
         if "from_pairs" in parts and self.pair_src is None:
-            pairs, out = source_pairs(edges, self.num_relations)
-            graph = replace(graph, pair_src=pairs, out_of_pairs=out)
+            pairs, out_of_pairs = source_pairs(edges, self.num_relations)
+            graph = replace(graph, pair_src=pairs, out_of_pairs=out_of_pairs)
         if "to_pairs" in parts and self.pair_dst is None:
-            pairs, into = destination_pairs(edges, self.num_relations)
-            graph = replace(graph, pair_dst=pairs, into_pairs=into)
+            pairs, into_pairs = destination_pairs(edges, self.num_relations)
+            graph = replace(graph, pair_dst=pairs, into_pairs=into_pairs)
         return graph
 
     @hosted()
@@ -510,7 +509,8 @@ class RelationalGraph:
         """
         self.check_arrays(name)
         nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
-        return replace(jax.tree.map(signed, self._plain), nodes=nodes)
+        graph: RelationalGraph = jax.tree.map(signed, self._plain)
+        return replace(graph, nodes=nodes)  # which may have gates
 
     def check_arrays(self, name: str = "graph") -> None:
         """Check dtypes and shapes of the arrays as `check` does; leave arrays on the host there."""
@@ -563,10 +563,11 @@ class RelationalGraph:
         Args:
             weighted: whether edges have weights, so that their order by source is needed.
         """
-        nodes, from_pairs, to_pairs = (
+        from_pairs, to_pairs = (
             None if graph is None else graph.matrix(weighted=weighted)
-            for graph in (self.nodes, self.from_pairs, self.to_pairs)
+            for graph in (self.from_pairs, self.to_pairs)
         )
+        nodes = self.nodes.matrix(weighted=weighted)
         return RelationalMatrix(
             nodes, self.edge_types, self.pair_src, from_pairs, self.pair_dst, to_pairs
         )
@@ -642,10 +643,10 @@ class RelationalGraph:
         """
         arguments.check_choice("kind", kind, ("mean",))
         dtype = arguments.check_float_dtype("dtype", dtype)
-        rows, types, into = self.nodes.rows, self.edge_types, self.into_pairs
+        rows, types, pairs = self.nodes.rows, self.edge_types, self.into_pairs
         xp = namespace(rows, types)
-        if into is not None:  # the edges of a pair have the same destination and relation
-            counts = ids_at(into.indptr, into.rows + 1) - ids_at(into.indptr, into.rows)
+        if pairs is not None:  # the edges of a pair have the same destination and relation
+            counts = ids_at(pairs.indptr, pairs.rows + 1) - ids_at(pairs.indptr, pairs.rows)
         else:  # edges are sorted by destination, then relation: count the runs of equal ones
             is_first = xp.arange(self.num_edges) == 0
             is_first |= (rows != xp.roll(rows, 1)) | (types != xp.roll(types, 1))
@@ -676,7 +677,8 @@ class RelationalGraph:
         types, size = self.edge_types, self.num_relations
         valid = in_range(types, size)
         # Padding counts as a further relation, which is cut off.
-        return _counts(namespace(types).where(valid, types, size), size + 1)[:size]
+        counts: Array = _counts(namespace(types).where(valid, types, size), size + 1)[:size]
+        return counts
 
     def _part(self, name: Part) -> Graph:
         graph: Graph | None = getattr(self, name)
@@ -695,8 +697,9 @@ def _check_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 def _check_edge_type(key: object, sizes: Mapping[str, int]) -> EdgeType:
     """Check an edge type, and return it with numpy's strings turned into Python's."""
-    is_triple = isinstance(key, tuple) and len(key) == 3
-    if not is_triple or not all(isinstance(part, str) for part in key):
+    if not (
+        isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
+    ):
         raise TypeError(
             "edges must be by (source type, relation, destination type), three strings, got "
             f"{key!r}"

@@ -231,8 +231,8 @@ def line_graph(graph: Graph, *, undirected: bool = False) -> Derived:
         edges = edges[src <= dst]
         src, dst = src[edges], dst[edges]
         rows = np.arange(len(edges))
-        ends = _sparse(np.r_[rows, rows], np.r_[src, dst], (len(edges), num_nodes))
-        adjacent = (ends @ ends.T).tocoo()
+        incidence = _sparse(np.r_[rows, rows], np.r_[src, dst], (len(edges), num_nodes))
+        adjacent = (incidence @ incidence.T).tocoo()
         off_diagonal = adjacent.row != adjacent.col
         first, second = adjacent.row[off_diagonal], adjacent.col[off_diagonal]
         is_source_shared = (src[first] == src[second]) | (src[first] == dst[second])

@@ -61,10 +61,10 @@ class Attribution:
 
     def undirected(self) -> np.ndarray:
         """Average over all edges between two nodes, of either direction: ``(num_edges,)``."""
-        edges, ends = self._edges_and_ends()
+        edges, endpoints = self._edges_and_endpoints()
         if isinstance(self.graph, Hypergraph):
             raise TypeError("incidences of a Hypergraph have no other way")
-        _, pair = np.unique(np.sort(ends, 1), axis=0, return_inverse=True)
+        _, pair = np.unique(np.sort(endpoints, 1), axis=0, return_inverse=True)
         pair = pair.ravel()
         means = np.zeros(edges_of(self.graph).num_edges, edges.dtype)
         means[: len(edges)] = (np.bincount(pair, edges) / np.bincount(pair))[pair]
@@ -72,10 +72,10 @@ class Attribution:
 
     def hyperedges(self) -> np.ndarray:
         """Sum over the incidences of each hyperedge: ``(num_hyperedges,)``."""
-        edges, ends = self._edges_and_ends()
+        edges, endpoints = self._edges_and_endpoints()
         if not isinstance(self.graph, Hypergraph):
             raise TypeError(f"the graph must be a Hypergraph, got {type(self.graph).__name__}")
-        return np.bincount(ends[:, 1], edges, self.graph.num_hyperedges)
+        return np.bincount(endpoints[:, 1], edges, self.graph.num_hyperedges)
 
     def top_edges(self, k: int = 10) -> list[tuple[Any, ...]]:
         """Return the k edges of the highest scores as tuples (source, destination, score).
@@ -83,14 +83,14 @@ class Attribution:
         For a relational graph, tuples are (source, relation, destination, score); for a hypergraph
         (node, hyperedge, score).
         """
-        edges, ends = self._edges_and_ends()
+        edges, endpoints = self._edges_and_endpoints()
         order = np.argsort(-edges, kind="stable")[: arguments.check_size("k", k)]
-        columns = [ends[order, 0], ends[order, 1], edges[order]]
+        columns = [endpoints[order, 0], endpoints[order, 1], edges[order]]
         if isinstance(self.graph, RelationalGraph):
             columns.insert(1, np.asarray(self.graph.edge_types)[order])
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def _edges_and_ends(self) -> tuple[np.ndarray, np.ndarray]:
+    def _edges_and_endpoints(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores of edges, and their sources and destinations, without padding."""
         if self.edges is None:
             raise ValueError("there are no attributions to edges")
@@ -198,7 +198,7 @@ def attribute(
             options = baseline, num_steps, learning_rate, seed
             attribution = _by_gradients(call, method, edges, *options)
     attribution = replace(attribution, index=index, target=columns)
-    return attribution if part is None else _on_graph(attribution, graph, part)
+    return attribution if part is None else _on_graph(attribution, graph, part)  # type: ignore
 
 
 def _attention(call: Call, only_relevant: bool) -> Attribution:
@@ -242,8 +242,8 @@ def _by_gradients(
         _methods.check_gates(call)
     features = np.asarray(of_x)
     nodes = features.sum(tuple(range(1, features.ndim)))
-    of_edges = None if of_edges is None else np.asarray(of_edges)
-    return Attribution(call.graph, features, nodes, of_edges)
+    edge_scores = None if of_edges is None else np.asarray(of_edges)
+    return Attribution(call.graph, features, nodes, edge_scores)
 
 
 def _call_on_subgraph(call: Call, part: Derived) -> Call:

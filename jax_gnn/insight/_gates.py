@@ -157,8 +157,12 @@ def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:
     if isinstance(graph, RelationalGraph):
         return _without_relational_edges(graph, keep)
     if isinstance(graph, Hypergraph):
-        incidences, source = without_edges(graph.graph, keep)
+        incidences, source = _without_graph_edges(graph.graph, keep)
         return replace(graph, graph=incidences), source
+    return _without_graph_edges(graph, keep)
+
+
+def _without_graph_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
     keep = keep & (graph.rows >= 0)
     source, position = compaction(keep)
     t_keep = jnp.append(keep, False)[jnp.where(graph.t_order < 0, -1, graph.t_order)]
@@ -167,9 +171,8 @@ def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:
     def row_starts(indptr: Array, keep: Array) -> Array:
         return jnp.append(0, jnp.cumsum(keep))[indptr].astype(indptr.dtype)
 
-    def take(ids: Array, positions: Array) -> Array:
-        taken: Array = ids_at(ids, positions).astype(ids.dtype)
-        return taken
+    def take(ids: Array, positions: Array) -> Any:
+        return ids_at(ids, positions).astype(ids.dtype)
 
     part = Graph(
         indptr=row_starts(graph.indptr, keep),

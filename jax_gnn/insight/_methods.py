@@ -72,8 +72,10 @@ def gradients(call: Call, *, edges: bool) -> tuple[Array, Array | None]:
 def integrated(call: Call, start: Array, edges: bool) -> tuple[Array, Array | None]:
     """Integrate gradients from a baseline of the features, and from gates of 0."""
     features = _integral(_value_at_features, call, start, call.x - start)
-    ones = _ones(call) if edges else None
-    return features, None if ones is None else _integral(_value_at_gates, call, 0 * ones, ones)
+    if not edges:
+        return features, None
+    gates = _ones(call)
+    return features, _integral(_value_at_gates, call, 0 * gates, gates)
 
 
 def _value_at_features(call: Call, x: Array) -> Array:
@@ -90,9 +92,9 @@ def _integral(value: Value, call: Call, start: Array, step: Array) -> Array:
     Its sum is the change of the value along the line. Intervals in which a sum misses that change
     are halved: at the kink of a ReLU gradients jump, which no rule of fixed points integrates.
     """
-    first, last = (float(value(call, start + t * step)) for t in (0, 1))
-    noise = float(np.finfo(step.dtype).eps) * max(abs(first), abs(last))
-    accuracy = max(5e-5 * abs(last - first), 4 * noise)
+    y0, y1 = (float(value(call, start + t * step)) for t in (0, 1))
+    noise = float(np.finfo(step.dtype).eps) * max(abs(y0), abs(y1))
+    accuracy = max(5e-5 * abs(y1 - y0), 4 * noise)
     max_error = max(accuracy / 32, 2 * noise)  # of an interval; errors of both signs cancel
     points = np.linspace(0, 1, 17)
     starts, stops = points[:-1], points[1:]
@@ -177,9 +179,12 @@ def occluded_edges(call: Call) -> Array:
 def occluded_nodes(call: Call) -> Array:
     """Return the decrease of the explained value without the features of each node."""
     value = call.value()
-    return jax.lax.map(
-        lambda node: value - call.value(call.x.at[node].set(0)), jnp.arange(call.x.shape[0])
-    )
+
+    def decrease(node: Array) -> Array:
+        return value - call.value(call.x.at[node].set(0))
+
+    decreases: Array = jax.lax.map(decrease, jnp.arange(call.x.shape[0]))
+    return decreases
 
 
 # --- GNNExplainer --------------------------------------------------------------------------------

@@ -111,9 +111,10 @@ def plot_neighborhood(
                 f"labels must be (num_nodes={graph.num_nodes},), got shape {classes.shape}"
             )
         fill = [PALETTE[label % len(PALETTE)] for label in classes[nodes]]
-    ax.scatter(*positions.T, s=size, c=fill, edgecolors="white", linewidths=0.8, zorder=2)
-    x, y = positions[:1].T
-    ax.scatter(x, y, s=2.4 * size, facecolors="none", edgecolors="black", linewidths=1.8)
+    x, y = positions.T
+    ax.scatter(x, y, s=size, c=fill, edgecolors="white", linewidths=0.8, zorder=2)
+    ring: dict[str, Any] = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.8}
+    ax.scatter(x[:1], y[:1], s=2.4 * size, **ring)
     texts: list[str] = []
     if names is not None:
         texts = [str(names[i]) for i in nodes]
@@ -177,8 +178,8 @@ def _layout(count: int, pairs: np.ndarray) -> np.ndarray:
     """
     if count == 1:
         return np.zeros((1, 2))
-    ones = np.ones(len(pairs))
-    matrix = scipy.sparse.coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=(count, count))
+    entries = np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])
+    matrix = scipy.sparse.coo_array(entries, shape=(count, count))
     distances = scipy.sparse.csgraph.shortest_path(
         scipy.sparse.csr_array(matrix), directed=False, unweighted=True
     )
