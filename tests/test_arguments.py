@@ -245,7 +245,7 @@ RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_rel
 
 
 def signed(function: Any, like: Any) -> Callable[..., Any]:
-    """With the signature of another, whose defaults say which arguments may be None."""
+    """Take the signature of another function, whose defaults tell optional arguments."""
     function.__signature__ = inspect.signature(like)
     return function
 
@@ -466,7 +466,7 @@ def test_all_functions_are_here() -> None:
 
 
 def right_arguments(name: str) -> dict[str, Any]:
-    """Those without a default, and ids of segments."""
+    """Required arguments, and ids of segments."""
     if "data" in CALLS[name].arguments:
         return ops.SEGMENTS
     function, given, _ = CALLS[name]
@@ -498,7 +498,7 @@ def test_words_of_errors(name: str, row: int) -> None:
 
 @pytest.mark.parametrize("none", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
 def test_no_ids_are_integers(none: Any) -> None:
-    """Whatever dtype numpy gives to arrays without elements."""
+    """Empty arrays may have any dtype that numpy gives them."""
     sizes = {"num_nodes": N, "num_hyperedges": N}
     assert Graph.from_edges(none, none, num_nodes=N).num_edges == 0
     assert Hypergraph.from_incidence(none, none, **sizes).num_incidences == 0

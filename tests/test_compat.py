@@ -33,7 +33,7 @@ OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 
 
 def both(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """What a function that calls others' gives, as it is and with these replaced."""
+    """Return the results of a function with the original, and with replaced functions."""
     want = function(*arguments)
     compat.install()
     got = function(*arguments)
@@ -96,7 +96,7 @@ def test_segments_as_jax_has_them(
 
 
 def test_corners_of_segments(rng: np.random.Generator) -> None:
-    """What this library does not take goes to the original, and so do errors."""
+    """Calls that this library does not take go to the original, which raises the errors."""
     x, ids = rng.normal(size=(40, 3)).astype(np.float32), random_ids(rng, "any")
     positive, wide = np.abs(ids), random_ids(rng, "any", np.int64)
     op = jax.ops.segment_sum
@@ -164,7 +164,7 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
 
 
 def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Of an array of JAX inside a program, for as long as it lives; elsewhere not at all."""
+    """A program looks once at a live JAX array of ids; eager calls do not look."""
     looks = []
     known = _segments._new_look
     monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or known(*a))
@@ -273,7 +273,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights: Any) -> None:
 
 @pytest.mark.parametrize("are_known", [False, True])
 def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known: bool) -> None:
-    """Whatever jraph makes of ids out of range, which for a softmax is the row of another."""
+    """Ids out of range give jraph's result, which for a softmax is another segment's."""
     jraph = pytest.importorskip("jraph")
     x, constants = rng.normal(size=(40, 3)).astype(np.float32), jnp.asarray(ids)
 
@@ -303,7 +303,7 @@ def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known
 
 
 def test_models_of_jraph_train_the_same(rng: np.random.Generator) -> None:
-    """What is a default argument there is replaced too."""
+    """Default arguments of jraph are replaced, too."""
     jraph = pytest.importorskip("jraph")
     senders, receivers = rng.integers(0, 9, (2, 30))
     graph = jraph.GraphsTuple(

@@ -260,7 +260,7 @@ def test_methods_leave_arrays_where_they_are() -> None:
 
 
 def test_building_compiles_nothing(rng: np.random.Generator) -> None:
-    """Of 40 sizes, of arrays of numpy and of JAX."""
+    """Methods run on 40 sizes, with arrays of numpy and of JAX."""
     with programs() as seen:
         jax.jit(lambda x: x + 1)(np.ones(5))
     assert seen, "events have other names"

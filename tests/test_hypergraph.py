@@ -385,7 +385,7 @@ def test_bad_directed(
 
 
 def test_dual_of_directed() -> None:
-    """Where nodes sent to hyperedges, hyperedges send to nodes, and the other way round."""
+    """The dual swaps the steps from nodes to hyperedges and from hyperedges to nodes."""
     np.testing.assert_array_equal(dense(DIRECTED.dual), heads_of(DIRECTED).T)
     np.testing.assert_array_equal(heads_of(DIRECTED.dual), dense(DIRECTED).T)
     assert same_bits(DIRECTED.dual.dual, DIRECTED)

@@ -131,7 +131,7 @@ def objects() -> dict[str, Any]:
 
 
 def contents(value: Any) -> Any:
-    """All that an object holds, for comparison by ``==``."""
+    """Return the contents of an object, for comparison by ``==``."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if isinstance(value, np.ndarray | np.generic | jax.Array):

@@ -82,7 +82,7 @@ def is_public(module: str) -> bool:
 
 
 def test_public_modules_are_documented() -> None:
-    """What has no underscore may be imported, and stands in the list of public modules."""
+    """Modules without an underscore are in the documented list of public modules."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     listed = re.search(r"Public modules: (.*?)\.\n", text, re.S)
     assert listed
@@ -99,7 +99,7 @@ def test_names_are_no_modules(name: str) -> None:
 
 
 def test_a_call_outside_of_transformations_is_one_program() -> None:
-    """Of arrays; anything else is looked at as it is, and so is what is traced."""
+    """Eager calls on arrays are compiled; other arguments and tracers pass unchanged."""
     seen: list[Any] = []
 
     @one_call("how")

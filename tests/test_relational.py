@@ -88,7 +88,7 @@ def check_relational(graph: RelationalGraph, src: Any, rel: Any, dst: Any, ids: 
 
 
 def extended(src: Any, rel: Any, dst: Any, num_relations: int, num_nodes: int) -> Any:
-    """With inverse edges and the relation of loops."""
+    """The graph has inverse edges and the self-relation."""
     ids, nodes = np.arange(len(src)), np.arange(num_nodes)
     return (
         np.concatenate([src, dst, nodes]),
@@ -248,7 +248,7 @@ def test_ops_take_its_graphs(rng: Rng) -> None:
 
 
 def test_graphs_in_another_order(rng: Rng) -> None:
-    """What adds edges asks nothing of the order of a destination's edges."""
+    """Adding edges does not depend on the order of a destination's edges."""
     src, rel, dst = triples(rng, 60, 9, 9, 5)
     nodes = RelationalGraph.from_triples(src, rel, dst, 9, 5).nodes
     plain = Graph.from_edges(src, dst, num_nodes=9)

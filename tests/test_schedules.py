@@ -968,7 +968,7 @@ def database(noise=0.0, seed=0):
 
 
 def emitted_rule(found, fitted):
-    """What a written rule chooses, of all that it may ask for."""
+    """The generated rule returns its choice for all features."""
     rule = types.ModuleType("rule")
     exec(rules.emit(found, fitted), rule.__dict__)
     return functools.partial(chosen_by, rule)

@@ -77,7 +77,7 @@ def need(name: str) -> Any:
 
 
 def check(made: Derived, graph: Graph) -> None:
-    """That the maps say what became of nodes and edges, and that values of the input go along."""
+    """Check the maps from new nodes and edges to the original ones, and values of the input."""
     found, given = ends(made.graph), ends(graph)
     assert made.graph.num_nodes == len(made.nodes) and len(found) == len(made.edges)
     np.testing.assert_array_equal(made.nodes[found], given[made.edges])
