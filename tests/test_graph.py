@@ -185,7 +185,7 @@ def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: i
         ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
     ],
 )
-def test_what_is_no_edges(edges: Any, error: type[Exception], message: str) -> None:
+def test_what_is_no_edges(edges, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_edges(edges)
 
@@ -217,7 +217,7 @@ def test_from_sorted(rng: np.random.Generator, where: str, given: str) -> None:
     sizes = {"num_src": int(num_src), "num_dst": int(num_dst)}
     orders = [t_order] if given == "an order" else []
 
-    def build(src: Any, dst: Any, *order: Any) -> Graph:
+    def build(src, dst, *order) -> Graph:
         return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
 
     graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
@@ -338,7 +338,7 @@ def test_64_bit_indices() -> None:
     """A size beyond 32 bits needs them; with no edges on that side nothing large is allocated."""
     sizes = {"num_src": 2**31, "num_dst": 2}
 
-    def build(src: Any, dst: Any) -> Graph:
+    def build(src, dst) -> Graph:
         return Graph.from_edges(src, dst, **sizes)
 
     ids = jax.ShapeDtypeStruct((3,), np.int32)
@@ -381,7 +381,7 @@ def test_bad_arrays_inside_jit() -> None:
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
 @pytest.mark.parametrize("family", ["array", "matrix"])
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.float64])
-def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype: Any) -> None:
+def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype) -> None:
     want = (3 * rng.normal(size=(6, 4)) * rng.integers(0, 2, (6, 4))).astype(dtype)
     matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
     graph = Graph.from_scipy(matrix)
@@ -411,12 +411,12 @@ def test_from_scipy_keeps_what_is_stored() -> None:
         ),
     ],
 )
-def test_bad_scipy(matrix: Any, error: type[Exception], message: str) -> None:
+def test_bad_scipy(matrix, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_scipy(matrix)
 
 
-def forged(kind: str, **changes: Any) -> Any:
+def forged(kind: str, **changes) -> Any:
     """A matrix of 4 by 4 ones, in a format of scipy's, with arrays that its user put there."""
     matrix = getattr(scipy.sparse, f"{kind}_array")(np.ones((4, 4), np.float32))
     for name, value in changes.items():
@@ -481,14 +481,14 @@ FORGED = [
     ids=[f"{kind}-{'-'.join(changes)}-{message}" for kind, changes, message in FORGED],
 )
 @pytest.mark.parametrize("container", [Graph, Hypergraph])
-def test_forged_scipy(container: Any, kind: str, changes: Any, message: str) -> None:
+def test_forged_scipy(container, kind: str, changes, message: str) -> None:
     """scipy's conversions write where these say, outside their arrays."""
     with pytest.raises(ValueError, match=message):
         container.from_scipy(forged(kind, **changes))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint64, ">i4"])
-def test_from_scipy_with_surplus_entries(dtype: Any) -> None:
+def test_from_scipy_with_surplus_entries(dtype) -> None:
     """Entries outside all rows are ignored; index arrays may be of any integer type."""
     indptr, indices = np.array([0, 1, 1, 3, 3]).astype(dtype), np.arange(16).astype(dtype)
     graph = Graph.from_scipy(forged("csr", indptr=indptr, indices=indices))

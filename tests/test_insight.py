@@ -129,7 +129,7 @@ def other_model(name: str, rng: Rng) -> tuple[Any, Any, jax.Array]:
     return made, graph, x
 
 
-def own_messages(graph: Graph, x: Any) -> Any:
+def own_messages(graph: Graph, x) -> Any:
     """A model whose messages no op of the library knows."""
     messages = jnp.where((graph.rows >= 0)[:, None], jnp.tanh(x[graph.cols]), 0)
     return segment_sum(messages, graph.rows, graph.num_nodes)
@@ -326,7 +326,7 @@ def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
     x[1:21, 0] = kind
     x[1:21, 1] = rng.normal(size=20)
 
-    def model(graph: Graph, x: Any) -> Any:
+    def model(graph: Graph, x) -> Any:
         y = spmm(graph, x[:, :1])
         return jnp.concatenate([y, 4 - y], 1)
 
@@ -340,7 +340,7 @@ def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("method", ["saliency", "gnn_explainer", "occlusion"])
-def test_on_a_subgraph(rng: Rng, method: Any) -> None:
+def test_on_a_subgraph(rng: Rng, method) -> None:
     """Attributions within the hops equal those on the full graph; others are zero."""
     graph, x = random_graph(rng)
     model = model_of("SAGE")
@@ -358,7 +358,7 @@ def test_on_a_subgraph(rng: Rng, method: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
-def test_attention(rng: Rng, layer: Any) -> None:
+def test_attention(rng: Rng, layer) -> None:
     """Attention weights equal those that PyG's layers return."""
     geometric, torch = need("torch_geometric.nn"), need("torch")
     edges = np.unique(rng.integers(0, N, (30, 2)), axis=0)
@@ -400,7 +400,7 @@ def test_attention(rng: Rng, layer: Any) -> None:
 
 @pytest.mark.parametrize("method", ["source_pairs", "destination_pairs"])
 @pytest.mark.parametrize("name", ["RGAT", "HGT"])
-def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
+def test_attention_of_relations(rng: Rng, name: str, method) -> None:
     """Values under the weights of the edges sum up to the result, gates or not."""
     graph, _ = random_relations(rng)
     x, maps = (jnp.asarray(rng.normal(size=size)) for size in ((N, 4), (2, 3, 2, 2, 2)))
@@ -409,7 +409,8 @@ def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
     heads = x[edges.cols].reshape(-1, 2, 2)
     if name == "RGAT":
         model: Any = RGATConv(
-            *(4, 4),
+            4,
+            4,
             heads=2,
             num_relations=3,
             use_bias=False,
@@ -420,7 +421,7 @@ def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
         values = values.reshape(-1, 2, 2)
     else:
 
-        def model(graph: Any, x: Any) -> Any:
+        def model(graph, x) -> Any:
             weights = HGTWeights.of(*maps)
             y = hgt_attention(graph, x, x, x, weights, heads=2, method=method)
             return y.reshape(N, 4)
@@ -453,7 +454,7 @@ def test_other_models(rng: Rng) -> None:
     graph, x = random_graph(rng)
     scale = jnp.ones(())
 
-    def model(graph: Graph, x: Any) -> Any:
+    def model(graph: Graph, x) -> Any:
         return scale * spmm(graph, x).sum(1)
 
     first = attribute(model, graph, x)
@@ -469,7 +470,7 @@ def test_batches(rng: Rng) -> None:
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     weights = jnp.asarray(rng.normal(size=(F, 2)), jnp.float32)
 
-    def model(made: Batch[Graph], x: Any) -> Any:
+    def model(made: Batch[Graph], x) -> Any:
         y = jnp.tanh(spmm(made.graph, x) @ weights)
         return segment_sum(y, made.graph_ids, made.num_graphs)
 
@@ -658,8 +659,8 @@ def test_a_motif_of_relations_is_found(rng: Rng) -> None:
     optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=nnx.Param)
 
     @nnx.jit
-    def step(model: Any, optimizer: Any) -> Any:
-        def loss_fn(model: Any) -> Any:
+    def step(model, optimizer) -> Any:
+        def loss_fn(model) -> Any:
             logits = model(graph, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -683,7 +684,7 @@ def test_gnn_explainer_of_relations() -> None:
     graph = RelationalGraph.from_triples([0, 1, 2], [0, 1, 2], [3, 3, 3], num_nodes=40)
     rhs = jnp.array([-1.0, 5.0, -1.0])[:, None, None]
 
-    def model(graph: Any, x: Any) -> Any:
+    def model(graph, x) -> Any:
         y = relational_aggregate(graph, x, rhs)
         return jnp.concatenate([jnp.ones_like(y), y], 1)
 
@@ -699,7 +700,7 @@ def test_hyperedges_that_count(rng: Rng) -> None:
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     made = batch(graphs, num_graphs=2)
 
-    def model(batch: Any, x: Any) -> Any:
+    def model(batch, x) -> Any:
         return segment_sum(hypergraph_aggregate(batch.graph, x), batch.graph_ids, 2)
 
     found = attribute(model, made, x, index=0, method="input_x_gradient")

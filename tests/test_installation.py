@@ -104,7 +104,7 @@ NEWER_FFI = "its handlers are of XLA's FFI 99.1, and jaxlib [0-9.]+ has 0.[0-9]+
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_handlers_newer_than_jaxlib(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: Any
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform
 ) -> None:
     """JAX takes them until a backend starts, which then fails with everything else on it."""
     module = types.SimpleNamespace(ffi_version=(99, 1))  # whose targets nobody may ask for

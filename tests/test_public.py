@@ -71,7 +71,7 @@ def test_profiles_show_the_name(name: str) -> None:
     assert re.search(rf'"[^"]*\b{name}\b[^"]*/[^"]*"', text)
 
 
-def modules(package: Any) -> Iterator[str]:
+def modules(package) -> Iterator[str]:
     yield package.__name__
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         yield info.name
@@ -103,7 +103,7 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
     seen: list[Any] = []
 
     @one_call("how")
-    def scaled(x: Any, scale: Any = 2.0, *, how: Any = None) -> Any:
+    def scaled(x, scale=2.0, *, how=None) -> Any:
         seen.append((x, scale, how))
         return x * scale
 
@@ -185,7 +185,9 @@ def test_signatures_of_layers() -> None:
             super().__init__(width, width, rngs=rngs)
 
     assert [*inspect.signature(flax_layers.GCN).parameters][:3] == [
-        *("in_features", "hidden_features", "out_features")
+        "in_features",
+        "hidden_features",
+        "out_features",
     ]
     assert [*inspect.signature(Own).parameters] == ["width", "rngs"]
     assert [*inspect.signature(Own(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]

@@ -11,7 +11,6 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.export
@@ -1167,6 +1166,6 @@ def test_hypergraphs_are_measured_over_all_sizes():
     ],
     ids=str,
 )
-def test_schedules_that_no_kernel_has(schedule: Any, error: type, message: str) -> None:
+def test_schedules_that_no_kernel_has(schedule, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         schedules.use(schedule)
