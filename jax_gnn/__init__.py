@@ -41,8 +41,9 @@ from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
 
-EXPORT_CHECKS = export_checks()  # of all primitives, which are defined by now
-"""What `jax.export` must be told to let pass: `disabled_checks=EXPORT_CHECKS`."""
+# The imports above define all primitives, whose custom calls `jax.export` refuses by default.
+EXPORT_CHECKS = export_checks()
+"""Checks of `jax.export` to disable for programs with these ops: `disabled_checks`."""
 del export_checks
 
 __all__ = [

@@ -1,49 +1,58 @@
-"""Saving and loading of models, which `flax_layers.training` does: it stands above this package."""
+"""Saving and loading of models, by functions that the layers' package registers as entry points."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from jax.typing import ArrayLike
 
 from jax_gnn._core.public import public
 
+# Layers stand above this package, so it names none of their modules: their distribution declares
+# `save` and `load` in this group, as it declares subcommands in "jax_gnn.commands".
+_ENTRY_POINTS = "jax_gnn.checkpoints"
 
-def _above(name: str) -> Any:
-    return getattr(importlib.import_module("flax_layers.training"), name)
+
+def _checkpoint_function(name: str) -> Any:
+    entry_points = metadata.entry_points(group=_ENTRY_POINTS, name=name)
+    if not entry_points:
+        raise ImportError(
+            f"jax_gnn.{name} needs a package with the entry point {name!r} of {_ENTRY_POINTS}, "
+            "such as flax_layers: install jax-gnn-kernels[train] again"
+        )
+    return next(iter(entry_points)).load()
 
 
 @public
 def save(
     path: str | os.PathLike[str],
-    model: Any,
+    model: object,
     *,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
     mean: ArrayLike | None = None,
     std: ArrayLike | None = None,
     rows: str = "none",
 ) -> None:
-    """Writes a model with the preprocessing of its features; replaces what was saved there.
+    """Write a model with the preprocessing of its features; replaces an earlier checkpoint.
 
-    An error leaves what was saved there whole.
-
-    Needs the extra ``jax-gnn-kernels[train]``.
+    An error leaves the earlier checkpoint intact. Needs the extra ``jax-gnn-kernels[train]``.
 
     Args:
         path: folder of the checkpoint.
-        model: any `flax.nnx.Module` that is called with a graph and features; or what `load`
-            returned, or what a training of `flax_layers.training` made, each with all that it has.
-        arguments: those that a class of your own is made again with, as JSON has them; see `load`.
+        model: any `flax.nnx.Module` that is called with a graph and features; or a predictor of
+            `load`, or the trained model of `flax_layers.training`, each with all that it has.
+        arguments: JSON-serializable arguments from which a class of your own is rebuilt; see
+            `load`.
         mean: ``(features,)``, subtracted from the columns of features; None: nothing is.
-        std: ``(features,)``, what columns are then divided by; None: by nothing.
+        std: ``(features,)``, by which columns are then divided; None: by nothing.
         rows: ``"row"`` then divides each row by the sum of its absolute values.
 
     Raises:
-        TypeError: `model` is none, or `arguments` are not what JSON has.
-        ValueError: the preprocessing is not as described, or given of a model that has one.
+        TypeError: `model` is no model, or `arguments` are not JSON-serializable.
+        ValueError: the preprocessing is not as described, or given for a model that has one.
         OSError: the disk is full, or the folder cannot be written to.
 
     Example:
@@ -57,23 +66,25 @@ def save(
         >>> predictor(graph, jnp.ones((2, 3))).shape
         (2, 2)
     """
-    _above("save_checkpoint")(path, model, arguments=arguments, mean=mean, std=std, rows=rows)
+    write = _checkpoint_function("save")
+    write(path, model, arguments=arguments, mean=mean, std=std, rows=rows)
 
 
 @public
-def load(path: str | os.PathLike[str], model: Any = None) -> Any:
-    """Reads a model that `save` or ``jax-gnn train`` wrote; runs no code from the files.
+def load(path: str | os.PathLike[str], model: object = None) -> Any:
+    """Read a model that `save` or ``jax-gnn train`` wrote; runs no code from the files.
 
     Args:
         path: folder of the checkpoint, or of the run of ``jax-gnn train`` that wrote it.
-        model: of a class that is not `flax_layers`', what makes it: the class, which is called with
-            the saved `arguments`, another function of these, or a module of the same shapes. Random
-            keys are ``rngs`` where it takes these. None of other models.
+        model: for a model whose class is not in `flax_layers`: the class, which is called with the
+            saved `arguments`, another function of these, or a module with the same shapes. A
+            parameter ``rngs`` gets random keys. None for classes of `flax_layers`.
 
     Returns:
         A predictor: ``predictor(graph, x)`` preprocesses features and applies the model, and
-        ``predictor.export`` writes that as a program. The module alone is ``predictor.model``. Of a
-        training it also predicts on datasets, or answers queries: see `flax_layers.training`.
+        ``predictor.export`` writes both as a program. The module alone is ``predictor.model``. A
+        model of a training also predicts on datasets, or answers queries: see
+        `flax_layers.training`.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -93,4 +104,4 @@ def load(path: str | os.PathLike[str], model: Any = None) -> Any:
         >>> load(folder, Scaled)(graph, jnp.ones((2, 3))).shape
         (2, 3)
     """
-    return _above("load_checkpoint")(path, model)
+    return _checkpoint_function("load")(path, model)

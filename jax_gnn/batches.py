@@ -1,27 +1,32 @@
-"""Many small graphs as one, of which each node knows its graph; built on the host."""
+"""Batches: several graphs joined into one without common nodes, built on the host.
+
+A *capacity* is a size that a batch is padded to. A *side* of a container is a graph that its edges
+are in: one for graphs, two for directed hypergraphs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.export
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import summarize_fields
 from jax_gnn._core.ids import PADDING, index_dtype, is_traced, on_host, to_device
 from jax_gnn._core.public import public
-from jax_gnn.graph import Graph
+from jax_gnn.graph import Graph, register_serialization
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
 
 G = TypeVar("G", Graph, Hypergraph, RelationalGraph)
+Sizes = Sequence[Graph | Hypergraph | RelationalGraph] | Mapping[str, ArrayLike]
 
-# What a budget may name, by the kind of container; bipartite graphs have no batches.
+# Sizes that a budget may name, by the kind of container; bipartite graphs have no batches.
 SIZES: dict[type, tuple[str, ...]] = {
     Graph: ("num_nodes", "num_edges"),
     Hypergraph: ("num_nodes", "num_hyperedges", "num_incidences", "num_head_incidences"),
@@ -32,7 +37,7 @@ SIZES: dict[type, tuple[str, ...]] = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Batch(Generic[G]):
-    """Several graphs without common nodes as one, and which of them each node belongs to.
+    """Several graphs as one graph without common nodes, with the graph of each node.
 
     Every op and layer takes ``graph``. All sizes are shapes, so that batches of equal capacities
     share one compiled program. Build one with :func:`jax_gnn.batch` or :meth:`from_edges`.
@@ -40,19 +45,19 @@ class Batch(Generic[G]):
     Attributes:
         graph: all graphs as one, nodes and edges in their order.
         graph_ids: ``(num_nodes,)``, the graph of each node, ascending; -1 for padding, at the end.
-        num_nodes: ``(num_graphs,)``, how many nodes each graph has; 0 for padding.
-        num_inputs: ``(num_graphs, sides)``, how many edges or incidences each was built from; of
-            directed hypergraphs there are two sides, else there is one.
-        hyperedge_ids: ``(num_hyperedges,)``, the graph of each hyperedge, likewise; None for graphs
-            without.
-        count: ``()``, how many graphs there are; the rest are padding.
+        num_nodes: ``(num_graphs,)``, the number of nodes of each graph; 0 for padding.
+        num_inputs: ``(num_graphs, sides)``, the number of edges or incidences in the input of each
+            graph; two sides for directed hypergraphs, else one.
+        hyperedge_ids: ``(num_hyperedges,)``, the graph of each hyperedge, ascending, -1 for
+            padding; None for graphs without hyperedges.
+        count: ``()``, the number of graphs without padding.
 
     Example:
         >>> pair, triangle = [(0, 1)], [(0, 1), (1, 2), (2, 0)]
-        >>> made = batch([Graph.from_edges(pair), Graph.from_edges(triangle)], num_nodes=6)
-        >>> made.graph, made.num_graphs
+        >>> joined = batch([Graph.from_edges(pair), Graph.from_edges(triangle)], num_nodes=6)
+        >>> joined.graph, joined.num_graphs
         (Graph(num_nodes=6, num_edges=4), 2)
-        >>> made.graph_ids
+        >>> joined.graph_ids
         Array([ 0,  0,  1,  1,  1, -1], dtype=int32)
     """
 
@@ -73,18 +78,18 @@ class Batch(Generic[G]):
 
     @property
     def mask(self) -> Array:
-        """``(num_graphs,)``, which graphs are there; for losses, which leave out the rest."""
+        """``(num_graphs,)``, False for padding, which losses leave out."""
         return self.count > np.arange(self.num_graphs)
 
     @property
     def node_mask(self) -> Array:
-        """``(num_nodes,)``, which nodes are there."""
+        """``(num_nodes,)``, False for padding."""
         return self.graph_ids >= 0
 
     @classmethod
     def from_edges(
         cls,
-        edges: Sequence[Any],
+        edges: Sequence[ArrayLike],
         sizes: Sequence[int],
         *,
         num_nodes: int | None = None,
@@ -92,16 +97,17 @@ class Batch(Generic[G]):
         num_graphs: int | None = None,
         validate: bool = True,
     ) -> Batch[Graph]:
-        """Builds a batch from the edges of each graph, sorted all at once. Host only.
+        """Build a batch from the edges of each graph, sorted all at once. Host only.
 
-        It takes a tenth of the time of a :class:`Graph` for each, and :func:`jax_gnn.batch`.
+        It takes a tenth of the time of building each :class:`Graph` and calling
+        :func:`jax_gnn.batch`. A capacity of None leaves a size as it is.
 
         Args:
-            edges: of each graph ``(2, num_edges)`` integers, sources first.
-            sizes: ``(graphs,)``, how many nodes each has.
-            num_nodes: capacity in nodes; None for as many as there are.
-            num_edges: capacity in edges, likewise.
-            num_graphs: capacity in graphs, likewise.
+            edges: for each graph ``(2, num_edges)`` integers, sources first.
+            sizes: ``(graphs,)``, the number of nodes of each graph.
+            num_nodes: capacity in nodes.
+            num_edges: capacity in edges.
+            num_graphs: capacity in graphs.
             validate: whether ids out of range are an error; else those edges are dropped.
 
         Raises:
@@ -116,37 +122,38 @@ class Batch(Generic[G]):
             )
         if nodes.min(initial=0) < 0:
             raise ValueError(f"sizes must not be negative, got {nodes.min()}")
-        ends: list[Any] = [each if type(each) is np.ndarray else np.asarray(each) for each in edges]
-        for i, each in enumerate(ends):
-            if each.ndim != 2 or len(each) != 2:
+        pairs = [x if type(x) is np.ndarray else np.asarray(x) for x in edges]
+        for i, pair in enumerate(pairs):
+            if pair.ndim != 2 or len(pair) != 2:
                 raise ValueError(
                     f"edges[{i}] must be (2, num_edges), sources and destinations, got "
-                    f"{arguments.described(each)}"
+                    f"{arguments.described(pair)}"
                 )
-        counts = np.array([each.shape[1] for each in ends], np.int64)
-        joined = [each for each in ends if each.size] or [np.zeros((2, 0), np.int64)]
+        counts = np.array([pair.shape[1] for pair in pairs], np.int64)
+        # Empty lists are arrays of floats, which would make all edges floats.
+        joined = [pair for pair in pairs if pair.size] or [np.zeros((2, 0), np.int64)]
         src, dst = np.concatenate(joined, axis=1)
         src, dst = arguments.check_pairs("edges[:][0]", src, "edges[:][1]", dst)
         limit, start = np.repeat(nodes, counts), np.repeat(_starts(nodes), counts)
-        inside = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < limit)
-        if validate and not inside.all():
-            place = int(np.argmin(inside))
-            number = int(np.searchsorted(np.cumsum(counts), place, "right"))
+        is_valid = (np.minimum(src, dst) >= 0) & (np.maximum(src, dst) < limit)
+        if validate and not is_valid.all():
+            edge = int(np.argmin(is_valid))
+            i = int(np.searchsorted(np.cumsum(counts), edge, "right"))
             raise ValueError(
-                f"edges[{number}] must have ids in [0, sizes[{number}]={nodes[number]}), got "
-                f"({src[place]}, {dst[place]})"
+                f"edges[{i}] must have ids in [0, sizes[{i}]={nodes[i]}), got "
+                f"({src[edge]}, {dst[edge]})"
             )
-        src, dst = (np.where(inside, ids + start, PADDING) for ids in (src, dst))
+        src, dst = (np.where(is_valid, ids + start, PADDING) for ids in (src, dst))
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_nodes=int(nodes.sum()), validate=False)
         capacities = {"num_nodes": num_nodes, "num_edges": num_edges, "num_graphs": num_graphs}
-        return to_device(_finished(graph, nodes, counts[:, None], None, capacities))
+        return _padded_batch(graph, nodes, counts[:, None], None, capacities)
 
-    def join_nodes(self, values: Sequence[Any]) -> Array:
-        """What the nodes of all graphs have, as one array. Host only.
+    def join_nodes(self, values: Sequence[ArrayLike]) -> Array:
+        """Join values of the nodes of all graphs to one array. Host only.
 
         Args:
-            values: of each graph ``(its nodes, *features)``, of equal features and dtypes.
+            values: for each graph ``(its nodes, *features)``, of equal features and dtypes.
 
         Returns:
             ``(num_nodes, *features)``, zeros for padding.
@@ -155,59 +162,61 @@ class Batch(Generic[G]):
             TypeError: values are not numbers.
             ValueError: there is not one array for each graph, or its rows are not the nodes.
         """
-        room = self.graph_ids.shape[0]
-        return to_device(self._joined("values", values, np.asarray(self.num_nodes), room))
+        size = self.graph_ids.shape[0]
+        rows: Array = to_device(self._joined(values, np.asarray(self.num_nodes), size))
+        return rows
 
-    def join_edges(self, values: Sequence[Any], fill_value: Any = 0) -> Array:
-        """What the edges of all graphs have, as one array in the order of ``graph``. Host only.
+    def join_edges(self, values: Sequence[ArrayLike], fill_value: ArrayLike = 0) -> Array:
+        """Join values of the edges of all graphs to one array in the order of ``graph``. Host only.
 
         Args:
-            values: of each graph, in the order of its input, ``(its edges, *features)``: weights
+            values: for each graph, in the order of its input, ``(its edges, *features)``: weights
                 of edges, or of incidences.
-            fill_value: what padding gets, and edges that were not in the input.
+            fill_value: value of padding, and of edges that were not in the input.
 
         Returns:
-            ``(num_edges, *features)``, as :meth:`Graph.edge_values`.
+            ``(num_edges, *features)``, see :meth:`Graph.edge_values`.
 
         Raises:
             TypeError: values are not numbers.
             ValueError: there is not one array for each graph, or its rows are not its edges.
         """
-        rows = self._joined("values", values, np.asarray(self.num_inputs)[:, 0])
-        made = self.graph
-        if isinstance(made, Hypergraph):
-            return made.incidence_values(rows, fill_value)
-        return made.edge_values(rows, fill_value)
+        rows = self._joined(values, np.asarray(self.num_inputs)[:, 0])
+        if isinstance(self.graph, Hypergraph):
+            return self.graph.incidence_values(rows, fill_value)
+        return self.graph.edge_values(rows, fill_value)
 
     def _joined(
-        self, name: str, values: Sequence[Any], sizes: np.ndarray, room: int | None = None
+        self, values: Sequence[ArrayLike], sizes: np.ndarray, capacity: int | None = None
     ) -> np.ndarray:
-        """One after another, and zeros for the room that is left."""
+        """Concatenate values, with zeros up to a capacity."""
         count = int(self.count)
         if len(values) != count:
-            raise ValueError(f"{name} must be those of {count} graphs, got {len(values)}")
+            raise ValueError(f"values must be those of {count} graphs, got {len(values)}")
         arrays = [
-            each if type(each) is np.ndarray else arguments.to_numpy(f"{name}[{i}]", each)
-            for i, each in enumerate(values)
+            x if type(x) is np.ndarray else arguments.to_numpy(f"values[{i}]", x)
+            for i, x in enumerate(values)
         ]
         features: tuple[int, ...] = arrays[0].shape[1:] if arrays else ()
+        # One comparison of all shapes; the loop runs only to find the first wrong one.
         shapes = [(size, *features) for size in sizes[:count].tolist()]
-        for i in [] if [each.shape for each in arrays] == shapes else range(count):
+        for i in [] if [array.shape for array in arrays] == shapes else range(count):
             if arrays[i].shape != shapes[i]:
-                raise ValueError(f"{name}[{i}] must be {shapes[i]}, got shape {arrays[i].shape}")
-        more = 0 if room is None else room - int(sizes[:count].sum())
-        like: Any = arrays[0] if arrays else np.zeros(0, np.float32)
-        arrays.append(np.zeros((more, *like.shape[1:]), like.dtype))
-        return arguments.as_numbers(name, np.concatenate(arrays), np)
+                raise ValueError(f"values[{i}] must be {shapes[i]}, got shape {arrays[i].shape}")
+        padding = 0 if capacity is None else capacity - int(sizes[:count].sum())
+        dtype = arrays[0].dtype if arrays else np.dtype(np.float32)
+        arrays.append(np.zeros((padding, *features), dtype))
+        rows: np.ndarray = arguments.as_numbers("values", np.concatenate(arrays), np)
+        return rows
 
-    def split_nodes(self, values: Any) -> list[np.ndarray]:
-        """What the nodes of each graph have, as arrays of the host.
+    def split_nodes(self, values: ArrayLike) -> list[np.ndarray]:
+        """Split values of nodes into those of each graph, as arrays of the host.
 
         Args:
             values: ``(num_nodes, *features)``.
 
         Raises:
-            ValueError: it has another number of rows.
+            ValueError: ``values`` has another number of rows.
         """
         values = np.asarray(values)
         if values.shape[:1] != self.graph_ids.shape:
@@ -231,34 +240,34 @@ def batch(
     num_src_pairs: int | None = None,
     num_dst_pairs: int | None = None,
 ) -> Batch[G]:
-    """Joins graphs to one without common nodes, padded to capacities. Host only.
+    """Join graphs to one graph without common nodes, padded to capacities. Host only.
 
-    Nothing is compiled. Graphs with arrays on a device are copied from there: build those that
-    are batched inside :func:`jax_gnn.host_arrays`. What is padding in them is dropped, but nodes
-    count, whether they are padding or not.
+    Nothing is compiled. Arrays on a device are copied from there: build graphs for batches inside
+    :func:`jax_gnn.host_arrays`. Padding edges are dropped, but all nodes count, whether they are
+    padding or not. A capacity of None leaves a size as it is.
 
     Args:
         graphs: all :class:`Graph`, not bipartite, all :class:`Hypergraph`, or all
             :class:`RelationalGraph` with the same relations and parts, and without types of nodes.
-        num_nodes: capacity in nodes; None for as many as there are.
-        num_edges: capacity in edges of graphs, likewise.
-        num_graphs: capacity in graphs, likewise.
-        num_hyperedges: capacity in hyperedges, likewise.
-        num_incidences: capacity in incidences of hypergraphs, likewise.
-        num_head_incidences: capacity in those of the heads of directed hypergraphs, likewise.
-        num_src_pairs: capacity in (source, relation) pairs of relational graphs, likewise.
-        num_dst_pairs: capacity in (destination, relation) pairs, likewise.
+        num_nodes: capacity in nodes.
+        num_edges: capacity in edges of graphs.
+        num_graphs: capacity in graphs.
+        num_hyperedges: capacity in hyperedges.
+        num_incidences: capacity in incidences of hypergraphs.
+        num_head_incidences: capacity in incidences of the heads of directed hypergraphs.
+        num_src_pairs: capacity in (source, relation) pairs of relational graphs.
+        num_dst_pairs: capacity in (destination, relation) pairs of relational graphs.
 
     Raises:
-        TypeError: graphs are no such graphs or not of one kind, or called inside ``jax.jit``.
+        TypeError: graphs are of another kind or of several, or called inside ``jax.jit``.
         ValueError: there are no graphs, they do not fit together, or a capacity is too small or is
-            none of such graphs.
+            that of another kind of graphs.
 
     Example:
         >>> graphs = [Graph.from_edges([(0, 1), (1, 0)]), Graph.from_edges([(0, 0)])]
-        >>> made = batch(graphs, num_nodes=4, num_edges=8, num_graphs=3)
-        >>> x = made.join_nodes([[[1.0], [2.0]], [[3.0]]])
-        >>> segment_sum(spmm(made.graph, x), made.graph_ids, made.num_graphs)[:, 0]
+        >>> joined = batch(graphs, num_nodes=4, num_edges=8, num_graphs=3)
+        >>> x = joined.join_nodes([[[1.0], [2.0]], [[3.0]]])
+        >>> segment_sum(spmm(joined.graph, x), joined.graph_ids, joined.num_graphs)[:, 0]
         Array([3., 3., 0.], dtype=float32)
     """
     capacities = {
@@ -277,32 +286,31 @@ def batch(
         raise TypeError("batch works on the host only: call it before jax.jit")
     if not all(type(array) is np.ndarray for array in arrays):
         members = jax.device_get(members)
-    first: Any = members[0]
+    first = members[0]
     nodes = np.array([graph.num_nodes for graph in members], np.int64)
-    hyperedges = None
-    if isinstance(first, Hypergraph):
-        hyperedges = np.array([graph.num_hyperedges for graph in members], np.int64)
     sides = list(zip(*map(_sides, members), strict=True))
     inputs = np.array([[_num_inputs(graph) for graph in side] for side in sides], np.int64).T
-    joined = [_join(side, number) for side, number in zip(sides, inputs.T, strict=True)]
-    made: Any = joined[0]
+    joined = [_join(side, counts) for side, counts in zip(sides, inputs.T, strict=True)]
+    graph: Any = joined[0]
+    hyperedges = None
     if isinstance(first, Hypergraph):
-        made = Hypergraph(*joined)
+        hyperedges = np.array([member.num_hyperedges for member in members], np.int64)
+        graph = Hypergraph(*joined)
     elif isinstance(first, RelationalGraph):
-        types = [graph.edge_types[: graph.nodes.indptr[-1]] for graph in members]
-        made = _with_pairs_of(first, made, np.concatenate(types).astype(made.rows.dtype))
-    return to_device(_finished(made, nodes, inputs, hyperedges, capacities))
+        types = [member.edge_types[: member.nodes.indptr[-1]] for member in members]
+        graph = _with_relations(first, graph, np.concatenate(types).astype(graph.rows.dtype))
+    return _padded_batch(graph, nodes, inputs, hyperedges, capacities)
 
 
-def _check_graphs(graphs: Any) -> list[Any]:
+def _check_graphs(graphs: object) -> list[Any]:
     if isinstance(graphs, Graph | Hypergraph | RelationalGraph) or not hasattr(graphs, "__iter__"):
         raise TypeError(f"graphs must be a sequence of graphs, got {type(graphs).__name__}")
-    graphs = list(graphs)
-    if not graphs:
+    members = list(graphs)
+    if not members:
         raise ValueError("graphs must hold one graph at least, got none")
-    first = graphs[0]
+    first = members[0]
     kind = next((kind for kind in SIZES if isinstance(first, kind)), Graph)
-    for i, graph in enumerate(graphs):
+    for i, graph in enumerate(members):
         arguments.check_instance(f"graphs[{i}]", graph, kind)
         if isinstance(graph, Hypergraph) and len(_sides(graph)) != len(_sides(first)):
             raise ValueError(
@@ -322,15 +330,18 @@ def _check_graphs(graphs: Any) -> list[Any]:
                     f"graphs[{i}] must have the relations and parts of graphs[0], "
                     f"{_relations(first)}, got {_relations(graph)}"
                 )
-    return graphs
+    return members
 
 
-def _relations(graph: RelationalGraph) -> tuple[Any, ...]:
-    parts = tuple(part for part in PARTS if getattr(graph, part) is not None)
-    return graph.num_relations, graph.relation_names, graph.self_relation, parts
+def _relations(graph: RelationalGraph) -> tuple[object, ...]:
+    return graph.num_relations, graph.relation_names, graph.self_relation, _parts(graph)
 
 
-def _sides(graph: Any) -> tuple[Graph, ...]:
+def _parts(graph: RelationalGraph) -> tuple[Any, ...]:
+    return tuple(part for part in PARTS if getattr(graph, part) is not None)
+
+
+def _sides(graph: Graph | Hypergraph | RelationalGraph) -> tuple[Graph, ...]:
     if isinstance(graph, Hypergraph):
         return (graph.graph,) if graph.head is None else (graph.graph, graph.head)
     return (graph.nodes,) if isinstance(graph, RelationalGraph) else (graph,)
@@ -341,103 +352,99 @@ def _num_inputs(graph: Graph) -> int:
     return int(graph.edge_ids.max(initial=-1)) + 1 if count is None else int(count)
 
 
-def _moved(ids: Any, by: Any, dtype: Any) -> Any:
-    return np.where(ids < 0, PADDING, ids + by).astype(dtype)
-
-
-def _scalar(count: Any, dtype: Any) -> Any:
-    return np.array(count, dtype)
+def _shifted(ids: Any, offset: Any, dtype: DTypeLike) -> Any:
+    return np.where(ids < 0, PADDING, ids + offset).astype(dtype)
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
-    """Where each begins, of what stands one after another."""
-    return np.cumsum(sizes) - sizes
+    """Return the start of each of several consecutive ranges."""
+    starts: np.ndarray = np.cumsum(sizes) - sizes
+    return starts
 
 
 def _join(graphs: Sequence[Graph], num_inputs: np.ndarray) -> Graph:
-    """Graphs of host arrays, one after another; padding of edges is dropped."""
+    """Join graphs of host arrays; padding edges are dropped."""
     src = np.array([graph.t_indptr.shape[0] - 1 for graph in graphs], np.int64)
     dst = np.array([graph.indptr.shape[0] - 1 for graph in graphs], np.int64)
     counts = np.array([graph.indptr[-1] for graph in graphs], np.int64)
     dtype = index_dtype(int(src.sum()), int(dst.sum()), int(counts.sum()), int(num_inputs.sum()))
 
-    def shifted(get: Callable[[Graph], Any], by: np.ndarray, sizes: np.ndarray) -> Any:
-        parts = [get(graph)[:size] for graph, size in zip(graphs, sizes.tolist(), strict=True)]
-        return (np.concatenate(parts) + np.repeat(_starts(by), sizes)).astype(dtype, copy=False)
+    def joined(name: str, sizes: np.ndarray) -> np.ndarray:
+        pairs = zip(graphs, sizes.tolist(), strict=True)
+        return np.concatenate([getattr(graph, name)[:size] for graph, size in pairs])
 
-    def pointers(get: Callable[[Graph], Any], sizes: np.ndarray) -> Any:
-        starts = shifted(get, counts, sizes)
-        return np.concatenate([starts, np.full(1, counts.sum(), dtype)])
+    def shifted(name: str, ranges: np.ndarray, sizes: np.ndarray) -> Any:
+        ids = joined(name, sizes) + np.repeat(_starts(ranges), sizes)
+        return ids.astype(dtype, copy=False)
 
-    ids: Any = np.concatenate(
-        [g.edge_ids[:n] for g, n in zip(graphs, counts.tolist(), strict=True)]
+    num_edges = np.full(1, counts.sum(), dtype)
+    graph = Graph(
+        indptr=np.concatenate([shifted("indptr", counts, dst), num_edges]),  # type: ignore[arg-type]
+        rows=shifted("rows", dst, counts),
+        cols=shifted("cols", src, counts),
+        t_indptr=np.concatenate([shifted("t_indptr", counts, src), num_edges]),  # type: ignore[arg-type]
+        t_rows=shifted("t_rows", src, counts),
+        t_cols=shifted("t_cols", dst, counts),
+        t_order=shifted("t_order", counts, counts),
+        edge_ids=_shifted(
+            joined("edge_ids", counts), np.repeat(_starts(num_inputs), counts), dtype
+        ),
+        num_input_edges=np.array(num_inputs.sum(), dtype),  # type: ignore[arg-type]
     )
-    starts = np.repeat(_starts(num_inputs), counts)
-    made = Graph(
-        indptr=pointers(lambda graph: graph.indptr, dst),
-        rows=shifted(lambda graph: graph.rows, dst, counts),
-        cols=shifted(lambda graph: graph.cols, src, counts),
-        t_indptr=pointers(lambda graph: graph.t_indptr, src),
-        t_rows=shifted(lambda graph: graph.t_rows, src, counts),
-        t_cols=shifted(lambda graph: graph.t_cols, dst, counts),
-        t_order=shifted(lambda graph: graph.t_order, counts, counts),
-        edge_ids=_moved(ids, starts, dtype),
-        num_input_edges=_scalar(num_inputs.sum(), dtype),
-    )
-    return made if graphs[0].split is None else made.with_edge_split()
+    return graph if graphs[0].split is None else graph.with_edge_split()
 
 
-def _finished(
+def _padded_batch(
     graph: Any,
     nodes: np.ndarray,
     num_inputs: np.ndarray,
     hyperedges: np.ndarray | None,
     capacities: Mapping[str, int | None],
 ) -> Batch[Any]:
-    """A padded batch of host arrays; sizes are those of each graph."""
-    given = {name: size for name, size in capacities.items() if size is not None}
+    """Pad a joined graph to capacities; the arrays are sizes of each of its graphs."""
+    limits = {name: size for name, size in capacities.items() if size is not None}
     num_graphs = len(nodes) + arguments.added_size(
-        "num_graphs", given.pop("num_graphs", None), len(nodes)
+        "num_graphs", limits.pop("num_graphs", None), len(nodes)
     )
-    names = SIZES[type(graph)]
-    for name, size in given.items():
-        if name not in names:
+    for name, size in limits.items():
+        if name not in SIZES[type(graph)]:
             raise ValueError(f"{name} is none of a {type(graph).__name__}'s sizes, got {size}")
-    graph = graph.pad(**given)
+    graph = graph.pad(**limits)
     dtype = index_dtype(num_graphs, graph.num_nodes)
 
-    def ids(sizes: np.ndarray, capacity: int) -> np.ndarray:
-        found = np.full(capacity, PADDING, dtype)
-        found[: sizes.sum()] = np.repeat(np.arange(len(sizes)), sizes)
-        return found
+    def graph_ids(sizes: np.ndarray, capacity: int) -> Any:
+        ids = np.full(capacity, PADDING, dtype)
+        ids[: sizes.sum()] = np.repeat(np.arange(len(sizes)), sizes)
+        return ids
 
-    def padded(sizes: np.ndarray) -> np.ndarray:
-        more = np.zeros((num_graphs - len(sizes), *sizes.shape[1:]), dtype)
-        return np.concatenate([sizes.astype(dtype), more])
+    def padded(sizes: np.ndarray) -> Any:
+        zeros = np.zeros((num_graphs - len(sizes), *sizes.shape[1:]), dtype)
+        return np.concatenate([sizes.astype(dtype), zeros])
 
-    made: Any = (
-        graph,
-        ids(nodes, graph.num_nodes),
-        padded(nodes),
-        padded(num_inputs),
-        None if hyperedges is None else ids(hyperedges, graph.num_hyperedges),
-        np.array(len(nodes), dtype),
+    host_batch: Batch[Any] = Batch(
+        graph=graph,
+        graph_ids=graph_ids(nodes, graph.num_nodes),
+        num_nodes=padded(nodes),
+        num_inputs=padded(num_inputs),
+        hyperedge_ids=None if hyperedges is None else graph_ids(hyperedges, graph.num_hyperedges),
+        count=np.array(len(nodes), dtype),  # type: ignore[arg-type]
     )
-    return Batch(*made)
+    placed_batch: Batch[Any] = to_device(host_batch)
+    return placed_batch
 
 
 @public
-def unbatch(batch: Batch[Any]) -> list[Any]:
-    """The graphs of a batch, without padding, as they were before. Host only.
+def unbatch(batch: Batch[G]) -> list[G]:
+    """Split a batch into its graphs, without padding. Host only.
 
     Args:
-        batch: of :func:`jax_gnn.batch`. Its arrays may be on a device.
+        batch: a batch of :func:`jax_gnn.batch`. Its arrays may be on a device.
 
     Returns:
         Graphs of host arrays; ``jax.device_put`` brings them to a device.
 
     Raises:
-        TypeError: it is no batch, or called inside ``jax.jit``.
+        TypeError: ``batch`` is no batch, or called inside ``jax.jit``.
 
     Example:
         >>> unbatch(batch([Graph.from_edges([(0, 1)]), Graph.from_edges([(0, 0)])], num_nodes=9))
@@ -447,178 +454,179 @@ def unbatch(batch: Batch[Any]) -> list[Any]:
     if is_traced(*jax.tree.leaves(batch)):
         raise TypeError("unbatch works on the host only: call it before jax.jit")
     batch = jax.device_get(batch)
-    count, made = int(batch.count), batch.graph
+    count, joined = int(batch.count), batch.graph
     nodes = np.asarray(batch.num_nodes[:count], np.int64)
     inputs = np.asarray(batch.num_inputs[:count], np.int64)
-    dst, owners = nodes, batch.hyperedge_ids
-    if owners is not None:
-        dst = np.bincount(np.asarray(owners[owners >= 0]), minlength=count)[:count]
+    dst, hyperedge_ids = nodes, batch.hyperedge_ids
+    if hyperedge_ids is not None:
+        dst = np.bincount(np.asarray(hyperedge_ids[hyperedge_ids >= 0]), minlength=count)[:count]
     sides = [
-        _part(graph, nodes, dst, number)
-        for graph, number in zip(_sides(made), inputs.T, strict=True)
+        _members(graph, nodes, dst, counts)
+        for graph, counts in zip(_sides(joined), inputs.T, strict=True)
     ]
-    if isinstance(made, Hypergraph):
-        return [Hypergraph(*graphs) for graphs in zip(*sides, strict=True)]
-    if not isinstance(made, RelationalGraph):
-        return sides[0]
-    ends = np.cumsum([graph.num_edges for graph in sides[0]], dtype=int)
-    types = np.split(made.edge_types, ends)
-    return [_with_pairs_of(made, *each) for each in zip(sides[0], types, strict=False)]
-
-
-def _with_pairs_of(like: RelationalGraph, nodes: Graph, types: Any) -> RelationalGraph:
-    """Edges with relations, in the parts of another graph."""
-    made = RelationalGraph(
-        *(nodes, types.copy()),
-        num_relations=like.num_relations,
-        relation_names=like.relation_names,
-        self_relation=like.self_relation,
-    )
-    return made._with_parts(_relations(like)[-1])
-
-
-def _part(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndarray) -> list[Graph]:
-    """The graphs that were joined, whose sizes these are."""
-    graphs = []
-    for u, m, v, n, e, count in zip(
-        *(_starts(src).tolist(), src.tolist(), _starts(dst).tolist(), dst.tolist()),
-        *(_starts(num_inputs).tolist(), num_inputs.tolist()),
-        strict=True,
-    ):
-        first, last = int(graph.indptr[v]), int(graph.indptr[v + n])
-        edges = slice(first, last)
-        own = Graph(
-            indptr=graph.indptr[v : v + n + 1] - first,
-            rows=graph.rows[edges] - v,
-            cols=graph.cols[edges] - u,
-            t_indptr=graph.t_indptr[u : u + m + 1] - first,
-            t_rows=graph.t_rows[edges] - u,
-            t_cols=graph.t_cols[edges] - v,
-            t_order=graph.t_order[edges] - first,
-            edge_ids=_moved(graph.edge_ids[edges], -e, graph.edge_ids.dtype),
-            num_input_edges=_scalar(count, graph.edge_ids.dtype),
-        )
-        graphs.append(own if graph.split is None else own.with_edge_split())
+    graphs: list[Any] = sides[0]
+    if isinstance(joined, Hypergraph):
+        graphs = [Hypergraph(*members) for members in zip(*sides, strict=True)]
+    elif isinstance(joined, RelationalGraph):
+        stops = np.cumsum([graph.num_edges for graph in graphs], dtype=int)
+        types = np.split(np.asarray(joined.edge_types), stops)
+        # A further piece of types is that of padding.
+        graphs = [_with_relations(joined, *pair) for pair in zip(graphs, types, strict=False)]
     return graphs
+
+
+def _with_relations(
+    template: RelationalGraph, nodes: Graph, edge_types: np.ndarray
+) -> RelationalGraph:
+    """Build a graph of edges with the relations and parts of a template."""
+    graph = RelationalGraph(
+        nodes,
+        edge_types.copy(),  # type: ignore[arg-type]
+        num_relations=template.num_relations,
+        relation_names=template.relation_names,
+        self_relation=template.self_relation,
+    )
+    return graph._with_parts(_parts(template))
+
+
+def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndarray) -> list[Graph]:
+    """Split a graph into members with the given numbers of sources, destinations and inputs."""
+    members = []
+    dtype = graph.edge_ids.dtype
+    columns = (_starts(src), src, _starts(dst), dst, _starts(num_inputs), num_inputs)
+    for src_start, num_src, dst_start, num_dst, input_start, num_input_edges in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        row_ptr = graph.indptr[dst_start : dst_start + num_dst + 1]
+        start, stop = int(row_ptr[0]), int(row_ptr[-1])
+        edges = slice(start, stop)
+        member = Graph(
+            indptr=row_ptr - start,
+            rows=graph.rows[edges] - dst_start,
+            cols=graph.cols[edges] - src_start,
+            t_indptr=graph.t_indptr[src_start : src_start + num_src + 1] - start,
+            t_rows=graph.t_rows[edges] - src_start,
+            t_cols=graph.t_cols[edges] - dst_start,
+            t_order=graph.t_order[edges] - start,
+            edge_ids=_shifted(graph.edge_ids[edges], -input_start, dtype),
+            num_input_edges=np.array(num_input_edges, dtype),  # type: ignore[arg-type]
+        )
+        members.append(member if graph.split is None else member.with_edge_split())
+    return members
 
 
 # --- Capacities ----------------------------------------------------------------------------------
 
 
-def _sizes(graphs: Any) -> dict[str, np.ndarray]:
-    """What each graph has of all that a budget may name."""
-    if isinstance(graphs, Mapping):
-        sizes = {name: arguments.check_ids(f"sizes[{name!r}]", ids) for name, ids in graphs.items()}
-        if len({each.shape for each in sizes.values()}) != 1:
-            raise ValueError(f"sizes must have one length, got {[*map(len, sizes.values())]}")
-        for name, each in sizes.items():
-            if each.min(initial=0) < 0:
-                raise ValueError(f"sizes[{name!r}] must not be negative, got {each.min()}")
-        return sizes
-    graphs = _check_graphs(graphs)
-    found = {name: [_size(graph, name) for graph in graphs] for name in SIZES[type(graphs[0])]}
-    return {name: np.array(each, np.int64) for name, each in found.items() if None not in each}
+def _sizes(graphs: Sizes) -> dict[str, np.ndarray]:
+    """Return all sizes of each graph that a budget may name."""
+    if not isinstance(graphs, Mapping):
+        members = _check_graphs(graphs)
+        columns = {name: [_size(x, name) for x in members] for name in SIZES[type(members[0])]}
+        return {name: np.array(x, np.int64) for name, x in columns.items() if None not in x}
+    sizes = {name: arguments.check_ids(f"sizes[{name!r}]", ids) for name, ids in graphs.items()}
+    if len({column.shape for column in sizes.values()}) != 1:
+        raise ValueError(f"sizes must have one length, got {[*map(len, sizes.values())]}")
+    for name, column in sizes.items():
+        if column.min(initial=0) < 0:
+            raise ValueError(f"sizes[{name!r}] must not be negative, got {column.min()}")
+    return sizes
 
 
-def _size(graph: Any, name: str) -> int | None:
-    if name == "num_head_incidences":
+def _size(graph: Graph | Hypergraph | RelationalGraph, name: str) -> int | None:
+    if isinstance(graph, Hypergraph) and name == "num_head_incidences":
         return None if graph.head is None else graph.head.num_edges
-    return getattr(graph, name)
+    size: int | None = getattr(graph, name)
+    return size
 
 
 @public
-def batch_budget(sizes: Any, num_graphs: int, *, multiple: int = 8) -> dict[str, int]:
-    """Capacities for batches of about that many graphs, from the sizes of a sample.
+def batch_budget(sizes: Sizes, num_graphs: int, *, multiple: int = 8) -> dict[str, int]:
+    """Choose capacities for batches of some number of graphs, from the sizes of a sample.
 
     They hold the mean and two standard deviations of such a batch, and every graph of the sample
-    alone. :func:`pack` then says which graphs share a batch.
+    alone. :func:`pack` then assigns graphs to batches.
 
     Args:
-        sizes: a sample of graphs; or of their sizes, a mapping such as ``{"num_nodes": [3, 5],
+        sizes: a sample of graphs; or their sizes, a mapping such as ``{"num_nodes": [3, 5],
             "num_edges": [4, 9]}``.
-        num_graphs: how many graphs a batch shall have.
-        multiple: what capacities are multiples of.
+        num_graphs: number of graphs in a batch.
+        multiple: divisor of all capacities.
 
     Returns:
-        What :func:`jax_gnn.batch` takes, ``num_graphs`` among it.
+        Arguments of :func:`jax_gnn.batch`, including ``num_graphs``.
 
     Raises:
         TypeError: ``sizes`` are no graphs of one kind, or not integers.
-        ValueError: there are none, or a number is not positive.
+        ValueError: the sample is empty, or a number is not positive.
 
     Example:
         >>> batch_budget({"num_nodes": [10, 20, 30], "num_edges": [20, 60, 70]}, 4)
         {'num_nodes': 120, 'num_edges': 288, 'num_graphs': 4}
     """
-    found = _sizes(sizes)
+    columns = _sizes(sizes)
     for name, value in (("num_graphs", num_graphs), ("multiple", multiple)):
         if arguments.check_integer(name, value) < 1:
             raise ValueError(f"{name} must be positive, got {value}")
     budget = {}
-    for name, each in found.items():
-        if not len(each):
+    for name, column in columns.items():
+        if not len(column):
             raise ValueError("sizes must be those of one graph at least, got none")
-        wanted = num_graphs * each.mean() + 2 * np.sqrt(num_graphs) * each.std()
-        budget[name] = int(-(-max(wanted, each.max()) // multiple) * multiple)
+        capacity = num_graphs * column.mean() + 2 * np.sqrt(num_graphs) * column.std()
+        budget[name] = int(-(-max(capacity, column.max()) // multiple) * multiple)
     return budget | {"num_graphs": num_graphs}
 
 
 @public
-def pack(sizes: Any, budget: Mapping[str, int]) -> Iterator[list[int]]:
-    """Which graphs go into each batch: in their order, as many as the budget holds.
+def pack(sizes: Sizes, budget: Mapping[str, int]) -> Iterator[list[int]]:
+    """Assign graphs to batches in their order, as many as the budget holds.
 
     Args:
         sizes: the graphs, or their sizes, as for :func:`batch_budget`.
-        budget: capacities, such as :func:`batch_budget` gives.
+        budget: capacities, such as those of :func:`batch_budget`.
 
     Yields:
         The numbers of the graphs of a batch.
 
     Raises:
         TypeError: as :func:`batch_budget`; at the call.
-        ValueError: a graph alone is too large, or the budget names a size that the graphs have not;
-            at the call.
+        ValueError: a graph alone is too large, or the budget names a size that the graphs do not
+            have; at the call.
 
     Example:
         >>> list(pack({"num_nodes": [4, 3, 2, 5]}, {"num_nodes": 8, "num_graphs": 2}))
         [[0, 1], [2, 3]]
     """
-    found = _sizes(sizes)
-    number = len(next(iter(found.values())))
-    if unknown := set(budget) - {*found, "num_graphs"}:
+    columns = _sizes(sizes)
+    count = len(next(iter(columns.values())))
+    if unknown := set(budget) - {*columns, "num_graphs"}:
         raise ValueError(
-            f"budget must be of {', '.join(found)} and num_graphs, got {sorted(unknown)}"
+            f"budget must be of {', '.join(columns)} and num_graphs, got {sorted(unknown)}"
         )
-    names = [name for name in found if name in budget]
-    needed = np.stack([np.ones(number, np.int64), *(found[name] for name in names)], axis=1)
-    limits = [arguments.check_integer(name, budget[name]) for name in names]
-    most = np.array([budget.get("num_graphs", max(number, 1)), *limits])
-    for i, column in np.argwhere(needed > most)[:1]:
+    names = [name for name in columns if name in budget]
+    needed = np.stack([np.ones(count, np.int64), *(columns[name] for name in names)], axis=1)
+    capacities = [arguments.check_integer(name, budget[name]) for name in names]
+    limits = np.array([budget.get("num_graphs", max(count, 1)), *capacities])
+    for i, column in np.argwhere(needed > limits)[:1]:
         name = ["num_graphs", *names][column]
         raise ValueError(
-            f"budget holds {name}={most[column]}, which is too small for graph {i} of "
+            f"budget holds {name}={limits[column]}, which is too small for graph {i} of "
             f"{needed[i, column]}"
         )
     if needed.sum(axis=0, dtype=float).max(initial=0) > 2**61:  # running sums stay exact
         raise ValueError(f"sizes must add up to 2**61 at most, got {needed.sum(0, dtype=float)}")
-    ends = np.cumsum(needed, axis=0)
-    return _packed(ends, np.minimum(most, 2**61))
+    return _packed(np.cumsum(needed, axis=0), np.minimum(limits, 2**61))
 
 
-def _packed(ends: np.ndarray, most: np.ndarray) -> Iterator[list[int]]:
-    """Runs of graphs, of whose running sums each column grows by no more than that."""
+def _packed(running_sums: np.ndarray, limits: np.ndarray) -> Iterator[list[int]]:
+    """Yield the longest runs of graphs in which no column of sums grows by more than its limit."""
     start = 0
-    while start < len(ends):
-        limits = most + (ends[start - 1] if start else 0)
-        columns = zip(ends.T, limits, strict=True)
-        stop = min(int(np.searchsorted(column, limit, "right")) for column, limit in columns)
+    while start < len(running_sums):
+        bounds = limits + (running_sums[start - 1] if start else 0)
+        columns = zip(running_sums.T, bounds, strict=True)
+        stop = min(int(np.searchsorted(column, bound, "right")) for column, bound in columns)
         yield [*range(start, stop)]
         start = stop
 
 
-jax.export.register_pytree_node_serialization(
-    Batch,
-    serialized_name="jax_gnn.Batch",
-    serialize_auxdata=lambda _: b"",
-    deserialize_auxdata=lambda _: (),
-)
+register_serialization(Batch)

@@ -1,7 +1,7 @@
-"""The command ``jax-gnn``: what needs only this package, and the subcommands of other packages.
+"""The command ``jax-gnn``: its own subcommands, and those that other packages add.
 
-Those come through entry points of the group ``jax_gnn.commands``: each is a function that is given
-`Commands` and adds its subcommand with `add_command`.
+Other packages add theirs by entry points of the group ``jax_gnn.commands``: each is a function that
+takes `Commands` and adds a subcommand with `add_command`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import platform
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 
@@ -26,15 +27,15 @@ from jax_gnn._version import __version__
 from jax_gnn.sharding import _command as partitioning
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
-"""What `argparse.ArgumentParser.add_subparsers` returns."""
+"""Result of `argparse.ArgumentParser.add_subparsers`."""
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: shown as one line, exit code 2."""
+    """Mistake that the user can correct: shown as one line, exit code 2."""
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples' line breaks and shows the defaults that there are."""
+    """Formatter that keeps the examples' line breaks and shows defaults other than None."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, argparse.SUPPRESS) or action.nargs == 0:
@@ -43,18 +44,18 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that answers an unknown command by those nearest to it, as all are a long list."""
+    """Parser that answers an unknown command by the nearest ones instead of the long list."""
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: str) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError:
             commands = action.choices if action.nargs == argparse.PARSER else ()
-            close = difflib.get_close_matches(value, commands or ())
-            if not close:
+            matches = difflib.get_close_matches(value, commands or ())
+            if not matches:
                 raise
-            close.sort(key=lambda word: sorted(word) != sorted(value))  # swapped letters first
-            hint = f"unknown {value!r}; did you mean {' or '.join(close)}?"
+            matches.sort(key=lambda word: sorted(word) != sorted(value))  # swapped letters first
+            hint = f"unknown {value!r}; did you mean {' or '.join(matches)}?"
             raise argparse.ArgumentError(action, hint) from None
 
 
@@ -66,19 +67,16 @@ def add_command(
     description: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    """Adds a subcommand.
+    """Add a subcommand, and return its parser, to which the caller adds arguments.
 
     Args:
-        commands: Those of the command, or of a group of commands.
-        name: Its word.
-        help: One line, of the list of commands.
-        description: Shown by ``--help``, with its line breaks.
-        run: Returns the exit code; may raise `UserError`.
-
-    Returns:
-        The parser, for the arguments.
+        commands: Subcommands of the command, or of a group of commands.
+        name: Word that selects the subcommand.
+        help: One line, for the list of commands.
+        description: Text of ``--help``, shown with its line breaks.
+        run: Function that does the work and returns the exit code; may raise `UserError`.
     """
-    parser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         name, help=help, description=description, formatter_class=_HelpFormatter
     )
     parser.set_defaults(run=run)
@@ -86,7 +84,7 @@ def add_command(
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as indented text, columns aligned."""
+    """Format rows of cells as indented text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -99,23 +97,18 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of what it stands on, and of Python."""
-    packages = ("jax", "jaxlib", "flax", "numpy")
-    found = {"jax_gnn": __version__, **{name: metadata.version(name) for name in packages}}
-    return found | {"python": platform.python_version()}
+    """Return the versions of this package, of the packages that it needs, and of Python."""
+    packages = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")}
+    return {"jax_gnn": __version__, **packages, "python": platform.python_version()}
 
 
 def devices() -> str:
-    """JAX's devices in one line."""
+    """Describe JAX's devices in one line."""
     try:
-        found = jax.devices()
+        kinds = Counter(f"{device.platform} ({device.device_kind})" for device in jax.devices())
     except RuntimeError as error:  # JAX_PLATFORMS names a platform that cannot start
         return f"none: {error}"
-    counted: dict[str, int] = {}
-    for device in found:
-        name = f"{device.platform} ({device.device_kind})"
-        counted[name] = counted.get(name, 0) + 1
-    return ", ".join(f"{count} x {name}" for name, count in counted.items())
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
 def _run_info(_: argparse.Namespace) -> int:
@@ -138,15 +131,15 @@ def _run_info(_: argparse.Namespace) -> int:
             if status.hint:
                 print(textwrap.indent(textwrap.fill(status.hint, 92), " " * 4))
     reason = cuda_compile.missing()
-    made = "compiled at run time, by NVRTC" if reason is None else f"plain XLA: {reason}"
-    print(f"\n  edge regions on cuda: {made}")
-    for shadowed in ffi.package_copies()[1:]:
-        print(f"\n  {shadowed} is another copy, unused: remove one, or change the path")
+    regions = "compiled at run time, by NVRTC" if reason is None else f"plain XLA: {reason}"
+    print(f"\n  edge regions on cuda: {regions}")
+    for copy in ffi.package_copies()[1:]:
+        print(f"\n  {copy} is another copy, unused: remove one, or change the path")
     return 0
 
 
 def _kernel(op: Op, status: ffi.PlatformStatus) -> str:
-    """What a platform has for an op: where XLA or other ops do the work, no kernel is meant."""
+    """Return the cell for an op on a platform; "not needed" where XLA or other ops do it."""
     if op.name in status.targets:
         return "custom call"
     return "-" if status.platform in op.platforms else "not needed"
@@ -171,8 +164,8 @@ def _run_tune(args: argparse.Namespace) -> int:
         return tuning.run(args)
     except BrokenPipeError:
         raise
-    except (OSError, ValueError) as error:  # the cache cannot be written
-        raise UserError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error  # for example, the cache cannot be written
 
 
 def _add_tune(commands: Commands) -> None:
@@ -238,32 +231,33 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Args:
-        argv: Arguments; None for the process's own.
+        argv: Arguments; None for those of the process.
 
     Returns:
-        Exit code: that of the subcommand (0; 1 where what it made is wrong), 2 (an error, told in
-        one line; ``JAX_TRACEBACK_FILTERING=off`` shows where) or 130 (interrupted). Like argparse,
-        exits by itself after ``--help`` and on unknown arguments.
+        Exit code: that of the subcommand (0; 1 if its result is wrong), 2 (an error, shown as one
+        line; ``JAX_TRACEBACK_FILTERING=off`` shows where) or 130 (interrupted). Like argparse, the
+        function exits by itself after ``--help`` and on unknown arguments.
     """
     args = _make_parser().parse_args(argv)
     args.words = sys.argv[1:] if argv is None else [*argv]
     try:
-        return args.run(args)
-    except KeyboardInterrupt as interrupt:  # a command may say how to go on
+        return cast(int, args.run(args))
+    except KeyboardInterrupt as interrupt:  # a command may say how to resume
         print("; ".join(["jax-gnn: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever reads the output has seen enough
+    except BrokenPipeError:  # the reader of the output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if os.environ.get("JAX_TRACEBACK_FILTERING") == "off":
             raise
-        # Settings that layers refuse, memory that is short: what is not these says its type.
-        told = isinstance(error, UserError | ValueError | TypeError | OSError) and str(error)
-        text = str(error) if told else f"{type(error).__name__}: {error}"
-        line = " ".join(text.splitlines())  # some of numpy's and Orbax's are several
+        # These types carry messages for users, such as a layer's refusal of a setting. Any other
+        # error, such as a lack of memory, is shown with its type.
+        is_clear = isinstance(error, UserError | ValueError | TypeError | OSError) and str(error)
+        text = str(error) if is_clear else f"{type(error).__name__}: {error}"
+        line = " ".join(text.splitlines())  # numpy and Orbax raise errors of several lines
         print(f"jax-gnn: error: {line}", file=sys.stderr)
         return 2

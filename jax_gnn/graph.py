@@ -1,17 +1,23 @@
-"""The graph container: edges sorted by destination and by source, as a pytree."""
+"""The container `Graph`: edges sorted by destination and by source, as a pytree.
+
+Arrays are checked and sorted by the `from_…` methods, on the host in numpy or traced inside
+`jax.jit`. An *edge id* is the position of an edge in these methods' arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.csr import (
@@ -49,16 +55,18 @@ from jax_gnn._core.public import public
 from jax_gnn._core.sort import sorted_ids
 from jax_gnn._core.triples import sort_by_source, sort_triples
 
+T = TypeVar("T")
+
 
 @public
 def host_arrays() -> AbstractContextManager[None]:
-    """Containers that are built inside a ``with`` block hold numpy arrays, and no device is asked.
+    """Make containers that are built inside a ``with`` block hold numpy arrays; use no device.
 
-    For data workers: a process that was forked after its parent used JAX hangs once it makes an
-    array of JAX. What is built of host arrays here, may be pickled, and goes to the device where
-    it is used: an argument of a jitted function at each call, or once, by ``jax.device_put``.
-    Methods that build containers, :meth:`Graph.pad` among them, and :meth:`Graph.edge_values` give
-    numpy arrays for numpy arrays, inside such a block and outside.
+    For data workers: a process that was forked after its parent used JAX hangs once it makes a JAX
+    array. A container of numpy arrays can be pickled, and goes to the device where it is used: as
+    an argument of a jitted function at each call, or once, by ``jax.device_put``. Methods that
+    build containers, and :meth:`Graph.edge_values`, return numpy arrays for numpy arrays, inside
+    such a block and outside.
 
     Example:
         >>> with host_arrays():
@@ -66,52 +74,57 @@ def host_arrays() -> AbstractContextManager[None]:
         >>> graph.rows, jax.device_put(graph).rows
         (array([0, 0, 1], dtype=int32), Array([0, 0, 1], dtype=int32))
     """
-    return on_host(True)
+    context: AbstractContextManager[None] = on_host(True)
+    return context
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A directed graph or a bipartite one: its edges by destination and by source.
+    """Directed or bipartite graph, with its edges sorted by destination and by source.
 
     The two halves are the sparse adjacency matrix A, ``(num_dst, num_src)``, and its transpose:
     messages run from sources to destinations, ``A @ x``. All sizes are shapes, so that graphs of
     equal sizes share one compiled program; :meth:`pad` makes sizes equal. Build one with a
     ``from_…`` method. The arrays are int32, or int64 where 32 bits do not suffice.
 
-    Outside ``jax.jit``, building and the methods here compile nothing, whatever the sizes: they
-    work in numpy. Arrays on a device are copied to the host for it, and results go to that device:
-    of many small graphs, build all inside :func:`host_arrays`.
+    Outside ``jax.jit``, building and the methods work in numpy and compile nothing. They copy
+    arrays on a device to the host, and their results to that device: build many small graphs inside
+    :func:`host_arrays`.
 
-    Whatever ops take or give for each edge is in the graph's order: by destination, then source;
-    equal edges in the order of the input. :meth:`edge_values` brings values there, and
+    Ops take and return values of edges in the graph's order: by destination, then source; equal
+    edges in the order of the input. :meth:`edge_values` brings values there, and
     :meth:`to_input_order` back. The graphs in a :class:`jax_gnn.RelationalGraph` have another order
-    for each destination, of which ops ask nothing.
+    for each destination; ops do not depend on it.
+
+    Methods marked *host only* depend on values, and raise a TypeError inside ``jax.jit``.
 
     Attributes:
-        indptr: ``(num_dst + 1,)``, where each destination starts in ``rows`` and ``cols``.
+        indptr: ``(num_dst + 1,)``, row pointers of the destinations into ``rows`` and ``cols``.
         rows: ``(num_edges,)``, the destination of each edge, ascending.
-        cols: ``(num_edges,)``, the source of each edge, which a ``from_…`` method makes ascend for
+        cols: ``(num_edges,)``, the source of each edge; the ``from_…`` methods make it ascend for
             each destination.
-        t_indptr: ``(num_src + 1,)``, where each source starts in ``t_rows`` and ``t_cols``.
-        t_rows: ``(num_edges,)``, the sources of the edges by source, ascending.
-        t_cols: ``(num_edges,)``, their destinations, ascending for each source.
-        t_order: ``(num_edges,)``, where each of those edges is in ``rows`` and ``cols``.
-        edge_ids: ``(num_edges,)``, where each edge is in what the graph was built from; -1 for
-            edges which are not there.
-        split: ``cols`` cut into slots of 8 for kernels that give each the same work, or None; see
-            :meth:`with_edge_split`. An ``EdgeSplit`` of two arrays, ``num_slots = num_edges // 8 +
-            num_dst + 1``: ``ids``, ``(num_slots, 8)``, the columns, each row's last slot filled up
-            with -1 (an empty row has one slot), and ``places``, ``(num_slots, 2)``, the row, and
-            twice the slot's place in it, plus 1 in its last. Surplus slots, at the end, have
-            columns -1 and places (-1, 1).
-        t_split: likewise for ``t_cols``.
-        num_input_edges: ``()``, how many edges the graph was built from, dropped ones included:
-            as an array it makes no program of its own for each number. None where arrays were put
-            together by hand.
+        t_indptr: ``(num_src + 1,)``, row pointers of the sources into ``t_rows`` and ``t_cols``.
+        t_rows: ``(num_edges,)``, the source of each edge in the order by source, ascending.
+        t_cols: ``(num_edges,)``, the destination of each edge in the order by source, ascending for
+            each source.
+        t_order: ``(num_edges,)``, position in ``rows`` and ``cols`` of each edge in the order by
+            source.
+        edge_ids: ``(num_edges,)``, position of each edge in the input that the graph was built
+            from; -1 for edges that were not in the input.
+        split: ``cols`` cut into slots of 8, so that kernels give each slot the same work, or None;
+            see :meth:`with_edge_split`. An ``EdgeSplit`` of two arrays, with ``num_slots =
+            num_edges // 8 + num_dst + 1``: ``ids``, ``(num_slots, 8)``, the columns, with -1 in
+            the rest of each row's last slot (an empty row has one slot), and ``places``,
+            ``(num_slots, 2)``, the row, and twice the slot's position in it, plus 1 in its last.
+            Surplus slots, at the end, have columns -1 and places (-1, 1).
+        t_split: ``t_cols`` cut into slots in the same way, or None.
+        num_input_edges: ``()``, number of edges of the input, dropped ones included; an array, so
+            that graphs with different numbers share a program. None for a graph whose arrays were
+            put together by hand.
 
-    Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. An edge given twice counts
-    twice.
+    Edges past ``indptr[-1]`` are padding and hold -1 in all arrays. A repeated edge counts as often
+    as it is repeated.
 
     Example:
         >>> graph = Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)  # sources, destinations
@@ -148,11 +161,7 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, padding included, of a graph that is not bipartite.
-
-        Raises:
-            ValueError: there are not as many sources as destinations.
-        """
+        """Number of nodes, padding included; a bipartite graph raises a ValueError."""
         if self.num_src != self.num_dst:
             raise ValueError(
                 f"a bipartite graph has no num_nodes, got num_src={self.num_src} and "
@@ -169,7 +178,7 @@ class Graph:
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         sized = (self.indptr, self.t_indptr, self.rows)
         if any(not getattr(array, "shape", None) for array in sized):
-            parts = arrays  # a pytree of something else than arrays
+            parts = arrays  # a pytree whose leaves are not arrays, such as shardings
         elif self.num_src == self.num_dst:
             parts = {"num_nodes": self.num_nodes, "num_edges": self.num_edges}
         else:
@@ -180,32 +189,32 @@ class Graph:
     @classmethod
     def from_edges(
         cls,
-        src: Any,
-        dst: Any = None,
+        src: ArrayLike | Iterable[Iterable[int]],
+        dst: ArrayLike | None = None,
         *,
         num_nodes: int | None = None,
         num_src: int | None = None,
         num_dst: int | None = None,
         validate: bool = True,
     ) -> Graph:
-        """Builds a graph from edges in any order, which it sorts.
+        """Build a graph from edges in any order, which it sorts.
 
-        Arrays with a value for each edge, in the order of ``src``, are not in the order that ops
-        take: :meth:`edge_values` brings them there.
+        Values of edges in the order of ``src`` are not in the order that ops take:
+        :meth:`edge_values` brings them there.
 
-        Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
-        cannot be: there, and with ``validate=False``, edges with an id out of range are padding and
-        are dropped.
+        Host arrays are checked. Traced arrays inside ``jax.jit`` cannot be: there, and with
+        ``validate=False``, edges with an id out of range count as padding and are dropped.
 
         Args:
-            src: ``(num_edges,)`` integers, where each edge starts. Or all edges, where ``dst`` is
-                not given: ``(2, num_edges)`` integers, sources first, as PyG's ``edge_index``; or a
-                list, or whatever can be iterated over, of tuples (source, destination).
-            dst: ``(num_edges,)`` integers, where each edge ends.
+            src: ``(num_edges,)`` integers, the source of each edge. Without ``dst``, all edges:
+                ``(2, num_edges)`` integers, sources first, as PyG's ``edge_index``; or an iterable
+                of tuples (source, destination).
+            dst: ``(num_edges,)`` integers, the destination of each edge.
             num_nodes: number of nodes; by default the largest id plus one (host arrays only).
-            num_src: number of sources of a bipartite graph, likewise the largest id plus one if
-                only ``num_dst`` is given.
-            num_dst: number of destinations of a bipartite graph, likewise.
+            num_src: number of sources of a bipartite graph; the largest source plus one if only
+                ``num_dst`` is given.
+            num_dst: number of destinations of a bipartite graph; the largest destination plus one
+                if only ``num_src`` is given.
             validate: whether ids out of range in host arrays are an error.
 
         Raises:
@@ -214,54 +223,51 @@ class Graph:
                 of range, or ``num_nodes`` is given beside the other sizes.
         """
         device = device_of(src, dst)
-        if dst is None:
-            src, dst = arguments.split_edge_pairs("src", src)
-        src, dst = arguments.check_pairs("src", src, "dst", dst)
-        names, num_src, num_dst = _sizes(src, dst, num_nodes, num_src, num_dst)
-        validate = arguments.check_flag("validate", validate) and not is_traced(src)
-        edges = sort_triples(src, None, dst, num_src=num_src, num_dst=num_dst)
+        columns = arguments.split_edge_pairs("src", src) if dst is None else (src, dst)
+        senders, receivers = arguments.check_pairs("src", columns[0], "dst", columns[1])
+        names, num_src, num_dst = check_sizes(senders, receivers, num_nodes, num_src, num_dst)
+        validate = arguments.check_flag("validate", validate) and not is_traced(senders)
+        edges = sort_triples(senders, None, receivers, num_src=num_src, num_dst=num_dst)
+        # Sorting drops ids out of range anyway: they are searched for the error alone.
         if validate and edges.dropped():
-            arguments.check_range("src", src, names[0], num_src)
-            arguments.check_range("dst", dst, names[1], num_dst)
-        count = id_count(src, edges.indptr.dtype)
-        graph = cls(*edges[:-1], None, None, count)  # types are None, and splits
-        return to_device(graph, device)
+            arguments.check_range("src", senders, names[0], num_src)
+            arguments.check_range("dst", receivers, names[1], num_dst)
+        # Sorted triples without types have the fields of a graph up to edge_ids, in its order.
+        count = id_count(senders, edges.indptr.dtype)
+        graph: Graph = to_device(cls(*edges[:-1], None, None, count), device)
+        return graph
 
     @classmethod
     def from_sorted(
         cls,
-        src: Any,
-        dst: Any,
+        src: ArrayLike,
+        dst: ArrayLike,
         *,
         num_nodes: int | None = None,
         num_src: int | None = None,
         num_dst: int | None = None,
-        t_order: Any = None,
+        t_order: ArrayLike | None = None,
         validate: bool = True,
     ) -> Graph:
-        """Builds a graph from edges whose destinations ascend, and keeps their order.
+        """Build a graph from edges whose destinations ascend, and keep their order.
 
-        This spares the sort by destination; by source there is one sort, or none where ``t_order``
-        is given. As :meth:`from_edges`, it works on host arrays, which are checked, and inside
-        ``jax.jit``, where they cannot be: there, and with ``validate=False``, edges with an id out
-        of range are dropped wherever they stand, and of edges out of order the result is another
-        graph.
+        This saves the sort by destination, and with ``t_order`` also the sort by source. Host
+        arrays are checked. Inside ``jax.jit``, and with ``validate=False``, edges with an id out of
+        range are dropped wherever they stand, and edges out of order give another graph.
 
         Args:
-            src: ``(num_edges,)`` integers, where each edge starts.
-            dst: ``(num_edges,)`` integers, where each edge ends, ascending.
-            num_nodes: number of nodes; by default the largest id plus one (host arrays only).
+            src: ``(num_edges,)`` integers, the source of each edge.
+            dst: ``(num_edges,)`` integers, the destination of each edge, ascending.
+            num_nodes: number of nodes, as in :meth:`from_edges`.
             num_src: number of sources of a bipartite graph, as in :meth:`from_edges`.
-            num_dst: number of destinations of a bipartite graph, likewise.
-            t_order: ``(num_edges,)`` integers, the places of the edges by source, then destination,
-                where that order is known; ids out of range are left out.
+            num_dst: number of destinations of a bipartite graph, as in :meth:`from_edges`.
+            t_order: ``(num_edges,)`` integers, the positions of the edges sorted by source, then
+                destination, if known; positions out of range are skipped.
             validate: whether ids out of range in host arrays, and arrays out of order, are errors.
 
         Raises:
-            TypeError: an array is not of integers, or a size is missing or not an integer.
-            ValueError: an array has another shape, lengths differ, a size is negative, an id is out
-                of range, ``dst`` does not ascend, ``t_order`` is another order, or ``num_nodes``
-                is given beside the other sizes.
+            ValueError: ``dst`` does not ascend, or ``t_order`` is another order; others as in
+                :meth:`from_edges`.
 
         Example:
             >>> Graph.from_sorted([2, 1, 0], [0, 0, 1], num_nodes=3).cols
@@ -271,17 +277,20 @@ class Graph:
         columns = {"src": src, "dst": dst}
         if t_order is not None:
             columns["t_order"] = t_order
-        src, dst, *order = arguments.check_columns(columns)
-        names, num_src, num_dst = _sizes(src, dst, num_nodes, num_src, num_dst)
-        validate = arguments.check_flag("validate", validate)
-        build = _sorted_traced if is_traced(src) else _sorted_on_host
-        given = names if validate else None
-        graph = build(src, dst, order[0] if order else None, num_src, num_dst, given)
-        return to_device(graph, device)
+        senders, receivers, *orders = arguments.check_columns(columns)
+        order = orders[0] if orders else None
+        names, num_src, num_dst = check_sizes(senders, receivers, num_nodes, num_src, num_dst)
+        if arguments.check_flag("validate", validate) and not is_traced(senders):
+            _check_sorted(senders, receivers, order, num_src, num_dst, names)
+        elif not is_traced(senders):
+            order = None  # an unchecked order could index out of bounds; sorting costs no more
+        build = _sorted_traced if is_traced(senders) else _sorted_on_host
+        graph: Graph = to_device(build(senders, receivers, order, num_src, num_dst), device)
+        return graph
 
     @classmethod
-    def from_scipy(cls, matrix: Any) -> Graph:
-        """Builds a graph from a sparse adjacency matrix.
+    def from_scipy(cls, matrix: object) -> Graph:
+        """Build a graph from a sparse adjacency matrix.
 
         Every stored entry is an edge, whatever its value; ``edge_values(matrix.tocoo().data)`` are
         the values.
@@ -291,58 +300,54 @@ class Graph:
                 ``matrix @ x``.
 
         Raises:
-            TypeError: it is not a scipy sparse matrix or array.
-            ValueError: it is not two-dimensional, or its index arrays are not those of a matrix of
-                its shape.
+            TypeError: ``matrix`` is not a scipy sparse matrix or array.
+            ValueError: ``matrix`` is not two-dimensional, or its index arrays are not those of a
+                matrix of its shape.
         """
         coo = arguments.check_sparse("matrix", matrix, "(num_dst, num_src)")
         return cls.from_edges(coo.col, coo.row, num_src=coo.shape[1], num_dst=coo.shape[0])
 
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """The edges that the graph was built from, in that order, then those added. Host only.
+        """Return the edges in the order of the input, then edges added later. Host only.
 
-        A reversed edge that :meth:`symmetrized` added stands beside its own. What is padding, or
-        was dropped as an id was out of range, is left out.
+        A reversed edge that :meth:`symmetrized` added follows the edge that it reverses. Padding
+        and dropped edges are left out.
 
         Returns:
             Sources and destinations, ``(edges,)`` int64 each.
-
-        Raises:
-            TypeError: called inside ``jax.jit``.
 
         Example:
             >>> Graph.from_edges([(0, 2), (2, 1), (1, 0)]).edges()
             (array([0, 2, 1]), array([2, 1, 0]))
         """
         src, dst, edge_ids = self._host_edges("edges")
-        order = given_first(edge_ids)
+        order = input_order(edge_ids)
         return src[order], dst[order]
 
-    def edge_values(self, values: Any, fill_value: Any = 0) -> Array:
-        """Brings values, such as weights, from the order of the input to the graph's order.
+    def edge_values(self, values: ArrayLike, fill_value: ArrayLike = 0) -> Array:
+        """Bring values, such as weights, from the order of the input to the graph's order.
 
         Args:
-            values: ``(num_input_edges, *features)``, one for each edge that the graph was built
-                from.
-            fill_value: what edges get that were not there: self-loops that were added, and padding.
+            values: ``(num_input_edges, *features)``, one row for each edge of the input.
+            fill_value: value of edges that were not in the input: added self-loops, and padding.
 
         Returns:
-            ``(num_edges, *features)`` in the dtype of ``values``. Of a graph that was passed to
-            ``jax.jit`` it is not known how many values there must be: where there are too few, the
-            rest are NaN (of integers, the extreme value).
+            ``(num_edges, *features)`` in the dtype of ``values``. For a graph that is an argument
+            of a jitted function, the number of values cannot be checked: if there are too few, the
+            rest are NaN (for integers, the extreme value).
 
         Raises:
-            TypeError: ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` has not one row for each edge that the graph was built from.
+            TypeError: ``values`` or ``fill_value`` are not numbers.
+            ValueError: ``values`` does not have one row for each edge of the input.
         """
         return self._values(values, fill_value, "num_input_edges")
 
-    def to_input_order(self, values: Any, fill_value: Any = 0) -> Array:
-        """Brings values from the graph's order back to that of the input: undoes `edge_values`.
+    def to_input_order(self, values: ArrayLike, fill_value: ArrayLike = 0) -> Array:
+        """Bring values from the graph's order back to that of the input: undo `edge_values`.
 
         Args:
-            values: ``(num_edges, *features)``, such as scores of edges. Those of self-loops that
-                were added, and of padding, are left out.
+            values: ``(num_edges, *features)``, such as scores of edges. Values of added self-loops
+                and of padding are left out.
             fill_value: value of edges of the input that the graph lacks, such as those dropped
                 because an id was out of range.
 
@@ -350,21 +355,25 @@ class Graph:
             ``(num_input_edges, *features)`` in the dtype of ``values``.
 
         Raises:
-            TypeError: the graph is an argument of a function under ``jax.jit``, where the number of
-                rows is not known; or ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` has not one row for each edge, or an edge of the input has two in
-                the graph, as :meth:`symmetrized` makes them.
+            TypeError: the graph is traced, so that the number of rows is not known; or ``values``
+                or ``fill_value`` are not numbers.
+            ValueError: ``values`` does not have one row for each edge, or an edge of the input
+                occurs twice in the graph, as after :meth:`symmetrized`.
         """
         return self._to_input_order(values, fill_value, "num_edges")
 
     def _to_input_order(
-        self, values: Any, fill_value: Any, rows: str, edge_types: Any = None
+        self,
+        values: ArrayLike,
+        fill_value: ArrayLike,
+        rows: str,
+        edge_types: Array | None = None,
     ) -> Array:
-        """Same as `to_input_order`; of edges with one id, that of the lowest type was the input's.
+        """Implement `to_input_order`; of edges with one id, the one of the lowest type is taken.
 
         Args:
-            values: as there.
-            fill_value: as there.
+            values: ``(num_edges, *features)``.
+            fill_value: value of edges of the input that the graph lacks.
             rows: name of the number of edges in errors.
             edge_types: ``(num_edges,)``, type of each edge; inverse types come after all others.
         """
@@ -377,72 +386,77 @@ class Graph:
             raise ValueError("to_input_order needs num_input_edges of the graph, got None")
         ids, count = np.asarray(self.edge_ids), int(self.num_input_edges)
         keys = np.zeros_like(ids) if edge_types is None else np.asarray(edge_types)
+        # Sorted by id, then type, the first edge of each id is the input's. A later one of another
+        # type is an inverse edge; one of the same type cannot be told apart from it.
         order = np.lexsort((keys, ids))[np.count_nonzero(ids < 0) :]
-        again = ids[order[1:]] == ids[order[:-1]]
-        if (again & (keys[order[1:]] == keys[order[:-1]])).any():
+        is_repeated = ids[order[1:]] == ids[order[:-1]]
+        if (is_repeated & (keys[order[1:]] == keys[order[:-1]])).any():
             raise ValueError(
                 "to_input_order needs a graph with one edge for each edge of the input, such as "
                 "that before symmetrized, got one in which symmetrized added "
-                f"{np.count_nonzero(again)}"
+                f"{np.count_nonzero(is_repeated)}"
             )
-        first = order[np.append(True, ~again)[: len(order)]]
-        places = np.full(count, PADDING, ids.dtype)
-        places[ids[first]] = first
-        arrays: Any = places, np.asarray(len(ids), ids.dtype)
+        first = order[np.append(True, ~is_repeated)[: len(order)]]
+        positions = np.full(count, PADDING, ids.dtype)
+        positions[ids[first]] = first
+        # The way back is edge_values of a graph whose "input" are this graph's edges.
+        arrays: Any = positions, np.asarray(len(ids), ids.dtype)
         if namespace(self.edge_ids) is not np:
             arrays = to_device(arrays, device_of(self.edge_ids))
         inverse = replace(self, edge_ids=arrays[0], num_input_edges=arrays[1])
         return inverse._values(values, fill_value, rows)
 
-    def _renumbered(self, edge_ids: Any, num_input_edges: Any) -> Graph:
-        """Same graph, host arrays, whose i-th edge of the input is number ``edge_ids[i]``."""
+    def _renumbered(self, edge_ids: np.ndarray, num_input_edges: Array | None) -> Graph:
+        """Return this graph of host arrays, with ``edge_ids[i]`` as the new id of edge i."""
         ids = take_ids(edge_ids, self.edge_ids).astype(self.edge_ids.dtype)
         return replace(self, edge_ids=ids, num_input_edges=jax.device_get(num_input_edges))
 
     @run_on_host("edge_ids", "num_input_edges")
-    def _values(self, values: Any, fill_value: Any, rows: str) -> Array:
-        """Same as `edge_values`; errors call the number of rows ``rows``."""
+    def _values(self, values: ArrayLike, fill_value: ArrayLike, rows: str) -> Array:
+        """Implement `edge_values`; errors call the number of rows ``rows``."""
         xp = namespace(self.edge_ids)
         if xp is np:
             xp = namespace(arguments.to_array("values", values))
-        values = arguments.as_numbers("values", values, xp)
-        if values.ndim == 0:
+        array = arguments.as_numbers("values", values, xp)
+        if array.ndim == 0:
             raise ValueError(f"values must be ({rows}, *features), got a scalar")
-        count, given = self.num_input_edges, values.shape[0]
+        count, num_values = self.num_input_edges, array.shape[0]
         if (
             not (count is None or is_traced(count) or count.ndim)
-            and not jax.export.is_symbolic_dim(given)
-            and given != int(count)
+            and not jax.export.is_symbolic_dim(num_values)
+            and num_values != int(count)
         ):
-            raise ValueError(
-                f"values must be ({rows}={count}, *features), got shape {values.shape}"
-            )
+            raise ValueError(f"values must be ({rows}={count}, *features), got shape {array.shape}")
         fill = arguments.as_numbers("fill_value", fill_value, xp)
-        if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
+        if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(array):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
-        wanted = f"a scalar or of the features {values.shape[1:]} of values"
-        with arguments.argument_errors("fill_value", wanted, fill):
-            fill = xp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
+        expected = f"a scalar or of the features {array.shape[1:]} of values"
+        with arguments.argument_errors("fill_value", expected, fill):
+            fill = xp.broadcast_to(fill.astype(array.dtype), (1, *array.shape[1:]))
+        # Row 0 is the fill value, for id -1; ids past the values read NaN.
+        result: Array
         if xp is np:
-            last = np.full_like(fill, arguments.fill_value(values.dtype))
-            places = np.clip(self.edge_ids, PADDING, len(values)) + 1
-            return np.concatenate([fill, values, last])[places]
-        edge_ids = clip_ids(self.edge_ids, values.shape[0])
-        return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
+            missing = np.full_like(fill, arguments.fill_value(array.dtype))
+            positions = np.clip(self.edge_ids, PADDING, len(array)) + 1
+            result = np.concatenate([fill, array, missing])[positions]  # type: ignore[assignment]
+        else:
+            edge_ids = clip_ids(self.edge_ids, num_values)
+            result = jnp.concatenate([fill, array]).at[edge_ids + 1].get(mode="fill")
+        return result
 
     @run_on_host("rows", "cols", "edge_ids", "t_order")
     def transpose(self) -> Graph:
-        """The graph with all edges reversed.
+        """Reverse all edges.
 
         The two halves change places, and so the order of the edges changes: values in the order of
-        this graph become ``values[graph.t_order]``. Where ``cols`` do not ascend for each
-        destination, as those of a :class:`jax_gnn.RelationalGraph`, the new half by source is
-        sorted, as functions that look edges up want it. Inside ``jax.jit`` that is not known, and
-        nothing is sorted.
+        this graph become ``values[graph.t_order]``. If ``cols`` do not ascend for each destination,
+        as in a :class:`jax_gnn.RelationalGraph`, the new half by source is sorted, since functions
+        that look edges up need it sorted; inside ``jax.jit`` it stays as it is.
         """
         rows, cols, t_order = self.rows, self.cols, inverse_permutation(self.t_order)
         split = self.split
-        if namespace(rows, cols) is np and not _ascend(rows, cols):
+        ascends = (cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])  # within each row
+        if namespace(rows, cols) is np and not ascends.all():
             order = np.lexsort((cols, np.where(rows < 0, np.iinfo(rows.dtype).max, rows)))
             cols, t_order, split = cols[order], t_order[order], None
         return Graph(
@@ -460,14 +474,10 @@ class Graph:
         )
 
     def with_self_loops(self) -> Graph:
-        """Adds an edge from each node to itself where there is none. Host only.
+        """Add an edge from each node to itself where there is none. Host only.
 
         The new edges were not in the input: :meth:`edge_values` gives them its ``fill_value``.
-        Padding is dropped.
-
-        Raises:
-            ValueError: the graph is bipartite.
-            TypeError: called inside ``jax.jit``.
+        Padding is dropped. A bipartite graph raises a ValueError.
         """
         num_nodes = self.num_nodes
         src, dst, _ = self._host_edges("with_self_loops")
@@ -475,26 +485,24 @@ class Graph:
         return self._with_edges(loops, loops, np.full(len(loops), PADDING))
 
     def symmetrized(self) -> Graph:
-        """Adds the reverse of each edge that has none, so that A becomes max(A, Aᵀ). Host only.
+        """Add the reverse of each edge that has none, so that A becomes max(A, Aᵀ). Host only.
 
-        A new edge has the values of the one that it reverses. Padding is dropped.
-
-        Raises:
-            ValueError: the graph is bipartite.
-            TypeError: called inside ``jax.jit``.
+        A new edge has the values of the edge that it reverses. Padding is dropped. A bipartite
+        graph raises a ValueError.
         """
         num_nodes = self.num_nodes
         src, dst, edge_ids = self._host_edges("symmetrized")
-        order = np.lexsort((src, dst))  # which a graph need not have for each destination
+        order = np.lexsort((src, dst))  # a relational graph's edges are sorted by relation, too
         src, dst, edge_ids = src[order], dst[order], edge_ids[order]
+        # The k-th copy of an edge has a reverse if there are more than k copies of the reverse.
         pairs, reverse = dst * num_nodes + src, src * num_nodes + dst  # pairs ascend
         copies_before = np.arange(len(pairs)) - np.searchsorted(pairs, pairs)
         reverses = np.searchsorted(pairs, reverse, "right") - np.searchsorted(pairs, reverse)
-        alone = copies_before >= reverses
-        return self._with_edges(dst[alone], src[alone], edge_ids[alone])
+        is_single = copies_before >= reverses
+        return self._with_edges(dst[is_single], src[is_single], edge_ids[is_single])
 
     def _host_edges(self, caller: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sources, destinations and ``edge_ids`` without padding."""
+        """Return sources, destinations and ``edge_ids`` in numpy, without padding."""
         if is_traced(self.indptr):
             raise TypeError(
                 f"{caller} works on the host only, as the number of edges depends on values; call "
@@ -507,26 +515,25 @@ class Graph:
     def _with_edges(
         self, src: np.ndarray, dst: np.ndarray, edge_ids: np.ndarray, num_dst: int | None = None
     ) -> Graph:
-        """Adds edges that have the given ``edge_ids``, and destinations up to ``num_dst``.
+        """Add edges with the ids ``edge_ids``, and destinations up to ``num_dst``.
 
         The result is split into slots if this graph is.
         """
-        old = self._host_edges("adding edges")
-        src, dst, edge_ids = map(np.concatenate, zip(old, (src, dst, edge_ids), strict=True))
+        present = self._host_edges("adding edges")
+        src, dst, edge_ids = map(np.concatenate, zip(present, (src, dst, edge_ids), strict=True))
         num_dst = self.num_dst if num_dst is None else num_dst
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         graph = graph._renumbered(edge_ids, self.num_input_edges)
-        graph = graph if self.split is None else graph.with_edge_split()
-        return graph if namespace(self.rows) is np else to_device(graph, device_of(self.rows))
+        return placed_like(self.rows, graph if self.split is None else graph.with_edge_split())
 
     def with_edge_split(self) -> Graph:
-        """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
+        """Add ``split`` and ``t_split`` if they are missing, in linear time.
 
-        They are for the kernels of :func:`jax_gnn.hypergraph_aggregate`; the graphs of a
+        The kernels of :func:`jax_gnn.hypergraph_aggregate` take them; the graphs of a
         :class:`jax_gnn.Hypergraph` have them from the start. Works on the host and inside
-        ``jax.jit``. The methods of the graph keep them up to date; whoever replaces arrays by hand
-        must set both to None, and call this.
+        ``jax.jit``. The methods of the graph update them; code that replaces arrays by hand must
+        set both to None, and call this method.
         """
         if self.split is not None and self.t_split is not None:
             return self
@@ -541,20 +548,20 @@ class Graph:
         num_dst: int | None = None,
         num_edges: int | None = None,
     ) -> Graph:
-        """Pads to given capacities, so that differing graphs share one compiled program.
+        """Pad to capacities, so that graphs of different sizes share one compiled program.
 
-        The new nodes have no edges: their degree is 0.
+        The new nodes have no edges: their degree is 0. A capacity of None leaves a size as it is.
 
         Args:
-            num_nodes: capacity in nodes; None leaves it.
-            num_src: capacity in sources of a bipartite graph; None leaves it.
-            num_dst: capacity in destinations of a bipartite graph; None leaves it.
-            num_edges: capacity in edges; None leaves it.
+            num_nodes: capacity in nodes.
+            num_src: capacity in sources of a bipartite graph.
+            num_dst: capacity in destinations of a bipartite graph.
+            num_edges: capacity in edges.
 
         Raises:
             TypeError: a capacity is not an integer.
-            ValueError: a capacity is smaller than what is there, or ``num_nodes`` is given beside
-                ``num_src`` or ``num_dst``, or for a bipartite graph.
+            ValueError: a capacity is smaller than the present size, or ``num_nodes`` is given
+                beside ``num_src`` or ``num_dst``, or for a bipartite graph.
         """
         if num_nodes is not None:
             if (num_src, num_dst) != (None, None):
@@ -565,10 +572,10 @@ class Graph:
             new_dst = arguments.added_size("num_dst", num_dst, self.num_dst)
         new_edges = arguments.added_size("num_edges", num_edges, self.num_edges)
 
-        def pad(ids: Array) -> Array:
+        def pad(ids: Array) -> Any:
             return pad_ids(ids, new_edges)
 
-        graph = replace(  # a part of a sharded graph stays one
+        graph = replace(  # keeps the class: a part of a sharded graph is a subclass
             self,
             indptr=pad_indptr(self.indptr, new_dst),
             rows=pad(self.rows),
@@ -584,20 +591,21 @@ class Graph:
         return graph if self.split is None else graph.with_edge_split()
 
     def check(self, name: str = "graph") -> Graph:
-        """The graph, if its arrays are such as ops take; what they hold is not looked at.
+        """Check dtypes and shapes of the arrays, not their values; return the graph as JAX arrays.
 
         Args:
-            name: what errors call it.
+            name: name of the graph in errors.
 
         Raises:
-            TypeError: an array is not of int32 or int64, or they are not all of one type.
+            TypeError: an array is not of int32 or int64, or dtypes differ.
             ValueError: an array is not one-dimensional, or lengths do not fit each other.
         """
         self.check_arrays(name)
-        return jax.tree.map(as_signed, self)
+        graph: Graph = jax.tree.map(as_signed, self)
+        return graph
 
     def check_arrays(self, name: str = "graph") -> None:
-        """The same check alone: arrays of the host stay there."""
+        """Check dtypes and shapes of the arrays as `check` does; leave arrays on the host there."""
         dtypes = {}
         edges = ("rows", "cols"), ("t_rows", "t_cols", "t_order")
         for names in (("indptr",), ("t_indptr",), *edges):
@@ -611,67 +619,76 @@ class Graph:
         _check_split(f"{name}.t_split", self.t_split, self.t_indptr, self.t_cols)
 
     def matrix(self, *, weighted: bool = False, slots: bool = False) -> SparseMatrix:
-        """The adjacency matrix as the primitives take it, by destination and by source.
+        """Return the adjacency matrix as the primitives take it, by destination and by source.
 
         Args:
-            weighted: whether there are weights of edges, whose order is wanted then.
-            slots: whether row pointers and slots are wanted.
+            weighted: whether edges have weights, so that their order by source is needed.
+            slots: whether to include row pointers and slots.
         """
-        graph = self.with_edge_split() if slots else self  # traced, dead code if no kernel reads it
-        return SparseMatrix(
-            Csr(
-                *(graph.rows, graph.cols, None),
-                *((graph.indptr, graph.split) if slots else ()),
-                num_rows=graph.num_dst,
-            ),
-            Csr(
-                *(graph.t_rows, graph.t_cols, graph.t_order if weighted else None),
-                *((graph.t_indptr, graph.t_split) if slots else ()),
-                num_rows=graph.num_src,
-            ),
-        )
+        graph = self.with_edge_split() if slots else self  # dead code in jit if no kernel reads it
+        order = graph.t_order if weighted else None
+        by_dst = Csr(graph.rows, graph.cols, None, num_rows=graph.num_dst)
+        by_src = Csr(graph.t_rows, graph.t_cols, order, num_rows=graph.num_src)
+        if slots:
+            by_dst = replace(by_dst, indptr=graph.indptr, slots=graph.split)
+            by_src = replace(by_src, indptr=graph.t_indptr, slots=graph.t_split)
+        return SparseMatrix(by_dst, by_src)
 
     def ends(self) -> tuple[SparseMatrix, SparseMatrix]:
-        """What sums edges at their destinations, and at their sources; the transposes gather."""
+        """Return matrices that sum edges by destination, and by source; the transposes gather."""
         at_src = SparseMatrix(
             Csr(self.t_rows, self.t_order, num_rows=self.num_src),
             Csr(None, self.cols, num_rows=self.num_edges),
         )
         return segments(self.rows, self.num_dst), at_src
 
-    # What `jax_gnn.insight` has other graphs do, whose messages have factors.
+    # Hooks that ops call, and that `jax_gnn.insight._gates.GatedGraph` overrides: its messages have
+    # factors, to which outputs are attributed.
 
-    def _gated(self, weight: Any, dtype: Any, heads: int = 1) -> tuple[Graph, Any]:
-        """What ops work with in place of this graph and weights, ``(num_edges, heads)``."""
+    def _gated(
+        self, weight: Array | None, dtype: DTypeLike, heads: int = 1
+    ) -> tuple[Graph, Array | None]:
+        """Return the graph and the edge weights, ``(num_edges, heads)``, that an op works with."""
         return self, weight
 
     @property
     def _plain(self) -> Graph:
-        """The graph itself, whose messages have no factors."""
+        """Graph without factors of messages."""
         return self
 
     def _same_edges(self, graph: Graph) -> Graph:
-        """Another graph of the same edges in the same order, with their factors."""
+        """Give another graph of the same edges, in the same order, the factors of this one."""
         return graph
 
     def _note(self, name: str, value: Callable[[], Array]) -> None:
-        """Told by attention what its weights are; nothing is computed of it here."""
+        """Record attention weights, which ``value`` computes; a plain graph ignores them."""
 
     @run_on_host("indptr")
     def in_degrees(self) -> Array:
-        """Number of edges into each destination: ``(num_dst,)`` integers."""
-        return namespace(self.indptr).diff(self.indptr)
+        """Return the number of edges into each destination: ``(num_dst,)`` integers."""
+        degrees: Array = namespace(self.indptr).diff(self.indptr)
+        return degrees
 
     @run_on_host("t_indptr")
     def out_degrees(self) -> Array:
-        """Number of edges out of each source: ``(num_src,)`` integers."""
-        return namespace(self.t_indptr).diff(self.t_indptr)
+        """Return the number of edges out of each source: ``(num_src,)`` integers."""
+        degrees: Array = namespace(self.t_indptr).diff(self.t_indptr)
+        return degrees
 
 
-def _sizes(
-    src: Any, dst: Any, num_nodes: Any, num_src: Any, num_dst: Any
-) -> tuple[tuple[str, str], Any, Any]:
-    """What the numbers of sources and of destinations were called, and these."""
+def placed_like(array: Array, tree: T) -> T:
+    """Put host arrays on the device of another array; keep them on the host if it is there."""
+    return tree if namespace(array) is np else to_device(tree, device_of(array))
+
+
+def check_sizes(
+    src: np.ndarray | Array,
+    dst: np.ndarray | Array,
+    num_nodes: int | None,
+    num_src: int | None,
+    num_dst: int | None,
+) -> tuple[tuple[str, str], int, int]:
+    """Return the names of the numbers of sources and of destinations, and these numbers."""
     if num_src is None and num_dst is None:
         size = arguments.check_size("num_nodes", num_nodes, src, dst)
         return ("num_nodes", "num_nodes"), size, size
@@ -681,64 +698,62 @@ def _sizes(
     return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
 
 
-def _sorted_on_host(
-    src: Any,
-    dst: Any,
-    t_order: Any,
+def _check_sorted(
+    src: np.ndarray,
+    dst: np.ndarray,
+    t_order: np.ndarray | None,
     num_src: int,
     num_dst: int,
-    names: tuple[str, str] | None,
+    names: tuple[str, str],
+) -> None:
+    """Check ids and orders of `Graph.from_sorted`; errors call the sizes by their names."""
+    arguments.check_range("src", src, names[0], num_src)
+    arguments.check_range("dst", dst, names[1], num_dst)
+    descents = np.flatnonzero(np.diff(dst) < 0)
+    if descents.size:
+        i = descents[0]
+        raise ValueError(
+            f"dst must ascend, got dst[{i}] = {dst[i]} before dst[{i + 1}] = {dst[i + 1]}; "
+            "Graph.from_edges sorts"
+        )
+    if t_order is not None:
+        arguments.check_range("t_order", t_order, "num_edges", len(src))
+        src_steps, dst_steps = np.diff(src[t_order]), np.diff(dst[t_order])
+        ascends = (src_steps > 0) | (src_steps == 0) & (dst_steps >= 0)
+        if not ascends.all() or (np.bincount(t_order, minlength=len(src)) != 1).any():
+            raise ValueError("t_order must have each edge once, by source, then destination")
+
+
+def _sorted_on_host(
+    src: np.ndarray, dst: np.ndarray, t_order: np.ndarray | None, num_src: int, num_dst: int
 ) -> Graph:
-    """Of edges by destination, in numpy; ``names`` of the sizes, where all is to be checked."""
-    count, places, given = len(src), np.arange(len(src)), src
-    if names is None:
-        t_order = None  # it would have to be looked at
-    else:
-        arguments.check_range("src", src, names[0], num_src)
-        arguments.check_range("dst", dst, names[1], num_dst)
-        down = np.flatnonzero(np.diff(dst) < 0)
-        if down.size:
-            i = down[0]
-            raise ValueError(
-                f"dst must ascend, got dst[{i}] = {dst[i]} before dst[{i + 1}] = {dst[i + 1]}; "
-                "Graph.from_edges sorts"
-            )
-        if t_order is not None:
-            arguments.check_range("t_order", t_order, "num_edges", count)
-            by_src, then = np.diff(src[t_order]), np.diff(dst[t_order])
-            ascends = (by_src > 0) | (by_src == 0) & (then >= 0)
-            if not ascends.all() or (np.bincount(t_order, minlength=count) != 1).any():
-                raise ValueError("t_order must have each edge once, by source, then destination")
+    """Build a graph of edges by destination, in numpy."""
+    count, edge_ids = len(src), np.arange(len(src))
+    num_input_edges = id_count(src, index_dtype(num_src, num_dst, count))
     keep = in_range(src, num_src) & in_range(dst, num_dst)
     if not keep.all():
-        places, src, dst, t_order = places[keep], src[keep], dst[keep], None
-    dtype = index_dtype(num_src, num_dst, count)
-    valid, new = len(src), count - len(src)
-    rows, cols, edge_ids = (pad_ids(ids.astype(dtype), new) for ids in (dst, src, places))
+        edge_ids, src, dst, t_order = edge_ids[keep], src[keep], dst[keep], None
+    dtype = num_input_edges.dtype
+    num_valid, num_padding = len(src), count - len(src)
+    rows, cols, edge_ids = (pad_ids(ids.astype(dtype), num_padding) for ids in (dst, src, edge_ids))
     if t_order is None:
-        transposed = sort_by_source(rows, cols, valid, num_src)
+        transposed = sort_by_source(rows, cols, num_valid, num_src)
     else:
         t_order = t_order.astype(dtype)
         transposed = (host_row_starts(cols, num_src), cols[t_order], rows[t_order], t_order)
-    return Graph(
-        *(host_row_starts(rows[:valid], num_dst), rows, cols, *transposed, edge_ids),
-        num_input_edges=id_count(given, dtype),
-    )
+    indptr = host_row_starts(rows[:num_valid], num_dst)
+    return Graph(indptr, rows, cols, *transposed, edge_ids, num_input_edges=num_input_edges)
 
 
 def _sorted_traced(
-    src: Array,
-    dst: Array,
-    t_order: Array | None,
-    num_src: int,
-    num_dst: int,
-    names: tuple[str, str] | None,
+    src: Array, dst: Array, t_order: Array | None, num_src: int, num_dst: int
 ) -> Graph:
-    del names  # values are unknown
+    """Build a graph of edges by destination inside ``jax.jit``, where nothing can be checked."""
     dtype = index_dtype(num_src, num_dst, src.shape[0])
     keep = in_range(src, num_src) & in_range(dst, num_dst)
-    target, places = compaction_targets(keep), jnp.arange(src.shape[0], dtype=dtype)
-    rows, cols, edge_ids = (scatter_ids(ids.astype(dtype), target) for ids in (dst, src, places))
+    # Valid edges move to the front in their order, and leave padding at the end.
+    target, edge_ids = compaction_targets(keep), jnp.arange(src.shape[0], dtype=dtype)
+    rows, cols, edge_ids = (scatter_ids(ids.astype(dtype), target) for ids in (dst, src, edge_ids))
     if t_order is None:
         t_order = sorted_ids(cols, num_src)[1]
         t_order = jnp.where(take_ids(cols, t_order) < 0, PADDING, t_order)
@@ -765,20 +780,21 @@ def _split(graph: Graph) -> Graph:
     return replace(graph, split=split, t_split=edge_split(graph.t_indptr, graph.t_cols))
 
 
-def given_first(edge_ids: np.ndarray) -> np.ndarray:
-    """An order in which the edges of the input come as they did there, then those added."""
-    return np.argsort(edge_ids.view(f"u{edge_ids.itemsize}"), kind="stable")  # -1 is the largest
+def input_order(edge_ids: np.ndarray) -> np.ndarray:
+    """Return the permutation to the order of the input, with added edges at the end."""
+    # Viewed as unsigned, the -1 of added edges is the largest id.
+    return np.argsort(edge_ids.view(f"u{edge_ids.itemsize}"), kind="stable")
 
 
-def check_one_dtype(name: str, dtypes: dict[str, Any]) -> None:
-    """Refuses arrays, by name, of several dtypes."""
+def check_one_dtype(name: str, dtypes: dict[str, np.dtype[Any]]) -> None:
+    """Raise a TypeError if arrays, named by the keys, have different dtypes."""
     if len(set(dtypes.values())) > 1:
-        given = ", ".join(f"{part}: {dtype}" for part, dtype in dtypes.items())
-        raise TypeError(f"the arrays of {name} must have one dtype, got {given}")
+        listing = ", ".join(f"{part}: {dtype}" for part, dtype in dtypes.items())
+        raise TypeError(f"the arrays of {name} must have one dtype, got {listing}")
 
 
-def check_index(name: str, array: Any, is_pointer: bool = False) -> Any:
-    """Refuses what is no vector of int32 or int64; gives the dtype."""
+def check_index(name: str, array: object, is_pointer: bool = False) -> np.dtype[Any]:
+    """Check that an array is a vector of int32 or int64, and return its dtype."""
     if not isinstance(array, jax.Array | np.ndarray) or array.dtype not in (np.int32, np.int64):
         kind = getattr(array, "dtype", type(array).__name__)
         raise TypeError(f"{name} must be an int32 or int64 array, got {kind}")
@@ -789,32 +805,41 @@ def check_index(name: str, array: Any, is_pointer: bool = False) -> Any:
     return array.dtype
 
 
-def _ascend(rows: Any, cols: Any) -> bool:
-    """Whether columns ascend within each row."""
-    return bool(((cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])).all())
-
-
-def _check_split(name: str, split: Any, indptr: Array, cols: Array) -> None:
+def _check_split(name: str, split: EdgeSplit | None, indptr: Array, cols: Array) -> None:
     if split is None:
         return
     size = num_slots(indptr.shape[0] - 1, cols.shape[0])
-    want = {"ids": (size, SLOT_SIZE), "places": (size, 2)}
-    for part, shape in want.items():
+    for part, shape in {"ids": (size, SLOT_SIZE), "places": (size, 2)}.items():
         array = getattr(split, part, None)
-        given = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
-        if given != (shape, indptr.dtype):
+        actual = getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__)
+        if actual != (shape, indptr.dtype):
             raise ValueError(
-                f"{name}.{part} must be {shape} {indptr.dtype}, got {given[0]} {given[1]}: it "
+                f"{name}.{part} must be {shape} {indptr.dtype}, got {actual[0]} {actual[1]}: it "
                 "belongs to other arrays; set split and t_split to None, and call "
                 "with_edge_split() on the graph"
             )
 
 
-# Exported functions that take graphs can be serialized.
-jax.export.register_pytree_node_serialization(
-    Graph,
-    serialized_name="jax_gnn.Graph",
-    serialize_auxdata=lambda _: b"",
-    deserialize_auxdata=lambda _: (),  # older versions wrote bounds on degrees
-)
+def register_serialization(kind: type) -> None:
+    """Let exported functions that take a container be serialized; static fields become JSON."""
+    has_static_fields = any(field.metadata for field in fields(kind))
+
+    def deserialize(data: bytes) -> object:
+        # Older versions wrote bounds on degrees for containers without static fields.
+        return _as_tuples(json.loads(bytes(data))) if has_static_fields else ()
+
+    jax.export.register_pytree_node_serialization(
+        kind,
+        serialized_name=f"jax_gnn.{kind.__name__}",
+        serialize_auxdata=lambda static: json.dumps(static).encode() if static else b"",
+        deserialize_auxdata=deserialize,
+    )
+
+
+def _as_tuples(value: object) -> object:
+    """Turn lists, as which JSON stores tuples, into tuples."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+register_serialization(Graph)
 jax.export.register_namedtuple_serialization(EdgeSplit, serialized_name="jax_gnn.EdgeSplit")

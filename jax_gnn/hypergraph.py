@@ -1,44 +1,45 @@
-"""The hypergraph container: a bipartite graph, or two of them, as a pytree."""
+"""The container `Hypergraph`: a bipartite graph of incidences, or two of them, as a pytree.
+
+An *incidence* is a (node, hyperedge) pair: the node belongs to the hyperedge.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
-import jax.export
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
 from jax_gnn._core.ids import PADDING, device_of, is_traced, on_host, run_on_host, to_device
-from jax_gnn.graph import Graph, check_one_dtype
+from jax_gnn.graph import Graph, check_one_dtype, register_serialization
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Hypergraph:
-    """Which nodes belong to which hyperedges: a bipartite graph, from nodes to hyperedges.
+    """Hypergraph, stored as a bipartite graph from nodes to hyperedges.
 
     All sizes are shapes, so that hypergraphs of equal sizes share one compiled program; :meth:`pad`
     makes sizes equal. Build one with a ``from_…`` method, which also cuts the incidences into slots
     for the kernels (:meth:`Graph.with_edge_split`).
 
-    Messages run from nodes to hyperedges and from there to nodes again. In a directed hypergraph,
-    the nodes that a hyperedge hears from, its tail, are others than those that hear from it, its
-    head.
+    Messages run from nodes to hyperedges, and from hyperedges to nodes. In a directed hypergraph,
+    a hyperedge receives from the nodes of its tail, and sends to the nodes of its head.
 
     Attributes:
-        graph: the incidences, as edges from nodes to hyperedges; those of the tails, if directed.
-            What ops take or give for each incidence is in the order of its edges: by hyperedge,
-            then node. :meth:`incidence_values` brings values there,
-            :meth:`to_input_order` back.
-        head: the incidences of the heads, also as edges from nodes to hyperedges; None: those of
-            ``graph``.
+        graph: the incidences, as edges from nodes to hyperedges; of the tails, if directed. Values
+            of incidences are in the order of its edges: by hyperedge, then node.
+            :meth:`incidence_values` brings values there, :meth:`to_input_order` back.
+        head: the incidences of the heads, also as edges from nodes to hyperedges; None for an
+            undirected hypergraph.
 
-    A node named twice in a hyperedge counts twice.
+    A node that is repeated in a hyperedge counts as often as it is repeated.
 
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [2, 3]])
@@ -53,12 +54,12 @@ class Hypergraph:
 
     @property
     def receiving(self) -> Graph:
-        """The incidences along which nodes receive: ``head``, or ``graph`` where that is None."""
+        """Incidences along which nodes receive: ``head``, or ``graph`` if undirected."""
         return self.graph if self.head is None else self.head
 
     @property
     def hyperedge_indptr(self) -> Array:
-        """``(num_hyperedges + 1,)``, where each hyperedge starts in ``hyperedge_nodes``."""
+        """``(num_hyperedges + 1,)``, row pointers of the hyperedges into ``hyperedge_nodes``."""
         return self.graph.indptr
 
     @property
@@ -68,7 +69,7 @@ class Hypergraph:
 
     @property
     def node_indptr(self) -> Array:
-        """``(num_nodes + 1,)``, where each node starts in ``node_hyperedges``."""
+        """``(num_nodes + 1,)``, row pointers of the nodes into ``node_hyperedges``."""
         return self.graph.t_indptr
 
     @property
@@ -93,13 +94,14 @@ class Hypergraph:
 
     @property
     def dual(self) -> Hypergraph:
-        """The hypergraph with nodes and hyperedges swapped."""
+        """Hypergraph with nodes and hyperedges swapped."""
         head = None if self.head is None else self.graph.transpose()
         return Hypergraph(self.receiving.transpose(), head)
 
     def __repr__(self) -> str:
         if any(not repr(graph).startswith("Graph(num_") for graph in (self.graph, self.receiving)):
-            return f"Hypergraph(graph={self.graph!r}, head={self.head!r})"  # a pytree of others
+            # A pytree whose leaves are not arrays.
+            return f"Hypergraph(graph={self.graph!r}, head={self.head!r})"
         sizes = ["num_nodes", "num_hyperedges", "num_incidences"]
         parts = [f"{name}={getattr(self, name)}" for name in sizes]
         if self.head is not None:
@@ -109,24 +111,23 @@ class Hypergraph:
     @classmethod
     def from_incidence(
         cls,
-        node_idx: Any,
-        hyperedge_idx: Any,
+        node_idx: ArrayLike,
+        hyperedge_idx: ArrayLike,
         *,
         num_nodes: int | None = None,
         num_hyperedges: int | None = None,
         validate: bool = True,
     ) -> Hypergraph:
-        """Builds a hypergraph from (node, hyperedge) pairs in any order.
+        """Build a hypergraph from (node, hyperedge) pairs in any order.
 
-        Works on host arrays, which are checked, and on traced arrays inside ``jax.jit``, which
-        cannot be: there, and with ``validate=False``, pairs with an id out of range are padding and
-        are dropped.
+        Host arrays are checked. Traced arrays inside ``jax.jit`` cannot be: there, and with
+        ``validate=False``, pairs with an id out of range count as padding and are dropped.
 
         Args:
-            node_idx: ``(num_incidences,)`` integers, the nodes.
-            hyperedge_idx: ``(num_incidences,)`` integers, the hyperedges they belong to.
+            node_idx: ``(num_incidences,)`` integers, the node of each incidence.
+            hyperedge_idx: ``(num_incidences,)`` integers, the hyperedge of each incidence.
             num_nodes: number of nodes; by default the largest id plus one (host arrays only).
-            num_hyperedges: number of hyperedges, likewise.
+            num_hyperedges: number of hyperedges; by default the largest id plus one.
             validate: whether ids out of range in host arrays are an error.
 
         Raises:
@@ -140,30 +141,25 @@ class Hypergraph:
     @classmethod
     def from_directed(
         cls,
-        tail_nodes: Any,
-        tail_hyperedges: Any,
-        head_nodes: Any,
-        head_hyperedges: Any,
+        tail_nodes: ArrayLike,
+        tail_hyperedges: ArrayLike,
+        head_nodes: ArrayLike,
+        head_hyperedges: ArrayLike,
         *,
         num_nodes: int | None = None,
         num_hyperedges: int | None = None,
         validate: bool = True,
     ) -> Hypergraph:
-        """Builds a directed hypergraph, from pairs in any order like :meth:`from_incidence`.
+        """Build a directed hypergraph from pairs in any order; see :meth:`from_incidence`.
 
         Args:
-            tail_nodes: ``(num_incidences,)`` integers, nodes that hyperedges hear from.
-            tail_hyperedges: ``(num_incidences,)`` integers, the hyperedges they send to.
-            head_nodes: ``(num_head_incidences,)`` integers, nodes that hear from hyperedges.
+            tail_nodes: ``(num_incidences,)`` integers, nodes that send to hyperedges.
+            tail_hyperedges: ``(num_incidences,)`` integers, the hyperedges that receive from them.
+            head_nodes: ``(num_head_incidences,)`` integers, nodes that receive from hyperedges.
             head_hyperedges: ``(num_head_incidences,)`` integers, the hyperedges that send to them.
             num_nodes: number of nodes; by default the largest id plus one (host arrays only).
-            num_hyperedges: number of hyperedges, likewise.
+            num_hyperedges: number of hyperedges; by default the largest id plus one.
             validate: whether ids out of range in host arrays are an error.
-
-        Raises:
-            TypeError: an array is not of integers, or a size is missing or not an integer.
-            ValueError: an array is not one-dimensional, lengths differ, a size is negative, or an
-                id is out of range.
         """
         tail = ("tail_nodes", tail_nodes, "tail_hyperedges", tail_hyperedges)
         head = ("head_nodes", head_nodes, "head_hyperedges", head_hyperedges)
@@ -173,10 +169,10 @@ class Hypergraph:
     def from_hyperedges(
         cls, hyperedges: Iterable[Sequence[int]], *, num_nodes: int | None = None
     ) -> Hypergraph:
-        """Builds a hypergraph from one sequence of node ids per hyperedge; sequences may be empty.
+        """Build a hypergraph from one sequence of node ids per hyperedge.
 
         Args:
-            hyperedges: the node ids of each hyperedge.
+            hyperedges: the node ids of each hyperedge; a sequence may be empty.
             num_nodes: number of nodes; by default the largest id plus one.
 
         Raises:
@@ -188,40 +184,41 @@ class Hypergraph:
                 f"hyperedges must be sequences of node ids, got {type(hyperedges).__name__}; "
                 "jax_gnn.convert.from_table takes names"
             )
-        members = []
-        for i, hyperedge in enumerate(hyperedges):
-            members.append(arguments.check_ids(f"hyperedges[{i}]", hyperedge))
-        none = np.zeros(0, np.int64)
-        num_nodes = arguments.check_size("num_nodes", num_nodes, none, *members)
+        members = [
+            arguments.check_ids(f"hyperedges[{i}]", hyperedge)
+            for i, hyperedge in enumerate(hyperedges)
+        ]
+        no_ids = np.zeros(0, np.int64)
+        num_nodes = arguments.check_size("num_nodes", num_nodes, no_ids, *members)
         for i, ids in enumerate(members):
             arguments.check_range(f"hyperedges[{i}]", ids, "num_nodes", num_nodes)
         return cls.from_incidence(
-            np.concatenate([none, *members]),
+            np.concatenate([no_ids, *members]),
             np.repeat(np.arange(len(members)), [len(ids) for ids in members]),
             num_nodes=num_nodes,
             num_hyperedges=len(members),
         )
 
     @classmethod
-    def from_scipy(cls, incidence: Any) -> Hypergraph:
-        """Builds a hypergraph from a sparse incidence matrix.
+    def from_scipy(cls, incidence: object) -> Hypergraph:
+        """Build a hypergraph from a sparse incidence matrix.
 
         Args:
             incidence: ``(num_nodes, num_hyperedges)`` scipy sparse matrix or array of zeros and
                 ones.
 
         Raises:
-            TypeError: it is not a scipy sparse matrix or array.
-            ValueError: it holds something else than zeros and ones, is not two-dimensional, or its
-                index arrays are not those of a matrix of its shape.
+            TypeError: ``incidence`` is not a scipy sparse matrix or array.
+            ValueError: ``incidence`` holds other values than zeros and ones, is not
+                two-dimensional, or its index arrays are not those of a matrix of its shape.
         """
         coo = arguments.check_sparse("incidence", incidence, "(num_nodes, num_hyperedges)")
         coo.sum_duplicates()
         coo.eliminate_zeros()
-        others = coo.data[coo.data != 1]
-        if others.size:
+        invalid = coo.data[coo.data != 1]
+        if invalid.size:
             raise ValueError(
-                f"incidence must hold zeros and ones, found {others[0]}; "
+                f"incidence must hold zeros and ones, found {invalid[0]}; "
                 "pass (incidence != 0) to ignore the values"
             )
         return cls.from_incidence(
@@ -229,12 +226,12 @@ class Hypergraph:
         )
 
     @classmethod
-    def from_knn(cls, features: Any, k: int) -> Hypergraph:
-        """Builds one hyperedge per node: the node itself and its ``k - 1`` nearest others.
+    def from_knn(cls, features: ArrayLike, k: int) -> Hypergraph:
+        """Build one hyperedge per node: the node and its ``k - 1`` nearest neighbors.
 
-        This is how HGNN turns features into a hypergraph (Feng et al. 2019, arXiv 1809.09401,
-        section 3.1). Distances are Euclidean, in float64; among equals the smaller id wins. Runs on
-        the host in O(num_nodes²).
+        HGNN turns features into a hypergraph this way (Feng et al. 2019, arXiv 1809.09401, section
+        3.1). Distances are Euclidean, in float64; ties go to the smaller id. Runs on the host in
+        O(num_nodes²).
 
         Args:
             features: ``(num_nodes, features)`` finite real numbers.
@@ -244,22 +241,13 @@ class Hypergraph:
             TypeError: ``features`` are not real numbers, or ``k`` is not an integer.
             ValueError: wrong shape, ``k`` out of range, or a feature that is not finite.
         """
-        points = arguments.to_numpy("features", features)
-        if points.dtype != bool and not arguments.is_real(points.dtype):
-            raise TypeError(f"features must be real numbers, got {points.dtype}")
-        points = points.astype(np.float64)
+        points = check_points("features", features)
         k = arguments.check_integer("k", k)
-        if points.ndim != 2:
-            raise ValueError(f"features must be (num_nodes, features), got shape {points.shape}")
         n = points.shape[0]
         if not 1 <= k <= max(n, 1):
             raise ValueError(f"k must be between 1 and the number of nodes, {n}, got {k}")
-        if not np.isfinite(points).all():
-            node, feature = np.argwhere(~np.isfinite(points))[0]
-            raise ValueError(
-                f"features must be finite, got {points[node, feature]} at [{node}, {feature}]"
-            )
-        # |a|² + |b|² - 2ab finds candidates fast; among those, the differences a - b decide.
+        # |a|² + |b|² - 2ab finds candidates fast, up to its rounding error; the exact differences
+        # a - b decide among them.
         centered = points - points.mean(axis=0) if n else points
         squares = np.einsum("nf,nf->n", centered, centered)
         error = 16 * (points.shape[1] + 1) * np.finfo(np.float64).eps * squares.max(initial=0)
@@ -280,28 +268,24 @@ class Hypergraph:
         )
 
     def with_self_loops(self, nodes: Literal["isolated", "all"] = "isolated") -> Hypergraph:
-        """Adds hyperedges of a single node, tail and head in one, at the end. Host only.
+        """Add hyperedges of a single node, which is tail and head, at the end. Host only.
 
         The new incidences were not in the input: :meth:`incidence_values` gives them its
         ``fill_value``. Padding is dropped.
 
         Args:
             nodes: ``"isolated"`` for the nodes in no hyperedge, ``"all"`` for every node that has
-                no hyperedge of its own yet (as AllSet does, arXiv 2106.13264).
-
-        Raises:
-            ValueError: ``nodes`` is none of these.
-            TypeError: called inside ``jax.jit``.
+                no hyperedge of its own yet (as in AllSet, arXiv 2106.13264).
         """
         check_choice("nodes", nodes, ("isolated", "all"))
         graphs = [self.graph] if self.head is None else [self.graph, self.head]
         members = [graph._host_edges("with_self_loops")[:2] for graph in graphs]
         if nodes == "isolated":
-            have = np.concatenate([node_idx for node_idx, _ in members])
+            covered = np.concatenate([node_idx for node_idx, _ in members])
         else:
-            owners = [_owners(*pairs, self.num_hyperedges) for pairs in members]
-            have = owners[0][owners[0] == owners[-1]]
-        loops = np.setdiff1d(np.arange(self.num_nodes), have)
+            single = [_single_nodes(*pairs, self.num_hyperedges) for pairs in members]
+            covered = single[0][single[0] == single[-1]]
+        loops = np.setdiff1d(np.arange(self.num_nodes), covered)
         new = self.num_hyperedges + np.arange(len(loops))
         ids, size = np.full(len(loops), PADDING), self.num_hyperedges + len(loops)
         return Hypergraph(*(graph._with_edges(loops, new, ids, size) for graph in graphs))
@@ -315,30 +299,30 @@ class Hypergraph:
         num_incidences: int | None = None,
         num_head_incidences: int | None = None,
     ) -> Hypergraph:
-        """Pads to given capacities, so that differing hypergraphs share one compiled program.
+        """Pad to capacities, so that hypergraphs of different sizes share one compiled program.
 
-        The new nodes and hyperedges are empty: they have degree 0 and results 0.
+        The new nodes and hyperedges are empty: they have degree 0 and results 0. A capacity of None
+        leaves a size as it is.
 
         Args:
-            num_nodes: capacity in nodes; None leaves it.
-            num_hyperedges: capacity in hyperedges; None leaves it.
-            num_incidences: capacity in incidences; None leaves it.
-            num_head_incidences: capacity in incidences of the heads of a directed hypergraph; None
-                leaves it.
+            num_nodes: capacity in nodes.
+            num_hyperedges: capacity in hyperedges.
+            num_incidences: capacity in incidences.
+            num_head_incidences: capacity in incidences of the heads of a directed hypergraph.
 
         Raises:
             TypeError: a capacity is not an integer.
-            ValueError: a capacity is smaller than what is there, or ``num_head_incidences`` is
+            ValueError: a capacity is smaller than the present size, or ``num_head_incidences`` is
                 given for a hypergraph that is not directed.
         """
-        # Graph's own checks have other names for these.
+        # Checked here, since errors of Graph.pad would name num_src, num_dst and num_edges.
         num_nodes = self.num_nodes + arguments.added_size("num_nodes", num_nodes, self.num_nodes)
-        old = self.num_hyperedges
-        num_hyperedges = old + arguments.added_size("num_hyperedges", num_hyperedges, old)
+        size = self.num_hyperedges
+        num_hyperedges = size + arguments.added_size("num_hyperedges", num_hyperedges, size)
 
-        def padded(name: str, graph: Graph, wanted: int | None) -> Graph:
-            size = graph.num_edges + arguments.added_size(name, wanted, graph.num_edges)
-            return graph.pad(num_src=num_nodes, num_dst=num_hyperedges, num_edges=size)
+        def padded(name: str, graph: Graph, capacity: int | None) -> Graph:
+            num_edges = graph.num_edges + arguments.added_size(name, capacity, graph.num_edges)
+            return graph.pad(num_src=num_nodes, num_dst=num_hyperedges, num_edges=num_edges)
 
         graph = padded("num_incidences", self.graph, num_incidences)
         if self.head is not None:
@@ -351,60 +335,52 @@ class Hypergraph:
         return Hypergraph(graph)
 
     def incidence(self) -> tuple[Array, Array]:
-        """The pairs ``(node_idx, hyperedge_idx)`` ordered by hyperedge, then node; padding is -1.
+        """Return the pairs ``(node_idx, hyperedge_idx)`` by hyperedge, then node; padding is -1.
 
         Returns:
             Two arrays ``(num_incidences,)``.
         """
         return self.graph.cols, self.graph.rows
 
-    def incidence_values(self, values: Any, fill_value: Any = 0) -> Array:
-        """Brings values, such as weights, from the order of the input to that of ``graph``.
+    def incidence_values(self, values: ArrayLike, fill_value: ArrayLike = 0) -> Array:
+        """Bring values, such as weights, from the order of the input to that of ``graph``.
 
-        For those of the heads of a directed hypergraph there is ``head.edge_values``.
+        Values of the heads of a directed hypergraph go through ``head.edge_values``.
 
         Args:
-            values: ``(num_input_incidences, *features)``, one for each incidence that the
-                hypergraph was built from.
-            fill_value: what incidences get that were not there: self-loops that were added, and
+            values: ``(num_input_incidences, *features)``, one row for each incidence of the input.
+            fill_value: value of incidences that were not in the input: added self-loops, and
                 padding.
 
         Returns:
-            ``(num_incidences, *features)`` in the dtype of ``values``, as
+            ``(num_incidences, *features)`` in the dtype of ``values``. Errors: as in
             :meth:`Graph.edge_values`.
-
-        Raises:
-            TypeError: ``values`` are not numbers, or ``fill_value`` is none.
-            ValueError: ``values`` has not one row for each incidence of the input.
         """
         return self.graph._values(values, fill_value, "num_input_incidences")
 
-    def to_input_order(self, values: Any, fill_value: Any = 0) -> Array:
-        """Brings values of incidences back to the order of the input: undoes `incidence_values`.
+    def to_input_order(self, values: ArrayLike, fill_value: ArrayLike = 0) -> Array:
+        """Bring values of incidences back to the order of the input: undo `incidence_values`.
 
-        For those of the heads of a directed hypergraph there is ``head.to_input_order``.
+        Values of the heads of a directed hypergraph go through ``head.to_input_order``.
 
         Args:
             values: ``(num_incidences, *features)`` in the order of ``graph``.
-            fill_value: as for :meth:`Graph.to_input_order`.
+            fill_value: value of incidences of the input that the hypergraph lacks.
 
         Returns:
-            ``(num_input_incidences, *features)`` in the dtype of ``values``.
-
-        Raises:
-            TypeError: as :meth:`Graph.to_input_order`.
-            ValueError: likewise.
+            ``(num_input_incidences, *features)`` in the dtype of ``values``. Errors: as in
+            :meth:`Graph.to_input_order`.
         """
         return self.graph._to_input_order(values, fill_value, "num_incidences")
 
     def check(self, name: str = "hypergraph") -> Hypergraph:
-        """The hypergraph, if its arrays are such as ops take: see :meth:`Graph.check`.
+        """Check dtypes and shapes of the arrays, not their values; return JAX arrays.
 
         Args:
-            name: what errors call it.
+            name: name of the hypergraph in errors.
 
         Raises:
-            TypeError: an array is not of int32 or int64, or they are not all of one type.
+            TypeError: an array is not of int32 or int64, or dtypes differ.
             ValueError: lengths do not fit each other, or graph and head differ in their sizes.
         """
         graphs = {"graph": self.graph} | ({} if self.head is None else {"head": self.head})
@@ -423,26 +399,44 @@ class Hypergraph:
 
     @property
     def _plain(self) -> Hypergraph:
-        """See :meth:`Graph._plain`."""
+        """Hypergraph without factors of messages."""
         return Hypergraph(self.graph._plain, self.head)
 
     def node_degrees(self) -> Array:
-        """Number of hyperedges of each node: ``(num_nodes,)`` integers; of tails, if directed."""
+        """Return the number of hyperedges (tails, if directed) of each node: ``(num_nodes,)``."""
         return self.graph.out_degrees()
 
     def hyperedge_degrees(self) -> Array:
-        """Number of nodes of each hyperedge: ``(num_hyperedges,)`` integers, likewise."""
+        """Return the number of nodes (of tails, if directed) of each: ``(num_hyperedges,)``."""
         return self.graph.in_degrees()
 
 
+def check_points(name: str, values: ArrayLike) -> np.ndarray:
+    """Check that values are finite real numbers ``(num_nodes, features)``; return float64."""
+    if is_traced(values):
+        raise TypeError(f"{name} must not be traced: this works on the host only")
+    points = arguments.to_numpy(name, values)
+    if points.dtype != bool and not arguments.is_real(points.dtype):
+        raise TypeError(f"{name} must be real numbers, got {points.dtype}")
+    points = points.astype(np.float64)
+    if points.ndim != 2:
+        raise ValueError(f"{name} must be (num_nodes, features), got shape {points.shape}")
+    if not np.isfinite(points).all():
+        node, feature = np.argwhere(~np.isfinite(points))[0]
+        raise ValueError(
+            f"{name} must be finite, got {points[node, feature]} at [{node}, {feature}]"
+        )
+    return points
+
+
 def _build(
-    incidences: Sequence[tuple[str, Any, str, Any]],
-    num_nodes: Any,
-    num_hyperedges: Any,
+    incidences: Sequence[tuple[str, ArrayLike, str, ArrayLike]],
+    num_nodes: int | None,
+    num_hyperedges: int | None,
     validate: bool,
 ) -> list[Graph]:
-    """A graph from each set of pairs, which come with the arguments' names for the errors."""
-    device = device_of(*(part for pairs in incidences for part in pairs))
+    """Build a graph from each set of pairs, whose arrays follow their names for errors."""
+    device = device_of(*(array for pairs in incidences for array in pairs))
     checked = [arguments.check_pairs(*pairs) for pairs in incidences]
     all_nodes, all_hyperedges = zip(*checked, strict=True)
     num_nodes = arguments.check_size("num_nodes", num_nodes, *all_nodes)
@@ -453,24 +447,21 @@ def _build(
         if arguments.check_flag("validate", validate) and not is_traced(*pair):
             arguments.check_range(node_name, pair[0], "num_nodes", num_nodes)
             arguments.check_range(hyperedge_name, pair[1], "num_hyperedges", num_hyperedges)
-        with on_host(True):  # what is traced stays so
+        with on_host(True):  # one transfer at the end; traced arrays stay traced
             graph = Graph.from_edges(*pair, **sizes, validate=False).with_edge_split()
         graphs.append(graph)
-    return to_device(graphs, device)
+    placed_graphs: list[Graph] = to_device(graphs, device)
+    return placed_graphs
 
 
-def _owners(node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int) -> np.ndarray:
-    """The node that each hyperedge consists of; -1 where there is not just one."""
-    alone = np.bincount(hyperedge_idx, minlength=num_hyperedges)[hyperedge_idx] == 1
-    owners = np.full(num_hyperedges, PADDING)
-    owners[hyperedge_idx[alone]] = node_idx[alone]
-    return owners
+def _single_nodes(
+    node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int
+) -> np.ndarray:
+    """Return the node of each hyperedge with a single node, and -1 for other hyperedges."""
+    is_single = np.bincount(hyperedge_idx, minlength=num_hyperedges)[hyperedge_idx] == 1
+    nodes = np.full(num_hyperedges, PADDING)
+    nodes[hyperedge_idx[is_single]] = node_idx[is_single]
+    return nodes
 
 
-# Exported functions that take hypergraphs can be serialized.
-jax.export.register_pytree_node_serialization(
-    Hypergraph,
-    serialized_name="jax_gnn.Hypergraph",
-    serialize_auxdata=lambda auxdata: b"",
-    deserialize_auxdata=lambda data: (),
-)
+register_serialization(Hypergraph)

@@ -1,4 +1,4 @@
-"""How kernels deal out their work, for those who want to force it: see ``docs/tuning.md``."""
+"""Schedules of kernels, to force one for a block of code: see ``docs/tuning.md``."""
 
 from jax_gnn._core.schedule import use
 from jax_gnn._ops.hypergraph_aggregate.schedule import HypergraphSchedule

@@ -1,7 +1,9 @@
-"""Graphs from graphs, from hypergraphs and from points; encodings of where nodes are. Host only.
+"""Graphs made from graphs, hypergraphs and points, and encodings of the positions of nodes.
 
-All work is done in numpy and scipy, and compiles nothing. What is padding in a graph is dropped,
-but its nodes count, whether they are padding or not.
+All work is done on the host in numpy and scipy, and compiles nothing. Padding edges are dropped;
+all nodes count, whether they are padding or not. Every function raises a TypeError for arguments of
+the wrong type and inside ``jax.jit``, and a ValueError for arguments of the wrong shape or out of
+range, and for bipartite graphs.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import jax
 import numpy as np
 import scipy.sparse
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice, check_instance
-from jax_gnn._core.ids import device_of, is_traced, namespace, on_host, to_device
-from jax_gnn.graph import Graph
-from jax_gnn.hypergraph import Hypergraph
+from jax_gnn._core.ids import device_of, is_traced, on_host, to_device
+from jax_gnn.graph import Graph, placed_like
+from jax_gnn.hypergraph import Hypergraph, check_points
 
 __all__ = [
     "Derived",
@@ -40,16 +43,16 @@ DENSE_NODES = 1024
 
 
 class Derived(NamedTuple):
-    """A graph that was made of another one, and where its nodes and edges come from.
+    """Graph that was made of an original graph, and the origin of its nodes and edges.
 
-    Features of nodes go along as ``x[nodes]``, values in the old graph's order of edges as
-    ``values[edges]``. Values in the order of the input are taken by ``graph.edge_values``, as the
-    old graph took them.
+    The new nodes have the features ``x[nodes]``, and the new edges the values ``values[edges]`` in
+    the original graph's order. ``graph.edge_values`` takes values in the order of the input, as
+    that of the original graph does.
 
     Attributes:
         graph: the new graph.
-        nodes: ``(num_nodes,)`` int64, what each node was.
-        edges: ``(num_edges,)`` int64, what each edge was, in the new graph's order.
+        nodes: ``(num_nodes,)`` int64, the original node of each node.
+        edges: ``(num_edges,)`` int64, the original edge of each edge, in the new graph's order.
     """
 
     graph: Graph
@@ -60,117 +63,100 @@ class Derived(NamedTuple):
 # --- Parts of a graph ----------------------------------------------------------------------------
 
 
-def subgraph(graph: Graph, nodes: Any) -> Derived:
-    """Some nodes, and all edges between them.
+def subgraph(graph: Graph, nodes: ArrayLike) -> Derived:
+    """Take some nodes, and all edges between them.
 
     Args:
         graph: the graph, not bipartite.
-        nodes: ``(count,)`` different ids, in the order that the nodes are to have; or a mask,
-            ``(num_nodes,)`` booleans.
-
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite, the mask has another length, or an id is out of range
-            or given twice.
+        nodes: ``(count,)`` distinct ids, in the order of the new nodes; or a mask, ``(num_nodes,)``
+            booleans.
 
     Example:
         >>> graph = Graph.from_edges([(0, 1), (1, 2), (2, 3)])
-        >>> made = subgraph(graph, [3, 2])
-        >>> made.graph.edges(), made.edges
+        >>> part = subgraph(graph, [3, 2])
+        >>> part.graph.edges(), part.edges
         ((array([1]), array([0])), array([2]))
     """
-    num_nodes, (src, dst, edge_ids) = _opened("subgraph", graph)
-    chosen = arguments.to_numpy("nodes", nodes)
-    if chosen.dtype == np.bool_:
-        if chosen.shape != (num_nodes,):
+    num_nodes, (src, dst, edge_ids) = _nodes_and_edges("subgraph", graph)
+    selection = arguments.to_numpy("nodes", nodes)
+    if selection.dtype == np.bool_:
+        if selection.shape != (num_nodes,):
             raise ValueError(
-                f"nodes must be a mask of num_nodes={num_nodes}, got shape {chosen.shape}"
+                f"nodes must be a mask of num_nodes={num_nodes}, got shape {selection.shape}"
             )
-        ids = np.flatnonzero(chosen)
+        ids = np.flatnonzero(selection)
     else:
-        ids = _node_ids("nodes", nodes, num_nodes)
-        arguments.check_distinct("nodes", ids.tolist())
-    place = np.full(num_nodes, -1)
-    place[ids] = np.arange(len(ids))
-    kept = np.flatnonzero((place[src] >= 0) & (place[dst] >= 0))
-    ends = place[src[kept]], place[dst[kept]]
-    return _derived(graph, ends, edge_ids[kept], ids, kept)
+        ids = _node_ids(nodes, num_nodes)
+    new_ids = np.full(num_nodes, -1)
+    new_ids[ids] = np.arange(len(ids))
+    edges = np.flatnonzero((new_ids[src] >= 0) & (new_ids[dst] >= 0))
+    return _derived(graph, new_ids[src[edges]], new_ids[dst[edges]], edge_ids[edges], ids, edges)
 
 
 def k_hop_subgraph(
     graph: Graph,
-    nodes: Any,
+    nodes: ArrayLike,
     num_hops: int,
     *,
     direction: Literal["in", "out", "both"] = "in",
 ) -> Derived:
-    """The nodes that are at most so many edges away from given ones, and all edges between them.
+    """Take the nodes within some hops of root nodes, and all edges between them.
 
-    A network of k layers computes for a node what its k-hop subgraph decides, but for degrees at
-    the rim, for which layers such as GCN's need one hop more.
+    The k-hop subgraph of a node decides the output of k layers, except that layers which use
+    degrees, such as GCN's, need one hop more for those of the outermost nodes.
 
     Args:
         graph: the graph, not bipartite.
-        nodes: an id, or ``(count,)`` different ids. They are the first nodes of the result, in this
-            order; the others follow in theirs.
-        num_hops: how many edges away.
-        direction: ``"in"`` goes from destinations to sources, where messages come from; ``"out"``
-            the other way, ``"both"`` either way.
-
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite, an id is out of range or given twice, ``num_hops`` is
-            negative, or ``direction`` is none of these.
+        nodes: ids of the roots, one or ``(count,)`` distinct ones. They are the first nodes of the
+            result; the nodes reached from them follow in their order in ``graph``.
+        num_hops: maximum number of edges between a root and a node.
+        direction: ``"in"`` walks from destinations to sources, where messages come from; ``"out"``
+            from sources to destinations; ``"both"`` in both directions.
 
     Example:
         >>> graph = Graph.from_edges([(0, 1), (1, 2), (2, 3)])
         >>> k_hop_subgraph(graph, 2, num_hops=1).nodes
         array([2, 1])
     """
-    num_nodes, (src, dst, _) = _opened("k_hop_subgraph", graph)
-    roots = _node_ids("nodes", np.atleast_1d(arguments.to_numpy("nodes", nodes)), num_nodes)
-    arguments.check_distinct("nodes", roots.tolist())
+    num_nodes, (src, dst, _) = _nodes_and_edges("k_hop_subgraph", graph)
+    roots = _node_ids(np.atleast_1d(arguments.to_numpy("nodes", nodes)), num_nodes)
     check_choice("direction", direction, ("in", "out", "both"))
-    seen = np.zeros(num_nodes, bool)
-    seen[roots] = True
+    is_reached = np.zeros(num_nodes, bool)
+    is_reached[roots] = True
     for _ in range(arguments.check_size("num_hops", num_hops)):
-        before, count = seen.copy(), seen.sum()
+        before, count = is_reached.copy(), is_reached.sum()
         if direction != "out":
-            seen[src[before[dst]]] = True
+            is_reached[src[before[dst]]] = True
         if direction != "in":
-            seen[dst[before[src]]] = True
-        if seen.sum() == count:
+            is_reached[dst[before[src]]] = True
+        if is_reached.sum() == count:
             break
-    seen[roots] = False
-    return subgraph(graph, np.concatenate([roots, np.flatnonzero(seen)]))
+    is_reached[roots] = False
+    return subgraph(graph, np.concatenate([roots, np.flatnonzero(is_reached)]))
 
 
 def connected_components(
     graph: Graph, *, connection: Literal["weak", "strong"] = "weak"
 ) -> np.ndarray:
-    """The component that each node is in: ``(num_nodes,)``, numbered by their first nodes.
+    """Number the components by their first nodes, and return that of each node: ``(num_nodes,)``.
 
     Args:
         graph: the graph, not bipartite.
-        connection: ``"weak"``: nodes are joined by edges of either direction; ``"strong"``: there
-            are paths both ways.
-
-    Raises:
-        TypeError: ``graph`` is none, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite, or ``connection`` is none of these.
+        connection: ``"weak"``: edges of either direction join nodes; ``"strong"``: there are paths
+            in both directions.
 
     Example:
         >>> connected_components(Graph.from_edges([(0, 2), (3, 1)]))
         array([0, 1, 0, 1])
     """
-    num_nodes, (src, dst, _) = _opened("connected_components", graph)
+    num_nodes, (src, dst, _) = _nodes_and_edges("connected_components", graph)
     check_choice("connection", connection, ("weak", "strong"))
     if num_nodes == 0:
         return np.zeros(0, np.int64)
     import scipy.sparse.csgraph
 
     _, labels = scipy.sparse.csgraph.connected_components(
-        _matrix(src, dst, num_nodes), connection=connection
+        _sparse(dst, src, (num_nodes, num_nodes)), connection=connection
     )
     _, first, labels = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
@@ -184,16 +170,12 @@ def largest_component(
     num_components: int = 1,
     connection: Literal["weak", "strong"] = "weak",
 ) -> Derived:
-    """The components that have the most nodes; of equal ones, those whose first node comes first.
+    """Take the components with the most nodes; ties go to the component of the first node.
 
     Args:
         graph: the graph, not bipartite.
-        num_components: how many components are kept.
-        connection: see :func:`connected_components`.
-
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: as :func:`connected_components`, or ``num_components`` is negative.
+        num_components: number of components to take.
+        connection: ``"weak"`` or ``"strong"``, see :func:`connected_components`.
 
     Example:
         >>> largest_component(Graph.from_edges([(0, 2), (3, 1), (1, 4)])).nodes
@@ -201,81 +183,78 @@ def largest_component(
     """
     labels = connected_components(graph, connection=connection)
     order = np.argsort(-np.bincount(labels), kind="stable")
-    kept = order[: arguments.check_size("num_components", num_components)]
-    return subgraph(graph, np.isin(labels, kept))
+    largest = order[: arguments.check_size("num_components", num_components)]
+    return subgraph(graph, np.isin(labels, largest))
 
 
 def remove_self_loops(graph: Graph) -> Derived:
-    """The graph without edges from a node to itself; :meth:`Graph.with_self_loops` adds such.
+    """Remove edges from a node to itself; :meth:`Graph.with_self_loops` adds them.
 
     Args:
         graph: the graph, not bipartite.
-
-    Raises:
-        TypeError: ``graph`` is none, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite.
 
     Example:
         >>> remove_self_loops(Graph.from_edges([(0, 1), (1, 1)])).graph
         Graph(num_nodes=2, num_edges=1)
     """
-    num_nodes, (src, dst, edge_ids) = _opened("remove_self_loops", graph)
-    kept = np.flatnonzero(src != dst)
-    return _derived(graph, (src[kept], dst[kept]), edge_ids[kept], np.arange(num_nodes), kept)
+    num_nodes, (src, dst, edge_ids) = _nodes_and_edges("remove_self_loops", graph)
+    edges = np.flatnonzero(src != dst)
+    nodes = np.arange(num_nodes)
+    return _derived(graph, src[edges], dst[edges], edge_ids[edges], nodes, edges)
 
 
 # --- Other graphs --------------------------------------------------------------------------------
 
 
 def line_graph(graph: Graph, *, undirected: bool = False) -> Derived:
-    """The graph whose nodes are the edges of another one, joined where one goes on in the other.
+    """Build the graph whose nodes are the edges of a graph, joined where one follows the other.
 
     Args:
         graph: the graph, not bipartite.
-        undirected: whether the graph has each edge in both directions, and the two are one node: of
-            edges with ``src <= dst``. Two nodes are then joined, in both directions, where their
-            edges have a common end.
+        undirected: whether the graph has each edge in both directions, and the two are one node,
+            that of the edge with ``src <= dst``. Two nodes are then joined, in both directions, if
+            their edges share an endpoint.
 
     Returns:
-        ``nodes``: the place of each node among the edges of the graph; ``edges``: the node of the
-        graph that each new edge goes through, the smaller one of two common ends.
-
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite.
+        ``nodes``: the edge of the graph that each node is; ``edges``: the node of the graph that
+        each new edge passes through, the smaller one of two shared endpoints.
 
     Example:
-        >>> made = line_graph(Graph.from_edges([(0, 1), (1, 2), (1, 3)]))
-        >>> made.graph.edges(), made.edges
+        >>> line = line_graph(Graph.from_edges([(0, 1), (1, 2), (1, 3)]))
+        >>> line.graph.edges(), line.edges
         ((array([0, 0]), array([1, 2])), array([1, 1]))
     """
-    num_nodes, (src, dst, _) = _opened("line_graph", graph)
-    places = np.arange(len(src))
+    num_nodes, (src, dst, _) = _nodes_and_edges("line_graph", graph)
+    edges = np.arange(len(src))
+    # Products of edge-by-node incidence matrices have an entry for each pair of adjacent edges.
     if arguments.check_flag("undirected", undirected):
-        places = places[src <= dst]
-        src, dst = src[places], dst[places]
-        numbers = np.arange(len(places))
-        ends = _incidence(np.r_[numbers, numbers], np.r_[src, dst], len(places), num_nodes)
-        common = (ends @ ends.T).tocoo()
-        first, then = common.row[common.row != common.col], common.col[common.row != common.col]
-        is_common = (src[first] == src[then]) | (src[first] == dst[then])
-        through = np.where(is_common, src[first], dst[first])
+        edges = edges[src <= dst]
+        src, dst = src[edges], dst[edges]
+        rows = np.arange(len(edges))
+        incidence = _sparse(np.r_[rows, rows], np.r_[src, dst], (len(edges), num_nodes))
+        adjacent = (incidence @ incidence.T).tocoo()
+        off_diagonal = adjacent.row != adjacent.col
+        first, second = adjacent.row[off_diagonal], adjacent.col[off_diagonal]
+        is_source_shared = (src[first] == src[second]) | (src[first] == dst[second])
+        shared = np.where(is_source_shared, src[first], dst[first])
     else:
-        into, out_of = (_incidence(places, ends, len(places), num_nodes) for ends in (dst, src))
-        goes_on = (into @ out_of.T).tocoo()
-        first, then = goes_on.row, goes_on.col
-        through = dst[first]
-    order = np.lexsort((then, first))
-    first, then, through = first[order], then[order], through[order]
+        size = len(edges), num_nodes
+        adjacent = (_sparse(edges, dst, size) @ _sparse(edges, src, size).T).tocoo()
+        first, second = adjacent.row, adjacent.col
+        shared = dst[first]
+    order = np.lexsort((second, first))
+    first, second, shared = first[order], second[order], shared[order]
     with on_host(True):
-        line = Graph.from_edges(first, then, num_nodes=len(places))
-    return Derived(_like(graph, line), places, through[line.edge_ids])
+        line = Graph.from_edges(first, second, num_nodes=len(edges))
+    return Derived(placed_like(graph.rows, line), edges, shared[line.edge_ids])
 
 
-def clique_expansion(hypergraph: Hypergraph, hyperedge_weight: Any = None) -> tuple[Graph, Array]:
-    """The graph in which nodes are joined that share a hyperedge, and the weights of its edges.
+def clique_expansion(
+    hypergraph: Hypergraph, hyperedge_weight: ArrayLike | None = None
+) -> tuple[Graph, Array]:
+    """Build the graph that joins nodes which share a hyperedge, and the weights of its edges.
 
-    Of a directed hypergraph, edges run from the tail of a hyperedge to its head. Nodes are not
+    In a directed hypergraph, edges run from the tail of a hyperedge to its head. Nodes are not
     joined to themselves.
 
     Args:
@@ -286,10 +265,6 @@ def clique_expansion(hypergraph: Hypergraph, hyperedge_weight: Any = None) -> tu
         The graph, and ``(num_edges,)``, the sum of the weights of the hyperedges that two nodes
         share, in the graph's order: H W H^T off the diagonal.
 
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: there is not one weight for each hyperedge.
-
     Example:
         >>> hypergraph = Hypergraph.from_hyperedges([[0, 1, 2], [1, 2]])
         >>> graph, weight = clique_expansion(hypergraph)
@@ -299,41 +274,33 @@ def clique_expansion(hypergraph: Hypergraph, hyperedge_weight: Any = None) -> tu
         Array([1., 1., 1., 2., 1., 2.], dtype=float32)
     """
     tail, head = _both_sides("clique_expansion", hypergraph)
-    weight = np.ones(hypergraph.num_hyperedges)
-    if hyperedge_weight is not None:
-        weight = _real("hyperedge_weight", hyperedge_weight)
-        if weight.shape != (hypergraph.num_hyperedges,):
-            raise ValueError(
-                f"hyperedge_weight must be (num_hyperedges={hypergraph.num_hyperedges},), got "
-                f"shape {weight.shape}"
-            )
     size = hypergraph.num_nodes, hypergraph.num_hyperedges
-    sides = [scipy.sparse.coo_array((np.ones(len(v)), (v, e)), shape=size) for v, e in (tail, head)]
-    scaled = scipy.sparse.csr_array(sides[1] * weight)
-    shared = (scaled @ scipy.sparse.csr_array(sides[0]).T).tocoo()
-    off = shared.row != shared.col
+    weight = np.ones(size[1])
+    if hyperedge_weight is not None:
+        weight = _weights("hyperedge_weight", hyperedge_weight, "num_hyperedges", size[1])
+    scaled = _sparse(head[0], head[1], size, weight[head[1]])
+    shared = (scaled @ _sparse(tail[0], tail[1], size).T).tocoo()
+    off_diagonal = shared.row != shared.col
+    src, dst = shared.col[off_diagonal], shared.row[off_diagonal]
     with on_host(True):
-        graph = Graph.from_edges(shared.col[off], shared.row[off], num_nodes=size[0])
-    values = shared.data[off][graph.edge_ids].astype(_float())
-    device = device_of(hypergraph.graph.rows)
-    return _like(hypergraph.graph, graph), to_device(values, device)
+        graph = Graph.from_edges(src, dst, num_nodes=size[0])
+    values = shared.data[off_diagonal][graph.edge_ids].astype(_float_dtype())
+    rows = hypergraph.graph.rows
+    return placed_like(rows, graph), to_device(values, device_of(rows))
 
 
 def star_expansion(hypergraph: Hypergraph) -> Derived:
-    """The graph that has a node for each hyperedge, too, joined to those that belong to it.
+    """Build the graph with a further node for each hyperedge, joined to the nodes in it.
 
-    Hyperedge i is node ``num_nodes + i``. Edges run both ways; of a directed hypergraph, from the
-    tail to the hyperedge, and from there to the head.
+    Hyperedge i is node ``num_nodes + i``. Edges run in both directions; in a directed hypergraph,
+    from the tail to the hyperedge, and from the hyperedge to the head.
 
     Args:
         hypergraph: the hypergraph.
 
     Returns:
-        ``nodes``: the nodes, then the hyperedges, each numbered from 0; ``edges``: the place of
-        each edge among the incidences, of ``graph`` or of ``receiving``.
-
-    Raises:
-        TypeError: ``hypergraph`` is none, or called inside ``jax.jit``.
+        ``nodes``: the nodes, then the hyperedges, each numbered from 0; ``edges``: the incidence of
+        each edge, in ``graph`` or in ``receiving``.
 
     Example:
         >>> star_expansion(Hypergraph.from_hyperedges([[0, 1], [1]])).graph.edges()
@@ -347,25 +314,23 @@ def star_expansion(hypergraph: Hypergraph) -> Derived:
         graph = Graph.from_edges(src, dst, num_nodes=num_nodes + num_hyperedges)
     nodes = np.concatenate([np.arange(num_nodes), np.arange(num_hyperedges)])
     edges = np.concatenate([np.arange(len(tail[0])), np.arange(len(head[0]))])[graph.edge_ids]
-    return Derived(_like(hypergraph.graph, graph), nodes, edges)
+    return Derived(placed_like(hypergraph.graph.rows, graph), nodes, edges)
 
 
 # --- Graphs of points ----------------------------------------------------------------------------
 
 
-def knn_graph(x: Any, k: int, *, graph_ids: Any = None, loop: bool = False) -> Graph:
-    """Edges into each point from its k nearest ones, in Euclidean distance.
+def knn_graph(
+    x: ArrayLike, k: int, *, graph_ids: ArrayLike | None = None, loop: bool = False
+) -> Graph:
+    """Join each point to its k nearest neighbors in Euclidean distance, by edges into the point.
 
     Args:
         x: ``(num_nodes, features)`` finite real numbers.
-        k: how many; fewer where there are not as many.
-        graph_ids: ``(num_nodes,)``, the graph of each point, as :class:`jax_gnn.Batch` has them:
-            there are no edges between graphs, and none of points with a negative id.
-        loop: whether a point may be among its own nearest ones; it is the first then.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: a shape is wrong, a number is not finite, or ``k`` is negative.
+        k: number of neighbors; smaller graphs have fewer.
+        graph_ids: ``(num_nodes,)``, the graph of each point, as in :class:`jax_gnn.Batch`: there
+            are no edges between graphs, and none of points with a negative id.
+        loop: whether a point counts as its own first neighbor.
 
     Example:
         >>> knn_graph([[0.0], [1.0], [3.0]], k=1).edges()
@@ -378,40 +343,39 @@ def knn_graph(x: Any, k: int, *, graph_ids: Any = None, loop: bool = False) -> G
     src, dst = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for members in groups:
         count = len(members)
-        near = members[:, None][:, : k if loop else 0]
-        wanted = min(k - loop, count - 1)
-        if wanted > 0:
-            _, others = cKDTree(points[members]).query(points[members], np.arange(1, wanted + 2))
-            # A point may be missing among its own nearest ones, where many are equal.
-            own = others == np.arange(count)[:, None]
-            own[~own.any(1), -1] = True
-            near = np.concatenate([near, members[others[~own].reshape(count, wanted)]], 1)
-        src.append(near.ravel())
-        dst.append(np.repeat(members, near.shape[1]))
+        neighbors = members[:, None][:, : k if loop else 0]
+        num_neighbors = min(k - loop, count - 1)
+        if num_neighbors > 0:
+            ranks = np.arange(1, num_neighbors + 2)
+            _, nearest = cKDTree(points[members]).query(points[members], ranks)
+            # A point that coincides with many may not be among its own nearest points; the farthest
+            # one is left out in its place.
+            is_itself = nearest == np.arange(count)[:, None]
+            is_itself[~is_itself.any(1), -1] = True
+            nearest = nearest[~is_itself].reshape(count, num_neighbors)
+            neighbors = np.concatenate([neighbors, members[nearest]], 1)
+        src.append(neighbors.ravel())
+        dst.append(np.repeat(members, neighbors.shape[1]))
     return Graph.from_edges(np.concatenate(src), np.concatenate(dst), num_nodes=len(points))
 
 
 def radius_graph(
-    x: Any,
+    x: ArrayLike,
     radius: float,
     *,
-    graph_ids: Any = None,
+    graph_ids: ArrayLike | None = None,
     loop: bool = False,
     max_num_neighbors: int | None = None,
 ) -> Graph:
-    """Edges between all points whose Euclidean distance is at most a radius, in both directions.
+    """Join all points whose Euclidean distance is at most a radius, in both directions.
 
     Args:
         x: ``(num_nodes, features)`` finite real numbers.
         radius: the distance, not negative.
-        graph_ids: see :func:`knn_graph`.
+        graph_ids: ``(num_nodes,)``, the graph of each point, see :func:`knn_graph`.
         loop: whether points have an edge to themselves.
-        max_num_neighbors: how many edges a point may have into it, loops not counted: those from
-            the nearest ones are kept. None means all.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: a shape is wrong, or a number is negative or not finite.
+        max_num_neighbors: maximum number of edges into a point, without loops: edges from the
+            nearest points are kept. None means all.
 
     Example:
         >>> radius_graph([[0.0], [1.0], [3.0]], radius=1.5).edges()
@@ -424,21 +388,21 @@ def radius_graph(
     loop = arguments.check_flag("loop", loop)
     from scipy.spatial import cKDTree
 
-    found = [np.zeros((0, 2), np.int64)]
+    edges = [np.zeros((0, 2), np.int64)]
     for members in groups:
         pairs = cKDTree(points[members]).query_pairs(radius, output_type="ndarray")
-        found.append(members[pairs.reshape(-1, 2)])
-    pairs = np.concatenate(found)
+        edges.append(members[pairs.reshape(-1, 2)])
+    pairs = np.concatenate(edges)
     src, dst = np.concatenate([pairs, pairs[:, ::-1]]).T
     if max_num_neighbors is not None:
-        most = arguments.check_size("max_num_neighbors", max_num_neighbors)
+        limit = arguments.check_size("max_num_neighbors", max_num_neighbors)
         order = np.lexsort((src, np.square(points[src] - points[dst]).sum(1), dst))
         src, dst = src[order], dst[order]
         rank = np.arange(len(dst)) - np.searchsorted(dst, dst)
-        src, dst = src[rank < most], dst[rank < most]
+        src, dst = src[rank < limit], dst[rank < limit]
     if loop:
-        own = np.concatenate([src[:0], *groups])
-        src, dst = np.concatenate([src, own]), np.concatenate([dst, own])
+        loops = np.concatenate([src[:0], *groups])
+        src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
     order = np.lexsort((src, dst))
     return Graph.from_edges(src[order], dst[order], num_nodes=len(points))
 
@@ -446,36 +410,32 @@ def radius_graph(
 # --- Encodings -----------------------------------------------------------------------------------
 
 
-def laplacian_encoding(graph: Graph, k: int, *, graph_ids: Any = None) -> Array:
-    """Eigenvectors of the normalized Laplacian of the smallest eigenvalues but the first.
+def laplacian_encoding(graph: Graph, k: int, *, graph_ids: ArrayLike | None = None) -> Array:
+    """Return eigenvectors of the normalized Laplacian for its smallest eigenvalues but the first.
 
-    ``I - D^-1/2 A D^-1/2`` of the symmetric part of A, in which edges count as often as they are
-    there; nodes without edges have a 0 in place of the 1. Dwivedi et al., "Benchmarking graph
-    neural networks", 2020, section 4. Of each vector, which is of length 1, the entry of the
-    largest magnitude is positive: the first of those that are within 1e-6 of it. Models
-    should not rely on signs, nor on vectors that share an eigenvalue.
+    The Laplacian is ``I - D^-1/2 A D^-1/2`` of the symmetric part of A, which counts repeated
+    edges; nodes without edges have a 0 in place of the 1. See Dwivedi et al., "Benchmarking graph
+    neural networks", 2020, section 4. Vectors have length 1, and their entry of the largest
+    magnitude, the first within 1e-6, is positive. Models should not rely on signs, nor on vectors
+    that share an eigenvalue.
 
     Args:
         graph: the graph, not bipartite.
-        k: number of eigenvectors; of graphs with fewer, the rest are zeros.
-        graph_ids: ``(num_nodes,)``, the graph of each node, as :class:`jax_gnn.Batch` has them:
-            each gets its own eigenvectors, and nodes with a negative id get zeros. None: one graph.
+        k: number of eigenvectors; graphs with fewer get zeros for the rest.
+        graph_ids: ``(num_nodes,)``, the graph of each node, as in :class:`jax_gnn.Batch`: each
+            graph has its own eigenvectors, and nodes with a negative id get zeros. None: one graph.
 
     Returns:
         ``(num_nodes, k)`` in float32, or in float64 where 64 bits are on.
-
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite, ``k`` is negative, or ids have another length.
 
     Example:
         >>> path = Graph.from_edges([(0, 1), (1, 2)]).symmetrized()
         >>> laplacian_encoding(path, 1)[:, 0].round(3)
         Array([ 0.707,  0.   , -0.707], dtype=float32)
     """
-    num_nodes, (src, dst, _) = _opened("laplacian_encoding", graph)
+    num_nodes, (src, dst, _) = _nodes_and_edges("laplacian_encoding", graph)
     k = arguments.check_size("k", k)
-    adjacency = _matrix(src, dst, num_nodes)
+    adjacency = _sparse(dst, src, (num_nodes, num_nodes))
     adjacency = (adjacency + adjacency.T) / 2
     degree = np.asarray(adjacency.sum(1)).ravel()
     scale = np.where(degree > 0, 1 / np.sqrt(np.maximum(degree, 1e-300)), 0)
@@ -488,154 +448,142 @@ def laplacian_encoding(graph: Graph, k: int, *, graph_ids: Any = None) -> Array:
         top = np.argmax(magnitude >= magnitude.max(0, initial=0) - 1e-6, axis=0)
         sign = np.where(vectors[top, np.arange(len(top))] < 0, -1, 1)
         result[members, : vectors.shape[1]] = vectors * sign
-    return to_device(result.astype(_float()), device_of(graph.rows))
+    encoding: Array = to_device(result.astype(_float_dtype()), device_of(graph.rows))
+    return encoding
 
 
 def _eigenvectors(block: Any, has_edges: np.ndarray, count: int) -> np.ndarray:
-    """Those of the smallest eigenvalues of the Laplacian of a graph."""
+    """Return the eigenvectors for the smallest eigenvalues of the Laplacian of a graph."""
     size = block.shape[0]
     if size <= DENSE_NODES or count >= size:
         return np.linalg.eigh(np.diag(has_edges.astype(float)) - block.toarray())[1][:, :count]
     import scipy.sparse.linalg
 
-    # The largest of 2 - L, from which no system of equations must be solved.
+    # The largest eigenvalues of 2 - L need no solution of linear systems, unlike the smallest of L.
     shifted = scipy.sparse.diags_array(2.0 - has_edges) + block
     start = np.random.default_rng(0).standard_normal(size)  # the same in every call
     values, vectors = scipy.sparse.linalg.eigsh(shifted, count, which="LA", v0=start)
-    return vectors[:, np.argsort(-values, kind="stable")]
+    return np.asarray(vectors[:, np.argsort(-values, kind="stable")])
 
 
-def random_walk_encoding(graph: Graph, num_steps: int, edge_weight: Any = None) -> Array:
-    """How likely a random walk is back where it began, after 1, 2, … steps.
+def random_walk_encoding(
+    graph: Graph, num_steps: int, edge_weight: ArrayLike | None = None
+) -> Array:
+    """Return the probability that a random walk is at its start after 1, 2, … steps.
 
-    ``diag((D^-1 A)^i)``, where a walk follows edges from sources to destinations. Dwivedi et al.,
-    "Graph neural networks with learnable structural and positional representations", ICLR 2022,
-    section 3.2. A walk ends where no edge goes on.
+    This is ``diag((D^-1 A)^i)``; a walk follows edges from sources to destinations, and ends at a
+    node without outgoing edges. See Dwivedi et al., "Graph neural networks with learnable
+    structural and positional representations", ICLR 2022, section 3.2.
 
     Args:
         graph: the graph, not bipartite; a batch of graphs is one.
-        num_steps: how many steps.
-        edge_weight: ``(num_edges,)`` in the graph's order, not negative: a walk takes an edge in
-            proportion. None means ones.
+        num_steps: number of steps.
+        edge_weight: ``(num_edges,)`` in the graph's order, not negative: relative probabilities of
+            the edges of a source. None means ones.
 
     Returns:
         ``(num_nodes, num_steps)`` in float32, or in float64 where 64 bits are on.
-
-    Raises:
-        TypeError: an argument has the wrong type, or called inside ``jax.jit``.
-        ValueError: the graph is bipartite, ``num_steps`` is negative, or weights are negative, not
-            finite or of another length.
 
     Example:
         >>> triangle = Graph.from_edges([(0, 1), (1, 2), (2, 0)]).symmetrized()
         >>> random_walk_encoding(triangle, 3)[0]
         Array([0.  , 0.5 , 0.25], dtype=float32)
     """
-    num_nodes, (src, dst, _) = _opened("random_walk_encoding", graph)
+    num_nodes, (src, dst, _) = _nodes_and_edges("random_walk_encoding", graph)
     num_steps = arguments.check_size("num_steps", num_steps)
     weight = None
     if edge_weight is not None:
-        weight = _real("edge_weight", edge_weight)
-        if weight.shape != (graph.num_edges,):
-            raise ValueError(
-                f"edge_weight must be (num_edges={graph.num_edges},), got shape {weight.shape}"
-            )
-        weight = weight[: len(src)]
+        weight = _weights("edge_weight", edge_weight, "num_edges", graph.num_edges)[: len(src)]
         if not (np.isfinite(weight) & (weight >= 0)).all():
             raise ValueError("edge_weight must be finite and not negative")
-    forward = _matrix(src, dst, num_nodes, weight).T
+    forward = _sparse(src, dst, (num_nodes, num_nodes), weight)
     total = np.asarray(forward.sum(1)).ravel()
-    share = np.divide(1, total, out=np.zeros(num_nodes), where=total > 0)
-    back = scipy.sparse.csr_array((share[:, None] * forward).T)
+    inverse_total = np.divide(1, total, out=np.zeros(num_nodes), where=total > 0)
+    backward = scipy.sparse.csr_array((inverse_total[:, None] * forward).T)
     result = np.zeros((num_nodes, num_steps))
-    for start in range(0, num_nodes, 512):  # rows of powers, as columns
+    # 512 rows of the power at a time, as columns of its transpose, which bounds the memory.
+    for start in range(0, num_nodes, 512):
         rows = np.arange(start, min(start + 512, num_nodes))
         power: Any = scipy.sparse.eye_array(num_nodes, format="csr")[:, rows]
         for i in range(num_steps):
-            power = back @ power
+            power = backward @ power
             if scipy.sparse.issparse(power) and power.nnz > power.shape[0] * len(rows) / 50:
-                power = power.toarray()  # in small graphs they stay sparse, in others soon not
+                power = power.toarray()  # faster from 2 % of entries on
             result[rows, i] = power[rows, np.arange(len(rows))]
-    return to_device(result.astype(_float()), device_of(graph.rows))
+    encoding: Array = to_device(result.astype(_float_dtype()), device_of(graph.rows))
+    return encoding
 
 
-# --- What they share -----------------------------------------------------------------------------
+# --- Shared helpers ------------------------------------------------------------------------------
 
 
-def _opened(caller: str, graph: Graph) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The number of nodes, and the edges in the graph's order without padding."""
+def _nodes_and_edges(
+    caller: str, graph: Graph
+) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return the number of nodes, and the edges in the graph's order without padding."""
     check_instance("graph", graph, Graph)
     return graph.num_nodes, graph._host_edges(caller)
 
 
-def _like(graph: Graph, made: Graph) -> Graph:
-    """What was made on the host, where the graph that it was made of is."""
-    return made if namespace(graph.rows) is np else to_device(made, device_of(graph.rows))
-
-
 def _derived(
     graph: Graph,
-    ends: tuple[np.ndarray, np.ndarray],
+    src: np.ndarray,
+    dst: np.ndarray,
     edge_ids: np.ndarray,
     nodes: np.ndarray,
     edges: np.ndarray,
 ) -> Derived:
-    """A graph of some edges of another, which takes values of the same input."""
+    """Build a graph of some edges of another, whose input it keeps."""
     with on_host(True):
-        made = Graph.from_edges(*ends, num_nodes=len(nodes))
-    order = made.edge_ids
-    made = made._renumbered(edge_ids, graph.num_input_edges)
-    made = made if graph.split is None else made.with_edge_split()
-    return Derived(_like(graph, made), nodes, edges[order])
+        part = Graph.from_edges(src, dst, num_nodes=len(nodes))
+    order = part.edge_ids
+    part = part._renumbered(edge_ids, graph.num_input_edges)
+    part = part if graph.split is None else part.with_edge_split()
+    return Derived(placed_like(graph.rows, part), nodes, edges[order])
 
 
-def _node_ids(name: str, ids: Any, num_nodes: int) -> np.ndarray:
-    found = arguments.check_ids(name, ids)
-    arguments.check_range(name, found, "num_nodes", num_nodes)
-    return found
+def _node_ids(nodes: ArrayLike, num_nodes: int) -> np.ndarray:
+    ids: np.ndarray = arguments.check_ids("nodes", nodes)
+    arguments.check_range("nodes", ids, "num_nodes", num_nodes)
+    arguments.check_distinct("nodes", ids.tolist())
+    return ids
 
 
-def _matrix(src: np.ndarray, dst: np.ndarray, num_nodes: int, weight: Any = None) -> Any:
-    """A, ``(num_nodes, num_nodes)``, in which edges that are there twice count twice."""
-    values = np.ones(len(src)) if weight is None else weight
-    coo = scipy.sparse.coo_array((values, (dst, src)), shape=(num_nodes, num_nodes))
-    return scipy.sparse.csr_array(coo)
-
-
-def _incidence(rows: np.ndarray, cols: np.ndarray, num_rows: int, num_cols: int) -> Any:
-    coo = scipy.sparse.coo_array((np.ones(len(rows)), (rows, cols)), shape=(num_rows, num_cols))
-    return scipy.sparse.csr_array(coo)
+def _sparse(
+    rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], values: np.ndarray | None = None
+) -> Any:
+    """Build a scipy matrix of ones or ``values``, in which repeated entries add up."""
+    values = np.ones(len(rows)) if values is None else values
+    return scipy.sparse.csr_array(scipy.sparse.coo_array((values, (rows, cols)), shape=shape))
 
 
 def _both_sides(caller: str, hypergraph: Hypergraph) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Nodes and hyperedges of the incidences that send, and of those that receive."""
+    """Return nodes and hyperedges of the sending, and of the receiving incidences."""
     check_instance("hypergraph", hypergraph, Hypergraph)
     sides = hypergraph.graph, hypergraph.receiving
     return [side._host_edges(caller)[:2] for side in sides]
 
 
-def _real(name: str, values: Any) -> np.ndarray:
+def _weights(name: str, values: ArrayLike, size_name: str, size: int) -> np.ndarray:
     if is_traced(values):
         raise TypeError(f"{name} must not be traced: this works on the host only")
-    found = arguments.to_numpy(name, values)
-    if not arguments.is_real(found.dtype):
-        raise TypeError(f"{name} must be real numbers, got {found.dtype}")
-    return found.astype(np.float64)
+    weights = arguments.to_numpy(name, values)
+    if not arguments.is_real(weights.dtype):
+        raise TypeError(f"{name} must be real numbers, got {weights.dtype}")
+    if weights.shape != (size,):
+        raise ValueError(f"{name} must be ({size_name}={size},), got shape {weights.shape}")
+    return weights.astype(np.float64)
 
 
-def _points(x: Any, graph_ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
-    points = _real("x", x)
-    if points.ndim != 2:
-        raise ValueError(f"x must be (num_nodes, features), got shape {points.shape}")
-    if not np.isfinite(points).all():
-        node, feature = np.argwhere(~np.isfinite(points))[0]
-        raise ValueError(f"x must be finite, got {points[node, feature]} at [{node}, {feature}]")
+def _points(x: ArrayLike, graph_ids: ArrayLike | None) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the points, with a feature at least, and the ids of the points of each graph."""
+    points = check_points("x", x)
     points = points if points.shape[1] else np.zeros((len(points), 1))
     return points, _groups(graph_ids, len(points))
 
 
-def _groups(graph_ids: Any, num_nodes: int) -> list[np.ndarray]:
-    """The nodes of each graph that has some."""
+def _groups(graph_ids: ArrayLike | None, num_nodes: int) -> list[np.ndarray]:
+    """Return the nodes of each graph that has some."""
     if graph_ids is None:
         return [np.arange(num_nodes)] if num_nodes else []
     ids = arguments.check_ids("graph_ids", graph_ids)
@@ -647,5 +595,5 @@ def _groups(graph_ids: Any, num_nodes: int) -> list[np.ndarray]:
     return np.split(order, starts)[1:] if len(order) else []
 
 
-def _float() -> Any:
+def _float_dtype() -> np.dtype[Any]:
     return jax.dtypes.canonicalize_dtype(np.float64)

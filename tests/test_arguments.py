@@ -159,8 +159,12 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     *(
         (model, OF_STACK, {}, ON_GRAPH)
         for model in (
-            *(flax_layers.GCN, flax_layers.GIN, flax_layers.SAGE),
-            *(flax_layers.GAT, flax_layers.GATv2, flax_layers.GraphTransformer),
+            flax_layers.GCN,
+            flax_layers.GIN,
+            flax_layers.SAGE,
+            flax_layers.GAT,
+            flax_layers.GATv2,
+            flax_layers.GraphTransformer,
         )
     ),
     *(
@@ -244,26 +248,26 @@ ENCODER = flax_layers.GCN(F, 4, 4, rngs=nnx.Rngs(0))
 RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_relations=2)
 
 
-def signed(function: Any, like: Any) -> Callable[..., Any]:
-    """With the signature of another, whose defaults say which arguments may be None."""
+def signed(function, like) -> Callable[..., Any]:
+    """Take the signature of another function, whose defaults tell optional arguments."""
     function.__signature__ = inspect.signature(like)
     return function
 
 
-def made(model: Any) -> Callable[..., Any]:
-    def make(**arguments: Any) -> Any:
+def made(model) -> Callable[..., Any]:
+    def make(**arguments) -> Any:
         return model(**arguments, rngs=nnx.Rngs(0))
 
     return signed(make, model.__init__)
 
 
-def called(model: Any, sizes: dict[str, Any]) -> Callable[..., Any]:
+def called(model, sizes: dict[str, Any]) -> Callable[..., Any]:
     def apply(arguments: dict[str, Any]) -> Any:
         layer = model(**sizes, rngs=nnx.Rngs(0))
         layer.eval()
         return layer(**arguments)
 
-    def traced(**arguments: Any) -> Any:  # not computed
+    def traced(**arguments) -> Any:  # not computed
         return jax.eval_shape(lambda: apply(arguments))
 
     return signed(traced, model.__call__)
@@ -466,7 +470,7 @@ def test_all_functions_are_here() -> None:
 
 
 def right_arguments(name: str) -> dict[str, Any]:
-    """Those without a default, and ids of segments."""
+    """Required arguments, and ids of segments."""
     if "data" in CALLS[name].arguments:
         return ops.SEGMENTS
     function, given, _ = CALLS[name]
@@ -497,8 +501,8 @@ def test_words_of_errors(name: str, row: int) -> None:
 
 
 @pytest.mark.parametrize("none", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
-def test_no_ids_are_integers(none: Any) -> None:
-    """Whatever dtype numpy gives to arrays without elements."""
+def test_no_ids_are_integers(none) -> None:
+    """Empty arrays may have any dtype that numpy gives them."""
     sizes = {"num_nodes": N, "num_hyperedges": N}
     assert Graph.from_edges(none, none, num_nodes=N).num_edges == 0
     assert Hypergraph.from_incidence(none, none, **sizes).num_incidences == 0

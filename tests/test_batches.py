@@ -60,7 +60,7 @@ MAKE: dict[str, Make] = {
 }
 
 
-def aggregated(graph: Any, x: Any) -> Any:
+def aggregated(graph, x) -> Any:
     if isinstance(graph, Hypergraph):
         return hypergraph_aggregate(graph, x)
     if isinstance(graph, RelationalGraph):
@@ -96,7 +96,7 @@ def test_values_of_edges_in_a_batch(rng: np.random.Generator, kind: str) -> None
     graphs = [MAKE[kind](rng, size) for size in SIZES]
     values = [rng.normal(size=(2 * size, 3)).astype(np.float32) for size in SIZES]
 
-    def ordered(graph: Any, values: Any) -> np.ndarray:
+    def ordered(graph, values) -> np.ndarray:
         if isinstance(graph, Hypergraph):
             return np.asarray(graph.incidence_values(values, 7))
         return np.asarray(graph.edge_values(values, 7))
@@ -131,7 +131,7 @@ def test_a_thousand_sizes_compile_one_step(rng: np.random.Generator) -> None:
     traces = []
 
     @jax.jit
-    def step(made: Batch[Graph], x: Any, weight: Any) -> Any:
+    def step(made: Batch[Graph], x, weight) -> Any:
         traces.append(made)
         y = spmm(made.graph, x, weight)
         return jax_gnn.segment_sum(y, made.graph_ids, made.num_graphs, True)

@@ -32,8 +32,8 @@ OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 """GPUs round what they multiply, unless told not to."""
 
 
-def both(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """What a function that calls others' gives, as it is and with these replaced."""
+def both(function: Callable[..., Any], *arguments) -> tuple[Any, Any]:
+    """Return the results of a function with the original, and with replaced functions."""
     want = function(*arguments)
     compat.install()
     got = function(*arguments)
@@ -41,7 +41,7 @@ def both(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
     return got, want
 
 
-def assert_same(got: Any, want: Any, tolerance: float = 1e-5) -> None:
+def assert_same(got, want, tolerance: float = 1e-5) -> None:
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
@@ -50,20 +50,20 @@ def assert_same(got: Any, want: Any, tolerance: float = 1e-5) -> None:
             assert_close(part(a), part(b), tolerance, "value or gradient")
 
 
-def with_gradient(function: Callable[[Any], Any], x: Any) -> tuple[Any, Any]:
+def with_gradient(function: Callable[[Any], Any], x) -> tuple[Any, Any]:
     """The value, and its gradient under uneven weights."""
     value, vjp = jax.vjp(function, x)
     return value, vjp(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
-def random_ids(rng: np.random.Generator, kind: str, dtype: Any = np.int32) -> np.ndarray:
+def random_ids(rng: np.random.Generator, kind: str, dtype=np.int32) -> np.ndarray:
     low, high = (0, 7) if kind == "in range" else (-3, 10)
     ids = rng.integers(low, high, 40).astype(dtype)
     return np.sort(ids) if kind == "sorted" else ids
 
 
 @pytest.fixture(params=["sorted", "in range", "any"])
-def ids(rng: np.random.Generator, request: Any) -> np.ndarray:
+def ids(rng: np.random.Generator, request) -> np.ndarray:
     return random_ids(rng, request.param)
 
 
@@ -78,7 +78,7 @@ def test_segments_as_jax_has_them(
     x, constants = rng.normal(size=(2, 40, 3)).astype(np.float32), jnp.asarray(ids)
     is_sorted = bool((np.diff(ids) >= 0).all())
 
-    def all_of_them(x: Any, ids: Any) -> Any:
+    def all_of_them(x, ids) -> Any:
         ids = constants if are_known else ids
         results = [jax.ops.segment_prod(x[0], ids, 7)]
         for name in ("sum", "max", "min"):
@@ -96,7 +96,7 @@ def test_segments_as_jax_has_them(
 
 
 def test_corners_of_segments(rng: np.random.Generator) -> None:
-    """What this library does not take goes to the original, and so do errors."""
+    """Calls that this library does not take go to the original, which raises the errors."""
     x, ids = rng.normal(size=(40, 3)).astype(np.float32), random_ids(rng, "any")
     positive, wide = np.abs(ids), random_ids(rng, "any", np.int64)
     op = jax.ops.segment_sum
@@ -156,7 +156,7 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
     with jax.enable_x64(True):
         x, ids = rng.normal(size=(40, 3)), random_ids(rng, "any", np.int64)
 
-        def value(x: Any, ids: Any) -> Any:
+        def value(x, ids) -> Any:
             return with_gradient(lambda x: jax.ops.segment_sum(x, ids, 7), x)
 
         assert_same(*both(lambda: jax.jit(value)(x, ids)), 1e-13)
@@ -164,26 +164,26 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
 
 
 def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Of an array of JAX inside a program, for as long as it lives; elsewhere not at all."""
+    """A program looks once at a live JAX array of ids; eager calls do not look."""
     looks = []
-    known = _segments._known
-    monkeypatch.setattr(_segments, "_known", lambda *a: looks.append(1) or known(*a))
+    known = _segments._new_look
+    monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or known(*a))
     x, ids = rng.normal(size=(40, 3)), jnp.asarray(random_ids(rng, "any"))
     compat.install()
 
-    def twice(x: Any, ids: Any) -> Any:
+    def twice(x, ids) -> Any:
         return jax.ops.segment_sum(x, ids, 7) + jax.ops.segment_max(x, ids, 7)
 
     twice(x, ids)
     jax.grad(lambda x: twice(x, ids).sum())(jnp.asarray(x))
-    assert not looks and not _segments._seen
+    assert not looks and not _segments._looks
     text = str(jax.make_jaxpr(functools.partial(twice, ids=ids))(x))
     jax.make_jaxpr(lambda x: twice(2 * x, ids))(x)
-    assert len(looks) == 1 and len(_segments._seen) == 1
+    assert len(looks) == 1 and len(_segments._looks) == 1
     assert "segment_reduce" in text
     ids = None
     jax.clear_caches()
-    assert not _segments._seen
+    assert not _segments._looks
 
 
 def test_sharded_arrays_are_the_compilers_work(rng: np.random.Generator) -> None:
@@ -212,8 +212,8 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
     lhs, rhs = rng.normal(size=(12, 4)), rng.normal(size=(3, 4, 5))
     lhs, rhs, sizes = lhs.astype(np.float32), rhs.astype(np.float32), np.array([5, 0, 4])
 
-    def product(lhs: Any, rhs: Any, sizes: Any) -> Any:
-        def loss(lhs: Any, rhs: Any) -> Any:
+    def product(lhs, rhs, sizes) -> Any:
+        def loss(lhs, rhs) -> Any:
             return jnp.sum(jnp.sin(jax.lax.ragged_dot(lhs, rhs, sizes)))
 
         return jax.value_and_grad(loss, (0, 1))(lhs, rhs)
@@ -242,7 +242,7 @@ def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
         for name, shape in (("gate", (8, experts)), ("up", (experts, 8, 16)), ("down", (4, 16, 8)))
     }
 
-    def layer(weights: Any, x: Any) -> Any:
+    def layer(weights, x) -> Any:
         scores, chosen = jax.lax.top_k(jax.nn.softmax(x @ weights["gate"]), 2)
         order = jnp.argsort(chosen.ravel(), stable=True)
         sizes = jnp.bincount(chosen.ravel(), length=experts)
@@ -254,9 +254,9 @@ def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
     assert_trains_the_same(lambda weights: jnp.mean((layer(weights, x) - target) ** 2), weights)
 
 
-def assert_trains_the_same(loss: Callable[[Any], Any], weights: Any) -> None:
+def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
     def trained() -> Any:
-        def step(weights: Any, _: Any) -> Any:
+        def step(weights, _) -> Any:
             value, gradient = jax.value_and_grad(loss)(weights)
             return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
 
@@ -273,11 +273,11 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights: Any) -> None:
 
 @pytest.mark.parametrize("are_known", [False, True])
 def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known: bool) -> None:
-    """Whatever jraph makes of ids out of range, which for a softmax is the row of another."""
+    """Ids out of range give jraph's result, which for a softmax is another segment's."""
     jraph = pytest.importorskip("jraph")
     x, constants = rng.normal(size=(40, 3)).astype(np.float32), jnp.asarray(ids)
 
-    def all_of_them(x: Any, ids: Any) -> Any:
+    def all_of_them(x, ids) -> Any:
         ids = constants if are_known else ids
         names = ("sum", "mean", "variance", "normalize", "softmax")
         names += ("max", "min", "max_or_constant", "min_or_constant")
@@ -303,7 +303,7 @@ def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known
 
 
 def test_models_of_jraph_train_the_same(rng: np.random.Generator) -> None:
-    """What is a default argument there is replaced too."""
+    """Default arguments of jraph are replaced, too."""
     jraph = pytest.importorskip("jraph")
     senders, receivers = rng.integers(0, 9, (2, 30))
     graph = jraph.GraphsTuple(
@@ -320,12 +320,14 @@ def test_models_of_jraph_train_the_same(rng: np.random.Generator) -> None:
         for name, size in (("edge", 16), ("node", 16), ("global", 12), ("gate", 4))
     }
 
-    def loss(weights: Any) -> Any:
+    def loss(weights) -> Any:
         def update(name: str) -> Callable[..., Any]:
             return jraph.concatenated_args(lambda x: jnp.tanh(x @ weights[name]))
 
         network = jraph.GraphNetwork(
-            *(update("edge"), update("node"), update("global")),
+            update("edge"),
+            update("node"),
+            update("global"),
             attention_logit_fn=lambda edges, *_: edges @ weights["gate"],
             attention_reduce_fn=lambda edges, shares: edges * shares,
         )
@@ -343,7 +345,7 @@ def test_scatters_of_e3nn(rng: np.random.Generator, ids: np.ndarray) -> None:
     e3nn = pytest.importorskip("e3nn_jax")
     x = rng.normal(size=(40, 4)).astype(np.float32)
 
-    def all_of_them(x: Any, ids: Any) -> Any:
+    def all_of_them(x, ids) -> Any:
         irreps = e3nn.IrrepsArray("0e + 1o", x)
         nel = jnp.array([3, 0, 30, 7])
         return [
@@ -361,7 +363,7 @@ def test_scatters_of_e3nn(rng: np.random.Generator, ids: np.ndarray) -> None:
 # --- What is replaced ----------------------------------------------------------------------------
 
 
-def module_of(name: str = "a_users_module", **attributes: Any) -> types.ModuleType:
+def module_of(name: str = "a_users_module", **attributes) -> types.ModuleType:
     module = types.ModuleType(name)
     vars(module).update(attributes)
     return module
@@ -392,10 +394,10 @@ def test_in_one_module_alone() -> None:
     class Layer:
         reduce = staticmethod(JAX_OPS["max"])
 
-        def call(self, x: Any, *, op: Any = JAX_OPS["min"]) -> Any:
+        def call(self, x, *, op=JAX_OPS["min"]) -> Any:
             return op, x
 
-    def function(x: Any, op: Any = JAX_OPS["sum"]) -> Any:
+    def function(x, op=JAX_OPS["sum"]) -> Any:
         return op, x
 
     module = module_of(Layer=Layer, function=function, total=JAX_OPS["sum"])
@@ -434,6 +436,6 @@ def test_names_that_jraph_has_imported() -> None:
 
 
 @pytest.mark.parametrize("function", [compat.install, lambda x: compat.patched(x).__enter__()])
-def test_what_is_no_module(function: Any) -> None:
+def test_what_is_no_module(function) -> None:
     with pytest.raises(TypeError, match="modules must be modules, got 'jraph'"):
         function("jraph")

@@ -73,9 +73,7 @@ ALL = MAKE | MORE
 Call = Callable[[Any, Any], Any]  # of a container and weights
 
 
-def of_layer(
-    make: Callable[[], Any], x: Any = X, arguments: Any = None
-) -> Callable[[], tuple[Call, Any]]:
+def of_layer(make: Callable[[], Any], x=X, arguments=None) -> Callable[[], tuple[Call, Any]]:
     """A layer's call, and the shapes of its weights."""
 
     def case() -> tuple[Call, Any]:
@@ -85,7 +83,7 @@ def of_layer(
         if isinstance(layer, flax_layers.Stack) and not isinstance(layer, flax_layers.CompGCN):
             given["deterministic"] = True
 
-        def call(graph: Any, weights: Any) -> Any:
+        def call(graph, weights) -> Any:
             zeros = jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), rest)
             return nnx.merge(definition, weights, zeros)(graph, x, **given)
 
@@ -100,11 +98,11 @@ def hetero_layer() -> nnx.Module:
     return flax_layers.HeteroConv(convs | {KEYS[2]: flax_layers.GATConv(WIDTH, 4, rngs=rngs)})
 
 
-def of_index(index: SegmentIndex, x: Any) -> Any:
+def of_index(index: SegmentIndex, x) -> Any:
     return index.gather(index.segment_sum(x))
 
 
-def of_plan(plan: TypePlan, weights: Any) -> Any:
+def of_plan(plan: TypePlan, weights) -> Any:
     sizes = plan.group_sizes
     x = np.ones((len(REL), WIDTH), np.float32)
     return plan.unsort(jax_gnn.segment_matmul(plan.sort(x), weights, sizes))
@@ -134,7 +132,7 @@ CASES = dict(cases())
 def gradients(loss: Callable[[Any], jax.Array]) -> dict[str, Callable[[Any], Any]]:
     """To weights, or to a batch of them, by the order of what they go through."""
 
-    def each(batch: Any) -> jax.Array:
+    def each(batch) -> jax.Array:
         return jax.vmap(jax.jit(loss))(batch).sum()
 
     return {
@@ -171,7 +169,7 @@ def test_orders_of_transformations(name: str, source: str) -> None:
     with jax_gnn.host_arrays():
         made = MAKE[kind]()
 
-    def loss(weights: Any) -> jax.Array:
+    def loss(weights) -> jax.Array:
         # What depends on values of a graph cannot be built inside.
         inside = source == "built inside" and kind != "HeteroGraph"
         results = jax.tree.leaves(call(MAKE[kind]() if inside else made, weights))
@@ -211,8 +209,8 @@ def built_on_the_host() -> dict[str, Any]:
         return {name: make() for name, make in ALL.items()}
 
 
-def _worker(connection: Any) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+def _worker(connection) -> None:
+    def refuse(*args, **kwargs) -> Any:
         raise AssertionError("JAX was asked")
 
     jax.extend.core.Primitive.bind = refuse  # type: ignore[method-assign]
@@ -260,7 +258,7 @@ def test_methods_leave_arrays_where_they_are() -> None:
 
 
 def test_building_compiles_nothing(rng: np.random.Generator) -> None:
-    """Of 40 sizes, of arrays of numpy and of JAX."""
+    """Methods run on 40 sizes, with arrays of numpy and of JAX."""
     with programs() as seen:
         jax.jit(lambda x: x + 1)(np.ones(5))
     assert seen, "events have other names"

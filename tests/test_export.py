@@ -27,11 +27,11 @@ pytestmark = pytest.mark.skipif(emulation.WANTED, reason="emulated kernels have 
 export = functools.partial(jax.export.export, disabled_checks=jax_gnn.EXPORT_CHECKS)
 
 
-def floats(*shape: Any) -> jax.ShapeDtypeStruct:
+def floats(*shape) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def integers(*shape: Any) -> jax.ShapeDtypeStruct:
+def integers(*shape) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
@@ -63,14 +63,14 @@ def test_checks_are_needed(implementation: str) -> None:
 # --- Symbolic shapes -----------------------------------------------------------------------------
 
 
-def graph_spec(edges: Any, num_src: Any, num_dst: Any) -> Graph:
+def graph_spec(edges, num_src, num_dst) -> Graph:
     ids = integers(edges)
     arrays = integers(num_dst + 1), ids, ids, integers(num_src + 1), *[ids] * 4
     return Graph(*arrays, num_input_edges=integers())
 
 
-def hypergraph_spec(count: Any, nodes: Any, hyperedges: Any) -> Hypergraph:
-    def split(rows: Any) -> Any:
+def hypergraph_spec(count, nodes, hyperedges) -> Hypergraph:
+    def split(rows) -> Any:
         slots = count // 8 + rows + 1
         return jax_gnn.graph.EdgeSplit(integers(slots, 8), integers(slots, 2))
 
@@ -100,7 +100,7 @@ def sorted_ids(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def on_segments(name: str) -> Callable[..., jax.Array]:
-    def function(ids: Any, like_segments: Any, x: Any) -> jax.Array:
+    def function(ids, like_segments, x) -> jax.Array:
         op = getattr(jax_gnn, f"segment_{name}")
         y = op(x, ids, like_segments.shape[0], indices_are_sorted=True)
         return jnp.where(jnp.isfinite(y), y, 0)
@@ -108,7 +108,7 @@ def on_segments(name: str) -> Callable[..., jax.Array]:
     return function
 
 
-def typed_product(types: Any, x: Any, weights: Any) -> jax.Array:
+def typed_product(types, x, weights) -> jax.Array:
     plan = TypePlan.from_types(types, weights.shape[0])
     return plan.unsort(segment_matmul(plan.sort(x), weights, plan.group_sizes))
 
@@ -138,24 +138,32 @@ SYMBOLIC: dict[str, tuple[Callable[..., Any], Sequence[Any], int, Callable[..., 
         jax_gnn.additive_attention,
         (
             graph_spec(COUNT, ROWS, ROWS + 2),
-            *(floats(ROWS + 2, 2), floats(ROWS, 2), floats(ROWS, 2, WIDTH)),
+            floats(ROWS + 2, 2),
+            floats(ROWS, 2),
+            floats(ROWS, 2, WIDTH),
         ),
         1,
         lambda rng, n: (
             random_graph(rng, n),
-            *(normal(rng, n + 2, 2), normal(rng, n, 2), normal(rng, n, 2, n + 3)),
+            normal(rng, n + 2, 2),
+            normal(rng, n, 2),
+            normal(rng, n, 2, n + 3),
         ),
     ),
     "gatv2_attention": (
         jax_gnn.gatv2_attention,
         (
             graph_spec(COUNT, ROWS, ROWS + 2),
-            *(floats(ROWS + 2, 2, WIDTH), floats(ROWS, 2, WIDTH), floats(2, WIDTH)),
+            floats(ROWS + 2, 2, WIDTH),
+            floats(ROWS, 2, WIDTH),
+            floats(2, WIDTH),
         ),
         1,
         lambda rng, n: (
             random_graph(rng, n),
-            *(normal(rng, n + 2, 2, n + 3), normal(rng, n, 2, n + 3), normal(rng, 2, n + 3)),
+            normal(rng, n + 2, 2, n + 3),
+            normal(rng, n, 2, n + 3),
+            normal(rng, 2, n + 3),
         ),
     ),
     "segment_matmul": (
@@ -228,7 +236,7 @@ def test_bounds_of_symbolic_shapes(bounded: bool, implementation: str) -> None:
 
 
 def test_sizes_that_must_be_concrete() -> None:
-    def gradient(*arguments: Any) -> Any:
+    def gradient(*arguments) -> Any:
         return jax.grad(lambda x: on_segments("prod")(*arguments[:2], x).sum())(arguments[2])
 
     with pytest.raises(

@@ -111,7 +111,7 @@ def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
-    """They say where each edge was, equal edges in their order."""
+    """Edge ids are positions in the input; equal edges keep their order."""
     incidence = Incidence.random(rng, scenario)
     graph = build(incidence)
     size = int(graph.indptr[-1])
@@ -185,7 +185,7 @@ def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: i
         ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
     ],
 )
-def test_what_is_no_edges(edges: Any, error: type[Exception], message: str) -> None:
+def test_what_is_no_edges(edges, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_edges(edges)
 
@@ -217,7 +217,7 @@ def test_from_sorted(rng: np.random.Generator, where: str, given: str) -> None:
     sizes = {"num_src": int(num_src), "num_dst": int(num_dst)}
     orders = [t_order] if given == "an order" else []
 
-    def build(src: Any, dst: Any, *order: Any) -> Graph:
+    def build(src, dst, *order) -> Graph:
         return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
 
     graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
@@ -308,7 +308,7 @@ def test_ids_beyond_int64_are_padding() -> None:
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x64: bool) -> None:
-    """What is out of range is padding; edge values and the transpose are as if it were -1."""
+    """Ids out of range are padding, for edge values and the transpose as well as -1."""
     graph = Graph.from_edges(rng.integers(0, 5, 20), rng.integers(0, 6, 20), num_src=5, num_dst=6)
     graph = graph.pad(num_edges=30)
     values = np.arange(1.0, 21.0, dtype=np.float32)
@@ -338,7 +338,7 @@ def test_64_bit_indices() -> None:
     """A size beyond 32 bits needs them; with no edges on that side nothing large is allocated."""
     sizes = {"num_src": 2**31, "num_dst": 2}
 
-    def build(src: Any, dst: Any) -> Graph:
+    def build(src, dst) -> Graph:
         return Graph.from_edges(src, dst, **sizes)
 
     ids = jax.ShapeDtypeStruct((3,), np.int32)
@@ -381,7 +381,7 @@ def test_bad_arrays_inside_jit() -> None:
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
 @pytest.mark.parametrize("family", ["array", "matrix"])
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.float64])
-def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype: Any) -> None:
+def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype) -> None:
     want = (3 * rng.normal(size=(6, 4)) * rng.integers(0, 2, (6, 4))).astype(dtype)
     matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
     graph = Graph.from_scipy(matrix)
@@ -411,12 +411,12 @@ def test_from_scipy_keeps_what_is_stored() -> None:
         ),
     ],
 )
-def test_bad_scipy(matrix: Any, error: type[Exception], message: str) -> None:
+def test_bad_scipy(matrix, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_scipy(matrix)
 
 
-def forged(kind: str, **changes: Any) -> Any:
+def forged(kind: str, **changes) -> Any:
     """A matrix of 4 by 4 ones, in a format of scipy's, with arrays that its user put there."""
     matrix = getattr(scipy.sparse, f"{kind}_array")(np.ones((4, 4), np.float32))
     for name, value in changes.items():
@@ -481,15 +481,15 @@ FORGED = [
     ids=[f"{kind}-{'-'.join(changes)}-{message}" for kind, changes, message in FORGED],
 )
 @pytest.mark.parametrize("container", [Graph, Hypergraph])
-def test_forged_scipy(container: Any, kind: str, changes: Any, message: str) -> None:
+def test_forged_scipy(container, kind: str, changes, message: str) -> None:
     """scipy's conversions write where these say, outside their arrays."""
     with pytest.raises(ValueError, match=message):
         container.from_scipy(forged(kind, **changes))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint64, ">i4"])
-def test_from_scipy_with_surplus_entries(dtype: Any) -> None:
-    """What no row has is not there, whatever it is; index arrays may be of any integer type."""
+def test_from_scipy_with_surplus_entries(dtype) -> None:
+    """Entries outside all rows are ignored; index arrays may be of any integer type."""
     indptr, indices = np.array([0, 1, 1, 3, 3]).astype(dtype), np.arange(16).astype(dtype)
     graph = Graph.from_scipy(forged("csr", indptr=indptr, indices=indices))
     np.testing.assert_array_equal(graph.rows, [0, 2, 2])
@@ -547,7 +547,7 @@ def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("count", [0, 4, 6])
 def test_as_many_edge_values_as_edges(count: int) -> None:
-    """Of all that was made of the graph. Inside jit it is not known how many there are."""
+    """The number of values is checked for all derived graphs, but not inside jit."""
     values = np.ones((count, 2), np.float32)
     dropped = Graph.from_edges([0, 7, 1, 1, 9], [0, 1, 0, 1, 0], num_nodes=2, validate=False)
     built = jax.jit(functools.partial(Graph.from_edges, num_nodes=6))(
@@ -804,7 +804,7 @@ def test_ops_check_the_arrays_of_a_graph(case: str) -> None:
 
 
 def test_numpy_arrays_of_64_bits_are_taken() -> None:
-    """Where 64 bits are not enabled they become 32, and what does not fit these is padding."""
+    """Without 64 bits, ids become int32, and those that do not fit are padding."""
     graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), GRAPH)
     graph.cols[-1] = graph.t_rows[-1] = 2**40
     checked = graph.check()

@@ -26,7 +26,7 @@ EDGES: dict[Any, Any] = {
 }
 
 
-def make(**options: Any) -> HeteroGraph:
+def make(**options) -> HeteroGraph:
     return HeteroGraph.from_edges(EDGES, SIZES, **options)
 
 
@@ -117,7 +117,7 @@ def test_edge_values() -> None:
     ],
 )
 @pytest.mark.parametrize("inverse", [False, True])
-def test_bad_edge_values(change: Any, message: str, inverse: bool) -> None:
+def test_bad_edge_values(change, message: str, inverse: bool) -> None:
     values = {key: np.ones(len(EDGES[key][0])) for key in EDGES} | change
     with pytest.raises((TypeError, ValueError), match=message) as error:
         make(inverse=inverse).edge_values(values)
@@ -199,7 +199,7 @@ def test_in_order(rng: np.random.Generator) -> None:
 def test_through_jit_and_export() -> None:
     graph = make().with_graphs([HAS])
 
-    def total(graph: HeteroGraph, x: Any) -> Any:
+    def total(graph: HeteroGraph, x) -> Any:
         return graph.split(graph.join(x))["paper"].sum() + graph.graph(HAS).in_degrees().sum()
 
     x = {name: jnp.ones((size, 2)) for name, size in SIZES.items()}

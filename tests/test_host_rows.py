@@ -26,7 +26,7 @@ def in_float64() -> Iterator[None]:
         yield
 
 
-def assert_close(got: Any, want: Any, tolerance: float) -> None:
+def assert_close(got, want, tolerance: float) -> None:
     """Compares pytrees, with an error bound relative to the largest number of each array."""
     got, want = (list(map(np.asarray, jax.tree.leaves(tree))) for tree in (got, want))
     for one, other in zip(got, want, strict=True):
@@ -39,11 +39,11 @@ def graph(rng: np.random.Generator) -> Graph:
     return Graph.from_edges(*rng.integers(0, NODES, (2, 300)), num_nodes=NODES)
 
 
-def trained(model: Any, apply: Any) -> tuple[Any, Any]:
+def trained(model, apply) -> tuple[Any, Any]:
     """Loss and gradients of a model that is applied so, under `jax.jit`."""
     definition, params, rest = nnx.split(model, nnx.Param, ...)
 
-    def loss(params: Any) -> Any:
+    def loss(params) -> Any:
         y = apply(nnx.merge(definition, params, rest))
         return jnp.sum(jnp.sin(y.astype(float)))
 
@@ -87,7 +87,7 @@ def test_other_layers_that_map_first(graph: Graph, rng: np.random.Generator) -> 
     layer = GATv2Conv(FEATURES, 8, heads=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     assert_close(layer(graph, x), layer(graph, values), 1e-12)
     pool = flax_layers.SAGEConv(
-        *(FEATURES, 3), aggregation="max", project=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+        FEATURES, 3, aggregation="max", project=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )
     assert_close(pool(graph, x), pool(graph, values), 1e-12)
 
@@ -97,14 +97,14 @@ def test_map(num_rows: int, rng: np.random.Generator) -> None:
     values, kernel = rng.normal(size=(num_rows, 3)), rng.normal(size=(3, 2))
     x = HostRows.put(values, block_rows=5)
 
-    def both(rows: Any, kernels: Any) -> Any:
+    def both(rows, kernels) -> Any:
         return {"twice": 2 * rows, "product": rows @ kernels["first"] + 1}
 
     made = x.map(both, {"first": kernel})
     assert_close(made, {"twice": 2 * values, "product": values @ kernel + 1}, 1e-12)
     bias, ct = rng.normal(size=2), rng.normal(size=(num_rows, 2))
 
-    def loss(x: Any, kernel: Any, bias: Any) -> Any:
+    def loss(x, kernel, bias) -> Any:
         return jnp.sum(ct * x.map(lambda rows, k, b: jnp.sin(rows @ k + b), kernel, bias))
 
     slope = jax.grad(loss, argnums=(0, 1, 2))(x, kernel, bias)

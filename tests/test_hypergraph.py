@@ -143,7 +143,7 @@ def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
 
     @jax.jit
     @jax.vmap
-    def aggregate(left: Any, right: Any) -> tuple[Hypergraph, jax.Array]:
+    def aggregate(left, right) -> tuple[Hypergraph, jax.Array]:
         hypergraph = Hypergraph.from_incidence(
             left,
             right,
@@ -224,7 +224,7 @@ def test_from_no_hyperedges() -> None:
         ([[0, 5]], ValueError, r"hyperedges\[0\]\[1\] = 5 is outside \[0, num_nodes=3\)"),
     ],
 )
-def test_bad_hyperedges(hyperedges: Any, error: type[Exception], message: str) -> None:
+def test_bad_hyperedges(hyperedges, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Hypergraph.from_hyperedges(hyperedges, num_nodes=3)
 
@@ -232,7 +232,7 @@ def test_bad_hyperedges(hyperedges: Any, error: type[Exception], message: str) -
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok"])
 @pytest.mark.parametrize("family", ["array", "matrix"])
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.float64])
-def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype: Any) -> None:
+def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype) -> None:
     want = rng.integers(0, 2, (6, 4)).astype(dtype)
     incidence = getattr(scipy.sparse, f"{kind}_{family}")(want)
     np.testing.assert_array_equal(dense(Hypergraph.from_scipy(incidence)), want)
@@ -266,7 +266,7 @@ def test_from_scipy_with_explicit_zeros() -> None:
         ),
     ],
 )
-def test_bad_scipy(incidence: Any, error: type[Exception], message: str) -> None:
+def test_bad_scipy(incidence, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Hypergraph.from_scipy(incidence)
 
@@ -324,7 +324,7 @@ def test_knn_of_no_points() -> None:
         (np.full((4, 2), np.inf), 1, ValueError, "features must be finite"),
     ],
 )
-def test_bad_knn(features: Any, k: Any, error: type[Exception], message: str) -> None:
+def test_bad_knn(features, k, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Hypergraph.from_knn(features, k)
 
@@ -332,7 +332,7 @@ def test_bad_knn(features: Any, k: Any, error: type[Exception], message: str) ->
 # --- Directed ------------------------------------------------------------------------------------
 
 DIRECTED = Hypergraph.from_directed(
-    *([0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0]), num_nodes=6, num_hyperedges=3
+    [0, 1, 1, 4], [0, 0, 1, 1], [2, 3, 0], [1, 1, 0], num_nodes=6, num_hyperedges=3
 )
 
 
@@ -378,14 +378,14 @@ def test_default_sizes_of_directed() -> None:
     ],
 )
 def test_bad_directed(
-    arrays: Any, options: dict[str, int], error: type[Exception], message: str
+    arrays, options: dict[str, int], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         Hypergraph.from_directed(*arrays, **options)
 
 
 def test_dual_of_directed() -> None:
-    """Where nodes sent to hyperedges, hyperedges send to nodes, and the other way round."""
+    """The dual swaps the steps from nodes to hyperedges and from hyperedges to nodes."""
     np.testing.assert_array_equal(dense(DIRECTED.dual), heads_of(DIRECTED).T)
     np.testing.assert_array_equal(heads_of(DIRECTED.dual), dense(DIRECTED).T)
     assert same_bits(DIRECTED.dual.dual, DIRECTED)
@@ -517,7 +517,7 @@ def test_differing_hypergraphs_share_a_program_when_padded(rng: np.random.Genera
     traces = 0
 
     @jax.jit
-    def aggregate(hypergraph: Hypergraph, x: Any) -> jax.Array:
+    def aggregate(hypergraph: Hypergraph, x) -> jax.Array:
         nonlocal traces
         traces += 1
         return hypergraph_aggregate(hypergraph, x)

@@ -1,4 +1,4 @@
-"""Which module imports which: no arrow runs back up, and none in a circle."""
+"""Imports between modules: none from a higher floor, none in a circle, none hidden in a string."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ import jax_gnn
 
 # From the ground up; the benchmarks belong to the checkout, not to the installed packages.
 FLOORS = (
-    *(
-        "jax_gnn._version",
-        "jax_gnn._core",
-        "jax_gnn.graph",
-        "jax_gnn.hypergraph",
-        "jax_gnn.relational",
-        "jax_gnn.hetero",
-        "jax_gnn.batches",
-        "jax_gnn._ops",
-        "jax_gnn._program",
-    ),
-    *("jax_gnn", "flax_layers", "flax_layers.training", "benchmarks"),
+    "jax_gnn._version",
+    "jax_gnn._core",
+    "jax_gnn.graph",
+    "jax_gnn.hypergraph",
+    "jax_gnn.relational",
+    "jax_gnn.hetero",
+    "jax_gnn.batches",
+    "jax_gnn._ops",
+    "jax_gnn._program",
+    "jax_gnn",
+    "flax_layers",
+    "flax_layers.training",
+    "benchmarks",
 )
+DYNAMIC = {"import_module", "__import__"}  # functions that import a module by its name
 ROOTS = {
     "jax_gnn": Path(jax_gnn.__file__).parent,
     "flax_layers": Path(flax_layers.__file__).parent,
@@ -47,32 +49,52 @@ FILES = {
 
 
 def imports(module: str) -> set[str]:
-    """The modules of this project that one imports anywhere, in functions too."""
-    found = set()
+    """Return the project's modules that a module imports anywhere, in functions and by name too."""
+    names = set()
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module} has an import of a relative name"
-            names = {f"{node.module}.{name.name}" for name in node.names}
-            found |= {name if name in FILES else str(node.module) for name in names}
-    return found & FILES.keys()
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {member if member in FILES else str(node.module) for member in members}
+        elif isinstance(node, ast.Call) and called_name(node) in DYNAMIC:
+            # The name must be a literal, so that this test sees what is imported.
+            literals = [x.value for x in node.args if isinstance(x, ast.Constant)]
+            is_seen = literals or module.startswith("benchmarks")  # the highest floor
+            assert is_seen, f"{module}:{node.lineno} imports a module whose name is computed"
+            names |= {value for value in literals if isinstance(value, str)}
+    return names & FILES.keys()
+
+
+def called_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
 
 
 def floor(module: str) -> int:
-    """Of the longest of the names that begin the module's."""
+    """Return the index of the longest name in `FLOORS` that is a prefix of the module's."""
     return FLOORS.index(max((s for s in FLOORS if f"{module}.".startswith(f"{s}.")), key=len))
 
 
-def test_no_import_runs_back_up():
+def test_no_import_from_a_higher_floor():
     assert {floor(module) for module in FILES} == {*range(len(FLOORS))}
     arrows = {(module, name) for module in FILES for name in imports(module)}
     assert ("flax_layers.training.models", "flax_layers") in arrows
     assert not [arrow for arrow in sorted(arrows) if floor(arrow[0]) < floor(arrow[1])]
 
 
+def test_dynamic_imports_are_seen(tmp_path, monkeypatch):
+    source = tmp_path / "module.py"
+    monkeypatch.setitem(FILES, "jax_gnn.module", source)
+    source.write_text('import importlib\nimportlib.import_module("flax_layers.training").save')
+    assert imports("jax_gnn.module") == {"flax_layers.training"}
+    source.write_text("from importlib import import_module\nimport_module(name)")
+    with pytest.raises(AssertionError, match="whose name is computed"):
+        imports("jax_gnn.module")
+
+
 def test_layers_import_public_names_alone():
-    """Of `jax_gnn`, whose internal modules begin with an underscore, or are in such a folder."""
+    """Modules of `jax_gnn` are internal if a part of their name begins with an underscore."""
     layers = [module for module in FILES if module.startswith("flax_layers")]
     private = {
         (module, name)
@@ -95,10 +117,10 @@ def test_a_name_from_before_says_where_it_is():
 
 
 def test_scipy_is_imported_where_it_is_used():
-    """It takes as long as the rest of this library: whoever never meets its matrices waits less."""
-    below = FLOORS.index("jax_gnn._program")
+    """scipy takes as long to import as this library, so that lower floors import it when called."""
+    highest = FLOORS.index("jax_gnn._program")
     for module in FILES:
-        if floor(module) <= below:
+        if floor(module) <= highest:
             body = ast.parse(FILES[module].read_text()).body
             names = {n.name for x in body if isinstance(x, ast.Import) for n in x.names}
             names |= {str(x.module) for x in body if isinstance(x, ast.ImportFrom)}

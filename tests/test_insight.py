@@ -79,7 +79,7 @@ def model_of(name: str, num_layers: int = 2) -> Any:
 
 
 def random_graph(rng: Rng, padding: int = 2) -> tuple[Graph, jax.Array]:
-    """With self-loops, repeated edges, a node without, and padding."""
+    """The graph has self-loops, repeated edges, an isolated node, and padding."""
     src, dst = rng.integers(0, N - 1, (2, 16))
     graph = Graph.from_edges(src, dst, num_nodes=N)
     x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
@@ -129,7 +129,7 @@ def other_model(name: str, rng: Rng) -> tuple[Any, Any, jax.Array]:
     return made, graph, x
 
 
-def own_messages(graph: Graph, x: Any) -> Any:
+def own_messages(graph: Graph, x) -> Any:
     """A model whose messages no op of the library knows."""
     messages = jnp.where((graph.rows >= 0)[:, None], jnp.tanh(x[graph.cols]), 0)
     return segment_sum(messages, graph.rows, graph.num_nodes)
@@ -139,7 +139,7 @@ def own_messages(graph: Graph, x: Any) -> Any:
 
 
 def test_graphs_without_some_edges(rng: Rng) -> None:
-    """What is made under jit is what is built of the rest, of the transpose and hyperedges too."""
+    """Removal under jit equals a graph built without the edges, for all containers."""
     removed = jax.jit(without_edges)
     for _ in range(5):
         graph, _ = random_graph(rng)
@@ -199,7 +199,7 @@ def test_relational_graphs_without_some_edges(rng: Rng) -> None:
 
 @pytest.mark.parametrize("name", [*RELATIONAL, *HYPER])
 def test_gates_of_relations_and_incidences(rng: Rng, name: str) -> None:
-    """Of ones nothing changes; integrated from none they are complete, to 1e-4.
+    """Gates of 1 change nothing; integrated from 0, attributions are complete to 1e-4.
 
     Norms of AllDeepSets and AllSetTransformer make nearly all of their change where sums are
     smaller than 1e-4.
@@ -222,7 +222,7 @@ def test_gates_of_relations_and_incidences(rng: Rng, name: str) -> None:
 
 
 def test_gates_are_weights_of_messages(rng: Rng) -> None:
-    """Of relations and incidences; what is divided by stays as it is."""
+    """Gates of relational edges and incidences leave degrees as they are."""
     graph, x = random_relations(rng)
     gate = jnp.asarray(rng.uniform(0, 2, 22), jnp.float32)
     rhs, table = (jnp.asarray(rng.normal(size=(3, n, 4)), jnp.float32) for n in (F, N))
@@ -298,7 +298,7 @@ def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
 
 @pytest.mark.parametrize("model", ["SAGE", "own"])
 def test_occlusion(rng: Rng, model: str) -> None:
-    """Of any model: the graph is built again without each edge."""
+    """Occlusion equals the change of a graph built without each edge, for any model."""
     graph, x = random_graph(rng)
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
     call: Any = own_messages if model == "own" else model_of(model)
@@ -318,7 +318,7 @@ def test_occlusion(rng: Rng, model: str) -> None:
 
 
 def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
-    """Of two features one counts, and of the edges those from nodes that have it."""
+    """Masks keep the one relevant feature, and the edges from nodes that have it."""
     kind = rng.permutation(np.repeat([0, 1], 10))
     src = np.r_[np.arange(1, 21)]
     graph = Graph.from_edges(src, np.zeros(20, int), num_nodes=22)
@@ -326,7 +326,7 @@ def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
     x[1:21, 0] = kind
     x[1:21, 1] = rng.normal(size=20)
 
-    def model(graph: Graph, x: Any) -> Any:
+    def model(graph: Graph, x) -> Any:
         y = spmm(graph, x[:, :1])
         return jnp.concatenate([y, 4 - y], 1)
 
@@ -340,8 +340,8 @@ def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("method", ["saliency", "gnn_explainer", "occlusion"])
-def test_on_a_subgraph(rng: Rng, method: Any) -> None:
-    """As far as messages come from, the same as on the whole graph; elsewhere zeros."""
+def test_on_a_subgraph(rng: Rng, method) -> None:
+    """Attributions within the hops equal those on the full graph; others are zero."""
     graph, x = random_graph(rng)
     model = model_of("SAGE")
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
@@ -358,8 +358,8 @@ def test_on_a_subgraph(rng: Rng, method: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
-def test_attention(rng: Rng, layer: Any) -> None:
-    """What layers weigh edges by, as PyG's layers return it."""
+def test_attention(rng: Rng, layer) -> None:
+    """Attention weights equal those that PyG's layers return."""
     geometric, torch = need("torch_geometric.nn"), need("torch")
     edges = np.unique(rng.integers(0, N, (30, 2)), axis=0)
     edges = edges[edges[:, 0] != edges[:, 1]]
@@ -400,7 +400,7 @@ def test_attention(rng: Rng, layer: Any) -> None:
 
 @pytest.mark.parametrize("method", ["source_pairs", "destination_pairs"])
 @pytest.mark.parametrize("name", ["RGAT", "HGT"])
-def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
+def test_attention_of_relations(rng: Rng, name: str, method) -> None:
     """Values under the weights of the edges sum up to the result, gates or not."""
     graph, _ = random_relations(rng)
     x, maps = (jnp.asarray(rng.normal(size=size)) for size in ((N, 4), (2, 3, 2, 2, 2)))
@@ -409,7 +409,8 @@ def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
     heads = x[edges.cols].reshape(-1, 2, 2)
     if name == "RGAT":
         model: Any = RGATConv(
-            *(4, 4),
+            4,
+            4,
             heads=2,
             num_relations=3,
             use_bias=False,
@@ -420,7 +421,7 @@ def test_attention_of_relations(rng: Rng, name: str, method: Any) -> None:
         values = values.reshape(-1, 2, 2)
     else:
 
-        def model(graph: Any, x: Any) -> Any:
+        def model(graph, x) -> Any:
             weights = HGTWeights.of(*maps)
             y = hgt_attention(graph, x, x, x, weights, heads=2, method=method)
             return y.reshape(N, 4)
@@ -449,11 +450,11 @@ def test_attention_of_models(rng: Rng) -> None:
 
 
 def test_other_models(rng: Rng) -> None:
-    """Of numbers in place of classes, of all rows, and of a function that reads what changes."""
+    """Targets may be numbers, all rows, or a function that reads changing variables."""
     graph, x = random_graph(rng)
     scale = jnp.ones(())
 
-    def model(graph: Graph, x: Any) -> Any:
+    def model(graph: Graph, x) -> Any:
         return scale * spmm(graph, x).sum(1)
 
     first = attribute(model, graph, x)
@@ -469,7 +470,7 @@ def test_batches(rng: Rng) -> None:
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     weights = jnp.asarray(rng.normal(size=(F, 2)), jnp.float32)
 
-    def model(made: Batch[Graph], x: Any) -> Any:
+    def model(made: Batch[Graph], x) -> Any:
         y = jnp.tanh(spmm(made.graph, x) @ weights)
         return segment_sum(y, made.graph_ids, made.num_graphs)
 
@@ -496,7 +497,7 @@ def test_both_directions(rng: Rng) -> None:
 
 
 def test_options_of_the_model(rng: Rng) -> None:
-    """What is no array stays as it is."""
+    """Arguments that are no arrays are passed unchanged."""
     graph, x = random_graph(rng)
     model = GCN(F, 4, 2, rngs=nnx.Rngs(0))
     found = attribute(model, graph, x, index=1, deterministic=True)
@@ -631,7 +632,7 @@ def test_errors(number: int) -> None:
 
 @pytest.mark.parametrize("name", ["RGCN", "UniGIN-max"])
 def test_occlusion_of_relations_and_incidences(rng: Rng, name: str) -> None:
-    """What is found for an edge is what its removal changes, as a container built without it."""
+    """Occlusion of an edge is the change of the output of a container built without it."""
     model, graph, x = other_model(name, rng)
     found = attribute(model, graph, x, 1, index=2, method="occlusion")
     assert found.edges is not None and not found.edges[20:].any()
@@ -658,8 +659,8 @@ def test_a_motif_of_relations_is_found(rng: Rng) -> None:
     optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=nnx.Param)
 
     @nnx.jit
-    def step(model: Any, optimizer: Any) -> Any:
-        def loss_fn(model: Any) -> Any:
+    def step(model, optimizer) -> Any:
+        def loss_fn(model) -> Any:
             logits = model(graph, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -683,7 +684,7 @@ def test_gnn_explainer_of_relations() -> None:
     graph = RelationalGraph.from_triples([0, 1, 2], [0, 1, 2], [3, 3, 3], num_nodes=40)
     rhs = jnp.array([-1.0, 5.0, -1.0])[:, None, None]
 
-    def model(graph: Any, x: Any) -> Any:
+    def model(graph, x) -> Any:
         y = relational_aggregate(graph, x, rhs)
         return jnp.concatenate([jnp.ones_like(y), y], 1)
 
@@ -699,7 +700,7 @@ def test_hyperedges_that_count(rng: Rng) -> None:
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     made = batch(graphs, num_graphs=2)
 
-    def model(batch: Any, x: Any) -> Any:
+    def model(batch, x) -> Any:
         return segment_sum(hypergraph_aggregate(batch.graph, x), batch.graph_ids, 2)
 
     found = attribute(model, made, x, index=0, method="input_x_gradient")

@@ -104,7 +104,7 @@ NEWER_FFI = "its handlers are of XLA's FFI 99.1, and jaxlib [0-9.]+ has 0.[0-9]+
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_handlers_newer_than_jaxlib(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: Any
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform
 ) -> None:
     """JAX takes them until a backend starts, which then fails with everything else on it."""
     module = types.SimpleNamespace(ffi_version=(99, 1))  # whose targets nobody may ask for
@@ -249,7 +249,7 @@ INSTALLATION = str(Path(_installation.__file__))
 def test_layers_and_command_check_before_they_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed_last: str | None
 ) -> None:
-    """Where `jax_gnn` is not this package's: the other project's, or a rest without __init__.py."""
+    """`jax_gnn` belongs to another project, or is a folder without __init__.py."""
     (tmp_path / "_core").symlink_to(Path(jax_gnn.__file__).parent / "_core")
     if installed_last == "jax-gnn":
         (tmp_path / "nn/conv").mkdir(parents=True)
@@ -284,7 +284,7 @@ def test_flax_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, e
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """What `_load_cuda` finds: why none was built, an error, another distribution's version."""
+    """Fake the environment of `_load_cuda`: build, error, version of the distribution."""
     given = types.SimpleNamespace(build="", error=None, version=None, entry_points=1)
     own = types.SimpleNamespace(
         ffi_version=(0, 1), compiler="nvcc", architectures="90", targets=dict

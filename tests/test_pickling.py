@@ -99,11 +99,11 @@ def trained() -> Iterator[Any]:
         yield from (predictor, predictor.preprocessing)
 
 
-def modules_within(layer: Any) -> Iterator[Any]:
+def modules_within(layer) -> Iterator[Any]:
     yield from (module for _, module in nnx.iter_modules(layer) if type(module) in CLASSES)
 
 
-def of_values(kind: Any) -> Any:
+def of_values(kind) -> Any:
     """An object of a named tuple or a data class, of any values; None of another class."""
     if issubclass(kind, tuple):
         return kind(*(np.arange(2) for _ in kind._fields))
@@ -130,8 +130,8 @@ def objects() -> dict[str, Any]:
     }
 
 
-def contents(value: Any) -> Any:
-    """All that an object holds, for comparison by ``==``."""
+def contents(value) -> Any:
+    """Return the contents of an object, for comparison by ``==``."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -150,7 +150,7 @@ def contents(value: Any) -> Any:
     return repr(value)
 
 
-def check_same(name: str, value: Any) -> None:
+def check_same(name: str, value) -> None:
     expected = objects()[name]
     assert type(value) is type(expected), name
     assert contents(value) == contents(expected), name
@@ -191,7 +191,7 @@ def test_objects_of_another_process() -> None:
 
 
 @pytest.mark.parametrize("module", [jax_gnn, jax_gnn.extend, sampling, sharding, flax_layers])
-def test_functions_are_pickled_by_name(module: Any) -> None:
+def test_functions_are_pickled_by_name(module) -> None:
     for name in module.__all__:
         function = getattr(module, name)
         if inspect.isfunction(function):

@@ -71,7 +71,7 @@ def test_profiles_show_the_name(name: str) -> None:
     assert re.search(rf'"[^"]*\b{name}\b[^"]*/[^"]*"', text)
 
 
-def modules(package: Any) -> Iterator[str]:
+def modules(package) -> Iterator[str]:
     yield package.__name__
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         yield info.name
@@ -82,7 +82,7 @@ def is_public(module: str) -> bool:
 
 
 def test_public_modules_are_documented() -> None:
-    """What has no underscore may be imported, and stands in the list of public modules."""
+    """Modules without an underscore are in the documented list of public modules."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     listed = re.search(r"Public modules: (.*?)\.\n", text, re.S)
     assert listed
@@ -99,11 +99,11 @@ def test_names_are_no_modules(name: str) -> None:
 
 
 def test_a_call_outside_of_transformations_is_one_program() -> None:
-    """Of arrays; anything else is looked at as it is, and so is what is traced."""
+    """Eager calls on arrays are compiled; other arguments and tracers pass unchanged."""
     seen: list[Any] = []
 
     @one_call("how")
-    def scaled(x: Any, scale: Any = 2.0, *, how: Any = None) -> Any:
+    def scaled(x, scale=2.0, *, how=None) -> Any:
         seen.append((x, scale, how))
         return x * scale
 
@@ -185,7 +185,9 @@ def test_signatures_of_layers() -> None:
             super().__init__(width, width, rngs=rngs)
 
     assert [*inspect.signature(flax_layers.GCN).parameters][:3] == [
-        *("in_features", "hidden_features", "out_features")
+        "in_features",
+        "hidden_features",
+        "out_features",
     ]
     assert [*inspect.signature(Own).parameters] == ["width", "rngs"]
     assert [*inspect.signature(Own(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]

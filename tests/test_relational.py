@@ -28,7 +28,7 @@ def triples(rng: Rng, count: int, num_src: int, num_dst: int, num_relations: int
     return tuple((size * rng.random(count) ** 3).astype(np.int64) for size in sizes)
 
 
-def check_graph(graph: Graph, rows: Any, cols: Any, ids: Any) -> None:
+def check_graph(graph: Graph, rows, cols, ids) -> None:
     """Against entries in the order of the edges; with the half by source."""
     count = len(rows)
     for array, wanted in ((graph.rows, rows), (graph.cols, cols), (graph.edge_ids, ids)):
@@ -65,7 +65,7 @@ def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relat
     assert (pairs.num_nodes, pairs.num_relations) == (num_nodes, num_relations)
 
 
-def check_relational(graph: RelationalGraph, src: Any, rel: Any, dst: Any, ids: Any) -> None:
+def check_relational(graph: RelationalGraph, src, rel, dst, ids) -> None:
     """Against valid triples in any order."""
     num_relations = graph.num_relations
     order = np.lexsort((src, rel, dst))  # stable
@@ -87,8 +87,8 @@ def check_relational(graph: RelationalGraph, src: Any, rel: Any, dst: Any, ids: 
     graph.check()
 
 
-def extended(src: Any, rel: Any, dst: Any, num_relations: int, num_nodes: int) -> Any:
-    """With inverse edges and the relation of loops."""
+def extended(src, rel, dst, num_relations: int, num_nodes: int) -> Any:
+    """The graph has inverse edges and the self-relation."""
     ids, nodes = np.arange(len(src)), np.arange(num_nodes)
     return (
         np.concatenate([src, dst, nodes]),
@@ -103,7 +103,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
     src, rel, dst = triples(rng, 300, 41, 23, 7)
     sizes = {"num_src": 41, "num_dst": 23, "num_relations": 9}
 
-    def build(*parts: Any) -> RelationalGraph:
+    def build(*parts) -> RelationalGraph:
         return RelationalGraph.from_triples(*parts, **sizes)
 
     graph = (jax.jit(build) if traced else build)(src, rel, dst)
@@ -125,7 +125,7 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
         [(part >= 0) & (part < size) for part, size in zip(corrupt, (19, 5, 19), strict=True)]
     )
 
-    def build(*parts: Any) -> RelationalGraph:
+    def build(*parts) -> RelationalGraph:
         return RelationalGraph.from_triples(
             *parts, 19, 5, inverse=True, self_relation=True, validate=False
         )
@@ -144,7 +144,7 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
 def test_no_edges(sizes: tuple[int, int], traced: bool) -> None:
     none = np.zeros(0, np.int32)
 
-    def build(*parts: Any) -> RelationalGraph:
+    def build(*parts) -> RelationalGraph:
         return RelationalGraph.from_triples(*parts, *sizes)
 
     graph = (jax.jit(build) if traced else build)(none, none, none)
@@ -248,7 +248,7 @@ def test_ops_take_its_graphs(rng: Rng) -> None:
 
 
 def test_graphs_in_another_order(rng: Rng) -> None:
-    """What adds edges asks nothing of the order of a destination's edges."""
+    """Adding edges does not depend on the order of a destination's edges."""
     src, rel, dst = triples(rng, 60, 9, 9, 5)
     nodes = RelationalGraph.from_triples(src, rel, dst, 9, 5).nodes
     plain = Graph.from_edges(src, dst, num_nodes=9)
@@ -411,7 +411,7 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
     there = dst >= 0
     wanted = src[there], rel[there], dst[there], np.flatnonzero(there)
 
-    def build(*columns: Any) -> RelationalGraph:
+    def build(*columns) -> RelationalGraph:
         return RelationalGraph.from_triples(*columns, **sizes, parts=("to_pairs",), validate=False)
 
     for implementation in (None, "xla", *(["cuda"] if emulation.WANTED else [])):

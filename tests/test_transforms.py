@@ -58,7 +58,7 @@ def ends(graph: Graph) -> np.ndarray:
     return np.stack([graph.cols[:count], graph.rows[:count]], 1)
 
 
-def pairs(edges: Any) -> Counter[tuple[int, int]]:
+def pairs(edges) -> Counter[tuple[int, int]]:
     return Counter((int(u), int(v)) for u, v in edges)
 
 
@@ -77,7 +77,7 @@ def need(name: str) -> Any:
 
 
 def check(made: Derived, graph: Graph) -> None:
-    """That the maps say what became of nodes and edges, and that values of the input go along."""
+    """Check the maps from new nodes and edges to the original ones, and values of the input."""
     found, given = ends(made.graph), ends(graph)
     assert made.graph.num_nodes == len(made.nodes) and len(found) == len(made.edges)
     np.testing.assert_array_equal(made.nodes[found], given[made.edges])
@@ -106,7 +106,7 @@ def test_subgraph(rng: Rng) -> None:
 
 
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
-def test_k_hop_subgraph(rng: Rng, direction: Any) -> None:
+def test_k_hop_subgraph(rng: Rng, direction) -> None:
     for graph in graphs(rng):
         if graph.num_nodes == 0:
             continue
@@ -136,7 +136,7 @@ def test_k_hop_subgraph(rng: Rng, direction: Any) -> None:
 
 
 @pytest.mark.parametrize("connection", ["weak", "strong"])
-def test_components(rng: Rng, connection: Any) -> None:
+def test_components(rng: Rng, connection) -> None:
     nx = need("networkx")
     for graph in graphs(rng):
         labels = transforms.connected_components(graph, connection=connection)

@@ -1,1 +1,1 @@
-"""Finds the fastest schedules on the GPU at hand: ``jax-gnn tune``."""
+"""Search for the fastest schedules of kernels on this machine's GPU: ``jax-gnn tune``."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,24 @@ from jax_gnn.relational import RelationalGraph
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _FLUSHES = 4
 _REPEATS = 7
-_NOISE = 0.03  # what a schedule must gain over the rule's to be kept
+_NOISE = 0.03  # minimum gain of a schedule over that of the rule
+
+FAMILIES = {
+    "segment": segment,
+    "matmul": matmul,
+    "hypergraph": hypergraph,
+    "relational": relational,
+}
+"""Modules with the ops and the calls of each family."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments."""
+    """Declare the command's arguments."""
     parser.add_argument(
-        "what",
-        nargs="?",
-        choices=("segment", "matmul", "hypergraph", "relational"),
-        help="the family of ops to tune",
+        "what", nargs="?", choices=tuple(FAMILIES), help="the family of ops to tune"
     )
-    parser.add_argument("--show", action="store_true", help="print what was found so far")
-    parser.add_argument("--clear", action="store_true", help="remove what was found so far")
+    parser.add_argument("--show", action="store_true", help="print the tuned schedules")
+    parser.add_argument("--clear", action="store_true", help="remove the tuned schedules")
     graph = parser.add_argument_group("graph of segment or relational, or hypergraph")
     graph.add_argument(
         "--data",
@@ -47,24 +53,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an .npz with the arrays src and dst, and num_nodes if the last nodes have no edges; "
         "of a relational graph with rel, too; of a hypergraph, with node_idx and hyperedge_idx",
     )
-    graph.add_argument("--nodes", type=_count, metavar="N", help="of a synthetic graph")
-    graph.add_argument(
-        "--edges", type=_count, metavar="N", help="of a synthetic graph; of hypergraphs incidences"
-    )
-    graph.add_argument("--hyperedges", type=_count, metavar="N", help="of a synthetic hypergraph")
-    graph.add_argument(
-        "--relations", type=_count, metavar="N", help="of a synthetic relational graph"
-    )
+    for name, description in (
+        ("nodes", "of a synthetic graph"),
+        ("edges", "of a synthetic graph; of hypergraphs incidences"),
+        ("hyperedges", "of a synthetic hypergraph"),
+        ("relations", "of a synthetic relational graph"),
+    ):
+        graph.add_argument(f"--{name}", type=_count, metavar="N", help=description)
     groups = parser.add_argument_group("groups of matmul")
     groups.add_argument(
         "--sizes", type=Path, metavar="FILE", help="an .npy with the number of rows of each group"
     )
     groups.add_argument("--rows", type=_count, metavar="N", help="of groups of like sizes")
-    groups.add_argument("--groups", type=_count, metavar="N", help="how many there are")
+    groups.add_argument("--groups", type=_count, metavar="N", help="number of groups")
     calls = parser.add_argument_group("calls")
     calls.add_argument(
         "--ops",
-        type=_names((*segment.OPS, *matmul.OPS, *hypergraph.OPS, *relational.OPS)),
+        type=_names(tuple(op for family in FAMILIES.values() for op in family.OPS)),
         metavar="OP,...",
         help="of sum (all segment reductions), spmm, softmax; of "
         "segment_matmul, segment_outer; of hypergraph_aggregate; of relational_aggregate (default: "
@@ -89,16 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command, and return its exit code.
 
     Raises:
         ValueError: The arguments, or this machine, do not allow it.
         OSError: The cache cannot be written or removed.
     """
     if sum((args.what is not None, args.show, args.clear)) != 1:
-        raise ValueError(
-            "tune wants one of: segment, matmul, hypergraph, relational, --show, --clear"
-        )
+        raise ValueError(f"tune wants one of: {', '.join(FAMILIES)}, --show, --clear")
     if args.show:
         print(_listing(schedule_cache.read()), end="")
     elif args.clear:
@@ -110,13 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> None:
-    families = {
-        "segment": _segment_calls,
-        "matmul": _matmul_calls,
-        "hypergraph": _hypergraph_calls,
-        "relational": _relational_calls,
-    }
-    calls = families[args.what](args)
+    calls = _calls(args)
     if jax.default_backend() != "gpu":
         raise ValueError(
             "there is nothing to tune on a CPU: schedules are those of the CUDA kernels, and JAX "
@@ -139,169 +136,157 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def tune_call(call: Call[AnySchedule], timer: Timer) -> Tuned:
-    """Measures the schedules of a call: the fastest, or the rule's if that is hardly slower."""
+    """Return the fastest schedule of a call, or that of the rule if it is hardly slower."""
     rule = call.effective(call.rule())
-    tried = [call.rule(), *call.candidates()]
-    (times,) = measure([call], lambda _: tried, timer, _REPEATS)
+    schedules = [call.rule(), *call.candidates()]
+    (times,) = measure([call], lambda _: schedules, timer, _REPEATS)
     best = min(times, key=lambda schedule: times[schedule])
     if times[best] > (1 - _NOISE) * times[rule]:
         best = rule
     return Tuned((*best,), times[best] * 1e6, times[rule] * 1e6)
 
 
-def _segment_calls(args: argparse.Namespace) -> list[Call[Any]]:
-    edges = _edges(args)
-    return [
-        segment.Call(op, edges, width, dtype)
-        for op in _ops(args, segment.OPS)
-        for dtype in args.dtypes
-        for width in args.widths
-    ]
+def _calls(args: argparse.Namespace) -> list[Call[Any]]:
+    """Return the calls to tune: all ops, dtypes and widths that are asked for."""
+    ops = FAMILIES[args.what].OPS
+    if invalid := [op for op in args.ops or () if op not in ops]:
+        raise ValueError(f"--ops: tune {args.what} knows {', '.join(ops)}, not {invalid[0]}")
+    cases = list(itertools.product(args.ops or ops, args.dtypes, args.widths))
+    if args.what == "segment":
+        edges = _edges(args)
+        return [segment.Call(op, edges, width, dtype) for op, dtype, width in cases]
+    if args.what == "hypergraph":
+        structure = _hypergraph(args)
+        return [hypergraph.Call(structure, width, dtype) for _, dtype, width in cases]
+    if args.what == "relational":
+        graph = _relational(args)
+        return [relational.Call(graph, width, dtype) for _, dtype, width in cases]
+    sizes = _group_sizes(args)
+    if args.k or args.n:  # in place of the widths
+        k, n = args.k or args.n, args.n or args.k
+        pairs = itertools.product(args.ops or ops, args.dtypes)
+        return [matmul.Call(op, sizes, k, n, dtype) for op, dtype in pairs]
+    return [matmul.Call(op, sizes, width, width, dtype) for op, dtype, width in cases]
 
 
-def _matmul_calls(args: argparse.Namespace) -> list[Call[Any]]:
-    sizes = _sizes(args)
-    one_given = args.k or args.n
-    shapes = [(args.k or args.n, args.n or args.k)] if one_given else [(w, w) for w in args.widths]
-    return [
-        matmul.Call(op, sizes, k, n, dtype)
-        for op in _ops(args, matmul.OPS)
-        for dtype in args.dtypes
-        for k, n in shapes
-    ]
-
-
-def _hypergraph_calls(args: argparse.Namespace) -> list[Call[Any]]:
-    _ops(args, hypergraph.OPS)
-    structure = _hypergraph(args)
-    return [
-        hypergraph.Call(structure, width, dtype) for dtype in args.dtypes for width in args.widths
-    ]
-
-
-def _hypergraph(args: argparse.Namespace) -> Hypergraph:
-    if args.data is not None:
-        if args.nodes or args.edges or args.hyperedges:
-            raise ValueError("--data goes without --nodes, --edges and --hyperedges")
-        node_idx, hyperedge_idx, num_nodes = _read_ids(args.data, "node_idx", "hyperedge_idx")
-        return Hypergraph.from_incidence(
-            node_idx, hyperedge_idx, num_nodes=max(num_nodes, int(node_idx.max()) + 1)
-        )
-    if None in (args.nodes, args.edges, args.hyperedges):
-        raise ValueError(
-            "tune hypergraph wants --data FILE, or --nodes N, --hyperedges N and --edges N"
-        )
-    edges = power_law_edges(args.nodes, args.edges)
-    members = np.random.default_rng(1).integers(args.hyperedges, size=args.edges)
-    return Hypergraph.from_incidence(
-        edges.rows, members, num_nodes=args.nodes, num_hyperedges=args.hyperedges
-    )
-
-
-def _relational_calls(args: argparse.Namespace) -> list[Call[Any]]:
-    _ops(args, relational.OPS)
-    graph = _relational(args)
-    return [relational.Call(graph, width, dtype) for dtype in args.dtypes for width in args.widths]
-
-
-def _relational(args: argparse.Namespace) -> RelationalGraph:
-    if args.data is not None:
-        if args.nodes or args.edges or args.relations:
-            raise ValueError("--data goes without --nodes, --edges and --relations")
-        src, rel, dst, num_nodes = _read_ids(args.data, "src", "rel", "dst")
-        num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
-        return RelationalGraph.from_triples(src, rel, dst, num_nodes)
-    if None in (args.nodes, args.edges, args.relations):
-        raise ValueError(
-            "tune relational wants --data FILE, or --nodes N, --edges N and --relations N"
-        )
-    edges = power_law_edges(args.nodes, args.edges)
-    types = np.random.default_rng(1).integers(args.relations, size=args.edges)
-    return RelationalGraph.from_triples(edges.cols, types, edges.rows, args.nodes, args.relations)
-
-
-def _ops(args: argparse.Namespace, known: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What is asked for of a family, by default all."""
-    if wrong := [op for op in args.ops or () if op not in known]:
-        raise ValueError(f"--ops: tune {args.what} knows {', '.join(known)}, not {wrong[0]}")
-    return args.ops or known
-
-
-def _sizes(args: argparse.Namespace) -> matmul.Sizes:
-    if args.sizes is not None:
-        if args.rows or args.groups:
-            raise ValueError("--sizes goes without --rows and --groups")
-        with _blame("--sizes", args.sizes), args.sizes.open("rb") as file:
-            sizes = np.lib.format.read_array(file, allow_pickle=False)
-            return matmul.Sizes(_whole_numbers("the sizes", sizes).astype(np.int64))
-    if args.rows is None or args.groups is None:
-        raise ValueError("tune matmul wants --sizes FILE, or --rows N and --groups N")
-    rng = np.random.default_rng(0)
-    return matmul.Sizes(rng.multinomial(args.rows, np.full(args.groups, 1 / args.groups)))
+# --- Graphs, hypergraphs and groups --------------------------------------------------------------
 
 
 def _edges(args: argparse.Namespace) -> segment.Edges:
-    if args.data is not None:
-        if args.nodes or args.edges:
-            raise ValueError("--data goes without --nodes and --edges")
-        return _read_edges(args.data)
-    if args.nodes is None or args.edges is None:
-        raise ValueError("tune segment wants --data FILE, or --nodes N and --edges N")
-    return power_law_edges(args.nodes, args.edges)
+    if _is_synthetic(args, "nodes", "edges"):
+        return power_law_edges(args.nodes, args.edges)
+    return _read_edges(args.data)
 
 
 def _read_edges(path: Path) -> segment.Edges:
-    src, dst, num_nodes = _read_ids(path, "src", "dst")
+    (src, dst), num_nodes = _read_ids(path, "src", "dst")
     num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
     order = np.argsort(dst, kind="stable")
     return segment.Edges(dst[order], src[order], num_nodes, num_nodes)
 
 
-def _read_ids(path: Path, *names: str) -> tuple[Any, ...]:
-    """Arrays of as many ids, and the number of nodes or 0."""
+def _hypergraph(args: argparse.Namespace) -> Hypergraph:
+    if not _is_synthetic(args, "nodes", "edges", "hyperedges"):
+        (node_idx, hyperedge_idx), num_nodes = _read_ids(args.data, "node_idx", "hyperedge_idx")
+        return Hypergraph.from_incidence(
+            node_idx, hyperedge_idx, num_nodes=max(num_nodes, int(node_idx.max()) + 1)
+        )
+    nodes = power_law_edges(args.nodes, args.edges).rows
+    hyperedges = np.random.default_rng(1).integers(args.hyperedges, size=args.edges)
+    return Hypergraph.from_incidence(
+        nodes, hyperedges, num_nodes=args.nodes, num_hyperedges=args.hyperedges
+    )
+
+
+def _relational(args: argparse.Namespace) -> RelationalGraph:
+    if not _is_synthetic(args, "nodes", "edges", "relations"):
+        (src, rel, dst), num_nodes = _read_ids(args.data, "src", "rel", "dst")
+        num_nodes = max(num_nodes, int(src.max()) + 1, int(dst.max()) + 1)
+        return RelationalGraph.from_triples(src, rel, dst, num_nodes)
+    edges = power_law_edges(args.nodes, args.edges)
+    types = np.random.default_rng(1).integers(args.relations, size=args.edges)
+    return RelationalGraph.from_triples(edges.cols, types, edges.rows, args.nodes, args.relations)
+
+
+def _is_synthetic(args: argparse.Namespace, *sizes: str) -> bool:
+    """Return whether to make a graph of the given sizes, instead of reading that of --data."""
+    options = [f"--{name}" for name in sizes]
+    values = [getattr(args, name) for name in sizes]
+    if args.data is not None:
+        if any(values):
+            raise ValueError(f"--data goes without {_listed(options)}")
+        return False
+    if None in values:
+        needed = _listed([f"{option} N" for option in options])
+        raise ValueError(f"tune {args.what} wants --data FILE, or {needed}")
+    return True
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _group_sizes(args: argparse.Namespace) -> np.ndarray:
+    if args.sizes is not None:
+        if args.rows or args.groups:
+            raise ValueError("--sizes goes without --rows and --groups")
+        with _blame("--sizes", args.sizes), args.sizes.open("rb") as file:
+            sizes = np.lib.format.read_array(file, allow_pickle=False)
+            return _whole_numbers("the sizes", sizes).astype(np.int64)
+    if args.rows is None or args.groups is None:
+        raise ValueError("tune matmul wants --sizes FILE, or --rows N and --groups N")
+    rng = np.random.default_rng(0)
+    return rng.multinomial(args.rows, np.full(args.groups, 1 / args.groups))
+
+
+def _read_ids(path: Path, *names: str) -> tuple[list[np.ndarray], int]:
+    """Read arrays of ids of one length, and the number of nodes, or 0 if the file has none."""
     with _blame("--data", path), path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("not an .npz file, or cut off")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
-            found = [_whole_numbers(name, arrays[name]) for name in names]
-            counted = arrays["num_nodes"] if "num_nodes" in arrays else np.array(0)
-        if counted.size != 1:
-            raise ValueError(f"expected num_nodes to be one number, got shape {counted.shape}")
-        (num_nodes,) = _whole_numbers("num_nodes", counted.reshape(1)).tolist()
-        if len({ids.shape for ids in found}) > 1 or not found[0].size:
-            shapes = ", ".join(str(ids.shape) for ids in found)
+            columns = [_whole_numbers(name, arrays[name]) for name in names]
+            count = arrays["num_nodes"] if "num_nodes" in arrays else np.array(0)
+        if count.size != 1:
+            raise ValueError(f"expected num_nodes to be one number, got shape {count.shape}")
+        (num_nodes,) = _whole_numbers("num_nodes", count.reshape(1)).tolist()
+        if len({ids.shape for ids in columns}) > 1 or not columns[0].size:
+            shapes = ", ".join(str(ids.shape) for ids in columns)
             raise ValueError(f"{' and '.join(names)} must be as many ids, got shapes {shapes}")
-    return (*found, num_nodes)
+    return columns, num_nodes
 
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """A vector of sizes or ids as int32, of which the largest number is left to a size."""
+    """Check a vector of sizes or ids, and return it as int32.
+
+    The largest int32 is refused, since the size of a largest id is one more.
+    """
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(
             f"expected {name} to be a vector of whole numbers, got shape {values.shape}, "
             f"{values.dtype}"
         )
     limit = np.iinfo(np.int32).max
-    wrong = values[(values < 0) | (values >= limit)]
-    if wrong.size:
+    invalid = values[(values < 0) | (values >= limit)]
+    if invalid.size:
         raise ValueError(
-            f"expected {name} to be whole numbers from 0 to {limit - 1}, got {wrong[0]}"
+            f"expected {name} to be whole numbers from 0 to {limit - 1}, got {invalid[0]}"
         )
     return values.astype(np.int32)
 
 
 @contextlib.contextmanager
 def _blame(option: str, path: Path) -> Iterator[None]:
-    """Names the file of an error, whatever zipfile, zlib and numpy make of damage."""
+    """Name the file in errors of a block."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # zipfile, zlib and numpy raise many types for damaged files
         raise ValueError(f"{option} {path}: {error}") from error
 
 
 def power_law_edges(num_nodes: int, num_edges: int, exponent: float = 0.5) -> segment.Edges:
-    """In-degrees that fall as rank to the power of ``-exponent``; uniform sources."""
+    """Draw edges with in-degrees of rank to the power of ``-exponent``, and uniform sources."""
     rng = np.random.default_rng(0)
     popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -exponent)
     degrees = rng.multinomial(num_edges, popularity / popularity.sum())
@@ -314,9 +299,9 @@ def _listing(entries: schedule_cache.Entries) -> str:
     if not entries:
         return f"nothing tuned yet: {schedule_cache.path()} is not there\n"
     lines = [str(schedule_cache.path())]
-    for device, found in sorted(entries.items()):
+    for device, schedules in sorted(entries.items()):
         lines.append(f"\n{device}")
-        lines += [_line(key, tuned) for key, tuned in sorted(found.items())]
+        lines += [_line(key, tuned) for key, tuned in sorted(schedules.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -338,11 +323,11 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(_count, text.split(",")))
 
 
-def _names(known: tuple[str, ...]) -> Any:
+def _names(choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
-        if wrong := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(known)}")
+        if invalid := [name for name in names if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{invalid[0]!r} is none of {', '.join(choices)}")
         return names
 
     return parse

@@ -1,15 +1,17 @@
-"""What is tuned of the hypergraph aggregation: calls, and the schedules that are worth trying."""
+"""Tuned calls of the hypergraph aggregation, and the schedules to measure for them."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_gnn import hypergraph_aggregate
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, HypergraphSchedule
+from jax_gnn._tuning import measure
 from jax_gnn._tuning.measure import numbers
 from jax_gnn._tuning.timing import Kernel
 from jax_gnn.hypergraph import Hypergraph
@@ -20,50 +22,42 @@ _THREADS = (64, 128, 256)
 _ROUNDS = (1, 2, 4, 8)
 
 
-class Call(NamedTuple):
-    """What is measured: the aggregation over a hypergraph, with scales on all sides."""
+@dataclass(frozen=True, eq=False)
+class Call(measure.Call[HypergraphSchedule]):
+    """Aggregation over a hypergraph, with scales on all sides."""
 
     hypergraph: Hypergraph
     width: int
     dtype: str
 
+    family = FAMILY
+    kernel = OPS[0]
+
     @property
     def shape(self) -> dict[str, Any]:
-        """What schedules are chosen by."""
+        """Arguments by which the family chooses a schedule."""
         return {
             "incidences": self.hypergraph.num_incidences,
             "nodes": self.hypergraph.num_nodes,
             "hyperedges": self.hypergraph.num_hyperedges,
             "width": self.width,
-            "itemsize": jnp.dtype(self.dtype).itemsize,
+            "itemsize": self.itemsize,
         }
 
-    @property
-    def key(self) -> str:
-        """In the cache."""
-        return FAMILY.key(*OPS, **self.shape)
-
-    def rule(self) -> HypergraphSchedule:
-        """What the rule says, whatever is in the cache."""
-        return FAMILY.rule(*OPS, **self.shape)
-
     def candidates(self) -> list[HypergraphSchedule]:
-        """Blocks of several sizes, and any rounds."""
-        return [HypergraphSchedule(*each) for each in itertools.product(_THREADS, _ROUNDS, _ROUNDS)]
-
-    def effective(self, schedule: HypergraphSchedule) -> HypergraphSchedule:
-        """The same for all schedules that come to the same."""
-        return schedule
+        """Return schedules with blocks of several sizes, and any rounds."""
+        fields = itertools.product(_THREADS, _ROUNDS, _ROUNDS)
+        return [HypergraphSchedule(*values) for values in fields]
 
     def operands(self) -> tuple[Any, ...]:
-        """The hypergraph, features, and the scales of nodes and of hyperedges."""
+        """Return the hypergraph, features, and the scales of nodes and of hyperedges."""
         graph, dtype = self.hypergraph, jnp.dtype(self.dtype)
-        acc = jnp.promote_types(dtype, jnp.float32)
+        scale_dtype = jnp.promote_types(dtype, jnp.float32)
         return (
-            graph,  # as a constant every executable would have its own
+            graph,  # an operand, as each executable would have its own copy of a constant
             numbers((graph.num_nodes, self.width), dtype),
-            numbers((graph.num_nodes,), acc),
-            numbers((graph.num_hyperedges,), acc),
+            numbers((graph.num_nodes,), scale_dtype),
+            numbers((graph.num_hyperedges,), scale_dtype),
         )
 
     def function(
@@ -73,7 +67,7 @@ class Call(NamedTuple):
         node_scale: jax.Array,
         hyperedge_scale: jax.Array,
     ) -> jax.Array:
-        """What is timed, of the operands."""
+        """Aggregate features over the hypergraph."""
         return hypergraph_aggregate(
             hypergraph,
             x,
@@ -84,7 +78,10 @@ class Call(NamedTuple):
 
 
 def stage_seconds(kernels: list[Kernel]) -> tuple[float, float]:
-    """What each sum of a call takes; the second has begun, and waits, when the first one ends.
+    """Return the seconds of each of the two sums of a call.
+
+    The second kernel has started, and waits, when the first one ends, so that its time counts from
+    there.
 
     Raises:
         RuntimeError: There are not two sums.

@@ -1,4 +1,4 @@
-"""Device time of JAX calls on a GPU, from the record of JAX's profiler.
+"""Device time of JAX calls on a GPU, from records of JAX's profiler.
 
 A Python loop would time the dispatch, and a loop inside ``jit`` is optimised away, barriers or not.
 """
@@ -20,11 +20,11 @@ Key = TypeVar("Key", bound=Hashable)
 Call = Callable[[], Any]
 
 FLUSH_BYTES = 256 * 2**20
-"""More than the L2 of any GPU: reading it leaves nothing of a call's operands in the cache."""
+"""More than the L2 of any GPU: reading as much evicts a call's operands from the cache."""
 
 
 class Kernel(NamedTuple):
-    """One record of a GPU's activity: a kernel, copy or fill; times in nanoseconds."""
+    """Record of a GPU's activity: a kernel, copy or fill; times in nanoseconds."""
 
     name: str
     begin: float
@@ -32,10 +32,10 @@ class Kernel(NamedTuple):
 
 
 def profiled_kernels(profile: Any) -> list[Kernel]:
-    """The device activity in a ``jax.profiler.ProfileData``, in order of time.
+    """Return the device activity in a ``jax.profiler.ProfileData``, in order of time.
 
-    XLA writes one plane per GPU with one line per stream, named ``Stream #ID(TYPES)``. Lines of
-    other names (the profiler's own overhead, groupings derived from these) are no activity.
+    XLA writes one plane per GPU with one line per stream, named ``Stream #ID(TYPES)``. Lines with
+    other names are the profiler's overhead, or groups of kernels.
 
     Raises:
         RuntimeError: The profile has no such line.
@@ -49,55 +49,61 @@ def profiled_kernels(profile: Any) -> list[Kernel]:
         for event in line.events
     ]
     if not kernels:
-        seen = [plane.name for plane in profile.planes], [line.name for line in lines]
-        raise RuntimeError(f"no GPU activity in the profile; its planes and lines: {seen}")
+        names = [plane.name for plane in profile.planes], [line.name for line in lines]
+        raise RuntimeError(f"no GPU activity in the profile; its planes and lines: {names}")
     return sorted(kernels, key=lambda kernel: kernel.begin)
 
 
 def call_kernels(
     kernels: Iterable[Kernel], markers: Mapping[str, float], flushes: int, calls: int
 ) -> list[list[Kernel]]:
-    """The activity of each call.
+    """Assign the activity to calls.
 
     Args:
         kernels: Activity in order of time: for each call the overwrites and the read of its
             `Flush`, then its own kernels.
-        markers: Kernel names of an overwrite, and the nanoseconds that it takes at least.
-        flushes: How many overwrites stand before each call.
-        calls: How many calls there were.
+        markers: Kernel names of an overwrite, and its minimum duration in nanoseconds.
+        flushes: Number of overwrites before each call.
+        calls: Number of calls.
 
     Raises:
-        RuntimeError: The activity does not have this form, so that it cannot be told whose it is.
+        RuntimeError: The activity does not have this form, so that calls cannot be told apart.
     """
     groups: list[list[Kernel]] = []
-    seen = 0
+    num_overwrites = 0
     for kernel in kernels:
         if kernel.end - kernel.begin >= markers.get(kernel.name, math.inf):
-            if seen % flushes == 0:
+            if num_overwrites % flushes == 0:
                 groups.append([])
-            seen += 1
+            num_overwrites += 1
         elif groups:
             groups[-1].append(kernel)
     groups = [group[1:] for group in groups]  # without the read
-    if seen != flushes * calls or not all(groups):
+    if num_overwrites != flushes * calls or not all(groups):
         empty = sum(not group for group in groups)
         raise RuntimeError(
-            f"expected {calls} calls behind {flushes} flushes each; the profile shows {seen} "
-            f"flushes and {empty} calls without a kernel"
+            f"expected {calls} calls behind {flushes} flushes each; the profile shows "
+            f"{num_overwrites} flushes and {empty} calls without a kernel"
         )
     return groups
 
 
+def wait(outputs: object) -> None:
+    """Wait until all arrays in a pytree are computed."""
+    jax.tree.map(lambda x: x.block_until_ready(), outputs)
+
+
 def span(kernels: list[Kernel]) -> float:
-    """Seconds from the first kernel's begin to the last kernel's end."""
+    """Return the seconds from the start of the first kernel to the end of the last one."""
     return (max(kernel.end for kernel in kernels) - kernels[0].begin) * 1e-9
 
 
 class Flush:
-    """Overwrites a buffer larger than the L2, and reads it.
+    """Cache flush, which overwrites a buffer larger than the L2, and reads it.
 
-    The overwriting kernel (an xor) is none that a GNN op has. Reading leaves nothing to write back:
-    else a call would pay for up to a whole L2 of somebody else's dirty lines, 12 µs on an H200.
+    No GNN op has the overwriting kernel (an xor), so that it marks calls in a profile. The read
+    leaves nothing to write back: otherwise a call would pay for up to a whole L2 of dirty lines of
+    its predecessor, 12 µs on an H200.
     """
 
     def __init__(self, num_bytes: int = FLUSH_BYTES) -> None:
@@ -107,23 +113,23 @@ class Flush:
         self(1)
 
     def overwrite(self) -> None:
-        """Queues one overwrite."""
+        """Queue one overwrite."""
         self._buffer = self._overwrite(self._buffer)
 
     def __call__(self, overwrites: int = 1) -> None:
-        """Queues some overwrites and the read."""
+        """Queue some overwrites and the read."""
         for _ in range(overwrites):
             self.overwrite()
         self.output = self._read(self._buffer)
 
 
 class ProfilerTimer:
-    """Span of a call's kernels in the record of ``jax.profiler``.
+    """Timer that takes the span of a call's kernels in a profile of ``jax.profiler``.
 
     Args:
-        flushes: Overwrites before each call. One cools the cache; all last longer than the host
-            needs to queue the call, so that its launch is hidden.
-        flush_bytes: Size of that buffer.
+        flushes: Overwrites before each call. One flushes the cache; together they last longer than
+            the host needs to queue the call, so that its launch is hidden.
+        flush_bytes: Size of the buffer that is overwritten.
 
     Raises:
         RuntimeError: The profile shows no activity of a GPU.
@@ -134,20 +140,20 @@ class ProfilerTimer:
     def __init__(self, flushes: int, flush_bytes: int = FLUSH_BYTES) -> None:
         self._flush, self._flushes = Flush(flush_bytes), flushes
         overwrites = profiled_kernels(self._profile([self._flush.overwrite] * 3))
-        # Programs may have kernels of these names, but none of half the time.
-        self._markers = {each.name: (each.end - each.begin) / 2 for each in overwrites}
+        # Other kernels may have these names, but none takes half the time.
+        self._markers = {kernel.name: (kernel.end - kernel.begin) / 2 for kernel in overwrites}
 
     def measure(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[float]]:
-        """Seconds of each call, ``repeats`` samples; calls take turns, in another order each time.
+        """Return ``repeats`` samples of the seconds of each call, in a new random order each time.
 
-        A kernel is sooner done right after one with the same code, which is still in the
+        A kernel is faster right after one with the same code, which is still in the
         multiprocessors' caches: a fixed order would favour some of the calls.
         """
         samples = self.kernels(calls, repeats)
-        return {key: [span(kernels) for kernels in each] for key, each in samples.items()}
+        return {key: [span(kernels) for kernels in runs] for key, runs in samples.items()}
 
     def kernels(self, calls: Mapping[Key, Call], repeats: int) -> dict[Key, list[list[Kernel]]]:
-        """What `measure` times: the kernels of each sample."""
+        """Return the kernels of each sample."""
         rng = random.Random(0)
         keys = [key for _ in range(repeats) for key in rng.sample(list(calls), len(calls))]
         if not keys:
@@ -162,7 +168,7 @@ class ProfilerTimer:
         return samples
 
     def _profile(self, queue: list[Call]) -> Any:
-        jax.block_until_ready(self._flush.output)
+        wait(self._flush.output)
         options = jax.profiler.ProfileOptions()
         options.host_tracer_level = 0
         options.python_tracer_level = 0
@@ -171,6 +177,6 @@ class ProfilerTimer:
                 outputs = None
                 for step in queue:
                     outputs = step()
-                jax.block_until_ready((outputs, self._flush.output))
+                wait((outputs, self._flush.output))
             (record,) = Path(folder).rglob("*.xplane.pb")
             return jax.profiler.ProfileData.from_file(str(record))

@@ -1,8 +1,8 @@
-"""This library in the place of others' functions: see ``docs/compat.md``.
+"""Replacements of functions of JAX, jraph and e3nn-jax by this library: see ``docs/compat.md``.
 
-:func:`install` replaces segment reductions of ``jax.ops``, ``jax.lax.ragged_dot``, and what jraph
-and e3nn-jax have of that kind. Values stay the same; what this library does not take, or would not
-make faster, goes to the function that was replaced.
+:func:`install` replaces segment reductions of ``jax.ops``, ``jax.lax.ragged_dot``, and the like
+functions of jraph and e3nn-jax. Values stay the same; calls that this library does not take, or
+would not make faster, go to the original function.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax_gnn.compat import _e3nn, _jax, _jraph
 
 __all__ = ["install", "patched", "uninstall"]
 
+UndoStep: TypeAlias = Callable[[], str | None]
+"""Function that restores an attribute and returns its name, or None if other code has set it."""
+
 _PACKAGES = {"jax": _jax, "jraph": _jraph, "e3nn_jax": _e3nn}
 
 _replacements: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""By original, of all packages that were loaded so far."""
+"""Replacements by original function, for all packages that were imported at some call."""
 
-_changes: list[Callable[[], str | None]] = []
-"""What undoes :func:`install`, in order."""
+_undo_steps: list[UndoStep] = []
+"""Functions that undo :func:`install`, in order."""
 
 
 def install(*modules: types.ModuleType) -> tuple[str, ...]:
-    """Replaces functions of ``jax.ops``, ``jax.lax``, jraph and e3nn-jax, until :func:`uninstall`.
+    """Replace functions of ``jax.ops``, ``jax.lax``, jraph and e3nn-jax, until :func:`uninstall`.
 
-    Packages that are not imported yet are left alone, so call it after imports. What a jitted
-    function has traced before stays as it is. A second call replaces what is new.
+    Call it after imports, since packages that are not imported yet are skipped. A second call
+    replaces functions that were imported since. Programs that are traced already do not change.
 
     Args:
-        modules: of yours or of others, in which names imported from these packages are replaced
-            too, as by :func:`patched`.
+        modules: further modules in which to replace names imported from these packages, see
+            :func:`patched`.
 
     Returns:
-        What was replaced: names of attributes, and of arguments that had such a function as their
-        default.
+        Names of the replaced attributes, and of functions with replaced defaults.
 
     Raises:
         TypeError: one of ``modules`` is no module.
@@ -53,38 +55,39 @@ def install(*modules: types.ModuleType) -> tuple[str, ...]:
         5
     """
     _check_modules(modules)
+    loaded = [sys.modules[name] for name in ("jraph", "e3nn_jax") if name in sys.modules]
+    packages = [sys.modules["jax.ops"], sys.modules["jax.lax"], *_with_submodules(tuple(loaded))]
     names = []
-    for name, undo in _replace(*_own_modules(), *_with_submodules(modules)):
+    for name, undo in _replace(*packages, *_with_submodules(modules)):
         names.append(name)
-        _changes.append(undo)
+        _undo_steps.append(undo)
     return tuple(sorted(names))
 
 
 def uninstall() -> tuple[str, ...]:
-    """Puts back all that :func:`install` has replaced, but for what others have replaced since.
+    """Restore all functions that :func:`install` replaced, and return their names.
 
-    Returns:
-        What was put back.
+    Attributes that other code has set since stay as they are.
     """
-    names = [undo() for undo in reversed(_changes)]
-    _changes.clear()
+    names = [undo() for undo in reversed(_undo_steps)]
+    _undo_steps.clear()
     return tuple(sorted(name for name in names if name is not None))
 
 
 @contextlib.contextmanager
 def patched(*modules: types.ModuleType) -> Iterator[tuple[str, ...]]:
-    """Replaces the same functions inside a ``with`` block, and in the given modules alone.
+    """Replace the same functions inside a ``with`` block, in some modules only.
 
-    These are attributes of a module, and of the modules below it that are loaded, which *are* one
-    of the functions, as after ``from jax.ops import segment_sum``; and defaults of arguments, and
-    attributes of classes. A module that calls ``jax.ops.segment_sum`` by its whole name has none of
-    its own: for that there is :func:`install`, or ``patched(jax.ops)``.
+    Replaced are attributes of a module and of its loaded submodules that *are* one of the
+    functions, as after ``from jax.ops import segment_sum``, attributes of classes, and defaults of
+    arguments. A module that calls ``jax.ops.segment_sum`` by its full name has no such attribute:
+    use :func:`install`, or ``patched(jax.ops)``.
 
     Args:
-        modules: in which to replace.
+        modules: modules in which to replace.
 
     Returns:
-        A context manager that gives what was replaced.
+        A context manager that gives the names of the replaced attributes.
 
     Raises:
         TypeError: one of ``modules`` is no module.
@@ -96,24 +99,18 @@ def patched(*modules: types.ModuleType) -> Iterator[tuple[str, ...]]:
         'jax.ops.segment_max'
     """
     _check_modules(modules)
-    changes = list(_replace(*_with_submodules(modules)))
+    replaced = list(_replace(*_with_submodules(modules)))
     try:
-        yield tuple(sorted(name for name, _ in changes))
+        yield tuple(sorted(name for name, _ in replaced))
     finally:
-        for _, undo in reversed(changes):
+        for _, undo in reversed(replaced):
             undo()
 
 
-def _check_modules(modules: tuple[Any, ...]) -> None:
+def _check_modules(modules: tuple[object, ...]) -> None:
     for module in modules:
         if not isinstance(module, types.ModuleType):
             raise TypeError(f"modules must be modules, got {module!r:.200}")
-
-
-def _own_modules() -> list[types.ModuleType]:
-    """Those of the packages, as far as they are loaded."""
-    loaded = [sys.modules[name] for name in ("jraph", "e3nn_jax") if name in sys.modules]
-    return [sys.modules["jax.ops"], sys.modules["jax.lax"], *_with_submodules(tuple(loaded))]
 
 
 def _with_submodules(modules: tuple[types.ModuleType, ...]) -> list[types.ModuleType]:
@@ -126,64 +123,62 @@ def _with_submodules(modules: tuple[types.ModuleType, ...]) -> list[types.Module
     return [*modules, *below]
 
 
-def _replace(*modules: types.ModuleType) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """Replaces; gives what, and what puts it back and says so."""
+def _replace(*modules: types.ModuleType) -> Iterator[tuple[str, UndoStep]]:
+    """Replace functions in modules; yield the name of each attribute, and its undo step."""
     for package, replacements in _PACKAGES.items():
         if package in sys.modules:
             for original, replacement in replacements.replacements():
-                if original not in _replacements.values():  # it is replaced already
+                if original not in _replacements.values():  # else replaced by an earlier call
                     _replacements.setdefault(original, replacement)
     for module in {id(module): module for module in modules}.values():
         yield from _replace_attributes(module, module.__name__, module.__name__)
 
 
 def _replace_attributes(
-    owner: Any, name: str, module: str
-) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    owner: types.ModuleType | type, name: str, module: str
+) -> Iterator[tuple[str, UndoStep]]:
     for key, value in list(vars(owner).items()):
-        where = f"{name}.{key}"
-        function = value.__func__ if isinstance(value, staticmethod) else value
-        if (replacement := _found(function)) is not None:
-            static = isinstance(value, staticmethod)
-            new = staticmethod(replacement) if static else replacement
-            yield where, _set(owner, key, new, where)
+        attribute = f"{name}.{key}"
+        is_static = isinstance(value, staticmethod)
+        function = value.__func__ if is_static else value
+        if (replacement := _replacement_of(function)) is not None:
+            new = staticmethod(replacement) if is_static else replacement
+            yield attribute, _set(owner, key, new, attribute)
         elif getattr(value, "__module__", None) != module:
             continue
         elif inspect.isfunction(function):
-            yield from _replace_defaults(function, where)
+            yield from _replace_defaults(function, attribute)
         elif isinstance(value, type) and not isinstance(owner, type):
-            yield from _replace_attributes(value, where, module)
+            yield from _replace_attributes(value, attribute, module)
 
 
-def _replace_defaults(function: Any, name: str) -> Iterator[tuple[str, Callable[[], str | None]]]:
+def _replace_defaults(function: types.FunctionType, name: str) -> Iterator[tuple[str, UndoStep]]:
     defaults = function.__defaults__ or ()
-    new = tuple(_found(value) or value for value in defaults)
+    new = tuple(_replacement_of(value) or value for value in defaults)
     if any(a is not b for a, b in zip(defaults, new, strict=True)):
-        where = f"{name}(…)"
-        yield where, _set(function, "__defaults__", new, where)
-    by_name = function.__kwdefaults__ or {}
-    changed = {key: _found(value) or value for key, value in by_name.items()}
-    if any(by_name[key] is not value for key, value in changed.items()):
-        where = f"{name}(*, …)"
-        yield where, _set(function, "__kwdefaults__", changed, where)
+        yield f"{name}(…)", _set(function, "__defaults__", new, f"{name}(…)")
+    kwdefaults = function.__kwdefaults__ or {}
+    new_kwdefaults = {key: _replacement_of(value) or value for key, value in kwdefaults.items()}
+    if any(kwdefaults[key] is not value for key, value in new_kwdefaults.items()):
+        yield f"{name}(*, …)", _set(function, "__kwdefaults__", new_kwdefaults, f"{name}(*, …)")
 
 
-def _found(value: Any) -> Any:
-    """What replaces a value, if anything does."""
+def _replacement_of(value: object) -> Callable[..., Any] | None:
     return _replacements.get(value) if isinstance(value, types.FunctionType) else None
 
 
-def _set(owner: Any, key: str, value: Any, where: str) -> Callable[[], str | None]:
-    """Sets an attribute; gives what puts it back and names it, or None if it is another now."""
-    is_own = not isinstance(owner, types.FunctionType)
-    before = vars(owner)[key] if is_own else getattr(owner, key)
+def _set(owner: object, key: str, value: object, name: str) -> UndoStep:
+    """Set an attribute, and return its undo step."""
+    # vars() gives static methods unbound; functions do not have their defaults there.
+    in_vars = not isinstance(owner, types.FunctionType)
+    before = vars(owner)[key] if in_vars else getattr(owner, key)
     setattr(owner, key, value)
 
     def undo() -> str | None:
-        now = vars(owner).get(key) if is_own else getattr(owner, key)
-        if now is not value:
+        current = vars(owner).get(key) if in_vars else getattr(owner, key)
+        if current is not value:
             return None
         setattr(owner, key, before)
-        return where
+        return name
 
     return undo

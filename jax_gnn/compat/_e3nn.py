@@ -1,4 +1,4 @@
-"""In the place of e3nn-jax's scatters."""
+"""Replacements of e3nn-jax's scatters; each returns None for calls that the original must take."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from jax_gnn.compat._segments import FLOATS, Segments, replacing, segments_of
 _ARGUMENTS = ("data", "dst", "nel", "output_size", "map_back", "mode")
 
 
-def _taken(
-    name: str, data: Any, dst: Any, nel: Any, output_size: Any, map_back: Any, mode: Any
+def _segments_of_tree(
+    reduction: str,
+    data: object = None,
+    dst: object = None,
+    nel: object = None,
+    output_size: object = None,
+    map_back: object = False,
+    mode: object = "promise_in_bounds",
 ) -> Segments | None:
-    """Segments of all arrays of the tree ``data``, if they are for us."""
+    """Return the segments of all arrays of the tree ``data``, if a replacement pays for each."""
     leaves = jax.tree.leaves(data)
     if map_back is not False or (dst is None) == (nel is None) or not leaves:
         return None
@@ -33,44 +39,27 @@ def _taken(
         dst, np.ndarray | jax.Array
     ):
         return None
-    elif dst.dtype.kind == "i":  # here, negative ids count from the end
-        xp = np if isinstance(dst, np.ndarray) else jnp
-        if xp is np or not isinstance(dst, jax.core.Tracer):
-            dst = (
-                dst
-                if not (np.asarray(dst) < 0).any()
-                else np.where(dst < 0, dst + output_size, dst)
-            )
-        else:
+    elif dst.dtype.kind == "i":  # e3nn-jax counts negative ids from the end
+        if isinstance(dst, jax.core.Tracer):
             dst = jnp.where(dst < 0, dst + output_size, dst)
-    every = [segments_of(x, dst, output_size, is_sorted, dtypes=FLOATS, mode=mode) for x in leaves]
-    first = every[0]
-    if any(each is None or not each.pays(name, x) for each, x in zip(every, leaves, strict=True)):
-        return None
-    return first
+        elif (np.asarray(dst) < 0).any():  # else the same array, whose look is cached
+            dst = np.where(dst < 0, dst + output_size, dst)
+    segments = [
+        segments_of(x, dst, output_size, is_sorted, dtypes=FLOATS, mode=mode) for x in leaves
+    ]
+    for x, candidate in zip(leaves, segments, strict=True):
+        if candidate is None or not candidate.pays(reduction, x):
+            return None
+    return segments[0]
 
 
-def _sum(
-    data: Any = None,
-    dst: Any = None,
-    nel: Any = None,
-    output_size: Any = None,
-    map_back: Any = False,
-    mode: Any = "promise_in_bounds",
-) -> Any:
-    segments = _taken("sum", data, dst, nel, output_size, map_back, mode)
+def _sum(data: object = None, **arguments: object) -> Any:
+    segments = _segments_of_tree("sum", data, **arguments)
     return None if segments is None else jax.tree.map(segments.sum, data)
 
 
-def _mean(
-    data: Any = None,
-    dst: Any = None,
-    nel: Any = None,
-    output_size: Any = None,
-    map_back: Any = False,
-    mode: Any = "promise_in_bounds",
-) -> Any:
-    segments = _taken("sum", data, dst, nel, output_size, map_back, mode)
+def _mean(data: object = None, nel: Any = None, **arguments: object) -> Any:
+    segments = _segments_of_tree("sum", data, nel=nel, **arguments)
     if segments is None:
         return None
     total = jax.tree.map(segments.sum, data)
@@ -79,26 +68,18 @@ def _mean(
     return total / counts.reshape(-1, *(1,) * (total.ndim - 1))
 
 
-def _max(
-    data: Any = None,
-    dst: Any = None,
-    nel: Any = None,
-    initial: Any = -jnp.inf,
-    output_size: Any = None,
-    map_back: Any = False,
-    mode: Any = "promise_in_bounds",
-) -> Any:
+def _max(data: object = None, initial: object = -jnp.inf, **arguments: object) -> Any:
     if not isinstance(initial, float) or initial != -np.inf:
         return None
     irreps = getattr(data, "irreps", None)
     if irreps is not None and not irreps.is_scalar():
         return None
-    segments = _taken("max", data, dst, nel, output_size, map_back, mode)
+    segments = _segments_of_tree("max", data, **arguments)
     return None if segments is None else jax.tree.map(lambda x: segments.reduce("max", x), data)
 
 
 def replacements() -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Functions, and what replaces them."""
+    """Yield functions and their replacements."""
     e3nn = sys.modules["e3nn_jax"]
     for name, ours in (("scatter_sum", _sum), ("scatter_mean", _mean), ("scatter_max", _max)):
         if (original := getattr(e3nn, name, None)) is not None:

@@ -1,7 +1,7 @@
-"""In the place of jraph's utilities.
+"""Replacements of jraph's utilities.
 
-The same formulas, in which elements of a segment are counted once, not for each feature, and no
-gradient goes through the maximum that a softmax subtracts: it would be zero.
+They compute jraph's formulas, but count the elements of a segment once rather than for each
+feature, and stop the gradient through the maximum that a softmax subtracts, which would be zero.
 """
 
 from __future__ import annotations
@@ -24,55 +24,48 @@ from jax_gnn.compat._segments import (
 )
 
 
-def _of_segments(ours: Callable[..., Array]) -> Callable[..., Array | None]:
-    """A function of segments and data, if the data are floating-point numbers that gain by it."""
+def _with_segments(ours: Callable[..., Array]) -> Callable[..., Array | None]:
+    """Make a replacement of a function of segments and data; it takes floating-point data only."""
 
-    def taken(
-        data: Any = None,
-        segment_ids: Any = None,
-        num_segments: Any = None,
-        indices_are_sorted: Any = False,
-        unique_indices: Any = False,
-        **options: Any,
-    ) -> Array | None:
-        del unique_indices
-        segments = segments_of(data, segment_ids, num_segments, indices_are_sorted, dtypes=FLOATS)
-        if segments is None or not segments.pays("sum", data, True):
+    def replacement(data: object = None, **arguments: Any) -> Array | None:
+        options = {"eps": arguments.pop("eps")} if "eps" in arguments else {}
+        segments = segments_of(data, dtypes=FLOATS, **arguments)
+        if segments is None or not segments.pays("sum", data, is_composite=True):
             return None
         return ours(segments, jnp.asarray(data), **options)
 
-    return taken
+    return replacement
 
 
 def _moments(segments: Segments, data: Array) -> tuple[Array, Array]:
-    """The mean and the variance of each segment, as jraph defines them."""
+    """Return the mean and the variance of each segment, as jraph defines them."""
     counts = jnp.maximum(segments.counts(data), 1)
     mean = segments.sum(data) / counts
     squares = segments.sum(jnp.power(data - segments.gather(mean), 2))
     return mean, squares / counts
 
 
-@_of_segments
+@_with_segments
 def _mean(segments: Segments, data: Array) -> Array:
     return segments.sum(data) / jnp.maximum(segments.counts(data), 1)
 
 
-@_of_segments
+@_with_segments
 def _variance(segments: Segments, data: Array) -> Array:
     return _moments(segments, data)[1]
 
 
-@_of_segments
-def _normalize(segments: Segments, data: Array, eps: Any = 1e-8) -> Array:
+@_with_segments
+def _normalize(segments: Segments, data: Array, eps: float = 1e-8) -> Array:
     mean, variance = _moments(segments, data)
     scale = jax.lax.rsqrt(jnp.maximum(variance, jnp.array(eps, variance.dtype)))
     return (data - segments.gather(mean)) * segments.gather(scale)
 
 
-@_of_segments
+@_with_segments
 def _softmax(segments: Segments, logits: Array) -> Array:
-    top = segments.reduce("max", jax.lax.stop_gradient(logits))
-    powers = jnp.exp(logits - segments.gather(top))
+    maxima = segments.reduce("max", jax.lax.stop_gradient(logits))
+    powers = jnp.exp(logits - segments.gather(maxima))
     return powers / segments.gather(segments.sum(powers))
 
 
@@ -80,31 +73,26 @@ def _or_constant(name: str) -> Callable[..., Array | None]:
     reduce = reduction(name)
 
     def reduce_or_constant(
-        data: Any = None,
-        segment_ids: Any = None,
-        num_segments: Any = None,
-        indices_are_sorted: Any = False,
-        unique_indices: Any = False,
-        constant: Any = 0.0,
+        data: object = None, constant: float = 0.0, **arguments: Any
     ) -> Array | None:
-        found = reduce(data, segment_ids, num_segments, indices_are_sorted, unique_indices)
-        segments = segments_of(data, segment_ids, num_segments, indices_are_sorted)
-        if found is None or segments is None:
+        result = reduce(data, **arguments)
+        segments = segments_of(data, **arguments)
+        if result is None or segments is None:
             return None
-        counts = segments.counts(jnp.zeros((1,) * found.ndim, jnp.float32))
-        return jnp.where(counts > 0, found, jnp.array(constant, found.dtype))
+        counts = segments.counts(jnp.zeros((1,) * result.ndim, jnp.float32))
+        return jnp.where(counts > 0, result, jnp.array(constant, result.dtype))
 
     return reduce_or_constant
 
 
-_OURS: dict[str, tuple[tuple[str, ...], Callable[..., Array | None]]] = {
+_REPLACEMENTS: dict[str, tuple[tuple[str, ...], Callable[..., Array | None]]] = {
     **{f"segment_{name}": (ARGUMENTS, reduction(name)) for name in ("sum", "max", "min")},
     "segment_mean": (ARGUMENTS, _mean),
     "segment_variance": (ARGUMENTS, _variance),
     "segment_normalize": ((*ARGUMENTS, "eps"), _normalize),
     "segment_softmax": (
         ("logits", *ARGUMENTS[1:]),
-        lambda logits=None, **rest: _softmax(logits, **rest),
+        lambda logits=None, **arguments: _softmax(logits, **arguments),
     ),
     "segment_max_or_constant": ((*ARGUMENTS, "constant"), _or_constant("max")),
     "segment_min_or_constant": ((*ARGUMENTS, "constant"), _or_constant("min")),
@@ -112,8 +100,8 @@ _OURS: dict[str, tuple[tuple[str, ...], Callable[..., Array | None]]] = {
 
 
 def replacements() -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Functions, and what replaces them."""
+    """Yield functions and their replacements."""
     jraph = sys.modules["jraph"]
-    for name, (names, ours) in _OURS.items():
+    for name, (names, ours) in _REPLACEMENTS.items():
         if (original := getattr(jraph, name, None)) is not None:
             yield original, replacing(original, names, ours)

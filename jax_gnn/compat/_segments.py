@@ -1,12 +1,16 @@
-"""Segments as ``jax.ops`` takes them, if this library takes them too; and what is known of ids."""
+"""Segments of calls to replaced functions, and the cached analysis of their ids.
+
+A *look* reads concrete ids while a program is traced: whether they ascend, and their counts. It
+decides which kernels serve the call, and whether they are faster than the original function.
+"""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +31,14 @@ _DROPPING = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """What a look at concrete ids has shown.
+class Look:
+    """Result of a look at concrete ids.
 
     Attributes:
-        is_sorted: whether they ascend.
-        in_range: whether all of them name a segment.
-        counts: how many elements each segment has.
-        index: the sorted ids, where that is of use: not on a CPU.
+        is_sorted: whether the ids ascend.
+        in_range: whether all ids name a segment.
+        counts: number of elements of each segment.
+        index: the sorted ids; None on a CPU, whose kernels do not gain by them.
     """
 
     is_sorted: bool
@@ -43,86 +47,89 @@ class Known:
     index: SegmentIndex | None
 
 
-# On a CPU, from so many elements of a segment, or bytes of an element, kernels for sorted ids are
-# not slower than XLA's scatter. Of maxima and products that holds of narrow elements, too, where
-# both are a little larger than these.
+# On a CPU, kernels for sorted ids are not slower than XLA's scatter from 32 elements of a segment
+# or 128 bytes of an element on. Maxima and products also gain from 8 elements and 32 bytes on.
 _MANY, _WIDE_BYTES = 32, 128
 _SOME, _NARROW_BYTES = 8, 32
 # On a GPU, bytes of an element from which a sum by ids in any order is not slower than XLA's
-# atomics, which run in one kernel with what reads or makes the elements.
+# atomics, which XLA fuses with the producer of the elements.
 _WIDE_BYTES_GPU = 768
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Which segment each element belongs to; ids out of range are dropped.
+    """Segment of each element; ids out of range are dropped.
 
     Attributes:
         ids: ``(elements,)`` integers.
         size: number of segments.
-        is_sorted: whether ids ascend, as somebody says or a look has shown.
-        known: None where ids are traced, or not worth a look.
+        is_sorted: whether ids ascend, as the caller says or a look has shown.
+        look: None if ids are traced, or a look does not pay.
     """
 
     ids: Array
     size: int
     is_sorted: bool
-    known: Known | None
+    look: Look | None
 
-    def pays(self, name: str, x: Any, several: bool = False) -> bool:
-        """Whether this library's reduction, with its derivatives, or several, is not slower.
+    def pays(self, name: str, x: Any, is_composite: bool = False) -> bool:
+        """Return whether a replacement, with its derivatives, is not slower than the original.
 
-        Of ids in any order, maxima and products on a CPU are not: a derivative wants them sorted.
-        Beyond a CPU, ids in a program are sorted once; sums of narrow elements do not gain by it.
+        On a CPU, maxima and products of unsorted ids are slower, as their derivatives need sorted
+        ids. On a GPU, ids of a program are sorted once, which sums of narrow elements do not gain
+        by, unless the replacement is a composite of several reductions.
         """
         if jax.default_backend() != "cpu":
-            wide = row_width(x) * x.dtype.itemsize >= _WIDE_BYTES_GPU
-            gains = wide or several or name != "sum"
-            return self.is_sorted or (self.known is not None and gains)
+            is_wide = row_width(x) * x.dtype.itemsize >= _WIDE_BYTES_GPU
+            gains = is_wide or is_composite or name != "sum"
+            return self.is_sorted or (self.look is not None and gains)
         return name == "sum" or self._by_sorted(name, x)
 
     def _by_sorted(self, name: str, x: Any) -> bool:
-        """Whether the kernel for sorted ids does it."""
+        """Return whether to use the kernel for sorted ids."""
         if jax.default_backend() != "cpu":
             return self.is_sorted
         row_bytes, count = row_width(x) * x.dtype.itemsize, self.ids.shape[0]
-        narrow = name != "sum" and count >= _SOME * self.size and row_bytes >= _NARROW_BYTES
-        many = count >= _MANY * self.size
-        return self.is_sorted and (many or row_bytes >= _WIDE_BYTES or narrow)
+        is_narrow = name != "sum" and count >= _SOME * self.size and row_bytes >= _NARROW_BYTES
+        has_many = count >= _MANY * self.size
+        return self.is_sorted and (has_many or row_bytes >= _WIDE_BYTES or is_narrow)
 
     def reduce(self, name: str, x: Array) -> Array:
-        """The reduction of each segment."""
-        if self.known is not None and self.known.index is not None:
-            return _reduced(x, self.known.index.matrix, name)
-        return _segment(x, self.ids, self.size, self._by_sorted(name, x), name)
+        """Reduce each segment."""
+        if self.look is not None and self.look.index is not None:
+            return _reduced(x, self.look.index.matrix, name)
+        result: Array = _segment(x, self.ids, self.size, self._by_sorted(name, x), name)
+        return result
 
     def sum(self, x: Array) -> Array:
-        """The sum of each segment."""
+        """Sum each segment."""
         return self.reduce("sum", x)
 
     def counts(self, x: Array) -> Array:
-        """Number of elements of each segment, with the axes and the dtype of ``x``."""
-        if self.known is not None:
-            return row_wise(jnp.asarray(self.known.counts, x.dtype), x)
+        """Return the number of elements of each segment, with the axes and the dtype of ``x``."""
+        if self.look is not None:
+            return row_wise(jnp.asarray(self.look.counts, x.dtype), x)
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         counts = self.sum(jnp.ones(self.ids.shape, dtype))
         return row_wise(counts, x).astype(x.dtype)
 
     def gather(self, x: Array) -> Array:
-        """``x[ids]``, whatever JAX makes of ids out of range."""
-        known = self.known
-        if known is None or not known.in_range or x.dtype not in DTYPES:
+        """Return ``x[ids]``, with JAX's result for ids out of range."""
+        look = self.look
+        if look is None or not look.in_range or x.dtype not in DTYPES:
             return x[self.ids]
-        if known.index is not None:
-            return known.index.gather(x)
-        return _gather(x, self.ids, self.size, self._by_sorted("sum", x))
+        if look.index is not None:
+            return look.index.gather(x)
+        rows: Array = _gather(x, self.ids, self.size, self._by_sorted("sum", x))
+        return rows
 
 
 def _reduced(x: Array, matrix: SparseMatrix, reduce: str) -> Array:
-    return segment_reduce(x, None, matrix, reduce=reduce, heads=1)
+    result: Array = segment_reduce(x, None, matrix, reduce=reduce, heads=1)
+    return result
 
 
-# Compiled, also where called eagerly: a sort that nothing needs is dropped.
+# Jitted also for eager calls, since XLA then drops a sort that nothing needs.
 
 
 @functools.partial(jax.jit, static_argnames=("size", "is_sorted", "reduce"))
@@ -136,17 +143,19 @@ def _gather(x: Array, ids: Array, size: int, is_sorted: bool) -> Array:
 
 
 def segments_of(
-    data: Any,
-    ids: Any,
-    size: Any,
-    is_sorted: Any = False,
+    data: object = None,
+    segment_ids: object = None,
+    num_segments: object = None,
+    indices_are_sorted: object = False,
+    unique_indices: object = False,
     *,
-    dtypes: Any = DTYPES,
-    mode: Any = None,
+    dtypes: Collection[Any] = DTYPES,
+    mode: object = None,
 ) -> Segments | None:
-    """The segments, if this library takes them; None leaves all to the function replaced."""
-    arrays = (np.ndarray, jax.Array)
-    if not (isinstance(data, arrays) and isinstance(ids, arrays) and isinstance(is_sorted, bool)):
+    """Return the segments of a call of ``jax.ops``; None leaves the call to the original."""
+    del unique_indices  # no kernel gains by them
+    is_sorted, ids, size = indices_are_sorted, segment_ids, num_segments
+    if not (is_array(data) and is_array(ids) and isinstance(is_sorted, bool)):
         return None
     count = data.shape[0] if data.ndim else None
     if not isinstance(count, int) or ids.shape != (count,) or ids.dtype.kind not in "iu":
@@ -159,20 +168,24 @@ def segments_of(
         return None
     if not (0 <= size < MAX_SIZE and count < MAX_SIZE) or is_sharded(data, ids):
         return None
-    known = None
-    if not is_traced(ids) and _is_staged():
-        known = _look(ids, int(size))
-    is_sorted = is_sorted if known is None else known.is_sorted
-    return Segments(as_signed(jnp.asarray(ids)), int(size), is_sorted, known)
+    # A program is traced once and run often, so that a look pays; an eager call is not.
+    look = _look(ids, int(size)) if not is_traced(ids) and is_traced(jnp.zeros(())) else None
+    is_sorted = is_sorted if look is None else look.is_sorted
+    return Segments(as_signed(jnp.asarray(ids)), int(size), is_sorted, look)
 
 
-def _drops(mode: Any) -> bool:
-    """Whether what is out of range is dropped, or said not to be there."""
+def is_array(value: object) -> TypeGuard[Array]:
+    """Return whether a value is an array of numpy or of JAX."""
+    return isinstance(value, np.ndarray | jax.Array)
+
+
+def _drops(mode: object) -> bool:
+    """Return whether a scatter's mode drops ids out of range, or promises that there are none."""
     return mode in _DROPS if mode is None or isinstance(mode, str) else mode in _DROPPING
 
 
-def is_sharded(*arrays: Any) -> bool:
-    """Whether it is for the compiler to spread the work over devices."""
+def is_sharded(*arrays: object) -> bool:
+    """Return whether XLA partitions the work over several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     if any(str(kind) != "Manual" for kind in mesh.axis_types) and mesh.size > 1:
         return True
@@ -185,77 +198,54 @@ def is_sharded(*arrays: Any) -> bool:
     return False
 
 
-def _is_staged() -> bool:
-    """Whether this is traced for a program, and so but once."""
-    return is_traced(jnp.zeros(()))
+_looks: dict[int, tuple[weakref.ref[Any], dict[int, Look]]] = {}
+"""Looks by number of segments, for each live JAX array of ids by its ``id``."""
 
 
-_seen: dict[int, tuple[Any, dict[int, Known]]] = {}
-"""What is known of an array of JAX, by its id while it lives, and by the number of segments."""
-
-
-def _look(ids: Any, size: int) -> Known:
-    if not isinstance(ids, jax.Array):  # of numpy: may change
-        return _known(ids, size)
+def _look(ids: np.ndarray | Array, size: int) -> Look:
+    if not isinstance(ids, jax.Array):  # numpy arrays are mutable
+        return _new_look(ids, size)
     key = id(ids)
-    if key not in _seen:
-        _seen[key] = weakref.ref(ids, lambda _: _seen.pop(key, None)), {}
-    found = _seen[key][1]
-    if size not in found:
-        found[size] = _known(np.asarray(ids), size)
-    return found[size]
+    if key not in _looks:
+        _looks[key] = weakref.ref(ids, lambda _: _looks.pop(key, None)), {}
+    looks = _looks[key][1]
+    if size not in looks:
+        looks[size] = _new_look(np.asarray(ids), size)
+    return looks[size]
 
 
-def _known(ids: np.ndarray, size: int) -> Known:
+def _new_look(ids: np.ndarray, size: int) -> Look:
     with jax.ensure_compile_time_eval():
-        ids = np.asarray(jnp.asarray(ids))  # as narrow as JAX has it
-        inside = (ids >= 0) & (ids < size)
-        counts = np.bincount(ids[inside], minlength=size)
-        sorts = jax.default_backend() != "cpu"
-        index = SegmentIndex.from_ids(ids, size) if sorts else None
-        return Known(not (ids[1:] < ids[:-1]).any(), bool(inside.all()), counts, index)
-
-
-def by_name(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Arguments by name; None if there are others, or any twice: the original complains."""
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if len(given) != len(args) + len(kwargs) or not given.keys() <= set(names):
-        return None
-    return given
+        ids = np.asarray(jnp.asarray(ids))  # narrowed as JAX narrows them
+        is_valid = (ids >= 0) & (ids < size)
+        counts = np.bincount(ids[is_valid], minlength=size)
+        index = SegmentIndex.from_ids(ids, size) if jax.default_backend() != "cpu" else None
+        return Look(not (ids[1:] < ids[:-1]).any(), bool(is_valid.all()), counts, index)
 
 
 def replacing(
     original: Callable[..., Any], names: tuple[str, ...], ours: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """``ours`` in the place of a function; where it gives None, and for others' arguments, that."""
+    """Make a replacement that calls ``ours``, and the original where ``ours`` returns None.
+
+    Unknown and repeated arguments go to the original, which raises the error.
+    """
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        given = by_name(names, args, kwargs)
-        result = None if given is None else ours(**given)
+        by_name = {**dict(zip(names, args, strict=False)), **kwargs}
+        is_valid = len(by_name) == len(args) + len(kwargs) and by_name.keys() <= set(names)
+        result = ours(**by_name) if is_valid else None
         return original(*args, **kwargs) if result is None else result
 
     return replacement
 
 
 def reduction(name: str) -> Callable[..., Array | None]:
-    """A reduction with the arguments of ``jax.ops``, which gives None where it is not for us."""
+    """Make a reduction with the arguments of ``jax.ops``; it returns None if it does not pay."""
 
-    def reduce(
-        data: Any = None,
-        segment_ids: Any = None,
-        num_segments: Any = None,
-        indices_are_sorted: Any = False,
-        unique_indices: Any = False,
-        bucket_size: Any = None,
-        mode: Any = None,
-    ) -> Array | None:
-        del unique_indices
-        if bucket_size is not None:
-            return None
-        segments = segments_of(data, segment_ids, num_segments, indices_are_sorted, mode=mode)
+    def reduce(data: object = None, bucket_size: object = None, **arguments: Any) -> Array | None:
+        segments = None if bucket_size is not None else segments_of(data, **arguments)
         if segments is None or not segments.pays(name, data):
             return None
         return segments.reduce(name, jnp.asarray(data))

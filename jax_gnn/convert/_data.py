@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jax_gnn._core.arrays import summarize_fields
-from jax_gnn.graph import Graph, given_first
+from jax_gnn.graph import Graph, input_order
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import EdgeType, RelationalGraph
@@ -207,7 +207,7 @@ def edges_of(graph: Graph) -> Edges:
     size = int(np.asarray(graph.indptr[-1]))
     # Padding comes last, and is cut off.
     src, dst, ids = (np.asarray(a)[:size] for a in (graph.cols, graph.rows, graph.edge_ids))
-    order = given_first(ids)
+    order = input_order(ids)
     src, dst, ids = (array[order].astype(np.int64) for array in (src, dst, ids))
     return Edges(src, dst, ids, order, graph.num_input_edges)
 

@@ -1,4 +1,4 @@
-"""What a model's output depends on: attribution to features and edges, fidelity, pictures."""
+"""Explanations of a model's output: attribution to features and edges, fidelity, pictures."""
 
 from jax_gnn.insight._attribute import Attribution, attribute
 from jax_gnn.insight._fidelity import Fidelity, fidelity

@@ -1,4 +1,8 @@
-"""A model called on parts of its inputs, and the number of its output that is looked at."""
+"""Calls of a model on parts of its inputs, and the explained value of its output.
+
+The *explained value* is the number whose dependence on features and edges is attributed: an entry
+of the output, a sum of entries, or a function of the output.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import is_traced
 from jax_gnn.batches import Batch
+from jax_gnn.hetero import HeteroGraph
 from jax_gnn.insight._gates import Edged, edges_of, gated, values_at, without_edges
 
 Target = int | Callable[[Any], Any] | None
+Container = Edged | Batch[Any] | HeteroGraph
 
 
 @jax.tree_util.register_static
 class Function:
-    """A function that is no pytree: what is compiled of it is not used for another one.
+    """Function that is no pytree, as a static argument of compiled functions.
 
-    A new one each time, as what the function reads from outside of its arguments may change.
+    Each attribution makes a new one, so that it compiles anew: variables that the function reads
+    from outside of its arguments may have changed.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -36,23 +44,23 @@ class Function:
 
 @jax.tree_util.register_static
 class Option(NamedTuple):
-    """An argument that is no array, such as ``deterministic=True``."""
+    """Argument that is no array, such as ``deterministic=True``."""
 
-    value: Any
+    value: bool | int | float | str
 
 
 class Call(NamedTuple):
-    """A model, what it is called with, and what is looked at.
+    """Model with its arguments, and the explained value.
 
     Attributes:
         model: a pytree that is callable.
-        graph: the graph; of a batch, that of all.
+        graph: the graph; for a batch, the graph that joins all graphs.
         batch: the batch, which the model takes in place of its graph; or None.
         x: ``(num_nodes, *features)``.
-        named: arguments by name; those whose names begin with ``edge_`` have a row for each edge.
-        rows: ``(count,)`` the rows of the output.
-        columns: ``(count,)`` which number of each; of functions of the output, ``None``.
-        select: a function of the output, or None.
+        named: arguments by name; arguments named ``edge_…`` have a row for each edge.
+        rows: ``(count,)``, the explained rows of the output.
+        columns: ``(count,)``, the explained entry of each row; None with ``select``.
+        select: a function from the output to the explained value, or None.
     """
 
     model: Any
@@ -67,12 +75,12 @@ class Call(NamedTuple):
     def output(
         self, x: Array | None = None, *, gate: Array | None = None, keep: Array | None = None
     ) -> Array:
-        """What the model makes of other features, of gated messages, or of some edges.
+        """Call the model, optionally on other features, with gated messages, or on some edges.
 
         Args:
-            x: the features; None for those given.
+            x: the features; None for those of the call.
             gate: ``(num_edges,)`` factors of messages.
-            keep: ``(num_edges,)`` booleans, which edges are there.
+            keep: ``(num_edges,)`` booleans, False for edges to remove.
         """
         graph, named = self.graph, self.named
         if gate is not None:
@@ -87,44 +95,37 @@ class Call(NamedTuple):
             name: value.value if isinstance(value, Option) else value
             for name, value in named.items()
         }
-        given = graph if self.batch is None else replace(self.batch, graph=graph)
-        return self.model(given, self.x if x is None else x, **named)
+        argument = graph if self.batch is None else replace(self.batch, graph=graph)
+        result: Array = self.model(argument, self.x if x is None else x, **named)
+        return result
 
-    def calls(self, graph: Any) -> Any:
-        """What the model makes of another kind of graph in place of its own."""
-        return self._replace(graph=graph).output()
+    def logits(self, output: Array) -> Array:
+        """Return the explained rows of an output, ``(count, columns)``."""
+        output = jnp.asarray(output)
+        return output.reshape(*output.shape[:1], -1)[self.rows]
 
-    def chosen(self, output: Array) -> Array:
-        """The number that is looked at: the sum of those chosen."""
+    def value(
+        self, x: Array | None = None, *, gate: Array | None = None, keep: Array | None = None
+    ) -> Array:
+        """Return the explained value; arguments are those of :meth:`output`."""
+        output = self.output(x, gate=gate, keep=keep)
         if self.select is not None:
             return jnp.sum(self.select(output))
         return self.logits(output)[jnp.arange(len(self.rows)), self.columns].sum()
 
-    def logits(self, output: Array) -> Array:
-        """The rows that are looked at, ``(count, columns)``."""
-        output = jnp.asarray(output)
-        return output.reshape(*output.shape[:1], -1)[self.rows]
 
-    def value(self, x: Array | None = None, **options: Any) -> Array:
-        """The number that is looked at, of what :meth:`output` gives."""
-        return self.chosen(self.output(x, **options))
-
-
-@jax.jit
-def output_of(call: Call) -> Array:
-    """What the model gives."""
-    return call.output()
+_output = jax.jit(Call.output)
 
 
 @jax.jit
 def outputs_of(call: Call, keep: Array) -> tuple[Array, Array]:
-    """What the model gives of all edges, and of some."""
+    """Return the outputs of a model on all edges, and on some."""
     return call.output(), call.output(keep=keep)
 
 
 @contextlib.contextmanager
-def switched_off() -> Iterator[None]:
-    """Says what is wrong where a model changes its own state inside of a derivative."""
+def fixed_state() -> Iterator[None]:
+    """Explain the error of a model that changes its own state inside of a derivative."""
     try:
         yield
     except Exception as error:
@@ -141,12 +142,17 @@ def _is_of_edges(name: str, value: Any) -> bool:
 
 
 def prepared(
-    model: Any, graph: Any, x: Any, index: Any, target: Target, named: dict[str, Any]
+    model: Callable[..., Any],
+    graph: Container,
+    x: ArrayLike,
+    index: ArrayLike | None,
+    target: Target,
+    named: dict[str, Any],
 ) -> tuple[Call, np.ndarray | None]:
-    """Checks arguments, and decides which numbers of the output are looked at.
+    """Check arguments, and choose the explained entries of the output.
 
     Returns:
-        The call, and the columns that were chosen, one for each row; None of a function.
+        The call, and the explained column of each row; None if ``target`` is a function.
     """
     arguments.check_callable("model", model)
     if is_traced(*jax.tree.leaves((graph, x, named))):
@@ -175,7 +181,7 @@ def prepared(
         for name, value in named.items()
     }
     call = Call(model, graph, batch, x, named, jnp.zeros(0, int), None, select)
-    output = output_of(call)
+    output = _output(call)
     if not hasattr(output, "shape"):
         if select is None:
             raise TypeError(

@@ -1,28 +1,31 @@
-"""How well the edges that count most explain a prediction."""
+"""Fidelity: the agreement of predictions with and without the edges of an explanation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn.insight._attribute import Attribution
-from jax_gnn.insight._call import outputs_of, prepared
-from jax_gnn.insight._gates import Edged, edges_of
+from jax_gnn.insight._call import Container, outputs_of, prepared
+from jax_gnn.insight._gates import check_edged, edges_of
 
 
 class Fidelity(NamedTuple):
-    """What becomes of predictions without the explanation, and with it alone.
+    """Change of predictions without an explanation, and with it alone.
 
     Attributes:
-        plus: the share of rows whose predicted class is another one without the edges that count
-            most; large, if they are necessary.
-        minus: the share whose class is another one with these edges alone; small, if they suffice.
-        unfaithfulness: ``1 - exp(-KL(p, q))``, as a mean, of the probabilities p with all edges and
-            q with these alone (Agarwal et al. 2023).
+        plus: share of rows whose predicted class changes without the edges of the explanation;
+            large if they are necessary.
+        minus: share of rows whose predicted class changes with these edges alone; small if they
+            suffice.
+        unfaithfulness: mean of ``1 - exp(-KL(p, q))``, for the probabilities p with all edges and q
+            with these edges alone (Agarwal et al. 2023).
     """
 
     plus: float
@@ -31,28 +34,28 @@ class Fidelity(NamedTuple):
 
 
 def fidelity(
-    model: Any,
-    graph: Any,
-    x: Any,
-    attribution: Attribution | Any,
+    model: Callable[..., Any],
+    graph: Container,
+    x: ArrayLike,
+    attribution: Attribution | ArrayLike,
     *,
     num_edges: int,
-    index: Any = None,
+    index: ArrayLike | None = None,
     **named: Any,
 ) -> Fidelity:
-    """Compares predictions with those without the edges that count most, and with these alone.
+    """Compare predictions with those without the edges of an explanation, and with these alone.
 
-    Edges are removed: what a model makes of degrees changes, too. Fidelity of a model, as Amara et
-    al. call it (GraphFramEx, 2022), in the words of ``torch_geometric.explain``.
+    Edges are removed, so that degrees change, too. The measures are the model fidelity of Amara et
+    al. (GraphFramEx, 2022), with the names of ``torch_geometric.explain``.
 
     Args:
-        model: as :func:`attribute` takes it; gives logits, or logarithms of probabilities,
+        model: the model, see :func:`attribute`; returns logits, or logarithms of probabilities,
             ``(rows, classes)``.
         graph: the graph, or a batch of graphs.
         x: ``(num_nodes, *features)``.
-        attribution: of this graph, or ``(num_edges,)`` numbers, in the graph's order.
-        num_edges: how many edges are the explanation, those of the largest numbers.
-        index: the rows of the output; None for all.
+        attribution: an attribution of this graph, or ``(num_edges,)`` scores in the graph's order.
+        num_edges: number of edges of the explanation: those with the largest scores.
+        index: rows of the output; None for all.
         **named: further arguments of the model, see :func:`attribute`.
 
     Raises:
@@ -66,11 +69,7 @@ def fidelity(
         (1.0, 0.0)
     """
     call, _ = prepared(model, graph, x, index, None, named)
-    if not isinstance(call.graph, Edged):
-        raise TypeError(
-            "graph must be a jax_gnn.Graph, RelationalGraph or Hypergraph, got "
-            f"{type(call.graph).__name__}"
-        )
+    check_edged("graph must be", call.graph)
     graph = edges_of(call.graph)
     scores = attribution.edges if isinstance(attribution, Attribution) else attribution
     if scores is None:
@@ -82,17 +81,19 @@ def fidelity(
         )
     count = int(graph.indptr[-1])
     top = np.argsort(-scores[:count], kind="stable")[: arguments.check_size("num_edges", num_edges)]
-    chosen = np.zeros(graph.num_edges, bool)
-    chosen[top] = True
-    given, alone = map(call.logits, outputs_of(call, jnp.asarray(chosen)))
-    rest = call.logits(outputs_of(call, jnp.asarray(~chosen))[1])
-    if given.shape[1] < 2:
-        raise ValueError(f"the model must give (rows, classes), got {given.shape[1]} columns")
-    before, without, only = (np.asarray(each.argmax(1)) for each in (given, rest, alone))
-    p, q = jax.nn.log_softmax(given), jax.nn.log_softmax(alone)
+    is_top = np.zeros(graph.num_edges, bool)
+    is_top[top] = True
+    with_all, with_top = map(call.logits, outputs_of(call, jnp.asarray(is_top)))
+    without_top = call.logits(outputs_of(call, jnp.asarray(~is_top))[1])
+    if with_all.shape[1] < 2:
+        raise ValueError(f"the model must give (rows, classes), got {with_all.shape[1]} columns")
+    p, q = jax.nn.log_softmax(with_all), jax.nn.log_softmax(with_top)
     divergence = jnp.sum(jnp.exp(p) * (p - q), 1)
+    classes, top_classes, other_classes = (
+        np.asarray(logits.argmax(1)) for logits in (with_all, with_top, without_top)
+    )
     return Fidelity(
-        float(np.mean(before != without)),
-        float(np.mean(before != only)),
-        float(np.mean(1 - np.exp(-np.asarray(divergence)))),
+        plus=float(np.mean(classes != other_classes)),
+        minus=float(np.mean(classes != top_classes)),
+        unfaithfulness=float(np.mean(1 - np.exp(-np.asarray(divergence)))),
     )

@@ -1,40 +1,42 @@
-"""Containers whose messages have factors, that tell what attention is, or that lack some edges."""
+"""Containers with gates, which are factors of messages, and containers without some edges."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import PARTS, RelationalGraph
 
 
 class Log:
-    """What attention notes, layer by layer; equal to itself alone."""
+    """Record of attention weights, layer by layer; a static field, equal only to itself."""
 
     def __init__(self) -> None:
-        self.layers: list[Any] = []
+        self.layers: list[Array] = []
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class GatedGraph(Graph):
-    """A graph whose messages are multiplied by a number of their edge, in every op.
+    """Graph in which every op multiplies each message by a factor of its edge.
 
-    Ops with messages take these factors as weights, attention after its softmax. An op that does
-    not know them asks for the graph's matrix, and is refused.
+    Ops with messages take these gates as weights, attention after its softmax. An op that does not
+    support gates asks for the graph's matrix, which raises an error.
 
     Attributes:
         gate: ``(num_edges,)``, in the graph's order.
-        log: what attention tells its weights, or None.
+        log: record of attention weights, or None.
     """
 
     gate: Array | None = None
@@ -42,32 +44,34 @@ class GatedGraph(Graph):
 
     @classmethod
     def of(cls, graph: Graph, gate: Array, log: Log | None = None) -> GatedGraph:
-        """A graph with gates."""
+        """Add gates to a graph."""
         return cls(**_parts(graph), gate=gate, log=log)
 
     def check(self, name: str = "graph") -> GatedGraph:
-        """See :meth:`Graph.check`."""
+        """Check dtypes and shapes of the graph: see :meth:`Graph.check`."""
         return replace(self, **_parts(self._plain.check(name)))
 
     def transpose(self) -> GatedGraph:
-        """See :meth:`Graph.transpose`."""
+        """Reverse all edges, and move their gates along: see :meth:`Graph.transpose`."""
         valid = in_range(self.t_order, self.num_edges)
         gate = jnp.where(valid, jnp.asarray(self.gate)[jnp.where(valid, self.t_order, 0)], 0)
         return GatedGraph.of(self._plain.transpose(), gate, self.log)
 
     def matrix(self, *, weighted: bool = False, slots: bool = False) -> SparseMatrix:
-        """Refused, as whoever asks would leave out the factors."""
+        """Raise an error, since an op that uses the matrix would leave out the gates."""
         raise TypeError(
             "an op of the model takes no factors of messages: use method='occlusion', or "
             "edges=False for attributions of features alone"
         )
 
     def ends(self) -> tuple[SparseMatrix, SparseMatrix]:
-        """Refused, likewise."""
+        """Raise an error, as :meth:`matrix` does."""
         self.matrix()
         return super().ends()
 
-    def _gated(self, weight: Any, dtype: Any, heads: int = 1) -> tuple[Graph, Any]:
+    def _gated(
+        self, weight: Array | None, dtype: DTypeLike, heads: int = 1
+    ) -> tuple[Graph, Array | None]:
         gate = jnp.asarray(self.gate)[:, None]
         if weight is None:
             factors = jnp.broadcast_to(gate.astype(dtype), (len(gate), heads))
@@ -82,31 +86,40 @@ class GatedGraph(Graph):
     def _same_edges(self, graph: Graph) -> Graph:
         return GatedGraph.of(graph, jnp.asarray(self.gate), self.log)
 
-    def _note(self, name: str, value: Any) -> None:
+    def _note(self, name: str, value: Callable[[], Array]) -> None:
         if self.log is None:
             return
         if name == "attention":
             self.log.layers.append(value())
-        else:  # what a node sees of itself, which leaves so much less for its edges
+        else:  # the weight of a self-loop, which the softmax takes from the node's edges
             rows = self.rows
             valid = in_range(rows, self.num_dst)[:, None]
-            rest = jnp.where(valid, 1 - value()[jnp.where(valid[:, 0], rows, 0)], 0)
-            self.log.layers[-1] = self.log.layers[-1] * rest
+            remainder = jnp.where(valid, 1 - value()[jnp.where(valid[:, 0], rows, 0)], 0)
+            self.log.layers[-1] = self.log.layers[-1] * remainder
 
 
 Edged = Graph | RelationalGraph | Hypergraph
-"""Containers whose edges, or incidences, are attributed to."""
+"""Containers to whose edges, or incidences, outputs are attributed."""
+
+
+def check_edged(prefix: str, graph: object) -> None:
+    """Raise a TypeError if attribution to edges does not support a container."""
+    if not isinstance(graph, Edged):
+        raise TypeError(
+            f"{prefix} a jax_gnn.Graph, RelationalGraph or Hypergraph, got {type(graph).__name__}"
+        )
 
 
 def edges_of(graph: Edged) -> Graph:
-    """The graph that has them: of nodes; of a hypergraph's nodes and hyperedges, those of tails."""
+    """Return the graph of a container's edges; for a hypergraph, of its (tail) incidences."""
     if isinstance(graph, Graph):
         return graph
     return graph.nodes if isinstance(graph, RelationalGraph) else graph.graph
 
 
-def with_edges(graph: Edged, edges: Graph) -> Edged:
-    """The container with another graph that has its edges."""
+def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
+    """Add gates to the edges of a container."""
+    edges = GatedGraph.of(edges_of(graph), gate, log)
     if isinstance(graph, Graph):
         return edges
     if isinstance(graph, RelationalGraph):
@@ -114,73 +127,79 @@ def with_edges(graph: Edged, edges: Graph) -> Edged:
     return replace(graph, graph=edges)
 
 
-def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
-    """The container with factors of messages."""
-    return with_edges(graph, GatedGraph.of(edges_of(graph), gate, log))
-
-
 def _parts(graph: Graph) -> dict[str, Any]:
     return {part.name: getattr(graph, part.name) for part in fields(Graph)}
 
 
-def kept_places(keep: Array) -> tuple[Array, Array]:
-    """Which of the kept edges stands at each place, -1 at the end; and where each edge goes."""
+def compaction(keep: Array) -> tuple[Array, Array]:
+    """Compact the edges to keep at the front, in their order.
+
+    Returns:
+        The old position of each new edge, -1 at the end, and the new position of each old edge, -1
+        for removed ones.
+    """
     count = keep.shape[0]
-    place = jnp.where(keep, jnp.cumsum(keep) - 1, count)
-    source = jnp.full(count, PADDING, jnp.int32).at[place].set(jnp.arange(count), mode="drop")
-    return source, jnp.where(keep, place, PADDING)
+    position = jnp.where(keep, jnp.cumsum(keep) - 1, count)
+    source = jnp.full(count, PADDING, jnp.int32).at[position].set(jnp.arange(count), mode="drop")
+    return source, jnp.where(keep, position, PADDING)
 
 
-def without_edges(graph: Edged, keep: Array) -> tuple[Any, Array]:
-    """The container of some edges, the rest padding; works inside ``jax.jit``.
+def without_edges(graph: Edged, keep: Array) -> tuple[Edged, Array]:
+    """Remove edges from a container, so that they become padding; works inside ``jax.jit``.
 
     Args:
         graph: the container.
         keep: ``(num_edges,)`` booleans, in the graph's order.
 
     Returns:
-        The graph, and which of the old edges is at each of its places, -1 at the end.
+        The container, and the old position of each of its edges, -1 at the end.
     """
     if isinstance(graph, RelationalGraph):
-        return _without_relations(graph, keep)
+        return _without_relational_edges(graph, keep)
     if isinstance(graph, Hypergraph):
-        made, source = without_edges(graph.graph, keep)
-        return replace(graph, graph=made), source
+        incidences, source = _without_graph_edges(graph.graph, keep)
+        return replace(graph, graph=incidences), source
+    return _without_graph_edges(graph, keep)
+
+
+def _without_graph_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
     keep = keep & (graph.rows >= 0)
-    source, place = kept_places(keep)
+    source, position = compaction(keep)
     t_keep = jnp.append(keep, False)[jnp.where(graph.t_order < 0, -1, graph.t_order)]
-    t_source, _ = kept_places(t_keep)
+    t_source, _ = compaction(t_keep)
 
-    def starts(indptr: Array, kept: Array) -> Array:
-        return jnp.append(0, jnp.cumsum(kept))[indptr].astype(indptr.dtype)
+    def row_starts(indptr: Array, keep: Array) -> Array:
+        return jnp.append(0, jnp.cumsum(keep))[indptr].astype(indptr.dtype)
 
-    def moved(ids: Array, by: Array) -> Array:
-        return take_ids(ids, by).astype(ids.dtype)
+    def take(ids: Array, positions: Array) -> Any:
+        return take_ids(ids, positions).astype(ids.dtype)
 
-    made = Graph(
-        indptr=starts(graph.indptr, keep),
-        rows=moved(graph.rows, source),
-        cols=moved(graph.cols, source),
-        t_indptr=starts(graph.t_indptr, t_keep),
-        t_rows=moved(graph.t_rows, t_source),
-        t_cols=moved(graph.t_cols, t_source),
-        t_order=moved(moved(place, graph.t_order).astype(graph.t_order.dtype), t_source),
-        edge_ids=moved(graph.edge_ids, source),
+    part = Graph(
+        indptr=row_starts(graph.indptr, keep),
+        rows=take(graph.rows, source),
+        cols=take(graph.cols, source),
+        t_indptr=row_starts(graph.t_indptr, t_keep),
+        t_rows=take(graph.t_rows, t_source),
+        t_cols=take(graph.t_cols, t_source),
+        t_order=take(take(position, graph.t_order).astype(graph.t_order.dtype), t_source),
+        edge_ids=take(graph.edge_ids, source),
         num_input_edges=graph.num_input_edges,
     )
-    return (made if graph.split is None else made.with_edge_split()), source
+    return (part if graph.split is None else part.with_edge_split()), source
 
 
-def _without_relations(graph: RelationalGraph, keep: Array) -> tuple[RelationalGraph, Array]:
-    """The same of edges with relations, whose order is that in which they are built."""
+def _without_relational_edges(graph: RelationalGraph, keep: Array) -> tuple[RelationalGraph, Array]:
+    """Remove edges from a relational graph by building it anew, which keeps their order."""
     nodes = graph.nodes
     keep = keep & (nodes.rows >= 0)
-    source, _ = kept_places(keep)
+    source, _ = compaction(keep)
     src, rel, dst = (
         jnp.where(keep, ids, PADDING) for ids in (nodes.cols, graph.edge_types, nodes.rows)
     )
-    made = RelationalGraph.from_triples(
-        *(src, rel, dst),
+    part = RelationalGraph.from_triples(
+        src,
+        rel,
+        dst,
         num_src=nodes.num_src,
         num_dst=nodes.num_dst,
         num_relations=graph.num_relations,
@@ -188,17 +207,22 @@ def _without_relations(graph: RelationalGraph, keep: Array) -> tuple[RelationalG
         validate=False,
     )
     edge_ids = take_ids(nodes.edge_ids, source).astype(nodes.edge_ids.dtype)
-    rest = replace(made.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges)
-    types = made.edge_types.astype(graph.edge_types.dtype)
-    there = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
-    parts: Any = [part for part, pairs in there.items() if pairs is not None]
-    gone: Any = dict.fromkeys(("pair_src", "out_of_pairs", "pair_dst", "into_pairs"))
-    bare = replace(graph, nodes=rest, edge_types=types, **gone)
-    return (bare.with_parts(*parts) if parts else bare), source
+    without_pairs = replace(
+        graph,
+        nodes=replace(part.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges),
+        edge_types=part.edge_types.astype(graph.edge_types.dtype),
+        pair_src=None,
+        out_of_pairs=None,
+        pair_dst=None,
+        into_pairs=None,
+    )
+    pairs = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}
+    parts = tuple(name for name in PARTS if pairs[name] is not None)
+    return (without_pairs.with_parts(*parts) if parts else without_pairs), source
 
 
 def values_at(values: Array, source: Array) -> Array:
-    """Values of edges, moved along; zeros at the end."""
+    """Take the values of edges at their old positions; zeros at the end."""
     values = jnp.asarray(values)
     if values.shape[0] == 0:
         return values

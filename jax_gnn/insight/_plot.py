@@ -1,21 +1,25 @@
-"""A picture of a node's neighbourhood."""
+"""Picture of a node's neighborhood."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
+from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn.graph import Graph
 from jax_gnn.insight._attribute import Attribution
 from jax_gnn.transforms import k_hop_subgraph
 
-MOST_NODES = 2000
+Axes: TypeAlias = Any  # of matplotlib, which is optional
 
-# Okabe and Ito's colours, which readers with colour-blindness can tell apart.
+MAX_NODES = 2000
+
+# Okabe and Ito's colors, which readers with color blindness can tell apart.
 PALETTE = ("#56B4E9", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#0072B2", "#F0E442", "#999999")
 
 
@@ -24,27 +28,27 @@ def plot_neighborhood(
     node: int,
     *,
     num_hops: int = 2,
-    edges: Attribution | Any = None,
-    labels: Any = None,
-    names: Any = None,
+    edges: Attribution | ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    names: Sequence[object] | None = None,
     top_edges: int | None = 40,
-    ax: Any = None,
-) -> Any:
-    """Draws what lies around a node, and which edges count. Needs matplotlib.
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the neighborhood of a node, and the scores of its edges. Needs matplotlib.
 
-    Nodes lie so that distances in the picture are like those in the graph; the node itself has a
-    ring. Edges into a node and back are one line. The wider and darker a line, the more it counts.
+    Distances in the picture are like those in the graph; the node itself has a ring. Edges between
+    two nodes are one line, the wider and darker the higher their score.
 
     Args:
         graph: the graph, not bipartite.
         node: the node.
-        num_hops: how far from it, along edges of either direction.
-        edges: an attribution to the edges of this graph, or ``(num_edges,)`` numbers in its order;
+        num_hops: maximum number of edges, of either direction, between the node and a drawn one.
+        edges: an attribution to the edges of this graph, or ``(num_edges,)`` scores in its order;
             magnitudes are drawn. None draws all edges alike.
-        labels: ``(num_nodes,)`` integers, which give nodes their colours, such as classes.
-        names: ``(num_nodes,)``, what to write at each node; None writes ids where they fit.
-        top_edges: of ``edges`` keep so many that count most, and leave out the nodes without; None
-            keeps all.
+        labels: ``(num_nodes,)`` integers that color the nodes, such as classes.
+        names: ``(num_nodes,)``, texts at the nodes; None writes ids if there are few nodes.
+        top_edges: number of lines with the highest scores to draw, without isolated nodes; None
+            draws all.
         ax: axes of matplotlib to draw on; None makes a figure.
 
     Returns:
@@ -67,36 +71,38 @@ def plot_neighborhood(
     part = k_hop_subgraph(graph, node, num_hops, direction="both")
     count = int(part.graph.indptr[-1])
     src, dst = (np.asarray(ids)[:count] for ids in (part.graph.cols, part.graph.rows))
-    score = None
+    scores = None
     if edges is not None:
-        given = edges.edges if isinstance(edges, Attribution) else edges
-        if given is None:
+        values = edges.edges if isinstance(edges, Attribution) else edges
+        if values is None:
             raise ValueError("edges must be an attribution to edges, got one without")
-        values = arguments.to_numpy("edges", given)
+        values = arguments.to_numpy("edges", values)
         if values.shape != (graph.num_edges,):
             raise ValueError(
                 f"edges must be (num_edges={graph.num_edges},), got shape {values.shape}"
             )
-        score = np.abs(values[part.edges].astype(float))
-    top_edges = None if score is None else top_edges
-    nodes, pairs, strength = _lines(part.nodes, src, dst, score, top_edges)
-    if len(nodes) > MOST_NODES:
+        scores = np.abs(values[part.edges].astype(float))
+    top_edges = None if scores is None else top_edges
+    nodes, pairs, line_scores = _lines(part.nodes, src, dst, scores, top_edges)
+    if len(nodes) > MAX_NODES:
         raise ValueError(
-            f"num_hops={num_hops} reaches {len(nodes)} nodes, more than the {MOST_NODES} that can "
+            f"num_hops={num_hops} reaches {len(nodes)} nodes, more than the {MAX_NODES} that can "
             "be seen: take fewer, or top_edges"
         )
-    place = _layout(len(nodes), pairs)
+    positions = _layout(len(nodes), pairs)
     size = float(np.clip(420 / np.sqrt(max(len(nodes), 1)), 14, 170))
     if ax is None:
         # A bare Figure draws through Agg and leaves pyplot's global state alone.
         ax = Figure(figsize=(6, 5), dpi=150, layout="constrained").subplots()
-    segments = place[pairs]
-    shade = np.zeros(len(pairs)) if strength is None else strength / max(strength.max(), 1e-30)
-    order = np.argsort(shade, kind="stable")
-    grey, strong = np.array([0.82, 0.84, 0.87]), np.array([0.25, 0.25, 0.32])
-    colors = grey + shade[order, None] * (strong - grey)
+    shade = np.zeros(len(pairs))
+    if line_scores is not None:
+        shade = line_scores / max(line_scores.max(), 1e-30)
+    order = np.argsort(shade, kind="stable")  # the darkest lines are drawn last, on top
+    light, dark = np.array([0.82, 0.84, 0.87]), np.array([0.25, 0.25, 0.32])
+    colors = light + shade[order, None] * (dark - light)
     widths = 0.8 + 2.2 * shade[order]
-    ax.add_collection(LineCollection(segments[order], colors=colors, linewidths=widths, zorder=1))
+    segments = positions[pairs][order]
+    ax.add_collection(LineCollection(segments, colors=colors, linewidths=widths, zorder=1))
     fill = ["#AAB2BD"] * len(nodes)
     if labels is not None:
         classes = arguments.check_ids("labels", labels)
@@ -104,16 +110,20 @@ def plot_neighborhood(
             raise ValueError(
                 f"labels must be (num_nodes={graph.num_nodes},), got shape {classes.shape}"
             )
-        fill = [PALETTE[each % len(PALETTE)] for each in classes[nodes]]
-    ax.scatter(*place.T, s=size, c=fill, edgecolors="white", linewidths=0.8, zorder=2)
-    ax.scatter(*place[:1].T, s=2.4 * size, facecolors="none", edgecolors="black", linewidths=1.8)
-    if names is None and len(nodes) <= 60:
-        texts: list[str] = [str(each) for each in nodes]
-    else:
-        texts = [] if names is None else [str(names[each]) for each in nodes]
-    for i, (text, (x, y)) in enumerate(zip(texts, place, strict=False)):
+        fill = [PALETTE[label % len(PALETTE)] for label in classes[nodes]]
+    x, y = positions.T
+    ax.scatter(x, y, s=size, c=fill, edgecolors="white", linewidths=0.8, zorder=2)
+    ring: dict[str, Any] = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.8}
+    ax.scatter(x[:1], y[:1], s=2.4 * size, **ring)
+    texts: list[str] = []
+    if names is not None:
+        texts = [str(names[i]) for i in nodes]
+    elif len(nodes) <= 60:
+        texts = [str(i) for i in nodes]
+    for i, (text, position) in enumerate(zip(texts, positions, strict=False)):
         ax.annotate(
-            *(text, (x, y)),
+            text,
+            position,
             xytext=(0, (0.5 if i else 0.8) * np.sqrt(size) + 2),  # above the ring
             textcoords="offset points",
             ha="center",
@@ -123,9 +133,9 @@ def plot_neighborhood(
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )
     if labels is not None:
-        for each in np.unique(classes[nodes]):
-            color = PALETTE[each % len(PALETTE)]
-            ax.scatter([], [], s=30, color=color, label=f"class {each}")
+        for label in np.unique(classes[nodes]):
+            color = PALETTE[label % len(PALETTE)]
+            ax.scatter([], [], s=30, color=color, label=f"class {label}")
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
     ax.set_title(f"node {node}, {len(nodes)} nodes", fontsize=9)
     ax.margins(0.08)
@@ -138,58 +148,58 @@ def _lines(
     nodes: np.ndarray,
     src: np.ndarray,
     dst: np.ndarray,
-    score: np.ndarray | None,
-    most: int | None,
+    scores: np.ndarray | None,
+    max_lines: int | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Nodes that are shown, the first one first; lines ``(lines, 2)`` between; what each counts."""
-    apart = src != dst
-    pairs = np.sort(np.stack([src[apart], dst[apart]], 1), 1)
-    lines, which = np.unique(pairs, axis=0, return_inverse=True)
-    strength = None
-    if score is not None:
-        strength = np.zeros(len(lines))
-        np.maximum.at(strength, which.ravel(), score[apart])
-    if most is None:
-        return nodes, lines, strength
-    kept = np.arange(len(lines))
-    if strength is not None:
-        kept = np.argsort(-strength, kind="stable")
-    kept = kept[: arguments.check_size("top_edges", most)]
-    lines = lines[kept]
-    shown = np.union1d([0], lines)
-    place = np.zeros(len(nodes), int)
-    place[shown] = np.arange(len(shown))
-    return nodes[shown], place[lines], None if strength is None else strength[kept]
+    """Return drawn nodes, the root first, lines ``(lines, 2)`` between them, and line scores."""
+    is_line = src != dst
+    pairs = np.sort(np.stack([src[is_line], dst[is_line]], 1), 1)
+    lines, line_of_edge = np.unique(pairs, axis=0, return_inverse=True)
+    if scores is None:
+        return nodes, lines, None
+    line_scores = np.zeros(len(lines))
+    np.maximum.at(line_scores, line_of_edge.ravel(), scores[is_line])
+    if max_lines is None:
+        return nodes, lines, line_scores
+    top = np.argsort(-line_scores, kind="stable")
+    top = top[: arguments.check_size("top_edges", max_lines)]
+    lines = lines[top]
+    drawn = np.union1d([0], lines)
+    new_ids = np.zeros(len(nodes), int)
+    new_ids[drawn] = np.arange(len(drawn))
+    return nodes[drawn], new_ids[lines], line_scores[top]
 
 
 def _layout(count: int, pairs: np.ndarray) -> np.ndarray:
-    """Places whose distances are like those in the graph: its stress is majorized.
+    """Place nodes so that their distances are like those in the graph, by stress majorization.
 
     Gansner, Koren and North, "Graph drawing by stress majorization", 2004. The first node is at the
-    origin, and the same picture is made each time.
+    origin, and the layout of a graph is always the same.
     """
     if count == 1:
         return np.zeros((1, 2))
-    ones = np.ones(len(pairs))
-    matrix = scipy.sparse.coo_array((ones, (pairs[:, 0], pairs[:, 1])), shape=(count, count))
-    far = scipy.sparse.csgraph.shortest_path(
+    entries = np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])
+    matrix = scipy.sparse.coo_array(entries, shape=(count, count))
+    distances = scipy.sparse.csgraph.shortest_path(
         scipy.sparse.csr_array(matrix), directed=False, unweighted=True
     )
-    inside = np.isfinite(far)
-    far[~inside] = (far[inside].max(initial=1) + 1) * 1.2
-    weight = 1 / np.square(np.where(far > 0, far, 1))
+    # Components stay apart by a little more than the longest path.
+    is_finite = np.isfinite(distances)
+    distances[~is_finite] = (distances[is_finite].max(initial=1) + 1) * 1.2
+    weight = 1 / np.square(np.where(distances > 0, distances, 1))
     np.fill_diagonal(weight, 0)
-    # It begins with the plane in which squared distances vary most.
-    squares = np.square(far)
-    centred = squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()
-    values, vectors = np.linalg.eigh(-centred / 2)
-    place = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
-    place += 0.05 * np.random.default_rng(0).standard_normal(place.shape)  # nodes that coincide
-    laplacian = np.diag(weight.sum(1)) - weight
-    inverse = np.linalg.pinv(laplacian, hermitian=True)
+    # Start: classical scaling, the plane in which squared distances vary most, with noise to
+    # separate nodes that coincide there.
+    squares = np.square(distances)
+    centered = squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()
+    values, vectors = np.linalg.eigh(-centered / 2)
+    positions = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0))
+    positions += 0.05 * np.random.default_rng(0).standard_normal(positions.shape)
+    # Each step minimises a quadratic majorant of the stress, which has the same Laplacian.
+    inverse = np.linalg.pinv(np.diag(weight.sum(1)) - weight, hermitian=True)
     for _ in range(100 if count <= 300 else 20):
-        gap = place[:, None] - place
-        length = np.sqrt(np.square(gap).sum(2))
-        ratio = np.divide(weight * far, length, out=np.zeros_like(far), where=length > 1e-9)
-        place = inverse @ (ratio.sum(1)[:, None] * place - ratio @ place)
-    return place - place[0]
+        lengths = np.sqrt(np.square(positions[:, None] - positions).sum(2))
+        ratio = np.zeros_like(distances)
+        np.divide(weight * distances, lengths, out=ratio, where=lengths > 1e-9)
+        positions = inverse @ (ratio.sum(1)[:, None] * positions - ratio @ positions)
+    return np.asarray(positions - positions[0])

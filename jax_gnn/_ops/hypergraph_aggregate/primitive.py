@@ -33,7 +33,7 @@ from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
-from jax_gnn._core.pieces import half, local_blocks, unread
+from jax_gnn._core.pieces import half_factors, local_blocks, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
@@ -319,7 +319,7 @@ def _sharding(operands: Aggregation, results: object, **attributes: object) -> S
         sizes |= {name: csr.count // blocks}
         sizes |= {slots: csr.slots.places.shape[0] // blocks} if csr.slots is not None else {}
         entries = f"(b {name})" if blocks > 1 else UNSPLIT
-        halves.append(SparseMatrix(half(csr, entries, slots), unread(matrix.by_col)))
+        halves.append(SparseMatrix(half_factors(csr, entries, slots), unread(matrix.by_col)))
 
     def scale(x: Array | None, axis: str) -> str | None:
         return None if x is None else UNSPLIT if x.shape[0] == 1 else axis

@@ -37,7 +37,7 @@ from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import half, unread
+from jax_gnn._core.pieces import half_factors, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding, replicate, reshape
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
@@ -598,7 +598,7 @@ def _gather_factors(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | No
     if rows == UNSPLIT:
         result: SparseMatrix | None = jax.tree.map(lambda _: UNSPLIT, matrix)
         return result
-    return SparseMatrix(half(matrix.by_row, rows), unread(matrix.by_col))
+    return SparseMatrix(half_factors(matrix.by_row, rows), unread(matrix.by_col))
 
 
 def _matmul_sharding(
