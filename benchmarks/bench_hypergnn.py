@@ -221,7 +221,7 @@ def jax_gnn_candidates(graph: Incidence, case: Case, problem: Problem) -> Iterat
     convolutions = [f"conv{number}" for number in range(1, CONVOLUTIONS + 1)]
     places = ["input", *convolutions, "output"] if model == "unigcnii" else convolutions
     norms = {"hgnn": jax_gnn.hypergraph_norm, "unigcnii": flax_layers.unigcn_norm}
-    given = {"norm": norms[model](hypergraph)} if model in norms else {}
+    given = {"hypergraph_norm": norms[model](hypergraph)} if model in norms else {}
 
     def logits(tree: Layers, x: Any, hypergraph: Any, given: Any) -> Any:
         values = dict(nnx.to_flat_state(state))

@@ -367,7 +367,7 @@ class TwoLayerStack(Stack):
     num_layers: int = 2
 
 
-EDGE_ARGUMENTS, NODE_ARGUMENTS = ("edge_weight", "edge_attr"), ("node_scale", "node_types")
+EDGE_ARGUMENTS, NODE_ARGUMENTS = ("edge_weight", "edge_features"), ("node_scale", "node_types")
 
 
 def block_argument(name: str, values: Any, blocks: Blocks, number: int) -> Any:

@@ -3,7 +3,7 @@
 A layer lists its options as annotated class attributes, as a dataclass does::
 
     class GCNConv(Convolution):
-        normalize: bool = True
+        add_self_loops: bool = True
 
 The constructor, its signature and documentation, checkpoints and type checkers read these fields.
 A class inherits the fields of its bases, and may declare one again with another default.

@@ -91,13 +91,13 @@ class _DeepSet(nnx.Module):
         self.encoder = _MLP([in_features, *widths], factory, normalize=True, dropout_rate=rate)
         self.decoder = _MLP([width, *widths], factory, normalize=True, dropout_rate=rate)
         self.dropout = nnx.Dropout(rate, rngs=factory.rngs)
-        self.aggregation = options.aggregation
+        self.reduce = options.reduce
 
     def __call__(self, hypergraph: Hypergraph, x: Array, to: Side, dropout: DropoutCall) -> Array:
         # Only the sum over senders needs the hypergraph; both MLPs work on rows.
         reduce = hyperedge_to_node if to == "node" else node_to_hyperedge
         y = self.dropout(jax.nn.relu(self.encoder(x, dropout)), **dropout)
-        y = reduce(hypergraph, y, reduce=self.aggregation)
+        y = reduce(hypergraph, y, reduce=self.reduce)
         return jax.nn.relu(self.decoder(y, dropout))
 
 
@@ -220,10 +220,10 @@ class AllDeepSetsOptions(AllSetOptions):
     """Options of `AllDeepSetsConv`, and of `AllDeepSets` for its convolutions.
 
     Attributes:
-        aggregation: Reduction of a multiset, "sum" or "mean".
+        reduce: Reduction of a multiset, "sum" or "mean".
     """
 
-    aggregation: SetAggregation = "sum"
+    reduce: SetAggregation = "sum"
 
 
 class AllDeepSetsConv(AllDeepSetsOptions, _AllSetConv):
@@ -243,7 +243,7 @@ class AllDeepSetsConv(AllDeepSetsOptions, _AllSetConv):
     """
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("aggregation", self.aggregation, get_args(SetAggregation))
+        check_choice("reduce", self.reduce, get_args(SetAggregation))
         super()._make_parameters(factory)
         self.to_hyperedges = _DeepSet(self.in_features, self, factory)
         self.to_nodes = _DeepSet(self.out_features, self, factory)

@@ -51,15 +51,15 @@ class CompGCNOptions(LinearOptions):
             ``inverse=True`` of `RelationalGraph.from_triples` numbers them.
         composition: φ: "sub", ``x - z``; "mult", ``x z`` by features; or "corr",
             ``Σ_i x_i z_(k + i)``.
-        norm: a_e: "symmetric", the inverse root of the number of edges of e's direction into its
-            destination times the number out of its source; "mean", the inverse of the former;
-            "sum", 1.
+        normalization: a_e: "symmetric", the inverse root of the number of edges of e's direction
+            into its destination times the number out of its source; "mean", the inverse of the
+            former; "sum", 1.
         kernel_init: Initializer of each weight and of ``z_own``, Glorot's by default.
     """
 
     num_relations: int
     composition: Composition = "mult"
-    norm: CompGCNNorm = "symmetric"
+    normalization: CompGCNNorm = "symmetric"
     kernel_init: InitVar[nnx.Initializer] = glorot_init
 
 
@@ -109,7 +109,7 @@ class CompGCNConv(CompGCNOptions):
                 f"{self.num_relations}"
             )
         check_choice("composition", self.composition, get_args(Composition))
-        check_choice("norm", self.norm, get_args(CompGCNNorm))
+        check_choice("normalization", self.normalization, get_args(CompGCNNorm))
         check_flag("use_bias", self.use_bias)
         self.kernel = factory.kernel(3, self.in_features, self.out_features)
         self.relation_kernel = factory.kernel(self.in_features, self.out_features)
@@ -189,7 +189,7 @@ class CompGCNConv(CompGCNOptions):
         They are in float32, or in float64 where 64 bits are on.
         """
         self._check_graph(graph)
-        if self.norm == "sum":
+        if self.normalization == "sum":
             return None
         directed = _by_direction(graph)
         rows = directed.rows
@@ -204,7 +204,7 @@ class CompGCNConv(CompGCNOptions):
         # Padding counts for no node.
         ids = jnp.where(valid, rows, directed.num_dst)
         counts = count(ids)
-        if self.norm == "mean":
+        if self.normalization == "mean":
             return jnp.where(valid, 1 / counts, 0)
         out_counts = count(jnp.where(valid, 2 * graph.nodes.cols + ids % 2, directed.num_dst))
         return jnp.where(valid, jax.lax.rsqrt(counts * out_counts), 0)

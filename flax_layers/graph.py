@@ -54,6 +54,7 @@ from jax_gnn.sampling import Blocks
 from jax_gnn.sharding import HostRows
 
 Aggregation = Literal["mean", "max", "sum"]
+GCNNormalization = Literal["symmetric"]
 
 
 def gcn_norm(
@@ -108,12 +109,12 @@ class GCNOptions(LinearOptions):
     """Options of `GCNConv`, and of `GCN` for its convolutions.
 
     Attributes:
-        normalize: Whether to scale by ``D^-1/2`` on both sides.
+        normalization: Scaling by degrees: "symmetric", ``D^-1/2`` on both sides, or None.
         add_self_loops: Whether to add I to A.
         kernel_init: Initializer of the kernels, Glorot's as in the paper.
     """
 
-    normalize: bool = True
+    normalization: GCNNormalization | None = "symmetric"
     add_self_loops: bool = True
     kernel_init: InitVar[nnx.Initializer] = glorot_init
 
@@ -139,6 +140,12 @@ class GCNConv(GCNOptions, Convolution):
 
     structure = Graph
     has_activation = True
+
+    def _make_parameters(self, factory: ParameterFactory) -> None:
+        """Check the normalization and make kernel and bias."""
+        choices = None, *get_args(GCNNormalization)
+        check_choice("normalization", self.normalization, choices)
+        super()._make_parameters(factory)
 
     def __call__(
         self,
@@ -171,7 +178,7 @@ class GCNConv(GCNOptions, Convolution):
         weight = check_edge_weight(graph, edge_weight)
         # D^-1/2 on both sides: the input is scaled by source, sums by destination.
         src_scale = dst_scale = None
-        if self.normalize:
+        if self.normalization:
             if node_scale is None:
                 node_scale = gcn_norm(graph, weight, add_self_loops=self.add_self_loops)
             src_scale, dst_scale = endpoint_values("node_scale", node_scale, graph)
@@ -273,17 +280,17 @@ class SAGEOptions(LinearOptions):
     """Options of `SAGEConv`, and of `SAGE` for its convolutions.
 
     Attributes:
-        aggregation: Reduction over the neighbours: "mean", "max" or "sum".
-        root_weight: Whether a node's own features count, by a map of their own.
+        reduce: Reduction over the neighbours: "mean", "max" or "sum".
+        self_weight: Whether a node's own features count, by a map of their own.
         project: Whether features go through a map and ReLU before they are aggregated, as in the
             pooling aggregator (equation 3).
-        normalize: Whether each row of the result is divided by its Euclidean norm.
+        l2_normalize: Whether each row of the result is divided by its Euclidean norm.
     """
 
-    aggregation: Aggregation = "mean"
-    root_weight: bool = True
+    reduce: Aggregation = "mean"
+    self_weight: bool = True
     project: bool = False
-    normalize: bool = False
+    l2_normalize: bool = False
 
 
 class SAGEConv(SAGEOptions, Convolution):
@@ -314,13 +321,13 @@ class SAGEConv(SAGEOptions, Convolution):
     in_features: int | tuple[int, int] = field(kw_only=False)  # type: ignore[assignment]  # wider
 
     def _make_parameters(self, factory: ParameterFactory) -> None:
-        check_choice("aggregation", self.aggregation, get_args(Aggregation))
+        check_choice("reduce", self.reduce, get_args(Aggregation))
         src_features, dst_features = endpoint_sizes(self.in_features)
         check_positive(out_features=self.out_features)
         self.kernel = factory.kernel(src_features, self.out_features)
         self.bias = factory.bias(self.out_features)
         self.root: nnx.Linear | None = nnx.data(None)
-        if self.root_weight:
+        if self.self_weight:
             self.root = factory.linear(dst_features, self.out_features, use_bias=False)
         self.projection: nnx.Linear | None = nnx.data(None)
         if self.project:
@@ -360,12 +367,12 @@ class SAGEConv(SAGEOptions, Convolution):
         def aggregate(x: Array, **options: Any) -> Array:
             # A mean is a sum with a known degree: the gradient of `reduce="mean"` counts edges
             # again. Sums of half types may overflow.
-            if self.aggregation == "mean" and x.dtype.itemsize >= 4:
+            if self.reduce == "mean" and x.dtype.itemsize >= 4:
                 share = 1 / jnp.maximum(graph.in_degrees(), 1).astype(x.dtype)
                 return aggregate_edges(graph, x, weight, out_scale=share, **options)
-            return aggregate_edges(graph, x, weight, reduce=self.aggregation, **options)
+            return aggregate_edges(graph, x, weight, reduce=self.reduce, **options)
 
-        if self.aggregation == "max":
+        if self.reduce == "max":
             y = aggregate(as_array("x", messages))
             y = jnp.where(row_wise(graph.in_degrees() == 0, y), 0, y)  # -inf without edges
         elif is_square or aggregates_first(graph, *kernel.shape, x=messages):
@@ -374,14 +381,14 @@ class SAGEConv(SAGEOptions, Convolution):
             # Without the barrier XLA joins both maps of x on a GPU, and copies the results of both
             # out of their common product.
             y = self._product(optimization_barrier(messages), kernel)
-            if self.normalize:
+            if self.l2_normalize:
                 y = unit_rows(aggregate(y, residual=root, **epilogue(y, bias, None)))
                 return finished(y, None, activation)
             return aggregate(y, residual=root, **epilogue(y, bias, activation))
         # XLA adds the root term faster than an epilogue of this product does.
         y = self._product(y, kernel)
         y = finished(y if root is None else y + root, bias)
-        return finished(unit_rows(y) if self.normalize else y, None, activation)
+        return finished(unit_rows(y) if self.l2_normalize else y, None, activation)
 
 
 class GCN(GCNOptions, Stack):
@@ -417,7 +424,7 @@ class GCN(GCNOptions, Stack):
                 count.
             **dropout: `deterministic` and `rngs`, see `Stack`.
         """
-        if self.normalize and node_scale is None and not isinstance(graph, Blocks):
+        if self.normalization and node_scale is None and not isinstance(graph, Blocks):
             node_scale = gcn_norm(graph, edge_weight, add_self_loops=self.add_self_loops)
         return super().__call__(graph, x, edge_weight=edge_weight, node_scale=node_scale, **dropout)
 
@@ -464,7 +471,7 @@ def _sum_with_self(
 ) -> Array:
     """Sum rows over edges, and add `self_scale` times the destination's own row; None adds none."""
     if self_scale is None or num_rows(graph) == graph.num_dst:
-        return aggregate_edges(graph, x, weight, own_scale=self_scale, **options)
+        return aggregate_edges(graph, x, weight, self_scale=self_scale, **options)
     # The kernel reads a node's own row among the sums; here it is another array, in the dtype in
     # which rows are summed.
     acc = accumulator_dtype(x.dtype)

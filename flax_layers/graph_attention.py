@@ -47,12 +47,12 @@ class GATOptions(AttentionOptions):
     """Options of `GATConv`, and of `GAT` for its convolutions.
 
     Attributes:
-        edge_features: Features per edge; None if edges have none.
+        edge_in_features: Features per edge; None if edges have none.
         add_self_loops: Whether nodes attend to themselves, if destinations are sources.
         kernel_init: Initializer of the kernels, Glorot's by default.
     """
 
-    edge_features: int | None = None
+    edge_in_features: int | None = None
     add_self_loops: bool = True
     kernel_init: InitVar[nnx.Initializer] = glorot_init
 
@@ -73,9 +73,9 @@ class _GraphAttentionConv(GATOptions, AttentionConvolution):
         check_flag("add_self_loops", self.add_self_loops)
         _, self.dst_features = endpoint_sizes(self.in_features)
         self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
-        if self.edge_features is not None:
-            check_positive(edge_features=self.edge_features)
-            self.edge_kernel = factory.kernel(self.edge_features, self._width)
+        if self.edge_in_features is not None:
+            check_positive(edge_in_features=self.edge_in_features)
+            self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
 
     def _endpoints(self, graph: Graph, x: NodeFeatures) -> tuple[Array, Array]:
         """Return the features of sources and of destinations in the dtype of the computation."""
@@ -137,7 +137,7 @@ class GATConv(_GraphAttentionConv):
         dst_kernel: Map of the destinations if `in_features` is a pair, or None.
         src_attention: Vectors of the sources' scores, ``(heads, width)``.
         dst_attention: Vectors of the destinations' scores, ``(heads, width)``.
-        edge_kernel: Map of the edges, ``(edge_features, heads · width)``, or None.
+        edge_kernel: Map of the edges, ``(edge_in_features, heads · width)``, or None.
         edge_attention: Vectors of the edges' scores, ``(heads, width)``, or None.
 
     Example:
@@ -154,14 +154,14 @@ class GATConv(_GraphAttentionConv):
         self.src_attention = self._attention_vector(factory)
         self.dst_attention = self._attention_vector(factory)
         self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
-        if self.edge_features is not None:
+        if self.edge_in_features is not None:
             self.edge_attention = self._attention_vector(factory)
 
     def __call__(
         self,
         graph: Graph,
         x: NodeFeatures,
-        edge_attr: ArrayLike | None = None,
+        edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
@@ -172,13 +172,13 @@ class GATConv(_GraphAttentionConv):
             graph: The graph.
             x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
-            edge_attr: Features of edges, ``(num_edges, *batch, edge_features)``, in the graph's
-                order (`Graph.edge_values`), of a layer with `edge_features`.
+            edge_features: Features of edges, ``(num_edges, *batch, edge_in_features)``, in the
+                graph's order (`Graph.edge_values`), of a layer with `edge_in_features`.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
         src, dst = self._endpoints(graph, x)
-        attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
+        attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
         # A score is the sum of a number of the source and one of the destination: the kernel reads
         # rows for values alone.
@@ -247,7 +247,7 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
         dst_kernel: W, the map of the destinations; None with `share_weights`.
         dst_bias: Biases of the destinations, ``(heads · width,)``, or None.
         attention: a, ``(heads, width)``.
-        edge_kernel: Map of the edges, ``(edge_features, heads · width)``, or None.
+        edge_kernel: Map of the edges, ``(edge_in_features, heads · width)``, or None.
         bias: Biases of the result, ``(out_features,)``, or None without biases.
 
     Example:
@@ -276,14 +276,14 @@ class GATv2Conv(GATv2Options, _GraphAttentionConv):
         self,
         graph: Graph,
         x: NodeFeatures,
-        edge_attr: ArrayLike | None = None,
+        edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
     ) -> Array:
         """Apply the convolution; arguments, result and errors are those of `GATConv`'s call."""
         src, dst = self._endpoints(graph, x)
-        attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
+        attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
         src_rows = self._map_sources(graph, src, self.src_bias)
         if self.dst_kernel is not None:
@@ -328,13 +328,13 @@ class TransformerOptions(HeadOptions):
 
     Attributes:
         gated: Whether a gate weighs the skip connection against the rest, equation 5.
-        root_weight: Whether there is a skip connection.
-        edge_features: Features per edge; None if edges have none.
+        self_weight: Whether there is a skip connection.
+        edge_in_features: Features per edge; None if edges have none.
     """
 
     gated: bool = False
-    root_weight: bool = True
-    edge_features: int | None = None
+    self_weight: bool = True
+    edge_in_features: int | None = None
 
 
 class TransformerConv(TransformerOptions, MultiHead):
@@ -368,18 +368,18 @@ class TransformerConv(TransformerOptions, MultiHead):
     def _make_parameters(self, factory: ParameterFactory) -> None:
         src_features, dst_features = endpoint_sizes(self.in_features)
         self._check_heads()
-        check_flag("root_weight", self.root_weight)
-        if check_flag("gated", self.gated) and not self.root_weight:
-            raise ValueError("gated needs the skip connection, got root_weight=False")
+        check_flag("self_weight", self.self_weight)
+        if check_flag("gated", self.gated) and not self.self_weight:
+            raise ValueError("gated needs the skip connection, got self_weight=False")
         self.query = factory.linear(dst_features, self._width)
         self.key = factory.linear(src_features, self._width)
         self.value = factory.linear(src_features, self._width)
         self.edge: nnx.Linear | None = nnx.data(None)
-        if self.edge_features is not None:
-            check_positive(edge_features=self.edge_features)
-            self.edge = factory.linear(self.edge_features, self._width, use_bias=False)
+        if self.edge_in_features is not None:
+            check_positive(edge_in_features=self.edge_in_features)
+            self.edge = factory.linear(self.edge_in_features, self._width, use_bias=False)
         self.root: nnx.Linear | None = nnx.data(None)
-        if self.root_weight:
+        if self.self_weight:
             self.root = factory.linear(dst_features, self.out_features)
         self.gate: nnx.Linear | None = nnx.data(None)
         if self.gated:
@@ -390,7 +390,7 @@ class TransformerConv(TransformerOptions, MultiHead):
         self,
         graph: Graph,
         x: NodeFeatures,
-        edge_attr: ArrayLike | None = None,
+        edge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
@@ -398,7 +398,7 @@ class TransformerConv(TransformerOptions, MultiHead):
         """Apply the convolution; arguments, result and errors are those of `GATConv`'s call."""
         check_instance("graph", graph, Graph)
         src, dst = check_endpoint_features(graph, x, *endpoint_sizes(self.in_features))
-        attr = _edge_attr(graph, edge_attr, self.edge_features, src.dtype)
+        attr = _edge_features(graph, edge_features, self.edge_in_features, src.dtype)
         dropout = dropout_arguments(deterministic, rngs)
         query = self._split(linear(self.query, dst))
 
@@ -477,7 +477,7 @@ def cast(param: nnx.Param[Array], x: Array | HostRows) -> Array:
     return param[...].astype(x.dtype)
 
 
-def _edge_attr(
+def _edge_features(
     graph: Graph, attr: ArrayLike | None, features: int | None, dtype: DTypeLike
 ) -> Array | None:
     """Check that edges have features if and only if the layer takes them."""
@@ -485,8 +485,12 @@ def _edge_attr(
         return None
     if attr is None or features is None:
         state = "none" if attr is None else "some"
-        raise ValueError(f"edge_attr must be given if edge_features is, got {state} and {features}")
-    return check_features(attr, graph.num_edges, features, "edge_attr", "num_edges").astype(dtype)
+        raise ValueError(
+            f"edge_features must be given if edge_in_features is, got {state} and {features}"
+        )
+    return check_features(attr, graph.num_edges, features, "edge_features", "num_edges").astype(
+        dtype
+    )
 
 
 def _flat_heads(x: Array, num_feature_axes: int = 0) -> Array:

@@ -47,13 +47,13 @@ class HeteroConv(nnx.Module):
     """Convolution for each edge type, and a reduction of the results for each node type.
 
     Several `SAGEConv` with sums or means, of equal sizes and options and without `project` and
-    `normalize`, run together as a `jax_gnn.relational_aggregate`. Other convolutions run one by
+    `l2_normalize`, run together as a `jax_gnn.relational_aggregate`. Other convolutions run one by
     one, on a graph for each edge type (`HeteroGraph.with_graphs`).
 
     Attributes:
         edge_types: Edge types, in the order of the dict.
         convolutions: Convolutions by edge type.
-        aggregation: Reduction of the results of a destination type.
+        reduce: Reduction of the results of a destination type.
 
     Example:
         >>> edges = {("author", "writes", "paper"): [[0, 1], [0, 2]]}
@@ -66,7 +66,7 @@ class HeteroConv(nnx.Module):
     """
 
     def __init__(
-        self, convolutions: Mapping[EdgeType, nnx.Module], *, aggregation: Across = "sum"
+        self, convolutions: Mapping[EdgeType, nnx.Module], *, reduce: Across = "sum"
     ) -> None:
         """Take the convolutions.
 
@@ -75,7 +75,7 @@ class HeteroConv(nnx.Module):
                 `jax_gnn.Graph`. Between nodes of two types they get a pair of features,
                 ``(x_src, x_dst)``; within one type one array, so that nodes attend to themselves in
                 a `GATConv`.
-            aggregation: Reduction of the results of a destination type: "sum", "mean", "max",
+            reduce: Reduction of the results of a destination type: "sum", "mean", "max",
                 "min", "concat" of features, or "stack" of relations along the axis before the
                 features.
 
@@ -83,7 +83,7 @@ class HeteroConv(nnx.Module):
             TypeError: An edge type is not three strings.
             ValueError: There are no convolutions, or the aggregation is unknown.
         """
-        check_choice("aggregation", aggregation, get_args(Across))
+        check_choice("reduce", reduce, get_args(Across))
         if not isinstance(convolutions, Mapping):
             raise TypeError(
                 f"convolutions must be a mapping by edge type, got {type(convolutions).__name__}"
@@ -98,7 +98,7 @@ class HeteroConv(nnx.Module):
                 )
         self.edge_types = tuple(convolutions)
         self.convolutions = Named(convolutions)
-        self.aggregation: Across = aggregation
+        self.reduce: Across = reduce
 
     def __call__(
         self,
@@ -111,8 +111,8 @@ class HeteroConv(nnx.Module):
         Args:
             graph: Graph with the edge types of the layer and perhaps others.
             x_dict: Features by node type, ``(nodes of the type, *batch, features)``.
-            arguments: Further arguments of convolutions by edge type, such as `edge_attr`; these
-                convolutions run one by one.
+            arguments: Further arguments of convolutions by edge type, such as `edge_features`;
+                these convolutions run one by one.
 
         Returns:
             By destination type ``(nodes of the type, *batch, out_features)``.
@@ -153,7 +153,7 @@ class HeteroConv(nnx.Module):
         for keys in groups.values():
             if len(keys) == 1:
                 results[keys[0]] = self._convolve(graph, x, keys[0], arguments.get(keys[0], {}))
-            elif self.aggregation in ("sum", "mean"):
+            elif self.reduce in ("sum", "mean"):
                 results |= self._joint_sums(graph, x, keys)
             else:
                 results |= self._joint_results(graph, x, keys)
@@ -167,13 +167,13 @@ class HeteroConv(nnx.Module):
 
     def _reduce(self, rows: list[Array], count: int) -> Array:
         """Reduce the results, or the sums of groups, of `count` relations into one type."""
-        if self.aggregation == "concat":
+        if self.reduce == "concat":
             return jnp.concatenate(rows, -1)
-        if self.aggregation == "stack":
+        if self.reduce == "stack":
             return jnp.stack(rows, -2)
-        operation = {"max": jnp.maximum, "min": jnp.minimum}.get(self.aggregation, jnp.add)
+        operation = {"max": jnp.maximum, "min": jnp.minimum}.get(self.reduce, jnp.add)
         y = functools.reduce(operation, rows)
-        return y / count if self.aggregation == "mean" else y
+        return y / count if self.reduce == "mean" else y
 
     def _convolve(
         self,
@@ -222,7 +222,7 @@ class HeteroConv(nnx.Module):
         kernels = [jnp.zeros_like(first.kernel[...])] * graph.relational.num_relations
         for key in keys:
             kernels[graph.relation(key)] = self.convolutions[key].kernel[...]
-        weight = graph.relational.norm("mean") if first.aggregation == "mean" else None
+        weight = graph.relational.norm("mean") if first.reduce == "mean" else None
         return graph.join(rows), jnp.stack(kernels).astype(dtype), weight
 
     def _add_self_terms(self, x: dict[str, Array], keys: list[EdgeType], y: Array) -> Array:
@@ -303,13 +303,13 @@ class HeteroConv(nnx.Module):
 
 def _joint_options(conv: nnx.Module) -> Hashable:
     """Return the options that convolutions of one product share; None if one cannot be joined."""
-    if type(conv) is not SAGEConv or conv.aggregation == "max" or conv.project or conv.normalize:
+    if type(conv) is not SAGEConv or conv.reduce == "max" or conv.project or conv.l2_normalize:
         return None
     return (
-        conv.aggregation,
+        conv.reduce,
         endpoint_sizes(conv.in_features),
         conv.out_features,
-        conv.root_weight,
+        conv.self_weight,
         conv.use_bias,
         None if conv.dtype is None else jnp.dtype(conv.dtype),
         jnp.dtype(conv.param_dtype),

@@ -79,7 +79,7 @@ class HGNNConv(HGNNOptions, Convolution):
         x: ArrayLike,
         hyperedge_weight: ArrayLike | None = None,
         incidence_weight: ArrayLike | None = None,
-        norm: HypergraphNorm | None = None,
+        hypergraph_norm: HypergraphNorm | None = None,
         *,
         activation: Activation | None = None,
     ) -> Array:
@@ -92,7 +92,7 @@ class HGNNConv(HGNNOptions, Convolution):
                 weights if the layer has them; None means ones.
             incidence_weight: Entries of ``H``, ``(num_incidences,)``, in the hypergraph's order,
                 for members of a degree (see `Hypergraph.incidence_values`); None means ones.
-            norm: Factors from `jax_gnn.hypergraph_norm` for the hypergraph, the layer's
+            hypergraph_norm: Factors from `jax_gnn.hypergraph_norm` for the hypergraph, the layer's
                 normalization and the weights of hyperedges; None computes them.
             activation: "relu" for a ReLU at the end, fused into the last kernel if that aggregates.
         """
@@ -100,13 +100,13 @@ class HGNNConv(HGNNOptions, Convolution):
         x, kernel, bias = self._operands(x, hypergraph)
         weight = self._combined_weight(hypergraph, hyperedge_weight)
         factors: dict[str, Any]
-        if norm is None:
+        if hypergraph_norm is None:
             factors = {"hyperedge_weight": weight, "normalization": self.normalization}
         elif weight is None:
-            factors = norm.scales
+            factors = hypergraph_norm.scales
         else:
             raise ValueError(
-                "norm holds the weights of the hyperedges: leave hyperedge_weight and "
+                "hypergraph_norm holds the weights of the hyperedges: leave hyperedge_weight and "
                 "num_hyperedges out with it, got both"
             )
         if incidence_weight is not None:

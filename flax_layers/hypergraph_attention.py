@@ -74,7 +74,7 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         hypergraph: Hypergraph,
         x: ArrayLike,
         hyperedge_weight: ArrayLike | None = None,
-        hyperedge_attr: ArrayLike | None = None,
+        hyperedge_features: ArrayLike | None = None,
         *,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
@@ -85,8 +85,8 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
             hypergraph: Hypergraph, not directed.
             x: Node features, ``(num_nodes, *batch, in_features)``.
             hyperedge_weight: W, ``(num_hyperedges,)``; None means ones.
-            hyperedge_attr: Features of the hyperedges, ``(num_hyperedges, *batch, in_features)``;
-                None means the mean of each hyperedge's nodes.
+            hyperedge_features: Features of the hyperedges, ``(num_hyperedges, *batch,
+                in_features)``; None means the mean of each hyperedge's nodes.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
         """
@@ -103,10 +103,10 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         # Scores and degrees are no messages: an attribution of messages must not see them.
         plain = hypergraph._plain
         node_scores = dots(y, node_vector)  # (num_nodes, *batch, heads)
-        if hyperedge_attr is None:  # the score of a mean is the mean of the scores
+        if hyperedge_features is None:  # the score of a mean is the mean of the scores
             hyperedge_scores = node_to_hyperedge(plain, dots(y, hyperedge_vector), reduce="mean")
         else:
-            attr = self._hyperedge_attr(hypergraph, hyperedge_attr, x)
+            attr = self._hyperedge_features(hypergraph, hyperedge_features, x)
             score_kernel = dots(self._split(kernel), hyperedge_vector)
             hyperedge_scores = jnp.matmul(attr, score_kernel, precision=self.precision)
 
@@ -137,19 +137,19 @@ class HypergraphAttentionConv(HypergraphAttentionOptions, AttentionConvolution):
         )
         return finished(self._join(sums.reshape(y.shape)), bias)
 
-    def _hyperedge_attr(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
+    def _hyperedge_features(self, hypergraph: Hypergraph, attr: ArrayLike, x: Array) -> Array:
         """Check the features of hyperedges and cast them to the dtype of x."""
         attr = check_features(
             attr,
             hypergraph.num_hyperedges,
             self.in_features,
-            name="hyperedge_attr",
+            name="hyperedge_features",
             rows_name="num_hyperedges",
         )
         if attr.shape[1:] != x.shape[1:]:
             raise ValueError(
-                f"hyperedge_attr and x must have the same batch axes, got shapes {attr.shape} and "
-                f"{x.shape}"
+                "hyperedge_features and x must have the same batch axes, got shapes "
+                f"{attr.shape} and {x.shape}"
             )
         return attr.astype(x.dtype)
 
@@ -185,8 +185,8 @@ class HypergraphAttention(HypergraphAttentionOptions, AttentionStack):
         graph: Structure,
         x: Array,
         hyperedge_weight: ArrayLike | None = None,
-        hyperedge_attr: ArrayLike | None = None,
+        hyperedge_features: ArrayLike | None = None,
         **dropout: object,
     ) -> Array:
-        attr = hyperedge_attr if number == 1 else None
+        attr = hyperedge_features if number == 1 else None
         return super()._convolve(number, graph, x, hyperedge_weight, attr, **dropout)

@@ -55,7 +55,7 @@ def layerwise_inference(
         x: Node features, as the model takes them. If they are of numpy, they and the results of
             each layer are in the host's memory, and only the rows that a chunk reads on the device.
         chunk_edges: Approximate number of edges of a chunk: see `jax_gnn.sampling.node_chunks`.
-        **edge_values: Values of edges such as `edge_weight` or `edge_attr`, as the model takes
+        **edge_values: Values of edges such as `edge_weight` or `edge_features`, as the model takes
             them, ``(num_edges, …)`` in the graph's order.
 
     Returns:
@@ -231,7 +231,7 @@ def _node_values(model: Any, graph: Any, edge_values: Values) -> Values:
     """Return values of nodes that chunks need from the whole graph: the scales of a GCN."""
     # A chunk has all edges into its nodes, but not those out of its sources.
     first = model.convolutions[0]
-    if isinstance(model, GCN) and first.normalize:
+    if isinstance(model, GCN) and first.normalization:
         weight = edge_values.get("edge_weight")
         return {"node_scale": gcn_norm(graph, weight, add_self_loops=first.add_self_loops)}
     return {}

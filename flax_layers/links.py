@@ -424,12 +424,12 @@ def one_vs_all_loss(
     return losses.sum() / jnp.maximum(is_answer.sum(), 1).astype(scores.dtype)
 
 
-def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
+def negative_sampling_loss(positive_scores: ArrayLike, negative_scores: ArrayLike) -> Array:
     """Return the binary cross-entropy of facts and of corrupted triples, taken for false.
 
     Args:
-        right: ``(num_facts,)`` scores.
-        wrong: ``(num_facts, num_negatives)`` scores of corrupted triples.
+        positive_scores: ``(num_facts,)`` scores.
+        negative_scores: ``(num_facts, num_negatives)`` scores of corrupted triples.
 
     Returns:
         ``()``, the mean over all scores (R-GCN, equation 7).
@@ -438,15 +438,16 @@ def negative_sampling_loss(right: ArrayLike, wrong: ArrayLike) -> Array:
         >>> negative_sampling_loss(jnp.zeros(2), jnp.zeros((2, 3)))  # log 2
         Array(0.6931472, dtype=float32)
     """
-    right, wrong = check_real("right", right), check_real("wrong", wrong)
-    if right.ndim != 1 or wrong.ndim != 2 or len(right) != len(wrong):
+    positive = check_real("positive_scores", positive_scores)
+    negative = check_real("negative_scores", negative_scores)
+    if positive.ndim != 1 or negative.ndim != 2 or len(positive) != len(negative):
         raise ValueError(
-            "right must be (num_facts,) and wrong (num_facts, num_negatives), got "
-            f"{right.shape} and {wrong.shape}"
+            "positive_scores must be (num_facts,) and negative_scores (num_facts, num_negatives), "
+            f"got {positive.shape} and {negative.shape}"
         )
     # The mean over facts of sums over a fact and its negatives.
-    total = jax.nn.softplus(-right) + jax.nn.softplus(wrong).sum(1)
-    return total.mean() / (1 + wrong.shape[1])
+    total = jax.nn.softplus(-positive) + jax.nn.softplus(negative).sum(1)
+    return total.mean() / (1 + negative.shape[1])
 
 
 # --- Evaluation ----------------------------------------------------------------------------------
@@ -646,15 +647,15 @@ def _ranks(
     return result
 
 
-def edge_metrics(right: ArrayLike, wrong: ArrayLike) -> dict[str, float]:
+def edge_metrics(positive_scores: ArrayLike, negative_scores: ArrayLike) -> dict[str, float]:
     """Return metrics of scores that should tell edges from pairs without one.
 
     The final four metrics are of an edge's rank among all pairs; equal scores share their mean
     rank. NaN counts as the least score of an edge, and as the greatest of a pair.
 
     Args:
-        right: ``(num_edges,)`` scores of edges.
-        wrong: ``(num_negatives,)`` scores of pairs.
+        positive_scores: ``(num_edges,)`` scores of edges.
+        negative_scores: ``(num_negatives,)`` scores of pairs.
 
     Returns:
         "auc", the area under the ROC curve; "ap", the average precision, as in scikit-learn; and
@@ -669,8 +670,8 @@ def edge_metrics(right: ArrayLike, wrong: ArrayLike) -> dict[str, float]:
         {'auc': 0.75, 'ap': 0.8333333333333333, 'mrr': 0.75, 'hits@1': 0.5, 'hits@3': 1.0, \
 'hits@10': 1.0}
     """
-    edges = _sorted_scores("right", right, -math.inf)
-    pairs = _sorted_scores("wrong", wrong, math.inf)
+    edges = _sorted_scores("positive_scores", positive_scores, -math.inf)
+    pairs = _sorted_scores("negative_scores", negative_scores, math.inf)
     if not edges.size or not pairs.size:
         return {"auc": math.nan, "ap": math.nan, **link_metrics(edges[:0])}
     # Both arrays are sorted: counts are binary searches.

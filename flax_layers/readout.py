@@ -46,33 +46,33 @@ NodeMap = Callable[[Array], Array]
 """Map of the features of each node, such as an `nnx.Linear`."""
 
 
-def readout(batch: GraphBatch, x: ArrayLike, kind: Readout = "sum") -> Array:
+def readout(batch: GraphBatch, x: ArrayLike, reduce: Readout = "sum") -> Array:
     """Reduce the features of each graph's nodes.
 
     Args:
         batch: The graphs.
         x: Features of nodes, ``(num_nodes, *features)``.
-        kind: Reduction: "sum", "mean" or "max".
+        reduce: "sum", "mean" or "max".
 
     Returns:
         ``(num_graphs, *features)``; zeros for graphs without nodes, and for padding.
 
     Raises:
-        ValueError: The kind is unknown, or x has another number of rows.
+        ValueError: The reduction is unknown, or x has another number of rows.
 
     Example:
         >>> graphs = batch([Graph.from_edges([(0, 1)]), Graph.from_edges([(0, 0)])], num_nodes=5)
         >>> readout(graphs, jnp.arange(5.0), "max")
         Array([1., 2.], dtype=float32)
     """
-    check_choice("kind", kind, get_args(Readout))
+    check_choice("reduce", reduce, get_args(Readout))
     check_instance("batch", batch, Batch)
     rows, ids = as_array("x", x), batch.graph_ids
     if rows.shape[:1] != ids.shape:
         raise ValueError(f"x must be (num_nodes={ids.shape[0]}, *features), got shape {rows.shape}")
-    if kind != "max":
-        reduce = segment_sum if kind == "sum" else segment_mean
-        return reduce(rows, ids, batch.num_graphs, True)
+    if reduce != "max":
+        segment_reduce = segment_sum if reduce == "sum" else segment_mean
+        return segment_reduce(rows, ids, batch.num_graphs, True)
     # The maximum over no nodes is the dtype's smallest value.
     y = segment_max(rows, ids, batch.num_graphs, True)
     return jnp.where(row_wise(batch.num_nodes > 0, y), y, jnp.zeros((), y.dtype))
@@ -341,7 +341,7 @@ class GINBlock(Layer):
         eps: float | Array = self.eps
         if self.learned_eps is not None:
             x, eps = dtypes.promote_dtype((x, self.learned_eps[...]))
-        y: Array = spmm(batch.graph, x, own_scale=1 + eps)
+        y: Array = spmm(batch.graph, x, self_scale=1 + eps)
         # The MLP, with a norm and ReLU after both maps.
         for layer, norm in zip((self.first, self.second), self.norms, strict=True):
             y = jax.nn.relu(norm(batch, linear(layer, y), use_running_average=use_running_average))
@@ -398,7 +398,7 @@ class GINClassifier(_Classifier):
 
     Attributes:
         num_layers: Number of layers; the paper counts the input, too, and has 5.
-        readout: Reduction over nodes: "sum", "mean" or "max".
+        graph_reduce: Reduction over nodes: "sum", "mean" or "max".
         dropout_rate: Share of each layer's scores dropped in training, in [0, 1].
         eps: Weight of a node's own features, less 1, see `GINBlock`.
         learn_eps: Whether eps is learnable.
@@ -415,7 +415,7 @@ class GINClassifier(_Classifier):
     """
 
     num_layers: int = 4
-    readout: Readout = "sum"
+    graph_reduce: Readout = "sum"
     dropout_rate: float = 0.5
     eps: float = 0.0
     learn_eps: bool = False
@@ -433,7 +433,7 @@ class GINClassifier(_Classifier):
             num_layers=self.num_layers,
         )
         check_rates(dropout_rate=self.dropout_rate)
-        check_choice("readout", self.readout, get_args(Readout))
+        check_choice("graph_reduce", self.graph_reduce, get_args(Readout))
         widths = [self.in_features, *[self.hidden_features] * self.num_layers]
         options: Any = {"param_dtype": self.param_dtype, "rngs": rngs}
         self.blocks = nnx.List(
@@ -456,7 +456,7 @@ class GINClassifier(_Classifier):
             layers.append(block._apply(batch, layers[-1], deterministic))
         dropout = dropout_arguments(deterministic, rngs)
         scores = (
-            self.dropout(linear(head, readout(batch, y, self.readout)), **dropout)
+            self.dropout(linear(head, readout(batch, y, self.graph_reduce)), **dropout)
             for head, y in zip(self.heads, layers, strict=True)
         )
         return functools.reduce(operator.add, scores)
@@ -484,7 +484,7 @@ class GraphClassifier(_Classifier):
         *,
         layers: Layers,
         num_layers: int = 3,
-        readout: Readout = "mean",
+        graph_reduce: Readout = "mean",
         dropout_rate: float = 0.5,
         rngs: nnx.Rngs,
         **options: Any,
@@ -497,7 +497,7 @@ class GraphClassifier(_Classifier):
             out_features: Numbers per graph, such as of classes.
             layers: Name of the stack's class.
             num_layers: Number of convolutions.
-            readout: Reduction over nodes: "sum", "mean" or "max".
+            graph_reduce: Reduction over nodes: "sum", "mean" or "max".
             dropout_rate: Share of hidden activations dropped in training, in [0, 1].
             rngs: Source of the keys, streams "params" and "dropout".
             **options: Further arguments of the stack; `LinearOptions` hold for the final map, too.
@@ -506,7 +506,7 @@ class GraphClassifier(_Classifier):
             ValueError: A size is not positive, the rate is outside [0, 1], or a name is unknown.
         """
         check_choice("layers", layers, get_args(Layers))
-        check_choice("readout", readout, get_args(Readout))
+        check_choice("graph_reduce", graph_reduce, get_args(Readout))
         check_positive(out_features=out_features)
         kind: Any = {"GCN": GCN, "SAGE": SAGE, "GIN": GIN, "GAT": GAT, "GATv2": GATv2}[layers]
         widths = in_features, hidden_features, hidden_features
@@ -517,7 +517,7 @@ class GraphClassifier(_Classifier):
         )
         self.dropout = nnx.Dropout(dropout_rate, rngs=rngs)
         self.layers: Layers = layers
-        self.readout: Readout = readout
+        self.graph_reduce: Readout = graph_reduce
         self.in_features = in_features
         self.hidden_features = hidden_features
         self.out_features = out_features
@@ -531,5 +531,5 @@ class GraphClassifier(_Classifier):
         dropout = dropout_arguments(deterministic, rngs)
         # The stack ends with a convolution without activation.
         y = self.stack(batch.graph, x, **dropout)
-        y = readout(batch, jax.nn.relu(y), self.readout)
+        y = readout(batch, jax.nn.relu(y), self.graph_reduce)
         return linear(self.output, self.dropout(y, **dropout))

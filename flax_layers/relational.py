@@ -125,12 +125,13 @@ class RGCNOptions(RelationOptions):
     Attributes:
         num_relations: Number of relations, inverse relations included, a graph's relation of nodes
             to themselves excluded.
-        norm: "mean" divides by the number of edges into a node by the same relation; "sum".
-        own_weight: Whether a node's own features count, by a separate weight.
+        normalization: "mean" divides by the number of edges into a node by the same relation,
+            "sum" by nothing.
+        self_weight: Whether a node's own features count, by a separate weight.
     """
 
-    norm: Norm = "mean"
-    own_weight: bool = True
+    normalization: Norm = "mean"
+    self_weight: bool = True
 
 
 class RGCNConv(RGCNOptions):
@@ -171,14 +172,14 @@ class RGCNConv(RGCNOptions):
             out_features=self.out_features,
             num_relations=self.num_relations,
         )
-        check_choice("norm", self.norm, get_args(Norm))
+        check_choice("normalization", self.normalization, get_args(Norm))
         shape = self._kernel_shape(self.in_features, self.out_features)
         if self.num_blocks is None:
-            shape = (shape[0] + self.own_weight, *shape[1:])
+            shape = (shape[0] + self.self_weight, *shape[1:])
         self.kernel = factory.kernel(*shape)
         self.coefficients = self._make_coefficients(factory)
         self.own: nnx.Param[Array] | None = nnx.data(None)
-        if self.own_weight and self.num_blocks is not None:
+        if self.self_weight and self.num_blocks is not None:
             self.own = factory.kernel(self.in_features, self.out_features)
         self.bias = factory.bias(self.out_features)
 
@@ -206,7 +207,7 @@ class RGCNConv(RGCNOptions):
             weight = self.factors(graph)
         # Rows of the destinations, for W_0.
         dst = None
-        if isinstance(x, tuple) or (x is not None and self.own_weight):
+        if isinstance(x, tuple) or (x is not None and self.self_weight):
             x, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
         elif x is not None:
             x = check_features(x, num_rows(graph), self.in_features, rows_name="num_src")
@@ -216,7 +217,7 @@ class RGCNConv(RGCNOptions):
                 f"graph must have in_features = {self.in_features} sources where there is no x, "
                 f"got {sources}"
             )
-        elif self.own_weight:
+        elif self.self_weight:
             check_destinations_are_sources(graph)
         if x is None and self.num_blocks is not None:
             raise ValueError("x must be given for block-diagonal weights, got None")
@@ -239,7 +240,7 @@ class RGCNConv(RGCNOptions):
             y = self._sum_by_blocks(graph, src, weight, kernel)
         else:
             # The last matrix is W_0, which a self_relation of the graph takes as its weight.
-            if self.own_weight:
+            if self.self_weight:
                 self_kernel = kernel[-1]
                 kernel = kernel if graph.self_relation else kernel[:-1]
             y = self._sum_over_edges(graph, src, weight, kernel, coefficients)
@@ -259,15 +260,15 @@ class RGCNConv(RGCNOptions):
                 f"graph must have num_relations = {self.num_relations} beside a self_relation, got "
                 f"{num_relations}"
             )
-        if graph.self_relation and not self.own_weight:
+        if graph.self_relation and not self.self_weight:
             raise ValueError(
-                "graph has a self_relation, and the layer has own_weight=False, got "
+                "graph has a self_relation, and the layer has self_weight=False, got "
                 f"{graph.num_relations} relations"
             )
 
     def factors(self, graph: RelationalGraph) -> Array | None:
-        """Return the norm's factors of edges, `RelationalGraph.norm`; None for ones."""
-        return None if self.norm == "sum" else graph.norm(self.norm)
+        """Return the normalization's factors of edges, `RelationalGraph.norm`; None for ones."""
+        return None if self.normalization == "sum" else graph.norm(self.normalization)
 
     def _sum_over_edges(
         self,

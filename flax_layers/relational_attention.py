@@ -90,14 +90,14 @@ class RGATOptions(RelationOptions, AttentionOptions):
         attention: Scores, "additive" or "multiplicative".
         softmax: Whether the softmax runs "across" all edges into a node, or "within" each relation,
             whose results are summed.
-        edge_features: Features per edge; None if edges have none.
+        edge_in_features: Features per edge; None if edges have none.
         method: Order of the computation, "source_pairs" or "destination_pairs", see
             docs/relational.md; "auto" chooses by counts.
     """
 
     attention: Attention = "additive"
     softmax: Softmax = "across"
-    edge_features: int | None = None
+    edge_in_features: int | None = None
     method: Method = "auto"
 
 
@@ -121,7 +121,7 @@ class RGATConv(RGATOptions, MultiHead):
             bases.
         src_attention: a', ``(num_relations, heads, width)``.
         dst_attention: a, ``(num_relations, heads, width)``.
-        edge_kernel: Map of the edges, ``(edge_features, heads · width)``, or None.
+        edge_kernel: Map of the edges, ``(edge_in_features, heads · width)``, or None.
         edge_attention: Vectors of the edges' scores, ``(heads, width)``, or None.
 
     Example:
@@ -150,9 +150,9 @@ class RGATConv(RGATOptions, MultiHead):
         self.dst_attention = self._attention_vector(factory, self.num_relations)
         self.edge_kernel: nnx.Param[Array] | None = nnx.data(None)
         self.edge_attention: nnx.Param[Array] | None = nnx.data(None)
-        if self.edge_features is not None:
-            check_positive(edge_features=self.edge_features)
-            self.edge_kernel = factory.kernel(self.edge_features, self._width)
+        if self.edge_in_features is not None:
+            check_positive(edge_in_features=self.edge_in_features)
+            self.edge_kernel = factory.kernel(self.edge_in_features, self._width)
             self.edge_attention = self._attention_vector(factory)
         self.bias = factory.bias(self.out_features)
         self.attention_dropout = self._dropout(factory)
@@ -178,7 +178,7 @@ class RGATConv(RGATOptions, MultiHead):
         self,
         graph: RelationalGraph,
         x: NodeFeatures,
-        edge_attr: ArrayLike | None = None,
+        edge_features: ArrayLike | None = None,
         *,
         folded: RGATWeights | None = None,
         deterministic: bool | None = None,
@@ -191,8 +191,8 @@ class RGATConv(RGATOptions, MultiHead):
                 result may be by node type.
             x: Features of the sources, ``(num_src, *batch, in_features)``, of which the first are
                 the destinations, or a pair with those of destinations, ``(num_dst, *batch, …)``.
-            edge_attr: Features of edges, ``(num_edges, edge_features)``, in the graph's order
-                (`RelationalGraph.edge_values`), of a layer with `edge_features`.
+            edge_features: Features of edges, ``(num_edges, edge_in_features)``, in the graph's
+                order (`RelationalGraph.edge_values`), of a layer with `edge_in_features`.
             folded: Result of :meth:`folded`, if weights do not change between calls.
             deterministic: Whether dropout is off; None leaves it to `train()` and `eval()`.
             rngs: Randomness of the dropout; None means the stream given at construction.
@@ -200,18 +200,19 @@ class RGATConv(RGATOptions, MultiHead):
         _check_relations(graph, self.num_relations)
         src, dst = check_endpoint_features(graph, x, self.in_features, self.in_features)
         endpoints: tuple[Array, ...] = (src,) if dst is src else (src, dst)
-        if (edge_attr is None) != (self.edge_features is None):
-            state = "none" if edge_attr is None else "some"
+        if (edge_features is None) != (self.edge_in_features is None):
+            state = "none" if edge_features is None else "some"
             raise ValueError(
-                f"edge_attr must be given if edge_features is, got {state} and {self.edge_features}"
+                f"edge_features must be given if edge_in_features is, got {state} and "
+                f"{self.edge_in_features}"
             )
         if folded is None:
             dtype = dtypes.canonicalize_dtype(*endpoints, self.kernel[...], dtype=self.dtype)
             folded = self.folded(dtype)
         endpoints, weights = _promote((endpoints, folded), self.dtype)
         edge_bias = None
-        if edge_attr is not None:
-            edge_bias = self._edge_scores(graph, edge_attr, endpoints[0].dtype)
+        if edge_features is not None:
+            edge_bias = self._edge_scores(graph, edge_features, endpoints[0].dtype)
         dropout = dropout_arguments(deterministic, rngs)
         # One mask for any method, as it belongs to edges in the graph's order.
         edge_scale = dropout_mask(self.attention_dropout, graph.num_edges, self.heads, dropout)
@@ -239,12 +240,16 @@ class RGATConv(RGATOptions, MultiHead):
 
     def _edge_scores(self, graph: RelationalGraph, attr: ArrayLike, dtype: DTypeLike) -> Array:
         """Return scores of edges, ``(num_edges, heads)``, by a product as wide as the heads."""
-        assert self.edge_features is not None
+        assert self.edge_in_features is not None
         assert self.edge_kernel is not None
         assert self.edge_attention is not None
-        x = check_features(attr, graph.num_edges, self.edge_features, "edge_attr", "num_edges")
+        x = check_features(
+            attr, graph.num_edges, self.edge_in_features, "edge_features", "num_edges"
+        )
         if x.ndim != 2:
-            raise ValueError(f"edge_attr must have shape (num_edges, edge_features), got {x.shape}")
+            raise ValueError(
+                f"edge_features must have shape (num_edges, edge_in_features), got {x.shape}"
+            )
         kernel = self._split(self.edge_kernel[...].astype(dtype))
         head_kernel = dots(kernel, self.edge_attention[...].astype(dtype))
         return product(x.astype(dtype), head_kernel, self.precision)
@@ -619,8 +624,8 @@ class HGTConv(HGTOptions):
                 src,
                 weights,
                 method,
-                made_query=types.product(dst, query, bias, self.precision) if maps_query else None,
-                keys_take_queries=folds_query,
+                pair_query=types.product(dst, query, bias, self.precision) if maps_query else None,
+                fold_query_into_key=folds_query,
             )
             return self._finish(y, dst if dst.shape[1] == y.shape[1] else None, types)
 
@@ -688,8 +693,8 @@ class HGTConv(HGTOptions):
         value: Array,
         weights: HGTWeights,
         method: Method,
-        made_query: Array | None = None,
-        keys_take_queries: bool = False,
+        pair_query: Array | None = None,
+        fold_query_into_key: bool = False,
     ) -> Array:
         y = hgt_attention(
             graph,
@@ -697,8 +702,8 @@ class HGTConv(HGTOptions):
             key,
             value,
             weights,
-            made_query=made_query,
-            keys_take_queries=keys_take_queries,
+            pair_query=pair_query,
+            fold_query_into_key=fold_query_into_key,
             heads=self.heads,
             method=method,
             precision=self.precision,
@@ -994,7 +999,7 @@ class HGT(HGTOptions, TwoLayerStack):
             node_types = graph.node_types
             names = first.type_names
             if node_types is not None and isinstance(x, Mapping) and {*x} == {*names}:
-                x = graph.source_rows({name: x[name] for name in names})
+                x = graph.source_rows({name: as_array(name, x[name]) for name in names})
         if node_types is not None:
             dropout["node_types"] = node_types
         y = super().__call__(graph, x, **dropout)  # type: ignore[arg-type]  # may be by type

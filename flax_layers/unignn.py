@@ -55,11 +55,11 @@ class UniOptions(LinearOptions):
 
     Attributes:
         hyperedge_reduce: Reduction over a hyperedge's nodes: "mean", "sum", "max" or "min".
-        normalize: Whether each row of the result is divided by its Euclidean norm.
+        l2_normalize: Whether each row of the result is divided by its Euclidean norm.
     """
 
     hyperedge_reduce: Reduce = "mean"
-    normalize: bool = False
+    l2_normalize: bool = False
 
 
 class _UniConvolution(UniOptions, Convolution):
@@ -86,20 +86,20 @@ class _UniConvolution(UniOptions, Convolution):
             return aggregate_incidences(
                 hypergraph,
                 x,
-                own_scale=self_scale,
+                self_scale=self_scale,
                 hyperedge_reduce=self.hyperedge_reduce,
                 node_reduce=node_reduce,
                 **options,
             )
 
         # A ReLU comes after the division by norms, which no kernel does.
-        fused_activation = None if self.normalize else activation
+        fused_activation = None if self.l2_normalize else activation
         if self.hyperedge_reduce in LINEAR_REDUCTIONS and node_reduce in LINEAR_REDUCTIONS:
             y = self._aggregate_narrow(aggregate, x, kernel, bias, fused_activation)
         else:
             rows = self._product(x, kernel)
             y = aggregate(rows, **epilogue(rows, bias, fused_activation))
-        return finished(unit_rows(y), None, activation) if self.normalize else y
+        return finished(unit_rows(y), None, activation) if self.l2_normalize else y
 
     def _node_terms(self) -> tuple[Reduce, ArrayLike]:
         """Return the reduction over a node's hyperedges, and the factor of its own features."""
@@ -115,7 +115,7 @@ class UniGINOptions(UniOptions):
     """
 
     eps: float = 0.0
-    learn_eps: bool = True
+    learn_eps: bool = False
 
 
 class UniGINConv(UniGINOptions, _UniConvolution):
@@ -187,12 +187,12 @@ class UniGATOptions(AttentionOptions):
     """Options of `UniGATConv`, and of `UniGAT` for its convolutions.
 
     Attributes:
-        skip: Whether a node's own ``x Theta`` is added.
-        normalize: Whether each row is divided by its Euclidean norm, before the skip.
+        residual: Whether a node's own ``x Theta`` is added.
+        l2_normalize: Whether each row is divided by its Euclidean norm, before the residual.
     """
 
-    skip: bool = False
-    normalize: bool = False
+    residual: bool = False
+    l2_normalize: bool = False
 
 
 class UniGATConv(UniGATOptions, AttentionConvolution):
@@ -239,7 +239,7 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
             return node_to_hyperedge(hypergraph, x, reduce="mean", **options)
 
         self_term = None
-        if self.skip:
+        if self.residual:
             self_term = self._product(x, kernel)
             h = to_hyperedges(self_term)
         else:
@@ -249,7 +249,7 @@ class UniGATConv(UniGATOptions, AttentionConvolution):
         scores = dots(h, self.attention[...].astype(h.dtype))
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
         y = self._join(attend(hypergraph, "node", scores, h, self.attention_dropout, dropout))
-        y = unit_rows(y) if self.normalize else y
+        y = unit_rows(y) if self.l2_normalize else y
         if self_term is not None:
             y = y + self._join(self._split(self_term))
         return finished(y, bias)
@@ -334,7 +334,7 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
         hypergraph: Hypergraph,
         x: ArrayLike,
         x0: ArrayLike,
-        norm: HypergraphNorm | None = None,
+        hypergraph_norm: HypergraphNorm | None = None,
     ) -> Array:
         """Return the new node features, ``(num_nodes, *batch, features)`` in `dtype`.
 
@@ -342,13 +342,13 @@ class UniGCNIIConv(UniGCNIIOptions, Convolution):
             hypergraph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, features)``.
             x0: Input of the first convolution, of the same shape.
-            norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
+            hypergraph_norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
         """
         x, kernel, bias = self._operands(x, hypergraph)
         x0 = check_features(x0, hypergraph.num_nodes, self.in_features, "x0").astype(x.dtype)
         if x0.shape != x.shape:
             raise ValueError(f"x0 must have the shape {x.shape} of x, got {x0.shape}")
-        norm = unigcn_norm(hypergraph) if norm is None else norm
+        norm = unigcn_norm(hypergraph) if hypergraph_norm is None else hypergraph_norm
         scales = norm.scales | {"node_scale_out": (1 - self.alpha) * norm.node_out}
         # The residual is added where rows of G X are stored.
         z = aggregate_incidences(hypergraph, x, residual=self.alpha * x0, **scales)
@@ -428,7 +428,7 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
         self,
         graph: Hypergraph,
         x: ArrayLike,
-        norm: HypergraphNorm | None = None,
+        hypergraph_norm: HypergraphNorm | None = None,
         *,
         deterministic: bool | None = None,
         rngs: DropoutKeys = None,
@@ -438,14 +438,14 @@ class UniGCNII(UniGCNIIOptions, TwoLayerStack):
         Args:
             graph: The hypergraph.
             x: Node features, ``(num_nodes, *batch, in_features)``.
-            norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
+            hypergraph_norm: Factors from `unigcn_norm` for the hypergraph; None computes them.
             deterministic: Whether dropout is off, see `Stack`.
             rngs: Randomness of the dropout, see `Stack`.
         """
         assert self.output is not None
         check_structure("graph", graph, self.convolution)
         x = check_features(x, graph.num_nodes, self.in_features)
-        norm = unigcn_norm(graph) if norm is None else norm
+        norm = unigcn_norm(graph) if hypergraph_norm is None else hypergraph_norm
         dropout = dropout_arguments(deterministic, rngs)
         # All convolutions refer to the input of the first one.
         x0 = y = jax.nn.relu(linear(self.input, self.input_dropout(x, **dropout)))

@@ -438,7 +438,7 @@ class Graph:
         if xp is np:
             missing = np.full_like(fill, arguments.fill_value(array.dtype))
             positions = np.clip(self.edge_ids, PADDING, len(array)) + 1
-            result = np.concatenate([fill, array, missing])[positions]  # type: ignore[assignment]
+            result = np.concatenate([fill, array, missing])[positions]
         else:
             edge_ids = clip_ids(self.edge_ids, num_values)
             result = jnp.concatenate([fill, array]).at[edge_ids + 1].get(mode="fill")

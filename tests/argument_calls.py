@@ -225,7 +225,7 @@ _METHOD = {"method": "source_pairs", "precision": None, **XLA}
 _add("rgat_attention", graph=TYPED, x=Y, weights=RGAT, x_dst=Y, **SLOPE, multiplicative=False,
      within_relations=False, edge_bias=ones(3, 2), edge_scale=ones(3, 2), **_METHOD)
 _add("hgt_attention", graph=TYPED, query=HGT_ROWS, key=HGT_ROWS, value=HGT_ROWS.copy(),
-     weights=HGT, heads=2, made_query=HGT_ROWS, keys_take_queries=False, **_METHOD)
+     weights=HGT, heads=2, pair_query=HGT_ROWS, fold_query_into_key=False, **_METHOD)
 _add("RGATWeights.of", of=jax_gnn.RGATWeights,
      kernel=ones(2, 2, 10), dst=ones(2, 2, 5), src=ones(2, 2, 5))
 _add("HGTWeights.of", of=jax_gnn.HGTWeights,
@@ -236,7 +236,7 @@ _add("relational_aggregate", graph=TYPED, x=ones(3, 4), rhs=ones(2, 4, 5), weigh
      transpose_rhs=False, method="edges", precision=None, **XLA)
 _add("relational_lookup", graph=TYPED, table=ones(2, 3, 5), weight=ones(3), **XLA)
 _add("hypergraph_aggregate", **SCALES, x=X, node_scale_in=OF_SRC, node_scale_out=OF_SRC,
-     hyperedge_scale=OF_DST, own_scale=OF_SRC, normalization=None, hyperedge_reduce="mean",
+     hyperedge_scale=OF_DST, self_scale=OF_SRC, normalization=None, hyperedge_reduce="mean",
      node_reduce="sum", residual=X, bias=ones(2), activation="relu")
 _add("hypergraph_norm", **SCALES, normalization="row")
 _add("node_to_hyperedge", **ON_HYPERGRAPH, incidence_weight=OF_EDGES, x=X, reduce="sum")
@@ -349,7 +349,7 @@ _KINDS: dict[str, list[Bad]] = {
     **dict.fromkeys(("num_nodes", "num_hyperedges", "num_relations"), SIZE),
     **{"num_groups": [b for b in SIZE if "⁷" not in b[0]], "ddof": INTEGER},
     **dict.fromkeys(("weight", "incidence_weight", "head_weight", "hyperedge_weight"), VECTOR),
-    **dict.fromkeys(("node_scale_in", "node_scale_out", "hyperedge_scale", "own_scale"), VECTOR),
+    **dict.fromkeys(("node_scale_in", "node_scale_out", "hyperedge_scale", "self_scale"), VECTOR),
     **dict.fromkeys(("implementation", "mode", "reduce", "op", "activation", "by"), CHOICE),
     **dict.fromkeys(("normalization", "hyperedge_reduce", "node_reduce", "kind", "nodes"), CHOICE),
     **{"method": CHOICE, "precision": _without(CHOICE, "an empty word"), "transpose_rhs": FLAG},
@@ -667,10 +667,10 @@ WORDED: dict[str, list[Any]] = {
         bad("weight of shape (4, 1)", x=ones(4), weight=ones(4, 1)),
         bad("reduce must be one of 'sum', 'mean', 'max', 'min', got 'prod'", reduce="prod"),
         bad("implementation must be None or one of", implementation="fast"),
-        bad("own_scale needs a graph that is not bipartite, ...num_src=4 and num_dst=3",
-            own_scale=1),
-        bad("own_scale must be a scalar or (num_nodes=2,), got shape (1,)",
-            graph=Graph.from_edges([0, 1], [1, 0]), x=ones(2, 2), own_scale=ones(1)),
+        bad("self_scale needs a graph that is not bipartite, ...num_src=4 and num_dst=3",
+            self_scale=1),
+        bad("self_scale must be a scalar or (num_nodes=2,), got shape (1,)",
+            graph=Graph.from_edges([0, 1], [1, 0]), x=ones(2, 2), self_scale=ones(1)),
         bad("out_scale must be a scalar or (num_dst=3,), got shape (4,)", out_scale=ones(4)),
         bad("result_scale must be a scalar or (num_dst=3,), got shape (4,)", result_scale=ones(4)),
         bad("out_scale must be real", TypeError, out_scale=1j),
@@ -830,8 +830,9 @@ WORDED: dict[str, list[Any]] = {
         bad("node_scale_in must be (num_nodes=4,), got shape (3,)", node_scale_in=ones(3)),
         bad("node_scale_out must be real numbers, got bool", TypeError,
             node_scale_out=ones(4, dtype=bool)),
-        bad("own_scale must be a scalar or (num_nodes=4,), got shape (1,)", own_scale=ones(1)),
-        bad("own_scale must be real numbers, got complex64", TypeError, own_scale=np.complex64(1)),
+        bad("self_scale must be a scalar or (num_nodes=4,), got shape (1,)", self_scale=ones(1)),
+        bad("self_scale must be real numbers, got complex64", TypeError,
+            self_scale=np.complex64(1)),
         bad("residual must be (num_nodes=4, *features), got shape (3, 2)", residual=Y),
         bad("residual must be ... with the features (2,) of x, got shape (4, 1)",
             residual=ones(4, 1)),

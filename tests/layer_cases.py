@@ -207,7 +207,7 @@ def hetero_case(across: str, **options) -> LayerCase:
     def make(dtype) -> Any:
         arguments = options | {"param_dtype": dtype, "rngs": nnx.Rngs(0)}
         convs = {key: layers.SAGEConv(WIDTH, WIDTH, **arguments) for key in HETERO.edge_types}
-        return layers.HeteroConv(convs, aggregation=across)
+        return layers.HeteroConv(convs, reduce=across)
 
     return LayerCase(make, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {})
 
@@ -254,7 +254,7 @@ def queries(decoder, subjects, relations) -> Any:
 
 # One case or more for each public layer, with options that take other paths in kernels.
 DROPS = {"attention_dropout_rate": 0.5}
-OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_features": 3}
+OF_RELATIONS, WITH_ATTR = {"num_relations": 2}, {"edge_in_features": 3}
 EPS = {"learn_eps": True, "eps": 0.3}
 METHODS = ("source_pairs", "destination_pairs")
 LAYERS = {
@@ -262,23 +262,23 @@ LAYERS = {
     "GCN-weights": layer_case(layers.GCN, GRAPH, edge_weight=OF_EDGES),
     "GIN": layer_case(layers.GIN, GRAPH, options=EPS),
     "GIN-batch": layer_case(layers.GIN, GRAPH, numbers(SIZE, 2, WIDTH), edge_weight=OF_EDGES),
-    "SAGE": layer_case(layers.SAGE, GRAPH, options={"normalize": True}),
+    "SAGE": layer_case(layers.SAGE, GRAPH, options={"l2_normalize": True}),
     "SAGE-max": layer_case(
-        layers.SAGE, GRAPH, options={"aggregation": "max", "project": True}, edge_weight=OF_EDGES
+        layers.SAGE, GRAPH, options={"reduce": "max", "project": True}, edge_weight=OF_EDGES
     ),
-    "SAGEConv-sum": layer_case(layers.SAGEConv, BIPARTITE, ENDS, {"aggregation": "sum"}),
+    "SAGEConv-sum": layer_case(layers.SAGEConv, BIPARTITE, ENDS, {"reduce": "sum"}),
     "GAT": layer_case(layers.GAT, GRAPH, options={"heads": 2, **DROPS}),
-    "GAT-attr": layer_case(layers.GAT, GRAPH, options=WITH_ATTR, edge_attr=ATTR),
+    "GAT-attr": layer_case(layers.GAT, GRAPH, options=WITH_ATTR, edge_features=ATTR),
     "GATConv-ends": layer_case(
         layers.GATConv, BIPARTITE, ENDS, {"in_features": (WIDTH, WIDTH), "heads": 2}
     ),
     "GATv2": layer_case(layers.GATv2, GRAPH, options={"heads": 2, "share_weights": True}),
-    "GATv2-attr": layer_case(layers.GATv2, GRAPH, options=WITH_ATTR, edge_attr=ATTR),
+    "GATv2-attr": layer_case(layers.GATv2, GRAPH, options=WITH_ATTR, edge_features=ATTR),
     "GraphTransformer": layer_case(
         layers.GraphTransformer, GRAPH, options={"heads": 2, "gated": True}
     ),
     "GraphTransformer-attr": layer_case(
-        layers.GraphTransformer, GRAPH, options=WITH_ATTR, edge_attr=ATTR
+        layers.GraphTransformer, GRAPH, options=WITH_ATTR, edge_features=ATTR
     ),
     "HGNN": layer_case(
         layers.HGNN, HYPERGRAPH, options={"num_hyperedges": SIZE}, hyperedge_weight=OF_HYPEREDGES
@@ -294,18 +294,23 @@ LAYERS = {
         hyperedge_weight=OF_HYPEREDGES,
     ),
     "HypergraphAttention-attr": layer_case(
-        layers.HypergraphAttention, HYPERGRAPH, options={"degrees": "attention"}, hyperedge_attr=X
+        layers.HypergraphAttention,
+        HYPERGRAPH,
+        options={"degrees": "attention"},
+        hyperedge_features=X,
     ),
     "UniGIN": layer_case(layers.UniGIN, HYPERGRAPH, options=EPS),
     "UniGIN-max": layer_case(
         layers.UniGIN, HYPERGRAPH, options={"hyperedge_reduce": "max", "learn_eps": False}
     ),
-    "UniSAGE": layer_case(layers.UniSAGE, HYPERGRAPH, options={"normalize": True}),
+    "UniSAGE": layer_case(layers.UniSAGE, HYPERGRAPH, options={"l2_normalize": True}),
     "UniSAGE-min": layer_case(layers.UniSAGE, HYPERGRAPH, options={"node_reduce": "min"}),
     "UniGAT": layer_case(layers.UniGAT, HYPERGRAPH, options={"heads": 2, **DROPS}),
-    "UniGAT-skip": layer_case(layers.UniGAT, HYPERGRAPH, options={"skip": True, "normalize": True}),
+    "UniGAT-skip": layer_case(
+        layers.UniGAT, HYPERGRAPH, options={"residual": True, "l2_normalize": True}
+    ),
     "UniGCNII": layer_case(layers.UniGCNII, HYPERGRAPH),
-    "AllDeepSets": layer_case(layers.AllDeepSets, HYPERGRAPH, options={"aggregation": "mean"}),
+    "AllDeepSets": layer_case(layers.AllDeepSets, HYPERGRAPH, options={"reduce": "mean"}),
     "AllSetTransformer": layer_case(layers.AllSetTransformer, HYPERGRAPH, options={"heads": 2}),
     "RGCN": layer_case(layers.RGCN, WITH_SELF, options=OF_RELATIONS),
     "RGCN-bases": layer_case(layers.RGCN, RELATIONAL, options=OF_RELATIONS | {"num_bases": 1}),
@@ -326,7 +331,7 @@ LAYERS = {
         | {"attention": "multiplicative", "softmax": "within", "num_bases": 2}
         | WITH_ATTR
         | DROPS,
-        edge_attr=ATTR,
+        edge_features=ATTR,
     ),
     "HGT-widths": layer_case(
         layers.HGT,
@@ -349,8 +354,8 @@ LAYERS = {
         for composition in ("sub", "mult", "corr")
     },
     "HeteroConv-sum": hetero_case("sum"),
-    "HeteroConv-max": hetero_case("max", aggregation="sum"),
-    "HeteroConv-alone": hetero_case("mean", normalize=True, root_weight=False),
+    "HeteroConv-max": hetero_case("max", reduce="sum"),
+    "HeteroConv-alone": hetero_case("mean", l2_normalize=True, self_weight=False),
     "HeteroModel": LayerCase(of_types, lambda layer, x: layer(HETERO, x), (BY_TYPE,), {}),
     "AttentionReadout": batch_case(layers.AttentionReadout),
     "Set2Set": batch_case(layers.Set2Set, num_steps=2),

@@ -110,7 +110,7 @@ def keep_apart(
 def with_epilogue(
     sums: np.ndarray,
     x: np.ndarray,
-    own_scale=None,
+    self_scale=None,
     out_scale=None,
     residual=None,
     bias=None,
@@ -124,8 +124,8 @@ def with_epilogue(
         return np.reshape(scale, (-1, *[1] * (x.ndim - 1)))
 
     result = sums
-    if own_scale is not None:
-        result = result + of_rows(own_scale) * x
+    if self_scale is not None:
+        result = result + of_rows(self_scale) * x
     if out_scale is not None:
         result = of_rows(out_scale) * result
     if residual is not None:

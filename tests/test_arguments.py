@@ -68,7 +68,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"mlp_features": 2, "eps": 0.0},
         ON_GRAPH | {"edge_weight": OF_EDGES},
     ),
-    (flax_layers.SAGEConv, OF_CONV, {"aggregation": "max"}, ON_GRAPH | {"edge_weight": OF_EDGES}),
+    (flax_layers.SAGEConv, OF_CONV, {"reduce": "max"}, ON_GRAPH | {"edge_weight": OF_EDGES}),
     *(
         (layer, OF_CONV, HEADS | options, ON_GRAPH)
         for layer, options in (
@@ -79,7 +79,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.TransformerConv,
         OF_CONV,
-        {"heads": 1, "gated": True, "root_weight": True, "attention_dropout_rate": 0.5},
+        {"heads": 1, "gated": True, "self_weight": True, "attention_dropout_rate": 0.5},
         ON_GRAPH,
     ),
     (
@@ -98,7 +98,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         flax_layers.HypergraphAttentionConv,
         OF_CONV,
         HEADS | {"softmax_by": "node", "degrees": "ones"},
-        ON_HYPERGRAPH | {"hyperedge_weight": OF_NODES, "hyperedge_attr": X},
+        ON_HYPERGRAPH | {"hyperedge_weight": OF_NODES, "hyperedge_features": X},
     ),
     (flax_layers.UniGINConv, OF_CONV, {"hyperedge_reduce": "max", "eps": 0.0}, ON_HYPERGRAPH),
     (
@@ -117,7 +117,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.AllDeepSetsConv,
         OF_CONV,
-        {"aggregation": "sum", "mlp_layers": 1, "dropout_rate": 0.1},
+        {"reduce": "sum", "mlp_layers": 1, "dropout_rate": 0.1},
         ON_HYPERGRAPH,
     ),
     (
@@ -135,16 +135,16 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.RGCNConv,
         OF_CONV | {"num_relations": 2},
-        {"norm": "sum", "num_bases": 2, "num_blocks": None},
+        {"normalization": "sum", "num_bases": 2, "num_blocks": None},
         {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES},
     ),
     (
         flax_layers.RGATConv,
-        OF_CONV | {"num_relations": 2, "edge_features": F},
+        OF_CONV | {"num_relations": 2, "edge_in_features": F},
         HEADS
         | {"attention": "multiplicative", "softmax": "within", "num_bases": 2}
         | {"num_blocks": None, "method": "auto"},
-        {"graph": RELATIONAL, "x": X, "edge_attr": ON_EDGES},
+        {"graph": RELATIONAL, "x": X, "edge_features": ON_EDGES},
     ),
     (
         flax_layers.HGTConv,
@@ -190,7 +190,7 @@ MODELS += [
     (model, sizes | {"num_relations": 4}, {"composition": "sub"} | options, call)
     for call in ({"graph": INVERSE, "x": X, "relations": OF_RELATIONS},)
     for model, sizes, options in (
-        (flax_layers.CompGCNConv, OF_CONV, {"norm": "mean"}),
+        (flax_layers.CompGCNConv, OF_CONV, {"normalization": "mean"}),
         (flax_layers.CompGCN, OF_STACK, {}),
     )
 ]
@@ -276,7 +276,7 @@ def called(model, sizes: dict[str, Any]) -> Callable[..., Any]:
 # An argument of nnx.Linear's is left to that.
 LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "gcn_norm": (flax_layers.gcn_norm, {"graph": GRAPH, "edge_weight": OF_EDGES}),
-    "readout": (flax_layers.readout, ON_BATCH | {"kind": "max"}),
+    "readout": (flax_layers.readout, ON_BATCH | {"reduce": "max"}),
     "jumping_knowledge": (flax_layers.jumping_knowledge, {"layers": [X, X], "mode": "max"}),
     "unigcn_norm": (flax_layers.unigcn_norm, {"hypergraph": HYPERGRAPH}),
     **{
@@ -305,7 +305,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "HeteroGraph.relation": (HETERO.relation, {"edge_type": KEYS[0]}),
     "HeteroConv made": (
         flax_layers.HeteroConv,
-        {"convolutions": convolutions(), "aggregation": "sum"},
+        {"convolutions": convolutions(), "reduce": "sum"},
     ),
     "HeteroConv called": (
         flax_layers.HeteroConv(convolutions()),
@@ -357,7 +357,10 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "GAE made": (flax_layers.GAE, {"encoder": ENCODER}),
     "GAE.scores": (flax_layers.GAE(ENCODER).scores, {"z": X, "edges": np.stack([SRC, DST])}),
     "VGAE made": (made(flax_layers.VGAE), {"encoder": ENCODER}),
-    "edge_metrics": (flax_layers.edge_metrics, {"right": np.ones(3), "wrong": np.ones(2)}),
+    "edge_metrics": (
+        flax_layers.edge_metrics,
+        {"positive_scores": np.ones(3), "negative_scores": np.ones(2)},
+    ),
     "link_metrics": (flax_layers.link_metrics, {"ranks": np.ones((3, 2))}),
     "one_vs_all_loss": (
         flax_layers.one_vs_all_loss,
@@ -380,7 +383,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "negative_sampling_loss": (
         flax_layers.negative_sampling_loss,
-        {"right": OF_EDGES, "wrong": ON_EDGES},
+        {"positive_scores": OF_EDGES, "negative_scores": ON_EDGES},
     ),
     # Datasets.
     "random_split": (
@@ -420,7 +423,7 @@ TAKEN = {
     ("LinkPredictor made", "encoder", "None"),
 }
 # Whose default, None, is not for a layer that was made so.
-NEEDED = {("RGATConv called", "edge_attr"), ("RGCNConv called", "x"), ("RGCN called", "x")}
+NEEDED = {("RGATConv called", "edge_features"), ("RGCNConv called", "x"), ("RGCN called", "x")}
 
 
 def spoilt(name: str, argument: str) -> list[Bad]:

@@ -490,7 +490,7 @@ USAGE_ERRORS = [
     ("train hgnn --layers 1.5", "argument --layers: expected a whole number from 1 to 2147483647,"),
     ("train hgnn --seed -1", "argument --seed: expected a whole number from 0 to 2147483647, got"),
     ("train hgnn --learning-rate nan", "argument --learning-rate: expected a positive number, got"),
-    ("train sage --aggregation maxx", "argument --aggregation: invalid choice: 'maxx'"),
+    ("train sage --reduce maxx", "argument --reduce: invalid choice: 'maxx'"),
     ("train hgnn --implementation gpu", "argument --implementation: invalid choice: 'gpu'"),
     # Required words.
     ("", "required"),

@@ -108,7 +108,9 @@ def test_edge_metrics_of_nan_and_bad_scores():
     assert edge_metrics([np.nan], [0.0, 1.0])["auc"] == 0
     assert edge_metrics([5.0, 4.0], [np.nan, 1.0])["auc"] == 0.5
     assert np.isnan(edge_metrics([], [1.0])["ap"])
-    with pytest.raises(ValueError, match=r"wrong must be one-dimensional, got shape \(1, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"negative_scores must be one-dimensional, got .*\(1, 1\)"
+    ):
         edge_metrics([1.0], [[1.0]])
-    with pytest.raises(TypeError, match="right must be real numbers"):
+    with pytest.raises(TypeError, match="positive_scores must be real numbers"):
         edge_metrics(["a"], [1.0])

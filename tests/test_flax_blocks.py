@@ -50,17 +50,17 @@ OF_TYPES = OF_RELATIONS | {"node_types": tuple(TYPES), "relation_ends": ENDS, "h
 CASES = {
     "GCN": Case(layers.GCN, {}, "edge_weight"),
     "GCN-alone": Case(layers.GCN, {"add_self_loops": False}),
-    "GCN-sum": Case(layers.GCN, {"normalize": False}, "edge_weight"),
+    "GCN-sum": Case(layers.GCN, {"normalization": None}, "edge_weight"),
     "GIN": Case(layers.GIN, {"learn_eps": True, "eps": 0.3}, "edge_weight"),
     "SAGE": Case(layers.SAGE, {}, "edge_weight"),
-    "SAGE-max": Case(layers.SAGE, {"aggregation": "max", "project": True}),
-    "GAT": Case(layers.GAT, {"heads": 2, "edge_features": 3}, "edge_attr"),
-    "GATv2": Case(layers.GATv2, {"heads": 2, "edge_features": 3}, "edge_attr"),
+    "SAGE-max": Case(layers.SAGE, {"reduce": "max", "project": True}),
+    "GAT": Case(layers.GAT, {"heads": 2, "edge_in_features": 3}, "edge_features"),
+    "GATv2": Case(layers.GATv2, {"heads": 2, "edge_in_features": 3}, "edge_features"),
     "GATv2-shared": Case(layers.GATv2, {"share_weights": True}),
     "GraphTransformer": Case(layers.GraphTransformer, {"heads": 2, "gated": True}),
     "RGCN": Case(layers.RGCN, OF_RELATIONS),
     "RGCN-blocks": Case(layers.RGCN, OF_RELATIONS | {"num_blocks": 1}, "edge_weight"),
-    "RGAT": Case(layers.RGAT, OF_RELATIONS | {"heads": 2, "edge_features": 3}, "edge_attr"),
+    "RGAT": Case(layers.RGAT, OF_RELATIONS | {"heads": 2, "edge_in_features": 3}, "edge_features"),
     "RGAT-rows": Case(layers.RGAT, OF_RELATIONS | {"method": "source_pairs"}),
     "RGAT-pairs": Case(layers.RGAT, OF_RELATIONS | {"method": "destination_pairs"}),
     "RGAT-within": Case(layers.RGAT, OF_RELATIONS | {"softmax": "within", "heads": 2}),
@@ -161,7 +161,7 @@ def gathered(x, ids: jax.Array, fill: float = 0.0):
 
 
 def edge_values(case: Case, graph, rng) -> dict[str, jax.Array]:
-    shape = {"edge_weight": (), "edge_attr": (3,)}.get(case.edges or "")
+    shape = {"edge_weight": (), "edge_features": (3,)}.get(case.edges or "")
     if shape is None:
         return {}
     return {str(case.edges): jnp.asarray(rng.uniform(0.5, 2, (graph.num_edges, *shape)))}
@@ -172,7 +172,7 @@ def call_arguments(case: Case, graph, blocks: Blocks, values):
     kwargs = dict(values)
     if case.typed:
         kwargs["node_types"] = node_types(blocks.node_ids)
-    if case.model is layers.GCN and case.options.get("normalize", True):
+    if case.model is layers.GCN and case.options.get("normalization", "symmetric"):
         # A GCN's scales need the degrees of the whole graph.
         loops = case.options.get("add_self_loops", True)
         scale = gcn_norm(graph, values.get("edge_weight"), add_self_loops=loops)
@@ -341,7 +341,7 @@ def column(x):
 def gcn(conv, e: Edges, src, dst, weight, scale=None):
     weight = jnp.ones(len(e.src)) if weight is None else weight
     loop_weight = float(conv.add_self_loops)
-    if not conv.normalize:
+    if not conv.normalization:
         at_src, at_dst = jnp.ones(e.num_src), jnp.ones(e.num_dst)
     elif scale is not None:
         at_src, at_dst = scale, scale[: e.num_dst]
@@ -364,7 +364,7 @@ def sage(conv, e: Edges, src, dst, weight):
     messages = src if conv.projection is None else jax.nn.relu(conv.projection(src))
     messages = messages[e.src] if weight is None else column(weight) * messages[e.src]
     degree = e.sum(jnp.ones(len(e.src)))
-    if conv.aggregation == "mean":
+    if conv.reduce == "mean":
         y = e.sum(messages) / column(jnp.maximum(degree, 1))
     else:
         largest = jax.ops.segment_max(messages, e.dst, e.num_dst)

@@ -165,7 +165,7 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     *((layer, {"negative_slope": 0.5}) for layer in CONVOLUTIONS[:2]),
     (GATv2Conv, {"share_weights": True, "heads": 2}),
     (TransformerConv, {"gated": True, "heads": 2}),
-    (TransformerConv, {"root_weight": False}),
+    (TransformerConv, {"self_weight": False}),
 ]
 
 
@@ -174,7 +174,7 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
 def test_equals_the_formula(layer, options, has_attr, graph):
     x = features(4)
     attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
-    conv = make(layer, 4, 6, edge_features=EDGE_FEATURES if has_attr else None, **options)
+    conv = make(layer, 4, 6, edge_in_features=EDGE_FEATURES if has_attr else None, **options)
     expected = REFERENCES[layer](conv, graph, x, attr=attr)
     assert_close(conv(graph, x, attr), expected)
     assert_close(nnx.jit(conv)(graph, x, attr), expected)
@@ -186,13 +186,13 @@ def test_bipartite(layer, has_attr, edges):
     graph = Graph.from_edges(*edges, num_src=NUM_NODES, num_dst=11)
     src, dst = features(4), features(5, rows=11)
     attr = features(EDGE_FEATURES, rows=graph.num_edges) if has_attr else None
-    conv = make(layer, (4, 5), 6, heads=2, edge_features=EDGE_FEATURES if has_attr else None)
+    conv = make(layer, (4, 5), 6, heads=2, edge_in_features=EDGE_FEATURES if has_attr else None)
     assert_close(conv(graph, (src, dst), attr), REFERENCES[layer](conv, graph, src, dst, attr))
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_batch_axes_and_vmap(layer, graph):
-    conv = make(layer, 4, 6, heads=2, edge_features=EDGE_FEATURES)
+    conv = make(layer, 4, 6, heads=2, edge_in_features=EDGE_FEATURES)
     x, attr = features(4, 2), features(EDGE_FEATURES, 2, rows=graph.num_edges)
     expected = np.stack([conv(graph, x[:, i], attr[:, i]) for i in range(2)], axis=1)
     assert_close(conv(graph, x, attr), expected)
@@ -202,7 +202,7 @@ def test_batch_axes_and_vmap(layer, graph):
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_padding_changes_nothing(layer, graph):
-    conv = make(layer, 4, 6, heads=2, edge_features=EDGE_FEATURES)
+    conv = make(layer, 4, 6, heads=2, edge_in_features=EDGE_FEATURES)
     padded = graph.pad(num_nodes=12, num_edges=40)
     attr = features(EDGE_FEATURES, rows=graph.num_edges)
     padded_attr = jnp.concatenate([attr, jnp.zeros((40 - graph.num_edges, EDGE_FEATURES))])
@@ -266,7 +266,7 @@ def test_dtypes(layer, graph):
         *(
             (layer, {name: 0}, f"{name} must be positive, got 0")
             for layer, name in itertools.product(
-                CONVOLUTIONS, ("in_features", "out_features", "heads", "edge_features")
+                CONVOLUTIONS, ("in_features", "out_features", "heads", "edge_in_features")
             )
         ),
         *((layer, {"heads": 4}, "heads must divide out_features") for layer in CONVOLUTIONS),
@@ -280,7 +280,7 @@ def test_dtypes(layer, graph):
         ),
         (GATConv, {"negative_slope": np.inf}, "negative_slope must be finite, got inf"),
         (GATv2Conv, {"in_features": (2, 3), "share_weights": True}, "share_weights needs"),
-        (TransformerConv, {"gated": True, "root_weight": False}, "gated needs the skip connection"),
+        (TransformerConv, {"gated": True, "self_weight": False}, "gated needs the skip connection"),
     ],
 )
 def test_bad_construction(layer, arguments, message):
@@ -296,12 +296,12 @@ def test_bad_call(layer, graph):
             conv(graph, jnp.ones(shape))
     with pytest.raises(ValueError, match=r"x\[1\] must have shape \(num_dst, .*got \(8, 4\)"):
         conv(graph, (features(4), jnp.ones((8, 4))))
-    with pytest.raises(ValueError, match="edge_attr must be given if edge_features is"):
+    with pytest.raises(ValueError, match="edge_features must be given if edge_in_features is"):
         conv(graph, features(4), jnp.ones((graph.num_edges, 2)))
-    with_edges = make(layer, 4, 6, edge_features=2)
-    with pytest.raises(ValueError, match="edge_attr must be given if edge_features is"):
+    with_edges = make(layer, 4, 6, edge_in_features=2)
+    with pytest.raises(ValueError, match="edge_features must be given if edge_in_features is"):
         with_edges(graph, features(4))
-    with pytest.raises(ValueError, match=r"edge_attr must have shape \(num_edges, .*got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"edge_features must have shape \(num_e.*got \(3, 2\)"):
         with_edges(graph, features(4), jnp.ones((3, 2)))
     with pytest.raises(ValueError, match="x must be a pair"):
         make(layer, (4, 5), 6)(graph, features(4))
@@ -362,14 +362,14 @@ def test_equals_pytorch_geometric(layer, options, has_attr, is_bipartite, edges)
     sizes = {"num_src": NUM_NODES, "num_dst": 11} if is_bipartite else {"num_nodes": NUM_NODES}
     graph = Graph.from_edges(src, dst, **sizes)
     in_features = (4, 5) if is_bipartite else 4
-    edge_features = EDGE_FEATURES if has_attr else None
-    conv = make(layer, in_features, 6, edge_features=edge_features, **options)
+    edge_in_features = EDGE_FEATURES if has_attr else None
+    conv = make(layer, in_features, 6, edge_in_features=edge_in_features, **options)
     heads, concat = options.get("heads", 1), options.get("concat", True)
-    named = {"heads": heads, "concat": concat, "edge_dim": edge_features}
+    named = {"heads": heads, "concat": concat, "edge_dim": edge_in_features}
     if layer is TransformerConv:
         named |= {
             "beta": options.get("gated", False),
-            "root_weight": options.get("root_weight", True),
+            "root_weight": options.get("self_weight", True),
         }
     else:
         named |= {"negative_slope": conv.negative_slope}

@@ -79,7 +79,7 @@ def gcn_operator(matrix: np.ndarray, *, normalize: bool = True, loops: bool = Tr
 
 
 def reference_gcn(conv: GCNConv, graph: Graph, x, weight=None) -> np.ndarray:
-    options = {"normalize": conv.normalize, "loops": conv.add_self_loops}
+    options = {"normalize": bool(conv.normalization), "loops": conv.add_self_loops}
     operator = gcn_operator(adjacency(graph, weight), **options)
     return operator @ double(x) @ double(conv.kernel) + double(conv.bias)
 
@@ -88,7 +88,8 @@ def reference_gcn(conv: GCNConv, graph: Graph, x, weight=None) -> np.ndarray:
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_gcn_conv_equals_the_formula(graph, weight, sizes, loops, normalize):
-    conv = make(GCNConv, *sizes, normalize=normalize, add_self_loops=loops)
+    normalization = "symmetric" if normalize else None
+    conv = make(GCNConv, *sizes, normalization=normalization, add_self_loops=loops)
     x = features(sizes[0])
     for edge_weight in (None, weight):
         expected = reference_gcn(conv, graph, x, edge_weight)
@@ -166,7 +167,7 @@ def reference_sage(conv: SAGEConv, graph: Graph, x, weight=None) -> np.ndarray:
     # Edge by edge: gather, weigh, reduce at the destinations; nodes without edges get 0.
     sent = messages[np.asarray(graph.cols)]
     sent = sent if weight is None else sent * double(weight)[:, None]
-    reduce = {"mean": np.mean, "max": np.max, "sum": np.sum}[conv.aggregation]
+    reduce = {"mean": np.mean, "max": np.max, "sum": np.sum}[conv.reduce]
     rows = np.asarray(graph.rows)
     received = [
         reduce(sent[rows == i], axis=0) if (rows == i).any() else np.zeros(x.shape[1])
@@ -174,18 +175,18 @@ def reference_sage(conv: SAGEConv, graph: Graph, x, weight=None) -> np.ndarray:
     ]
     y = np.stack(received) @ double(conv.kernel) + double(conv.bias)
     y = y if conv.root is None else y + linear(conv.root, x)
-    return unit(y) if conv.normalize else y
+    return unit(y) if conv.l2_normalize else y
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("aggregation", ["mean", "max", "sum"])
+@pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
 @pytest.mark.parametrize(
-    "options", [{}, {"root_weight": False}, {"project": True}, {"normalize": True}]
+    "options", [{}, {"self_weight": False}, {"project": True}, {"l2_normalize": True}]
 )
 def test_sage_conv_equals_the_formula(graph, weight, sizes, aggregation, options):
-    conv = make(SAGEConv, *sizes, aggregation=aggregation, **options)
+    conv = make(SAGEConv, *sizes, reduce=aggregation, **options)
     assert (conv.projection is None) == ("project" not in options)
-    assert (conv.root is None) == ("root_weight" in options)
+    assert (conv.root is None) == ("self_weight" in options)
     assert conv.root is None or conv.root.bias is None
     x = features(sizes[0])
     for edge_weight in (None, weight):
@@ -193,7 +194,7 @@ def test_sage_conv_equals_the_formula(graph, weight, sizes, aggregation, options
 
 
 def test_normalized_zeros_are_zeros_and_have_gradients(graph):
-    conv = SAGEConv(4, 3, normalize=True, rngs=nnx.Rngs(0))
+    conv = SAGEConv(4, 3, l2_normalize=True, rngs=nnx.Rngs(0))
     x = jnp.zeros((NUM_NODES, 4))
     np.testing.assert_array_equal(conv(graph, x), np.zeros((NUM_NODES, 3)))
     assert np.isfinite(jax.grad(lambda x: conv(graph, x).sum())(x)).all()
@@ -212,7 +213,7 @@ def test_the_narrower_side_is_aggregated(layer, graph):
     for sizes in SIZES:
         assert reduced_widths(make(layer, *sizes), graph, sizes[0]) == [min(sizes)]
     if layer is SAGEConv:  # the maximum is not linear
-        assert reduced_widths(make(layer, 6, 3, aggregation="max"), graph, 6) == [6]
+        assert reduced_widths(make(layer, 6, 3, reduce="max"), graph, 6) == [6]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_tall_products_have_epilogues(model_class, primitives, graph, monkeypatc
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_scales_between_layers(normalize, sizes, graph, weight):
-    conv = make(GCNConv, *sizes, normalize=normalize)
+    conv = make(GCNConv, *sizes, normalization="symmetric" if normalize else None)
     x = features(sizes[0], 2)
     # A layer may take scaled features, and scale its result for the next layer.
     scale = gcn_norm(graph, weight)[:, None, None] if normalize else 1
@@ -279,8 +280,8 @@ def test_scales_between_layers(normalize, sizes, graph, weight):
     ("layer", "options"),
     [
         (GCNConv, {}),
-        *((SAGEConv, {"aggregation": name}) for name in ("mean", "max", "sum")),
-        (SAGEConv, {"normalize": True}),
+        *((SAGEConv, {"reduce": name}) for name in ("mean", "max", "sum")),
+        (SAGEConv, {"l2_normalize": True}),
     ],
 )
 def test_fused_relu(layer, options, sizes, graph, weight):
@@ -306,7 +307,7 @@ def test_batch_axes_and_vmap(layer, sizes, graph, weight):
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_padding_changes_nothing(layer, graph, weight):
-    conv = make(layer, 4, 3, **({"aggregation": "max"} if layer is SAGEConv else {}))
+    conv = make(layer, 4, 3, **({"reduce": "max"} if layer is SAGEConv else {}))
     # Padding nodes may hold NaN in the forward pass; their gradients are zero.
     padded = graph.pad(num_nodes=12, num_edges=40)
     x = jnp.concatenate([features(4), jnp.full((3, 4), jnp.nan)])
@@ -329,7 +330,7 @@ def test_padding_changes_nothing(layer, graph, weight):
         (GCNConv, reference_gcn, {}),
         (GINConv, reference_gin, {"learn_eps": True}),
         *(
-            (SAGEConv, reference_sage, {"aggregation": aggregation, "normalize": True})
+            (SAGEConv, reference_sage, {"reduce": aggregation, "l2_normalize": True})
             for aggregation in ("mean", "max", "sum")
         ),
     ],
@@ -386,7 +387,7 @@ def test_dropout(graph):
 
 
 def test_each_dropout_draws_its_own_mask(graph):
-    identity = {"normalize": False, "add_self_loops": False, "use_bias": False}
+    identity = {"normalization": None, "add_self_loops": False, "use_bias": False}
     x, loops = jnp.ones((NUM_NODES, 64)), np.arange(NUM_NODES)
     model = GCN(
         64,
@@ -454,7 +455,7 @@ def test_one_trace_for_equal_shapes(layer, graph, edges):
             for layer, name in itertools.product(CONVOLUTIONS, ("in_features", "out_features"))
         ),
         (GINConv, {"mlp_features": 0}, "mlp_features must be positive, got 0"),
-        (SAGEConv, {"aggregation": "median"}, r"aggregation must be one of 'mean', .*'median'"),
+        (SAGEConv, {"reduce": "median"}, r"reduce must be one of 'mean', .*'median'"),
         *((model, {"num_layers": 0}, "num_layers must be positive, got 0") for model in MODELS),
         (GCN, {"hidden_features": 0}, "hidden_features must be positive, got 0"),
         (GCN, {"dropout_rate": 1.5}, r"dropout_rate must lie in \[0, 1\], got 1.5"),

@@ -59,7 +59,7 @@ def separately(conv: HeteroConv, graph, x) -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize("across", ["sum", "mean", "max", "min", "concat", "stack"])
-@pytest.mark.parametrize("options", [{}, {"aggregation": "sum"}, {"root_weight": False}], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"reduce": "sum"}, {"self_weight": False}], ids=repr)
 def test_joint_convolutions(graph, rng, across, options):
     """Values and gradients of joint convolutions are those of separate calls."""
     with jax.enable_x64(True):
@@ -68,7 +68,7 @@ def test_joint_convolutions(graph, rng, across, options):
         # Convolutions of other classes run beside the joint ones.
         convs[CITES] = GCNConv(6, 4, rngs=rngs, param_dtype=jnp.float64)
         convs[("tag", "rev_has", "paper")] = GATConv((6, 6), 4, rngs=rngs, param_dtype=jnp.float64)
-        conv = HeteroConv(convs, aggregation=across)
+        conv = HeteroConv(convs, reduce=across)
         x = features(rng)
         # Sums over relations are one aggregation; separate results need one segmented product.
         product = "relational_aggregate" if across in ("sum", "mean") else "segment_matmul"
@@ -96,7 +96,7 @@ def test_batches_and_padding(graph, rng):
         convs = {key: sage(nnx.Rngs(0)) for key in (WRITES, HAS)}
         x = features(rng, 6, 2)
         for across in ("sum", "max"):
-            conv = HeteroConv(convs, aggregation=across)
+            conv = HeteroConv(convs, reduce=across)
             y, expected = conv(graph, x), separately(conv, graph, x)
             assert [*y] == ["paper", "tag"]
             for name in y:
@@ -135,12 +135,12 @@ def test_nodes_of_one_type_attend_to_themselves(rng, layer):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "max", "sum"])
+@pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
 @pytest.mark.parametrize("width", [3, 8])
 def test_sage_of_a_bipartite_graph(rng, aggregation, width):
     src, dst = rng.integers(0, 5, 12), rng.integers(0, 4, 12)
     graph = Graph.from_edges(src, dst, num_src=5, num_dst=4)
-    conv = SAGEConv((width, 2), 4, aggregation=aggregation, rngs=nnx.Rngs(0))
+    conv = SAGEConv((width, 2), 4, reduce=aggregation, rngs=nnx.Rngs(0))
     x, y = rng.normal(size=(5, width)).astype("f"), rng.normal(size=(4, 2)).astype("f")
     summed = np.zeros((4, width))
     for i in range(4):
@@ -293,8 +293,8 @@ def test_bad_construction():
         HeteroConv({})
     with pytest.raises(TypeError, match=r"by \(source type, relation, destination type\), got 'a'"):
         HeteroConv({"a": SAGEConv(6, 4, rngs=nnx.Rngs(0))})
-    with pytest.raises(ValueError, match="aggregation must be one of 'sum', 'mean'"):
-        HeteroConv({WRITES: SAGEConv(6, 4, rngs=nnx.Rngs(0))}, aggregation="cat")
+    with pytest.raises(ValueError, match="reduce must be one of 'sum', 'mean'"):
+        HeteroConv({WRITES: SAGEConv(6, 4, rngs=nnx.Rngs(0))}, reduce="cat")
 
 
 def test_bad_calls(graph, rng):

@@ -129,7 +129,7 @@ def reference_unigin(conv: UniGINConv, h: np.ndarray, x: np.ndarray) -> np.ndarr
     y = x @ double(conv.kernel)
     hyperedges = reduced(h.T, y, conv.hyperedge_reduce)
     y = (1 + eps) * y + h @ hyperedges + double(conv.bias)
-    return unit(y) if conv.normalize else y
+    return unit(y) if conv.l2_normalize else y
 
 
 def reference_unisage(conv: UniSAGEConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def reference_unisage(conv: UniSAGEConv, h: np.ndarray, x: np.ndarray) -> np.nda
     hyperedges = reduced(h.T, y, conv.hyperedge_reduce)
     # An empty hyperedge has 0, but nobody belongs to it.
     y = y + reduced(h, hyperedges, conv.node_reduce) + double(conv.bias)
-    return unit(y) if conv.normalize else y
+    return unit(y) if conv.l2_normalize else y
 
 
 def heads_of(x: np.ndarray, heads: int) -> np.ndarray:
@@ -154,8 +154,8 @@ def reference_unigat(conv: UniGATConv, h: np.ndarray, x: np.ndarray) -> np.ndarr
     scores = leaky((hyperedges * double(conv.attention)).sum(-1), conv.negative_slope)
     weights = softmax(scores[None], h[:, :, None], axis=1)
     y = joined(np.einsum("veh,ehc->vhc", weights, hyperedges), conv.concat)
-    y = unit(y) if conv.normalize else y
-    return y + conv.skip * joined(nodes, conv.concat) + double(conv.bias)
+    y = unit(y) if conv.l2_normalize else y
+    return y + conv.residual * joined(nodes, conv.concat) + double(conv.bias)
 
 
 def reference_unigcnii(
@@ -206,7 +206,7 @@ def reference_mlp(mlp, x: np.ndarray) -> np.ndarray:
 def reference_alldeepsets(conv: AllDeepSetsConv, h: np.ndarray, x: np.ndarray) -> np.ndarray:
     # Two functions of multisets: nodes of a hyperedge, then hyperedges of a node.
     for half, matrix in ((conv.to_hyperedges, h.T), (conv.to_nodes, h)):
-        x = reduced(matrix, relu(reference_mlp(half.encoder, x)), conv.aggregation)
+        x = reduced(matrix, relu(reference_mlp(half.encoder, x)), conv.reduce)
         x = relu(reference_mlp(half.decoder, x))
     return x
 
@@ -283,14 +283,14 @@ CASES = [
     case(HGNNPConv, reference_hgnn),
     case(UniGINConv, reference_unigin),
     case(UniGINConv, reference_unigin, learn_eps=False, eps=0.3, hyperedge_reduce="sum"),
-    case(UniGINConv, reference_unigin, hyperedge_reduce="max", normalize=True),
+    case(UniGINConv, reference_unigin, hyperedge_reduce="max", l2_normalize=True),
     case(UniSAGEConv, reference_unisage),
     case(UniSAGEConv, reference_unisage, hyperedge_reduce="sum", node_reduce="mean"),
-    case(UniSAGEConv, reference_unisage, node_reduce="max", normalize=True),
+    case(UniSAGEConv, reference_unisage, node_reduce="max", l2_normalize=True),
     case(UniSAGEConv, reference_unisage, hyperedge_reduce="min"),
     case(UniGATConv, reference_unigat),
-    case(UniGATConv, reference_unigat, heads=2, skip=True, normalize=True),
-    case(UniGATConv, reference_unigat, heads=3, concat=False, skip=True, negative_slope=0.5),
+    case(UniGATConv, reference_unigat, heads=2, residual=True, l2_normalize=True),
+    case(UniGATConv, reference_unigat, heads=3, concat=False, residual=True, negative_slope=0.5),
     case(UniGCNIIConv, reference_unigcnii),
     case(UniGCNIIConv, reference_unigcnii, alpha=0.4, lamda=1.5, layer=3, use_bias=True),
     case(HypergraphAttentionConv, reference_attention),
@@ -299,7 +299,7 @@ CASES = [
     case(HypergraphAttentionConv, reference_attention, heads=2, softmax_by="hyperedge"),
     case(HypergraphAttentionConv, reference_attention, heads=2, degrees="attention"),
     case(AllDeepSetsConv, reference_alldeepsets),
-    case(AllDeepSetsConv, reference_alldeepsets, aggregation="mean", mlp_layers=1),
+    case(AllDeepSetsConv, reference_alldeepsets, reduce="mean", mlp_layers=1),
     case(AllSetTransformerConv, reference_allsettransformer),
     case(AllSetTransformerConv, reference_allsettransformer, heads=2, mlp_layers=3),
 ]
@@ -376,10 +376,10 @@ def test_hgnn_with_a_norm_that_was_computed_before(hypergraph, model):
     hgnn.eval()
     norm = hypergraph_norm(hypergraph, weight, normalization=hgnn.conv1.normalization)
     np.testing.assert_allclose(
-        hgnn(hypergraph, x, norm=norm), hgnn(hypergraph, x, weight), rtol=1e-5, atol=1e-6
+        hgnn(hypergraph, x, hypergraph_norm=norm), hgnn(hypergraph, x, weight), rtol=1e-5, atol=1e-6
     )
-    with pytest.raises(ValueError, match="norm holds the weights"):
-        hgnn(hypergraph, x, weight, norm=norm)
+    with pytest.raises(ValueError, match="hypergraph_norm holds the weights"):
+        hgnn(hypergraph, x, weight, hypergraph_norm=norm)
 
 
 def widths_at(primitive: str, case: Case, sizes: tuple[int, int], hypergraph) -> list[int]:
@@ -527,8 +527,11 @@ def test_bad_call_of_one_layer(hypergraph):
     x = features(4)
     conv = HypergraphAttentionConv(4, 6, rngs=nnx.Rngs(0))
     for attr, message in [
-        ((5, 4), r"hyperedge_attr must have shape .*num_hyperedges.*\(6, ..., 4\), got \(5, 4\)"),
-        ((6, 2, 4), r"hyperedge_attr and x must have the same batch axes"),
+        (
+            (5, 4),
+            r"hyperedge_features must have shape .*hyperedges.*\(6, ..., 4\), got \(5, 4\)",
+        ),
+        ((6, 2, 4), r"hyperedge_features and x must have the same batch axes"),
     ]:
         with pytest.raises(ValueError, match=message):
             conv(hypergraph, x, None, jnp.ones(attr))
@@ -564,7 +567,7 @@ def test_bad_call_of_one_layer(hypergraph):
         ),
         (HypergraphAttentionConv, {"softmax_by": "edge"}, "softmax_by must be one of .*'edge'"),
         (HypergraphAttentionConv, {"degrees": "H"}, "degrees must be one of .*'attention'.*'H'"),
-        (AllDeepSetsConv, {"aggregation": "max"}, "aggregation must be one of .*'max'"),
+        (AllDeepSetsConv, {"reduce": "max"}, "reduce must be one of .*'max'"),
         (AllDeepSetsConv, {"mlp_layers": 0}, "mlp_layers must be positive, got 0"),
         (AllSetTransformerConv, {"heads": 5}, "heads must divide out_features"),
         (AllSetTransformerConv, {"dropout_rate": -1}, r"dropout_rate must lie in \[0, 1\], got -1"),
@@ -787,7 +790,7 @@ def test_bad_hyperedge_weights(hypergraph):
         (HGNNPConv, {}),
         (UniGINConv, {}),
         (UniGINConv, {"hyperedge_reduce": "max"}),
-        (UniSAGEConv, {"normalize": True}),
+        (UniSAGEConv, {"l2_normalize": True}),
     ],
 )
 def test_fused_relu(layer, options, sizes, hypergraph):

@@ -59,10 +59,10 @@ def test_graphs(name, chunk_edges, rng):
 
 
 OPTIONS = [
-    (flax_layers.GCN, {"normalize": False}),
+    (flax_layers.GCN, {"normalization": None}),
     (flax_layers.GCN, {"add_self_loops": False, "use_bias": False}),
     (flax_layers.GIN, {"learn_eps": True, "mlp_features": 6}),
-    (SAGE, {"aggregation": "max", "project": True, "root_weight": False, "normalize": True}),
+    (SAGE, {"reduce": "max", "project": True, "self_weight": False, "l2_normalize": True}),
     (flax_layers.GATv2, {"add_self_loops": False, "share_weights": True}),
     (flax_layers.GraphTransformer, {"gated": True}),
 ]

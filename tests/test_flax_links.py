@@ -118,7 +118,8 @@ def test_bad_losses():
     with pytest.raises(ValueError, match=r"label_smoothing must lie in \[0, 1\], got 2"):
         one_vs_all_loss(jnp.ones((2, 3)), jnp.array([0]), jnp.array([0]), label_smoothing=2)
     with pytest.raises(
-        ValueError, match=r"right must be \(num_facts,\) and wrong \(num_facts, num"
+        ValueError,
+        match=r"positive_scores must be \(num_facts,\) and negative_scores \(num_facts, num",
     ):
         negative_sampling_loss(jnp.ones(2), jnp.ones((3, 2)))
 

@@ -200,7 +200,7 @@ def test_rgat_with_features_of_edges(graph, method, attention, dense, monkeypatc
     """Scores of endpoints come from a product of all nodes, or of pairs."""
     function = "jax_gnn._ops.relational_attention.methods.dense_scores_pay"
     monkeypatch.setattr(function, lambda *_: dense)
-    options = {"attention": attention, "heads": 2, "edge_features": EDGE_FEATURES}
+    options = {"attention": attention, "heads": 2, "edge_in_features": EDGE_FEATURES}
     conv = make(RGATConv, 4, 8, method=method, **options)
     x, attr = features(4), features(EDGE_FEATURES, rows=graph.num_edges)
     assert_close(conv(graph, x, attr), reference_rgat(conv, graph, x, attr))
@@ -232,7 +232,7 @@ def test_hgt_equals_the_formula(graph, typed, form, method):
 
 
 def cases(graph, typed) -> list[tuple[Any, Any, Any, RelationalGraph, Any]]:
-    options = {"heads": 2, "edge_features": EDGE_FEATURES}
+    options = {"heads": 2, "edge_in_features": EDGE_FEATURES}
     attr = features(EDGE_FEATURES, rows=graph.num_edges)
 
     def rgat(conv, graph, x):
@@ -450,7 +450,7 @@ def test_rgat_equals_pytorch_geometric(graph, form, has_attr):
     """PyTorch Geometric shares attention vectors among relations, and mixes heads in scores."""
     geometric = pytest.importorskip("torch_geometric.nn")
     torch = pytest.importorskip("torch")
-    options = form | {"edge_features": EDGE_FEATURES if has_attr else None}
+    options = form | {"edge_in_features": EDGE_FEATURES if has_attr else None}
     conv = make(RGATConv, 4, 8, **options)
     heads, width = conv.heads, conv.dst_attention.shape[2]
     for vector in (conv.dst_attention, conv.src_attention):
@@ -464,7 +464,7 @@ def test_rgat_equals_pytorch_geometric(graph, form, has_attr):
         heads=heads,
         concat=conv.concat,
         negative_slope=conv.negative_slope,
-        edge_dim=conv.edge_features,
+        edge_dim=conv.edge_in_features,
     ).double()
 
     def spread(vectors) -> np.ndarray:
@@ -716,10 +716,10 @@ def test_bad_calls(graph, typed, triples):
         lacking = RelationalGraph.from_triples(*triples, NUM_NODES, RELATIONS, parts=())
         with pytest.raises(ValueError, match=r"method='source_pairs' goes through 'from_pairs', w"):
             make(layer, 8, 8, method="source_pairs")(lacking, x)
-    with pytest.raises(ValueError, match="edge_attr must be given if edge_features is"):
-        make(RGATConv, 8, 8, edge_features=3)(graph, x)
-    with pytest.raises(ValueError, match=r"edge_attr must have shape \(num_edges, ..., "):
-        make(RGATConv, 8, 8, edge_features=3)(graph, x, jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match="edge_features must be given if edge_in_features is"):
+        make(RGATConv, 8, 8, edge_in_features=3)(graph, x)
+    with pytest.raises(ValueError, match=r"edge_features must have shape \(num_edges, ..., "):
+        make(RGATConv, 8, 8, edge_in_features=3)(graph, x, jnp.ones((2, 3)))
 
 
 def test_bad_types(graph, typed):

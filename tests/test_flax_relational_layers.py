@@ -14,7 +14,7 @@ from jax_gnn._ops.relational_aggregate import schedule
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 NUM_NODES, RELATIONS = 9, 4
-FORMS = [{}, {"num_bases": 2}, {"num_blocks": 2}, {"own_weight": False}]
+FORMS = [{}, {"num_bases": 2}, {"num_blocks": 2}, {"self_weight": False}]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def weights(conv: RGCNConv) -> tuple[np.ndarray, np.ndarray | float]:
             at = np.s_[:, block * rows : (block + 1) * rows, block * cols : (block + 1) * cols]
             full[at] = kernel[:, block]
         return full, self_kernel
-    if conv.own_weight:
+    if conv.self_weight:
         kernel, self_kernel = kernel[:-1], kernel[-1]
     if conv.coefficients is not None:
         kernel = np.einsum("rb,bkn->rkn", double(conv.coefficients), kernel)
@@ -60,7 +60,7 @@ def formula(conv: RGCNConv, triples, x, edge_weight=None) -> np.ndarray:
     kernel, self_kernel = weights(conv)
     if edge_weight is None:
         edge_weight = np.ones(len(src))
-        if conv.norm == "mean":
+        if conv.normalization == "mean":
             # A mean is over the edges of one relation into one destination.
             same_norm = (rel[:, None] == rel) & (dst[:, None] == dst)
             edge_weight = 1 / same_norm.sum(1)
@@ -84,11 +84,11 @@ def outputs(conv, calls):
 @pytest.mark.parametrize("form", FORMS, ids=repr)
 @pytest.mark.parametrize("norm", ["mean", "sum"])
 def test_conv_equals_the_formula(triples, rng, form, norm):
-    conv = make(RGCNConv, 4, 6, norm=norm, **form)
+    conv = make(RGCNConv, 4, 6, normalization=norm, **form)
     edge_weight = rng.uniform(0.5, 2, 30)
     calls, expected = [], []
     for x in (features(4), features(4, 2)):
-        for self_relation in sorted({False, conv.own_weight}):
+        for self_relation in sorted({False, conv.self_weight}):
             graph = graph_of(triples, self_relation)
             weight = graph.edge_values(edge_weight.astype(np.float32), 1)
             calls += [(graph, x), (graph, x, weight)]
@@ -181,7 +181,7 @@ def test_bipartite(rng):
     graph = RelationalGraph.from_triples(
         src, rel, dst, num_src=5, num_dst=NUM_NODES, num_relations=RELATIONS
     )
-    conv = make(RGCNConv, 4, 6, norm="sum", use_bias=False)
+    conv = make(RGCNConv, 4, 6, normalization="sum", use_bias=False)
     x, x_dst = features(4)[:5], features(4)
     kernel, self_kernel = weights(conv)
     expected = double(x_dst) @ self_kernel
@@ -220,7 +220,7 @@ def test_model_equals_two_convolutions(triples, featureless):
     ("arguments", "message"),
     [
         ({"num_relations": 0}, "num_relations must be positive"),
-        ({"norm": "max"}, "norm must be one of 'mean', 'sum', got 'max'"),
+        ({"normalization": "max"}, "normalization must be one of 'mean', 'sum', got 'max'"),
         ({"num_bases": 0}, "num_bases must be positive"),
         ({"num_bases": 2, "num_blocks": 2}, "num_bases and num_blocks exclude each other"),
         (
@@ -238,8 +238,8 @@ def test_bad_calls(triples):
     graph, x = graph_of(triples, True), features(4)
     with pytest.raises(ValueError, match="graph must have num_relations = 3 beside"):
         RGCNConv(4, 6, num_relations=3, rngs=nnx.Rngs(0))(graph, x)
-    with pytest.raises(ValueError, match="graph has a self_relation, and the layer has own_weight"):
-        make(RGCNConv, 4, 6, own_weight=False)(graph, x)
+    with pytest.raises(ValueError, match="graph has a self_relation, and the layer has self_w"):
+        make(RGCNConv, 4, 6, self_weight=False)(graph, x)
     conv = make(RGCNConv, 4, 6)
     with pytest.raises(ValueError, match="in_features = 4 sources where there is no x, got 9"):
         conv(graph)

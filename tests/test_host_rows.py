@@ -87,7 +87,7 @@ def test_other_layers_that_map_first(graph: Graph, rng: np.random.Generator) -> 
     layer = GATv2Conv(FEATURES, 8, heads=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     assert_close(layer(graph, x), layer(graph, values), 1e-12)
     pool = flax_layers.SAGEConv(
-        FEATURES, 3, aggregation="max", project=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+        FEATURES, 3, reduce="max", project=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )
     assert_close(pool(graph, x), pool(graph, values), 1e-12)
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused(graph: Graph) -> None:
         GCN(FEATURES + 1, 4, 3, rngs=nnx.Rngs(0))(graph, x)
     refused = "x must be an array of numbers, got HostRows"
     with pytest.raises(TypeError, match=refused):
-        SAGE(FEATURES, 4, 3, aggregation="max", rngs=nnx.Rngs(0))(graph, x)
+        SAGE(FEATURES, 4, 3, reduce="max", rngs=nnx.Rngs(0))(graph, x)
     relational = RelationalGraph.from_triples([0], [0], [1], num_nodes=NODES)
     with pytest.raises(TypeError, match=refused):
         RGCN(FEATURES, 4, 3, num_relations=1, rngs=nnx.Rngs(0))(relational, x)

@@ -136,7 +136,7 @@ def case_maker(
                 if name == "h":
                     ids, size = members.to_nodes.src[members.heads.valid], members.tails.num_dst
                 values.append(numbers(rng, (size, *of_heads, *features)))
-                is_read = name == "x" and "own_scale" in operands  # wherever it is
+                is_read = name == "x" and "self_scale" in operands  # wherever it is
                 padding.append(None if is_read else unused(ids, size, values[-1].ndim))
                 continue
             if name in ("residual", "bias"):
@@ -144,7 +144,7 @@ def case_maker(
                 values.append(rng.normal(size=(*rows, *of_heads, *features)))
                 padding.append(None)
                 continue
-            if name == "own_scale":
+            if name == "self_scale":
                 values.append(rng.normal(size=() if own_scale_of_all else members.tails.num_src))
                 padding.append(None)
                 continue
@@ -195,7 +195,7 @@ def reference(
     node_scale_in: np.ndarray | None = None,
     node_scale_out: np.ndarray | None = None,
     hyperedge_scale: np.ndarray | None = None,
-    own_scale: np.ndarray | None = None,
+    self_scale: np.ndarray | None = None,
     residual: np.ndarray | None = None,
     bias: np.ndarray | None = None,
     activation: str | None = None,
@@ -227,7 +227,7 @@ def reference(
     h = scaled(h, *scales_edge)
     y = spmm_reference(members.to_nodes, h, head_weight, reduce=REDUCTIONS[node_reduce])
     y = scaled(y, *scales_out)
-    y = y if own_scale is None else y + scaled(x, own_scale)
+    y = y if self_scale is None else y + scaled(x, self_scale)
     return with_epilogue(y, x, residual=residual, bias=bias, relu=activation == "relu")
 
 
@@ -328,12 +328,12 @@ class TestHypergraphAggregate(OpSuite):
 
 class TestEpilogue(OpSuite):
     spec = aggregate_spec(
-        "hyperedge_weight", "own_scale", "residual", "bias", linear=(), activation="relu"
+        "hyperedge_weight", "self_scale", "residual", "bias", linear=(), activation="relu"
     )
 
 
 class TestDirected(OpSuite):
-    spec = aggregate_spec("hyperedge_weight", "node_scale_in", "own_scale", directed=True)
+    spec = aggregate_spec("hyperedge_weight", "node_scale_in", "self_scale", directed=True)
 
 
 class TestMeanOfWeightedMaxima(OpSuite):
@@ -387,10 +387,14 @@ VARIANTS = {
     "FeaturesOnly": aggregate_spec(),
     "AllFactors": aggregate_spec(*SCALES, "hyperedge_scale"),
     "OwnScaleOfAll": aggregate_spec(
-        "hyperedge_weight", "node_scale_out", "own_scale", own_scale_of_all=True, node_reduce="mean"
+        "hyperedge_weight",
+        "node_scale_out",
+        "self_scale",
+        own_scale_of_all=True,
+        node_reduce="mean",
     ),
     "EpilogueOfAllFactors": aggregate_spec(
-        *SCALES, "own_scale", "residual", "bias", linear=(), activation="relu"
+        *SCALES, "self_scale", "residual", "bias", linear=(), activation="relu"
     ),
     "ResidualOfAllFactors": aggregate_spec(
         "hyperedge_scale",
@@ -429,7 +433,7 @@ VARIANTS = {
     ),
     "IncidenceWeight": aggregate_spec("hyperedge_weight", "incidence_weight", "node_scale_in"),
     "IncidenceWeightOfHeads": aggregate_spec(
-        "incidence_weight", "hyperedge_weight", "own_scale", heads=2, own_scale_of_all=True, **MEAN
+        "incidence_weight", "hyperedge_weight", "self_scale", heads=2, own_scale_of_all=True, **MEAN
     ),
     # Degrees are weighted sums, too.
     "IncidenceWeightSymmetric": aggregate_spec(
@@ -443,7 +447,7 @@ VARIANTS = {
         "hyperedge_weight",
         "node_scale_out",
         "hyperedge_scale",
-        "own_scale",
+        "self_scale",
         linear=(),
         hyperedge_reduce="mean",
         node_reduce="min",
@@ -680,7 +684,7 @@ def test_one_call_where_it_is_linear():
         return str(program(HYPERGRAPH, X))
 
     ones_of_incidences = ones(4)
-    for fused in ({}, {"hyperedge_reduce": "mean", "node_reduce": "mean", "own_scale": 0.5}):
+    for fused in ({}, {"hyperedge_reduce": "mean", "node_reduce": "mean", "self_scale": 0.5}):
         program = primitives(**fused)
         assert program.count("jax_gnn_") == program.count("jax_gnn_hypergraph_aggregate") == 1
     for staged in ({"node_reduce": "max"}, {"incidence_weight": ones_of_incidences}):
@@ -692,13 +696,13 @@ def test_one_call_where_it_is_linear():
 def test_own_scale_takes_no_pass_of_its_own():
     """Value and gradient to x are one call each, and nothing else."""
 
-    def run(x, ct, own_scale):
-        function = functools.partial(hypergraph_aggregate, HYPERGRAPH, own_scale=own_scale)
+    def run(x, ct, self_scale):
+        function = functools.partial(hypergraph_aggregate, HYPERGRAPH, self_scale=self_scale)
         y, vjp = jax.vjp(function, x)
         return y, vjp(ct)
 
-    for own_scale in (1.5, ones(4)):
-        program = jax.make_jaxpr(run)(X, X, own_scale).jaxpr
+    for self_scale in (1.5, ones(4)):
+        program = jax.make_jaxpr(run)(X, X, self_scale).jaxpr
         of_features = [
             equation.primitive.name
             for equation in program.eqns
@@ -711,7 +715,7 @@ def test_own_scale_takes_no_pass_of_its_own():
 def test_nan_stays_behind_a_relu(implementation):
     x = np.float32([[np.nan], [-1], [1], [1]])
     options = {"activation": "relu", "implementation": implementation}
-    y = hypergraph_aggregate(HYPERGRAPH, x, own_scale=1.0, **options)
+    y = hypergraph_aggregate(HYPERGRAPH, x, self_scale=1.0, **options)
     np.testing.assert_array_equal(np.isnan(y[:, 0]), [True, True, False, False])
 
 
@@ -731,7 +735,7 @@ def test_epilogue_takes_no_pass_of_its_own():
     """Value and gradient are one call each, with the ReLU's mask between them."""
 
     def run(x, residual, ct):
-        options = {"own_scale": 1.5, "bias": ones(2), "activation": "relu"}
+        options = {"self_scale": 1.5, "bias": ones(2), "activation": "relu"}
         function = functools.partial(hypergraph_aggregate, HYPERGRAPH, **options)
         y, vjp = jax.vjp(lambda x, residual: function(x, residual=residual), x, residual)
         return y, vjp(ct)
@@ -750,7 +754,7 @@ def test_own_scale_rounds_once(dtype, weight, implementation):
         HYPERGRAPH,
         jnp.ones((4, 1), dtype),
         np.float32([weight, 0, 0]),
-        own_scale=0.5,
+        self_scale=0.5,
         implementation=implementation,
     )
     np.testing.assert_array_equal(y[:, 0], [2 * weight + 1, 2 * weight + 1, 0.5, 0.5])
@@ -762,7 +766,7 @@ def test_own_scale_rounds_once_after_a_maximum(implementation):
     hypergraph = Hypergraph.from_hyperedges([[0, 1], [0, 2]])
     x = jnp.float16([1, 2048, 1])
     options = {"hyperedge_reduce": "max", "implementation": implementation}
-    y = hypergraph_aggregate(hypergraph, x, own_scale=-2000.0, **options)
+    y = hypergraph_aggregate(hypergraph, x, self_scale=-2000.0, **options)
     assert float(y[0]) == 49
 
 
@@ -911,15 +915,15 @@ def test_schedules_give_the_same_result(rng, schedule, width, dtype, implementat
             hyperedge_scale=scales["hyperedge"].astype(acc),
             node_scale_out=scales["scale_out"].astype(acc),
         )
-        own_scale, bias = rng.normal(size=310), rng.normal(size=width)
+        self_scale, bias = rng.normal(size=310), rng.normal(size=width)
         residual = jnp.asarray(rng.normal(size=(310, width)), dtype)
         epilogue = {
-            "own_scale": own_scale.astype(acc),
+            "self_scale": self_scale.astype(acc),
             "residual": residual,
             "bias": bias.astype(acc),
             "activation": "relu",
         }
-        subsets = [(), ("own_scale",), ("residual",), ("bias", "activation"), tuple(epilogue)]
+        subsets = [(), ("self_scale",), ("residual",), ("bias", "activation"), tuple(epilogue)]
         results = [
             np.asarray(run(**{name: epilogue[name] for name in names}), np.float64)
             for names in subsets
@@ -929,7 +933,7 @@ def test_schedules_give_the_same_result(rng, schedule, width, dtype, implementat
     sums = scales["hyperedge"][:, None] * (incidence.T @ scaled_in)
     want = scales["scale_out"][:, None] * (incidence @ sums)
     tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}[dtype]
-    added = {"own_scale": own_scale[:, None] * x, "residual": residual, "bias": bias}
+    added = {"self_scale": self_scale[:, None] * x, "residual": residual, "bias": bias}
     for names, got in zip(subsets, results, strict=True):
         y = want + sum(added[name] for name in names if name in added)
         assert_close(got, np.maximum(y, 0) if "activation" in names else y, tolerance, str(names))

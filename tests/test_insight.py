@@ -64,7 +64,7 @@ Rng = np.random.Generator
 MODELS: dict[str, Any] = {
     "GCN": GCN,
     "SAGE": SAGE,
-    "max": functools.partial(SAGE, aggregation="max"),
+    "max": functools.partial(SAGE, reduce="max"),
     "GIN": GIN,
     "GAT": functools.partial(GAT, heads=2),
     "transformer": functools.partial(GraphTransformer, heads=2),
@@ -237,7 +237,7 @@ def test_gates_are_weights_of_messages(rng: Rng) -> None:
     np.testing.assert_allclose(found, want, atol=1e-4)
     triples = graph.triples()
     both = RelationalGraph.from_triples(*triples, num_nodes=N, num_relations=3, inverse=True)
-    layer = CompGCNConv(F, 4, num_relations=6, norm="sum", rngs=nnx.Rngs(0))
+    layer = CompGCNConv(F, 4, num_relations=6, normalization="sum", rngs=nnx.Rngs(0))
     weight = jnp.asarray(rng.uniform(0, 2, 40), jnp.float32)
     rest = x, jnp.ones((6, F))
     found, want = layer(gated(both, weight), *rest)[0], layer(both, *rest, weight)[0]
@@ -655,7 +655,7 @@ def test_a_motif_of_relations_is_found(rng: Rng) -> None:
     graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=size, num_relations=3)
     labels = jnp.asarray(np.isin(np.arange(size), dst[rel == 1]).astype(int))
     x = jnp.ones((size, 2))
-    model = RGCN(2, 8, 2, num_relations=3, num_layers=1, norm="sum", rngs=nnx.Rngs(0))
+    model = RGCN(2, 8, 2, num_relations=3, num_layers=1, normalization="sum", rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=nnx.Param)
 
     @nnx.jit

@@ -171,8 +171,8 @@ def test_program_for_any_size(tmp_path):
             y = program.call(parameters, predictor.arrays(structure, x))
             np.testing.assert_allclose(y, predictor(structure, x), rtol=1e-5, atol=1e-6)
     # Arrays of edges have symbolic rows, too; equal sizes would have one symbol.
-    attr = {"edge_attr": jnp.ones((ring(4).num_edges, 2))}
-    predictor = Predictor(GATv2(3, 4, 2, edge_features=2, rngs=nnx.Rngs(0)))
+    attr = {"edge_features": jnp.ones((ring(4).num_edges, 2))}
+    predictor = Predictor(GATv2(3, 4, 2, edge_in_features=2, rngs=nnx.Rngs(0)))
     predictor.export(path, ring(4), jnp.ones((5, 3)), any_size=True, **attr)
     with pytest.raises(ValueError, match=r"sizes differ .* got {'nodes': 3, 'edges': 3}"):
         predictor.export(path, Graph.from_edges([0, 1, 2], [1, 2, 0]), any_size=True)

@@ -147,26 +147,26 @@ def test_sums_outside_of_transformations() -> None:
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "AllDeepSetsConv": {"aggregation": "sum"},
+    "AllDeepSetsConv": {"reduce": "sum"},
     "AllSetTransformerConv": {"heads": 1, "negative_slope": 0.2},
-    "CompGCNConv": {"composition": "mult", "norm": "symmetric", "use_bias": True},
+    "CompGCNConv": {"composition": "mult", "normalization": "symmetric", "use_bias": True},
     "ConvE": {"height": 10, "filters": 200, "kernel_size": 7, "dropout_rate": 0.3},
     "GATConv": {"add_self_loops": True},
     "GATv2Conv": {"add_self_loops": True, "share_weights": False},
-    "GCNConv": {"add_self_loops": True, "normalize": True},
+    "GCNConv": {"add_self_loops": True, "normalization": "symmetric"},
     "GINConv": {"eps": 0.0, "learn_eps": False},
     "HGNNConv": {"normalization": "symmetric"},
     "HGTConv": {"heads": 1, "use_bias": True},
-    "HeteroConv": {"aggregation": "sum"},
+    "HeteroConv": {"reduce": "sum"},
     "HypergraphAttentionConv": {"softmax_by": "node", "degrees": "ones"},
     "RGATConv": {"attention": "additive", "softmax": "across", "negative_slope": 0.2},
-    "RGCNConv": {"norm": "mean", "own_weight": True, "use_bias": True},
-    "SAGEConv": {"aggregation": "mean", "root_weight": True, "normalize": False},
-    "TransformerConv": {"heads": 1, "concat": True, "gated": False, "root_weight": True},
-    "UniGATConv": {"skip": False, "normalize": False},
+    "RGCNConv": {"normalization": "mean", "self_weight": True, "use_bias": True},
+    "SAGEConv": {"reduce": "mean", "self_weight": True, "l2_normalize": False},
+    "TransformerConv": {"heads": 1, "concat": True, "gated": False, "self_weight": True},
+    "UniGATConv": {"residual": False, "l2_normalize": False},
     "UniGCNIIConv": {"alpha": 0.1, "lamda": 0.5},
-    "UniGINConv": {"hyperedge_reduce": "mean", "eps": 0.0, "learn_eps": True},
-    "UniSAGEConv": {"hyperedge_reduce": "mean", "node_reduce": "sum", "normalize": False},
+    "UniGINConv": {"hyperedge_reduce": "mean", "eps": 0.0, "learn_eps": False},
+    "UniSAGEConv": {"hyperedge_reduce": "mean", "node_reduce": "sum", "l2_normalize": False},
 }
 """What decides a layer's formula, as published."""
 

@@ -226,7 +226,7 @@ def test_worker_processes(tmp_path):
 ARGUMENTS = {
     fetch_rows: {"rows": np.ones(3), "ids": [0]},
     fetch_ahead: {"batches": [], "rows": np.ones(3)},
-    FeatureCache: {"rows": np.ones(3), "kept": [0]},
+    FeatureCache: {"rows": np.ones(3), "cached_ids": [0]},
     neighbor_batches: {"graph": GRAPH, "seeds": [0], "batch_size": 1, "fanouts": (1,)},
 }
 DEVICE_GRAPH = Graph.from_edges([0], [0], num_nodes=1)
@@ -244,7 +244,7 @@ BAD_ARGUMENTS = [
     (fetch_ahead, {"rows": [[1.0]]}, "^rows must be an array of numpy"),
     (fetch_ahead, {"ahead": 0}, "^ahead must be positive, got 0"),
     (fetch_ahead, {"ahead": 0.5}, "^ahead must be an int"),
-    (FeatureCache, {"kept": [3]}, "^kept must be below num_rows=3"),
+    (FeatureCache, {"cached_ids": [3]}, "^cached_ids must be below num_rows=3"),
     (neighbor_batches, {"graph": DEVICE_GRAPH}, "^graph must be of the host"),
     (neighbor_batches, {"batch_size": 0}, "^batch_size must be positive, got 0"),
     (neighbor_batches, {"fanouts": ()}, "^fanouts must be a sequence"),

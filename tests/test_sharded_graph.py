@@ -262,7 +262,7 @@ def test_aggregate(reduce, num_parts, rng):
         graph = random_graph(rng)
         method = str(rng.choice([m for m in METHODS if m != "metis"]))
         split = sharded(rng, graph, mesh_of(num_parts), method)
-        names = ["out_scale", "result_scale"] + ["own_scale"] * (reduce != "max")
+        names = ["out_scale", "result_scale"] + ["self_scale"] * (reduce != "max")
         scales = {name: rng.uniform(0.5, 1.5, 60) for name in names}
         x, residual, target = rng.normal(size=(3, 60, 2, 3))
         weight, bias = rng.uniform(0.5, 1.5, (graph.num_edges, 2)), rng.normal(size=(2, 3))
@@ -316,7 +316,7 @@ def test_means_of_half_types_and_own_rows(rng):
     graph = random_graph(rng)
     split = shard_graph(graph, mesh_of(2), "nodes", rng.integers(0, 2, 60))
     x = rng.uniform(1, 2, (60, 3)).astype(np.float16)
-    options: Any = {"reduce": "mean", "own_scale": 2, "out_scale": 0.5}
+    options: Any = {"reduce": "mean", "self_scale": 2, "out_scale": 0.5}
     y = split.apply(lambda part, x: part.aggregate(x, **options), split.shard(x))
     expected = np.asarray(jax_gnn.spmm(graph, x.astype(np.float32), **options))
     assert_close(split.unshard(y).astype(np.float32), expected, 4e-3, "means")
@@ -459,10 +459,10 @@ def test_counted_costs(make, rng):
 
 MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "gcn": (flax_layers.GCN, {}),
-    "gcn of sums": (flax_layers.GCN, {"normalize": False, "add_self_loops": False}),
+    "gcn of sums": (flax_layers.GCN, {"normalization": None, "add_self_loops": False}),
     "gin": (flax_layers.GIN, {}),
     "sage": (flax_layers.SAGE, {}),
-    "sage of maxima": (flax_layers.SAGE, {"aggregation": "max", "project": True}),
+    "sage of maxima": (flax_layers.SAGE, {"reduce": "max", "project": True}),
     "gat": (flax_layers.GAT, {"heads": 2}),
     "gatv2": (flax_layers.GATv2, {"heads": 2, "share_weights": True}),
     "transformer": (flax_layers.GraphTransformer, {"heads": 2, "gated": True}),
@@ -473,14 +473,14 @@ MODELS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 RELATIONAL: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "rgcn": (flax_layers.RGCN, {}),
     "rgcn with an own relation": (flax_layers.RGCN, {}),
-    "rgcn of bases": (flax_layers.RGCN, {"num_bases": 2, "own_weight": False}),
+    "rgcn of bases": (flax_layers.RGCN, {"num_bases": 2, "self_weight": False}),
     "rgcn of blocks": (flax_layers.RGCN, {"num_blocks": 2}),
     "rgcn without features": (flax_layers.RGCN, {}),
-    "rgcn of bases without features": (flax_layers.RGCN, {"num_bases": 2, "norm": "sum"}),
+    "rgcn of bases without features": (flax_layers.RGCN, {"num_bases": 2, "normalization": "sum"}),
     "rgat": (flax_layers.RGAT, {"heads": 2}),
     "rgat within relations": (
         flax_layers.RGAT,
-        {"heads": 2, "softmax": "within", "attention": "multiplicative", "edge_features": 2},
+        {"heads": 2, "softmax": "within", "attention": "multiplicative", "edge_in_features": 2},
     ),
     "hgt": (flax_layers.HGT, {"heads": 2}),
     "hgt of types": (flax_layers.HGT, {"heads": 2, "node_types": (*TYPES,)}),
@@ -545,7 +545,7 @@ class TestModels:
             weights = [rng.random(graph.num_edges)] if name == "weighted" else []
             if name == "hgnnp, weighted":
                 weights = [rng.random(30)]
-            if "edge_features" in options:
+            if "edge_in_features" in options:
                 weights = [rng.normal(size=(graph.num_edges, 2))]
             rows = 55 if isinstance(x, dict) else 60  # without padding, which has no type
             split_weights = [split.shard_edges(weight) for weight in weights]
@@ -795,7 +795,7 @@ def test_hypergraphs_without_hyperedges(num_parts):
     hypergraph = Hypergraph.from_incidence([], [], num_nodes=9, num_hyperedges=0)
     split = shard_graph(hypergraph, mesh_of(num_parts), "nodes")
     x = np.arange(9, dtype=np.float32)
-    y = split.apply(lambda part, x: part.aggregate(x, own_scale=2), split.shard(x))
+    y = split.apply(lambda part, x: part.aggregate(x, self_scale=2), split.shard(x))
     np.testing.assert_array_equal(split.unshard(y), 2 * x)
 
 

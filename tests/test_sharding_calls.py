@@ -101,7 +101,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
         "spmm, epilogue",
         functools.partial(jax_gnn.spmm, activation="relu"),
         square,
-        **{"x": x, "weight": per_edge, "own_scale": normal(NODES), "out_scale": normal(NODES)},
+        **{"x": x, "weight": per_edge, "self_scale": normal(NODES), "out_scale": normal(NODES)},
         **{"bias": normal(WIDTH), "residual": normal(NODES, WIDTH), "result_scale": normal(NODES)},
     )
     add("sddmm", jax_gnn.sddmm, graph, a=rows, b=x)
@@ -147,7 +147,7 @@ def calls(rng: np.random.Generator) -> dict[str, Call]:
         functools.partial(jax_gnn.hypergraph_aggregate, activation="relu"),
         hypergraph,
         **{"x": x, "node_scale_in": normal(NODES), "node_scale_out": normal(NODES)},
-        **{"hyperedge_scale": normal(ROWS), "own_scale": normal(NODES)},
+        **{"hyperedge_scale": normal(ROWS), "self_scale": normal(NODES)},
         **{"residual": normal(NODES, WIDTH), "bias": normal(WIDTH)},
     )
     softmax = functools.partial(jax_gnn.incidence_softmax, by="node")

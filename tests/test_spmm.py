@@ -113,7 +113,7 @@ def epilogue_spec(*names, heads=None, reduce=total, relu=False) -> OpSpec:
     """
 
     def make_case(rng, scenario, features) -> Case:
-        has_own, has_halo = "own_scale" in names, "halo" in names
+        has_own, has_halo = "self_scale" in names, "halo" in names
         edges = random_edges(rng, scenario, square=has_own)
         if has_halo:
             edges = edges._replace(num_dst=edges.num_src - edges.num_src // 3)
@@ -121,7 +121,7 @@ def epilogue_spec(*names, heads=None, reduce=total, relu=False) -> OpSpec:
         features = (*of_heads, *features)
         shapes = {
             "weight": (len(edges.src), *of_heads),
-            "own_scale": (edges.num_dst,),
+            "self_scale": (edges.num_dst,),
             "out_scale": (edges.num_dst,),
             "residual": (edges.num_dst, *features),
             "bias": features,
@@ -272,7 +272,7 @@ class TestSpmmMinUnweighted(CoreChecks):
     )
 
 
-LAST = ("own_scale", "out_scale", "residual", "bias", "result_scale")
+LAST = ("self_scale", "out_scale", "residual", "bias", "result_scale")
 
 
 class TestEpilogue(OpSuite):
@@ -285,7 +285,7 @@ class TestEpilogueOfHeads(CoreChecks):
 
 
 class TestScalesOfMean(CoreChecks):
-    spec = epilogue_spec("weight", "own_scale", "out_scale", reduce=mean)
+    spec = epilogue_spec("weight", "self_scale", "out_scale", reduce=mean)
 
 
 class TestUnweightedEpilogue(CoreChecks):
@@ -303,7 +303,7 @@ class TestHaloOfHeads(CoreChecks):
 
 
 class TestUnweightedHalo(CoreChecks):
-    spec = epilogue_spec("own_scale", "halo")
+    spec = epilogue_spec("self_scale", "halo")
 
 
 class TestBiasOfMean(CoreChecks):
@@ -931,7 +931,7 @@ def test_rows_of_two_arrays(rng, schedule, heads, dtype, implementation) -> None
         x, halo, cotangent = typed((x, halo, cotangent), dtype)
         weight = None if weight is None else typed((weight,), dtype)[0]
         call = functools.partial(
-            spmm_with_halo, graph, weight=weight, halo_rows=halo_rows, own_scale=2
+            spmm_with_halo, graph, weight=weight, halo_rows=halo_rows, self_scale=2
         )
         value, vjp = jax.vjp(lambda x, halo: call(x, halo=halo, out_scale=scale), x, halo)
         to_x, to_halo = vjp(cotangent)
@@ -1068,7 +1068,7 @@ def test_epilogues(rng, width, schedule, count, implementation) -> None:
         weight = rng.normal(size=count) if rng.random() < 0.5 else None
         reduce = rng.choice(["sum", "mean"])
         some = {
-            "own_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
+            "self_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
             "out_scale": rng.normal(size=nodes if rng.random() < 0.7 else ()),
             "residual": typed((normal(rng, (nodes, width)),), dtype)[0],
             "bias": normal(rng, (width,)),
@@ -1078,7 +1078,7 @@ def test_epilogues(rng, width, schedule, count, implementation) -> None:
         if number > 0:
             some = {name: operand for name, operand in some.items() if rng.random() < 0.5}
         (x,) = typed((normal(rng, (nodes, width)),), dtype)
-        if "own_scale" not in some:
+        if "self_scale" not in some:
             x[unused(edges.src[edges.valid], nodes, 1)] = np.nan
         if weight is not None:
             weight[~edges.valid] = np.nan
@@ -1101,7 +1101,7 @@ def test_epilogue_of_extremum(rng, dtype, reduce, implementation) -> None:
     x, residual = typed(normal(rng, (2, edges.num_dst, 3)), dtype)
     with setting(implementation, dtype):
         plain = spmm(graph, x, reduce=reduce)
-        epilogue = {"own_scale": 2, "out_scale": 0.5, "residual": residual, "bias": ones(3)}
+        epilogue = {"self_scale": 2, "out_scale": 0.5, "residual": residual, "bias": ones(3)}
         got = spmm(graph, x, reduce=reduce, activation="relu", **epilogue)
     # Rows without edges stay infinite through the epilogue.
     some = np.isfinite(np.asarray(plain, float)[:, 0])
@@ -1124,14 +1124,14 @@ def test_other_activations(rng, activation, implementation) -> None:
         "tanh": np.tanh,
     }[activation]
     with setting(implementation, "float64"):
-        got = spmm(graph_of(edges), x, own_scale=1.5, activation=activation, result_scale=-2)
+        got = spmm(graph_of(edges), x, self_scale=1.5, activation=activation, result_scale=-2)
     assert_close(got, -2 * function(spmm_reference(edges, x) + 1.5 * x), 1e-12, activation)
 
 
 @on_all
 def test_nan_stays_behind_a_relu(implementation) -> None:
     with setting(implementation):
-        got = spmm(LOOP, np.float32([np.nan, -1]), own_scale=0.0, activation="relu")
+        got = spmm(LOOP, np.float32([np.nan, -1]), self_scale=0.0, activation="relu")
     np.testing.assert_array_equal(got, [np.nan, np.nan])
 
 
@@ -1171,8 +1171,8 @@ def test_gradients_of_epilogues_are_one_more_sum(rng, reduce) -> None:
     edges = random_edges(rng, "random", square=True)
     graph, nodes = graph_of(edges), edges.num_dst
 
-    def energy(x, own_scale, residual, bias) -> Any:
-        options = {"own_scale": own_scale, "residual": residual, "bias": bias}
+    def energy(x, self_scale, residual, bias) -> Any:
+        options = {"self_scale": self_scale, "residual": residual, "bias": bias}
         y = spmm(graph, x, reduce=reduce, out_scale=ones(nodes), activation="relu", **options)
         return (y * y).sum()
 
@@ -1186,7 +1186,7 @@ def test_gradients_of_epilogues_are_one_more_sum(rng, reduce) -> None:
     ]
     # Own features are part of the transposed sum, and the mask of the ReLU is applied before.
     back_operands = jax.tree.unflatten(transposed.params["tree"], transposed.invars)
-    assert back_operands.own_scale is not None and "relu" not in transposed.params
+    assert back_operands.self_scale is not None and "relu" not in transposed.params
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")

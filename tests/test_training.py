@@ -597,7 +597,7 @@ def test_fields_with_other_defaults_are_checked():
     for config, changes, message in (
         (GCNConfig, {"hidden_features": 0}, f"hidden_features must be {COUNT}"),
         (GCNConfig, {"weight_decay_layers": "last"}, "must be one of .* got 'last'"),
-        (SAGEConfig, {"aggregation": "median"}, "aggregation must be one of .* got 'median'"),
+        (SAGEConfig, {"reduce": "median"}, "reduce must be one of .* got 'median'"),
     ):
         with pytest.raises(ValueError, match=message):
             config(**changes)
@@ -614,23 +614,23 @@ def test_fields_with_other_defaults_are_checked():
         ("HGNN", {"num_hyperedges": 12, "param_dtype": jnp.bfloat16, "precision": "highest"}),
         ("HGNN", {"dtype": jnp.bfloat16, "precision": jax.lax.Precision.HIGH, "num_layers": 1}),
         # Options of single models.
-        ("GCN", {"normalize": False, "add_self_loops": False, "input_dropout_rate": 0.5}),
+        ("GCN", {"normalization": None, "add_self_loops": False, "input_dropout_rate": 0.5}),
         ("GIN", {"mlp_features": 5, "eps": 0.5}),
         ("GIN", {"learn_eps": True, "num_layers": 2}),
-        ("SAGE", {"aggregation": "max", "project": True, "normalize": True}),
-        ("SAGE", {"root_weight": False}),
+        ("SAGE", {"reduce": "max", "project": True, "l2_normalize": True}),
+        ("SAGE", {"self_weight": False}),
         ("GAT", {"heads": 2, "negative_slope": 0.5, "concat": False, "add_self_loops": False}),
         ("GATv2", {"heads": 4, "share_weights": True, "use_bias": False}),
         ("GraphTransformer", {"heads": 2, "gated": True, "attention_dropout_rate": 0.3}),
-        ("GraphTransformer", {"root_weight": False, "dtype": jnp.bfloat16, "num_layers": 1}),
+        ("GraphTransformer", {"self_weight": False, "dtype": jnp.bfloat16, "num_layers": 1}),
         ("UniGIN", {"eps": 0.5, "hyperedge_reduce": "max"}),
-        ("UniSAGE", {"node_reduce": "mean", "normalize": True}),
-        ("UniGAT", {"heads": 2, "negative_slope": 0.5, "skip": True, "concat": False}),
+        ("UniSAGE", {"node_reduce": "mean", "l2_normalize": True}),
+        ("UniGAT", {"heads": 2, "negative_slope": 0.5, "residual": True, "concat": False}),
         ("UniGCNII", {"alpha": 0.3, "lamda": 1.5, "num_layers": 3, "use_bias": False}),
         ("HypergraphAttention", {"heads": 4, "softmax_by": "hyperedge", "use_bias": False}),
-        ("AllDeepSets", {"aggregation": "mean", "mlp_layers": 1, "dropout_rate": 0.3}),
+        ("AllDeepSets", {"reduce": "mean", "mlp_layers": 1, "dropout_rate": 0.3}),
         ("AllSetTransformer", {"heads": 4, "num_layers": 2, "use_bias": False}),
-        ("RGCN", {"num_relations": 6, "num_bases": 2, "norm": "sum"}),
+        ("RGCN", {"num_relations": 6, "num_bases": 2, "normalization": "sum"}),
         ("RGCN", {"num_relations": 6, "num_blocks": 2, "use_bias": False}),
     ],
 )
@@ -777,7 +777,7 @@ OLD = {
         **{"in_features": 6, "hidden_features": 8, "out_features": 2, "num_layers": 2},
         **{"dropout_rate": 0.5, "input_dropout_rate": 0.0, "use_bias": True, "dtype": None},
         **{"param_dtype": "float32", "precision": None},
-        **{"normalize": True, "add_self_loops": True},
+        **{"normalization": "symmetric", "add_self_loops": True},
     },
     "training": {
         **{"splits": 10, "split": "auto", "epochs": 200, "learning_rate": 0.01, "seed": 3},

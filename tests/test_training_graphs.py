@@ -183,7 +183,7 @@ def test_regression_of_graphs_on_several_numbers():
     dataset = rings_and_trees(np.random.default_rng(3), 40)
     edges = np.bincount(np.repeat(np.arange(40), dataset.sizes)[dataset.dst])
     y = np.stack([dataset.sizes * 3.0, -2.0 * edges], 1)
-    changes = {"num_layers": 1, "learning_rate": 0.03, "dropout_rate": 0.0, "readout": "sum"}
+    changes = {"num_layers": 1, "learning_rate": 0.03, "dropout_rate": 0.0, "graph_reduce": "sum"}
     config = GCNGraphConfig(**SMALL | changes, epochs=80, splits=1)
     with pytest.raises(ValueError, match="has numbers to regress on; folds are of classes"):
         train(dataclasses.replace(dataset, y=y), dataclasses.replace(config, folds=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -71,7 +71,7 @@ def shard_inputs(
 ) -> tuple[PyTree, ...]:
     """Split a graph of the host, its features, or None, and weights of edges over devices."""
     mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,))
-    sharded = shard_graph(graph, mesh, AXIS, method)
+    sharded = shard_graph(graph, mesh, AXIS, cast(Any, method))
     x, *weights = inputs
     x = None if x is None else sharded.shard(x)
     return sharded, x, *map(sharded.shard_edges, weights)

@@ -119,7 +119,7 @@ _RECIPES = (
     LinkRecipe(
         "graph autoencoder of GraphSAGE",
         links.SAGELinkConfig,
-        functools.partial(_graph_encoder, SAGE, ("aggregation",)),
+        functools.partial(_graph_encoder, SAGE, ("reduce",)),
         GraphDataset,
         load_graph,
     ),

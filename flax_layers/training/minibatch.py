@@ -67,7 +67,7 @@ class SampledNodes:
         if config.model == "gcn":
             node_options["node_scale"] = gcn_norm(self.graph, *weights)
         self.inputs = x, edge_options, node_options
-        aggregation = getattr(config, "aggregation", "")
+        aggregation = getattr(config, "reduce", "")
         self._sums = config.model in ("gcn", "gin") or aggregation == "sum"
         self._chunks = node_chunks(self.graph, CHUNK_EDGES)
         longest = max(len(split.train) for split in splits)
@@ -84,7 +84,7 @@ class SampledNodes:
         largest = jax.eval_shape(draw).graphs[0].num_src
         if largest < _SMALL:
             return None
-        capacity = block_capacity(self.graph, batches, fanouts, key)
+        capacity = block_capacity(self.graph, list(batches), fanouts, key)
         return capacity if 5 * capacity[-1] < 4 * largest else None
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:

@@ -93,6 +93,10 @@ def _hgnn_options(config: hypergraphs.HGNNPConfig, hypergraph: Hypergraph) -> di
     return options | {"num_hyperedges": hypergraph.num_hyperedges if learnable else None}
 
 
+def _unigin_options(config: hypergraphs.UniGINConfig, structure: Hypergraph) -> dict[str, object]:
+    return _options(config, structure) | {"learn_eps": True}  # as in the authors' code
+
+
 def _relational_options(
     config: relations.RGCNConfig | relations.RGATConfig, graph: RelationalGraph
 ) -> dict[str, object]:
@@ -233,6 +237,7 @@ _RELATIONAL_MODELS: _Rows = (
 _OPTIONS: dict[type[nnx.Module], Options] = {
     HGNN: _hgnn_options,
     HGNNP: _hgnn_options,
+    UniGIN: _unigin_options,
     RGCN: _relational_options,
     RGAT: _relational_options,
     HGT: _hgt_options,

@@ -155,7 +155,8 @@ def check_residual(
 
 def as_ids(name: str, ids: object) -> Array:
     """Return a vector of ids as int32 or int64 in JAX."""
-    return check_ids(name, ids, traced=True)
+    result: Array = check_ids(name, ids, traced=True)
+    return result
 
 
 def check_pairs(first_name: str, first: object, second_name: str, second: object) -> Any:
@@ -236,7 +237,8 @@ def _clip_large_integers(values: Sequence[object], array: np.ndarray) -> np.ndar
     if not exact.size or not all(type(i) is int or isinstance(i, np.integer) for i in exact.flat):
         return array
     limits = np.iinfo(np.int64)
-    return np.clip(exact, limits.min, limits.max).astype(np.int64)
+    result: np.ndarray = np.clip(exact, limits.min, limits.max).astype(np.int64)
+    return result
 
 
 def check_size(name: str, size: Any, *ids: IdArray) -> Any:
@@ -282,12 +284,12 @@ def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
 def check_integer(name: str, value: Any) -> int:
     """Return an integer of at most 64 bits."""
     try:
-        value = operator.index(value)
+        number: int = operator.index(value)
     except TypeError as error:
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from error
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} must fit 64 bits, got {value}")
-    return value
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} must fit 64 bits, got {number}")
+    return number
 
 
 # --- Sparse matrices of scipy --------------------------------------------------------------------
@@ -517,7 +519,8 @@ def check_callable(name: str, value: object) -> None:
 def check_container(name: str, value: Any, kind: type[C]) -> C:
     """Return a container of graphs that has passed its own check."""
     check_instance(name, value, kind)
-    return value.check(name)
+    result: C = value.check(name)
+    return result
 
 
 def check_instance(name: str, value: Any, kind: type) -> None:

@@ -67,7 +67,8 @@ class Csr:
     @property
     def count(self) -> int:
         """Number of entries, padding included."""
-        return self.ids.shape[0]
+        result: int = self.ids.shape[0]
+        return result
 
     @property
     def counts(self) -> Array:
@@ -78,7 +79,8 @@ class Csr:
         """Return ``(entries,)``: whether each entry is no padding."""
         sizes = (self.rows, self.num_rows), (self.cols, num_cols), (self.order, self.count)
         checks = [in_range(ids, size) for ids, size in sizes if ids is not None]
-        return functools.reduce(operator.and_, checks)
+        result: Array = functools.reduce(operator.and_, checks)
+        return result
 
 
 class LastRows(NamedTuple):

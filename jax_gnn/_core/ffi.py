@@ -95,7 +95,8 @@ def _module(platform: Platform) -> types.ModuleType:
             version = version or "of an unknown version"
             raise ImportError(f"{CUDA_PACKAGE} is {version}, jax-gnn-kernels {__version__}")
         (entry_point,) = package.entry_points.select(group="jax_gnn.cuda")
-        return entry_point.load()
+        result: types.ModuleType = entry_point.load()
+        return result
     except ImportError:
         raise
     except Exception as error:  # files of its metadata are missing or truncated
@@ -185,7 +186,8 @@ STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 @functools.cache
 def host_function(name: str) -> Callable[..., Any]:
     """Return a compiled function on numpy arrays."""
-    return getattr(_module("cpu"), name)
+    result: Callable[..., Any] = getattr(_module("cpu"), name)
+    return result
 
 
 @functools.cache
@@ -261,4 +263,5 @@ def implementation(name: Implementation | None) -> AbstractContextManager[None]:
         Array([3.], dtype=float32)
     """
     check_implementation(name)
-    return chosen_implementation(name)
+    result: AbstractContextManager[None] = chosen_implementation(name)
+    return result

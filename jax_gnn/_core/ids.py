@@ -199,7 +199,10 @@ def row_starts(rows: Array, num_rows: int) -> Array:
         return lambda rows: jnp.searchsorted(rows, ids, method=method)
 
     # A loop starts kernels for each step on a GPU; unrolled, a CPU repeats what steps share.
-    return jax.lax.platform_dependent(rows, cpu=search("scan"), default=search("scan_unrolled"))
+    result: Array = jax.lax.platform_dependent(
+        rows, cpu=search("scan"), default=search("scan_unrolled")
+    )
+    return result
 
 
 def host_row_starts(rows: np.ndarray, num_rows: int) -> Any:

@@ -105,7 +105,7 @@ class _Call:
 
     def bind(self, residuals: PyTree, moving: PyTree, axes: PyTree = ()) -> list[Array]:
         leaves, tree = jax.tree.flatten((residuals, moving))
-        return PRIMITIVE.bind(
+        result: list[Array] = PRIMITIVE.bind(
             *align_varying(leaves),
             linear=self.linear,
             implementation=self.implementation,
@@ -114,6 +114,7 @@ class _Call:
             devices=needs_devices(),
             **self.attributes,
         )
+        return result
 
     def bind_leaves(self, leaves: Sequence[Array]) -> list[Array]:
         residuals, moving = self.tree.unflatten(leaves)
@@ -140,7 +141,8 @@ class _Call:
 
     @property
     def num_residuals(self) -> int:
-        return self.tree.children()[0].num_leaves
+        result: int = self.tree.children()[0].num_leaves
+        return result
 
     def run(self, *leaves: Array) -> list[Array]:
         """Apply the function to leaves with all their batches."""

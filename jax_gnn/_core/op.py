@@ -81,7 +81,8 @@ class Operand:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the array."""
-        return self.aval.shape
+        result: tuple[int, ...] = self.aval.shape
+        return result
 
     @property
     def dtype(self) -> Any:
@@ -521,7 +522,8 @@ def _value(value: Leaf, ctx: object) -> Any:
 def varying_axes(aval: Aval) -> frozenset[str]:
     """Return the manual mesh axes that an abstract value varies over."""
     manual = getattr(aval, "manual_axis_type", None)
-    return manual.varying if manual is not None else aval.vma
+    result: frozenset[str] = manual.varying if manual is not None else aval.vma
+    return result
 
 
 def align_varying(operands: Sequence[PyTree]) -> list[Any]:

@@ -71,7 +71,8 @@ def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> li
     del size
     axes = tuple(0 if is_batched else None for is_batched in batched)
     plain: Any = functools.partial(_xla, **bind.attributes)
-    return jax.vmap(plain, axes)(*operands)
+    result: list[Array] = jax.vmap(plain, axes)(*operands)
+    return result
 
 
 relation_pairs = define(

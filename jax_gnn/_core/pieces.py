@@ -114,7 +114,8 @@ def _num_heads(named: PyTree, operands: Mapping[str, str]) -> int:
     """Return the size of the axis ``h`` of an operand that has one; 1 if none has."""
     for name, factors in operands.items():
         if "h" in parse_axes(factors) and (x := getattr(named, name, None)) is not None:
-            return x.shape[parse_axes(factors).index("h")]
+            result: int = x.shape[parse_axes(factors).index("h")]
+            return result
     return 1
 
 

@@ -46,12 +46,14 @@ class Pairs:
     @property
     def num_pairs(self) -> int:
         """Number of pairs, padding included."""
-        return self.nodes.shape[-1]
+        result: int = self.nodes.shape[-1]
+        return result
 
     @property
     def num_relations(self) -> int:
         """Number of relations."""
-        return self.sizes.shape[-1]
+        result: int = self.sizes.shape[-1]
+        return result
 
     @property
     def relations(self) -> Any:

@@ -48,7 +48,8 @@ def use(schedule: Any) -> AbstractContextManager[None]:
         ValueError: no kernel has the value of one of its fields.
     """
     if schedule is None:
-        return _forced(None)
+        result: AbstractContextManager[None] = _forced(None)
+        return result
     families = {family.schedule: family for family in schedule_cache.FAMILIES.values()}
     if (family := families.get(type(schedule))) is None:
         raise TypeError(f"schedule must be one of jax_gnn.schedules, got {schedule!r}")
@@ -57,7 +58,8 @@ def use(schedule: Any) -> AbstractContextManager[None]:
             values = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else allowed
             owner = type(schedule).__name__
             raise ValueError(f"{name} of a {owner} must be of {values}, got {value!r}")
-    return _forced(schedule)
+    result = _forced(schedule)
+    return result
 
 
 @dataclass(frozen=True)
@@ -137,4 +139,5 @@ def describe(key: str, fields: tuple[Any, ...]) -> str:
     family = schedule_cache.family_of(key)
     if family is None:
         return f"of an op that this version does not know: {fields}"
-    return family.describe(family.schedule(*fields))
+    result: str = family.describe(family.schedule(*fields))
+    return result

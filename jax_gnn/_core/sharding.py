@@ -54,15 +54,18 @@ class Piece:
 
     def sum(self, x: Array) -> Array:
         """Sum x over all pieces."""
-        return jax.lax.psum(x, self.axes)
+        result: Array = jax.lax.psum(x, self.axes)
+        return result
 
     def max(self, x: Array) -> Array:
         """Return the maximum of x over all pieces."""
-        return jax.lax.pmax(x, self.axes)
+        result: Array = jax.lax.pmax(x, self.axes)
+        return result
 
     def min(self, x: Array) -> Array:
         """Return the minimum of x over all pieces."""
-        return jax.lax.pmin(x, self.axes)
+        result: Array = jax.lax.pmin(x, self.axes)
+        return result
 
 
 Pieces = Mapping[str, Piece]
@@ -242,7 +245,8 @@ def reshard_like(x: Array, aval: Aval) -> Array:
     if not is_explicit(avals):
         return x
     split = next(aval for aval in avals if is_explicit([aval]))
-    return jax.sharding.reshard(x, _over(split, *aval.sharding.spec))
+    result: Array = jax.sharding.reshard(x, _over(split, *aval.sharding.spec))
+    return result
 
 
 def where(mask: Array, x: Array, fill: ArrayLike) -> Array:
@@ -258,7 +262,8 @@ def replicate(x: Array, axes: int | None = None) -> Array:
     if not isinstance(x, jax.Array) or not is_explicit([jax.typeof(x)]):
         return x
     aval, axes = jax.typeof(x), x.ndim if axes is None else axes
-    return jax.sharding.reshard(x, _over(aval, *[None] * axes, *full_spec(aval)[axes:]))
+    result: Array = jax.sharding.reshard(x, _over(aval, *[None] * axes, *full_spec(aval)[axes:]))
+    return result
 
 
 def over_auto_axes(call: Callable[..., Any], operands: Sequence[PyTree], specs: PyTree) -> Any:
@@ -325,7 +330,10 @@ def auto_axes_like(position: int) -> Callable[[Callable[..., Array]], Callable[.
         def call(*operands: PyTree, **options: Attribute) -> Array:
             spec = PartitionSpec(full_spec(jax.typeof(operands[position]))[0])
             arguments = operands, options
-            return over_auto_axes(lambda args, kwargs: function(*args, **kwargs), arguments, spec)
+            result: Array = over_auto_axes(
+                lambda args, kwargs: function(*args, **kwargs), arguments, spec
+            )
+            return result
 
         return call
 

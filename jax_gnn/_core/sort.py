@@ -54,11 +54,13 @@ def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
     block = num_segments + 1  # one segment more, for padding
     limit = np.iinfo(ids.dtype).max
     if not (at_most(size * block, limit) and at_most(size * count, limit)):
-        return map_batch(bind, operands)
+        result: Array = map_batch(bind, operands)
+        return result
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
     ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block
     order = bind(Ids(ids.ravel()), num_segments=size * block)
-    return order.reshape(size, count) - number * count
+    result = order.reshape(size, count) - number * count
+    return result
 
 
 # The stable order of ids, with ids out of range last.

@@ -63,8 +63,8 @@ def from_hypernetx(hypergraph: HypernetxHypergraph) -> Data:
         numbers.append({name: i for i, name in enumerate(names[-1])})
     frame = hypergraph.dataframe
     structure = Hypergraph.from_incidence(
-        [numbers[0][name] for name in frame["nodes"]],
-        [numbers[1][name] for name in frame["edges"]],
+        np.array([numbers[0][name] for name in frame["nodes"]], np.int64),
+        np.array([numbers[1][name] for name in frame["edges"]], np.int64),
         num_nodes=len(names[0]),
         num_hyperedges=len(names[1]),
     )

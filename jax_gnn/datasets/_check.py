@@ -151,7 +151,8 @@ def dense_from_csr(
     for part, array in (("indices", indices), ("indptr", indptr)):
         check_array(f"{field}_{part}", array, "iu", "integers", 1)
     try:
-        parts = check_compressed(values, indices, indptr, num_rows, num_cols)
+        starts, columns = np.asarray(indptr), np.asarray(indices)
+        parts = check_compressed(values, columns, starts, num_rows, num_cols)
     except ValueError as error:
         raise ValueError(f"{field}: not a valid CSR matrix: {error}") from error
     with np.errstate(over="ignore"):  # large numbers become inf, which is refused later

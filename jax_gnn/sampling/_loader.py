@@ -44,12 +44,12 @@ class FeatureCache:
 
     Args:
         rows: ``(num_rows, *features)``, an array of numpy, such as a memory map.
-        kept: ``(count,)`` integers, ids of the rows that stay on the device.
+        cached_ids: ``(count,)`` integers, ids of the rows that stay on the device.
         device: device of these rows; by default where JAX puts arrays.
 
     Raises:
-        TypeError: ``rows`` is no array of numpy, or ``kept`` are no integers.
-        ValueError: an id of ``kept`` is out of range.
+        TypeError: ``rows`` is no array of numpy, or ``cached_ids`` are no integers.
+        ValueError: an id of ``cached_ids`` is out of range.
 
     Example:
         >>> import numpy as np
@@ -61,16 +61,16 @@ class FeatureCache:
                [0., 0.]], dtype=float32)
     """
 
-    def __init__(self, rows: np.ndarray, kept: Ids, *, device: jax.Device | None = None):
-        cached_ids = arguments.check_ids("kept", kept)
-        cached_rows = fetch_rows(rows, cached_ids)
-        bad = cached_ids[~in_range(cached_ids, len(rows))]
+    def __init__(self, rows: np.ndarray, cached_ids: Ids, *, device: jax.Device | None = None):
+        row_ids = arguments.check_ids("cached_ids", cached_ids)
+        cached_rows = fetch_rows(rows, row_ids)
+        bad = row_ids[~in_range(row_ids, len(rows))]
         if bad.size:
-            raise ValueError(f"kept must be below num_rows={len(rows)}, got {bad[0]}")
+            raise ValueError(f"cached_ids must be below num_rows={len(rows)}, got {bad[0]}")
         self._rows = rows
         # For each row its place in the cache; one more element, of padding, for ids out of range.
         self._slots = np.full(len(rows) + 1, PADDING, np.int32)
-        self._slots[cached_ids] = np.arange(len(cached_ids), dtype=np.int32)
+        self._slots[row_ids] = np.arange(len(row_ids), dtype=np.int32)
         self._cached = jax.device_put(cached_rows, device)
         self._device = device
 

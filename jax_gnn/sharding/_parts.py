@@ -133,7 +133,7 @@ class Part(Graph, _HasHalo):
         weight: Array | None = None,
         *,
         reduce: Reduce = "sum",
-        own_scale: ArrayLike | None = None,
+        self_scale: ArrayLike | None = None,
         out_scale: ArrayLike | None = None,
         residual: ArrayLike | None = None,
         sent: Array | None = None,
@@ -144,7 +144,7 @@ class Part(Graph, _HasHalo):
         Sums and means read halo rows from the buffer that they arrive in. In the backward pass, the
         gradient of the halo is computed first, and travels while that of own rows is summed.
 
-        Arguments are those of `spmm`, where x, ``(num_dst, *features)``, and ``own_scale`` are of
+        Arguments are those of `spmm`, where x, ``(num_dst, *features)``, and ``self_scale`` are of
         own nodes; and ``sent``, rows of x for other devices that are computed early by
         :meth:`ahead`.
 
@@ -158,8 +158,8 @@ class Part(Graph, _HasHalo):
         x = self._check_rows(x)
         # Maxima need all rows in one array, own and halo.
         if self.exchange.rounds and reduce not in ("sum", "mean"):
-            if own_scale is not None:
-                own_rows = _scaled(_scaled(x, own_scale), out_scale)
+            if self_scale is not None:
+                own_rows = _scaled(_scaled(x, self_scale), out_scale)
                 residual = own_rows if residual is None else own_rows + residual
             rows = jnp.concatenate(self.exchange(x, sent))
             return spmm(
@@ -176,7 +176,7 @@ class Part(Graph, _HasHalo):
             # A mean is a sum whose rows are divided by the number of edges.
             if reduce == "mean":
                 count = jnp.maximum(self.in_degrees(), 1).astype(accumulator_dtype(x.dtype))
-                own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
+                self_scale = None if self_scale is None else jnp.asarray(self_scale) * count
                 out_scale, reduce = _product(1 / count, out_scale), "sum"
             (x, halo), halo_edges = self.exchange(x, sent), self._halo_edges
         return spmm_with_halo(
@@ -184,7 +184,7 @@ class Part(Graph, _HasHalo):
             x,
             weight,
             reduce=reduce,
-            own_scale=own_scale,
+            self_scale=self_scale,
             out_scale=out_scale,
             residual=residual,
             halo=halo,
@@ -349,7 +349,7 @@ class HypergraphPart:
         node_scale_in: Array | None = None,
         node_scale_out: Array | None = None,
         hyperedge_scale: Array | None = None,
-        own_scale: ArrayLike | None = None,
+        self_scale: ArrayLike | None = None,
         residual: ArrayLike | None = None,
         bias: ArrayLike | None = None,
         activation: Activation | None = None,
@@ -376,8 +376,8 @@ class HypergraphPart:
             scales_out.append(power(degree, -1.0 if normalization == "row" else -0.5))
             scales_in += [] if normalization == "row" else [scales_out[-1]]
         # A node's own term does not pass through hyperedges.
-        if own_scale is not None:
-            own_rows = _scaled(x, own_scale)
+        if self_scale is not None:
+            own_rows = _scaled(x, self_scale)
             residual = own_rows if residual is None else own_rows + residual
         h = self.to_hyperedges(_scaled(x, *scales_in), reduce=hyperedge_reduce)
         return self.to_nodes(

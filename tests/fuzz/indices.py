@@ -255,7 +255,7 @@ def plain_spmm(reduce: str, size: Size, dtype: str) -> Any:
 
 @op("finished spmm sum", "finished spmm mean")
 def finished_spmm(reduce: str, size: Size, dtype: str) -> Any:
-    names = "own_scale", "out_scale", "result_scale", "residual", "bias"
+    names = "self_scale", "out_scale", "result_scale", "residual", "bias"
 
     def call(graph, x, *epilogue) -> Any:
         options = dict(zip(names, epilogue, strict=True))
@@ -562,7 +562,7 @@ def hypergraph_aggregate(kind: str, size: Size, dtype: str) -> Any:
             weight,
             node_scale_in=scale_in,
             node_scale_out=scale_out,
-            own_scale=0.5 if kind == "directed" else None,
+            self_scale=0.5 if kind == "directed" else None,
             residual=x if kind == "directed" else None,
             activation="relu" if kind == "directed" else None,
         )

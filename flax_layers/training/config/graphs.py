@@ -54,7 +54,7 @@ class SAGEConfig(_WeightedConfig):
     """Settings of a `flax_layers.SAGE`."""
 
     model: ClassVar[str] = "sage"
-    aggregation: Aggregation = setting("mean", "model", "reduction of a node's messages")
+    reduce: Aggregation = setting("mean", "model", "reduction of a node's messages")
     project: bool = setting(False, "model", "a linear map and ReLU before each aggregation")
 
 
@@ -122,7 +122,7 @@ class GraphsConfig(TrainConfig):
         WHOLE,
     )
     halve_every: int = setting(50, "training", "epochs until the rate halves; 0: never", WHOLE)
-    readout: Readout = setting("mean", "model", "reduction of nodes to features of their graph")
+    graph_reduce: Readout = setting("mean", "model", "reduction of nodes into their graph")
 
 
 class GINGraphConfig(GraphsConfig):
@@ -130,7 +130,7 @@ class GINGraphConfig(GraphsConfig):
 
     model: ClassVar[str] = "gin-graph"
     steps: int = 50
-    readout: Readout = "sum"
+    graph_reduce: Readout = "sum"
     learn_eps: bool = setting(False, "model", "learn each layer's factor of a node's own features")
 
 
@@ -144,7 +144,7 @@ class SAGEGraphConfig(GraphsConfig):
     """Settings of a `flax_layers.GraphClassifier` of GraphSAGE's layers."""
 
     model: ClassVar[str] = "sage-graph"
-    aggregation: Aggregation = setting("mean", "model", "reduction of a node's messages")
+    reduce: Aggregation = setting("mean", "model", "reduction of a node's messages")
 
 
 class GATGraphConfig(GraphsConfig):

@@ -41,7 +41,7 @@ class _UniGNNConfig(HypergraphConfig):
 
     dropout_rate: float = 0.6
     input_dropout_rate: float = 0.6
-    normalize: bool = setting(False, "model", "divide rows of each result by their length")
+    l2_normalize: bool = setting(False, "model", "divide rows of each result by their length")
 
 
 class UniGINConfig(_UniGNNConfig):

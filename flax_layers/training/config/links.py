@@ -99,7 +99,7 @@ class SAGELinkConfig(_EdgesConfig):
     """Settings of a `flax_layers.SAGE` as encoder of a `flax_layers.GAE`."""
 
     model: ClassVar[str] = "sage-link"
-    aggregation: Aggregation = setting("mean", "model", "reduction of a node's messages")
+    reduce: Aggregation = setting("mean", "model", "reduction of a node's messages")
 
 
 class GATLinkConfig(_EdgesConfig):

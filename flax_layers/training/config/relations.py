@@ -44,7 +44,7 @@ class RGCNConfig(_RelationalConfig):
         "of types of nodes through a linear map each; one-hot labels under Gaussian noise; or "
         "noise alone",
     )
-    norm: Norm = setting("mean", "model", "reduction of a node's edges of one relation")
+    normalization: Norm = setting("mean", "model", "reduction of a node's edges of one relation")
     num_bases: int = setting(0, "model", _BASES_HELP, WHOLE, flag="--bases")
 
 

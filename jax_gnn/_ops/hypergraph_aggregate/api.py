@@ -62,7 +62,7 @@ def hypergraph_aggregate(
     node_scale_in: Array | None = None,
     node_scale_out: Array | None = None,
     hyperedge_scale: Array | None = None,
-    own_scale: ArrayLike | None = None,
+    self_scale: ArrayLike | None = None,
     residual: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     activation: Activation | None = None,
@@ -77,7 +77,7 @@ def hypergraph_aggregate(
     incidence matrix H and the diagonal matrices of ``node_scale_out``, ``hyperedge_weight``,
     ``hyperedge_scale`` and ``node_scale_in``; of a directed hypergraph, the first H is that of the
     heads and the second that of the tails. The epilogue of a layer runs in the same call:
-    ``activation(Y + own_scale · X + residual + bias)``. All factors are optional, and multiply. As
+    ``activation(Y + self_scale · X + residual + bias)``. All factors are optional, and multiply. As
     sums or means the stages are linear in ``x`` and in each factor; derivatives of any order are
     exact. Sums and means without weights of incidences are one fused call, which holds one
     ``num_hyperedges × features`` intermediate.
@@ -96,7 +96,7 @@ def hypergraph_aggregate(
         node_scale_in: ``(num_nodes,)`` Dv_in, multiplies the features before the first reduction.
         node_scale_out: ``(num_nodes,)`` Dv_out, multiplies the result.
         hyperedge_scale: ``(num_hyperedges,)`` De, multiplies the hyperedges' features.
-        own_scale: ``()`` or ``(num_nodes,)``, factor of ``x`` in the term that is added to the
+        self_scale: ``()`` or ``(num_nodes,)``, factor of ``x`` in the term that is added to the
             result after reductions, normalization and ``node_scale_out``: GIN's ``1 + eps``.
             Nothing is added by default.
         residual: ``(num_nodes, *features)``, added to the result; converted to the dtype of ``x``.
@@ -129,7 +129,7 @@ def hypergraph_aggregate(
         Array([ 6.,  6., 13.,  7.], dtype=float32)
         >>> hypergraph_aggregate(hypergraph, x, hyperedge_reduce="mean", node_reduce="mean")
         Array([2.  , 2.  , 2.75, 3.5 ], dtype=float32)
-        >>> hypergraph_aggregate(hypergraph, x, own_scale=1, bias=-9, activation="relu")
+        >>> hypergraph_aggregate(hypergraph, x, self_scale=1, bias=-9, activation="relu")
         Array([0., 0., 7., 2.], dtype=float32)
     """
     hypergraph = check_container("hypergraph", hypergraph, Hypergraph)
@@ -147,7 +147,7 @@ def hypergraph_aggregate(
         "hyperedge_scale", hyperedge_scale, "num_hyperedges", num_hyperedges, acc
     )
     scale_out = check_scale_column("node_scale_out", node_scale_out, "num_nodes", num_nodes, acc)
-    own_scale = check_row_scale("own_scale", own_scale, "num_nodes", num_nodes, acc)
+    self_scale = check_row_scale("self_scale", self_scale, "num_nodes", num_nodes, acc)
     check_choice("activation", activation, (None, *get_args(Activation)))
     check_choice("hyperedge_reduce", hyperedge_reduce, get_args(Reduce))
     check_choice("node_reduce", node_reduce, get_args(Reduce))
@@ -184,7 +184,7 @@ def hypergraph_aggregate(
         node_scale_in=_product(factors_in, to_hyperedges.reversed),
         hyperedge_scale=_product(factors_edge, to_hyperedges, to_nodes.reversed),
         node_scale_out=_product(factors_out, to_nodes),
-        own_scale=own_scale,
+        self_scale=self_scale,
         residual=None if residual is None else as_matrix(residual),
         bias=None if bias is None else bias.ravel(),
         activation=activation,
@@ -489,7 +489,7 @@ class _AggregateArgs(NamedTuple):
         node_scale_in: ``(num_nodes, 1 or heads)`` in the accumulator type, or None for ones.
         hyperedge_scale: ``(num_hyperedges, 1 or heads)`` in the accumulator type, or None.
         node_scale_out: ``(num_nodes, 1 or heads)`` in the accumulator type, or None.
-        own_scale: ``(num_nodes,)`` or ``(1,)`` in the accumulator type, or None.
+        self_scale: ``(num_nodes,)`` or ``(1,)`` in the accumulator type, or None.
         residual: ``(num_nodes, width)`` in the dtype of x, or None.
         bias: ``(width,)`` in the accumulator type, or None.
         activation: activation of the result, or None.
@@ -503,7 +503,7 @@ class _AggregateArgs(NamedTuple):
     node_scale_in: Array | None
     hyperedge_scale: Array | None
     node_scale_out: Array | None
-    own_scale: Array | None
+    self_scale: Array | None
     residual: Array | None
     bias: Array | None
     activation: Activation | None
@@ -516,7 +516,7 @@ class _AggregateArgs(NamedTuple):
     @property
     def has_epilogue(self) -> bool:
         """Whether a term is added to the result."""
-        return any(x is not None for x in (self.own_scale, self.residual, self.bias))
+        return any(x is not None for x in (self.self_scale, self.residual, self.bias))
 
     @property
     def is_weighted(self) -> bool:
@@ -623,7 +623,7 @@ def _aggregate_in_one_call(args: _AggregateArgs) -> Array:
         node_scale_in,
         hyperedge_scale,
         node_scale_out,
-        args.own_scale,
+        args.self_scale,
         args.to_hyperedges.graph.matrix(slots=True),
         args.to_nodes.graph.matrix(slots=True).T,
         args.residual,
@@ -646,5 +646,5 @@ def _aggregate_by_stage(args: _AggregateArgs) -> Array:
     h = to_hyperedges.reduce(_scale_rows(h, scales[0], to_hyperedges.reversed), args.reduces[0])
     h = _scale_rows(h, scales[1], to_hyperedges, to_nodes.reversed)
     y = _scale_rows(to_nodes.reduce(h, args.reduces[1]), scales[2], to_nodes)
-    y = epilogue(y, args.x, args.own_scale, None, args.residual, args.bias, relu=args.relu)
+    y = epilogue(y, args.x, args.self_scale, None, args.residual, args.bias, relu=args.relu)
     return y.astype(dtype)

@@ -52,7 +52,7 @@ class Aggregation(NamedTuple):
         node_scale_in: i, ``(nodes,)``, or a single 1.
         hyperedge_scale: e, ``(hyperedges,)``, or a single 1.
         node_scale_out: o, ``(nodes,)``, or a single 1.
-        own_scale: s, ``(nodes,)`` or ``(1,)``, or None.
+        self_scale: s, ``(nodes,)`` or ``(1,)``, or None.
         to_hyperedges: A.
         to_nodes: B.
         residual: ``(nodes, features)``, added to the result, or None.
@@ -63,7 +63,7 @@ class Aggregation(NamedTuple):
     node_scale_in: Any
     hyperedge_scale: Any
     node_scale_out: Any
-    own_scale: Any
+    self_scale: Any
     to_hyperedges: SparseMatrix
     to_nodes: SparseMatrix
     residual: Any = None
@@ -111,7 +111,7 @@ def _pull_out(
 def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array, Array | None]:
     if not _is_linear(bind, primals):
         return _epilogue_jvp(bind, primals, tangents)
-    x, own_scale, scale_out = primals.x, primals.own_scale, primals.node_scale_out
+    x, self_scale, scale_out = primals.x, primals.self_scale, primals.node_scale_out
     d_in, d_out = tangents.node_scale_in, tangents.node_scale_out
     # Scales with a tangent are applied outside of the primitive, and the self term after them.
     is_inside = d_in is None and d_out is None
@@ -122,16 +122,16 @@ def _jvp(bind: Bind, primals: Aggregation, tangents: Aggregation) -> tuple[Array
         x=inner_x,
         node_scale_in=scale_in,
         node_scale_out=scale_out if d_out is None else ones(scale_out.dtype),
-        own_scale=own_scale if is_inside else None,
+        self_scale=self_scale if is_inside else None,
     )
     y = bind(inner)
     terms = _linear_tangents(bind, inner, inner_dx, tangents.hyperedge_scale)
     dy = functools.reduce(operator.add, terms) if terms else None
     y, dy, _ = _pull_out(y, dy, scale_out, d_out, primals.to_nodes.by_row)
-    if own_scale is not None and not is_inside:
-        y = add_own(y, x, own_scale)
-        dy = dy if tangents.x is None else add_own(dy, tangents.x, own_scale)
-    return y, dy if tangents.own_scale is None else add_own(dy, x, tangents.own_scale)
+    if self_scale is not None and not is_inside:
+        y = add_own(y, x, self_scale)
+        dy = dy if tangents.x is None else add_own(dy, tangents.x, self_scale)
+    return y, dy if tangents.self_scale is None else add_own(dy, x, tangents.self_scale)
 
 
 def _linear_tangents(
@@ -140,7 +140,7 @@ def _linear_tangents(
     """Return the terms of the tangent that come from features and from hyperedges' scales."""
     terms = [] if dx is None else [bind(operands._replace(x=dx))]
     if d_edge is not None:
-        terms.append(bind(operands._replace(hyperedge_scale=d_edge, own_scale=None)))
+        terms.append(bind(operands._replace(hyperedge_scale=d_edge, self_scale=None)))
     return terms
 
 
@@ -156,8 +156,8 @@ def _epilogue_jvp(
         )
     # The epilogue only adds terms and applies the ReLU, whose slope follows from its result.
     terms = _linear_tangents(plain, primals.linear, tangents.x, tangents.hyperedge_scale)
-    if tangents.own_scale is not None:
-        terms.append(add_own(None, primals.x, tangents.own_scale))
+    if tangents.self_scale is not None:
+        terms.append(add_own(None, primals.x, tangents.self_scale))
     terms += [term for term in (tangents.residual, tangents.bias) if term is not None]
     result = bind(primals)
     return result, tangent_after(result, terms, bind.attributes["relu"])
@@ -170,7 +170,7 @@ def _add_epilogue(bind: Bind, result: Array, operands: Aggregation) -> Array:
 
 
 def _transposed(
-    bind: Bind, ct: Array, operands: Aggregation, node_scale: Array, own_scale: Array | None
+    bind: Bind, ct: Array, operands: Aggregation, node_scale: Array, self_scale: Array | None
 ) -> Array:
     """Aggregate cotangents of the receiving nodes at the sending nodes, times ``node_scale``."""
     result: Array = bind(
@@ -178,7 +178,7 @@ def _transposed(
             x=ct,
             node_scale_in=operands.node_scale_out,
             node_scale_out=node_scale,
-            own_scale=own_scale,
+            self_scale=self_scale,
             to_hyperedges=operands.to_nodes.T,
             to_nodes=operands.to_hyperedges.T,
         )
@@ -187,7 +187,7 @@ def _transposed(
 
 
 def _transpose_x(bind: Bind, ct: Array, operands: Aggregation) -> Array:
-    return _transposed(bind, ct, operands, operands.node_scale_in, operands.own_scale)
+    return _transposed(bind, ct, operands, operands.node_scale_in, operands.self_scale)
 
 
 def _transpose_scale_in(bind: Bind, ct: Array, operands: Aggregation) -> Array:
@@ -197,7 +197,7 @@ def _transpose_scale_in(bind: Bind, ct: Array, operands: Aggregation) -> Array:
 
 def _transpose_scale_out(bind: Bind, ct: Array, operands: Aggregation) -> Array:
     one = ones(operands.hyperedge_scale.dtype)
-    y = bind(operands._replace(node_scale_out=one, own_scale=None))
+    y = bind(operands._replace(node_scale_out=one, self_scale=None))
     return _row_dot(ct, y, operands.to_nodes.by_row)
 
 
@@ -255,15 +255,15 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
     matrices = batched.to_hyperedges, batched.to_nodes
     if batched.hyperedge_scale or any(jax.tree.leaves(matrices)):
         return _disjoint_union(bind, operands, batched, size)
-    x, own_scale, dtype = operands.x, operands.own_scale, operands.hyperedge_scale.dtype
+    x, self_scale, dtype = operands.x, operands.self_scale, operands.hyperedge_scale.dtype
     # A batched self term is added outside of the primitive, like batched node scales.
     in_batched, out_batched = batched.node_scale_in, batched.node_scale_out
-    if own_scale is not None and (in_batched or out_batched or batched.own_scale):
-        without, are_batched = operands._replace(own_scale=None), batched._replace(own_scale=None)
+    if self_scale is not None and (in_batched or out_batched or batched.self_scale):
+        without, are_batched = operands._replace(self_scale=None), batched._replace(self_scale=None)
         y = _batch_linear(bind, without, are_batched, size)
-        batches = any(jax.tree.leaves(are_batched)), batched.x, batched.own_scale
+        batches = any(jax.tree.leaves(are_batched)), batched.x, batched.self_scale
         axes = [0 if is_batched else None for is_batched in batches]
-        return jax.vmap(add_own, axes)(y, x, own_scale)
+        return jax.vmap(add_own, axes)(y, x, self_scale)
     # All examples share one hypergraph: the batch becomes an axis of the features, so that either
     # may be split over devices. Batched node scales are multiplied outside of the primitive.
     x_batched, inner = batched.x, operands
@@ -287,7 +287,7 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
 def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
     """Join a batch of hypergraphs into one without common nodes."""
     operands = broadcast_batch(operands, batched, size)
-    own_scale = operands.own_scale
+    self_scale = operands.self_scale
     # A single 1 becomes a scale for each row of the joined hypergraph. Rows that are empty before
     # the join may hold padding after it, so that their scales must be 0 already.
     operands = operands._replace(
@@ -295,8 +295,8 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
         hyperedge_scale=mask_empty(operands.hyperedge_scale, operands.to_hyperedges.by_row),
         node_scale_out=mask_empty(operands.node_scale_out, operands.to_nodes.by_row),
     )
-    if own_scale is not None:
-        operands = operands._replace(own_scale=jnp.broadcast_to(own_scale, operands.x.shape[:2]))
+    if self_scale is not None:
+        operands = operands._replace(self_scale=jnp.broadcast_to(self_scale, operands.x.shape[:2]))
     result: Array = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
     return result
 
@@ -331,7 +331,7 @@ def _sharding(operands: Aggregation, results: object, **attributes: object) -> S
         scale(operands.node_scale_in, of_nodes),
         scale(operands.hyperedge_scale, of_hyperedges),
         scale(operands.node_scale_out, of_nodes),
-        scale(operands.own_scale, of_nodes),
+        scale(operands.self_scale, of_nodes),
         halves[0],
         halves[1],
         None if operands.residual is None else rows,
@@ -376,7 +376,7 @@ def _composition(
 
 
 def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call | None:
-    x, *scales, own_scale, to_hyperedges, to_nodes, residual, bias = operands
+    x, *scales, self_scale, to_hyperedges, to_nodes, residual, bias = operands
     stages = to_hyperedges.by_row, to_nodes.by_row
     width, acc = x.shape[1], np.dtype(accumulator_dtype(x.dtype))
     hyperedges, nodes = stages[0].num_rows, stages[1].num_rows
@@ -409,13 +409,13 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
     workspaces += [block_workspace(num_blocks, width, acc) for num_blocks in blocks]
     attributes = {
         "threads": np.int64(schedule.threads),
-        "has_own": np.bool_(own_scale is not None),
+        "has_own": np.bool_(self_scale is not None),
         "has_residual": np.bool_(residual is not None),
         "has_bias": np.bool_(bias is not None),
         "relu": np.bool_(relu),
     }
     # x stands for absent operands, which flags tell apart.
-    epilogue_operands = [operand or x for operand in (own_scale, residual, bias)]
+    epilogue_operands = [operand or x for operand in (self_scale, residual, bias)]
     return Call([x, *scales, *epilogue_operands, *indices], attributes, workspaces)
 
 

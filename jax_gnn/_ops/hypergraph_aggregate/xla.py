@@ -17,7 +17,7 @@ def hypergraph_aggregate(
     node_scale_in: Array,
     hyperedge_scale: Array,
     node_scale_out: Array,
-    own_scale: Array | None,
+    self_scale: Array | None,
     to_hyperedges: SparseMatrix,
     to_nodes: SparseMatrix,
     residual: Array | None = None,
@@ -25,11 +25,11 @@ def hypergraph_aggregate(
     *,
     relu: bool = False,
 ) -> Array:
-    """Return ``relu(Y + own_scale · x + residual + bias)``; operands as in `Aggregation`."""
+    """Return ``relu(Y + self_scale · x + residual + bias)``; operands as in `Aggregation`."""
     wide = x.astype(accumulator_dtype(x.dtype))
     h = _gather_reduce(to_hyperedges.by_row, wide, node_scale_in, hyperedge_scale)
     y = _gather_reduce(to_nodes.by_row, h, ones(h.dtype), node_scale_out)
-    return epilogue(y, x, own_scale, None, residual, bias, relu=relu).astype(x.dtype)
+    return epilogue(y, x, self_scale, None, residual, bias, relu=relu).astype(x.dtype)
 
 
 def _gather_reduce(csr: Csr, x: Array, col_scale: Array, row_scale: Array) -> Array:
@@ -54,8 +54,8 @@ def mask_empty(scale: Array, csr: Csr) -> Array:
     return jnp.where(csr.counts == 0, 0, scale)
 
 
-def add_own(y: Array | None, x: Array, own_scale: Array) -> Array:
-    """Return ``y + own_scale · x`` with one rounding; None is 0."""
-    acc = own_scale.dtype
-    term = row_wise(own_scale, x) * x.astype(acc)
+def add_own(y: Array | None, x: Array, self_scale: Array) -> Array:
+    """Return ``y + self_scale · x`` with one rounding; None is 0."""
+    acc = self_scale.dtype
+    term = row_wise(self_scale, x) * x.astype(acc)
     return (term if y is None else y.astype(acc) + term).astype(x.dtype)

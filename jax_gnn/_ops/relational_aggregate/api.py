@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import jax
 from jax import Array
@@ -38,7 +38,7 @@ def relational_aggregate(
     weight: ArrayLike | None = None,
     *,
     transpose_rhs: bool = False,
-    method: Method | None = None,
+    method: Method | Literal["auto"] = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
 ) -> Array:
@@ -62,7 +62,7 @@ def relational_aggregate(
             means ones.
         transpose_rhs: whether ``rhs`` holds transposed weights.
         method: ``"edges"``, ``"source_pairs"`` or ``"destination_pairs"`` demands one method, and
-            its mirror image for derivatives; None chooses by counts.
+            its mirror image for derivatives; ``"auto"`` chooses by counts.
         precision: precision of products in float32, as in :func:`jax_gnn.segment_matmul`.
         implementation: see :func:`jax_gnn.implementation`.
 
@@ -95,8 +95,8 @@ def relational_aggregate(
             f"rhs must be {shape} with num_relations={graph.num_relations} and the k = "
             f"{x.shape[1]} of x, got shape {rhs.shape}"
         )
-    check_choice("method", method, (None, *get_args(Method)))
-    part = _NEEDS.get(method or "")
+    check_choice("method", method, ("auto", *get_args(Method)))
+    part = _NEEDS.get(method)
     if part is not None and getattr(graph, part) is None:
         raise ValueError(
             f"method={method!r} goes through {part!r}, which the graph lacks: add it by "
@@ -110,7 +110,7 @@ def relational_aggregate(
         weight,
         graph.matrix(weighted=True),
         transposed=transpose_rhs,
-        method=method,
+        method=None if method == "auto" else method,
         precision=precision_level(precision),
         implementation=implementation,
     )

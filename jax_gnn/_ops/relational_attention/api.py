@@ -180,7 +180,7 @@ class _RGATArgs(NamedTuple):
             kernel=jnp.zeros((relations, k + 1, heads), x.dtype).at[:, k].set(1),
             src=jnp.zeros((relations, heads, 1), x.dtype),
             dst=widened(weights.dst),
-            both=widened(weights.both),
+            vectors=widened(weights.vectors),
         )
         x, x_dst = (jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1) for rows in (x, self.x_dst))
         unit = self._replace(
@@ -227,8 +227,8 @@ def hgt_attention(
     weights: HGTWeights,
     *,
     heads: int,
-    made_query: ArrayLike | None = None,
-    keys_take_queries: bool = False,
+    pair_query: ArrayLike | None = None,
+    fold_query_into_key: bool = False,
     method: Method = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
@@ -251,9 +251,9 @@ def hgt_attention(
         weights: :meth:`HGTWeights.of` the maps of relations, or products of these with maps of
             nodes.
         heads: number of heads.
-        made_query: ``(num_dst, heads · d)`` queries of destinations, for keys by source pair, where
+        pair_query: ``(num_dst, heads · d)`` queries of destinations, for keys by source pair, where
             ``query`` is features since ``weights`` includes the map of nodes. None: ``query``.
-        keys_take_queries: whether keys by source pair are multiplied with the maps of queries, so
+        fold_query_into_key: whether keys by source pair are multiplied with the maps of queries, so
             that scores are their dots with the features ``query``: of one head, without biases.
         method: ``"source_pairs"``, ``"destination_pairs"``, or ``"auto"``: chosen by counts.
         precision: precision of products, as in `jax.lax.dot`.
@@ -301,19 +301,19 @@ def hgt_attention(
             )
     plain_graph, scale = graph._gated(None, accumulator_dtype(value.dtype), heads)
     chosen = _parse_method(plain_graph, method, kernel, heads, implementation, dots=True)
-    if made_query is not None:
-        made_query = _check_nodes("made_query", made_query, *dst).astype(value.dtype)
+    if pair_query is not None:
+        pair_query = _check_nodes("pair_query", pair_query, *dst).astype(value.dtype)
     args = _HGTArgs(
         graph=plain_graph,
         key=key,
         value=value,
-        query=query if made_query is None or chosen != "source_pairs" else made_query,
+        query=query if pair_query is None or chosen != "source_pairs" else pair_query,
         weights=weights,
         scale=scale,
         heads=heads,
         method=chosen,
         precision=precision_level(precision),
-        maps_keys=not check_flag("keys_take_queries", keys_take_queries),
+        maps_keys=not check_flag("fold_query_into_key", fold_query_into_key),
     )
     with use_implementation(implementation):
         y = args.attend()

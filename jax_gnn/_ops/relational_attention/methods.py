@@ -238,7 +238,7 @@ def attend_rgat(
         return _rgat_by_source(edges, x, x_dst, weights, scores)
     # Sum sources under the softmax of each destination pair, then multiply each sum once. All heads
     # of a source have the same features until the product.
-    score = scores.of(*edges.end_scores(x, x_dst, weights.both))
+    score = scores.of(*edges.end_scores(x, x_dst, weights.vectors))
     value, to_pairs = each_head(x, heads * x.shape[1]), existing(edges.matrix.to_pairs)
     sums, stats = attend(value, EntryScores(score), scores.edge_scale, to_pairs, heads=heads)
     pairs = edges.pair_dst
@@ -274,7 +274,7 @@ def _rgat_by_source(
         src_dots = typed_dots(value, vectors, pair_types, from_pairs, heads=heads)
         score = scores.of(dst_dots, src_dots)
     else:
-        score = scores.of(*edges.end_scores(x, x_dst, weights.both))
+        score = scores.of(*edges.end_scores(x, x_dst, weights.vectors))
         value = edges.pair_products(edges.pair_src, x, RelationMaps(kernel))
     # The kernel of attention has one softmax for each destination. Softmaxes within relations are
     # computed apart, over destination pairs, as weights of a plain sum.

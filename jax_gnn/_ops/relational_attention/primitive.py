@@ -183,11 +183,11 @@ def _projection_transpose(
         pairs = existing(matrix.pair_src)
         rows = product(to_value, kernel, pairs, None, transposed=True, precision=precision)
         # The sum over pairs adds the gradient of the dots where it stores a row.
-        own_scale = out_scale = None
+        self_scale = out_scale = None
         residual = None if gradient is None else gradient.astype(rows.dtype)
         matrix_of_pairs = pairs.gather.T
         gradient = segment_reduce(
-            rows, None, matrix_of_pairs, own_scale, out_scale, residual, heads=1, reduce="sum"
+            rows, None, matrix_of_pairs, self_scale, out_scale, residual, heads=1, reduce="sum"
         )
     assert gradient is not None
     return (gradient.astype(linear[0].dtype),)

@@ -36,19 +36,19 @@ class RGATWeights(NamedTuple):
         kernel: ``(num_relations, k, heads · n)`` weights of the values.
         src: ``(num_relations, heads, n)`` vectors of values at sources.
         dst: ``(num_relations, heads, k)`` vectors of features at destinations.
-        both: ``(num_relations, 2 · heads, k)`` vectors of features at destinations, then at
+        vectors: ``(num_relations, 2 · heads, k)`` vectors of features at destinations, then at
             sources.
 
     Example:
         >>> kernel, vectors = jnp.ones((3, 4, 10)), jnp.ones((3, 2, 5))  # two heads of five
-        >>> RGATWeights.of(kernel, vectors, vectors).both.shape
+        >>> RGATWeights.of(kernel, vectors, vectors).vectors.shape
         (3, 4, 4)
     """
 
     kernel: Array
     src: Array
     dst: Array
-    both: Array
+    vectors: Array
 
     @staticmethod
     def of(kernel: ArrayLike, dst: ArrayLike, src: ArrayLike) -> RGATWeights:

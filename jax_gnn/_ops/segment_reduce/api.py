@@ -92,7 +92,8 @@ def segment_sum(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     ).with_jax_options(unique_indices, bucket_size)
-    return _reduce(args, "sum")
+    result: Array = _reduce(args, "sum")
+    return result
 
 
 @public
@@ -120,7 +121,8 @@ def segment_mean(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _mean(args)
+    result: Array = _mean(args)
+    return result
 
 
 @public
@@ -152,7 +154,8 @@ def segment_max(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     ).with_jax_options(unique_indices, bucket_size)
-    return _reduce(args, "max")
+    result: Array = _reduce(args, "max")
+    return result
 
 
 @public
@@ -184,7 +187,8 @@ def segment_min(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     ).with_jax_options(unique_indices, bucket_size)
-    return _reduce(args, "min")
+    result: Array = _reduce(args, "min")
+    return result
 
 
 @public
@@ -216,7 +220,8 @@ def segment_prod(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     ).with_jax_options(unique_indices, bucket_size)
-    return _reduce(args, "prod")
+    result: Array = _reduce(args, "prod")
+    return result
 
 
 @public
@@ -247,7 +252,8 @@ def segment_var(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _var(args, check_integer("ddof", ddof))
+    result: Array = _var(args, check_integer("ddof", ddof))
+    return result
 
 
 @public
@@ -276,7 +282,8 @@ def segment_std(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _std(args, check_integer("ddof", ddof))
+    result: Array = _std(args, check_integer("ddof", ddof))
+    return result
 
 
 @public
@@ -304,7 +311,8 @@ def segment_logsumexp(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _logsumexp(args)
+    result: Array = _logsumexp(args)
+    return result
 
 
 @public
@@ -332,7 +340,8 @@ def segment_softmax(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _softmax(args)
+    result: Array = _softmax(args)
+    return result
 
 
 @public
@@ -360,7 +369,8 @@ def segment_argmax(
     args = parse_segment_args(
         data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _argmax(args)
+    result: Array = _argmax(args)
+    return result
 
 
 # --- Compiled as a whole, also where called eagerly: the same roundings everywhere ---------------

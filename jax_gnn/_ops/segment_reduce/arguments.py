@@ -43,7 +43,8 @@ class Segments:
 
     @property
     def valid(self) -> Array:
-        return in_range(self.ids, self.size)
+        result: Array = in_range(self.ids, self.size)
+        return result
 
     @property
     def counts(self) -> Array:
@@ -83,7 +84,7 @@ class SegmentArgs:
         if reduce in JAX_OPS and (dtype not in DTYPES or self.bucket_size is not None):
             if segments.size == 0:  # jax.ops has neither buckets nor gradients for no segments
                 return self.data[:0]
-            return JAX_OPS[reduce](
+            result: Array = JAX_OPS[reduce](
                 self.data,
                 clip_ids(segments.ids, segments.size),
                 segments.size,
@@ -91,7 +92,8 @@ class SegmentArgs:
                 self.unique_indices,
                 self.bucket_size,
             )
-        return segment_reduce(
+            return result
+        result = segment_reduce(
             self.data,
             None,
             segments.matrix,
@@ -99,6 +101,7 @@ class SegmentArgs:
             heads=1,
             implementation=segments.implementation,
         )
+        return result
 
     def gather(self, x: Array) -> Array:
         """Return for each element the row of ``x`` of its segment."""

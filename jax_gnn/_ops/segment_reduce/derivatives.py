@@ -27,7 +27,7 @@ def extremum_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array, 
     result = bind(primals)
 
     def select(value: Array | None, factor: Array | None) -> Array:
-        return segment_select(
+        returned: Array = segment_select(
             as_matrix(result),
             as_matrix(x),
             None if value is None else as_matrix(value),
@@ -38,6 +38,7 @@ def extremum_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array, 
             heads=bind.attributes["heads"],
             implementation=bind.implementation,
         )
+        return returned
 
     # Select the tangents of the messages that attain the extremum, then average over ties.
     terms = [] if dx is None else [select(dx, weight)]
@@ -63,7 +64,8 @@ def logsumexp_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array,
 
 def not_padding(matrix: SparseMatrix) -> Array:
     """Return ``(entries,)``: whether each row of a segment reduction's input has a segment."""
-    return in_range(matrix.by_col.cols, matrix.by_row.num_rows)
+    result: Array = in_range(matrix.by_col.cols, matrix.by_row.num_rows)
+    return result
 
 
 def prod_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:

@@ -92,7 +92,8 @@ class SegmentIndex:
         if (array[1:] < array[:-1]).any():
             order = np.argsort(array, kind="stable").astype(dtype)
             rows = array[order]
-        return to_device(cls(array, rows, order, num_segments=num_segments))
+        result: SegmentIndex = to_device(cls(array, rows, order, num_segments=num_segments))
+        return result
 
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
         """Return the row of x of each id.

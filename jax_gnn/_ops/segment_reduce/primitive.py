@@ -58,7 +58,7 @@ _MIN_PERMUTED_WEIGHTS = L2_BYTES // 16
 class Messages(NamedTuple):
     """Operands of ``segment_reduce``.
 
-    The epilogue maps a reduced row to ``result_scale · relu(out_scale · (row + own_scale · x) +
+    The epilogue maps a reduced row to ``result_scale · relu(out_scale · (row + self_scale · x) +
     residual + bias)``, without the terms that are None.
 
     Attributes:
@@ -66,7 +66,7 @@ class Messages(NamedTuple):
             weight ``(rows, features)``.
         weight: ``(entries, heads)`` in the accumulator type, or None.
         matrix: the entries of each row, and the row of x that each entry reads.
-        own_scale: ``(rows,)`` or ``(1,)`` in the accumulator type, or None.
+        self_scale: ``(rows,)`` or ``(1,)`` in the accumulator type, or None.
         out_scale: ``(rows,)`` or ``(1,)`` in the accumulator type, or None.
         residual: an array like the result, or None.
         bias: the features of a row in the accumulator type, or None.
@@ -80,7 +80,7 @@ class Messages(NamedTuple):
     x: Any
     weight: Any
     matrix: SparseMatrix
-    own_scale: Any = None
+    self_scale: Any = None
     out_scale: Any = None
     residual: Any = None
     bias: Any = None
@@ -195,14 +195,15 @@ def _reduce_prefers_xla(
     # With few entries to a row, neither tiles of wide rows nor wider numbers are worth their cost.
     costly = (width >= 256 and count * width >= 2**21) or (width < 8 and x.dtype.itemsize == 2)
     few_entries = count < 4 * csr.num_rows
-    return (few_entries and costly) or (count + csr.num_rows) * width < 2**13
+    result: bool = (few_entries and costly) or (count + csr.num_rows) * width < 2**13
+    return result
 
 
 def _reduce_flops(operands: Messages, **attributes: object) -> int:
     del attributes
-    csr, own_scale = operands.matrix.by_row, operands.own_scale
+    csr, self_scale = operands.matrix.by_row, operands.self_scale
     per_entry = 1 if operands.weight is None else 2
-    per_row = sum(operand is not None for operand in (own_scale, *operands.epilogue))
+    per_row = sum(operand is not None for operand in (self_scale, *operands.epilogue))
     return (per_entry * csr.count + per_row * csr.num_rows) * row_width(operands.x)
 
 
@@ -250,8 +251,8 @@ def _epilogue_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Ar
         )
         message = primals._replace(x=dx, halo=dhalo, residual=None, bias=None)
         terms.append(_without_relu(bind)(message))
-    if tangents.own_scale is not None:
-        scales = _product(tangents.own_scale, primals.scale)
+    if tangents.self_scale is not None:
+        scales = _product(tangents.self_scale, primals.scale)
         terms.append(row_wise(scales, x) * x.astype(scales.dtype))
     for tangent in (tangents.residual, tangents.bias):
         if tangent is not None:
@@ -281,7 +282,8 @@ def _concatenate_halo(operands: Messages) -> Messages:
 
 
 def _relu(bind: Bind) -> bool:
-    return bind.attributes.get("relu", False)
+    result: bool = bind.attributes.get("relu", False)
+    return result
 
 
 def _without_relu(bind: Bind) -> Bind:
@@ -297,17 +299,18 @@ def _with_epilogue(bind: Bind, result: Array, operands: Messages) -> Array:
 
 def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
     _, weight, matrix = operands.message
-    own_scale, counts = operands.own_scale, _mean_counts(bind, ct, matrix)
-    if own_scale is not None and counts is not None:  # undoes the division of own features
-        own_scale *= counts
+    self_scale, counts = operands.self_scale, _mean_counts(bind, ct, matrix)
+    if self_scale is not None and counts is not None:  # undoes the division of own features
+        self_scale *= counts
     ct, transposed = _scaled(ct, operands, counts), matrix.T
-    message, halo_rows = Messages(ct, weight, transposed, own_scale), operands.halo_rows
+    message, halo_rows = Messages(ct, weight, transposed, self_scale), operands.halo_rows
     if halo_rows is not None:
         by_row = transposed.by_row
         own_rows = replace(by_row, num_rows=by_row.num_rows - halo_rows.csr.num_rows)
         transposed = transposed._replace(by_row=own_rows)
         message = message._replace(matrix=transposed, num_valid=halo_rows.first)
-    return _without_relu(bind)(message, reduce="sum")
+    result: Array = _without_relu(bind)(message, reduce="sum")
+    return result
 
 
 def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
@@ -377,7 +380,8 @@ def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int)
         # The batch is an axis of the features, so that either may be split over devices.
         result = bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1)))
         return jnp.moveaxis(result, 1, 0)
-    return batch_features(("weight",), bind, operands, batched, size)
+    returned: Array = batch_features(("weight",), bind, operands, batched, size)
+    return returned
 
 
 def _reduce_across(bind: Bind, operands: Messages, piece: Piece) -> Array:
@@ -426,7 +430,7 @@ def _reduce_sharding(operands: Messages, results: PyTree, **attributes: Attribut
         {
             "x": "cols features",
             "weight": "weights h",
-            **dict.fromkeys(("own_scale", "out_scale", "result_scale"), "rows"),
+            **dict.fromkeys(("self_scale", "out_scale", "result_scale"), "rows"),
             "residual": "rows features",
             "bias": "features",
             "halo": f"{UNSPLIT} features",
@@ -497,7 +501,10 @@ halo_gradient = Linear(
 
 def total(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
     """Return the sums of rows of x."""
-    return segment_reduce(x, None, matrix, reduce="sum", heads=1, implementation=implementation)
+    result: Array = segment_reduce(
+        x, None, matrix, reduce="sum", heads=1, implementation=implementation
+    )
+    return result
 
 
 def gather(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
@@ -566,7 +573,8 @@ def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
 
 def _sddmm_transpose_a(bind: Bind, ct: Array, operands: Dots) -> Array:
     options = {"implementation": bind.implementation, **bind.attributes}
-    return segment_reduce(operands.b, ct, operands.matrix, reduce="sum", **options)
+    result: Array = segment_reduce(operands.b, ct, operands.matrix, reduce="sum", **options)
+    return result
 
 
 def _sddmm_transpose_b(bind: Bind, ct: Array, operands: Dots) -> Array:
@@ -650,7 +658,8 @@ def _both_tangents_transpose(
     x, weight, matrix = residuals
     bind = Bind(segment_reduce, None, attributes)
     ct = _scaled(cts[0], None, _mean_counts(bind, cts[0], matrix))
-    return segment_reduce_vjp(x, weight, ct, matrix)
+    result: list[Array] = segment_reduce_vjp(x, weight, ct, matrix)
+    return result
 
 
 # The derivative of a sum or mean in both. Its residuals are x, weight and the matrix.
@@ -675,14 +684,16 @@ def _both_gradients(
 
 def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Attribute) -> Array:
     heads = weight.shape[1]
-    return segment_reduce(ct, weight, matrix.T, reduce="sum", heads=heads, **options)
+    result: Array = segment_reduce(ct, weight, matrix.T, reduce="sum", heads=heads, **options)
+    return result
 
 
 def _gradient_to_weight(
     x: Array, ct: Array, matrix: SparseMatrix, heads: int, **options: Any
 ) -> Array:
     a, b, matrix = orient_by_weights(ct, x, matrix)
-    return sddmm(a, b, matrix, heads=heads, **options)
+    result: Array = sddmm(a, b, matrix, heads=heads, **options)
+    return result
 
 
 def _both_gradients_jvp(
@@ -704,9 +715,11 @@ def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cot
     to_x, to_weight = cts
     attributes = {"reduce": "sum", "heads": weight.shape[1], "implementation": bind.implementation}
     if to_x is None:
-        return segment_reduce(x, to_weight, matrix, **attributes)
+        result: Array = segment_reduce(x, to_weight, matrix, **attributes)
+        return result
     if to_weight is None:
-        return segment_reduce(to_x, weight, matrix, **attributes)
+        result = segment_reduce(to_x, weight, matrix, **attributes)
+        return result
     return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
 
 

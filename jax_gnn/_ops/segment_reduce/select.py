@@ -96,7 +96,8 @@ def _sddmm_select_call(
 def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array:
     row_key, col_key, _, weight, factor, matrix = operands
     flipped = Selection(col_key, row_key, ct, weight, factor, matrix.T)
-    return bind(flipped, weight_on_row=not bind.attributes["weight_on_row"])
+    result: Array = bind(flipped, weight_on_row=not bind.attributes["weight_on_row"])
+    return result
 
 
 def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Array:
@@ -105,7 +106,7 @@ def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Arra
     (a, row_key), (b, col_key), oriented = orient_by_weights(
         (ct, row_key), (value, col_key), matrix
     )
-    return sddmm_select(
+    result: Array = sddmm_select(
         a,
         b,
         row_key,
@@ -116,12 +117,14 @@ def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Arra
         heads=bind.attributes["heads"],
         implementation=bind.implementation,
     )
+    return result
 
 
 def _sddmm_select_transpose_a(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
     _, b, row_key, col_key, weight, matrix = operands
     options = {**bind.attributes, "implementation": bind.implementation}
-    return segment_select(row_key, col_key, b, weight, ct, matrix, **options)
+    result: Array = segment_select(row_key, col_key, b, weight, ct, matrix, **options)
+    return result
 
 
 def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> Array:

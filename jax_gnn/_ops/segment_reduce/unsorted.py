@@ -76,7 +76,8 @@ def _scatter_result(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeD
 
 
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
-    return JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows)
+    result: Array = JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows)
+    return result
 
 
 def _gather_result(operands: Rows) -> jax.ShapeDtypeStruct:
@@ -126,11 +127,13 @@ def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
 
 def _as_gather(x: Array, matrix: SparseMatrix, **operands: object) -> Array:
     del operands
-    return gather_rows(x, matrix.by_row.cols)
+    result: Array = gather_rows(x, matrix.by_row.cols)
+    return result
 
 
 def _as_scatter(reduce: str, x: Array, matrix: SparseMatrix, **operands: object) -> Array:
     del operands
     assert matrix.unsorted is not None  # `composition` has checked it
     ids, num_rows = matrix.unsorted.rows, matrix.by_row.num_rows
-    return segment_scatter(x, ids, num_rows=num_rows, reduce=reduce)
+    result: Array = segment_scatter(x, ids, num_rows=num_rows, reduce=reduce)
+    return result

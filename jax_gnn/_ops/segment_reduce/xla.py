@@ -40,7 +40,7 @@ def into_rows(reduce: Callable[..., Array], messages: Array, valid: Array, csr: 
 def epilogue(
     result: Array,
     x: Array,
-    own_scale: Array | None,
+    self_scale: Array | None,
     out_scale: Array | None,
     residual: Array | None,
     bias: Array | None,
@@ -50,8 +50,8 @@ def epilogue(
 ) -> Array:
     """Apply the epilogue of `Messages` to reduced rows, in the accumulator type."""
     result = result.astype(accumulator_dtype(result.dtype))
-    if own_scale is not None:
-        result += row_wise(own_scale, result) * x.astype(result.dtype)
+    if self_scale is not None:
+        result += row_wise(self_scale, result) * x.astype(result.dtype)
     if out_scale is not None:
         result *= row_wise(out_scale, result)
     if residual is not None:
@@ -66,7 +66,7 @@ def segment_reduce(
     x: Array,
     weight: Array | None,
     matrix: SparseMatrix,
-    own_scale: Array | None = None,
+    self_scale: Array | None = None,
     out_scale: Array | None = None,
     residual: Array | None = None,
     bias: Array | None = None,
@@ -82,7 +82,7 @@ def segment_reduce(
     del halo_rows, num_valid
     rows = x if halo is None else jnp.concatenate([x, halo])
     result = _reduce(rows, weight, matrix, reduce, heads)
-    operands = own_scale, out_scale, residual, bias, result_scale
+    operands = self_scale, out_scale, residual, bias, result_scale
     if relu or any(operand is not None for operand in operands):
         result = epilogue(result, x, *operands, relu=relu)
     return result.astype(x.dtype)

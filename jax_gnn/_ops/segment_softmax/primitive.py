@@ -82,12 +82,14 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
 
 
 def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
-    return bind(operands._replace(t=ct))
+    result: Array = bind(operands._replace(t=ct))
+    return result
 
 
 def _batch(fill: float, bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        return batch_features((), bind, operands, batched, size)
+        returned: Array = batch_features((), bind, operands, batched, size)
+        return returned
     # No columns could mark padding in the joined matrix: it gets values that change no result.
     *values, matrix = broadcast_batch(operands, batched, size)
     valid = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, :, None]
@@ -110,7 +112,8 @@ def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
     share = jnp.exp(local - maximum)
     share /= jnp.maximum(piece.sum(share), jnp.finfo(wide.dtype).tiny)
-    return (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
+    result: Array = (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
+    return result
 
 
 def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:

@@ -48,7 +48,7 @@ def spmm(
     weight: Array | None = None,
     *,
     reduce: Reduce = "sum",
-    own_scale: ArrayLike | None = None,
+    self_scale: ArrayLike | None = None,
     out_scale: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     activation: Activation | None = None,
@@ -60,7 +60,7 @@ def spmm(
 
     ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
     sparse matrix of the weights and x. No array of messages is formed, forward or backward. The
-    epilogue, ``result_scale[i] · activation(out_scale[i] · (out[i] + own_scale[i] · x[i]) +
+    epilogue, ``result_scale[i] · activation(out_scale[i] · (out[i] + self_scale[i] · x[i]) +
     residual[i] + bias)``, is part of the same kernel after a sum or mean, and forms no further
     array. Derivatives of any order exist to all of these.
 
@@ -71,7 +71,7 @@ def spmm(
             ``(num_src, heads, *features)``.
         reduce: ``"sum"``, ``"mean"`` over the number of edges, ``"max"`` or ``"min"``. Messages
             that tie for the maximum share its gradient equally.
-        own_scale: a number or ``(num_nodes,)``, the factor of a node's own features, in a graph
+        self_scale: a number or ``(num_nodes,)``, the factor of a node's own features, in a graph
             that is not bipartite: GCN's 1, or GIN's ``1 + eps``. None adds no own features.
         out_scale: a number or ``(num_dst,)``, a factor of each reduced row: GCN's ``D^-1/2``.
         bias: ``(*features)``, added to all rows.
@@ -97,11 +97,11 @@ def spmm(
         Array([5., 1., 0.], dtype=float32)
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), graph.edge_values([0.5, 1.0, 2.0]))
         Array([8. , 0.5, 0. ], dtype=float32)
-        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), own_scale=1, bias=-4, activation="relu")
+        >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), self_scale=1, bias=-4, activation="relu")
         Array([2., 0., 0.], dtype=float32)
     """
     options = SpmmOptions(
-        reduce, own_scale, out_scale, bias, activation, residual, result_scale, implementation
+        reduce, self_scale, out_scale, bias, activation, residual, result_scale, implementation
     )
     args = parse_spmm_args(graph, x, weight, options)
     return apply_spmm(args)
@@ -111,7 +111,7 @@ class SpmmOptions(NamedTuple):
     """Options of `spmm`, as users give them."""
 
     reduce: Reduce = "sum"
-    own_scale: ArrayLike | None = None
+    self_scale: ArrayLike | None = None
     out_scale: ArrayLike | None = None
     bias: ArrayLike | None = None
     activation: Activation | None = None
@@ -146,18 +146,18 @@ def parse_spmm_args(
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
     check_choice("reduce", options.reduce, get_args(Reduce))
     check_choice("activation", options.activation, (None, *get_args(Activation)))
-    if options.own_scale is not None and num_src != num_dst:
+    if options.self_scale is not None and num_src != num_dst:
         raise ValueError(
-            f"own_scale needs a graph that is not bipartite, got one of num_src={num_src} and "
+            f"self_scale needs a graph that is not bipartite, got one of num_src={num_src} and "
             f"num_dst={num_dst}"
         )
     acc = accumulator_dtype(x.dtype)
     graph, weight = graph._gated(weight, acc)
     matrix = graph.matrix(weighted=weight is not None)
-    own_scale = check_row_scale("own_scale", options.own_scale, "num_nodes", num_dst, acc)
+    self_scale = check_row_scale("self_scale", options.self_scale, "num_nodes", num_dst, acc)
     out_scale = check_row_scale("out_scale", options.out_scale, "num_dst", num_dst, acc)
     result_scale = check_row_scale("result_scale", options.result_scale, "num_dst", num_dst, acc)
-    epilogue = own_scale, out_scale, residual, bias, result_scale
+    epilogue = self_scale, out_scale, residual, bias, result_scale
     messages = Messages(x, weight, matrix, *epilogue, halo, halo_rows)
     return SpmmArgs(messages, options.reduce, options.activation, options.implementation)
 
