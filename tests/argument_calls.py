@@ -880,7 +880,7 @@ WORDED: dict[str, list[Any]] = {
         bad("x must be float16, bfloat16, float32 or float64, got int", TypeError,
             x=ones(3, 4).astype(int)),
         bad("weight must be (num_edges=3,), got shape (3, 2)", weight=np.ones((3, 2))),
-        bad("method must be one of None, 'edges', ..., got 'pairs'", method="pairs"),
+        bad("method must be one of 'auto', 'edges', ..., got 'pairs'", method="pairs"),
         bad("precision must be what jax.lax.dot takes, got 'exact'", precision="exact"),
     ],
     "relational_lookup": [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 
 import pytest
 from flax import nnx
@@ -40,7 +41,7 @@ def test_options_of_a_convolution_are_fields_of_its_model(name):
 def test_arguments_are_documented(name):
     constructor = CLASSES[name].__init__
     for argument in [*inspect.signature(constructor).parameters][1:]:
-        assert f"\n    {argument}: " in constructor.__doc__, argument
+        assert re.search(rf"\n +(\*\*)?{argument}: ", constructor.__doc__), argument
 
 
 def test_models_hand_their_options_on():

@@ -183,8 +183,8 @@ def reference_sage(conv: SAGEConv, graph: Graph, x, weight=None) -> np.ndarray:
 @pytest.mark.parametrize(
     "options", [{}, {"self_weight": False}, {"project": True}, {"l2_normalize": True}]
 )
-def test_sage_conv_equals_the_formula(graph, weight, sizes, aggregation, options):
-    conv = make(SAGEConv, *sizes, reduce=aggregation, **options)
+def test_sage_conv_equals_the_formula(graph, weight, sizes, reduce, options):
+    conv = make(SAGEConv, *sizes, reduce=reduce, **options)
     assert (conv.projection is None) == ("project" not in options)
     assert (conv.root is None) == ("self_weight" in options)
     assert conv.root is None or conv.root.bias is None

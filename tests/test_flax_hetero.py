@@ -137,16 +137,16 @@ def test_nodes_of_one_type_attend_to_themselves(rng, layer):
 
 @pytest.mark.parametrize("reduce", ["mean", "max", "sum"])
 @pytest.mark.parametrize("width", [3, 8])
-def test_sage_of_a_bipartite_graph(rng, aggregation, width):
+def test_sage_of_a_bipartite_graph(rng, reduce, width):
     src, dst = rng.integers(0, 5, 12), rng.integers(0, 4, 12)
     graph = Graph.from_edges(src, dst, num_src=5, num_dst=4)
-    conv = SAGEConv((width, 2), 4, reduce=aggregation, rngs=nnx.Rngs(0))
+    conv = SAGEConv((width, 2), 4, reduce=reduce, rngs=nnx.Rngs(0))
     x, y = rng.normal(size=(5, width)).astype("f"), rng.normal(size=(4, 2)).astype("f")
     summed = np.zeros((4, width))
     for i in range(4):
         rows = double(x)[src[dst == i]]
         if len(rows):
-            summed[i] = getattr(np, aggregation)(rows, 0)
+            summed[i] = getattr(np, reduce)(rows, 0)
     expected = summed @ double(conv.kernel) + double(y) @ double(conv.root.kernel)
     np.testing.assert_allclose(conv(graph, (x, y)), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="x must be a pair"):
