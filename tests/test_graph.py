@@ -93,7 +93,7 @@ def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
     places = np.flatnonzero((src >= 0) & (src < num_src) & (dst >= 0) & (dst < num_dst))
     order = places[np.lexsort((src[places], dst[places]))]  # stable
     t_order = np.lexsort((dst[order], src[order]))
-    wanted = {
+    expected = {
         "indptr": np.searchsorted(dst[order], np.arange(num_dst + 1)),
         "rows": dst[order],
         "cols": src[order],
@@ -103,10 +103,10 @@ def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
         "t_order": t_order,
         "edge_ids": order,
     }
-    for name, array in wanted.items():
-        found = getattr(graph, name)
-        np.testing.assert_array_equal(found[: len(array)], array, err_msg=name)
-        assert (found[len(array) :] == -1).all()
+    for name, array in expected.items():
+        actual = getattr(graph, name)
+        np.testing.assert_array_equal(actual[: len(array)], array, err_msg=name)
+        assert (actual[len(array) :] == -1).all()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -153,18 +153,18 @@ ALL_EDGES: dict[str, Callable[[np.ndarray], Any]] = {
     "array of JAX": jnp.array,
     "lists": np.ndarray.tolist,
     "tuple": tuple,
-    "pairs": lambda ends: [*zip(*ends.tolist(), strict=True)],
-    "iterator": lambda ends: zip(*ends, strict=True),
+    "pairs": lambda edges: [*zip(*edges.tolist(), strict=True)],
+    "iterator": lambda edges: zip(*edges, strict=True),
 }
 
 
 @pytest.mark.parametrize("kind", ALL_EDGES)
 @pytest.mark.parametrize("count", [0, 1, 2, 9])
 def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: int) -> None:
-    ends = rng.integers(0, 5, (2, count))
-    graph = Graph.from_edges(ALL_EDGES[kind](ends), num_nodes=5)
-    assert same_bits(graph, Graph.from_edges(*ends, num_nodes=5))
-    np.testing.assert_array_equal(graph.edges(), ends)
+    edges = rng.integers(0, 5, (2, count))
+    graph = Graph.from_edges(ALL_EDGES[kind](edges), num_nodes=5)
+    assert same_bits(graph, Graph.from_edges(*edges, num_nodes=5))
+    np.testing.assert_array_equal(graph.edges(), edges)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_what_is_no_edges(edges, error: type[Exception], message: str) -> None:
 def test_edges_in_the_order_of_the_input() -> None:
     """Added ones last, reversed ones beside their own, dropped ones left out."""
     graph = Graph.from_edges([(2, 1), (0, 5), (1, 1), (0, 1)], num_nodes=3, validate=False)
-    more = graph.symmetrized().with_self_loops().pad(num_edges=20)
-    src, dst = more.edges()
+    extended = graph.symmetrized().with_self_loops().pad(num_edges=20)
+    src, dst = extended.edges()
     assert sorted(zip(src[:5], dst[:5], strict=True)) == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
     assert {(src[0], dst[0]), (src[1], dst[1])} == {(2, 1), (1, 2)} and (src[2], dst[2]) == (1, 1)
     assert list(zip(src[5:], dst[5:], strict=True)) == [(0, 0), (2, 2)]
@@ -202,35 +202,35 @@ def test_edges_in_the_order_of_the_input() -> None:
         jax.jit(Graph.edges)(graph)
 
 
-@pytest.mark.parametrize("given", ["no order", "an order"])
+@pytest.mark.parametrize("with_order", [False, True])
 @pytest.mark.parametrize("where", ["host", "jit"])
-def test_from_sorted(rng: np.random.Generator, where: str, given: str) -> None:
+def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> None:
     """The edges of another graph in its order, which may have sources in any; padding anywhere."""
     num_src, num_dst, count = rng.integers(1, 9), rng.integers(1, 9), rng.integers(0, 30)
     src, dst = rng.integers(0, num_src, count), np.sort(rng.integers(0, num_dst, count))
     t_order = np.argsort(src, kind="stable")
-    kept = np.arange(count)
+    valid = np.arange(count)
     if where == "jit":
         bad = rng.random(count) < 0.2
         src = np.where(bad, rng.choice([-1, num_src, -(2**31)], count), src)
-        kept = np.flatnonzero(~bad)
+        valid = np.flatnonzero(~bad)
     sizes = {"num_src": int(num_src), "num_dst": int(num_dst)}
-    orders = [t_order] if given == "an order" else []
+    orders = [t_order] if with_order else []
 
     def build(src, dst, *order) -> Graph:
         return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
 
     graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
-    want = Graph.from_edges(src[kept], dst[kept], **sizes).pad(num_edges=count)
-    np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(kept)], kept)
-    np.testing.assert_array_equal(np.asarray(graph.cols)[: len(kept)], src[kept])
+    want = Graph.from_edges(src[valid], dst[valid], **sizes).pad(num_edges=count)
+    np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(valid)], valid)
+    np.testing.assert_array_equal(np.asarray(graph.cols)[: len(valid)], src[valid])
     for name in ("indptr", "rows", "t_indptr", "t_rows", "t_cols"):
         np.testing.assert_array_equal(getattr(graph, name), getattr(want, name), name)
     order = np.asarray(graph.t_order)
-    np.testing.assert_array_equal(np.sort(order[: len(kept)]), np.arange(len(kept)))
-    assert (order[len(kept) :] == -1).all()
-    assert (np.asarray(graph.cols)[len(kept) :] == -1).all()
-    np.testing.assert_array_equal(src[kept][order[: len(kept)]], want.t_rows[: len(kept)])
+    np.testing.assert_array_equal(np.sort(order[: len(valid)]), np.arange(len(valid)))
+    assert (order[len(valid) :] == -1).all()
+    assert (np.asarray(graph.cols)[len(valid) :] == -1).all()
+    np.testing.assert_array_equal(src[valid][order[: len(valid)]], want.t_rows[: len(valid)])
     assert int(graph.num_input_edges) == count  # type: ignore[arg-type]
 
 
@@ -313,11 +313,13 @@ def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x6
     graph = graph.pad(num_edges=30)
     values = np.arange(1.0, 21.0, dtype=np.float32)
     with jax.enable_x64(x64):
-        far = with_far_padding(rng, graph)
-        assert not np.isin(-1, far.t_order)
-        np.testing.assert_array_equal(far.edge_values(values)[:20], graph.edge_values(values)[:20])
-        assert not np.isin(np.asarray(far.edge_values(values))[20:], values).any()
-        got, want = far.transpose(), graph.transpose()
+        padded = with_far_padding(rng, graph)
+        assert not np.isin(-1, padded.t_order)
+        np.testing.assert_array_equal(
+            padded.edge_values(values)[:20], graph.edge_values(values)[:20]
+        )
+        assert not np.isin(np.asarray(padded.edge_values(values))[20:], values).any()
+        got, want = padded.transpose(), graph.transpose()
         for name in ("t_order", "edge_ids"):
             np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
@@ -510,9 +512,9 @@ def test_edge_values(rng: np.random.Generator, features: tuple[int, ...]) -> Non
         np.testing.assert_array_equal(got[:size], values[np.asarray(graph.edge_ids)[:size]])
         assert (got[size:] == 7).all()
         assert got.dtype == np.float32
-        back = graph.to_input_order(got, 9)
+        restored = graph.to_input_order(got, 9)
         valid = np.isin(np.arange(24), np.asarray(graph.edge_ids))
-        np.testing.assert_array_equal(back, np.where(valid, values.T, np.float32(9)).T)
+        np.testing.assert_array_equal(restored, np.where(valid, values.T, np.float32(9)).T)
 
 
 def test_edge_values_in_the_order_of_the_input(rng: np.random.Generator) -> None:
@@ -553,8 +555,8 @@ def test_as_many_edge_values_as_edges(count: int) -> None:
     built = jax.jit(functools.partial(Graph.from_edges, num_nodes=6))(
         *map(np.asarray, SMALL.edges())
     )
-    more = SMALL.symmetrized().with_self_loops(), SMALL.pad(num_edges=9), SMALL.transpose()
-    for graph in (SMALL, dropped, dropped.with_self_loops(), built, *more):
+    derived = SMALL.symmetrized().with_self_loops(), SMALL.pad(num_edges=9), SMALL.transpose()
+    for graph in (SMALL, dropped, dropped.with_self_loops(), built, *derived):
         assert int(graph.num_input_edges) == 5
         with pytest.raises(
             ValueError, match=r"\(num_input_edges=5, \*features\).*" + f"\\({count}"
@@ -641,12 +643,12 @@ def test_symmetrized(rng: np.random.Generator, loops: bool) -> None:
     assert same_bits(added.symmetrized(), added)
     # Every new edge has the position of an edge the other way.
     values = rng.uniform(1, 2, 20)
-    ends = {
+    undirected = {
         frozenset(edge)
         for edge in zip(*map(np.ndarray.tolist, weighted(graph, values)), strict=True)
     }
     for edge in zip(*map(np.ndarray.tolist, weighted(added, values)), strict=True):
-        assert frozenset(edge) in ends
+        assert frozenset(edge) in undirected
 
 
 def weighted(graph: Graph, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -726,9 +728,9 @@ def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
     assert len(leaves) == 9
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
-    other = Graph.from_edges([0], [0], num_src=3, num_dst=1)
-    assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
-    assert hash(structure) == hash(jax.tree.structure(other))
+    bipartite = Graph.from_edges([0], [0], num_src=3, num_dst=1)
+    assert jax.tree.structure(bipartite) == structure  # all sizes are shapes, nothing is static
+    assert hash(structure) == hash(jax.tree.structure(bipartite))
     same = jax.jit(lambda graph: graph)(SMALL)
     assert isinstance(same, Graph)
     assert same_bits(same, SMALL)

@@ -64,14 +64,16 @@ def test_graphs_of_one_type() -> None:
     writes = graph.graph(WRITES)
     assert (writes.num_src, writes.num_dst) == (3, 4)
     values = np.arange(4.0)
-    given = {tuple(pair): v for *pair, v in zip(*EDGES[WRITES], values, strict=True)}
-    found = zip(writes.cols.tolist(), writes.rows.tolist(), writes.edge_values(values), strict=True)
-    assert {(u, v): w for u, v, w in found} == given
+    expected = {tuple(pair): v for *pair, v in zip(*EDGES[WRITES], values, strict=True)}
+    actual = zip(
+        writes.cols.tolist(), writes.rows.tolist(), writes.edge_values(values), strict=True
+    )
+    assert {(u, v): w for u, v, w in actual} == expected
     reverse = graph.graph(("paper", "rev_writes", "author"))
-    found = zip(
+    actual = zip(
         reverse.rows.tolist(), reverse.cols.tolist(), reverse.edge_values(values), strict=True
     )
-    assert {(u, v): w for u, v, w in found} == given
+    assert {(u, v): w for u, v, w in actual} == expected
     with pytest.raises(
         ValueError, match=r"'cites', 'paper'\) have no graph of their own: call with_graphs"
     ):
@@ -130,21 +132,21 @@ def test_values_of_edges_that_were_dropped(inverse: bool) -> None:
     edges = {WRITES: [[9, 0, 2], [1, 3, 0]], CITES: [[2, 0, 3], [3, -1, 0]], HAS: [[], []]}
     values = {WRITES: np.arange(1.0, 4), CITES: np.arange(4.0, 7), HAS: np.zeros(0)}
     graph = HeteroGraph.from_edges(edges, SIZES, validate=False, inverse=inverse)
-    for made in (graph, graph.in_order([*SIZES][::-1], [*edges][::-1]).with_graphs()):
-        found = made.edge_values(values)
-        assert sorted(found[found > 0].tolist()) == sorted([2, 3, 4, 6] * (1 + inverse))
-        back = made.to_input_order(found, fill_value=-1)
-        assert {key: each.tolist() for key, each in back.items()} == {
+    for variant in (graph, graph.in_order([*SIZES][::-1], [*edges][::-1]).with_graphs()):
+        ordered = variant.edge_values(values)
+        assert sorted(ordered[ordered > 0].tolist()) == sorted([2, 3, 4, 6] * (1 + inverse))
+        restored = variant.to_input_order(ordered, fill_value=-1)
+        assert {key: rows.tolist() for key, rows in restored.items()} == {
             WRITES: [-1, 2, 3],
             CITES: [4, -1, 6],
             HAS: [],
         }
         with pytest.raises(ValueError, match=r"'cites'.* must be \(num_input_edges=3, .*\(1,\)"):
             graph.edge_values(values | {CITES: np.ones(1)})
-    for key in made.edge_types:
+    for key in variant.edge_types:
         kind = key if key in edges else next(k for k in edges if k[1] == key[1][len("rev_") :])
-        alone = made.graph(key).edge_values(values[kind])
-        assert sorted(alone.tolist()) == [v for v in back[kind].tolist() if v > 0]
+        alone = variant.graph(key).edge_values(values[kind])
+        assert sorted(alone.tolist()) == [v for v in restored[kind].tolist() if v > 0]
     by_hand = replace(graph, num_input_edges=None)
     for call in (
         lambda: by_hand.edge_values(values),
@@ -176,15 +178,15 @@ def test_in_order(rng: np.random.Generator) -> None:
     options: dict[str, Any] = {"inverse": True, "self_relation": True, "inverse_prefix": "~"}
     sizes = {kind: SIZES[kind] for kind in kinds}
     expected = HeteroGraph.from_edges({key: EDGES[key] for key in types}, sizes, **options)
-    given = make(**options).with_graphs([HAS])
+    original = make(**options).with_graphs([HAS])
     for edge_types in (types, expected.edge_types):
-        found = given.in_order(kinds, edge_types)
-        assert jax.tree.structure(found) == jax.tree.structure(expected.with_graphs([HAS]))
+        reordered = original.in_order(kinds, edge_types)
+        assert jax.tree.structure(reordered) == jax.tree.structure(expected.with_graphs([HAS]))
         for a, b in zip(
-            *map(jax.tree.leaves, (found.relational, expected.relational)), strict=True
+            *map(jax.tree.leaves, (reordered.relational, expected.relational)), strict=True
         ):
             np.testing.assert_array_equal(a, b)
-    assert given.in_order().edge_types == given.edge_types
+    assert original.in_order().edge_types == original.edge_types
     for wrong, message in (
         ({"node_types": ["author", "paper"]}, "node_types lacks the node types 'nobody', 'tag'"),
         ({"edge_types": [WRITES, CITES]}, r"edge_types lacks the edge types \('paper', 'has'"),
@@ -193,7 +195,7 @@ def test_in_order(rng: np.random.Generator) -> None:
         with pytest.raises(ValueError, match=message):
             make().in_order(**wrong)
     with pytest.raises(TypeError, match="in_order reads values"):
-        jax.jit(lambda graph: graph.in_order())(given)
+        jax.jit(lambda graph: graph.in_order())(original)
 
 
 def test_through_jit_and_export() -> None:
@@ -245,9 +247,9 @@ def test_other_bad_arguments() -> None:
 
 def test_edges_are_those_given() -> None:
     graph = make(inverse=True)
-    again = HeteroGraph.from_edges(graph.edges(), graph.num_nodes, inverse=True)
+    rebuilt = HeteroGraph.from_edges(graph.edges(), graph.num_nodes, inverse=True)
     assert list(graph.edges()) == [*EDGES]
-    for one, other in zip(jax.tree.leaves(graph), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, expected in zip(jax.tree.leaves(graph), jax.tree.leaves(rebuilt), strict=True):
+        np.testing.assert_array_equal(array, expected)
     with pytest.raises(TypeError, match="edges works on the host only"):
         jax.jit(HeteroGraph.edges)(graph)

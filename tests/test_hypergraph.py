@@ -96,8 +96,8 @@ def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
 def test_order_of_pairs_does_not_matter(rng: np.random.Generator) -> None:
     incidence = Incidence.random(rng, "duplicates")
     order = rng.permutation(len(incidence.left))
-    other = replace(incidence, left=incidence.left[order], right=incidence.right[order])
-    graphs = [replace(build(each).graph, edge_ids=None) for each in (incidence, other)]
+    permuted = replace(incidence, left=incidence.left[order], right=incidence.right[order])
+    graphs = [replace(build(pairs).graph, edge_ids=None) for pairs in (incidence, permuted)]
     assert same_bits(*graphs)
 
 
@@ -135,7 +135,7 @@ def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
 
 def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
     incidences = [Incidence.random(rng, scenario) for scenario in STACKABLE]
-    left, right = (
+    nodes, hyperedges = (
         np.stack([getattr(incidence, side) for incidence in incidences]).astype(np.int32)
         for side in ("left", "right")
     )
@@ -143,16 +143,16 @@ def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
 
     @jax.jit
     @jax.vmap
-    def aggregate(left, right) -> tuple[Hypergraph, jax.Array]:
+    def aggregate(nodes, hyperedges) -> tuple[Hypergraph, jax.Array]:
         hypergraph = Hypergraph.from_incidence(
-            left,
-            right,
+            nodes,
+            hyperedges,
             num_nodes=incidences[0].num_left,
             num_hyperedges=incidences[0].num_right,
         )
         return hypergraph, hypergraph_aggregate(hypergraph, x)
 
-    hypergraphs, y = aggregate(left, right)
+    hypergraphs, y = aggregate(nodes, hyperedges)
     assert same_bits(hypergraphs, stack([build(incidence) for incidence in incidences]))
     assert hypergraphs.num_nodes == incidences[0].num_left  # the batch is no size
     for got, incidence in zip(y, incidences, strict=True):
@@ -344,7 +344,11 @@ def heads_of(hypergraph: Hypergraph) -> np.ndarray:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_from_directed(rng: np.random.Generator, scenario: str) -> None:
     tails, heads = (Incidence.random(rng, scenario) for _ in range(2))
-    arrays = [ids.astype(np.int32) for each in (tails, heads) for ids in (each.left, each.right)]
+    arrays = [
+        ids.astype(np.int32)
+        for incidence in (tails, heads)
+        for ids in (incidence.left, incidence.right)
+    ]
     options: Any = {"num_nodes": tails.num_left, "num_hyperedges": tails.num_right}
     sized = functools.partial(Hypergraph.from_directed, validate=scenario != "padding", **options)
     hypergraph = sized(*arrays)
@@ -435,9 +439,9 @@ def test_incidence_values(rng: np.random.Generator, scenario: str) -> None:
     pairs, valid = (incidence.left, incidence.right), incidence.valid
     np.add.at(want, tuple(ids[valid] for ids in pairs), values[valid].astype(got.dtype))
     nodes, hyperedges = map(np.asarray, hypergraph.incidence())
-    back = np.zeros_like(want)
-    np.add.at(back, (nodes[nodes >= 0], hyperedges[nodes >= 0]), got[nodes >= 0])
-    np.testing.assert_allclose(back, want, atol=1e-12)
+    rebuilt = np.zeros_like(want)
+    np.add.at(rebuilt, (nodes[nodes >= 0], hyperedges[nodes >= 0]), got[nodes >= 0])
+    np.testing.assert_allclose(rebuilt, want, atol=1e-12)
     assert (got[nodes < 0] == 0).all()
     np.testing.assert_array_equal(
         hypergraph.to_input_order(got), np.where(valid[:, None], values.astype(got.dtype), 0)
@@ -583,9 +587,9 @@ def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
     assert len(leaves) == 13
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
-    other = Hypergraph.from_hyperedges([[0]])
-    assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
-    assert hash(structure) == hash(jax.tree.structure(other))
+    single = Hypergraph.from_hyperedges([[0]])
+    assert jax.tree.structure(single) == structure  # all sizes are shapes, nothing is static
+    assert hash(structure) == hash(jax.tree.structure(single))
     same = jax.jit(lambda hypergraph: hypergraph)(SMALL)
     assert isinstance(same, Hypergraph)
     assert same_bits(same, SMALL)

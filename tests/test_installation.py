@@ -86,9 +86,9 @@ def test_systems_that_cannot_build(
         monkeypatch.setenv("PATH", str(tmp_path))
     variables = [f"-D{name}={value}" for name, value in system.items()]
     run = [cmake, *variables, "-P", str(ROOT / "cmake/platform.cmake")]
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert (done.returncode == 0) is (message == "")
-    assert message in " ".join(done.stderr.split())
+    process = subprocess.run(run, capture_output=True, text=True)
+    assert (process.returncode == 0) is (message == "")
+    assert message in " ".join(process.stderr.split())
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.0", "1.0.0.dev3"])
@@ -131,17 +131,17 @@ def test_ffi_version_of_jaxlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """In the place of the package's, and first on the path."""
-    found = tmp_path / "jax_gnn"
-    found.mkdir()
-    (found / "__init__.py").touch()
-    monkeypatch.setattr(ffi, "_FOLDER", found.resolve())
+    package = tmp_path / "jax_gnn"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(ffi, "_FOLDER", package.resolve())
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     ffi._module.cache_clear()
-    yield found.resolve()
+    yield package.resolve()
     ffi._module.cache_clear()
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
+def import_failure(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
     def load(name: str) -> Any:
         raise error
 
@@ -154,13 +154,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
 
 
 def test_module_that_is_missing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message.startswith(f"{folder} has no compiled module _cpu: python -m pip install ")
 
 
 def test_source_folder(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").touch()
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message == (
         f"{folder} is a source folder: pip install {folder.parent}, and start Python elsewhere"
     )
@@ -175,7 +175,7 @@ def test_source_folder_before_what_is_installed(
     (installed / "__init__.py").touch()
     (installed / "_cpu.abi3.so").touch()
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed.parent)])
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message == (
         f"{folder} is not built, and goes before {installed.resolve()} on the path: "
         "start Python elsewhere"
@@ -184,7 +184,7 @@ def test_source_folder_before_what_is_installed(
 
 def test_module_of_another_python(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     of = f"of another Python or processor than {sys.implementation.cache_tag} on "
     assert message.startswith(f"{folder}/_cpu.cpython-39-x86_64-linux-gnu.so is {of}")
     assert "pip install --force-reinstall" in message
@@ -207,14 +207,14 @@ def test_module_that_does_not_load(folder: Path) -> None:
 def test_another_copy_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path.resolve() / "jax_gnn"
-    other.mkdir()
-    (other / "__init__.py").touch()
+    duplicate = tmp_path.resolve() / "jax_gnn"
+    duplicate.mkdir()
+    (duplicate / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert ffi.copies()[0] == Path(jax_gnn.__file__).resolve().parent
-    assert ffi.copies()[-1] == other
+    assert ffi.copies()[-1] == duplicate
     assert cli.main(["info"]) == 0
-    assert f"{other} is another copy, unused: remove one" in capsys.readouterr().out
+    assert f"{duplicate} is another copy, unused: remove one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("file", [*map(str, refusal.STRANGERS_FILES), "__init__.py", "graph.py"])
@@ -238,8 +238,8 @@ def test_files_of_another_package_are_refused(
     monkeypatch.setattr(sys, "argv", ["/usr/bin/jax-gnn"])
     with pytest.raises(SystemExit, match=f"^jax-gnn: error: {line}"):
         refusal.refuse_stranger(tmp_path)
-    own = Path(jax_gnn.__file__).parent
-    assert not any((own / each).exists() for each in refusal.STRANGERS_FILES)
+    package = Path(jax_gnn.__file__).parent
+    assert not any((package / name).exists() for name in refusal.STRANGERS_FILES)
 
 
 INSTALLATION = str(Path(_installation.__file__))
@@ -285,35 +285,35 @@ def test_flax_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, e
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """Fake the environment of `_load_cuda`: build, error, version of the distribution."""
-    given = types.SimpleNamespace(build="", error=None, version=None, entry_points=1)
-    own = types.SimpleNamespace(
+    environment = types.SimpleNamespace(build="", error=None, version=None, entry_points=1)
+    module = types.SimpleNamespace(
         ffi_version=(0, 1), compiler="nvcc", architectures="90", targets=dict
     )
 
     def load(name: str) -> Any:
         if name == "_cpu":
-            return types.SimpleNamespace(cuda_build=given.build)
+            return types.SimpleNamespace(cuda_build=environment.build)
         return loaded()
 
     def loaded() -> Any:
-        if given.error:
-            raise given.error
-        return own
+        if environment.error:
+            raise environment.error
+        return module
 
     class Points(list):  # type: ignore[type-arg]
         def select(self, group: str) -> Any:
             return self if group == "jax_gnn.cuda" else []
 
     def distribution(name: str) -> Any:
-        if name != ffi.CUDA_PACKAGE or given.version is None:
+        if name != ffi.CUDA_PACKAGE or environment.version is None:
             raise metadata.PackageNotFoundError(name)
-        points = Points([types.SimpleNamespace(load=loaded)] * given.entry_points)
-        return types.SimpleNamespace(version=given.version, entry_points=points)
+        points = Points([types.SimpleNamespace(load=loaded)] * environment.entry_points)
+        return types.SimpleNamespace(version=environment.version, entry_points=points)
 
     monkeypatch.setattr(ffi, "_load", load)
     monkeypatch.setattr(ffi.metadata, "distribution", distribution)
     ffi._module.cache_clear()
-    yield given
+    yield environment
     ffi._module.cache_clear()
 
 
@@ -343,8 +343,8 @@ def test_cuda_module_of_another_version(cuda: types.SimpleNamespace) -> None:
     assert (status.available, status.targets) == (False, ())
     version = jax_gnn.__version__
     assert status.reason == f"jax-gnn-kernels-cuda13 is 99.0, jax-gnn-kernels {version}"
-    both = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
-    assert status.hint == f"pip install --force-reinstall --no-deps {both}"
+    requirements = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
+    assert status.hint == f"pip install --force-reinstall --no-deps {requirements}"
 
 
 @pytest.mark.parametrize("problem", ["entry point", "module", "version"])
@@ -363,15 +363,15 @@ def test_damaged_cuda_package(cuda: types.SimpleNamespace, problem: str) -> None
     assert status.hint.startswith("pip install --force-reinstall --no-deps jax-gnn-kernels==")
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_broken_cuda_module(cuda: types.SimpleNamespace, apart: bool) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_broken_cuda_module(cuda: types.SimpleNamespace, separate: bool) -> None:
     cuda.error = ImportError("libsomething.so: cannot open shared object file")
-    if apart:
+    if separate:
         cuda.build, cuda.version = "no compiler", jax_gnn.__version__
     status = ffi._load_cuda()
     assert (status.available, status.targets) == (False, ())
     assert status.reason == "libsomething.so: cannot open shared object file"
-    assert ("jax-gnn-kernels-cuda13==" in str(status.hint)) is apart
+    assert ("jax-gnn-kernels-cuda13==" in str(status.hint)) is separate
 
 
 @pytest.mark.parametrize(
@@ -424,9 +424,9 @@ def test_what_the_import_brings(package: str, after: str) -> None:
         "print(*sorted({m for m in sys.modules if m not in before}))"
     )
     run = [sys.executable, "-P", "-c", code]
-    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
-    own = {"jax", "jaxlib", "flax", "jax_gnn", "flax_layers"}
-    others = {name.partition(".")[0] for name in found} - own
-    third_party = others - sys.stdlib_module_names
+    modules = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+    allowed = {"jax", "jaxlib", "flax", "jax_gnn", "flax_layers"}
+    packages = {name.partition(".")[0] for name in modules} - allowed
+    third_party = packages - sys.stdlib_module_names
     assert third_party <= set(), third_party
-    assert len([name for name in found if name.startswith("jax_gnn")]) < 150
+    assert len([name for name in modules if name.startswith("jax_gnn")]) < 150
