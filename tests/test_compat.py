@@ -32,7 +32,7 @@ OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 """GPUs round what they multiply, unless told not to."""
 
 
-def both(function: Callable[..., Any], *arguments) -> tuple[Any, Any]:
+def replaced_and_original(function: Callable[..., Any], *arguments) -> tuple[Any, Any]:
     """Return the results of a function with the original, and with replaced functions."""
     want = function(*arguments)
     compat.install()
@@ -70,29 +70,29 @@ def ids(rng: np.random.Generator, request) -> np.ndarray:
 # --- jax.ops -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("are_known", [False, True])
+@pytest.mark.parametrize("constant_ids", [False, True])
 def test_segments_as_jax_has_them(
-    rng: np.random.Generator, ids: np.ndarray, are_known: bool
+    rng: np.random.Generator, ids: np.ndarray, constant_ids: bool
 ) -> None:
     """All reductions, with ids that are traced, and with ids that a program holds."""
     x, constants = rng.normal(size=(2, 40, 3)).astype(np.float32), jnp.asarray(ids)
     is_sorted = bool((np.diff(ids) >= 0).all())
 
-    def all_of_them(x, ids) -> Any:
-        ids = constants if are_known else ids
+    def all_calls(x, ids) -> Any:
+        ids = constants if constant_ids else ids
         results = [jax.ops.segment_prod(x[0], ids, 7)]
         for name in ("sum", "max", "min"):
             op = getattr(jax.ops, f"segment_{name}")
-            one = functools.partial(op, segment_ids=ids, num_segments=7)
+            reduce = functools.partial(op, segment_ids=ids, num_segments=7)
             results += [
-                with_gradient(one, x[0]),
-                jax.vmap(one)(x),
-                jax.jvp(one, (x[0],), (x[1],)),
-                one(x[0], indices_are_sorted=is_sorted),
+                with_gradient(reduce, x[0]),
+                jax.vmap(reduce)(x),
+                jax.jvp(reduce, (x[0],), (x[1],)),
+                reduce(x[0], indices_are_sorted=is_sorted),
             ]
         return results
 
-    assert_same(*both(lambda: jax.jit(all_of_them)(x, ids)))
+    assert_same(*replaced_and_original(lambda: jax.jit(all_calls)(x, ids)))
 
 
 def test_corners_of_segments(rng: np.random.Generator) -> None:
@@ -126,9 +126,9 @@ def test_corners_of_segments(rng: np.random.Generator) -> None:
         "bfloat16": ((jnp.asarray(x, jnp.bfloat16), positive % 40, 40), {}),
     }
     for name, (args, kwargs) in corners.items():
-        got, want = both(lambda a=args, k=kwargs: jax.ops.segment_sum(*a, **k))
+        got, want = replaced_and_original(lambda a=args, k=kwargs: jax.ops.segment_sum(*a, **k))
         assert_same(got, want, 0.02 if name == "bfloat16" else 1e-5)
-    bools = both(lambda: jax.ops.segment_max(x > 0, ids, 7))
+    bools = replaced_and_original(lambda: jax.ops.segment_max(x > 0, ids, 7))
     assert_same(*bools)
     wrong: dict[str, Callable[[Any], Any]] = {
         "negative": lambda op: op(x, ids, -1),
@@ -159,15 +159,18 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
         def value(x, ids) -> Any:
             return with_gradient(lambda x: jax.ops.segment_sum(x, ids, 7), x)
 
-        assert_same(*both(lambda: jax.jit(value)(x, ids)), 1e-13)
-        assert_same(*both(lambda: jax.jit(value)((9 * x).astype(int).astype(float), ids)), 0)
+        assert_same(*replaced_and_original(lambda: jax.jit(value)(x, ids)), 1e-13)
+        assert_same(
+            *replaced_and_original(lambda: jax.jit(value)((9 * x).astype(int).astype(float), ids)),
+            0,
+        )
 
 
 def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """A program looks once at a live JAX array of ids; eager calls do not look."""
     looks = []
-    known = _segments._new_look
-    monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or known(*a))
+    original = _segments._new_look
+    monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or original(*a))
     x, ids = rng.normal(size=(40, 3)), jnp.asarray(random_ids(rng, "any"))
     compat.install()
 
@@ -218,7 +221,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
 
         return jax.value_and_grad(loss, (0, 1))(lhs, rhs)
 
-    assert_same(*both(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
+    assert_same(*replaced_and_original(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
     half, bits = jnp.asarray(lhs, jnp.bfloat16), jnp.asarray(rhs, jnp.bfloat16)
     corners: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((lhs, rhs, sizes), {"precision": jax.lax.Precision.HIGHEST}),
@@ -229,7 +232,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
         (((3 * lhs).astype(np.int32), (3 * rhs).astype(np.int32), sizes), {}),
     ]
     for args, kwargs in corners:
-        got, want = both(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
+        got, want = replaced_and_original(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
         assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else OF_PRODUCTS)
 
 
@@ -262,7 +265,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
 
         return jax.jit(lambda weights: jax.lax.scan(step, weights, length=20))(weights)
 
-    got, want = both(trained)
+    got, want = replaced_and_original(trained)
     losses = want[1]
     assert losses[-1] < losses[0]
     assert_same(got, want, OF_PRODUCTS)
@@ -271,14 +274,14 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
 # --- jraph ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("are_known", [False, True])
-def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known: bool) -> None:
+@pytest.mark.parametrize("constant_ids", [False, True])
+def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, constant_ids: bool) -> None:
     """Ids out of range give jraph's result, which for a softmax is another segment's."""
     jraph = pytest.importorskip("jraph")
     x, constants = rng.normal(size=(40, 3)).astype(np.float32), jnp.asarray(ids)
 
-    def all_of_them(x, ids) -> Any:
-        ids = constants if are_known else ids
+    def all_calls(x, ids) -> Any:
+        ids = constants if constant_ids else ids
         names = ("sum", "mean", "variance", "normalize", "softmax")
         names += ("max", "min", "max_or_constant", "min_or_constant")
         return {
@@ -291,7 +294,7 @@ def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known
             for name in names
         }
 
-    got, want = both(lambda: jax.jit(all_of_them)(x, ids))
+    got, want = replaced_and_original(lambda: jax.jit(all_calls)(x, ids))
     for name in want:
         defined = jnp.isfinite(want[name][0])
         assert_same(
@@ -345,7 +348,7 @@ def test_scatters_of_e3nn(rng: np.random.Generator, ids: np.ndarray) -> None:
     e3nn = pytest.importorskip("e3nn_jax")
     x = rng.normal(size=(40, 4)).astype(np.float32)
 
-    def all_of_them(x, ids) -> Any:
+    def all_calls(x, ids) -> Any:
         irreps = e3nn.IrrepsArray("0e + 1o", x)
         nel = jnp.array([3, 0, 30, 7])
         return [
@@ -357,7 +360,7 @@ def test_scatters_of_e3nn(rng: np.random.Generator, ids: np.ndarray) -> None:
             e3nn.scatter_max(x, nel=nel, initial=0.5),
         ]
 
-    assert_same(*both(lambda: jax.jit(all_of_them)(x, ids)))
+    assert_same(*replaced_and_original(lambda: jax.jit(all_calls)(x, ids)))
 
 
 # --- What is replaced ----------------------------------------------------------------------------
@@ -378,8 +381,8 @@ def test_names_come_and_go() -> None:
     assert jax.ops.segment_sum.__wrapped__ is JAX_OPS["sum"]
     assert module.other is len
     assert compat.install(module) == ()
-    with compat.patched(module) as more:
-        assert more == ()
+    with compat.patched(module) as new_names:
+        assert new_names == ()
     assert jax.ops.segment_sum is module.segment_sum is not JAX_OPS["sum"]
     assert compat.uninstall() == names
     assert compat.uninstall() == ()

@@ -1,4 +1,4 @@
-"""The Graph container: builders, validation, and what can be done with one."""
+"""The Graph container: builders, validation and methods; builders that Hypergraph has in common."""
 
 from __future__ import annotations
 
@@ -53,14 +53,22 @@ def dense(graph: Graph) -> np.ndarray:
     return matrix
 
 
-def build(incidence: Incidence, *, dtype: str = "int32", validate: bool = False) -> Graph:
-    return Graph.from_edges(
-        incidence.left.astype(dtype),
-        incidence.right.astype(dtype),
-        num_src=incidence.num_left,
-        num_dst=incidence.num_right,
-        validate=validate,
-    )
+# Builders from pairs of ids, and the names of the sizes of both sides.
+BUILDERS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "Graph": (Graph.from_edges, "num_src", "num_dst"),
+    "Hypergraph": (Hypergraph.from_incidence, "num_nodes", "num_hyperedges"),
+}
+
+
+def builder(kind: str, num_left: int, num_right: int, **options) -> Callable[..., Any]:
+    """Return the builder of a container, with its sizes."""
+    function, left, right = BUILDERS[kind]
+    return functools.partial(function, **{left: num_left, right: num_right}, **options)
+
+
+def build(incidence: Incidence, kind: str = "Graph", *, validate: bool = False) -> Any:
+    function = builder(kind, incidence.num_left, incidence.num_right, validate=validate)
+    return function(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
 
 
 def square(rng: np.random.Generator, num_nodes: int = 7, num_edges: int = 20) -> Graph:
@@ -126,26 +134,24 @@ def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_ids_of_any_integer_type(dtype: str) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_ids_of_any_integer_type(kind: str, dtype: str) -> None:
     """On the host and inside jit, also where the sizes do not fit the type of the ids."""
-    src, dst = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
-    sized = functools.partial(Graph.from_edges, num_src=1000, num_dst=300)
-    want = sized(src, dst)
-    for function in (sized, jax.jit(sized)):
+    left, right = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
+    function = builder(kind, 1000, 300)
+    for call in (function, jax.jit(function)):
         with jax.enable_x64(dtype.endswith("64")):
-            got = function(src.astype(dtype), dst.astype(dtype))
-        np.testing.assert_array_equal(dense(got), dense(want))
-        assert same_bits(got, want)
+            got = call(left.astype(dtype), right.astype(dtype))
+        assert same_bits(got, function(left, right))
 
 
-def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_ids_of_any_sequence_type(rng: np.random.Generator, kind: str) -> None:
     incidence = Incidence.random(rng, "random")
-    sizes = {"num_src": incidence.num_left, "num_dst": incidence.num_right}
-    want = build(incidence)
-    for kind in (list, tuple, jnp.asarray):
-        assert same_bits(
-            Graph.from_edges(kind(incidence.left), kind(incidence.right), **sizes), want
-        )
+    function = builder(kind, incidence.num_left, incidence.num_right)
+    for sequence in (list, tuple, jnp.asarray):
+        got = function(sequence(incidence.left), sequence(incidence.right))
+        assert same_bits(got, build(incidence, kind))
 
 
 ALL_EDGES: dict[str, Callable[[np.ndarray], Any]] = {
@@ -270,24 +276,15 @@ def test_default_sizes() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_inside_jit_as_on_the_host(rng: np.random.Generator, scenario: str) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_inside_jit_as_on_the_host(rng: np.random.Generator, kind: str, scenario: str) -> None:
+    """With both arrays traced, or one of them."""
     incidence = Incidence.random(rng, scenario)
-    traced = jax.jit(
-        functools.partial(Graph.from_edges, num_src=incidence.num_left, num_dst=incidence.num_right)
-    )
-    got = traced(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
-    np.testing.assert_array_equal(dense(got), incidence.dense())
-    assert same_bits(got, build(incidence))
-
-
-def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
-    incidence = Incidence.random(rng, "padding")
-    got = jax.jit(
-        lambda dst: Graph.from_edges(
-            incidence.left, dst, num_src=incidence.num_left, num_dst=incidence.num_right
-        )
-    )(incidence.right.astype(np.int32))
-    assert same_bits(got, build(incidence))
+    function = builder(kind, incidence.num_left, incidence.num_right)
+    left, right = incidence.left.astype(np.int32), incidence.right.astype(np.int32)
+    want = build(incidence, kind)
+    assert same_bits(jax.jit(function)(left, right), want)
+    assert same_bits(jax.jit(lambda right: function(incidence.left, right))(right), want)
 
 
 def test_ids_beyond_32_bits_beside_a_traced_array() -> None:
@@ -352,29 +349,37 @@ def test_64_bit_indices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("kind", "sizes", "error", "message"),
     [
-        ({}, TypeError, r"num_nodes must be given inside jax\.jit"),
-        ({"num_src": 3}, TypeError, r"num_dst must be given inside jax\.jit"),
-        ({"num_dst": 3}, TypeError, r"num_src must be given inside jax\.jit"),
-        ({"num_nodes": -2}, ValueError, "num_nodes must not be negative"),
+        ("Graph", {}, TypeError, r"num_nodes must be given inside jax\.jit"),
+        ("Graph", {"num_src": 3}, TypeError, r"num_dst must be given inside jax\.jit"),
+        ("Graph", {"num_dst": 3}, TypeError, r"num_src must be given inside jax\.jit"),
+        ("Graph", {"num_nodes": -2}, ValueError, "num_nodes must not be negative"),
+        ("Hypergraph", {"num_nodes": 3}, TypeError, r"num_hyperedges must be given inside jax\."),
+        ("Hypergraph", {"num_hyperedges": 3}, TypeError, r"num_nodes must be given inside jax\."),
+        (
+            "Hypergraph",
+            {"num_nodes": -2, "num_hyperedges": 3},
+            ValueError,
+            "num_nodes must not be negative",
+        ),
     ],
 )
 def test_bad_sizes_inside_jit(
-    options: dict[str, int], error: type[Exception], message: str
+    kind: str, sizes: dict[str, int], error: type[Exception], message: str
 ) -> None:
+    function, ids = functools.partial(BUILDERS[kind][0], **sizes), np.zeros(2, np.int32)
     with pytest.raises(error, match=message):
-        jax.jit(functools.partial(Graph.from_edges, **options))(
-            np.zeros(2, np.int32), np.zeros(2, np.int32)
-        )
+        jax.jit(function)(ids, ids)
 
 
-def test_bad_arrays_inside_jit() -> None:
-    build = jax.jit(functools.partial(Graph.from_edges, num_nodes=2))
-    with pytest.raises(TypeError, match=r"src must be an array of integers, got float32"):
-        build(np.zeros(2, np.float32), np.zeros(2, np.int32))
+@pytest.mark.parametrize(("kind", "name"), [("Graph", "src"), ("Hypergraph", "node_idx")])
+def test_bad_arrays_inside_jit(kind: str, name: str) -> None:
+    function, ids = jax.jit(builder(kind, 2, 2)), np.zeros(2, np.int32)
+    with pytest.raises(TypeError, match=f"{name} must be an array of integers, got float32"):
+        function(np.zeros(2, np.float32), ids)
     with pytest.raises(ValueError, match=r"same length, got 2 and 3"):
-        build(np.zeros(2, np.int32), np.zeros(3, np.int32))
+        function(ids, np.zeros(3, np.int32))
 
 
 # --- from_scipy ----------------------------------------------------------------------------------

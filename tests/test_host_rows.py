@@ -29,9 +29,9 @@ def in_float64() -> Iterator[None]:
 def assert_close(got, want, tolerance: float) -> None:
     """Compares pytrees, with an error bound relative to the largest number of each array."""
     got, want = (list(map(np.asarray, jax.tree.leaves(tree))) for tree in (got, want))
-    for one, other in zip(got, want, strict=True):
-        bound = tolerance * max(1, np.abs(other).max(initial=0))
-        np.testing.assert_allclose(one, other, rtol=0, atol=bound, strict=True)
+    for actual, expected in zip(got, want, strict=True):
+        bound = tolerance * max(1, np.abs(expected).max(initial=0))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=bound, strict=True)
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def graph(rng: np.random.Generator) -> Graph:
     return Graph.from_edges(*rng.integers(0, NODES, (2, 300)), num_nodes=NODES)
 
 
-def trained(model, apply) -> tuple[Any, Any]:
+def loss_and_gradients(model, apply) -> tuple[Any, Any]:
     """Loss and gradients of a model that is applied so, under `jax.jit`."""
-    definition, params, rest = nnx.split(model, nnx.Param, ...)
+    definition, params, state = nnx.split(model, nnx.Param, ...)
 
     def loss(params) -> Any:
-        y = apply(nnx.merge(definition, params, rest))
+        y = apply(nnx.merge(definition, params, state))
         return jnp.sum(jnp.sin(y.astype(float)))
 
     return jax.jit(jax.value_and_grad(loss))(params)
@@ -60,8 +60,8 @@ def test_models_train_as_with_an_array(
     options: Any = {"num_layers": 2, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
     model = getattr(flax_layers, name)(FEATURES, hidden, 3, **options)
     model.eval()
-    want = trained(model, lambda model: model(graph, values))
-    assert_close(trained(model, lambda model: model(graph, x)), want, 1e-10)
+    want = loss_and_gradients(model, lambda model: model(graph, values))
+    assert_close(loss_and_gradients(model, lambda model: model(graph, x)), want, 1e-10)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
@@ -77,8 +77,8 @@ def test_over_devices(name: str, num_parts: int, graph: Graph, rng: np.random.Ge
     model = getattr(flax_layers, name)(FEATURES, 4, 3, **options)
     model.eval()
     apply = lambda model: sharded.unshard(sharded.apply(model, x))  # noqa: E731
-    want = trained(model, lambda model: model(graph, values))
-    assert_close(trained(model, apply), want, 1e-10)
+    want = loss_and_gradients(model, lambda model: model(graph, values))
+    assert_close(loss_and_gradients(model, apply), want, 1e-10)
 
 
 def test_other_layers_that_map_first(graph: Graph, rng: np.random.Generator) -> None:
@@ -97,11 +97,11 @@ def test_map(num_rows: int, rng: np.random.Generator) -> None:
     values, kernel = rng.normal(size=(num_rows, 3)), rng.normal(size=(3, 2))
     x = HostRows.put(values, block_rows=5)
 
-    def both(rows, kernels) -> Any:
+    def double_and_project(rows, kernels) -> Any:
         return {"twice": 2 * rows, "product": rows @ kernels["first"] + 1}
 
-    made = x.map(both, {"first": kernel})
-    assert_close(made, {"twice": 2 * values, "product": values @ kernel + 1}, 1e-12)
+    mapped = x.map(double_and_project, {"first": kernel})
+    assert_close(mapped, {"twice": 2 * values, "product": values @ kernel + 1}, 1e-12)
     bias, ct = rng.normal(size=2), rng.normal(size=(num_rows, 2))
 
     def loss(x, kernel, bias) -> Any:
@@ -128,8 +128,8 @@ def test_a_device_has_one_block() -> None:
     values, kernel = np.ones((4096, 128), np.float32), jax.device_put(np.ones((128, 2)), cpu)
     x = HostRows.put(values, block_rows=256, device=cpu)
     loss = jax.jit(jax.grad(lambda k, x: jnp.sin(x.map(jnp.matmul, k)).sum()))
-    found: Any = loss.lower(kernel, x).compile().memory_analysis()
-    assert found.temp_size_in_bytes < values.nbytes / 4
+    memory: Any = loss.lower(kernel, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < values.nbytes / 4
 
 
 def test_what_cannot_be_is_refused(graph: Graph) -> None:

@@ -9,16 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse
+import test_graph
 from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
 
 from jax_gnn import Graph, Hypergraph, hypergraph_aggregate
 from jax_gnn._core.ids import index_dtype
-
-INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
 
 def dense(hypergraph: Hypergraph) -> np.ndarray:
@@ -46,16 +44,7 @@ def dense(hypergraph: Hypergraph) -> np.ndarray:
     return matrices[1]
 
 
-def build(incidence: Incidence, *, dtype: str = "int32", validate: bool = False) -> Hypergraph:
-    return Hypergraph.from_incidence(
-        incidence.left.astype(dtype),
-        incidence.right.astype(dtype),
-        num_nodes=incidence.num_left,
-        num_hyperedges=incidence.num_right,
-        validate=validate,
-    )
-
-
+build = functools.partial(test_graph.build, kind="Hypergraph")
 SMALL = Hypergraph.from_hyperedges([[0, 1], [1, 2, 4], []], num_nodes=6)
 
 
@@ -72,27 +61,6 @@ def test_from_incidence(rng: np.random.Generator, scenario: str) -> None:
     assert hypergraph.num_incidences == len(incidence.left)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_ids_of_any_integer_type(dtype: str) -> None:
-    """On the host and inside jit, also where the sizes do not fit the type of the ids."""
-    nodes, hyperedges = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
-    want = Hypergraph.from_incidence(nodes, hyperedges, num_nodes=1000, num_hyperedges=300)
-    sized = functools.partial(Hypergraph.from_incidence, num_nodes=1000, num_hyperedges=300)
-    for function in (sized, jax.jit(sized)):
-        with jax.enable_x64(dtype.endswith("64")):
-            got = function(nodes.astype(dtype), hyperedges.astype(dtype))
-        np.testing.assert_array_equal(dense(got), dense(want))
-
-
-def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
-    incidence = Incidence.random(rng, "random")
-    sizes = {"num_nodes": incidence.num_left, "num_hyperedges": incidence.num_right}
-    want = build(incidence)
-    for kind in (list, tuple, jnp.asarray):
-        got = Hypergraph.from_incidence(kind(incidence.left), kind(incidence.right), **sizes)
-        assert same_bits(got, want)
-
-
 def test_order_of_pairs_does_not_matter(rng: np.random.Generator) -> None:
     incidence = Incidence.random(rng, "duplicates")
     order = rng.permutation(len(incidence.left))
@@ -106,31 +74,6 @@ def test_default_sizes() -> None:
     assert (hypergraph.num_nodes, hypergraph.num_hyperedges) == (5, 3)
     empty = Hypergraph.from_incidence(np.zeros(0, int), np.zeros(0, int))
     assert (empty.num_nodes, empty.num_hyperedges, empty.num_incidences) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_inside_jit_as_on_the_host(rng: np.random.Generator, scenario: str) -> None:
-    incidence = Incidence.random(rng, scenario)
-    traced = jax.jit(
-        functools.partial(
-            Hypergraph.from_incidence,
-            num_nodes=incidence.num_left,
-            num_hyperedges=incidence.num_right,
-        )
-    )
-    got = traced(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
-    np.testing.assert_array_equal(dense(got), incidence.dense())
-    assert same_bits(got, build(incidence))
-
-
-def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
-    incidence = Incidence.random(rng, "padding")
-    got = jax.jit(
-        lambda right: Hypergraph.from_incidence(
-            incidence.left, right, num_nodes=incidence.num_left, num_hyperedges=incidence.num_right
-        )
-    )(incidence.right.astype(np.int32))
-    assert same_bits(got, build(incidence))
 
 
 def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
@@ -158,31 +101,6 @@ def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
     for got, incidence in zip(y, incidences, strict=True):
         matrix = incidence.dense()
         assert_close(got, matrix @ (matrix.T @ x), 1e-5, "value")
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"num_nodes": 3}, TypeError, r"num_hyperedges must be given inside jax\.jit"),
-        ({"num_hyperedges": 3}, TypeError, r"num_nodes must be given inside jax\.jit"),
-        ({"num_nodes": -2, "num_hyperedges": 3}, ValueError, "num_nodes must not be negative"),
-    ],
-)
-def test_bad_sizes_inside_jit(
-    options: dict[str, int], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        jax.jit(functools.partial(Hypergraph.from_incidence, **options))(
-            np.zeros(2, np.int32), np.zeros(2, np.int32)
-        )
-
-
-def test_bad_arrays_inside_jit() -> None:
-    build = jax.jit(functools.partial(Hypergraph.from_incidence, num_nodes=2, num_hyperedges=2))
-    with pytest.raises(TypeError, match=r"node_idx must be an array of integers, got float32"):
-        build(np.zeros(2, np.float32), np.zeros(2, np.int32))
-    with pytest.raises(ValueError, match=r"same length, got 2 and 3"):
-        build(np.zeros(2, np.int32), np.zeros(3, np.int32))
 
 
 def test_index_type() -> None:

@@ -90,7 +90,7 @@ def parts() -> Iterator[Any]:
     yield sharding.HostRows.put(ROWS)
 
 
-def trained() -> Iterator[Any]:
+def recipes_and_predictors() -> Iterator[Any]:
     yield from RECIPES.values()
     yield from LINK_RECIPES.values()
     for name in ("gcn", "gcn-graph", "gcn-link"):
@@ -103,7 +103,7 @@ def modules_within(layer) -> Iterator[Any]:
     yield from (module for _, module in nnx.iter_modules(layer) if type(module) in CLASSES)
 
 
-def of_values(kind) -> Any:
+def filled_object(kind) -> Any:
     """An object of a named tuple or a data class, of any values; None of another class."""
     if issubclass(kind, tuple):
         return kind(*(np.arange(2) for _ in kind._fields))
@@ -119,14 +119,14 @@ def of_values(kind) -> Any:
 @functools.cache
 def objects() -> dict[str, Any]:
     """An object, or several, of each public class."""
-    found = [*containers(), *samples(), *parts(), *trained()]
+    values = [*containers(), *samples(), *parts(), *recipes_and_predictors()]
     for case in LAYERS.values():
-        found += modules_within(case.make(jnp.float32))
-    found.append(datasets.PickleFormatError("damaged"))
-    kinds = {type(value) for value in found}
-    found += [of_values(kind) for kind in CLASSES - kinds]
+        values += modules_within(case.make(jnp.float32))
+    values.append(datasets.PickleFormatError("damaged"))
+    kinds = {type(value) for value in values}
+    values += [filled_object(kind) for kind in CLASSES - kinds]
     return {
-        f"{type(value).__name__}-{i}": value for i, value in enumerate(found) if value is not None
+        f"{type(value).__name__}-{i}": value for i, value in enumerate(values) if value is not None
     }
 
 
@@ -176,17 +176,17 @@ def test_objects_are_copied() -> None:
 
 def test_objects_of_another_process() -> None:
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
-    done = subprocess.run(
+    worker = subprocess.run(
         [sys.executable, "-P", "-c", WORKER],
         input=pickle.dumps(pickled()),
         stdout=subprocess.PIPE,
         env=environment,
         check=True,
     )
-    returned = pickle.loads(done.stdout)
+    returned = pickle.loads(worker.stdout)
     assert returned.keys() == objects().keys()
-    for name, both in returned.items():
-        for data in both:
+    for name, pickles in returned.items():
+        for data in pickles:
             check_same(name, pickle.loads(data))
 
 

@@ -87,8 +87,8 @@ def test_public_modules_are_documented() -> None:
     listed = re.search(r"Public modules: (.*?)\.\n", text, re.S)
     assert listed
     names = set(re.findall(r"`([a-z_.]+)`", listed.group(1)))
-    found = {name for name in modules(jax_gnn) if is_public(name)} - MOVED
-    assert found <= names, "the rest wants an underscore, or a word in docs/architecture.md"
+    public = {name for name in modules(jax_gnn) if is_public(name)} - MOVED
+    assert public <= names, "the rest wants an underscore, or a word in docs/architecture.md"
 
 
 @pytest.mark.parametrize("name", jax_gnn.__all__)
@@ -111,7 +111,7 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
     for how in ("a", "a", "b", None):
         assert scaled(x, x, how=how).tolist() == [0, 1, 4]
     assert [how for *_, how in seen] == ["a", "b", None]
-    assert all(isinstance(each, traced) for *arrays, _ in seen for each in arrays)
+    assert all(isinstance(argument, traced) for *arrays, _ in seen for argument in arrays)
     seen.clear()
     plain: list[tuple[tuple[Any, ...], Any]] = [
         ((x, 2.0), "a"),
@@ -120,9 +120,9 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
     ]
     for arguments, how in plain:
         scaled(*arguments, how=how)
-        *found, named = seen.pop()
+        *operands, named = seen.pop()
         assert named is how
-        assert all(map(operator.is_, found, arguments))
+        assert all(map(operator.is_, operands, arguments))
     assert jax.grad(lambda x: scaled(x, x, how="a").sum())(x).tolist() == [0, 2, 4]
 
 
@@ -172,15 +172,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def test_defaults_are_the_published_ones() -> None:
-    for name, wanted in DEFAULTS.items():
+    for name, defaults in DEFAULTS.items():
         parameters = inspect.signature(getattr(flax_layers, name).__init__).parameters
-        assert {option: parameters[option].default for option in wanted} == wanted, name
+        assert {option: parameters[option].default for option in defaults} == defaults, name
 
 
 def test_signatures_of_layers() -> None:
     """Also of what users derive from them, and of the calls of models."""
 
-    class Own(flax_layers.GCNConv):
+    class Derived(flax_layers.GCNConv):
         def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
             super().__init__(width, width, rngs=rngs)
 
@@ -189,5 +189,5 @@ def test_signatures_of_layers() -> None:
         "hidden_features",
         "out_features",
     ]
-    assert [*inspect.signature(Own).parameters] == ["width", "rngs"]
-    assert [*inspect.signature(Own(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]
+    assert [*inspect.signature(Derived).parameters] == ["width", "rngs"]
+    assert [*inspect.signature(Derived(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]
