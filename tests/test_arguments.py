@@ -1,8 +1,8 @@
-"""What every argument of every public function refuses, and what it says then.
+"""Values that each argument of each public function refuses, and the words of the errors.
 
 Each argument of a call that works is replaced by all that `argument_calls.ways` has for it, and of
-layers and datasets by what no argument takes: the error names it, and says what was given. A table
-then has the words for what users get wrong.
+layers and datasets by objects that no argument takes. The error names the argument and shows the
+value. A table lists the messages for frequent mistakes.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ OF_STACK = OF_CONV | {
 ON_GRAPH = {"graph": GRAPH, "x": X}
 ON_HYPERGRAPH = {"hypergraph": HYPERGRAPH, "x": X}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
+# By layer: arguments of the sizes, options, and arguments of the call.
 MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.GCNConv,
@@ -250,6 +251,7 @@ RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_rel
 
 def signed(function, like) -> Callable[..., Any]:
     """Take the signature of another function, whose defaults tell optional arguments."""
+    # Wrappers take **arguments; `takes_none` reads defaults from the signature.
     function.__signature__ = inspect.signature(like)
     return function
 
@@ -415,12 +417,13 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 CALLS = {**ops.CALLS, **{name: Call(*call) for name, call in LAYERS.items()}}
+# Objects that these arguments do take.
 TAKEN = {
     ("HeteroLinear made", "in_features", "a dict"),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
 }
-# Whose default, None, is not for a layer that was made so.
+# Arguments that this layer needs, though their default is None.
 NEEDED = {("RGATConv called", "edge_attr"), ("RGCNConv called", "x"), ("RGCN called", "x")}
 
 
@@ -450,7 +453,7 @@ def test_wrong_arguments_are_named(name: str, argument: str) -> None:
         assert fault(caught.value, argument) is None, what
 
 
-def test_all_functions_are_here() -> None:
+def test_all_public_functions_are_covered() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
@@ -460,7 +463,7 @@ def test_all_functions_are_here() -> None:
     containers |= {"Batch", "batch", "batch_budget", "pack", "unbatch"}  # test_batches.py
     assert functions - containers <= CALLS.keys()
     subjects = {re.split(r"[ .]", name)[0] for name in CALLS}
-    # Those are in test_sampling_subgraphs.py and test_sampling_loader.py.
+    # The names left out are in test_sampling_subgraphs.py and test_sampling_loader.py.
     of_sampling = set(sampling.__all__) - {"Blocks", "NodeChunks", "SeedBatch", "Subgraph"}
     of_sampling -= {"FeatureCache", "fetch_ahead", "neighbor_batches", "saint_norms"}
     assert of_sampling <= {name.split(".")[1] for name in CALLS if name.startswith("sampling.")}
@@ -492,6 +495,7 @@ def test_words_of_errors(name: str, row: int) -> None:
     with pytest.raises(error, match=message):
         jax.jit(lambda: function(**arguments))()
     if name.endswith("_attention") and "weights" not in arguments:
+        # Values that are traced are checked by shape and dtype alone.
         traced = right_arguments(name).keys() - {"graph"}
         arrays = {part: x for part, x in arguments.items() if part in traced}
         with pytest.raises(error, match=message):
@@ -502,7 +506,7 @@ def test_words_of_errors(name: str, row: int) -> None:
 
 
 @pytest.mark.parametrize("empty", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
-def test_no_ids_are_integers(empty) -> None:
+def test_empty_ids(empty) -> None:
     """Empty arrays may have any dtype that numpy gives them."""
     sizes = {"num_nodes": N, "num_hyperedges": N}
     assert Graph.from_edges(empty, empty, num_nodes=N).num_edges == 0

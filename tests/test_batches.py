@@ -1,4 +1,4 @@
-"""Batches of small graphs: what ops make of one is what they make of each graph."""
+"""Batches of small graphs: an op on a batch gives the results of its graphs."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def aggregated(graph, x) -> Any:
     if isinstance(graph, Hypergraph):
         return hypergraph_aggregate(graph, x)
     if isinstance(graph, RelationalGraph):
+        # The same weights at each call: results are compared between calls.
         weights = np.random.default_rng(0).normal(size=(3, 2, 2)).astype(np.float32)
         return relational_aggregate(graph, x, weights)
     return spmm(graph, x)
@@ -71,9 +72,10 @@ def aggregated(graph, x) -> Any:
 
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_a_batch_is_its_graphs(rng: np.random.Generator, kind: str, on_host: bool) -> None:
+def test_batch_and_unbatch(rng: np.random.Generator, kind: str, on_host: bool) -> None:
     with host_arrays() if on_host else contextlib.nullcontext():
         graphs = [BUILDERS[kind](rng, size) for size in SIZES]
+    # Capacities leave 3 padding nodes and 2 padding graphs.
     batched = batch(graphs, num_nodes=16, num_graphs=7)
     assert (batched.num_graphs, batched.graph.num_nodes, int(batched.count)) == (7, 16, 5)
     np.testing.assert_array_equal(batched.num_nodes, [*SIZES, 0, 0])
@@ -85,6 +87,7 @@ def test_a_batch_is_its_graphs(rng: np.random.Generator, kind: str, on_host: boo
             member, original
         )
     x = [rng.normal(size=(size, 2)).astype(np.float32) for size in SIZES]
+    # Rows of padding nodes are zero.
     joined = batched.join_nodes(x)
     assert isinstance(joined, jax.Array) and not joined[13:].any()
     outputs = batched.split_nodes(aggregated(batched.graph, joined))
@@ -122,6 +125,7 @@ def test_from_edges(rng: np.random.Generator) -> None:
     ]
     capacities = {"num_nodes": 20, "num_edges": 40, "num_graphs": 6}
     assert same_bits(Batch.from_edges(edge_lists, SIZES, **capacities), batch(graphs, **capacities))
+    # 5 is the first id beyond the third graph: unchecked, it would be a node of the next graph.
     edge_lists[2][1, 4] = 5
     with pytest.raises(ValueError, match=r"edges\[2\] must have ids in \[0, sizes\[2\]=5\), got"):
         Batch.from_edges(edge_lists, SIZES)
@@ -131,7 +135,7 @@ def test_from_edges(rng: np.random.Generator) -> None:
 
 
 def test_a_thousand_sizes_compile_one_step(rng: np.random.Generator) -> None:
-    """Built, weighted, padded and batched: the step alone is a program."""
+    """Building, weighting, padding and batching compile nothing; the step is the only program."""
     traces = []
 
     @jax.jit
@@ -169,7 +173,7 @@ def test_a_batch_in_transformations(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-def test_budgets_hold_what_is_packed(rng: np.random.Generator, kind: str) -> None:
+def test_packed_groups_fit_the_budget(rng: np.random.Generator, kind: str) -> None:
     graphs = [BUILDERS[kind](rng, int(size)) for size in rng.integers(1, 9, 40)]
     budget = batch_budget(graphs, 6)
     assert budget["num_graphs"] == 6 and all(size % 8 == 0 for size in [*budget.values()][:-1])
@@ -180,6 +184,7 @@ def test_budgets_hold_what_is_packed(rng: np.random.Generator, kind: str) -> Non
     for group in groups[:3]:
         batched = batch([graphs[i] for i in group], **budget)
         structures.add(str(jax.tree.map(jnp.shape, batched)))
+    # All batches of a budget have equal shapes, so they share one program.
     assert len(structures) == 1
     for current, following in itertools.pairwise(groups):  # no batch had room for the next
         with pytest.raises(ValueError, match="must be at least the present"):
@@ -266,7 +271,8 @@ def test_batch_in_place_of_a_graph() -> None:
         spmm(batched, np.ones((2, 1)))  # type: ignore[arg-type]
 
 
-def test_batch_is_told_by_shapes() -> None:
+def test_repr_shows_shapes() -> None:
+    # Printing the arrays of such a batch would fill the screen.
     batched = batch([Graph.from_edges([0] * 500, [1] * 500)] * 300)
     assert repr(batched) == (
         "Batch(graph=Graph(num_nodes=600, num_edges=150000), graph_ids=int32[600], "

@@ -52,11 +52,13 @@ def assert_same(got, want, tolerance: float = 1e-5) -> None:
 
 def with_gradient(function: Callable[[Any], Any], x) -> tuple[Any, Any]:
     """The value, and its gradient under uneven weights."""
+    # Uneven cotangents tell the rows apart.
     value, vjp = jax.vjp(function, x)
     return value, vjp(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
 def random_ids(rng: np.random.Generator, kind: str, dtype=np.int32) -> np.ndarray:
+    # Ids out of range, on both sides, belong to no segment.
     low, high = (0, 7) if kind == "in range" else (-3, 10)
     ids = rng.integers(low, high, 40).astype(dtype)
     return np.sort(ids) if kind == "sorted" else ids
@@ -71,7 +73,7 @@ def ids(rng: np.random.Generator, request) -> np.ndarray:
 
 
 @pytest.mark.parametrize("constant_ids", [False, True])
-def test_segments_as_jax_has_them(
+def test_segments_equal_jax_ops(
     rng: np.random.Generator, ids: np.ndarray, constant_ids: bool
 ) -> None:
     """All reductions, with ids that are traced, and with ids that a program holds."""
@@ -100,6 +102,7 @@ def test_corners_of_segments(rng: np.random.Generator) -> None:
     x, ids = rng.normal(size=(40, 3)).astype(np.float32), random_ids(rng, "any")
     positive, wide = np.abs(ids), random_ids(rng, "any", np.int64)
     op = jax.ops.segment_sum
+    # Calls that differ in dtype, rank, mode or flags; each must give the result of JAX.
     corners: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "no number": ((x, positive), {}),
         "numpy's number": ((x, ids, np.int64(7)), {}),
@@ -143,6 +146,7 @@ def test_corners_of_segments(rng: np.random.Generator) -> None:
     }
     compat.install()
     for name, call in wrong.items():
+        # Errors must be of the type and words of JAX, as users may match on them.
         errors = []
         for function in (op, jax.ops.segment_sum):
             try:
@@ -166,9 +170,10 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
         )
 
 
-def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_ids_are_inspected_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """A program looks once at a live JAX array of ids; eager calls do not look."""
     looks = []
+    # A look reads ids of the device to see whether they are sorted: it is expensive.
     original = _segments._new_look
     monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or original(*a))
     x, ids = rng.normal(size=(40, 3)), jnp.asarray(random_ids(rng, "any"))
@@ -184,12 +189,13 @@ def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.
     jax.make_jaxpr(lambda x: twice(2 * x, ids))(x)
     assert len(looks) == 1 and len(_segments._looks) == 1
     assert "segment_reduce" in text
+    # The record of a look must not keep the array alive.
     ids = None
     jax.clear_caches()
     assert not _segments._looks
 
 
-def test_sharded_arrays_are_the_compilers_work(rng: np.random.Generator) -> None:
+def test_sharded_arrays_keep_the_original(rng: np.random.Generator) -> None:
     mesh = jax.make_mesh((len(jax.devices()),), ("i",))
     x, ids = rng.normal(size=(40, 200)).astype(np.float32), random_ids(rng, "any")
     compat.install()
@@ -247,6 +253,7 @@ def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
 
     def layer(weights, x) -> Any:
         scores, chosen = jax.lax.top_k(jax.nn.softmax(x @ weights["gate"]), 2)
+        # Tokens are sorted by expert, so that each expert multiplies a contiguous block.
         order = jnp.argsort(chosen.ravel(), stable=True)
         sizes = jnp.bincount(chosen.ravel(), length=experts)
         rows = jnp.take(x, order // 2, 0)
@@ -296,6 +303,7 @@ def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, constant_
 
     got, want = replaced_and_original(lambda: jax.jit(all_calls)(x, ids))
     for name in want:
+        # Empty segments give NaN or infinities, which must stand at the same places.
         defined = jnp.isfinite(want[name][0])
         assert_same(
             jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), got[name]),
@@ -372,7 +380,7 @@ def module_of(name: str = "a_users_module", **attributes) -> types.ModuleType:
     return module
 
 
-def test_names_come_and_go() -> None:
+def test_install_and_uninstall() -> None:
     module = module_of(segment_sum=JAX_OPS["sum"], other=len)
     names = compat.install(module)
     assert "a_users_module.segment_sum" in names and "jax.ops.segment_prod" in names
@@ -391,7 +399,7 @@ def test_names_come_and_go() -> None:
     assert jax.lax.ragged_dot is RAGGED_DOT
 
 
-def test_in_one_module_alone() -> None:
+def test_patching_one_module() -> None:
     """Names that are the original, defaults of arguments, attributes of classes; errors, too."""
 
     class Layer:
@@ -404,6 +412,7 @@ def test_in_one_module_alone() -> None:
         return op, x
 
     module = module_of(Layer=Layer, function=function, total=JAX_OPS["sum"])
+    # Only objects that the module itself defines are patched.
     Layer.__module__ = Layer.call.__module__ = function.__module__ = module.__name__
     with contextlib.suppress(KeyError), compat.patched(module) as names:
         assert names == (
@@ -420,15 +429,16 @@ def test_in_one_module_alone() -> None:
     assert Layer().reduce is JAX_OPS["max"] and Layer().call(0)[0] is JAX_OPS["min"]
 
 
-def test_what_others_have_replaced_since_stays() -> None:
+def test_later_replacements_stay() -> None:
     module = module_of(total=JAX_OPS["sum"])
     compat.install(module)
+    # A name that was set by others after install is not ours to restore.
     module.total = len
     assert "a_users_module.total" not in compat.uninstall()
     assert module.total is len
 
 
-def test_names_that_jraph_has_imported() -> None:
+def test_names_imported_by_jraph() -> None:
     jraph = pytest.importorskip("jraph")
     utilities = importlib.import_module("jraph._src.utils")
     before = jraph.segment_mean
@@ -439,6 +449,6 @@ def test_names_that_jraph_has_imported() -> None:
 
 
 @pytest.mark.parametrize("function", [compat.install, lambda x: compat.patched(x).__enter__()])
-def test_what_is_no_module(function) -> None:
+def test_bad_modules(function) -> None:
     with pytest.raises(TypeError, match="modules must be modules, got 'jraph'"):
         function("jraph")

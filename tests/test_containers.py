@@ -1,4 +1,4 @@
-"""What all containers keep: transformations in all orders, donation, identity, arrays of the host.
+"""Properties of all containers: transformations in any order, donation, identity, host arrays.
 
 Layers are only traced, not compiled.
 """
@@ -116,7 +116,7 @@ def cases() -> Iterator[tuple[str, tuple[str, Callable[[], tuple[Call, Any]]]]]:
     seen = set()
     for name, case in LAYERS.items():
         plain = any(case.structure is structure for structure in (GRAPH, HYPERGRAPH, RELATIONAL))
-        # Attention over relations in all its ways, of others one is enough.
+        # All variants of attention over relations; one layer of any other kind.
         if plain and (case.structure is RELATIONAL or case.kind not in seen):
             seen.add(case.kind)
             make = functools.partial(case.make, jnp.float32)
@@ -130,7 +130,7 @@ CASES = dict(cases())
 
 
 def gradients(loss: Callable[[Any], jax.Array]) -> dict[str, Callable[[Any], Any]]:
-    """To weights, or to a batch of them, by the order of what they go through."""
+    """Return gradients to weights, or to a batch of weights, by the order of transformations."""
 
     def batch_loss(batch) -> jax.Array:
         return jax.vmap(jax.jit(loss))(batch).sum()
@@ -172,7 +172,7 @@ def test_orders_of_transformations(name: str, source: str) -> None:
         container = BUILDERS[kind]()
 
     def loss(weights) -> jax.Array:
-        # What depends on values of a graph cannot be built inside.
+        # HeteroGraph.with_graphs reads values of the graph, so it cannot run inside jit.
         inside = source == "built inside" and kind != "HeteroGraph"
         results = jax.tree.leaves(call(BUILDERS[kind]() if inside else container, weights))
         return sum((jnp.sum(y**2) for y in results), jnp.zeros(()))
@@ -186,8 +186,8 @@ def test_orders_of_transformations(name: str, source: str) -> None:
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_no_array_is_there_twice(copied: bool) -> None:
-    """All at once: one program."""
+def test_no_array_is_shared(copied: bool) -> None:
+    """Donating a buffer twice is an error; all containers are donated to one program."""
     containers = {name: make() for name, make in ALL.items()}
     containers["traced"] = jax.jit(relational)()
     before = jax.tree.map(np.array, containers)
@@ -197,7 +197,7 @@ def test_no_array_is_there_twice(copied: bool) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_containers_are_equal_to_themselves_alone(name: str) -> None:
+def test_equality_is_identity(name: str) -> None:
     container, twin = BUILDERS[name](), BUILDERS[name]()
     assert (
         container == container
@@ -220,6 +220,7 @@ def _worker(connection) -> None:
     def refuse(*args, **kwargs) -> Any:
         raise AssertionError("JAX was asked")
 
+    # A forked child must not use JAX, whose threads did not survive the fork.
     jax.extend.core.Primitive.bind = refuse  # type: ignore[method-assign]
     try:
         connection.send(built_on_the_host())
@@ -227,7 +228,7 @@ def _worker(connection) -> None:
         connection.send(repr(error))
 
 
-def test_forked_workers_build_what_the_device_has() -> None:
+def test_forked_workers_build_equal_arrays() -> None:
     expected = {name: make() for name, make in ALL.items()}  # JAX was used
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -249,7 +250,7 @@ def test_forked_workers_build_what_the_device_has() -> None:
         np.testing.assert_array_equal(host, device)
 
 
-def test_methods_leave_arrays_where_they_are() -> None:
+def test_methods_keep_arrays_on_host_or_device() -> None:
     with jax_gnn.host_arrays():
         graph, typed = BUILDERS["Graph"](), relational()
     for derived in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts()):
@@ -270,6 +271,7 @@ def test_building_compiles_nothing(rng: np.random.Generator) -> None:
         jax.jit(lambda x: x + 1)(np.ones(5))
     assert seen, "events have other names"
     with programs() as seen:
+        # New sizes would need new programs, if any operation on arrays of JAX were left.
         for size in range(3, 43):
             src, rel, dst = rng.integers(0, [[size], [3], [size]], (3, 3 * size), np.int32)
             values = np.ones((3 * size, 2), np.float32)
@@ -291,7 +293,7 @@ def test_building_compiles_nothing(rng: np.random.Generator) -> None:
     assert not seen
 
 
-def test_new_arrays_are_on_the_device_of_the_given() -> None:
+def test_new_arrays_are_on_the_device_of_the_inputs() -> None:
     device = jax.devices()[-1]
     src, dst, values = jax.device_put(
         (SRC.astype(np.int32), DST.astype(np.int32), OF_EDGES), device

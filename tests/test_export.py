@@ -54,6 +54,7 @@ def test_checks_cover_all_primitives() -> None:
 def test_checks_are_needed(implementation: str) -> None:
     operands = np.ones((4, 2), np.float32), np.zeros(4, np.int32)
     with setting(implementation):
+        # Without the checks, JAX refuses custom calls that it does not know.
         jitted = jax.jit(lambda x, ids: segment_sum(x, ids, 3, True))
         with pytest.raises(ValueError, match="jax_gnn_segment_reduce"):
             jax.export.export(jitted)(*operands)

@@ -31,8 +31,10 @@ def dense(graph: Graph) -> np.ndarray:
     assert {str(array.dtype) for array in arrays.values()} == {"int32"}
     assert all(arrays[name].shape == (graph.num_edges,) for name in EDGE_ARRAYS)
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    # Slots behind the last edge are padding, marked by -1 in every array of edges.
     size = arrays["indptr"][-1]
     assert all((arrays[name][size:] == -1).all() for name in EDGE_ARRAYS)
+    # CSR by destination, and by source (t_): rows ascend, and so do columns within a row.
     for prefix, num_rows, num_cols in (
         ("", graph.num_dst, graph.num_src),
         ("t_", graph.num_src, graph.num_dst),
@@ -45,6 +47,7 @@ def dense(graph: Graph) -> np.ndarray:
     rows, cols, t_rows, t_cols, t_order = (
         arrays[name][:size] for name in ("rows", "cols", "t_rows", "t_cols", "t_order")
     )
+    # t_order maps positions by source to positions by destination: a permutation.
     np.testing.assert_array_equal(np.sort(t_order), np.arange(size))
     np.testing.assert_array_equal(cols[t_order], t_rows)
     np.testing.assert_array_equal(rows[t_order], t_cols)
@@ -62,8 +65,8 @@ BUILDERS: dict[str, tuple[Callable[..., Any], str, str]] = {
 
 def builder(kind: str, num_left: int, num_right: int, **options) -> Callable[..., Any]:
     """Return the builder of a container, with its sizes."""
-    function, left, right = BUILDERS[kind]
-    return functools.partial(function, **{left: num_left, right: num_right}, **options)
+    function, left_size, right_size = BUILDERS[kind]
+    return functools.partial(function, **{left_size: num_left, right_size: num_right}, **options)
 
 
 def build(incidence: Incidence, kind: str = "Graph", *, validate: bool = False) -> Any:
@@ -92,7 +95,8 @@ def test_from_edges(rng: np.random.Generator, scenario: str) -> None:
 
 
 def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
-    """Half of them into one node, some out of range."""
+    """Half of the edges go into one node, and some ids are out of range."""
+    # Enough edges for several threads; half of them share destination 77, a hub.
     num_src, num_dst, count = 70_001, 999, 1 << 19
     src = rng.integers(-9, num_src + 9, count)
     dst = np.where(rng.random(count) < 0.5, 77, rng.integers(-1, num_dst + 1, count))
@@ -128,6 +132,7 @@ def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
     np.testing.assert_array_equal(incidence.left[edge_ids], graph.cols[:size])
     np.testing.assert_array_equal(incidence.right[edge_ids], graph.rows[:size])
     rows, cols = np.asarray(graph.rows)[:size], np.asarray(graph.cols)[:size]
+    # The sort is stable: among equal edges, ids ascend.
     equal = (np.diff(rows) == 0) & (np.diff(cols) == 0)
     assert equal.any() or scenario != "duplicates"
     assert (np.diff(edge_ids)[equal] > 0).all()
@@ -137,12 +142,12 @@ def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_ids_of_any_integer_type(kind: str, dtype: str) -> None:
     """On the host and inside jit, also where the sizes do not fit the type of the ids."""
-    left, right = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
+    src, dst = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
     function = builder(kind, 1000, 300)
     for call in (function, jax.jit(function)):
         with jax.enable_x64(dtype.endswith("64")):
-            got = call(left.astype(dtype), right.astype(dtype))
-        assert same_bits(got, function(left, right))
+            got = call(src.astype(dtype), dst.astype(dtype))
+        assert same_bits(got, function(src, dst))
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -191,15 +196,16 @@ def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: i
         ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
     ],
 )
-def test_what_is_no_edges(edges, error: type[Exception], message: str) -> None:
+def test_bad_edges(edges, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_edges(edges)
 
 
 def test_edges_in_the_order_of_the_input() -> None:
-    """Added ones last, reversed ones beside their own, dropped ones left out."""
+    """Reversed edges follow their originals, self-loops come last, and dropped edges are absent."""
     graph = Graph.from_edges([(2, 1), (0, 5), (1, 1), (0, 1)], num_nodes=3, validate=False)
     extended = graph.symmetrized().with_self_loops().pad(num_edges=20)
+    # The edge (0, 5) is out of range; (1, 1) is a self-loop already, and symmetric.
     src, dst = extended.edges()
     assert sorted(zip(src[:5], dst[:5], strict=True)) == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
     assert {(src[0], dst[0]), (src[1], dst[1])} == {(2, 1), (1, 2)} and (src[2], dst[2]) == (1, 1)
@@ -211,7 +217,7 @@ def test_edges_in_the_order_of_the_input() -> None:
 @pytest.mark.parametrize("with_order", [False, True])
 @pytest.mark.parametrize("where", ["host", "jit"])
 def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> None:
-    """The edges of another graph in its order, which may have sources in any; padding anywhere."""
+    """Edges sorted by destination, with sources in any order, and padding anywhere."""
     num_src, num_dst, count = rng.integers(1, 9), rng.integers(1, 9), rng.integers(0, 30)
     src, dst = rng.integers(0, num_src, count), np.sort(rng.integers(0, num_dst, count))
     t_order = np.argsort(src, kind="stable")
@@ -226,6 +232,7 @@ def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> 
     def build(src, dst, *order) -> Graph:
         return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
 
+    # On the host, ids are checked; only inside jit may padding stand anywhere.
     graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
     want = Graph.from_edges(src[valid], dst[valid], **sizes).pad(num_edges=count)
     np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(valid)], valid)
@@ -240,7 +247,7 @@ def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> 
     assert int(graph.num_input_edges) == count  # type: ignore[arg-type]
 
 
-def test_from_sorted_drops_what_is_out_of_range() -> None:
+def test_from_sorted_drops_ids_out_of_range() -> None:
     graph = Graph.from_sorted([5, 0, -1, 1], [0, 0, 1, 1], num_nodes=2, validate=False)
     assert graph.num_edges == 4
     np.testing.assert_array_equal(dense(graph), [[1, 0], [0, 1]])
@@ -278,17 +285,17 @@ def test_default_sizes() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_inside_jit_as_on_the_host(rng: np.random.Generator, kind: str, scenario: str) -> None:
-    """With both arrays traced, or one of them."""
+    """Either both arrays are traced, or one of them."""
     incidence = Incidence.random(rng, scenario)
     function = builder(kind, incidence.num_left, incidence.num_right)
-    left, right = incidence.left.astype(np.int32), incidence.right.astype(np.int32)
+    src, dst = incidence.left.astype(np.int32), incidence.right.astype(np.int32)
     want = build(incidence, kind)
-    assert same_bits(jax.jit(function)(left, right), want)
-    assert same_bits(jax.jit(lambda right: function(incidence.left, right))(right), want)
+    assert same_bits(jax.jit(function)(src, dst), want)
+    assert same_bits(jax.jit(lambda dst: function(incidence.left, dst))(dst), want)
 
 
 def test_ids_beyond_32_bits_beside_a_traced_array() -> None:
-    """On the host, JAX would narrow them."""
+    """Ids on the host are dropped before JAX narrows them to 32 bits."""
     src = np.array([0, 2**32, 1, 2**31, -(2**32)])
     build = functools.partial(Graph.from_edges, num_src=2, num_dst=3, validate=False)
     for x64 in (False, True):
@@ -311,6 +318,7 @@ def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x6
     values = np.arange(1.0, 21.0, dtype=np.float32)
     with jax.enable_x64(x64):
         padded = with_far_padding(rng, graph)
+        # with_far_padding draws ids out of range in place of -1.
         assert not np.isin(-1, padded.t_order)
         np.testing.assert_array_equal(
             padded.edge_values(values)[:20], graph.edge_values(values)[:20]
@@ -393,13 +401,14 @@ def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype) -> 
     matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
     graph = Graph.from_scipy(matrix)
     stored = np.zeros((6, 4))  # of blocks zeros too
+    # Formats of blocks and diagonals store zeros between the entries, which are edges, too.
     stored[matrix.tocoo().row, matrix.tocoo().col] = 1
     np.testing.assert_array_equal(dense(graph), stored.T)
     values = np.asarray(graph.edge_values(matrix.tocoo().data))
     np.testing.assert_array_equal(values, want[graph.rows, graph.cols].astype(values.dtype))
 
 
-def test_from_scipy_keeps_what_is_stored() -> None:
+def test_from_scipy_keeps_stored_zeros_and_duplicates() -> None:
     """Explicit zeros and duplicates are edges, as their values can be told apart."""
     matrix = scipy.sparse.coo_array(([1.0, 0, 2], ([0, 1, 0], [1, 0, 1])), shape=(2, 3))
     graph = Graph.from_scipy(matrix)
@@ -438,6 +447,7 @@ def rows_of(lengths: list[int]) -> np.ndarray:
     return rows
 
 
+# Differences of neighbours are positive after a wrap around of 32 bits.
 WRAPS = [0, 2**30, 2**31 - 1, -(2**30), 1]
 FORGED = [
     *[
@@ -489,7 +499,7 @@ FORGED = [
 )
 @pytest.mark.parametrize("container", [Graph, Hypergraph])
 def test_forged_scipy(container, kind: str, changes, message: str) -> None:
-    """scipy's conversions write where these say, outside their arrays."""
+    """The conversions of scipy would write outside their arrays."""
     with pytest.raises(ValueError, match=message):
         container.from_scipy(forged(kind, **changes))
 
@@ -517,13 +527,14 @@ def test_edge_values(rng: np.random.Generator, features: tuple[int, ...]) -> Non
         np.testing.assert_array_equal(got[:size], values[np.asarray(graph.edge_ids)[:size]])
         assert (got[size:] == 7).all()
         assert got.dtype == np.float32
+        # Dropped edges have no value in the graph, so the input gets the fill value for them.
         restored = graph.to_input_order(got, 9)
         valid = np.isin(np.arange(24), np.asarray(graph.edge_ids))
         np.testing.assert_array_equal(restored, np.where(valid, values.T, np.float32(9)).T)
 
 
 def test_edge_values_in_the_order_of_the_input(rng: np.random.Generator) -> None:
-    """One unused edge more, and values that nobody brought to the graph's order are refused."""
+    """Padding has no value in the input; values in any other order than the graph's are refused."""
     values = np.arange(5.0, dtype=np.float32)
     loops = SMALL.with_self_loops().pad(num_edges=14)
     np.testing.assert_array_equal(loops.to_input_order(loops.edge_values(values)), values)
@@ -548,12 +559,13 @@ def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
     gradient = jax.grad(lambda values: jnp.vdot(graph.edge_values(values), weight))(np.ones(24))
     want = np.zeros(24, np.float32)
     size = int(graph.indptr[-1])
+    # The gradient scatters cotangents to the ids; dropped edges have a gradient of 0.
     want[np.asarray(graph.edge_ids)[:size]] = weight[:size]
     np.testing.assert_array_equal(gradient, want)
 
 
 @pytest.mark.parametrize("count", [0, 4, 6])
-def test_as_many_edge_values_as_edges(count: int) -> None:
+def test_number_of_edge_values(count: int) -> None:
     """The number of values is checked for all derived graphs, but not inside jit."""
     values = np.ones((count, 2), np.float32)
     dropped = Graph.from_edges([0, 7, 1, 1, 9], [0, 1, 0, 1, 0], num_nodes=2, validate=False)
@@ -569,12 +581,13 @@ def test_as_many_edge_values_as_edges(count: int) -> None:
             graph.edge_values(values)
         with pytest.raises(ValueError, match="num_input_edges=5"):
             jax.jit(graph.edge_values)(values)  # of values alone
+    # Inside jit the number of input edges is traced: missing values become NaN instead.
     got = np.asarray(jax.jit(Graph.edge_values)(SMALL, values))[:, 0]
     np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)
 
 
-def test_edge_values_are_not_narrowed_in_silence() -> None:
-    """Times of 64 bits, where JAX has 32."""
+def test_edge_values_beyond_32_bits_are_refused() -> None:
+    """Values are times of 64 bits, while JAX has 32."""
     for call in (SMALL.edge_values, SMALL.to_input_order):
         assert call([-(2**31), 0, 1, 2, 2**31 - 1]).dtype == np.int32
         for large in (2**31, -(2**40)):
@@ -584,7 +597,7 @@ def test_edge_values_are_not_narrowed_in_silence() -> None:
             assert 2**40 in call(np.array([0, 1, 2, 3, 2**40]))
 
 
-def test_edge_values_are_no_scalar() -> None:
+def test_scalar_edge_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"values must be \(num_input_edges, \*features\).*scalar"):
         SMALL.edge_values(1.0)
 
@@ -603,6 +616,7 @@ def test_transpose(rng: np.random.Generator, scenario: str) -> None:
     graph = build(incidence)
     transposed = graph.transpose()
     np.testing.assert_array_equal(dense(transposed), incidence.dense().T)
+    # The transpose has the bits of a graph built from swapped arrays.
     reversed_ids = dataclasses.replace(
         incidence,
         num_left=incidence.num_right,
@@ -632,6 +646,7 @@ def test_self_loops(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(dense(added), want)
     assert added.num_edges == want.sum()
     assert same_bits(added.with_self_loops(), added)
+    # Added loops have no id, so they take the fill value.
     new = np.asarray(added.edge_ids) < 0
     np.testing.assert_array_equal(added.rows[new], np.flatnonzero(np.diag(matrix) == 0))
     np.testing.assert_array_equal(added.edge_values(values)[~new], graph.edge_values(values))
@@ -661,7 +676,8 @@ def weighted(graph: Graph, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 @pytest.mark.parametrize("change", [Graph.with_self_loops, Graph.symmetrized])
-def test_added_edges_of_other_graphs(change: Callable[[Graph], Graph]) -> None:
+def test_added_edges_of_padded_bipartite_and_empty_graphs(change: Callable[[Graph], Graph]) -> None:
+    # Both methods drop padding.
     padded = SMALL.pad(num_edges=20)
     assert same_bits(change(padded), change(SMALL))
     with pytest.raises(TypeError, match=f"{change.__name__} works on the host only"):
@@ -810,8 +826,9 @@ def test_ops_check_the_arrays_of_a_graph(case: str) -> None:
         graph.check("part")
 
 
-def test_numpy_arrays_of_64_bits_are_taken() -> None:
+def test_numpy_arrays_of_64_bits() -> None:
     """Without 64 bits, ids become int32, and those that do not fit are padding."""
+    # An id beyond 32 bits would wrap around to a valid one if it were only cast.
     graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), GRAPH)
     graph.cols[-1] = graph.t_rows[-1] = 2**40
     checked = graph.check()

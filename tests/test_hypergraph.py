@@ -1,4 +1,4 @@
-"""The Hypergraph container: builders, validation, and what can be done with one."""
+"""The Hypergraph container: builders, validation and methods."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from jax_gnn._core.ids import index_dtype
 
 def dense(hypergraph: Hypergraph) -> np.ndarray:
     """``(num_nodes, num_hyperedges)`` counts, after checking all that the container promises."""
+    # Both directions, hyperedges to nodes and back, must hold the same incidence matrix.
     matrices = []
     for indptr, indices, num_cols in (
         (hypergraph.hyperedge_indptr, hypergraph.hyperedge_nodes, hypergraph.num_nodes),
@@ -104,7 +105,7 @@ def test_built_and_used_under_vmap(rng: np.random.Generator) -> None:
 
 
 def test_index_type() -> None:
-    """64-bit indices where 32 bits do not suffice; too large to be built here."""
+    """Sizes beyond 32 bits need 64-bit indices; such hypergraphs are too large to be built here."""
     assert index_dtype(2**31 - 1, 5) == np.int32
     with pytest.raises(ValueError, match="need 64-bit indices: enable jax_enable_x64"):
         index_dtype(5, 2**31)
@@ -195,6 +196,7 @@ def nearest(points: np.ndarray, k: int) -> np.ndarray:
     incidence = np.zeros((n, n))
     for i in range(n):
         distances = np.sum((points - points[i]) ** 2, axis=1)
+        # A point is its own nearest neighbour, even among duplicates.
         distances[i] = -1
         incidence[np.argsort(distances, kind="stable")[:k], i] = 1
     return incidence
@@ -221,6 +223,7 @@ def test_knn_among_equals(rng: np.random.Generator, k: int) -> None:
 
 
 def test_knn_far_from_the_origin(rng: np.random.Generator) -> None:
+    # |a|² + |b|² - 2ab would cancel to zero at this distance from the origin.
     points = rng.normal(size=(30, 3)) + 1e7
     points[0] = 0
     np.testing.assert_array_equal(dense(Hypergraph.from_knn(points, 4)), nearest(points, 4))
@@ -332,6 +335,7 @@ def test_padding_of_directed(rng: np.random.Generator) -> None:
     assert padded.head is not None
     assert padded.head.num_edges == 7
     x = rng.normal(size=(6, 2)).astype(np.float32)
+    # Features of padded nodes are NaN, so any use of them shows.
     wide = np.full((8, 2), np.nan, np.float32)
     wide[:6] = x
     got = hypergraph_aggregate(padded, wide, normalization="symmetric")
@@ -355,6 +359,7 @@ def test_incidence_values(rng: np.random.Generator, scenario: str) -> None:
     got = np.asarray(hypergraph.incidence_values(values))
     want = np.zeros((incidence.num_left, incidence.num_right, 2))
     pairs, valid = (incidence.left, incidence.right), incidence.valid
+    # Repeated incidences add up, so that their order does not matter.
     np.add.at(want, tuple(ids[valid] for ids in pairs), values[valid].astype(got.dtype))
     nodes, hyperedges = map(np.asarray, hypergraph.incidence())
     rebuilt = np.zeros_like(want)

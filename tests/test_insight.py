@@ -1,4 +1,4 @@
-"""Attributions beside derivatives, removal by hand, and PyTorch Geometric's attention."""
+"""Attributions, compared with derivatives, removal by hand, and PyTorch Geometric's attention."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def random_graph(rng: Rng, padding: int = 2) -> tuple[Graph, jax.Array]:
 
 
 def random_relations(rng: Rng) -> tuple[RelationalGraph, jax.Array]:
-    """Three relations, repeated edges, a node without, and padding."""
+    """Return three relations with repeated edges, an isolated node, and padding; and features."""
     src, rel, dst = rng.integers(0, [[N - 1], [3], [N - 1]], (3, 20))
     graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
     x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
@@ -95,7 +95,7 @@ def random_relations(rng: Rng) -> tuple[RelationalGraph, jax.Array]:
 
 
 def random_hypergraph(rng: Rng) -> tuple[Hypergraph, jax.Array]:
-    """A node twice in a hyperedge, nodes and hyperedges without, and padding."""
+    """Return a hypergraph with repeated and missing incidences, and padding; and features."""
     node, hyperedge = rng.integers(0, [[N - 1], [5]], (2, 20))
     graph = Hypergraph.from_incidence(node, hyperedge, num_nodes=N, num_hyperedges=6)
     return graph.pad(num_incidences=22), jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
@@ -140,6 +140,7 @@ def custom_messages(graph: Graph, x) -> Any:
 
 def test_graphs_without_some_edges(rng: Rng) -> None:
     """Removal under jit equals a graph built without the edges, for all containers."""
+    # Under jit sizes are fixed: removed edges become padding behind the kept ones.
     removed = jax.jit(without_edges)
     for _ in range(5):
         graph, _ = random_graph(rng)
@@ -165,6 +166,7 @@ def test_gates(rng: Rng, name: str) -> None:
     np.testing.assert_allclose(gated(jnp.ones(graph.num_edges)), model(graph, x), atol=1e-6)
     gate = jnp.asarray(rng.uniform(0, 2, graph.num_edges), jnp.float32)
     if name in WEIGHTED:
+        # Gates do not change degrees, so the scales of GCN are passed as of the ungated graph.
         scale = model(graph, x, node_scale=jnp.ones(N)) if name == "GCN" else None
         if scale is not None:  # whose scales are of the unweighted degrees
             output = model(GatedGraph.of(graph, gate), x, node_scale=jnp.ones(N))
@@ -191,6 +193,7 @@ def test_relational_graphs_without_some_edges(rng: Rng) -> None:
         smaller, source = removed(graph, keep)
         rows, cols = (np.asarray(ids)[:20] for ids in (graph.nodes.rows, graph.nodes.cols))
         indices = np.flatnonzero(keep[:20])
+        # Padding is the tail from 20 on, so only the first 20 edges can be kept.
         triples = cols[indices], np.asarray(graph.edge_types)[indices], rows[indices]
         want = RelationalGraph.from_triples(*triples, num_nodes=N, num_relations=3)
         np.testing.assert_allclose(layer(smaller, x), layer(want, x), atol=1e-5)
@@ -216,6 +219,7 @@ def test_gates_of_relations_and_incidences(rng: Rng, name: str) -> None:
     if name.startswith("AllSet") or name == "AllDeepSets":
         return
     output = float(want[3, 0])
+    # Completeness: attributions sum to the difference between the output and the reference.
     change = output - float(call(jnp.zeros(edges.num_edges))[3, 0])
     assert abs(attribution.edges.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(output)
     assert not attribution.edges[20:].any()
@@ -228,6 +232,7 @@ def test_gates_are_weights_of_messages(rng: Rng) -> None:
     graph, x = random_relations(rng)
     gate = jnp.asarray(rng.uniform(0, 2, 22), jnp.float32)
     rhs, table = (jnp.asarray(rng.normal(size=(3, n, 4)), jnp.float32) for n in (F, N))
+    # Gates multiply the weights of edges, whichever way the sums are computed.
     for method in ("edges", "source_pairs", "destination_pairs"):
         options: Any = {"method": method}
         actual = relational_aggregate(gated(graph, gate), x, rhs, gate, **options)
@@ -275,12 +280,14 @@ def test_gradients(rng: Rng, name: str) -> None:
     want = x * jax.grad(lambda x: model(graph, x)[jnp.array([2, 4]), 1].sum())(x)
     np.testing.assert_allclose(attribution.features, want, atol=1e-6)
     np.testing.assert_allclose(attribution.nodes, want.sum(1), atol=1e-6)
+    # Central differences in three of the gates.
     step = 1e-2
     for edge in rng.integers(0, 16, 3):
         gates = [jnp.ones(graph.num_edges).at[edge].add(s) for s in (step, -step)]
         up, down = (model(GatedGraph.of(graph, g), x)[jnp.array([2, 4]), 1].sum() for g in gates)
         assert attribution.edges is not None
         assert abs(attribution.edges[edge] - (up - down) / (2 * step)) < 1e-3
+    # Saliency is the absolute value of the same derivative.
     salient = attribute(model, graph, x, lambda y: y[jnp.array([2, 4]), 1].sum())
     np.testing.assert_allclose(salient.edges, np.abs(attribution.edges), atol=1e-6)
     assert not salient.edges[16:].any() and salient.target is None
@@ -289,7 +296,7 @@ def test_gradients(rng: Rng, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["GCN", "max", "GAT"])
 def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
-    """To 1e-4: features from a baseline, and edges from none."""
+    """Sums of attributions equal the change of the output to 1e-4, for features and for edges."""
     graph, x = random_graph(rng)
     model = model_of(name)
     start = jnp.asarray(rng.normal(size=F), jnp.float32)
@@ -327,8 +334,9 @@ def test_occlusion(rng: Rng, model: str) -> None:
     assert attribution.nodes is not None and abs(attribution.nodes[node] - fall) < 1e-5
 
 
-def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
+def test_gnn_explainer_finds_relevant_edges_and_features(rng: Rng) -> None:
     """Masks keep the one relevant feature, and the edges from nodes that have it."""
+    # A star: only feature 0 of the leaves reaches the output, and only from half of the leaves.
     kind = rng.permutation(np.repeat([0, 1], 10))
     src = np.r_[np.arange(1, 21)]
     graph = Graph.from_edges(src, np.zeros(20, int), num_nodes=22)
@@ -356,6 +364,7 @@ def test_on_a_subgraph(rng: Rng, method) -> None:
     model = model_of("SAGE")
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
     options: Any = {"index": 3, "method": method, "edge_weight": weight, "num_steps": 0}
+    # Two layers see two hops, so the subgraph holds all that the output depends on.
     part = attribute(model, graph, x, 1, num_hops=2, **options)
     assert part.edges.shape == (graph.num_edges,) and part.nodes.shape == (N,)
     if method == "gnn_explainer":  # whose first masks depend on how many there are
@@ -388,6 +397,7 @@ def test_attention(rng: Rng, layer) -> None:
             "lin_key.bias": "key.bias",
         },
     }[layer.__name__]
+    # Parameters are copied to the layer of PyG; those without a counterpart become 0.
     state = peer.state_dict()
     for name, path in copies.items():
         value = np.asarray(functools.reduce(getattr, path.split("."), ours)[...])
@@ -451,11 +461,12 @@ def test_attention_of_models(rng: Rng) -> None:
     reached = k_hop_subgraph(graph, 3, 2).edges
     assert near.edges is not None and set(np.flatnonzero(near.edges)) <= set(reached)
     np.testing.assert_array_equal(near.edges[near.edges > 0], attribution.edges[near.edges > 0])
+    # Attention includes self-loops, which are no edges: the weights of edges sum to less than 1.
     totals = segment_sum(jnp.asarray(attribution.layers[0]), graph.rows, N)
     assert (np.asarray(totals) < 1).all() and attribution.features is None  # the rest is their own
 
 
-def test_other_models(rng: Rng) -> None:
+def test_targets(rng: Rng) -> None:
     """Targets may be numbers, all rows, or a function that reads changing variables."""
     graph, x = random_graph(rng)
     scale = jnp.ones(())
@@ -466,6 +477,7 @@ def test_other_models(rng: Rng) -> None:
     first = attribute(model, graph, x)
     want = np.asarray(graph.out_degrees())
     np.testing.assert_allclose(first.features, np.repeat(want[:, None], F, 1))
+    # A model that closes over a variable must see its new value.
     scale = jnp.full((), 2.0)
     np.testing.assert_allclose(attribute(model, graph, x).nodes, 2 * F * want)
 
@@ -489,7 +501,7 @@ def test_batches(rng: Rng) -> None:
 
 
 def test_both_directions(rng: Rng) -> None:
-    """The mean over all edges between the same two nodes; padding has none."""
+    """The undirected score is the mean over all edges between the same two nodes."""
     graph, x = random_graph(rng)
     attribution = attribute(spmm, graph, x, method="input_x_gradient")
     edges = edge_array(graph)
@@ -514,8 +526,8 @@ def test_options_of_the_model(rng: Rng) -> None:
     np.testing.assert_allclose(scaled.edges, want, rtol=1e-6)
 
 
-def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
-    """Programs are kept, parameters are not."""
+def test_changed_parameters_change_attributions(rng: Rng) -> None:
+    """Compiled programs are cached, and parameters are their arguments."""
     graph, x = random_graph(rng)
     model = model_of("SAGE")
     first = attribute(model, graph, x, 0, index=1)
@@ -526,12 +538,13 @@ def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
 
 
 def test_fidelity(rng: Rng) -> None:
-    """By the definition, on graphs that are built again."""
+    """Fidelity equals its definition, on graphs built from the remaining edges."""
     graph, x = random_graph(rng)
     model = model_of("GCN")
     scores = rng.normal(size=graph.num_edges)
     scores[16:] = 9  # padding is no edge
     result = fidelity(model, graph, x, scores, num_edges=6)
+    # plus compares with the graph without the top edges, minus with the top edges alone.
     edges, order = edge_array(graph), np.argsort(-scores[:16])
     smaller = [Graph.from_edges(edges[o].T, num_nodes=N) for o in (order[6:], order[:6])]
     full, without, alone = (np.asarray(model(g, x)) for g in (graph, *smaller))
@@ -550,6 +563,7 @@ def test_fidelity(rng: Rng) -> None:
 def test_picture(rng: Rng) -> None:
     graph, x = random_graph(rng)
     attribution = attribute(model_of("SAGE"), graph, x, index=2)
+    # Edges are lines, drawn once for both directions; nodes are points.
     axes = plot_neighborhood(graph, 2, edges=attribution, labels=np.arange(N) % 3)
     edges = edge_array(graph)
     one_hop = set(edges[(edges == 2).any(1)].ravel()) | {2}
@@ -655,8 +669,8 @@ def test_occlusion_of_relations_and_incidences(rng: Rng, name: str) -> None:
     np.testing.assert_allclose(attribution.edges[edge], change, atol=1e-5)
 
 
-def test_a_motif_of_relations_is_found(rng: Rng) -> None:
-    """A node's class is whether relation 1 leads to it; edges of 0 and 2 are noise."""
+def test_motif_of_relations(rng: Rng) -> None:
+    """A node is of class 1 if an edge of relation 1 ends at it; other relations are noise."""
     size, count = 100, 400
     src, dst = rng.integers(0, size, (2, count))
     rel = np.where(rng.random(count) < 0.15, 1, 2 * rng.integers(0, 2, count))
@@ -677,6 +691,7 @@ def test_a_motif_of_relations_is_found(rng: Rng) -> None:
     for _ in range(100):
         step(model, optimizer)
     index = np.flatnonzero(labels)
+    # Only edges into nodes of the class can be its cause.
     incoming = np.isin(np.asarray(graph.nodes.rows), index)
     motif = np.asarray(graph.edge_types)[incoming] == 1
     for method in ("saliency", "integrated_gradients"):
@@ -705,8 +720,8 @@ def test_gnn_explainer_of_relations() -> None:
     )
 
 
-def test_hyperedges_that_count(rng: Rng) -> None:
-    """Sums over the incidences of each; a batch has those of all."""
+def test_attributions_of_hyperedges(rng: Rng) -> None:
+    """The score of a hyperedge is the sum over its incidences, also in a batch."""
     graphs = [random_hypergraph(rng)[0] for _ in range(2)]
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     batched = batch(graphs, num_graphs=2)
@@ -727,7 +742,7 @@ def test_hyperedges_that_count(rng: Rng) -> None:
         attribute(spmm, GRAPH, X).hyperedges()
 
 
-def test_edges_of_other_containers() -> None:
+def test_unsupported_containers() -> None:
     edges = np.array([[0, 1], [1, 0]])
     graph = HeteroGraph.from_edges({("a", "to", "a"): edges}, {"a": 2})
     x = jnp.ones((2, 3))

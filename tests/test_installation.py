@@ -1,4 +1,4 @@
-"""What is installed: its modules and versions, and what is said where they do not fit together."""
+"""The installation: modules, versions, and the messages if they do not fit together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_version_for_all() -> None:
     }
 
 
-def test_wheels_of_every_python_that_is_promised() -> None:
+def test_wheels_of_all_supported_pythons() -> None:
     """The workflow builds and tests both distributions with each Python."""
     for build in (PROJECT, OF_CUDA):
         assert build["project"]["requires-python"] == ">=3.11"
@@ -74,7 +74,7 @@ def test_wheels_of_every_python_that_is_promised() -> None:
     ],
     ids=str,
 )
-def test_systems_that_cannot_build(
+def test_unsupported_systems(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: dict[str, str], message: str
 ) -> None:
     cmake = shutil.which("cmake")
@@ -84,6 +84,7 @@ def test_systems_that_cannot_build(
         (tmp_path / "getconf").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "getconf").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
+    # The script runs without a project, on made-up variables of the host.
     variables = [f"-D{name}={value}" for name, value in system.items()]
     run = [cmake, *variables, "-P", str(ROOT / "cmake/platform.cmake")]
     process = subprocess.run(run, capture_output=True, text=True)
@@ -92,7 +93,7 @@ def test_systems_that_cannot_build(
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.0", "1.0.0.dev3"])
-def test_jax_that_is_too_old(version: str) -> None:
+def test_old_jax_is_refused(version: str) -> None:
     if version != "0.9.2":
         return refusal.refuse_old_jax(version)
     with pytest.raises(ImportError, match=r"^jax_gnn needs jax 0\.10 or later, not 0\.9\.2; run: "):
@@ -130,7 +131,7 @@ def test_ffi_version_of_jaxlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """In the place of the package's, and first on the path."""
+    """Put a folder without modules in the place of the package, first on the path."""
     package = tmp_path / "jax_gnn"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -153,7 +154,7 @@ def import_failure(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
     return message.removeprefix("jax_gnn cannot be used: ")
 
 
-def test_module_that_is_missing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_missing_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message.startswith(f"{folder} has no compiled module _cpu: python -m pip install ")
 
@@ -190,10 +191,11 @@ def test_module_of_another_python(monkeypatch: pytest.MonkeyPatch, folder: Path)
     assert "pip install --force-reinstall" in message
 
 
-def test_module_that_does_not_load(folder: Path) -> None:
+def test_damaged_module(folder: Path) -> None:
     """A file that is no module for this processor, loaded for real."""
     file = folder / "_cpu.abi3.so"
     file.write_bytes(b"\x7fELF of another processor")
+    # The loader of Python must run, so a module that was loaded before is forgotten.
     sys.modules.pop("_cpu", None)
     finder = importlib.machinery.PathFinder.find_spec("_cpu", [str(folder)])
     assert finder is not None
@@ -204,7 +206,7 @@ def test_module_that_does_not_load(folder: Path) -> None:
     assert "pip install --force-reinstall" in message and "\n" not in message
 
 
-def test_another_copy_is_told(
+def test_another_copy_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     duplicate = tmp_path.resolve() / "jax_gnn"
@@ -250,6 +252,7 @@ def test_layers_and_command_check_before_they_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed_last: str | None
 ) -> None:
     """`jax_gnn` belongs to another project, or is a folder without __init__.py."""
+    # The checks themselves are imported from the real package.
     (tmp_path / "_core").symlink_to(Path(jax_gnn.__file__).parent / "_core")
     if installed_last == "jax-gnn":
         (tmp_path / "nn/conv").mkdir(parents=True)
@@ -267,7 +270,7 @@ def test_layers_and_command_check_before_they_import(
 
 
 @pytest.mark.parametrize("error", ["AttributeError", "ImportError", "ModuleNotFoundError"])
-def test_flax_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
+def test_old_flax_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
     """Flax bounds JAX from below alone, and its import fails with a JAX that is newer."""
     (tmp_path / "flax.py").write_text(f"raise {error}('jax has no HiPrimitive')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -304,6 +307,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         def select(self, group: str) -> Any:
             return self if group == "jax_gnn.cuda" else []
 
+    # The distribution is absent unless it has a version.
     def distribution(name: str) -> Any:
         if name != ffi.CUDA_PACKAGE or environment.version is None:
             raise metadata.PackageNotFoundError(name)
@@ -417,8 +421,8 @@ def test_cuda_kernels_without_a_gpu(
     ("package", "after"),
     [("jax_gnn", "jax, jax.export, jax.extend.core"), ("flax_layers", "jax, flax.nnx, jax_gnn")],
 )
-def test_what_the_import_brings(package: str, after: str) -> None:
-    """Modules, which do not depend on the machine as time does."""
+def test_imported_modules(package: str, after: str) -> None:
+    """Count imported modules: unlike time, they do not depend on the machine."""
     code = (
         f"import sys, {after}; before = set(sys.modules); import {package}; "
         "print(*sorted({m for m in sys.modules if m not in before}))"
@@ -427,6 +431,7 @@ def test_what_the_import_brings(package: str, after: str) -> None:
     modules = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
     allowed = {"jax", "jaxlib", "flax", "jax_gnn", "flax_layers"}
     packages = {name.partition(".")[0] for name in modules} - allowed
+    # Imports of packages that neither JAX nor Flax bring would slow every start.
     third_party = packages - sys.stdlib_module_names
     assert third_party <= set(), third_party
     assert len([name for name in modules if name.startswith("jax_gnn")]) < 150

@@ -61,6 +61,7 @@ def exported(is_kind: Callable[[Any], bool]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if is_kind(value)}
 
 
+# Typed dicts are plain dicts once they are made.
 CLASSES = {kind for kind in exported(inspect.isclass).values() if not typing.is_typeddict(kind)}
 
 
@@ -109,6 +110,7 @@ def filled_object(kind) -> Any:
         return kind(*(np.arange(2) for _ in kind._fields))
     if not dataclasses.is_dataclass(kind):
         return None
+    # The fields may be checked by __init__, which is left out.
     value = object.__new__(kind)
     for field in dataclasses.fields(kind):
         missing = field.default is dataclasses.MISSING
@@ -123,6 +125,7 @@ def objects() -> dict[str, Any]:
     for case in LAYERS.values():
         values += modules_within(case.make(jnp.float32))
     values.append(datasets.PickleFormatError("damaged"))
+    # Plain records that none of the cases uses are filled with any values.
     kinds = {type(value) for value in values}
     values += [filled_object(kind) for kind in CLASSES - kinds]
     return {
@@ -132,6 +135,7 @@ def objects() -> dict[str, Any]:
 
 def contents(value) -> Any:
     """Return the contents of an object, for comparison by ``==``."""
+    # Arrays are compared by bytes, so that NaN equals NaN.
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -206,6 +210,7 @@ def test_sharded_graph_where_its_devices_are_missing(monkeypatch: pytest.MonkeyP
     sharded = sharding.shard_graph(GRAPH, mesh, "nodes")
     data = pickle.dumps(sharded)
     assert pickle.loads(data).node_ids.sharding == sharded.node_ids.sharding
+    # The unpickling process has one device alone.
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: first)
     with pytest.raises(ValueError, match=r"^ShardedGraph must be unpickled where JAX has its dev"):

@@ -1,4 +1,4 @@
-"""What is public and what is not: names, modules, signatures."""
+"""The public surface: names, modules and signatures."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_profiles_show_the_name(name: str) -> None:
     None of them promotes dtypes or ranks.
     """
     function, arguments, _ = CALLS[name]
+    # Arrays of floats are traced; index arrays stay constants, as some ops read them.
     arrays = {
         argument: value
         for argument, value in arguments.items()
@@ -67,6 +68,7 @@ def test_profiles_show_the_name(name: str) -> None:
         return function(**{**arguments, **arrays})
 
     with strict():
+        # Names are in the debug locations of the module, which profilers show.
         text = jax.jit(call).lower(arrays).as_text(debug_info=True)
     assert re.search(rf'"[^"]*\b{name}\b[^"]*/[^"]*"', text)
 
@@ -100,6 +102,7 @@ def test_names_are_no_modules(name: str) -> None:
 
 def test_a_call_outside_of_transformations_is_one_program() -> None:
     """Eager calls on arrays are compiled; other arguments and tracers pass unchanged."""
+    # The body runs once for each program: a second call with "a" must not trace again.
     seen: list[Any] = []
 
     @one_call("how")
@@ -113,6 +116,7 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
     assert [how for *_, how in seen] == ["a", "b", None]
     assert all(isinstance(argument, traced) for *arrays, _ in seen for argument in arrays)
     seen.clear()
+    # Numbers, arrays of numpy, and options that cannot be hashed are not compiled.
     plain: list[tuple[tuple[Any, ...], Any]] = [
         ((x, 2.0), "a"),
         ((np.ones(3),), "a"),
@@ -127,7 +131,7 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
 
 
 def test_sums_outside_of_transformations() -> None:
-    """The same values, and the same words where an argument is wrong."""
+    """Eager calls give the values and the errors of compiled calls."""
     graph = jax_gnn.Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
     x, weight = jnp.arange(6.0).reshape(3, 2), jnp.array([0.5, 1.0, 2.0])
     want = jax.jit(jax_gnn.spmm)(graph, x, weight)
@@ -141,6 +145,7 @@ def test_sums_outside_of_transformations() -> None:
         ((graph, "x"), {}, "x must"),
         ((x, x), {}, "graph must"),
     ]
+    # Errors are raised by the function itself, not by the compiled wrapper.
     for arguments, options, message in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             jax_gnn.spmm(*arguments, **options)
@@ -168,7 +173,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "UniGINConv": {"hyperedge_reduce": "mean", "eps": 0.0, "learn_eps": True},
     "UniSAGEConv": {"hyperedge_reduce": "mean", "node_reduce": "sum", "normalize": False},
 }
-"""What decides a layer's formula, as published."""
+"""Defaults of arguments that select a layer's published formula."""
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -178,7 +183,7 @@ def test_defaults_are_the_published_ones() -> None:
 
 
 def test_signatures_of_layers() -> None:
-    """Also of what users derive from them, and of the calls of models."""
+    """Signatures of models, of classes that users derive, and of calls."""
 
     class Derived(flax_layers.GCNConv):
         def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:

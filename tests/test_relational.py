@@ -1,4 +1,8 @@
-"""The container of graphs with relations: order, pairs, parts, padding, norms, and their checks."""
+"""The RelationalGraph container: order of edges, pairs, parts, padding, norms, and checks.
+
+A pair is a node and a relation that an edge of the node has. Parts are bipartite graphs between
+nodes and pairs.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,19 @@ Rng = np.random.Generator
 
 
 def triples(rng: Rng, count: int, num_src: int, num_dst: int, num_relations: int) -> Any:
-    """Skewed, with repeated triples, empty relations and nodes without edges."""
+    """Random (src, rel, dst) with repetitions, empty relations and nodes without edges."""
+    # Cubes of uniform numbers are skewed to small ids.
     sizes = (num_src, num_relations, num_dst)
     return tuple((size * rng.random(count) ** 3).astype(np.int64) for size in sizes)
 
 
 def check_graph(graph: Graph, rows, cols, ids) -> None:
-    """Against entries in the order of the edges; with the half by source."""
+    """Check both halves of a graph against its entries, by destination and by source."""
     count = len(rows)
     for array, expected in ((graph.rows, rows), (graph.cols, cols), (graph.edge_ids, ids)):
         np.testing.assert_array_equal(array[:count], expected)
         assert (array[count:] == -1).all()
+    # By source, edges keep their order by destination.
     order = np.lexsort((np.arange(count), cols))
     for array, expected in (
         (graph.t_rows, np.asarray(cols)[order]),
@@ -51,9 +57,10 @@ def check_graph(graph: Graph, rows, cols, ids) -> None:
 
 
 def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relations: int) -> None:
-    """Against the sorted (relation, node) pairs."""
+    """Check pairs against the sorted (relation, node) pairs."""
     rel, nodes = by_relation
     count, size = len(nodes), pairs.num_pairs
+    # Pairs are numbered by relation, and sorted_nodes lists them by node.
     by_node = np.lexsort((rel, nodes))
     order = np.concatenate([by_node, np.arange(count, size)])  # padding is at its own place
     padding = np.full(size - count, -1)
@@ -66,8 +73,9 @@ def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relat
 
 
 def check_relational(graph: RelationalGraph, src, rel, dst, ids) -> None:
-    """Against valid triples in any order."""
+    """Check a graph and its parts against valid triples in any order."""
     num_relations = graph.num_relations
+    # Edges are sorted by destination, then relation, then source.
     order = np.lexsort((src, rel, dst))  # stable
     src, rel, dst, ids = (np.asarray(part)[order] for part in (src, rel, dst, ids))
     np.testing.assert_array_equal(graph.edge_types[: len(rel)], rel)
@@ -88,7 +96,7 @@ def check_relational(graph: RelationalGraph, src, rel, dst, ids) -> None:
 
 
 def extended(src, rel, dst, num_relations: int, num_nodes: int) -> Any:
-    """The graph has inverse edges and the self-relation."""
+    """Return triples and edge ids with inverse edges and the self-relation."""
     ids, nodes = np.arange(len(src)), np.arange(num_nodes)
     return (
         np.concatenate([src, dst, nodes]),
@@ -109,6 +117,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
     graph = (jax.jit(build) if traced else build)(src, rel, dst)
     check_relational(graph, src, rel, dst, np.arange(300))
     if traced:
+        # Traced sizes are upper bounds: a pair for each edge, or for each node and relation.
         assert (graph.num_src_pairs, graph.num_dst_pairs) == (300, 23 * 9)
     values = rng.random((300, 2))
     order = np.lexsort((src, rel, dst))
@@ -118,6 +127,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
 @pytest.mark.parametrize("traced", [False, True])
 def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> None:
     src, rel, dst = triples(rng, 120, 19, 19, 5)
+    # Six ids of each array are out of range, so that their edges are dropped.
     corrupt = [part.copy() for part in (src, rel, dst)]
     for part, size in zip(corrupt, (19, 5, 19), strict=True):
         part[rng.integers(120, size=6)] = rng.choice([-1, -7, size, 2**31 - 1], 6)
@@ -133,6 +143,7 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
     graph = (jax.jit(build) if traced else build)(*corrupt)
     assert (graph.num_relations, graph.num_edges, graph.self_relation) == (11, 259, True)
     expected = extended(*(part[valid] for part in corrupt), 5, 19)
+    # Expected ids refer to the valid edges; -1, of self-loops, stays -1.
     old = np.append(np.flatnonzero(valid), -1)
     check_relational(graph, *expected[:3], old[expected[3]])
     with pytest.raises(ValueError, match="outside"):
@@ -163,7 +174,7 @@ def test_one_relation_and_one_hub(rng: Rng) -> None:
     np.testing.assert_array_equal(graph.relation_degrees(), [0, 0, 400])
 
 
-def test_parts_are_built_when_asked_for(rng: Rng) -> None:
+def test_parts_are_built_on_request(rng: Rng) -> None:
     columns = triples(rng, 90, 12, 12, 4)
     bare = RelationalGraph.from_triples(*columns, 12, 4, parts=())
     assert bare.from_pairs is None and bare.to_pairs is None
@@ -225,8 +236,8 @@ def test_norm(rng: Rng) -> None:
         graph.norm("sum")  # type: ignore[arg-type]
 
 
-def test_ops_take_its_graphs(rng: Rng) -> None:
-    """Sums by way of pairs are those of the nodes, with weights in the one order."""
+def test_sums_by_way_of_pairs(rng: Rng) -> None:
+    """Sums by way of pairs equal sums over nodes; all graphs have one order of edges."""
     src, rel, dst = triples(rng, 150, 20, 20, 6)
     graph = RelationalGraph.from_triples(src, rel, dst, 20, 6)
     x, weights = rng.random((20, 3)), rng.random(150)
@@ -235,6 +246,7 @@ def test_ops_take_its_graphs(rng: Rng) -> None:
     edge_weights = graph.edge_values(weights)
     augmented = RelationalGraph.from_triples(src, rel, dst, 20, 6, inverse=True, self_relation=True)
     for relational in (graph, augmented):  # inverse edges have the ids of those that they reverse
+        # Edge ids are the values, so the input order must give 0 to 149 again.
         order = np.asarray(relational.nodes.edge_ids)
         np.testing.assert_array_equal(relational.to_input_order(order), np.arange(150))
     matrix = graph.matrix(weighted=True)
@@ -249,7 +261,7 @@ def test_ops_take_its_graphs(rng: Rng) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_graphs_in_another_order(rng: Rng) -> None:
+def test_added_edges_ignore_the_edge_order(rng: Rng) -> None:
     """Adding edges does not depend on the order of a destination's edges."""
     src, rel, dst = triples(rng, 60, 9, 9, 5)
     nodes = RelationalGraph.from_triples(src, rel, dst, 9, 5).nodes
@@ -261,6 +273,7 @@ def test_graphs_in_another_order(rng: Rng) -> None:
         np.testing.assert_array_equal(derived.rows, expected.rows)
         np.testing.assert_array_equal(derived.cols, expected.cols)
         ids = np.asarray(derived.edge_ids)
+        # An added edge has the id of an edge with the same nodes, or of its reverse.
         same = (src[ids] == derived.cols) & (dst[ids] == derived.rows)
         reverse = (dst[ids] == derived.cols) & (src[ids] == derived.rows)
         assert (same | reverse | (ids == -1)).all()
@@ -274,6 +287,7 @@ def test_from_edge_dict(rng: Rng) -> None:
         ("paper", "cites", "paper"): np.zeros((2, 0), np.int64),
     }
     graph = RelationalGraph.from_edge_dict(edges, sizes, inverse=True, self_relation=True)
+    # Types are numbered one after another: papers 0 to 4, authors 5 to 11, terms 12 to 14.
     writes, has, _ = edges.values()
     src = np.concatenate([writes[0] + 5, has[0]])
     dst = np.concatenate([writes[1], has[1] + 12])
@@ -345,6 +359,7 @@ def test_check_names_the_culprit(rng: Rng) -> None:
 
 def test_garbage_in_arrays_is_refused_or_harmless(rng: Rng) -> None:
     graph = RelationalGraph.from_triples(*triples(rng, 40, 6, 6, 3), 6, 3, parts=())
+    # Only indptr 7 is plausible: all others must be refused before memory is read at them.
     for name in ("indptr", "rows", "cols", "edge_types"):
         for value in (-5, 2**31 - 1, 7):
             held = graph if name == "edge_types" else graph.nodes
@@ -422,6 +437,7 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
             check_relational(graph, *expected)
             columns = (graph.nodes.rows, graph.edge_types)
             batch = [jnp.stack([ids, jnp.full_like(ids, -1), ids]) for ids in columns]
+            # A batch of three under vmap, whose second graph has padding alone.
             room = {"num_relations": num_relations, "num_pairs": graph.num_dst_pairs}
             nodes, sizes_of_batch, *_ = jax.vmap(partial(relation_pairs, **room))(*batch)
             assert graph.pair_dst is not None

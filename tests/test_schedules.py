@@ -110,7 +110,7 @@ def shapes():
         }
 
 
-def test_every_shape_has_a_sound_schedule():
+def test_every_shape_has_a_valid_schedule():
     for shape in shapes():
         schedule = SEGMENT.choose(**shape)
         assert isinstance(schedule, Schedule)
@@ -121,7 +121,7 @@ def test_every_shape_has_a_sound_schedule():
         assert schedule.kernel in ("walk", "gather", "step")
 
 
-def test_both_gradients_get_teams_that_hold_a_row():
+def test_teams_of_both_gradients_hold_a_row():
     small = {"entries": 10_000, "rows": 2_700, "itemsize": 4, "gather": True}
     large = small | {"entries": 10**6, "rows": 10**5}
 
@@ -148,7 +148,7 @@ def test_both_gradients_get_teams_that_hold_a_row():
         assert choose(**shape) == SEGMENT.choose("segment_reduce", **shape, sums=False)
 
 
-def test_small_sums_get_the_kernel_of_one_step():
+def test_small_sums_get_the_step_kernel():
     small = {"entries": 10_000, "rows": 2_700, "width": 64, "itemsize": 4, "gather": True}
     # The step kernel has a block for 2,048 entries times lanes: 10,000 * 8 / 2,048 are 40 blocks.
     one_step = SEGMENT.choose("segment_reduce", **small, sums=True)
@@ -164,7 +164,7 @@ def test_small_sums_get_the_kernel_of_one_step():
     assert SEGMENT.choose("segment_reduce", **medium, epilogue=True)[1:3] == one_step[1:3]
 
 
-def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
+def test_large_gathered_sums_get_the_gather_kernel():
     large = {"entries": 900_000, "rows": 90_000, "width": 64, "itemsize": 4, "gather": True}
     assert SEGMENT.choose("segment_reduce", **large, sums=True).kernel == "gather"
     for call in (
@@ -196,7 +196,7 @@ def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
         ),
     ],
 )
-def test_what_a_kernel_cannot_do_the_walk_does(schedule, able, unable):
+def test_walk_kernel_is_the_fallback(schedule, able, unable):
     # A forced schedule keeps its lanes, threads and blocks; only the kernel is replaced.
     call = SHAPE | {"gather": True}
     with schedules.use(schedule):
@@ -204,7 +204,7 @@ def test_what_a_kernel_cannot_do_the_walk_does(schedule, able, unable):
         assert SEGMENT.choose(**call | unable) == schedule._replace(kernel="walk")
 
 
-def test_narrow_rows_one_behind_another_fill_the_device_once():
+def test_narrow_contiguous_rows_fill_the_device_once():
     narrow = {"entries": 900_000, "rows": 90_000, "itemsize": 4, "gather": False}
     # 1,584 blocks are 12 for each of the 132 multiprocessors of an H200.
     for width, lanes in ((1, 1), (2, 2), (4, 1), (8, 2), (12, 4), (16, 4)):
@@ -220,7 +220,7 @@ def test_narrow_rows_one_behind_another_fill_the_device_once():
         assert SEGMENT.choose("segment_reduce", **shape, sums=True).threads > 64
 
 
-def test_symbolic_sizes_count_as_typical_ones():
+def test_symbolic_sizes_count_as_typical_sizes():
     many, few, width = jax.export.symbolic_shape("many, few, width")
     # `jax.export` traces with symbolic sizes, which no rule can compare with numbers.
     typical = {"entries": 2**16, "rows": 2**16, "width": 64}
@@ -229,7 +229,7 @@ def test_symbolic_sizes_count_as_typical_ones():
     assert MATMUL.choose(**PRODUCT | {"rows": many}) == MATMUL.choose(**PRODUCT | {"rows": 2**16})
 
 
-def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
+def test_forced_schedule_takes_precedence_and_retraces():
     forced = Schedule("walk", 8, 128, 3)
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
     traces = []  # a retrace happens only if the schedule is in the key of the compiled function
@@ -249,7 +249,7 @@ def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     assert traces == [forced, Schedule(*TUNED.schedule)]
 
 
-def test_every_product_has_a_sound_schedule():
+def test_every_product_has_a_valid_schedule():
     sizes = (0, 1, 300, 10**6, 2**31)
     widths = [(width, 64) for width in (0, 1, 17, 64, 1000)] + [(0, 0), (0, 1000), (1000, 0)]
     for op, rows, groups, (k, n), itemsize in itertools.product(
@@ -264,7 +264,7 @@ def test_every_product_has_a_sound_schedule():
         assert schedule.blocks >= 1
 
 
-def test_few_tiles_of_a_product_get_a_block_each():
+def test_products_of_few_tiles_get_the_single_kernel():
     few = {"rows": 25_000, "groups": 90, "k": 64, "n": 64, "itemsize": 4}  # 482 tiles
 
     def kernel(**call):
@@ -290,7 +290,7 @@ def test_few_tiles_of_a_product_get_a_block_each():
         assert kernel(k=65) == "persistent"
 
 
-def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
+def test_forced_schedule_applies_to_its_family():
     of_segments, of_products = Schedule("walk", 8, 128, 3), MatmulSchedule("persistent", 64, 4, 9)
     chosen = SEGMENT.choose(**SHAPE), MATMUL.choose(**PRODUCT)
     assert of_segments not in chosen
@@ -304,7 +304,7 @@ def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
         assert MATMUL.choose(**PRODUCT) == of_products
 
 
-def test_every_hypergraph_has_a_sound_schedule():
+def test_every_hypergraph_has_a_valid_schedule():
     sizes = (0, 1, 300, 10**5, 2**31)
     for incidences, nodes, hyperedges, width, itemsize in itertools.product(
         sizes, sizes, sizes, (0, 1, 17, 64, 1000), (2, 4, 8)
@@ -316,7 +316,7 @@ def test_every_hypergraph_has_a_sound_schedule():
         assert {schedule.rounds, schedule.next_rounds} <= set(schedule_times.ROUNDS)
 
 
-def test_the_rule_of_hypergraphs_is_asked_for_each_sum(monkeypatch):
+def test_hypergraph_rule_chooses_for_each_sum(monkeypatch):
     queries = []
     monkeypatch.setattr(
         hypergraph_rule, "choose", lambda **features: queries.append(features) or len(queries)
@@ -381,7 +381,7 @@ def test_tuned_schedules_serve_similar_shapes_of_later_processes(
         assert family.choose(**call) == family.rule(**call)
 
 
-def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypatch):
+def test_user_schedules_override_shipped_schedules(tmp_path, monkeypatch):
     shipped = tmp_path / "shipped.json"
     monkeypatch.setattr(schedule_cache, "SHIPPED", shipped)
     key = MATMUL.key(**PRODUCT)
@@ -393,7 +393,7 @@ def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypat
     assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*tuned.schedule)
 
 
-def test_what_is_shipped_is_read_and_faster_than_the_rule(monkeypatch):
+def test_shipped_schedules_are_faster_than_the_rule(monkeypatch):
     # Shipped schedules are for one device, which the test stands in for.
     (entries,) = schedule_cache._shipped().values()
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: "NVIDIA H200")
@@ -402,7 +402,7 @@ def test_what_is_shipped_is_read_and_faster_than_the_rule(monkeypatch):
         assert schedule_cache.lookup(key) == tuned.schedule
 
 
-def test_other_devices_schedules_are_not_used(monkeypatch):
+def test_schedules_of_another_device_are_not_used(monkeypatch):
     schedule_cache.store("another gpu", {SEGMENT.key(**SHAPE): TUNED})
     assert SEGMENT.choose(**SHAPE) != Schedule(*TUNED.schedule)
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: None)
@@ -412,7 +412,7 @@ def test_other_devices_schedules_are_not_used(monkeypatch):
 @pytest.mark.parametrize(
     ("kinds", "want"), [(["a", "a"], "a"), (["a", "b"], None), ([], None)], ids=str
 )
-def test_what_is_tuned_for_one_device_is_not_used_on_another(monkeypatch, kinds, want):
+def test_device_kind_of_mixed_devices(monkeypatch, kinds, want):
     devices = [types.SimpleNamespace(device_kind=kind) for kind in kinds]
     monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
     assert DEVICE_KIND() == want
@@ -507,7 +507,7 @@ def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
 
 
 @pytest.mark.parametrize("key", [SEGMENT_KEY, PRODUCT_KEY, HYPERGRAPH_KEY])
-def test_no_other_schedule_is_read_than_kernels_take(cache, key):
+def test_extreme_schedules_are_read(cache, key):
     """The least and the most of what is read, since what is broken is broken by one step."""
     fields = {PRODUCT_KEY: ("persistent", 64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(
         key, ("walk", 1, 32, 1)
@@ -523,7 +523,7 @@ def test_no_other_schedule_is_read_than_kernels_take(cache, key):
 
 
 @pytest.mark.parametrize("what", ["folder", "below a file", "unreadable"])
-def test_a_cache_that_is_no_file_is_ignored_with_a_warning(cache, what, monkeypatch):
+def test_unreadable_cache_is_ignored_with_a_warning(cache, what, monkeypatch):
     if what == "folder":
         cache.mkdir(parents=True)
     elif what == "below a file":
@@ -546,7 +546,7 @@ def test_a_cache_that_is_no_file_is_ignored_with_a_warning(cache, what, monkeypa
         assert sorted(cache.parent.parent.rglob("*.json*")) == before
 
 
-def test_without_a_home_nothing_was_tuned(monkeypatch, capsys):
+def test_missing_home_folder(monkeypatch, capsys):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
@@ -573,7 +573,7 @@ def raise_full(*_, **__):
 
 
 @pytest.mark.parametrize("where", ["json.dump", "os.fdopen", "os.replace"])
-def test_a_full_disk_keeps_what_was_there_and_gets_no_fuller(cache, monkeypatch, where):
+def test_full_disk_keeps_the_old_cache(cache, monkeypatch, where):
     # The new file is written beside the old one and renamed, so each step may fail alone.
     schedule_cache.store("gpu", {"before": TUNED})
     before = cache.read_bytes()
@@ -613,7 +613,7 @@ def test_processes_that_write_at_once_lose_nothing(cache, tmp_path):
     assert {path.name for path in cache.parent.iterdir()} == {"schedules.json", "schedules.lock"}
 
 
-def test_a_relative_cache_home_is_not_one(monkeypatch):
+def test_relative_cache_home_is_ignored(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert schedule_cache.path() == Path.home() / ".cache" / "jax_gnn" / "schedules.json"
 
@@ -622,7 +622,7 @@ def test_a_relative_cache_home_is_not_one(monkeypatch):
 
 
 @pytest.mark.parametrize("op", segment.OPS)
-def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
+def test_fastest_schedule_of_a_call_is_stored(op, monkeypatch):
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
     call = segment.Call(op, edges(), 8, "float32")
     tuned = command.tune_call(call, CountingTimer())
@@ -650,7 +650,7 @@ def test_results_do_not_depend_on_the_schedule():
         np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
 
 
-def test_schedules_that_come_to_the_same_are_measured_once():
+def test_equivalent_schedules_are_measured_once():
     call = segment.Call("sum", edges(num_edges=64), 8, "float32")
     # More blocks than work is clipped, so the four schedules are one after clipping.
     many = [Schedule("walk", 2, 128, blocks) for blocks in (1, 2, 132, 264)]
@@ -680,7 +680,7 @@ def test_schedules_of_a_product_are_run(op):
     np.testing.assert_allclose(outputs[0], outputs[-1], rtol=1e-5, atol=1e-4)
 
 
-def test_chunks_that_no_block_would_get_are_not_measured():
+def test_chunks_larger_than_the_work_are_not_measured():
     # With fewer tiles than a chunk for each block, some blocks would get none: chunk becomes 0.
     few, many = product(sizes=[1_000] * 100), product(sizes=[10_000] * 100)
     for chunk, effective_chunk in ((0, 0), (4, 4), (16, 0)):
@@ -689,7 +689,7 @@ def test_chunks_that_no_block_would_get_are_not_measured():
         assert many.effective(schedule) == schedule
 
 
-def test_neighbours_in_the_order_of_measuring_have_other_kernels():
+def test_consecutive_measurements_use_different_kernels():
     # A kernel that runs right after itself finds its code in the instruction cache.
     kernels = [(choice.kernel, choice.tile) for choice in product().candidates()]
     assert all(kernel != following for kernel, following in itertools.pairwise(kernels))
@@ -966,7 +966,7 @@ def rule_choice(rule, **features):
     return rule.THREADS, choice
 
 
-def test_the_written_rule_is_the_tree():
+def test_emitted_rule_equals_the_tree():
     timings = database(noise=0.3)
     fitted = rules.fit(timings)
     choose = emitted_rule(timings, fitted)
@@ -1063,7 +1063,7 @@ def test_the_command_writes_rule_and_table(tmp_path, capsys):
         ('{"schema": 1, "subject": "segment"}', "a database of 'segment', not of 'hypergraph'"),
     ],
 )
-def test_another_file_is_no_database(text, message, tmp_path, capsys):
+def test_bad_database_files(text, message, tmp_path, capsys):
     path = tmp_path / "other.json"
     path.write_text(text)
     assert benchmark(["fit-schedules", str(path)]) == 2
@@ -1096,7 +1096,7 @@ def stages(first):
     ]
 
 
-def test_the_sums_of_an_aggregation_are_timed_apart():
+def test_sums_of_an_aggregation_are_timed_separately():
     # The second kernel may start before the first ends: the overlap belongs to the first.
     copy = Kernel("memcpy", 0, 100)
     assert hypergraph.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
@@ -1161,6 +1161,6 @@ def test_hypergraphs_are_measured_over_all_sizes():
     ],
     ids=str,
 )
-def test_schedules_that_no_kernel_has(schedule, error: type, message: str) -> None:
+def test_invalid_schedules_are_refused(schedule, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         schedules.use(schedule)

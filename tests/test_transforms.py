@@ -1,4 +1,4 @@
-"""Transforms of graphs beside networkx, PyTorch Geometric and plain definitions.
+"""Transforms of graphs, compared with networkx, PyTorch Geometric and plain definitions.
 
 Graphs are random multigraphs with self-loops, isolated nodes and padding, and empty ones.
 """
@@ -35,7 +35,7 @@ def test_example(name: str) -> None:
 
 
 def random_graph(rng: Rng, num_nodes: int = 12, num_edges: int = 16) -> Graph:
-    """Some of whose nodes have no edges, with padding, and in which an input was not there."""
+    """Return a graph with isolated nodes, padding, and self-loops that no input edge has."""
     num_edges *= num_nodes > 0
     src, dst = rng.integers(0, max(num_nodes - 2, 1), (2, num_edges))
     src[num_edges // 2 :: 5] = dst[num_edges // 2 :: 5]
@@ -53,7 +53,7 @@ def graphs(rng: Rng, count: int = 20) -> Iterable[Graph]:
 
 
 def edge_array(graph: Graph) -> np.ndarray:
-    """``(edges, 2)`` without padding, in the graph's order."""
+    """Return the edges ``(num_edges, 2)`` without padding, in the graph's order."""
     count = graph.indptr[-1]
     return np.stack([graph.cols[:count], graph.rows[:count]], 1)
 
@@ -89,6 +89,7 @@ def check(derived: Derived, graph: Graph) -> None:
     assert pairs(edges[derived.edges]) <= pairs(edges[inside])
     count = int(derived.graph.num_input_edges)
     assert count == graph.num_input_edges
+    # Values of input edges follow their edges; added loops have none.
     values = np.arange(1.0, count + 1)
     of_all = np.asarray(graph.edge_values(values))[: len(edges)]
     np.testing.assert_array_equal(derived.graph.edge_values(values), of_all[derived.edges])
@@ -119,6 +120,7 @@ def test_k_hop_subgraph(rng: Rng, direction) -> None:
         derived = transforms.k_hop_subgraph(graph, roots, hops, direction=direction)
         check(derived, graph)
         np.testing.assert_array_equal(derived.nodes[: len(roots)], roots)
+        # Walks along edges give successors; along reversed edges, predecessors.
         walked = networkx(graph)
         walked = {"in": walked.reverse(), "out": walked, "both": walked.to_undirected()}[direction]
         distances = need("networkx").multi_source_dijkstra_path_length(walked, set(roots.tolist()))
@@ -151,6 +153,7 @@ def test_components(rng: Rng, connection) -> None:
         want = {frozenset(component) for component in finders[connection](networkx(graph))}
         numbers = np.unique(labels)
         assert {frozenset(np.flatnonzero(labels == i).tolist()) for i in numbers} == want
+        # Components are numbered by their first node.
         first = [int(np.argmax(labels == i)) for i in numbers]
         assert numbers.tolist() == list(range(len(want))) and first == sorted(first)
         derived = transforms.largest_component(graph, num_components=2, connection=connection)
@@ -177,6 +180,7 @@ def test_line_graph(rng: Rng) -> None:
     for graph in graphs(rng):
         derived = transforms.line_graph(graph)
         multigraph = networkx(graph)
+        # A node of the line graph is an edge of the graph, named by its position.
         number = {(u, v, key): i for u, v, key, i in multigraph.edges(keys=True, data="id")}
         want = pairs((number[e], number[f]) for e, f in nx.line_graph(multigraph).edges())
         assert pairs(edge_array(derived.graph)) == want
@@ -244,6 +248,7 @@ def test_expansions_of_hypergraphs(rng: Rng) -> None:
         edges = edge_array(graph)
         dense[edges[:, 1], edges[:, 0]] = of_edges
         want = heads * weight @ incidence.T
+        # Members of a hyperedge are joined with each other, not with themselves.
         np.fill_diagonal(want, 0)
         np.testing.assert_allclose(dense, want, rtol=1e-5)
         assert graph.num_edges == np.count_nonzero(want)
@@ -270,12 +275,13 @@ def test_expansions_of_hypergraphs(rng: Rng) -> None:
 
 
 def points(rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Some of which are equal; their graphs, and all distances, infinite between graphs."""
+    """Return points, some equal; their graphs; and distances, infinite between graphs."""
     count = int(rng.integers(0, 20))
     x = rng.normal(size=(count, 3)).round(1)
     x[: count // 3] = x[:1]
     ids = rng.integers(-1, 3, count)
     distance = np.sqrt(np.square(x[:, None] - x).sum(-1))
+    # A graph id of -1 marks padding, which is near to nothing.
     distance[(ids[:, None] != ids) | (ids[:, None] < 0)] = np.inf
     return x, ids, distance
 
@@ -287,13 +293,14 @@ def test_knn_graph(rng: Rng, loop: bool) -> None:
         k = int(rng.integers(5))
         graph = transforms.knn_graph(x, k, graph_ids=ids, loop=loop)
         candidates = distance.copy()
+        # With loops, a point is its own nearest neighbour.
         np.fill_diagonal(candidates, np.where(ids >= 0, -1.0, np.inf) if loop else np.inf)
         edges = edge_array(graph)
         assert max(pairs(edges).values(), default=1) == 1
         for node, row in enumerate(candidates):
             near = edges[edges[:, 1] == node, 0]
             nearest = np.sort(row[np.isfinite(row)])[:k]
-            np.testing.assert_allclose(np.sort(row[near]), nearest)  # any of those equally far
+            np.testing.assert_allclose(np.sort(row[near]), nearest)  # ties may be broken either way
 
 
 @pytest.mark.parametrize("most", [None, 0, 2])
@@ -328,6 +335,7 @@ def test_laplacian_encoding(rng: Rng, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(laplacian @ encoding, encoding * want[1:5], atol=1e-5)
     np.testing.assert_allclose(encoding.T @ encoding, np.eye(4), atol=1e-5)
     assert (np.take_along_axis(encoding, np.abs(encoding).argmax(0)[None], 0) > 0).all()
+    # Graphs above this size take the sparse solver.
     monkeypatch.setattr(transforms, "DENSE_NODES", 8)
     sparse_encoding = np.asarray(transforms.laplacian_encoding(graph, 4))
     np.testing.assert_allclose(laplacian @ sparse_encoding, sparse_encoding * want[1:5], atol=1e-5)
@@ -338,6 +346,7 @@ def test_laplacian_encoding(rng: Rng, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     transform = geometric.transforms.AddLaplacianEigenvectorPE(4, "pe", is_undirected=True)
     of_peer = transform(data).pe.numpy()
+    # Eigenvectors of equal eigenvalues may be rotated against each other.
     gaps = np.diff(want)[[0, 1, 2, 3]].clip(max=np.diff(want)[1:5])
     alone = gaps > 1e-3  # where no other eigenvalue is near
     np.testing.assert_allclose(np.abs(encoding[:, alone]), np.abs(of_peer[:, alone]), atol=1e-3)
@@ -358,6 +367,7 @@ def test_random_walk_encoding(rng: Rng) -> None:
             step = np.zeros((graph.num_nodes,) * 2)
             edges = edge_array(graph)
             np.add.at(step, tuple(edges.T), 1 if values is None else values[: len(edges)])
+            # Rows without edges stay zero: a walk ends there.
             total = step.sum(1, keepdims=True)
             step = np.divide(step, total, out=np.zeros_like(step), where=total > 0)
             want = [np.diag(np.linalg.matrix_power(step, i)) for i in range(1, 6)]
@@ -400,7 +410,7 @@ def test_nothing_is_compiled(rng: Rng) -> None:
     assert not seen
 
 
-def test_results_are_where_the_graph_is() -> None:
+def test_results_are_on_the_device_of_the_graph() -> None:
     device = jax.devices()[-1]
     src, dst = jax.device_put(
         (np.array([0, 1, 2], np.int32), np.array([1, 1, 0], np.int32)), device
