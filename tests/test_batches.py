@@ -40,7 +40,7 @@ def edges(rng: np.random.Generator, size: int) -> np.ndarray:
 def relational(rng: np.random.Generator, size: int) -> RelationalGraph:
     src, dst = edges(rng, size)
     rel = rng.integers(0, 2, len(src))
-    options: Any = {"num_nodes": size, "num_relations": 2, "self_relation": True}
+    options = {"num_nodes": size, "num_relations": 2, "self_relation": True}
     return RelationalGraph.from_triples(src, rel, dst, **options)
 
 
@@ -193,10 +193,10 @@ def test_packed_groups_fit_the_budget(rng: np.random.Generator, kind: str) -> No
 
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: batch([]), ValueError, "graphs must hold one graph at least, got none"),
-    (lambda: batch(3), TypeError, "graphs must be a sequence of graphs, got int"),  # type: ignore[type-var]
-    (lambda: batch([1]), TypeError, r"graphs\[0\] must be a jax_gnn.Graph, got int"),  # type: ignore[type-var]
+    (lambda: batch(3), TypeError, "graphs must be a sequence of graphs, got int"),
+    (lambda: batch([1]), TypeError, r"graphs\[0\] must be a jax_gnn.Graph, got int"),
     (
-        lambda: batch([PAIR, Hypergraph.from_hyperedges([[0]])]),  # type: ignore[type-var]
+        lambda: batch([PAIR, Hypergraph.from_hyperedges([[0]])]),
         TypeError,
         r"graphs\[1\] must be a jax_gnn.Graph, got Hypergraph",
     ),
@@ -254,7 +254,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: batch_budget([PAIR], 0), ValueError, "num_graphs must be positive, got 0"),
     (lambda: Batch.from_edges([[0, 1]], [2]), ValueError, r"edges\[0\] must be \(2, num_edges\)"),
     (lambda: Batch.from_edges([], [2]), ValueError, "edges and sizes must have the same length"),
-    (lambda: unbatch(PAIR), TypeError, "batch must be a jax_gnn.Batch, got Graph"),  # type: ignore[arg-type]
+    (lambda: unbatch(PAIR), TypeError, "batch must be a jax_gnn.Batch, got Graph"),
 ]
 PAIR = Graph.from_edges([(0, 1)])
 
@@ -268,7 +268,7 @@ def test_bad_input(call: Callable[[], Any], error: type[Exception], message: str
 def test_batch_in_place_of_a_graph() -> None:
     batched = batch([Graph.from_edges([0], [1])])
     with pytest.raises(TypeError, match=r"must be a jax_gnn.Graph, got Batch; pass batch.graph"):
-        spmm(batched, np.ones((2, 1)))  # type: ignore[arg-type]
+        spmm(batched, np.ones((2, 1)))
 
 
 def test_repr_shows_shapes() -> None:

@@ -221,7 +221,7 @@ def _worker(connection) -> None:
         raise AssertionError("JAX was asked")
 
     # A forked child must not use JAX, whose threads did not survive the fork.
-    jax.extend.core.Primitive.bind = refuse  # type: ignore[method-assign]
+    jax.extend.core.Primitive.bind = refuse
     try:
         connection.send(built_on_the_host())
     except BaseException as error:

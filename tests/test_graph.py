@@ -244,7 +244,7 @@ def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> 
     assert (order[len(valid) :] == -1).all()
     assert (np.asarray(graph.cols)[len(valid) :] == -1).all()
     np.testing.assert_array_equal(src[valid][order[: len(valid)]], want.t_rows[: len(valid)])
-    assert int(graph.num_input_edges) == count  # type: ignore[arg-type]
+    assert int(graph.num_input_edges) == count
 
 
 def test_from_sorted_drops_ids_out_of_range() -> None:

@@ -173,7 +173,7 @@ def test_inverse_names_that_clash() -> None:
     )
     assert graph.relational.relation_names == graph.edge_types
     with pytest.raises(TypeError, match="inverse_prefix must be a string, got 3"):
-        HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix=3)  # type: ignore[arg-type]
+        HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix=3)
 
 
 def test_in_order(rng: np.random.Generator) -> None:
@@ -237,7 +237,7 @@ def test_bad_features(change: dict[str, Any], message: str) -> None:
 
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match="x_dict must be a mapping by node type, got list"):
-        make().join([])  # type: ignore[arg-type]
+        make().join([])
     with pytest.raises(ValueError, match=r"x_dict\['tag'\] must be"):
         make().join({name: None if name == "tag" else np.ones((SIZES[name], 2)) for name in SIZES})
     with pytest.raises(ValueError, match="x_dict must have features of author, paper"):

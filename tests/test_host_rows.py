@@ -58,7 +58,7 @@ def test_models_train_as_with_an_array(
     values = rng.normal(size=(NODES, FEATURES))
     # The last block may be short, or all rows may be in one block.
     x = HostRows.put(values, block_rows=int(rng.integers(1, NODES + 5)))
-    options: Any = {"num_layers": 2, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
+    options = {"num_layers": 2, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
     model = getattr(flax_layers, name)(FEATURES, hidden, 3, **options)
     model.eval()
     want = loss_and_gradients(model, lambda model: model(graph, values))
@@ -75,7 +75,7 @@ def test_over_devices(name: str, num_parts: int, graph: Graph, rng: np.random.Ge
     sharded = shard_graph(graph, mesh, "nodes", rng.integers(0, num_parts, NODES))
     x = sharded.host_rows(values, block_rows=4)
     assert x.shape == (num_parts, sharded.node_ids.shape[1], FEATURES)
-    options: Any = {"num_layers": 2, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
+    options = {"num_layers": 2, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
     model = getattr(flax_layers, name)(FEATURES, 4, 3, **options)
     model.eval()
     apply = lambda model: sharded.unshard(sharded.apply(model, x))  # noqa: E731
@@ -132,7 +132,7 @@ def test_device_memory_holds_one_block() -> None:
     values, kernel = np.ones((4096, 128), np.float32), jax.device_put(np.ones((128, 2)), cpu)
     x = HostRows.put(values, block_rows=256, device=cpu)
     loss = jax.jit(jax.grad(lambda k, x: jnp.sin(x.map(jnp.matmul, k)).sum()))
-    memory: Any = loss.lower(kernel, x).compile().memory_analysis()
+    memory = loss.lower(kernel, x).compile().memory_analysis()
     assert memory.temp_size_in_bytes < values.nbytes / 4
 
 

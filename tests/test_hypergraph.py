@@ -258,7 +258,6 @@ DIRECTED = Hypergraph.from_directed(
 
 
 def heads_of(hypergraph: Hypergraph) -> np.ndarray:
-    assert hypergraph.head is not None
     return dense(Hypergraph(hypergraph.head))
 
 
@@ -270,7 +269,7 @@ def test_from_directed(rng: np.random.Generator, scenario: str) -> None:
         for incidence in (tails, heads)
         for ids in (incidence.left, incidence.right)
     ]
-    options: Any = {"num_nodes": tails.num_left, "num_hyperedges": tails.num_right}
+    options = {"num_nodes": tails.num_left, "num_hyperedges": tails.num_right}
     sized = functools.partial(Hypergraph.from_directed, validate=scenario != "padding", **options)
     hypergraph = sized(*arrays)
     np.testing.assert_array_equal(dense(hypergraph), tails.dense())
@@ -284,7 +283,6 @@ def test_default_sizes_of_directed() -> None:
     """The largest of the ids of both sides."""
     hypergraph = Hypergraph.from_directed([0, 5], [1, 0], [2], [7])
     assert (hypergraph.num_nodes, hypergraph.num_hyperedges) == (6, 8)
-    assert hypergraph.head is not None
     assert hypergraph.head.num_edges == 1
     assert repr(hypergraph) == (
         "Hypergraph(num_nodes=6, num_hyperedges=8, num_incidences=2, num_head_incidences=1)"
@@ -332,7 +330,6 @@ def test_self_loops_of_directed() -> None:
 def test_padding_of_directed(rng: np.random.Generator) -> None:
     padded = DIRECTED.pad(num_nodes=8, num_hyperedges=5, num_incidences=9, num_head_incidences=7)
     assert (padded.num_nodes, padded.num_hyperedges, padded.num_incidences) == (8, 5, 9)
-    assert padded.head is not None
     assert padded.head.num_edges == 7
     x = rng.normal(size=(6, 2)).astype(np.float32)
     # Features of padded nodes are NaN, so any use of them shows.
@@ -433,7 +430,7 @@ def test_padding_changes_no_result(rng: np.random.Generator) -> None:
     wide_weight = np.full(11, np.nan, np.float32)
     wide_x[:n], wide_weight[:m] = x, weight
     for normalization in (None, "symmetric", "row"):
-        options: Any = {"normalization": normalization}
+        options = {"normalization": normalization}
         want = hypergraph_aggregate(hypergraph, x, weight, **options)
         got = hypergraph_aggregate(padded, wide_x, wide_weight, **options)
         assert_close(got[:n], want, 1e-6, "value")
@@ -580,4 +577,4 @@ def test_errors_name_the_culprit(
 def test_hyperedges_by_name() -> None:
     """A dict would give its keys."""
     with pytest.raises(TypeError, match=r"got dict; jax_gnn\.convert\.from_table takes names"):
-        Hypergraph.from_hyperedges({"a": [0, 1]})  # type: ignore[arg-type]
+        Hypergraph.from_hyperedges({"a": [0, 1]})

@@ -234,7 +234,7 @@ def test_gates_are_weights_of_messages(rng: Rng) -> None:
     rhs, table = (jnp.asarray(rng.normal(size=(3, n, 4)), jnp.float32) for n in (F, N))
     # Gates multiply the weights of edges, whichever way the sums are computed.
     for method in ("edges", "source_pairs", "destination_pairs"):
-        options: Any = {"method": method}
+        options = {"method": method}
         actual = relational_aggregate(gated(graph, gate), x, rhs, gate, **options)
         want = relational_aggregate(graph, x, rhs, gate**2, **options)
         np.testing.assert_allclose(actual, want, atol=1e-4)
@@ -285,7 +285,6 @@ def test_gradients(rng: Rng, name: str) -> None:
     for edge in rng.integers(0, 16, 3):
         gates = [jnp.ones(graph.num_edges).at[edge].add(s) for s in (step, -step)]
         up, down = (model(GatedGraph.of(graph, g), x)[jnp.array([2, 4]), 1].sum() for g in gates)
-        assert attribution.edges is not None
         assert abs(attribution.edges[edge] - (up - down) / (2 * step)) < 1e-3
     # Saliency is the absolute value of the same derivative.
     salient = attribute(model, graph, x, lambda y: y[jnp.array([2, 4]), 1].sum())
@@ -300,7 +299,7 @@ def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
     graph, x = random_graph(rng)
     model = model_of(name)
     start = jnp.asarray(rng.normal(size=F), jnp.float32)
-    options: Any = {"index": 3, "method": "integrated_gradients", "baseline": start}
+    options = {"index": 3, "method": "integrated_gradients", "baseline": start}
     attribution = attribute(model, graph, x, 0, **options)
     reference, output = (
         model(graph, features + jnp.zeros_like(x))[3, 0] for features in (start, x)
@@ -308,7 +307,6 @@ def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
     without = model(GatedGraph.of(graph, jnp.zeros(graph.num_edges)), x)[3, 0]
     change = abs(float(output - reference)), abs(float(output - without))
     limits = [1e-4 * size + 2e-6 * abs(float(output)) for size in change]
-    assert attribution.features is not None and attribution.edges is not None
     assert abs(attribution.features.sum() - (output - reference)) <= limits[0]
     assert abs(attribution.edges.sum() - (output - without)) <= limits[1]
 
@@ -318,12 +316,12 @@ def test_occlusion(rng: Rng, model: str) -> None:
     """Occlusion equals the change of a graph built without each edge, for any model."""
     graph, x = random_graph(rng)
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
-    call: Any = custom_messages if model == "custom" else model_of(model)
+    call = custom_messages if model == "custom" else model_of(model)
     named = {} if model == "custom" else {"edge_weight": weight}
     attribution = attribute(call, graph, x, 1, index=2, method="occlusion", **named)
     edges = edge_array(graph)
     output = call(graph, x, **named)[2, 1]
-    assert attribution.edges is not None and not attribution.edges[16:].any()
+    assert not attribution.edges[16:].any()
     for edge in rng.integers(0, 16, 3):
         remaining = np.delete(np.arange(16), edge)
         smaller = Graph.from_edges(edges[remaining].T, num_nodes=N)
@@ -331,7 +329,7 @@ def test_occlusion(rng: Rng, model: str) -> None:
         assert abs(attribution.edges[edge] - (output - call(smaller, x, **arguments)[2, 1])) < 1e-5
     node = int(rng.integers(N))
     fall = output - call(graph, x.at[node].set(0), **named)[2, 1]
-    assert attribution.nodes is not None and abs(attribution.nodes[node] - fall) < 1e-5
+    assert abs(attribution.nodes[node] - fall) < 1e-5
 
 
 def test_gnn_explainer_finds_relevant_edges_and_features(rng: Rng) -> None:
@@ -350,7 +348,6 @@ def test_gnn_explainer_finds_relevant_edges_and_features(rng: Rng) -> None:
 
     attribution = attribute(model, graph, x, index=0, method="gnn_explainer", num_steps=300)
     values = graph.edge_values(kind)
-    assert attribution.edges is not None and attribution.features is not None
     assert attribution.edges[values == 1].min() > attribution.edges[values == 0].max()
     assert attribution.features[1, 0] > attribution.features[1, 1]
     assert not attribution.features[21].any()  # on which nothing depends
@@ -363,7 +360,7 @@ def test_on_a_subgraph(rng: Rng, method) -> None:
     graph, x = random_graph(rng)
     model = model_of("SAGE")
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
-    options: Any = {"index": 3, "method": method, "edge_weight": weight, "num_steps": 0}
+    options = {"index": 3, "method": method, "edge_weight": weight, "num_steps": 0}
     # Two layers see two hops, so the subgraph holds all that the output depends on.
     part = attribute(model, graph, x, 1, num_hops=2, **options)
     assert part.edges.shape == (graph.num_edges,) and part.nodes.shape == (N,)
@@ -424,7 +421,7 @@ def test_attention_of_relations(rng: Rng, name: str, method) -> None:
     edges, types = graph.nodes, graph.edge_types
     heads = x[edges.cols].reshape(-1, 2, 2)
     if name == "RGAT":
-        model: Any = RGATConv(
+        model = RGATConv(
             4,
             4,
             heads=2,
@@ -456,10 +453,10 @@ def test_attention_of_models(rng: Rng) -> None:
     graph, x = random_graph(rng)
     attribution = attribute(nnx.jit(model_of("GAT")), graph, x, method="attention")
     assert [layer.shape for layer in attribution.layers] == [(18, 2), (18, 1)]
-    assert attribution.edges is not None and not attribution.edges[16:].any()
+    assert not attribution.edges[16:].any()
     near = attribute(model_of("GAT"), graph, x, index=3, method="attention")
     reached = k_hop_subgraph(graph, 3, 2).edges
-    assert near.edges is not None and set(np.flatnonzero(near.edges)) <= set(reached)
+    assert set(np.flatnonzero(near.edges)) <= set(reached)
     np.testing.assert_array_equal(near.edges[near.edges > 0], attribution.edges[near.edges > 0])
     # Attention includes self-loops, which are no edges: the weights of edges sum to less than 1.
     totals = segment_sum(jnp.asarray(attribution.layers[0]), graph.rows, N)
@@ -493,8 +490,7 @@ def test_batches(rng: Rng) -> None:
         return segment_sum(y, batched.graph_ids, batched.num_graphs)
 
     for method in ("saliency", "occlusion"):
-        attribution = attribute(model, batched, x, index=1, method=method)  # type: ignore[arg-type]
-        assert attribution.edges is not None and attribution.nodes is not None
+        attribution = attribute(model, batched, x, index=1, method=method)
         assert not attribution.edges[:16].any() and attribution.edges[16:].any()
         assert not attribution.nodes[:N].any() and attribution.nodes[N:].any()
     assert fidelity(model, batched, x, attribution, num_edges=32).unfaithfulness < 1e-6
@@ -505,7 +501,6 @@ def test_both_directions(rng: Rng) -> None:
     graph, x = random_graph(rng)
     attribution = attribute(spmm, graph, x, method="input_x_gradient")
     edges = edge_array(graph)
-    assert attribution.edges is not None
     for number, value in enumerate(attribution.undirected()[:16]):
         same = (np.sort(edges, 1) == np.sort(edges[number])).all(1)
         np.testing.assert_allclose(value, attribution.edges[:16][same].mean(), atol=1e-5)
@@ -597,7 +592,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: attribute(spmm, GRAPH, X, index=3), ValueError, r"index\[0\] = 3 is outside"),
     (
-        lambda: attribute(spmm, GRAPH, X, method="magic"),  # type: ignore[arg-type]
+        lambda: attribute(spmm, GRAPH, X, method="magic"),
         ValueError,
         "method must be one of 'saliency', .* got 'magic'",
     ),
@@ -657,12 +652,12 @@ def test_occlusion_of_relations_and_incidences(rng: Rng, name: str) -> None:
     """Occlusion of an edge is the change of the output of a container built without it."""
     model, graph, x = other_model(name, rng)
     attribution = attribute(model, graph, x, 1, index=2, method="occlusion")
-    assert attribution.edges is not None and not attribution.edges[20:].any()
+    assert not attribution.edges[20:].any()
     edges, edge = edges_of(graph), int(rng.integers(20))
     src, dst = (np.delete(np.asarray(ids)[:20], edge) for ids in (edges.cols, edges.rows))
     if name == "RGCN":
         rel = np.delete(np.asarray(graph.edge_types)[:20], edge)
-        smaller: Any = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
+        smaller = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
     else:
         smaller = Hypergraph.from_incidence(src, dst, num_nodes=N, num_hyperedges=6)
     change = model(graph, x)[2, 1] - model(smaller, x)[2, 1]
@@ -696,7 +691,6 @@ def test_motif_of_relations(rng: Rng) -> None:
     motif = np.asarray(graph.edge_types)[incoming] == 1
     for method in ("saliency", "integrated_gradients"):
         attribution = attribute(model, graph, x, 1, index=index, method=method)
-        assert attribution.edges is not None
         scores = attribution.edges[incoming]
         higher = (scores[motif][:, None] > scores[~motif]).mean()
         assert higher >= 0.9, method
@@ -711,7 +705,7 @@ def test_gnn_explainer_of_relations() -> None:
         y = relational_aggregate(graph, x, rhs)
         return jnp.concatenate([jnp.ones_like(y), y], 1)
 
-    options: Any = {"index": 3, "method": "gnn_explainer", "learning_rate": 0.05}
+    options = {"index": 3, "method": "gnn_explainer", "learning_rate": 0.05}
     attribution = attribute(model, graph, jnp.ones((40, 1)), **options)
     assert attribution.top_edges(1)[0][:3] == (1, 1, 3) and attribution.top_edges(2)[1][3] < 0.3
     assert fidelity(model, graph, jnp.ones((40, 1)), attribution, num_edges=1, index=3)[:2] == (
@@ -733,7 +727,7 @@ def test_attributions_of_hyperedges(rng: Rng) -> None:
     sums = attribution.hyperedges()
     assert sums.shape == (12,) and not sums[6:].any()
     node, hyperedge, most = attribution.top_edges(1)[0]
-    assert attribution.edges is not None and most == attribution.edges.max()
+    assert most == attribution.edges.max()
     assert node in np.asarray(graphs[0].hyperedge_nodes)[graphs[0].graph.rows == hyperedge]
     np.testing.assert_allclose(sums.sum(), attribution.edges.sum(), rtol=1e-5)
     with pytest.raises(TypeError, match="incidences of a Hypergraph have no other way"):

@@ -109,7 +109,7 @@ def test_handlers_newer_than_jaxlib(
 ) -> None:
     """JAX takes them until a backend starts, which then fails with everything else on it."""
     module = types.SimpleNamespace(ffi_version=(99, 1))  # whose targets nobody may ask for
-    status = ffi._register(module, platform, "by a compiler")  # type: ignore[arg-type]
+    status = ffi._register(module, platform, "by a compiler")
     assert (status.available, status.targets) == (False, ())
     assert re.fullmatch(NEWER_FFI, status.reason or "")
     monkeypatch.setitem(ffi.STATUS, platform, status)
@@ -198,7 +198,6 @@ def test_damaged_module(folder: Path) -> None:
     # The loader of Python must run, so a module that was loaded before is forgotten.
     sys.modules.pop("_cpu", None)
     finder = importlib.machinery.PathFinder.find_spec("_cpu", [str(folder)])
-    assert finder is not None
     with pytest.raises(ImportError) as raised:
         importlib.util.module_from_spec(finder)
     message = ffi._why_not("_cpu", raised.value)
@@ -303,7 +302,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
             raise environment.error
         return module
 
-    class Points(list):  # type: ignore[type-arg]
+    class Points(list):
         def select(self, group: str) -> Any:
             return self if group == "jax_gnn.cuda" else []
 
@@ -362,7 +361,6 @@ def test_damaged_cuda_package(cuda: types.SimpleNamespace, problem: str) -> None
     else:
         cuda.version, reason = "", "is of an unknown version, jax-gnn-kernels "
     status = ffi._load_cuda()
-    assert status.reason is not None and status.hint is not None
     assert status.reason.startswith(f"jax-gnn-kernels-cuda13 {reason}")
     assert status.hint.startswith("pip install --force-reinstall --no-deps jax-gnn-kernels==")
 

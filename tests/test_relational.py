@@ -188,9 +188,9 @@ def test_parts_are_built_on_request(rng: Rng) -> None:
         check_relational(graph, *columns, np.arange(90))
     assert with_to_pairs.with_parts("to_pairs").to_pairs is not None
     with pytest.raises(ValueError, match="must be one of"):
-        bare.with_parts("pairs")  # type: ignore[arg-type]
+        bare.with_parts("pairs")
     with pytest.raises(TypeError, match="tuple of names"):
-        RelationalGraph.from_triples(*columns, parts="to_pairs")  # type: ignore[arg-type]
+        RelationalGraph.from_triples(*columns, parts="to_pairs")
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -223,17 +223,16 @@ def test_norm(rng: Rng) -> None:
     norm = graph.norm(dtype=jnp.float32)
     np.testing.assert_allclose(norm, graph.edge_values(expected, 1.0), rtol=1e-6)
     np.testing.assert_array_equal(jax.jit(RelationalGraph.norm)(graph), norm)
-    options: Any = {"self_relation": True, "parts": ("from_pairs",)}
+    options = {"self_relation": True, "parts": ("from_pairs",)}
     without = RelationalGraph.from_triples(src, rel, dst, 15, 5, **options)
     np.testing.assert_array_equal(without.norm(dtype=jnp.float32), norm)
     means = np.zeros(graph.num_dst_pairs or 0)
-    assert graph.to_pairs is not None
     np.add.at(means, np.asarray(graph.to_pairs.rows), np.asarray(norm))
     np.testing.assert_allclose(means, np.ones_like(means), rtol=1e-5)
     with jax.enable_x64(True):  # of features in float64, perhaps
         np.testing.assert_allclose(graph.norm(), graph.edge_values(expected, 1.0), rtol=1e-15)
     with pytest.raises(ValueError, match="kind must be"):
-        graph.norm("sum")  # type: ignore[arg-type]
+        graph.norm("sum")
 
 
 def test_sums_by_way_of_pairs(rng: Rng) -> None:
@@ -252,7 +251,6 @@ def test_sums_by_way_of_pairs(rng: Rng) -> None:
     matrix = graph.matrix(weighted=True)
     assert isinstance(matrix, RelationalMatrix) and graph.pair_src and graph.pair_dst
     assert matrix.nodes.by_col.order is not None and graph.matrix().nodes.by_col.order is None
-    assert graph.from_pairs is not None and graph.to_pairs is not None
     by_source = spmm(graph.from_pairs, jnp.asarray(x)[graph.pair_src.nodes], edge_weights)
     by_destination = spmm(graph.to_pairs, jnp.asarray(x), edge_weights)
     summed = np.zeros((20, 3))
@@ -296,7 +294,6 @@ def test_from_edge_dict(rng: Rng) -> None:
     assert graph.node_type_sizes == (5, 7, 3)
     assert graph.node_type_names == ("paper", "author", "term")
     assert graph.node_slices == (slice(0, 5), slice(5, 12), slice(12, 15))
-    assert graph.relation_names is not None
     twice = replace(graph, node_type_names=("a", "b", "a"))
     with pytest.raises(
         ValueError, match=r"graph\.node_type_names must differ from each other, got"
@@ -320,7 +317,7 @@ def test_from_edge_dict(rng: Rng) -> None:
         ([key], "must be mappings"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
-            RelationalGraph.from_edge_dict(bad_edges, sizes)  # type: ignore[arg-type]
+            RelationalGraph.from_edge_dict(bad_edges, sizes)
 
 
 def test_arguments() -> None:
@@ -398,8 +395,8 @@ def test_a_batch_of_graphs(rng: Rng) -> None:
     ]
     batch = jax.tree.map(lambda *parts: jnp.stack(parts), *graphs)
     x = jnp.asarray(rng.random((8, 2)))
-    found = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
-    for graph, sums in zip(graphs, found, strict=True):
+    batched = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
+    for graph, sums in zip(graphs, batched, strict=True):
         np.testing.assert_allclose(spmm(graph.nodes, x, graph.norm()), sums, rtol=1e-5, atol=1e-5)
 
 
@@ -424,7 +421,7 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
     num_dst = int(rng.choice([1, 5, 900]))
     src, rel, dst = triples(rng, int(rng.integers(1500)), 41, num_dst, num_relations)
     dst = np.where(rng.random(len(dst)) < 0.1, -1, dst)
-    sizes: Any = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
+    sizes = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
     valid = dst >= 0
     expected = src[valid], rel[valid], dst[valid], np.flatnonzero(valid)
 
@@ -440,6 +437,5 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
             # A batch of three under vmap, whose second graph has padding alone.
             room = {"num_relations": num_relations, "num_pairs": graph.num_dst_pairs}
             nodes, sizes_of_batch, *_ = jax.vmap(partial(relation_pairs, **room))(*batch)
-            assert graph.pair_dst is not None
             np.testing.assert_array_equal(nodes[2], graph.pair_dst.nodes)
             assert not sizes_of_batch[1].any()

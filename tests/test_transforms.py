@@ -428,11 +428,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: transforms.subgraph(GRAPH, [0, 3]), ValueError, r"nodes\[1\] = 3 is outside"),
     (lambda: transforms.subgraph(GRAPH, [0, 0]), ValueError, "nodes must differ from each other"),
     (lambda: transforms.subgraph(GRAPH, [True]), ValueError, r"mask of num_nodes=3, got .*\(1,\)"),
-    (lambda: transforms.subgraph("g", [0]), TypeError, "graph must be a jax_gnn.Graph, got str"),  # type: ignore[arg-type]
+    (lambda: transforms.subgraph("g", [0]), TypeError, "graph must be a jax_gnn.Graph, got str"),
     (lambda: transforms.k_hop_subgraph(GRAPH, 0, -1), ValueError, "num_hops must not be negative"),
     (lambda: transforms.k_hop_subgraph(GRAPH, 0.5, 1), TypeError, "nodes must be an array of int"),
     (
-        lambda: transforms.k_hop_subgraph(GRAPH, 0, 1, direction="up"),  # type: ignore[arg-type]
+        lambda: transforms.k_hop_subgraph(GRAPH, 0, 1, direction="up"),
         ValueError,
         "direction must be one of 'in', 'out', 'both', got 'up'",
     ),
