@@ -1,8 +1,8 @@
-"""What every argument of every public function refuses, and what it says then.
+"""Values that each argument of each public function refuses, and the words of the errors.
 
 Each argument of a call that works is replaced by all that `argument_calls.ways` has for it, and of
-layers and datasets by what no argument takes: the error names it, and says what was given. A table
-then has the words for what users get wrong.
+layers and datasets by objects that no argument takes. The error names the argument and shows the
+value. A table lists the messages for frequent mistakes.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ OF_STACK = OF_CONV | {
 ON_GRAPH = {"graph": GRAPH, "x": X}
 ON_HYPERGRAPH = {"hypergraph": HYPERGRAPH, "x": X}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
+# By layer: arguments of the sizes, options, and arguments of the call.
 MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.GCNConv,
@@ -250,18 +251,19 @@ RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_rel
 
 def signed(function, like) -> Callable[..., Any]:
     """Take the signature of another function, whose defaults tell optional arguments."""
+    # Wrappers take **arguments; `takes_none` reads defaults from the signature.
     function.__signature__ = inspect.signature(like)
     return function
 
 
-def made(model) -> Callable[..., Any]:
+def constructor(model) -> Callable[..., Any]:
     def make(**arguments) -> Any:
         return model(**arguments, rngs=nnx.Rngs(0))
 
     return signed(make, model.__init__)
 
 
-def called(model, sizes: dict[str, Any]) -> Callable[..., Any]:
+def traced_call(model, sizes: dict[str, Any]) -> Callable[..., Any]:
     def apply(arguments: dict[str, Any]) -> Any:
         layer = model(**sizes, rngs=nnx.Rngs(0))
         layer.eval()
@@ -280,11 +282,12 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "jumping_knowledge": (flax_layers.jumping_knowledge, {"layers": [X, X], "mode": "max"}),
     "unigcn_norm": (flax_layers.unigcn_norm, {"hypergraph": HYPERGRAPH}),
     **{
-        f"{model.__name__} made": (made(model), sizes | of_model)
+        f"{model.__name__} made": (constructor(model), sizes | of_model)
         for model, sizes, of_model, _ in MODELS
     },
     **{
-        f"{model.__name__} called": (called(model, sizes), call) for model, sizes, _, call in MODELS
+        f"{model.__name__} called": (traced_call(model, sizes), call)
+        for model, sizes, _, call in MODELS
     },
     # Dicts by type.
     "HeteroGraph.from_edges": (
@@ -312,7 +315,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"graph": HETERO, "x_dict": BY_TYPE, "arguments": {KEYS[0]: {}}},
     ),
     "HeteroLinear made": (
-        made(flax_layers.HeteroLinear),
+        constructor(flax_layers.HeteroLinear),
         {"in_features": {"b": F}, "out_features": 2},
     ),
     "HeteroLinear called": (
@@ -320,7 +323,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"x_dict": {"b": X}},
     ),
     "HeteroModel made": (
-        made(flax_layers.HeteroModel),
+        constructor(flax_layers.HeteroModel),
         {"in_features": {"b": F}, "model": convolutions()[KEYS[1]]},
     ),
     # Links.
@@ -328,7 +331,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ComplEx": (flax_layers.ComplEx(), QUERIES),
     "ConvE": (flax_layers.ConvE(F, height=2, filters=1, kernel_size=1, rngs=nnx.Rngs(0)), QUERIES),
     "LinkPredictor made": (
-        made(flax_layers.LinkPredictor),
+        constructor(flax_layers.LinkPredictor),
         {
             "num_nodes": N,
             "num_relations": 4,
@@ -356,7 +359,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "LinkRanking.ranks": (RANKING.ranks, OF_LINKS),
     "GAE made": (flax_layers.GAE, {"encoder": ENCODER}),
     "GAE.scores": (flax_layers.GAE(ENCODER).scores, {"z": X, "edges": np.stack([SRC, DST])}),
-    "VGAE made": (made(flax_layers.VGAE), {"encoder": ENCODER}),
+    "VGAE made": (constructor(flax_layers.VGAE), {"encoder": ENCODER}),
     "edge_metrics": (
         flax_layers.edge_metrics,
         {"positive_scores": np.ones(3), "negative_scores": np.ones(2)},
@@ -417,21 +420,22 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 CALLS = {**ops.CALLS, **{name: Call(*call) for name, call in LAYERS.items()}}
+# Objects that these arguments do take.
 TAKEN = {
     ("HeteroLinear made", "in_features", "a dict"),
     ("HeteroModel made", "in_features", "a dict"),
     ("LinkPredictor made", "encoder", "None"),
 }
-# Whose default, None, is not for a layer that was made so.
+# Arguments that this layer needs, though their default is None.
 NEEDED = {("RGATConv called", "edge_features"), ("RGCNConv called", "x"), ("RGCN called", "x")}
 
 
-def spoilt(name: str, argument: str) -> list[Bad]:
+def faulty_values(name: str, argument: str) -> list[Bad]:
     if name in ops.CALLS:
         return ways(name, argument)
     needed = (name, argument) in NEEDED or not takes_none(CALLS[name].function, argument)
-    found = OBJECTS + ops.NONE * needed
-    return [bad for bad in found if (name, argument, bad[0]) not in TAKEN]
+    faulty = OBJECTS + ops.NONE * needed
+    return [bad for bad in faulty if (name, argument, bad[0]) not in TAKEN]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -446,13 +450,13 @@ PAIRS = [(name, argument) for name, call in CALLS.items() for argument in call.a
 @pytest.mark.parametrize(("name", "argument"), PAIRS)
 def test_wrong_arguments_are_named(name: str, argument: str) -> None:
     function, arguments, _ = CALLS[name]
-    for what, spoil in spoilt(name, argument):
+    for what, spoil in faulty_values(name, argument):
         with pytest.raises((TypeError, ValueError)) as caught:
             function(**arguments | {argument: spoil(arguments[argument])})
         assert fault(caught.value, argument) is None, what
 
 
-def test_all_functions_are_here() -> None:
+def test_all_public_functions_are_covered() -> None:
     functions = {name for name in jax_gnn.__all__ if callable(getattr(jax_gnn, name))}
     containers = {"Graph", "Hypergraph", "HypergraphNorm", "SegmentIndex", "TypePlan"}
     containers |= {"HeteroGraph", "RelationalGraph", "RGATWeights", "HGTWeights", "host_arrays"}
@@ -461,12 +465,12 @@ def test_all_functions_are_here() -> None:
     containers |= programs
     containers |= {"Batch", "batch", "batch_budget", "pack", "unbatch"}  # test_batches.py
     assert functions - containers <= CALLS.keys()
-    called = {re.split(r"[ .]", name)[0] for name in CALLS}
-    # Those are in test_sampling_subgraphs.py and test_sampling_loader.py.
+    subjects = {re.split(r"[ .]", name)[0] for name in CALLS}
+    # The names left out are in test_sampling_subgraphs.py and test_sampling_loader.py.
     of_sampling = set(sampling.__all__) - {"Blocks", "NodeChunks", "SeedBatch", "Subgraph"}
     of_sampling -= {"FeatureCache", "fetch_ahead", "neighbor_batches", "saint_norms"}
     assert of_sampling <= {name.split(".")[1] for name in CALLS if name.startswith("sampling.")}
-    assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= called
+    assert set(flax_layers.__all__) - {"AttentionOptions", "LinearOptions", "Stack"} <= subjects
 
 
 # --- Words ---------------------------------------------------------------------------------------
@@ -476,9 +480,9 @@ def right_arguments(name: str) -> dict[str, Any]:
     """Required arguments, and ids of segments."""
     if "data" in CALLS[name].arguments:
         return ops.SEGMENTS
-    function, given, _ = CALLS[name]
+    function, arguments, _ = CALLS[name]
     parameters = inspect.signature(function).parameters
-    return {part: x for part, x in given.items() if parameters[part].default is inspect._empty}
+    return {part: x for part, x in arguments.items() if parameters[part].default is inspect._empty}
 
 
 @pytest.mark.parametrize(
@@ -486,38 +490,41 @@ def right_arguments(name: str) -> dict[str, Any]:
 )
 def test_words_of_errors(name: str, row: int) -> None:
     error, message, changes = WORDED[name][row]
-    function, given = CALLS[name].function, right_arguments(name) | changes
+    function, arguments = CALLS[name].function, right_arguments(name) | changes
     with pytest.raises(error, match=message):
-        function(**given)
+        function(**arguments)
     if ".from_" in name:
         return  # traced ids are not looked at
     with pytest.raises(error, match=message):
-        jax.jit(lambda: function(**given))()
-    if name.endswith("_attention") and "weights" not in given:
+        jax.jit(lambda: function(**arguments))()
+    if name.endswith("_attention") and "weights" not in arguments:
+        # Values that are traced are checked by shape and dtype alone.
         traced = right_arguments(name).keys() - {"graph"}
-        arrays = {part: x for part, x in given.items() if part in traced}
+        arrays = {part: x for part, x in arguments.items() if part in traced}
         with pytest.raises(error, match=message):
-            jax.jit(lambda arrays: function(**given | arrays))(arrays)
+            jax.jit(lambda arrays: function(**arguments | arrays))(arrays)
 
 
 # --- No ids --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("none", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
-def test_no_ids_are_integers(none) -> None:
+@pytest.mark.parametrize("empty", [[], np.zeros(0), np.zeros((2, 0))[0]], ids=["[]", "0", "2, 0"])
+def test_empty_ids(empty) -> None:
     """Empty arrays may have any dtype that numpy gives them."""
     sizes = {"num_nodes": N, "num_hyperedges": N}
-    assert Graph.from_edges(none, none, num_nodes=N).num_edges == 0
-    assert Hypergraph.from_incidence(none, none, **sizes).num_incidences == 0
-    assert Hypergraph.from_directed(none, none, SRC, DST, **sizes).num_incidences == 0
-    assert Hypergraph.from_hyperedges([none, [0]], num_nodes=N).num_incidences == 1
-    assert RelationalGraph.from_triples(none, none, none, N, 2).num_edges == 0
-    assert SegmentIndex.from_ids(none, N).ids.shape == (0,)
-    assert TypePlan.from_types(none, 2).num_rows == TypePlan.from_sizes(none).num_types == 0
-    assert jax_gnn.segment_sum(np.zeros((0, 2)), none, N).shape == (N, 2)
-    data = datasets.GraphDataset(name="d", num_nodes=1, y=[0], src=none, dst=none, train_idx=none)
+    assert Graph.from_edges(empty, empty, num_nodes=N).num_edges == 0
+    assert Hypergraph.from_incidence(empty, empty, **sizes).num_incidences == 0
+    assert Hypergraph.from_directed(empty, empty, SRC, DST, **sizes).num_incidences == 0
+    assert Hypergraph.from_hyperedges([empty, [0]], num_nodes=N).num_incidences == 1
+    assert RelationalGraph.from_triples(empty, empty, empty, N, 2).num_edges == 0
+    assert SegmentIndex.from_ids(empty, N).ids.shape == (0,)
+    assert TypePlan.from_types(empty, 2).num_rows == TypePlan.from_sizes(empty).num_types == 0
+    assert jax_gnn.segment_sum(np.zeros((0, 2)), empty, N).shape == (N, 2)
+    data = datasets.GraphDataset(
+        name="d", num_nodes=1, y=[0], src=empty, dst=empty, train_idx=empty
+    )
     assert data.src.dtype == np.int32
-    for pair in ([], [[], []], np.zeros((2, 0)), (none, none)):
+    for pair in ([], [[], []], np.zeros((2, 0)), (empty, empty)):
         edges = {("a", "r", "b"): pair, ("b", "s", "b"): [[0], [1]]}
         assert HeteroGraph.from_edges(edges, {"a": 1, "b": 2}).relational.num_edges == 1
     with pytest.raises(TypeError, match="src must be an array of integers, got float64"):

@@ -32,7 +32,7 @@ OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 """GPUs round what they multiply, unless told not to."""
 
 
-def both(function: Callable[..., Any], *arguments) -> tuple[Any, Any]:
+def replaced_and_original(function: Callable[..., Any], *arguments) -> tuple[Any, Any]:
     """Return the results of a function with the original, and with replaced functions."""
     want = function(*arguments)
     compat.install()
@@ -52,11 +52,13 @@ def assert_same(got, want, tolerance: float = 1e-5) -> None:
 
 def with_gradient(function: Callable[[Any], Any], x) -> tuple[Any, Any]:
     """The value, and its gradient under uneven weights."""
+    # Uneven cotangents tell the rows apart.
     value, vjp = jax.vjp(function, x)
     return value, vjp(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
 def random_ids(rng: np.random.Generator, kind: str, dtype=np.int32) -> np.ndarray:
+    # Ids out of range, on both sides, belong to no segment.
     low, high = (0, 7) if kind == "in range" else (-3, 10)
     ids = rng.integers(low, high, 40).astype(dtype)
     return np.sort(ids) if kind == "sorted" else ids
@@ -70,29 +72,29 @@ def ids(rng: np.random.Generator, request) -> np.ndarray:
 # --- jax.ops -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("are_known", [False, True])
-def test_segments_as_jax_has_them(
-    rng: np.random.Generator, ids: np.ndarray, are_known: bool
+@pytest.mark.parametrize("constant_ids", [False, True])
+def test_segments_equal_jax_ops(
+    rng: np.random.Generator, ids: np.ndarray, constant_ids: bool
 ) -> None:
     """All reductions, with ids that are traced, and with ids that a program holds."""
     x, constants = rng.normal(size=(2, 40, 3)).astype(np.float32), jnp.asarray(ids)
     is_sorted = bool((np.diff(ids) >= 0).all())
 
-    def all_of_them(x, ids) -> Any:
-        ids = constants if are_known else ids
+    def all_calls(x, ids) -> Any:
+        ids = constants if constant_ids else ids
         results = [jax.ops.segment_prod(x[0], ids, 7)]
         for name in ("sum", "max", "min"):
             op = getattr(jax.ops, f"segment_{name}")
-            one = functools.partial(op, segment_ids=ids, num_segments=7)
+            reduce = functools.partial(op, segment_ids=ids, num_segments=7)
             results += [
-                with_gradient(one, x[0]),
-                jax.vmap(one)(x),
-                jax.jvp(one, (x[0],), (x[1],)),
-                one(x[0], indices_are_sorted=is_sorted),
+                with_gradient(reduce, x[0]),
+                jax.vmap(reduce)(x),
+                jax.jvp(reduce, (x[0],), (x[1],)),
+                reduce(x[0], indices_are_sorted=is_sorted),
             ]
         return results
 
-    assert_same(*both(lambda: jax.jit(all_of_them)(x, ids)))
+    assert_same(*replaced_and_original(lambda: jax.jit(all_calls)(x, ids)))
 
 
 def test_corners_of_segments(rng: np.random.Generator) -> None:
@@ -100,6 +102,7 @@ def test_corners_of_segments(rng: np.random.Generator) -> None:
     x, ids = rng.normal(size=(40, 3)).astype(np.float32), random_ids(rng, "any")
     positive, wide = np.abs(ids), random_ids(rng, "any", np.int64)
     op = jax.ops.segment_sum
+    # Calls that differ in dtype, rank, mode or flags; each must give the result of JAX.
     corners: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "no number": ((x, positive), {}),
         "numpy's number": ((x, ids, np.int64(7)), {}),
@@ -126,9 +129,9 @@ def test_corners_of_segments(rng: np.random.Generator) -> None:
         "bfloat16": ((jnp.asarray(x, jnp.bfloat16), positive % 40, 40), {}),
     }
     for name, (args, kwargs) in corners.items():
-        got, want = both(lambda a=args, k=kwargs: jax.ops.segment_sum(*a, **k))
+        got, want = replaced_and_original(lambda a=args, k=kwargs: jax.ops.segment_sum(*a, **k))
         assert_same(got, want, 0.02 if name == "bfloat16" else 1e-5)
-    bools = both(lambda: jax.ops.segment_max(x > 0, ids, 7))
+    bools = replaced_and_original(lambda: jax.ops.segment_max(x > 0, ids, 7))
     assert_same(*bools)
     wrong: dict[str, Callable[[Any], Any]] = {
         "negative": lambda op: op(x, ids, -1),
@@ -143,6 +146,7 @@ def test_corners_of_segments(rng: np.random.Generator) -> None:
     }
     compat.install()
     for name, call in wrong.items():
+        # Errors must be of the type and words of JAX, as users may match on them.
         errors = []
         for function in (op, jax.ops.segment_sum):
             try:
@@ -159,15 +163,19 @@ def test_wide_numbers(rng: np.random.Generator) -> None:
         def value(x, ids) -> Any:
             return with_gradient(lambda x: jax.ops.segment_sum(x, ids, 7), x)
 
-        assert_same(*both(lambda: jax.jit(value)(x, ids)), 1e-13)
-        assert_same(*both(lambda: jax.jit(value)((9 * x).astype(int).astype(float), ids)), 0)
+        assert_same(*replaced_and_original(lambda: jax.jit(value)(x, ids)), 1e-13)
+        assert_same(
+            *replaced_and_original(lambda: jax.jit(value)((9 * x).astype(int).astype(float), ids)),
+            0,
+        )
 
 
-def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_ids_are_inspected_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """A program looks once at a live JAX array of ids; eager calls do not look."""
     looks = []
-    known = _segments._new_look
-    monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or known(*a))
+    # A look reads ids of the device to see whether they are sorted: it is expensive.
+    original = _segments._new_look
+    monkeypatch.setattr(_segments, "_new_look", lambda *a: looks.append(1) or original(*a))
     x, ids = rng.normal(size=(40, 3)), jnp.asarray(random_ids(rng, "any"))
     compat.install()
 
@@ -181,12 +189,13 @@ def test_ids_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.
     jax.make_jaxpr(lambda x: twice(2 * x, ids))(x)
     assert len(looks) == 1 and len(_segments._looks) == 1
     assert "segment_reduce" in text
+    # The record of a look must not keep the array alive.
     ids = None
     jax.clear_caches()
     assert not _segments._looks
 
 
-def test_sharded_arrays_are_the_compilers_work(rng: np.random.Generator) -> None:
+def test_sharded_arrays_keep_the_original(rng: np.random.Generator) -> None:
     mesh = jax.make_mesh((len(jax.devices()),), ("i",))
     x, ids = rng.normal(size=(40, 200)).astype(np.float32), random_ids(rng, "any")
     compat.install()
@@ -218,7 +227,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
 
         return jax.value_and_grad(loss, (0, 1))(lhs, rhs)
 
-    assert_same(*both(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
+    assert_same(*replaced_and_original(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
     half, bits = jnp.asarray(lhs, jnp.bfloat16), jnp.asarray(rhs, jnp.bfloat16)
     corners: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((lhs, rhs, sizes), {"precision": jax.lax.Precision.HIGHEST}),
@@ -229,7 +238,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
         (((3 * lhs).astype(np.int32), (3 * rhs).astype(np.int32), sizes), {}),
     ]
     for args, kwargs in corners:
-        got, want = both(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
+        got, want = replaced_and_original(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
         assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else OF_PRODUCTS)
 
 
@@ -244,6 +253,7 @@ def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
 
     def layer(weights, x) -> Any:
         scores, chosen = jax.lax.top_k(jax.nn.softmax(x @ weights["gate"]), 2)
+        # Tokens are sorted by expert, so that each expert multiplies a contiguous block.
         order = jnp.argsort(chosen.ravel(), stable=True)
         sizes = jnp.bincount(chosen.ravel(), length=experts)
         rows = jnp.take(x, order // 2, 0)
@@ -262,7 +272,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
 
         return jax.jit(lambda weights: jax.lax.scan(step, weights, length=20))(weights)
 
-    got, want = both(trained)
+    got, want = replaced_and_original(trained)
     losses = want[1]
     assert losses[-1] < losses[0]
     assert_same(got, want, OF_PRODUCTS)
@@ -271,14 +281,14 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
 # --- jraph ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("are_known", [False, True])
-def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known: bool) -> None:
+@pytest.mark.parametrize("constant_ids", [False, True])
+def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, constant_ids: bool) -> None:
     """Ids out of range give jraph's result, which for a softmax is another segment's."""
     jraph = pytest.importorskip("jraph")
     x, constants = rng.normal(size=(40, 3)).astype(np.float32), jnp.asarray(ids)
 
-    def all_of_them(x, ids) -> Any:
-        ids = constants if are_known else ids
+    def all_calls(x, ids) -> Any:
+        ids = constants if constant_ids else ids
         names = ("sum", "mean", "variance", "normalize", "softmax")
         names += ("max", "min", "max_or_constant", "min_or_constant")
         return {
@@ -291,8 +301,9 @@ def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, are_known
             for name in names
         }
 
-    got, want = both(lambda: jax.jit(all_of_them)(x, ids))
+    got, want = replaced_and_original(lambda: jax.jit(all_calls)(x, ids))
     for name in want:
+        # Empty segments give NaN or infinities, which must stand at the same places.
         defined = jnp.isfinite(want[name][0])
         assert_same(
             jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), got[name]),
@@ -345,7 +356,7 @@ def test_scatters_of_e3nn(rng: np.random.Generator, ids: np.ndarray) -> None:
     e3nn = pytest.importorskip("e3nn_jax")
     x = rng.normal(size=(40, 4)).astype(np.float32)
 
-    def all_of_them(x, ids) -> Any:
+    def all_calls(x, ids) -> Any:
         irreps = e3nn.IrrepsArray("0e + 1o", x)
         nel = jnp.array([3, 0, 30, 7])
         return [
@@ -357,7 +368,7 @@ def test_scatters_of_e3nn(rng: np.random.Generator, ids: np.ndarray) -> None:
             e3nn.scatter_max(x, nel=nel, initial=0.5),
         ]
 
-    assert_same(*both(lambda: jax.jit(all_of_them)(x, ids)))
+    assert_same(*replaced_and_original(lambda: jax.jit(all_calls)(x, ids)))
 
 
 # --- What is replaced ----------------------------------------------------------------------------
@@ -369,7 +380,7 @@ def module_of(name: str = "a_users_module", **attributes) -> types.ModuleType:
     return module
 
 
-def test_names_come_and_go() -> None:
+def test_install_and_uninstall() -> None:
     module = module_of(segment_sum=JAX_OPS["sum"], other=len)
     names = compat.install(module)
     assert "a_users_module.segment_sum" in names and "jax.ops.segment_prod" in names
@@ -378,8 +389,8 @@ def test_names_come_and_go() -> None:
     assert jax.ops.segment_sum.__wrapped__ is JAX_OPS["sum"]
     assert module.other is len
     assert compat.install(module) == ()
-    with compat.patched(module) as more:
-        assert more == ()
+    with compat.patched(module) as new_names:
+        assert new_names == ()
     assert jax.ops.segment_sum is module.segment_sum is not JAX_OPS["sum"]
     assert compat.uninstall() == names
     assert compat.uninstall() == ()
@@ -388,7 +399,7 @@ def test_names_come_and_go() -> None:
     assert jax.lax.ragged_dot is RAGGED_DOT
 
 
-def test_in_one_module_alone() -> None:
+def test_patching_one_module() -> None:
     """Names that are the original, defaults of arguments, attributes of classes; errors, too."""
 
     class Layer:
@@ -401,6 +412,7 @@ def test_in_one_module_alone() -> None:
         return op, x
 
     module = module_of(Layer=Layer, function=function, total=JAX_OPS["sum"])
+    # Only objects that the module itself defines are patched.
     Layer.__module__ = Layer.call.__module__ = function.__module__ = module.__name__
     with contextlib.suppress(KeyError), compat.patched(module) as names:
         assert names == (
@@ -417,15 +429,16 @@ def test_in_one_module_alone() -> None:
     assert Layer().reduce is JAX_OPS["max"] and Layer().call(0)[0] is JAX_OPS["min"]
 
 
-def test_what_others_have_replaced_since_stays() -> None:
+def test_later_replacements_stay() -> None:
     module = module_of(total=JAX_OPS["sum"])
     compat.install(module)
+    # A name that was set by others after install is not ours to restore.
     module.total = len
     assert "a_users_module.total" not in compat.uninstall()
     assert module.total is len
 
 
-def test_names_that_jraph_has_imported() -> None:
+def test_names_imported_by_jraph() -> None:
     jraph = pytest.importorskip("jraph")
     utilities = importlib.import_module("jraph._src.utils")
     before = jraph.segment_mean
@@ -436,6 +449,6 @@ def test_names_that_jraph_has_imported() -> None:
 
 
 @pytest.mark.parametrize("function", [compat.install, lambda x: compat.patched(x).__enter__()])
-def test_what_is_no_module(function) -> None:
+def test_bad_modules(function) -> None:
     with pytest.raises(TypeError, match="modules must be modules, got 'jraph'"):
         function("jraph")

@@ -1,4 +1,4 @@
-"""What all containers keep: transformations in all orders, donation, identity, arrays of the host.
+"""Properties of all containers: transformations in any order, donation, identity, host arrays.
 
 Layers are only traced, not compiled.
 """
@@ -41,7 +41,7 @@ def relational() -> RelationalGraph:
 
 
 # Containers of host arrays, and what their methods build.
-MAKE: dict[str, Callable[[], Any]] = {
+BUILDERS: dict[str, Callable[[], Any]] = {
     "Graph": lambda: Graph.from_edges(SRC, DST, num_nodes=SIZE),
     "Hypergraph": lambda: Hypergraph.from_incidence(SRC, DST, num_nodes=SIZE, num_hyperedges=SIZE),
     "RelationalGraph": relational,
@@ -49,23 +49,23 @@ MAKE: dict[str, Callable[[], Any]] = {
     "SegmentIndex": lambda: SegmentIndex.from_ids(DST, SIZE),
     "TypePlan": lambda: TypePlan.from_types(REL, 2),
 }
-MORE: dict[str, Callable[[], Any]] = {
-    "graph with slots": lambda: MAKE["Graph"]().transpose().with_edge_split(),
-    "graph with more edges": lambda: MAKE["Graph"]().symmetrized().with_self_loops(),
-    "padded graph": lambda: MAKE["Graph"]().pad(num_nodes=8, num_edges=9),
+DERIVED: dict[str, Callable[[], Any]] = {
+    "graph with slots": lambda: BUILDERS["Graph"]().transpose().with_edge_split(),
+    "graph with more edges": lambda: BUILDERS["Graph"]().symmetrized().with_self_loops(),
+    "padded graph": lambda: BUILDERS["Graph"]().pad(num_nodes=8, num_edges=9),
     "directed hypergraph": lambda: directed().with_self_loops().dual.pad(num_incidences=30),
     "nearest neighbours": lambda: Hypergraph.from_knn([[0.0], [1.0], [3.0]], 2),
     "padded relational graph": lambda: relational().pad(num_nodes=8, num_src_pairs=9),
     "sorted index": lambda: SegmentIndex.from_ids(np.sort(DST), SIZE),
     "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
-    "values of edges": lambda: MAKE["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
+    "values of edges": lambda: BUILDERS["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
     "values of relations": lambda: relational().edge_values(SRC),
     "values in the input's order": lambda: relational().to_input_order(SRC),
-    "values by type": lambda: MAKE["HeteroGraph"]().edge_values(dict.fromkeys(KEYS, OF_EDGES)),
+    "values by type": lambda: BUILDERS["HeteroGraph"]().edge_values(dict.fromkeys(KEYS, OF_EDGES)),
     "values of incidences": lambda: directed().incidence_values(OF_EDGES[:, None]),
-    "degrees": lambda: (MAKE["Graph"]().in_degrees(), MAKE["Graph"]().out_degrees()),
+    "degrees": lambda: (BUILDERS["Graph"]().in_degrees(), BUILDERS["Graph"]().out_degrees()),
 }
-ALL = MAKE | MORE
+ALL = BUILDERS | DERIVED
 
 
 # --- Transformations in all orders ---------------------------------------------------------------
@@ -73,19 +73,19 @@ ALL = MAKE | MORE
 Call = Callable[[Any, Any], Any]  # of a container and weights
 
 
-def of_layer(make: Callable[[], Any], x=X, arguments=None) -> Callable[[], tuple[Call, Any]]:
+def layer_case(make: Callable[[], Any], x=X, arguments=None) -> Callable[[], tuple[Call, Any]]:
     """A layer's call, and the shapes of its weights."""
 
     def case() -> tuple[Call, Any]:
         layer = nnx.eval_shape(make)
-        definition, weights, rest = nnx.split(layer, nnx.Param, ...)
-        given = {n: np.asarray(v, np.float32) for n, v in (arguments or {}).items()}
+        definition, weights, state = nnx.split(layer, nnx.Param, ...)
+        named = {n: np.asarray(v, np.float32) for n, v in (arguments or {}).items()}
         if isinstance(layer, flax_layers.Stack) and not isinstance(layer, flax_layers.CompGCN):
-            given["deterministic"] = True
+            named["deterministic"] = True
 
         def call(graph, weights) -> Any:
-            zeros = jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), rest)
-            return nnx.merge(definition, weights, zeros)(graph, x, **given)
+            zeros = jax.tree.map(lambda r: jnp.zeros(r.shape, r.dtype), state)
+            return nnx.merge(definition, weights, zeros)(graph, x, **named)
 
         return call, weights
 
@@ -98,11 +98,11 @@ def hetero_layer() -> nnx.Module:
     return flax_layers.HeteroConv(convs | {KEYS[2]: flax_layers.GATConv(WIDTH, 4, rngs=rngs)})
 
 
-def of_index(index: SegmentIndex, x) -> Any:
+def index_call(index: SegmentIndex, x) -> Any:
     return index.gather(index.segment_sum(x))
 
 
-def of_plan(plan: TypePlan, weights) -> Any:
+def plan_call(plan: TypePlan, weights) -> Any:
     sizes = plan.group_sizes
     x = np.ones((len(REL), WIDTH), np.float32)
     return plan.unsort(jax_gnn.segment_matmul(plan.sort(x), weights, sizes))
@@ -115,30 +115,32 @@ def shape(*sizes: int) -> Any:
 def cases() -> Iterator[tuple[str, tuple[str, Callable[[], tuple[Call, Any]]]]]:
     seen = set()
     for name, case in LAYERS.items():
-        plain = any(case.structure is each for each in (GRAPH, HYPERGRAPH, RELATIONAL))
-        # Attention over relations in all its ways, of others one is enough.
+        plain = any(case.structure is structure for structure in (GRAPH, HYPERGRAPH, RELATIONAL))
+        # All variants of attention over relations; one layer of any other kind.
         if plain and (case.structure is RELATIONAL or case.kind not in seen):
             seen.add(case.kind)
             make = functools.partial(case.make, jnp.float32)
-            yield name, (type(case.structure).__name__, of_layer(make, X, case.named))
-    yield "HeteroConv", ("HeteroGraph", of_layer(hetero_layer, {"a": X, "b": X}))
-    yield "SegmentIndex", ("SegmentIndex", lambda: (of_index, shape(len(DST), WIDTH)))
-    yield "TypePlan", ("TypePlan", lambda: (of_plan, shape(2, WIDTH, 3)))
+            yield name, (type(case.structure).__name__, layer_case(make, X, case.named))
+    yield "HeteroConv", ("HeteroGraph", layer_case(hetero_layer, {"a": X, "b": X}))
+    yield "SegmentIndex", ("SegmentIndex", lambda: (index_call, shape(len(DST), WIDTH)))
+    yield "TypePlan", ("TypePlan", lambda: (plan_call, shape(2, WIDTH, 3)))
 
 
 CASES = dict(cases())
 
 
 def gradients(loss: Callable[[Any], jax.Array]) -> dict[str, Callable[[Any], Any]]:
-    """To weights, or to a batch of them, by the order of what they go through."""
+    """Return gradients to weights, or to a batch of weights, by the order of transformations."""
 
-    def each(batch) -> jax.Array:
+    def batch_loss(batch) -> jax.Array:
         return jax.vmap(jax.jit(loss))(batch).sum()
 
     return {
         "grad(remat(jit))": lambda w: jax.grad(jax.checkpoint(jax.jit(loss)))(w),
         "jvp(grad(jit))": lambda w: jax.jvp(jax.grad(jax.jit(loss)), (w,), (w,)),
-        "grad(vmap(jit))": lambda w: jax.grad(each)(jax.tree.map(lambda a: jnp.stack([a] * 2), w)),
+        "grad(vmap(jit))": lambda w: jax.grad(batch_loss)(
+            jax.tree.map(lambda a: jnp.stack([a] * 2), w)
+        ),
     }
 
 
@@ -167,38 +169,43 @@ def test_orders_of_transformations(name: str, source: str) -> None:
     kind, case = CASES[name]
     call, weights = case()
     with jax_gnn.host_arrays():
-        made = MAKE[kind]()
+        container = BUILDERS[kind]()
 
     def loss(weights) -> jax.Array:
-        # What depends on values of a graph cannot be built inside.
+        # HeteroGraph.with_graphs reads values of the graph, so it cannot run inside jit.
         inside = source == "built inside" and kind != "HeteroGraph"
-        results = jax.tree.leaves(call(MAKE[kind]() if inside else made, weights))
+        results = jax.tree.leaves(call(BUILDERS[kind]() if inside else container, weights))
         return sum((jnp.sum(y**2) for y in results), jnp.zeros(()))
 
     for order, gradient in gradients(loss).items():
-        found = jax.eval_shape(gradient, weights)
-        assert len(jax.tree.leaves(found)) >= len(jax.tree.leaves(weights)), order
+        shapes = jax.eval_shape(gradient, weights)
+        assert len(jax.tree.leaves(shapes)) >= len(jax.tree.leaves(weights)), order
 
 
 # --- Donation and identity -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_no_array_is_there_twice(copied: bool) -> None:
-    """All at once: one program."""
-    made = {name: make() for name, make in ALL.items()}
-    made["traced"] = jax.jit(relational)()
-    before = jax.tree.map(np.array, made)
-    given = copy.deepcopy(made) if copied else made
-    same = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree), donate_argnums=0)(given)
+def test_no_array_is_shared(copied: bool) -> None:
+    """Donating a buffer twice is an error; all containers are donated to one program."""
+    containers = {name: make() for name, make in ALL.items()}
+    containers["traced"] = jax.jit(relational)()
+    before = jax.tree.map(np.array, containers)
+    donated = copy.deepcopy(containers) if copied else containers
+    same = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree), donate_argnums=0)(donated)
     jax.tree.map(np.testing.assert_array_equal, same, before)
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_containers_are_equal_to_themselves_alone(name: str) -> None:
-    one, other = MAKE[name](), MAKE[name]()
-    assert one == one and one != other and one in [other, one] and one not in [other]
-    assert len({one, other, one}) == 2
+@pytest.mark.parametrize("name", BUILDERS)
+def test_equality_is_identity(name: str) -> None:
+    container, twin = BUILDERS[name](), BUILDERS[name]()
+    assert (
+        container == container
+        and container != twin
+        and container in [twin, container]
+        and container not in [twin]
+    )
+    assert len({container, twin, container}) == 2
 
 
 # --- Arrays of the host --------------------------------------------------------------------------
@@ -213,15 +220,16 @@ def _worker(connection) -> None:
     def refuse(*args, **kwargs) -> Any:
         raise AssertionError("JAX was asked")
 
-    jax.extend.core.Primitive.bind = refuse  # type: ignore[method-assign]
+    # A forked child must not use JAX, whose threads did not survive the fork.
+    jax.extend.core.Primitive.bind = refuse
     try:
         connection.send(built_on_the_host())
     except BaseException as error:
         connection.send(repr(error))
 
 
-def test_forked_workers_build_what_the_device_has() -> None:
-    wanted = {name: make() for name, make in ALL.items()}  # JAX was used
+def test_forked_workers_build_equal_arrays() -> None:
+    expected = {name: make() for name, make in ALL.items()}  # JAX was used
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     worker = context.Process(target=_worker, args=(theirs,), daemon=True)
@@ -230,23 +238,23 @@ def test_forked_workers_build_what_the_device_has() -> None:
         worker.start()
     try:
         assert ours.poll(60), "the worker hangs"
-        found = ours.recv()
+        received = ours.recv()
     finally:
         worker.kill()
         worker.join()
-    assert isinstance(found, dict), found
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for host, device in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    assert isinstance(received, dict), received
+    assert jax.tree.structure(received) == jax.tree.structure(expected)
+    for host, device in zip(jax.tree.leaves(received), jax.tree.leaves(expected), strict=True):
         assert type(host) is np.ndarray and isinstance(device, jax.Array)
         assert host.dtype == device.dtype
         np.testing.assert_array_equal(host, device)
 
 
-def test_methods_leave_arrays_where_they_are() -> None:
+def test_methods_keep_arrays_on_host_or_device() -> None:
     with jax_gnn.host_arrays():
-        graph, typed = MAKE["Graph"](), relational()
-    for made in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts()):
-        assert {type(array) for array in jax.tree.leaves(made)} == {np.ndarray}
+        graph, typed = BUILDERS["Graph"](), relational()
+    for derived in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts()):
+        assert {type(array) for array in jax.tree.leaves(derived)} == {np.ndarray}
     assert isinstance(graph.edge_values(jnp.asarray(OF_EDGES)), jax.Array)
     x = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
     of_device = jax_gnn.spmm(jax.device_put(graph), x)
@@ -263,33 +271,42 @@ def test_building_compiles_nothing(rng: np.random.Generator) -> None:
         jax.jit(lambda x: x + 1)(np.ones(5))
     assert seen, "events have other names"
     with programs() as seen:
+        # New sizes would need new programs, if any operation on arrays of JAX were left.
         for size in range(3, 43):
             src, rel, dst = rng.integers(0, [[size], [3], [size]], (3, 3 * size), np.int32)
-            ones = np.ones((3 * size, 2), np.float32)
+            values = np.ones((3 * size, 2), np.float32)
             if size % 2:
-                src, rel, dst, ones = jax.device_put((src, rel, dst, ones))
+                src, rel, dst, values = jax.device_put((src, rel, dst, values))
             sizes = {"num_nodes": size + 5, "num_edges": 4 * size}
             graph = Graph.from_edges(src, dst, num_nodes=size)
-            graph.pad(**sizes).edge_values(ones, fill_value=2)
+            graph.pad(**sizes).edge_values(values, fill_value=2)
             graph.transpose().symmetrized().with_self_loops().in_degrees()
             Graph.from_scipy(scipy.sparse.eye_array(size))
             hypergraph = Hypergraph.from_incidence(src, dst)
-            hypergraph.pad(num_nodes=size + 5, num_incidences=4 * size).incidence_values(ones)
+            hypergraph.pad(num_nodes=size + 5, num_incidences=4 * size).incidence_values(values)
             Hypergraph.from_hyperedges([range(size), [0]]).dual.with_self_loops()
             typed = RelationalGraph.from_triples(src, rel, dst, num_nodes=size)
             typed = typed.pad(**sizes, num_src_pairs=3 * size + 1)
-            typed.edge_values(ones), typed.norm(), typed.relation_degrees()
+            typed.edge_values(values), typed.norm(), typed.relation_degrees()
             hetero = HeteroGraph.from_edges({KEYS[0]: (src, dst)}, {"a": size, "b": size})
-            hetero.with_graphs().edge_values({KEYS[0]: ones})
+            hetero.with_graphs().edge_values({KEYS[0]: values})
     assert not seen
 
 
-def test_new_arrays_are_on_the_device_of_the_given() -> None:
-    last = jax.devices()[-1]
-    src, dst, values = jax.device_put((SRC.astype(np.int32), DST.astype(np.int32), OF_EDGES), last)
+def test_new_arrays_are_on_the_device_of_the_inputs() -> None:
+    device = jax.devices()[-1]
+    src, dst, values = jax.device_put(
+        (SRC.astype(np.int32), DST.astype(np.int32), OF_EDGES), device
+    )
     graph = Graph.from_edges(src, dst, num_nodes=SIZE)
-    made = graph, graph.pad(num_edges=9).symmetrized(), graph.edge_values(values)
-    made = made, Hypergraph.from_incidence(src, dst), RelationalGraph.from_triples(src, dst, dst)
-    for array in jax.tree.leaves(made):
-        assert array.committed and array.devices() == {last}
-    assert not any(array.committed for array in jax.tree.leaves(MAKE["Graph"]().pad(num_edges=9)))
+    containers = graph, graph.pad(num_edges=9).symmetrized(), graph.edge_values(values)
+    containers = (
+        containers,
+        Hypergraph.from_incidence(src, dst),
+        RelationalGraph.from_triples(src, dst, dst),
+    )
+    for array in jax.tree.leaves(containers):
+        assert array.committed and array.devices() == {device}
+    assert not any(
+        array.committed for array in jax.tree.leaves(BUILDERS["Graph"]().pad(num_edges=9))
+    )

@@ -20,7 +20,7 @@ PUBLIC = {
     for module in (jax_gnn, flax_layers, sampling, sharding)
     for name in module.__all__
 }
-# What has no example of its own: constants, results and options of other functions, a base class.
+# Names without an example: constants, results and options of functions, and a base class.
 WITHOUT = {
     "EXPORT_CHECKS",
     "__version__",
@@ -43,6 +43,7 @@ def test_example(name: str) -> None:
     example = doctest.DocTestParser().get_doctest(text or "", names, name, None, None)
     assert example.examples, f"the docstring of {name} has no example"
     report: list[str] = []
+    # Printed values are those of a CPU; GPUs round products.
     with jax.default_device(jax.devices("cpu")[0]):
         failed, _ = doctest.DocTestRunner().run(example, out=report.append)
     assert not failed, "".join(report)

@@ -54,6 +54,7 @@ def test_checks_cover_all_primitives() -> None:
 def test_checks_are_needed(implementation: str) -> None:
     operands = np.ones((4, 2), np.float32), np.zeros(4, np.int32)
     with setting(implementation):
+        # Without the checks, JAX refuses custom calls that it does not know.
         jitted = jax.jit(lambda x, ids: segment_sum(x, ids, 3, True))
         with pytest.raises(ValueError, match="jax_gnn_segment_reduce"):
             jax.export.export(jitted)(*operands)
@@ -212,13 +213,13 @@ def test_symbolic_shapes(
         arguments = make(rng, size)
         index, operands = arguments[:num_index], arguments[num_index:]
         with setting(implementation):
-            want, wanted_vjp = jax.vjp(functools.partial(function, *index), *operands)
+            want, want_vjp = jax.vjp(functools.partial(function, *index), *operands)
             got, vjp = jax.vjp(functools.partial(loaded.call, *index), *operands)
             cotangent = normal(rng, *want.shape)
-            gradients, wanted = vjp(cotangent), wanted_vjp(cotangent)
+            gradients, want_gradients = vjp(cotangent), want_vjp(cotangent)
         assert_close(got, want, 1e-5, f"value of size {size}")
-        for one, other in zip(gradients, wanted, strict=True):
-            assert_close(one, other, 1e-4, f"gradient of size {size}")
+        for gradient, want_gradient in zip(gradients, want_gradients, strict=True):
+            assert_close(gradient, want_gradient, 1e-4, f"gradient of size {size}")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:-1])

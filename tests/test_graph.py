@@ -1,4 +1,4 @@
-"""The Graph container: builders, validation, and what can be done with one."""
+"""The Graph container: builders, validation and methods; builders that Hypergraph has in common."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def dense(graph: Graph) -> np.ndarray:
     assert {str(array.dtype) for array in arrays.values()} == {"int32"}
     assert all(arrays[name].shape == (graph.num_edges,) for name in EDGE_ARRAYS)
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    # Slots behind the last edge are padding, marked by -1 in every array of edges.
     size = arrays["indptr"][-1]
     assert all((arrays[name][size:] == -1).all() for name in EDGE_ARRAYS)
+    # CSR by destination, and by source (t_): rows ascend, and so do columns within a row.
     for prefix, num_rows, num_cols in (
         ("", graph.num_dst, graph.num_src),
         ("t_", graph.num_src, graph.num_dst),
@@ -45,6 +47,7 @@ def dense(graph: Graph) -> np.ndarray:
     rows, cols, t_rows, t_cols, t_order = (
         arrays[name][:size] for name in ("rows", "cols", "t_rows", "t_cols", "t_order")
     )
+    # t_order maps positions by source to positions by destination: a permutation.
     np.testing.assert_array_equal(np.sort(t_order), np.arange(size))
     np.testing.assert_array_equal(cols[t_order], t_rows)
     np.testing.assert_array_equal(rows[t_order], t_cols)
@@ -53,14 +56,22 @@ def dense(graph: Graph) -> np.ndarray:
     return matrix
 
 
-def build(incidence: Incidence, *, dtype: str = "int32", validate: bool = False) -> Graph:
-    return Graph.from_edges(
-        incidence.left.astype(dtype),
-        incidence.right.astype(dtype),
-        num_src=incidence.num_left,
-        num_dst=incidence.num_right,
-        validate=validate,
-    )
+# Builders from pairs of ids, and the names of the sizes of both sides.
+BUILDERS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "Graph": (Graph.from_edges, "num_src", "num_dst"),
+    "Hypergraph": (Hypergraph.from_incidence, "num_nodes", "num_hyperedges"),
+}
+
+
+def builder(kind: str, num_left: int, num_right: int, **options) -> Callable[..., Any]:
+    """Return the builder of a container, with its sizes."""
+    function, left_size, right_size = BUILDERS[kind]
+    return functools.partial(function, **{left_size: num_left, right_size: num_right}, **options)
+
+
+def build(incidence: Incidence, kind: str = "Graph", *, validate: bool = False) -> Any:
+    function = builder(kind, incidence.num_left, incidence.num_right, validate=validate)
+    return function(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
 
 
 def square(rng: np.random.Generator, num_nodes: int = 7, num_edges: int = 20) -> Graph:
@@ -84,7 +95,8 @@ def test_from_edges(rng: np.random.Generator, scenario: str) -> None:
 
 
 def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
-    """Half of them into one node, some out of range."""
+    """Half of the edges go into one node, and some ids are out of range."""
+    # Enough edges for several threads; half of them share destination 77, a hub.
     num_src, num_dst, count = 70_001, 999, 1 << 19
     src = rng.integers(-9, num_src + 9, count)
     dst = np.where(rng.random(count) < 0.5, 77, rng.integers(-1, num_dst + 1, count))
@@ -93,7 +105,7 @@ def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
     places = np.flatnonzero((src >= 0) & (src < num_src) & (dst >= 0) & (dst < num_dst))
     order = places[np.lexsort((src[places], dst[places]))]  # stable
     t_order = np.lexsort((dst[order], src[order]))
-    wanted = {
+    expected = {
         "indptr": np.searchsorted(dst[order], np.arange(num_dst + 1)),
         "rows": dst[order],
         "cols": src[order],
@@ -103,10 +115,10 @@ def test_many_edges_on_several_threads(rng: np.random.Generator) -> None:
         "t_order": t_order,
         "edge_ids": order,
     }
-    for name, array in wanted.items():
-        found = getattr(graph, name)
-        np.testing.assert_array_equal(found[: len(array)], array, err_msg=name)
-        assert (found[len(array) :] == -1).all()
+    for name, array in expected.items():
+        actual = getattr(graph, name)
+        np.testing.assert_array_equal(actual[: len(array)], array, err_msg=name)
+        assert (actual[len(array) :] == -1).all()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -120,32 +132,31 @@ def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
     np.testing.assert_array_equal(incidence.left[edge_ids], graph.cols[:size])
     np.testing.assert_array_equal(incidence.right[edge_ids], graph.rows[:size])
     rows, cols = np.asarray(graph.rows)[:size], np.asarray(graph.cols)[:size]
+    # The sort is stable: among equal edges, ids ascend.
     equal = (np.diff(rows) == 0) & (np.diff(cols) == 0)
     assert equal.any() or scenario != "duplicates"
     assert (np.diff(edge_ids)[equal] > 0).all()
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_ids_of_any_integer_type(dtype: str) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_ids_of_any_integer_type(kind: str, dtype: str) -> None:
     """On the host and inside jit, also where the sizes do not fit the type of the ids."""
     src, dst = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
-    sized = functools.partial(Graph.from_edges, num_src=1000, num_dst=300)
-    want = sized(src, dst)
-    for function in (sized, jax.jit(sized)):
+    function = builder(kind, 1000, 300)
+    for call in (function, jax.jit(function)):
         with jax.enable_x64(dtype.endswith("64")):
-            got = function(src.astype(dtype), dst.astype(dtype))
-        np.testing.assert_array_equal(dense(got), dense(want))
-        assert same_bits(got, want)
+            got = call(src.astype(dtype), dst.astype(dtype))
+        assert same_bits(got, function(src, dst))
 
 
-def test_ids_of_any_sequence_type(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_ids_of_any_sequence_type(rng: np.random.Generator, kind: str) -> None:
     incidence = Incidence.random(rng, "random")
-    sizes = {"num_src": incidence.num_left, "num_dst": incidence.num_right}
-    want = build(incidence)
-    for kind in (list, tuple, jnp.asarray):
-        assert same_bits(
-            Graph.from_edges(kind(incidence.left), kind(incidence.right), **sizes), want
-        )
+    function = builder(kind, incidence.num_left, incidence.num_right)
+    for sequence in (list, tuple, jnp.asarray):
+        got = function(sequence(incidence.left), sequence(incidence.right))
+        assert same_bits(got, build(incidence, kind))
 
 
 ALL_EDGES: dict[str, Callable[[np.ndarray], Any]] = {
@@ -153,18 +164,18 @@ ALL_EDGES: dict[str, Callable[[np.ndarray], Any]] = {
     "array of JAX": jnp.array,
     "lists": np.ndarray.tolist,
     "tuple": tuple,
-    "pairs": lambda ends: [*zip(*ends.tolist(), strict=True)],
-    "iterator": lambda ends: zip(*ends, strict=True),
+    "pairs": lambda edges: [*zip(*edges.tolist(), strict=True)],
+    "iterator": lambda edges: zip(*edges, strict=True),
 }
 
 
 @pytest.mark.parametrize("kind", ALL_EDGES)
 @pytest.mark.parametrize("count", [0, 1, 2, 9])
 def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: int) -> None:
-    ends = rng.integers(0, 5, (2, count))
-    graph = Graph.from_edges(ALL_EDGES[kind](ends), num_nodes=5)
-    assert same_bits(graph, Graph.from_edges(*ends, num_nodes=5))
-    np.testing.assert_array_equal(graph.edges(), ends)
+    edges = rng.integers(0, 5, (2, count))
+    graph = Graph.from_edges(ALL_EDGES[kind](edges), num_nodes=5)
+    assert same_bits(graph, Graph.from_edges(*edges, num_nodes=5))
+    np.testing.assert_array_equal(graph.edges(), edges)
 
 
 @pytest.mark.parametrize(
@@ -185,16 +196,17 @@ def test_all_edges_in_one_argument(rng: np.random.Generator, kind: str, count: i
         ([[0, 1], [2]], ValueError, "same length, got 2 and 1"),
     ],
 )
-def test_what_is_no_edges(edges, error: type[Exception], message: str) -> None:
+def test_bad_edges(edges, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Graph.from_edges(edges)
 
 
 def test_edges_in_the_order_of_the_input() -> None:
-    """Added ones last, reversed ones beside their own, dropped ones left out."""
+    """Reversed edges follow their originals, self-loops come last, and dropped edges are absent."""
     graph = Graph.from_edges([(2, 1), (0, 5), (1, 1), (0, 1)], num_nodes=3, validate=False)
-    more = graph.symmetrized().with_self_loops().pad(num_edges=20)
-    src, dst = more.edges()
+    extended = graph.symmetrized().with_self_loops().pad(num_edges=20)
+    # The edge (0, 5) is out of range; (1, 1) is a self-loop already, and symmetric.
+    src, dst = extended.edges()
     assert sorted(zip(src[:5], dst[:5], strict=True)) == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
     assert {(src[0], dst[0]), (src[1], dst[1])} == {(2, 1), (1, 2)} and (src[2], dst[2]) == (1, 1)
     assert list(zip(src[5:], dst[5:], strict=True)) == [(0, 0), (2, 2)]
@@ -202,39 +214,40 @@ def test_edges_in_the_order_of_the_input() -> None:
         jax.jit(Graph.edges)(graph)
 
 
-@pytest.mark.parametrize("given", ["no order", "an order"])
+@pytest.mark.parametrize("with_order", [False, True])
 @pytest.mark.parametrize("where", ["host", "jit"])
-def test_from_sorted(rng: np.random.Generator, where: str, given: str) -> None:
-    """The edges of another graph in its order, which may have sources in any; padding anywhere."""
+def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> None:
+    """Edges sorted by destination, with sources in any order, and padding anywhere."""
     num_src, num_dst, count = rng.integers(1, 9), rng.integers(1, 9), rng.integers(0, 30)
     src, dst = rng.integers(0, num_src, count), np.sort(rng.integers(0, num_dst, count))
     t_order = np.argsort(src, kind="stable")
-    kept = np.arange(count)
+    valid = np.arange(count)
     if where == "jit":
         bad = rng.random(count) < 0.2
         src = np.where(bad, rng.choice([-1, num_src, -(2**31)], count), src)
-        kept = np.flatnonzero(~bad)
+        valid = np.flatnonzero(~bad)
     sizes = {"num_src": int(num_src), "num_dst": int(num_dst)}
-    orders = [t_order] if given == "an order" else []
+    orders = [t_order] if with_order else []
 
     def build(src, dst, *order) -> Graph:
         return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
 
+    # On the host, ids are checked; only inside jit may padding stand anywhere.
     graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
-    want = Graph.from_edges(src[kept], dst[kept], **sizes).pad(num_edges=count)
-    np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(kept)], kept)
-    np.testing.assert_array_equal(np.asarray(graph.cols)[: len(kept)], src[kept])
+    want = Graph.from_edges(src[valid], dst[valid], **sizes).pad(num_edges=count)
+    np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(valid)], valid)
+    np.testing.assert_array_equal(np.asarray(graph.cols)[: len(valid)], src[valid])
     for name in ("indptr", "rows", "t_indptr", "t_rows", "t_cols"):
         np.testing.assert_array_equal(getattr(graph, name), getattr(want, name), name)
     order = np.asarray(graph.t_order)
-    np.testing.assert_array_equal(np.sort(order[: len(kept)]), np.arange(len(kept)))
-    assert (order[len(kept) :] == -1).all()
-    assert (np.asarray(graph.cols)[len(kept) :] == -1).all()
-    np.testing.assert_array_equal(src[kept][order[: len(kept)]], want.t_rows[: len(kept)])
-    assert int(graph.num_input_edges) == count  # type: ignore[arg-type]
+    np.testing.assert_array_equal(np.sort(order[: len(valid)]), np.arange(len(valid)))
+    assert (order[len(valid) :] == -1).all()
+    assert (np.asarray(graph.cols)[len(valid) :] == -1).all()
+    np.testing.assert_array_equal(src[valid][order[: len(valid)]], want.t_rows[: len(valid)])
+    assert int(graph.num_input_edges) == count
 
 
-def test_from_sorted_drops_what_is_out_of_range() -> None:
+def test_from_sorted_drops_ids_out_of_range() -> None:
     graph = Graph.from_sorted([5, 0, -1, 1], [0, 0, 1, 1], num_nodes=2, validate=False)
     assert graph.num_edges == 4
     np.testing.assert_array_equal(dense(graph), [[1, 0], [0, 1]])
@@ -270,28 +283,19 @@ def test_default_sizes() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_inside_jit_as_on_the_host(rng: np.random.Generator, scenario: str) -> None:
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_inside_jit_as_on_the_host(rng: np.random.Generator, kind: str, scenario: str) -> None:
+    """Either both arrays are traced, or one of them."""
     incidence = Incidence.random(rng, scenario)
-    traced = jax.jit(
-        functools.partial(Graph.from_edges, num_src=incidence.num_left, num_dst=incidence.num_right)
-    )
-    got = traced(incidence.left.astype(np.int32), incidence.right.astype(np.int32))
-    np.testing.assert_array_equal(dense(got), incidence.dense())
-    assert same_bits(got, build(incidence))
-
-
-def test_one_of_the_arrays_traced(rng: np.random.Generator) -> None:
-    incidence = Incidence.random(rng, "padding")
-    got = jax.jit(
-        lambda dst: Graph.from_edges(
-            incidence.left, dst, num_src=incidence.num_left, num_dst=incidence.num_right
-        )
-    )(incidence.right.astype(np.int32))
-    assert same_bits(got, build(incidence))
+    function = builder(kind, incidence.num_left, incidence.num_right)
+    src, dst = incidence.left.astype(np.int32), incidence.right.astype(np.int32)
+    want = build(incidence, kind)
+    assert same_bits(jax.jit(function)(src, dst), want)
+    assert same_bits(jax.jit(lambda dst: function(incidence.left, dst))(dst), want)
 
 
 def test_ids_beyond_32_bits_beside_a_traced_array() -> None:
-    """On the host, JAX would narrow them."""
+    """Ids on the host are dropped before JAX narrows them to 32 bits."""
     src = np.array([0, 2**32, 1, 2**31, -(2**32)])
     build = functools.partial(Graph.from_edges, num_src=2, num_dst=3, validate=False)
     for x64 in (False, True):
@@ -313,11 +317,14 @@ def test_methods_of_hand_made_graphs_beyond_32_bits(rng: np.random.Generator, x6
     graph = graph.pad(num_edges=30)
     values = np.arange(1.0, 21.0, dtype=np.float32)
     with jax.enable_x64(x64):
-        far = with_far_padding(rng, graph)
-        assert not np.isin(-1, far.t_order)
-        np.testing.assert_array_equal(far.edge_values(values)[:20], graph.edge_values(values)[:20])
-        assert not np.isin(np.asarray(far.edge_values(values))[20:], values).any()
-        got, want = far.transpose(), graph.transpose()
+        padded = with_far_padding(rng, graph)
+        # with_far_padding draws ids out of range in place of -1.
+        assert not np.isin(-1, padded.t_order)
+        np.testing.assert_array_equal(
+            padded.edge_values(values)[:20], graph.edge_values(values)[:20]
+        )
+        assert not np.isin(np.asarray(padded.edge_values(values))[20:], values).any()
+        got, want = padded.transpose(), graph.transpose()
         for name in ("t_order", "edge_ids"):
             np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
@@ -350,29 +357,37 @@ def test_64_bit_indices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("kind", "sizes", "error", "message"),
     [
-        ({}, TypeError, r"num_nodes must be given inside jax\.jit"),
-        ({"num_src": 3}, TypeError, r"num_dst must be given inside jax\.jit"),
-        ({"num_dst": 3}, TypeError, r"num_src must be given inside jax\.jit"),
-        ({"num_nodes": -2}, ValueError, "num_nodes must not be negative"),
+        ("Graph", {}, TypeError, r"num_nodes must be given inside jax\.jit"),
+        ("Graph", {"num_src": 3}, TypeError, r"num_dst must be given inside jax\.jit"),
+        ("Graph", {"num_dst": 3}, TypeError, r"num_src must be given inside jax\.jit"),
+        ("Graph", {"num_nodes": -2}, ValueError, "num_nodes must not be negative"),
+        ("Hypergraph", {"num_nodes": 3}, TypeError, r"num_hyperedges must be given inside jax\."),
+        ("Hypergraph", {"num_hyperedges": 3}, TypeError, r"num_nodes must be given inside jax\."),
+        (
+            "Hypergraph",
+            {"num_nodes": -2, "num_hyperedges": 3},
+            ValueError,
+            "num_nodes must not be negative",
+        ),
     ],
 )
 def test_bad_sizes_inside_jit(
-    options: dict[str, int], error: type[Exception], message: str
+    kind: str, sizes: dict[str, int], error: type[Exception], message: str
 ) -> None:
+    function, ids = functools.partial(BUILDERS[kind][0], **sizes), np.zeros(2, np.int32)
     with pytest.raises(error, match=message):
-        jax.jit(functools.partial(Graph.from_edges, **options))(
-            np.zeros(2, np.int32), np.zeros(2, np.int32)
-        )
+        jax.jit(function)(ids, ids)
 
 
-def test_bad_arrays_inside_jit() -> None:
-    build = jax.jit(functools.partial(Graph.from_edges, num_nodes=2))
-    with pytest.raises(TypeError, match=r"src must be an array of integers, got float32"):
-        build(np.zeros(2, np.float32), np.zeros(2, np.int32))
+@pytest.mark.parametrize(("kind", "name"), [("Graph", "src"), ("Hypergraph", "node_idx")])
+def test_bad_arrays_inside_jit(kind: str, name: str) -> None:
+    function, ids = jax.jit(builder(kind, 2, 2)), np.zeros(2, np.int32)
+    with pytest.raises(TypeError, match=f"{name} must be an array of integers, got float32"):
+        function(np.zeros(2, np.float32), ids)
     with pytest.raises(ValueError, match=r"same length, got 2 and 3"):
-        build(np.zeros(2, np.int32), np.zeros(3, np.int32))
+        function(ids, np.zeros(3, np.int32))
 
 
 # --- from_scipy ----------------------------------------------------------------------------------
@@ -386,13 +401,14 @@ def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype) -> 
     matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
     graph = Graph.from_scipy(matrix)
     stored = np.zeros((6, 4))  # of blocks zeros too
+    # Formats of blocks and diagonals store zeros between the entries, which are edges, too.
     stored[matrix.tocoo().row, matrix.tocoo().col] = 1
     np.testing.assert_array_equal(dense(graph), stored.T)
     values = np.asarray(graph.edge_values(matrix.tocoo().data))
     np.testing.assert_array_equal(values, want[graph.rows, graph.cols].astype(values.dtype))
 
 
-def test_from_scipy_keeps_what_is_stored() -> None:
+def test_from_scipy_keeps_stored_zeros_and_duplicates() -> None:
     """Explicit zeros and duplicates are edges, as their values can be told apart."""
     matrix = scipy.sparse.coo_array(([1.0, 0, 2], ([0, 1, 0], [1, 0, 1])), shape=(2, 3))
     graph = Graph.from_scipy(matrix)
@@ -431,6 +447,7 @@ def rows_of(lengths: list[int]) -> np.ndarray:
     return rows
 
 
+# Differences of neighbours are positive after a wrap around of 32 bits.
 WRAPS = [0, 2**30, 2**31 - 1, -(2**30), 1]
 FORGED = [
     *[
@@ -482,7 +499,7 @@ FORGED = [
 )
 @pytest.mark.parametrize("container", [Graph, Hypergraph])
 def test_forged_scipy(container, kind: str, changes, message: str) -> None:
-    """scipy's conversions write where these say, outside their arrays."""
+    """The conversions of scipy would write outside their arrays."""
     with pytest.raises(ValueError, match=message):
         container.from_scipy(forged(kind, **changes))
 
@@ -510,13 +527,14 @@ def test_edge_values(rng: np.random.Generator, features: tuple[int, ...]) -> Non
         np.testing.assert_array_equal(got[:size], values[np.asarray(graph.edge_ids)[:size]])
         assert (got[size:] == 7).all()
         assert got.dtype == np.float32
-        back = graph.to_input_order(got, 9)
+        # Dropped edges have no value in the graph, so the input gets the fill value for them.
+        restored = graph.to_input_order(got, 9)
         valid = np.isin(np.arange(24), np.asarray(graph.edge_ids))
-        np.testing.assert_array_equal(back, np.where(valid, values.T, np.float32(9)).T)
+        np.testing.assert_array_equal(restored, np.where(valid, values.T, np.float32(9)).T)
 
 
 def test_edge_values_in_the_order_of_the_input(rng: np.random.Generator) -> None:
-    """One unused edge more, and values that nobody brought to the graph's order are refused."""
+    """Padding has no value in the input; values in any other order than the graph's are refused."""
     values = np.arange(5.0, dtype=np.float32)
     loops = SMALL.with_self_loops().pad(num_edges=14)
     np.testing.assert_array_equal(loops.to_input_order(loops.edge_values(values)), values)
@@ -541,20 +559,21 @@ def test_edge_values_are_differentiable(rng: np.random.Generator) -> None:
     gradient = jax.grad(lambda values: jnp.vdot(graph.edge_values(values), weight))(np.ones(24))
     want = np.zeros(24, np.float32)
     size = int(graph.indptr[-1])
+    # The gradient scatters cotangents to the ids; dropped edges have a gradient of 0.
     want[np.asarray(graph.edge_ids)[:size]] = weight[:size]
     np.testing.assert_array_equal(gradient, want)
 
 
 @pytest.mark.parametrize("count", [0, 4, 6])
-def test_as_many_edge_values_as_edges(count: int) -> None:
+def test_number_of_edge_values(count: int) -> None:
     """The number of values is checked for all derived graphs, but not inside jit."""
     values = np.ones((count, 2), np.float32)
     dropped = Graph.from_edges([0, 7, 1, 1, 9], [0, 1, 0, 1, 0], num_nodes=2, validate=False)
     built = jax.jit(functools.partial(Graph.from_edges, num_nodes=6))(
         *map(np.asarray, SMALL.edges())
     )
-    more = SMALL.symmetrized().with_self_loops(), SMALL.pad(num_edges=9), SMALL.transpose()
-    for graph in (SMALL, dropped, dropped.with_self_loops(), built, *more):
+    derived = SMALL.symmetrized().with_self_loops(), SMALL.pad(num_edges=9), SMALL.transpose()
+    for graph in (SMALL, dropped, dropped.with_self_loops(), built, *derived):
         assert int(graph.num_input_edges) == 5
         with pytest.raises(
             ValueError, match=r"\(num_input_edges=5, \*features\).*" + f"\\({count}"
@@ -562,12 +581,13 @@ def test_as_many_edge_values_as_edges(count: int) -> None:
             graph.edge_values(values)
         with pytest.raises(ValueError, match="num_input_edges=5"):
             jax.jit(graph.edge_values)(values)  # of values alone
+    # Inside jit the number of input edges is traced: missing values become NaN instead.
     got = np.asarray(jax.jit(Graph.edge_values)(SMALL, values))[:, 0]
     np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)
 
 
-def test_edge_values_are_not_narrowed_in_silence() -> None:
-    """Times of 64 bits, where JAX has 32."""
+def test_edge_values_beyond_32_bits_are_refused() -> None:
+    """Values are times of 64 bits, while JAX has 32."""
     for call in (SMALL.edge_values, SMALL.to_input_order):
         assert call([-(2**31), 0, 1, 2, 2**31 - 1]).dtype == np.int32
         for large in (2**31, -(2**40)):
@@ -577,7 +597,7 @@ def test_edge_values_are_not_narrowed_in_silence() -> None:
             assert 2**40 in call(np.array([0, 1, 2, 3, 2**40]))
 
 
-def test_edge_values_are_no_scalar() -> None:
+def test_scalar_edge_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"values must be \(num_input_edges, \*features\).*scalar"):
         SMALL.edge_values(1.0)
 
@@ -596,6 +616,7 @@ def test_transpose(rng: np.random.Generator, scenario: str) -> None:
     graph = build(incidence)
     transposed = graph.transpose()
     np.testing.assert_array_equal(dense(transposed), incidence.dense().T)
+    # The transpose has the bits of a graph built from swapped arrays.
     reversed_ids = dataclasses.replace(
         incidence,
         num_left=incidence.num_right,
@@ -625,6 +646,7 @@ def test_self_loops(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(dense(added), want)
     assert added.num_edges == want.sum()
     assert same_bits(added.with_self_loops(), added)
+    # Added loops have no id, so they take the fill value.
     new = np.asarray(added.edge_ids) < 0
     np.testing.assert_array_equal(added.rows[new], np.flatnonzero(np.diag(matrix) == 0))
     np.testing.assert_array_equal(added.edge_values(values)[~new], graph.edge_values(values))
@@ -641,12 +663,12 @@ def test_symmetrized(rng: np.random.Generator, loops: bool) -> None:
     assert same_bits(added.symmetrized(), added)
     # Every new edge has the position of an edge the other way.
     values = rng.uniform(1, 2, 20)
-    ends = {
+    undirected = {
         frozenset(edge)
         for edge in zip(*map(np.ndarray.tolist, weighted(graph, values)), strict=True)
     }
     for edge in zip(*map(np.ndarray.tolist, weighted(added, values)), strict=True):
-        assert frozenset(edge) in ends
+        assert frozenset(edge) in undirected
 
 
 def weighted(graph: Graph, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -654,7 +676,8 @@ def weighted(graph: Graph, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 @pytest.mark.parametrize("change", [Graph.with_self_loops, Graph.symmetrized])
-def test_added_edges_of_other_graphs(change: Callable[[Graph], Graph]) -> None:
+def test_added_edges_of_padded_bipartite_and_empty_graphs(change: Callable[[Graph], Graph]) -> None:
+    # Both methods drop padding.
     padded = SMALL.pad(num_edges=20)
     assert same_bits(change(padded), change(SMALL))
     with pytest.raises(TypeError, match=f"{change.__name__} works on the host only"):
@@ -726,9 +749,9 @@ def test_pytree() -> None:
     leaves, structure = jax.tree.flatten(SMALL)
     assert len(leaves) == 9
     assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
-    other = Graph.from_edges([0], [0], num_src=3, num_dst=1)
-    assert jax.tree.structure(other) == structure  # all sizes are shapes, nothing is static
-    assert hash(structure) == hash(jax.tree.structure(other))
+    bipartite = Graph.from_edges([0], [0], num_src=3, num_dst=1)
+    assert jax.tree.structure(bipartite) == structure  # all sizes are shapes, nothing is static
+    assert hash(structure) == hash(jax.tree.structure(bipartite))
     same = jax.jit(lambda graph: graph)(SMALL)
     assert isinstance(same, Graph)
     assert same_bits(same, SMALL)
@@ -803,8 +826,9 @@ def test_ops_check_the_arrays_of_a_graph(case: str) -> None:
         graph.check("part")
 
 
-def test_numpy_arrays_of_64_bits_are_taken() -> None:
+def test_numpy_arrays_of_64_bits() -> None:
     """Without 64 bits, ids become int32, and those that do not fit are padding."""
+    # An id beyond 32 bits would wrap around to a valid one if it were only cast.
     graph = jax.tree.map(lambda ids: np.asarray(ids, np.int64), GRAPH)
     graph.cols[-1] = graph.t_rows[-1] = 2**40
     checked = graph.check()

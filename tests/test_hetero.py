@@ -1,4 +1,4 @@
-"""Heterogeneous graphs by name, over one graph with relations."""
+"""HeteroGraph: names of node and edge types over one RelationalGraph."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def test_join_and_split() -> None:
     np.testing.assert_array_equal(joined[:, 0], [0, 0, 0, 1, 1, 1, 1, 3, 3])
     for name, rows in graph.split(joined).items():
         np.testing.assert_array_equal(rows, x[name])
+    # Types may lack features if they have no nodes or send no edges.
     del x["nobody"], x["tag"]  # without nodes; sends no edges
     np.testing.assert_array_equal(graph.join(x)[7:], np.zeros((2, 2)))
     assert (
@@ -59,19 +60,21 @@ def test_join_and_split() -> None:
     np.testing.assert_array_equal(gradient["paper"], 2 * x["paper"])
 
 
-def test_graphs_of_one_type() -> None:
+def test_graph_of_one_edge_type() -> None:
     graph = make(inverse=True).with_graphs()
     writes = graph.graph(WRITES)
     assert (writes.num_src, writes.num_dst) == (3, 4)
     values = np.arange(4.0)
-    given = {tuple(pair): v for *pair, v in zip(*EDGES[WRITES], values, strict=True)}
-    found = zip(writes.cols.tolist(), writes.rows.tolist(), writes.edge_values(values), strict=True)
-    assert {(u, v): w for u, v, w in found} == given
+    expected = {tuple(pair): v for *pair, v in zip(*EDGES[WRITES], values, strict=True)}
+    actual = zip(
+        writes.cols.tolist(), writes.rows.tolist(), writes.edge_values(values), strict=True
+    )
+    assert {(u, v): w for u, v, w in actual} == expected
     reverse = graph.graph(("paper", "rev_writes", "author"))
-    found = zip(
+    actual = zip(
         reverse.rows.tolist(), reverse.cols.tolist(), reverse.edge_values(values), strict=True
     )
-    assert {(u, v): w for u, v, w in found} == given
+    assert {(u, v): w for u, v, w in actual} == expected
     with pytest.raises(
         ValueError, match=r"'cites', 'paper'\) have no graph of their own: call with_graphs"
     ):
@@ -93,6 +96,7 @@ def test_edge_values() -> None:
     ordered = np.asarray(graph.edge_values(dict(reversed(values.items())), fill_value=-1))
     types = np.asarray(graph.relational.edge_types)
     for i, key in enumerate(EDGES):
+        # Inverse relations are numbered after the three relations and have the same values.
         for relation in (i, i + 3):
             assert sorted(ordered[types == relation]) == sorted(values[key])
     assert (ordered[types == 6] == -1).all()
@@ -125,26 +129,29 @@ def test_bad_edge_values(change, message: str, inverse: bool) -> None:
 
 
 @pytest.mark.parametrize("inverse", [False, True])
-def test_values_of_edges_that_were_dropped(inverse: bool) -> None:
-    """Values are those of the input, there and back, in another order of types and by type."""
+def test_values_of_dropped_edges(inverse: bool) -> None:
+    """Values survive the way to the graph and back, also in another order of types."""
+    # Author 9 and paper -1 are out of range: one edge of each type is dropped.
     edges = {WRITES: [[9, 0, 2], [1, 3, 0]], CITES: [[2, 0, 3], [3, -1, 0]], HAS: [[], []]}
     values = {WRITES: np.arange(1.0, 4), CITES: np.arange(4.0, 7), HAS: np.zeros(0)}
     graph = HeteroGraph.from_edges(edges, SIZES, validate=False, inverse=inverse)
-    for made in (graph, graph.in_order([*SIZES][::-1], [*edges][::-1]).with_graphs()):
-        found = made.edge_values(values)
-        assert sorted(found[found > 0].tolist()) == sorted([2, 3, 4, 6] * (1 + inverse))
-        back = made.to_input_order(found, fill_value=-1)
-        assert {key: each.tolist() for key, each in back.items()} == {
+    for variant in (graph, graph.in_order([*SIZES][::-1], [*edges][::-1]).with_graphs()):
+        ordered = variant.edge_values(values)
+        assert sorted(ordered[ordered > 0].tolist()) == sorted([2, 3, 4, 6] * (1 + inverse))
+        restored = variant.to_input_order(ordered, fill_value=-1)
+        assert {key: rows.tolist() for key, rows in restored.items()} == {
             WRITES: [-1, 2, 3],
             CITES: [4, -1, 6],
             HAS: [],
         }
         with pytest.raises(ValueError, match=r"'cites'.* must be \(num_input_edges=3, .*\(1,\)"):
             graph.edge_values(values | {CITES: np.ones(1)})
-    for key in made.edge_types:
+    for key in variant.edge_types:
+        # An inverse type takes the values of the type that it reverses.
         kind = key if key in edges else next(k for k in edges if k[1] == key[1][len("rev_") :])
-        alone = made.graph(key).edge_values(values[kind])
-        assert sorted(alone.tolist()) == [v for v in back[kind].tolist() if v > 0]
+        alone = variant.graph(key).edge_values(values[kind])
+        assert sorted(alone.tolist()) == [v for v in restored[kind].tolist() if v > 0]
+    # A graph that users build by hand does not know the sizes of its input.
     by_hand = replace(graph, num_input_edges=None)
     for call in (
         lambda: by_hand.edge_values(values),
@@ -154,7 +161,7 @@ def test_values_of_edges_that_were_dropped(inverse: bool) -> None:
             call()
 
 
-def test_inverse_relations_that_exist_already() -> None:
+def test_inverse_names_that_clash() -> None:
     twins = {WRITES: EDGES[WRITES], ("paper", "rev_writes", "author"): [[0], [1]]}
     for kind in (HeteroGraph.from_edges, RelationalGraph.from_edge_dict):
         with pytest.raises(ValueError, match=r"'rev_writes', 'author'\), .* inverse of .*'writes'"):
@@ -166,25 +173,26 @@ def test_inverse_relations_that_exist_already() -> None:
     )
     assert graph.relational.relation_names == graph.edge_types
     with pytest.raises(TypeError, match="inverse_prefix must be a string, got 3"):
-        HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix=3)  # type: ignore[arg-type]
+        HeteroGraph.from_edges(twins, SIZES, inverse=True, inverse_prefix=3)
 
 
 def test_in_order(rng: np.random.Generator) -> None:
-    """The same graph as one that was built with its types in that order."""
+    """The result equals a graph that was built with its types in that order."""
     kinds = [str(kind) for kind in rng.permutation([*SIZES])]
     types = [[*EDGES][i] for i in rng.permutation(len(EDGES))]
     options: dict[str, Any] = {"inverse": True, "self_relation": True, "inverse_prefix": "~"}
     sizes = {kind: SIZES[kind] for kind in kinds}
     expected = HeteroGraph.from_edges({key: EDGES[key] for key in types}, sizes, **options)
-    given = make(**options).with_graphs([HAS])
+    original = make(**options).with_graphs([HAS])
+    # Inverse types may be listed or left to follow their originals.
     for edge_types in (types, expected.edge_types):
-        found = given.in_order(kinds, edge_types)
-        assert jax.tree.structure(found) == jax.tree.structure(expected.with_graphs([HAS]))
+        reordered = original.in_order(kinds, edge_types)
+        assert jax.tree.structure(reordered) == jax.tree.structure(expected.with_graphs([HAS]))
         for a, b in zip(
-            *map(jax.tree.leaves, (found.relational, expected.relational)), strict=True
+            *map(jax.tree.leaves, (reordered.relational, expected.relational)), strict=True
         ):
             np.testing.assert_array_equal(a, b)
-    assert given.in_order().edge_types == given.edge_types
+    assert original.in_order().edge_types == original.edge_types
     for wrong, message in (
         ({"node_types": ["author", "paper"]}, "node_types lacks the node types 'nobody', 'tag'"),
         ({"edge_types": [WRITES, CITES]}, r"edge_types lacks the edge types \('paper', 'has'"),
@@ -193,7 +201,7 @@ def test_in_order(rng: np.random.Generator) -> None:
         with pytest.raises(ValueError, match=message):
             make().in_order(**wrong)
     with pytest.raises(TypeError, match="in_order reads values"):
-        jax.jit(lambda graph: graph.in_order())(given)
+        jax.jit(lambda graph: graph.in_order())(original)
 
 
 def test_through_jit_and_export() -> None:
@@ -204,6 +212,7 @@ def test_through_jit_and_export() -> None:
 
     x = {name: jnp.ones((size, 2)) for name, size in SIZES.items()}
     assert jax.jit(total)(graph, x) == 10
+    # Exported programs need stable names of the container's fields.
     exported = jax.export.export(jax.jit(total))(graph, x).serialize()
     assert jax.export.deserialize(exported).call(graph, x) == 10
     with pytest.raises(TypeError, match=r"with_graphs reads values: call it before jax\.jit"):
@@ -226,9 +235,9 @@ def test_bad_features(change: dict[str, Any], message: str) -> None:
         make().join({name: rows for name, rows in x.items() if rows is not None})
 
 
-def test_other_bad_arguments() -> None:
+def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match="x_dict must be a mapping by node type, got list"):
-        make().join([])  # type: ignore[arg-type]
+        make().join([])
     with pytest.raises(ValueError, match=r"x_dict\['tag'\] must be"):
         make().join({name: None if name == "tag" else np.ones((SIZES[name], 2)) for name in SIZES})
     with pytest.raises(ValueError, match="x_dict must have features of author, paper"):
@@ -243,11 +252,11 @@ def test_other_bad_arguments() -> None:
         HeteroGraph.from_edges({WRITES: [[0], [4]]}, SIZES)
 
 
-def test_edges_are_those_given() -> None:
+def test_edges_round_trip() -> None:
     graph = make(inverse=True)
-    again = HeteroGraph.from_edges(graph.edges(), graph.num_nodes, inverse=True)
+    rebuilt = HeteroGraph.from_edges(graph.edges(), graph.num_nodes, inverse=True)
     assert list(graph.edges()) == [*EDGES]
-    for one, other in zip(jax.tree.leaves(graph), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, expected in zip(jax.tree.leaves(graph), jax.tree.leaves(rebuilt), strict=True):
+        np.testing.assert_array_equal(array, expected)
     with pytest.raises(TypeError, match="edges works on the host only"):
         jax.jit(HeteroGraph.edges)(graph)

@@ -1,4 +1,4 @@
-"""Attributions beside derivatives, removal by hand, and PyTorch Geometric's attention."""
+"""Attributions, compared with derivatives, removal by hand, and PyTorch Geometric's attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from test_transforms import ends, need
+from test_transforms import edge_array, need
 
 from flax_layers import (
     GAT,
@@ -87,7 +87,7 @@ def random_graph(rng: Rng, padding: int = 2) -> tuple[Graph, jax.Array]:
 
 
 def random_relations(rng: Rng) -> tuple[RelationalGraph, jax.Array]:
-    """Three relations, repeated edges, a node without, and padding."""
+    """Return three relations with repeated edges, an isolated node, and padding; and features."""
     src, rel, dst = rng.integers(0, [[N - 1], [3], [N - 1]], (3, 20))
     graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
     x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
@@ -95,7 +95,7 @@ def random_relations(rng: Rng) -> tuple[RelationalGraph, jax.Array]:
 
 
 def random_hypergraph(rng: Rng) -> tuple[Hypergraph, jax.Array]:
-    """A node twice in a hyperedge, nodes and hyperedges without, and padding."""
+    """Return a hypergraph with repeated and missing incidences, and padding; and features."""
     node, hyperedge = rng.integers(0, [[N - 1], [5]], (2, 20))
     graph = Hypergraph.from_incidence(node, hyperedge, num_nodes=N, num_hyperedges=6)
     return graph.pad(num_incidences=22), jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
@@ -123,13 +123,13 @@ def other_model(name: str, rng: Rng) -> tuple[Any, Any, jax.Array]:
     """A model of relations or hyperedges, a graph and features."""
     of_relations = name in RELATIONAL
     graph, x = random_relations(rng) if of_relations else random_hypergraph(rng)
-    more = {"num_relations": 3} if of_relations else {}
-    made = (RELATIONAL if of_relations else HYPER)[name](F, 4, 3, **more, rngs=nnx.Rngs(0))
-    made.eval()
-    return made, graph, x
+    options = {"num_relations": 3} if of_relations else {}
+    model = (RELATIONAL if of_relations else HYPER)[name](F, 4, 3, **options, rngs=nnx.Rngs(0))
+    model.eval()
+    return model, graph, x
 
 
-def own_messages(graph: Graph, x) -> Any:
+def custom_messages(graph: Graph, x) -> Any:
     """A model whose messages no op of the library knows."""
     messages = jnp.where((graph.rows >= 0)[:, None], jnp.tanh(x[graph.cols]), 0)
     return segment_sum(messages, graph.rows, graph.num_nodes)
@@ -140,20 +140,21 @@ def own_messages(graph: Graph, x) -> Any:
 
 def test_graphs_without_some_edges(rng: Rng) -> None:
     """Removal under jit equals a graph built without the edges, for all containers."""
+    # Under jit sizes are fixed: removed edges become padding behind the kept ones.
     removed = jax.jit(without_edges)
     for _ in range(5):
         graph, _ = random_graph(rng)
         keep = rng.integers(0, 2, graph.num_edges).astype(bool)
-        for whole in (graph, graph.transpose()):
-            made, source = removed(whole, keep)
-            edges = ends(whole)
-            kept = np.flatnonzero(keep[: len(edges)])
-            want = Graph.from_edges(edges[kept].T, num_nodes=N).pad(num_edges=graph.num_edges)
+        for full in (graph, graph.transpose()):
+            smaller, source = removed(full, keep)
+            edges = edge_array(full)
+            indices = np.flatnonzero(keep[: len(edges)])
+            want = Graph.from_edges(edges[indices].T, num_nodes=N).pad(num_edges=graph.num_edges)
             for part in ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order"):
-                np.testing.assert_array_equal(getattr(made, part), getattr(want, part), part)
-            np.testing.assert_array_equal(source[: len(kept)], kept)
-            assert (source[len(kept) :] == -1).all()
-            np.testing.assert_array_equal(made.edge_ids[: len(kept)], whole.edge_ids[kept])
+                np.testing.assert_array_equal(getattr(smaller, part), getattr(want, part), part)
+            np.testing.assert_array_equal(source[: len(indices)], indices)
+            assert (source[len(indices) :] == -1).all()
+            np.testing.assert_array_equal(smaller.edge_ids[: len(indices)], full.edge_ids[indices])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -165,18 +166,21 @@ def test_gates(rng: Rng, name: str) -> None:
     np.testing.assert_allclose(gated(jnp.ones(graph.num_edges)), model(graph, x), atol=1e-6)
     gate = jnp.asarray(rng.uniform(0, 2, graph.num_edges), jnp.float32)
     if name in WEIGHTED:
+        # Gates do not change degrees, so the scales of GCN are passed as of the ungated graph.
         scale = model(graph, x, node_scale=jnp.ones(N)) if name == "GCN" else None
         if scale is not None:  # whose scales are of the unweighted degrees
-            made = model(GatedGraph.of(graph, gate), x, node_scale=jnp.ones(N))
+            output = model(GatedGraph.of(graph, gate), x, node_scale=jnp.ones(N))
             want = model(graph, x, gate, jnp.ones(N))
-            np.testing.assert_allclose(made, want, atol=1e-5)
+            np.testing.assert_allclose(output, want, atol=1e-5)
         else:
             np.testing.assert_allclose(gated(gate), model(graph, x, gate), atol=1e-5)
     # A gate of 0 in a layer without degrees is an edge less; attention has them in its softmax.
     x = x[:, 0]
     keep = rng.integers(0, 2, graph.num_edges).astype(bool)
-    one = spmm(GatedGraph.of(graph, jnp.asarray(keep, jnp.float32)).transpose(), x)
-    np.testing.assert_allclose(one, spmm(without_edges(graph, keep)[0].transpose(), x), atol=1e-6)
+    gated_sum = spmm(GatedGraph.of(graph, jnp.asarray(keep, jnp.float32)).transpose(), x)
+    np.testing.assert_allclose(
+        gated_sum, spmm(without_edges(graph, keep)[0].transpose(), x), atol=1e-6
+    )
 
 
 def test_relational_graphs_without_some_edges(rng: Rng) -> None:
@@ -186,15 +190,16 @@ def test_relational_graphs_without_some_edges(rng: Rng) -> None:
     for _ in range(3):
         graph, x = random_relations(rng)
         keep = rng.integers(0, 2, graph.num_edges).astype(bool)
-        made, source = removed(graph, keep)
+        smaller, source = removed(graph, keep)
         rows, cols = (np.asarray(ids)[:20] for ids in (graph.nodes.rows, graph.nodes.cols))
-        kept = np.flatnonzero(keep[:20])
-        triples = cols[kept], np.asarray(graph.edge_types)[kept], rows[kept]
+        indices = np.flatnonzero(keep[:20])
+        # Padding is the tail from 20 on, so only the first 20 edges can be kept.
+        triples = cols[indices], np.asarray(graph.edge_types)[indices], rows[indices]
         want = RelationalGraph.from_triples(*triples, num_nodes=N, num_relations=3)
-        np.testing.assert_allclose(layer(made, x), layer(want, x), atol=1e-5)
-        np.testing.assert_array_equal(source, np.r_[kept, np.full(22 - len(kept), -1)])
-        ids = np.asarray(graph.nodes.edge_ids)[kept]
-        np.testing.assert_array_equal(made.nodes.edge_ids[: len(kept)], ids)
+        np.testing.assert_allclose(layer(smaller, x), layer(want, x), atol=1e-5)
+        np.testing.assert_array_equal(source, np.r_[indices, np.full(22 - len(indices), -1)])
+        ids = np.asarray(graph.nodes.edge_ids)[indices]
+        np.testing.assert_array_equal(smaller.nodes.edge_ids[: len(indices)], ids)
 
 
 @pytest.mark.parametrize("name", [*RELATIONAL, *HYPER])
@@ -209,16 +214,17 @@ def test_gates_of_relations_and_incidences(rng: Rng, name: str) -> None:
     call = jax.jit(lambda gate: model(gated(graph, gate), x))
     want = model(graph, x)
     np.testing.assert_allclose(call(jnp.ones(edges.num_edges)), want, atol=1e-5)
-    found = attribute(model, graph, x, 0, index=3, method="integrated_gradients")
-    assert found.features is not None and found.edges is not None
+    attribution = attribute(model, graph, x, 0, index=3, method="integrated_gradients")
+    assert attribution.features is not None and attribution.edges is not None
     if name.startswith("AllSet") or name == "AllDeepSets":
         return
-    last = float(want[3, 0])
-    change = last - float(call(jnp.zeros(edges.num_edges))[3, 0])
-    assert abs(found.edges.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(last)
-    assert not found.edges[20:].any()
-    change = last - float(model(graph, jnp.zeros_like(x))[3, 0])
-    assert abs(found.features.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(last)
+    output = float(want[3, 0])
+    # Completeness: attributions sum to the difference between the output and the reference.
+    change = output - float(call(jnp.zeros(edges.num_edges))[3, 0])
+    assert abs(attribution.edges.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(output)
+    assert not attribution.edges[20:].any()
+    change = output - float(model(graph, jnp.zeros_like(x))[3, 0])
+    assert abs(attribution.features.sum() - change) <= 1e-4 * abs(change) + 2e-6 * abs(output)
 
 
 def test_gates_are_weights_of_messages(rng: Rng) -> None:
@@ -226,34 +232,41 @@ def test_gates_are_weights_of_messages(rng: Rng) -> None:
     graph, x = random_relations(rng)
     gate = jnp.asarray(rng.uniform(0, 2, 22), jnp.float32)
     rhs, table = (jnp.asarray(rng.normal(size=(3, n, 4)), jnp.float32) for n in (F, N))
+    # Gates multiply the weights of edges, whichever way the sums are computed.
     for method in ("edges", "source_pairs", "destination_pairs"):
-        options: Any = {"method": method}
-        found = relational_aggregate(gated(graph, gate), x, rhs, gate, **options)
+        options = {"method": method}
+        actual = relational_aggregate(gated(graph, gate), x, rhs, gate, **options)
         want = relational_aggregate(graph, x, rhs, gate**2, **options)
-        np.testing.assert_allclose(found, want, atol=1e-4)
-    found, want = (
-        relational_lookup(*each) for each in ((gated(graph, gate), table), (graph, table, gate))
+        np.testing.assert_allclose(actual, want, atol=1e-4)
+    actual, want = (
+        relational_lookup(*operands)
+        for operands in ((gated(graph, gate), table), (graph, table, gate))
     )
-    np.testing.assert_allclose(found, want, atol=1e-4)
+    np.testing.assert_allclose(actual, want, atol=1e-4)
     triples = graph.triples()
-    both = RelationalGraph.from_triples(*triples, num_nodes=N, num_relations=3, inverse=True)
+    with_inverse = RelationalGraph.from_triples(
+        *triples, num_nodes=N, num_relations=3, inverse=True
+    )
     layer = CompGCNConv(F, 4, num_relations=6, normalization="sum", rngs=nnx.Rngs(0))
     weight = jnp.asarray(rng.uniform(0, 2, 40), jnp.float32)
-    rest = x, jnp.ones((6, F))
-    found, want = layer(gated(both, weight), *rest)[0], layer(both, *rest, weight)[0]
-    np.testing.assert_allclose(found, want, atol=1e-4)
+    inputs = x, jnp.ones((6, F))
+    actual, want = (
+        layer(gated(with_inverse, weight), *inputs)[0],
+        layer(with_inverse, *inputs, weight)[0],
+    )
+    np.testing.assert_allclose(actual, want, atol=1e-4)
     hypergraph, x = random_hypergraph(rng)
     for kind in ("symmetric", "row"):
         scales = hypergraph_norm(hypergraph, normalization=kind).scales
-        found = hypergraph_aggregate(gated(hypergraph, gate), x, normalization=kind)
+        actual = hypergraph_aggregate(gated(hypergraph, gate), x, normalization=kind)
         want = hypergraph_aggregate(hypergraph, x, incidence_weight=gate, **scales)
-        np.testing.assert_allclose(found, want, atol=1e-5)
+        np.testing.assert_allclose(actual, want, atol=1e-5)
     for reduce in ("sum", "mean", "max"):
         for function in (node_to_hyperedge, hyperedge_to_node):
             rows = x if function is node_to_hyperedge else x[:6]
-            found = function(gated(hypergraph, gate), rows, reduce=reduce)
+            actual = function(gated(hypergraph, gate), rows, reduce=reduce)
             want = function(hypergraph, rows, gate, reduce=reduce)
-            np.testing.assert_allclose(found, want, atol=1e-5)
+            np.testing.assert_allclose(actual, want, atol=1e-5)
 
 
 # --- Methods -------------------------------------------------------------------------------------
@@ -263,62 +276,65 @@ def test_gates_are_weights_of_messages(rng: Rng) -> None:
 def test_gradients(rng: Rng, name: str) -> None:
     graph, x = random_graph(rng)
     model = model_of(name)
-    found = attribute(model, graph, x, 1, index=[2, 4], method="input_x_gradient")
+    attribution = attribute(model, graph, x, 1, index=[2, 4], method="input_x_gradient")
     want = x * jax.grad(lambda x: model(graph, x)[jnp.array([2, 4]), 1].sum())(x)
-    np.testing.assert_allclose(found.features, want, atol=1e-6)
-    np.testing.assert_allclose(found.nodes, want.sum(1), atol=1e-6)
+    np.testing.assert_allclose(attribution.features, want, atol=1e-6)
+    np.testing.assert_allclose(attribution.nodes, want.sum(1), atol=1e-6)
+    # Central differences in three of the gates.
     step = 1e-2
     for edge in rng.integers(0, 16, 3):
         gates = [jnp.ones(graph.num_edges).at[edge].add(s) for s in (step, -step)]
         up, down = (model(GatedGraph.of(graph, g), x)[jnp.array([2, 4]), 1].sum() for g in gates)
-        assert found.edges is not None
-        assert abs(found.edges[edge] - (up - down) / (2 * step)) < 1e-3
+        assert abs(attribution.edges[edge] - (up - down) / (2 * step)) < 1e-3
+    # Saliency is the absolute value of the same derivative.
     salient = attribute(model, graph, x, lambda y: y[jnp.array([2, 4]), 1].sum())
-    np.testing.assert_allclose(salient.edges, np.abs(found.edges), atol=1e-6)
+    np.testing.assert_allclose(salient.edges, np.abs(attribution.edges), atol=1e-6)
     assert not salient.edges[16:].any() and salient.target is None
-    assert list(found.target) == [1, 1]
+    assert list(attribution.target) == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["GCN", "max", "GAT"])
 def test_integrated_gradients_are_complete(rng: Rng, name: str) -> None:
-    """To 1e-4: features from a baseline, and edges from none."""
+    """Sums of attributions equal the change of the output to 1e-4, for features and for edges."""
     graph, x = random_graph(rng)
     model = model_of(name)
     start = jnp.asarray(rng.normal(size=F), jnp.float32)
-    options: Any = {"index": 3, "method": "integrated_gradients", "baseline": start}
-    found = attribute(model, graph, x, 0, **options)
-    first, last = (model(graph, each + jnp.zeros_like(x))[3, 0] for each in (start, x))
+    options = {"index": 3, "method": "integrated_gradients", "baseline": start}
+    attribution = attribute(model, graph, x, 0, **options)
+    reference, output = (
+        model(graph, features + jnp.zeros_like(x))[3, 0] for features in (start, x)
+    )
     without = model(GatedGraph.of(graph, jnp.zeros(graph.num_edges)), x)[3, 0]
-    change = abs(float(last - first)), abs(float(last - without))
-    limits = [1e-4 * each + 2e-6 * abs(float(last)) for each in change]
-    assert found.features is not None and found.edges is not None
-    assert abs(found.features.sum() - (last - first)) <= limits[0]
-    assert abs(found.edges.sum() - (last - without)) <= limits[1]
+    change = abs(float(output - reference)), abs(float(output - without))
+    limits = [1e-4 * size + 2e-6 * abs(float(output)) for size in change]
+    assert abs(attribution.features.sum() - (output - reference)) <= limits[0]
+    assert abs(attribution.edges.sum() - (output - without)) <= limits[1]
 
 
-@pytest.mark.parametrize("model", ["SAGE", "own"])
+@pytest.mark.parametrize("model", ["SAGE", "custom"])
 def test_occlusion(rng: Rng, model: str) -> None:
     """Occlusion equals the change of a graph built without each edge, for any model."""
     graph, x = random_graph(rng)
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
-    call: Any = own_messages if model == "own" else model_of(model)
-    named = {} if model == "own" else {"edge_weight": weight}
-    found = attribute(call, graph, x, 1, index=2, method="occlusion", **named)
-    edges = ends(graph)
-    whole = call(graph, x, **named)[2, 1]
-    assert found.edges is not None and not found.edges[16:].any()
+    call = custom_messages if model == "custom" else model_of(model)
+    named = {} if model == "custom" else {"edge_weight": weight}
+    attribution = attribute(call, graph, x, 1, index=2, method="occlusion", **named)
+    edges = edge_array(graph)
+    output = call(graph, x, **named)[2, 1]
+    assert not attribution.edges[16:].any()
     for edge in rng.integers(0, 16, 3):
-        rest = np.delete(np.arange(16), edge)
-        smaller = Graph.from_edges(edges[rest].T, num_nodes=N)
-        others = {name: value[rest] for name, value in named.items()}
-        assert abs(found.edges[edge] - (whole - call(smaller, x, **others)[2, 1])) < 1e-5
+        remaining = np.delete(np.arange(16), edge)
+        smaller = Graph.from_edges(edges[remaining].T, num_nodes=N)
+        arguments = {name: value[remaining] for name, value in named.items()}
+        assert abs(attribution.edges[edge] - (output - call(smaller, x, **arguments)[2, 1])) < 1e-5
     node = int(rng.integers(N))
-    fall = whole - call(graph, x.at[node].set(0), **named)[2, 1]
-    assert found.nodes is not None and abs(found.nodes[node] - fall) < 1e-5
+    fall = output - call(graph, x.at[node].set(0), **named)[2, 1]
+    assert abs(attribution.nodes[node] - fall) < 1e-5
 
 
-def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
+def test_gnn_explainer_finds_relevant_edges_and_features(rng: Rng) -> None:
     """Masks keep the one relevant feature, and the edges from nodes that have it."""
+    # A star: only feature 0 of the leaves reaches the output, and only from half of the leaves.
     kind = rng.permutation(np.repeat([0, 1], 10))
     src = np.r_[np.arange(1, 21)]
     graph = Graph.from_edges(src, np.zeros(20, int), num_nodes=22)
@@ -330,13 +346,12 @@ def test_gnn_explainer_finds_what_counts(rng: Rng) -> None:
         y = spmm(graph, x[:, :1])
         return jnp.concatenate([y, 4 - y], 1)
 
-    found = attribute(model, graph, x, index=0, method="gnn_explainer", num_steps=300)
+    attribution = attribute(model, graph, x, index=0, method="gnn_explainer", num_steps=300)
     values = graph.edge_values(kind)
-    assert found.edges is not None and found.features is not None
-    assert found.edges[values == 1].min() > found.edges[values == 0].max()
-    assert found.features[1, 0] > found.features[1, 1]
-    assert not found.features[21].any()  # on which nothing depends
-    assert {src for src, _, _ in found.top_edges(10)} == set(np.flatnonzero(x[:, 0]).tolist())
+    assert attribution.edges[values == 1].min() > attribution.edges[values == 0].max()
+    assert attribution.features[1, 0] > attribution.features[1, 1]
+    assert not attribution.features[21].any()  # on which nothing depends
+    assert {src for src, _, _ in attribution.top_edges(10)} == set(np.flatnonzero(x[:, 0]).tolist())
 
 
 @pytest.mark.parametrize("method", ["saliency", "gnn_explainer", "occlusion"])
@@ -345,16 +360,17 @@ def test_on_a_subgraph(rng: Rng, method) -> None:
     graph, x = random_graph(rng)
     model = model_of("SAGE")
     weight = jnp.asarray(rng.uniform(0.5, 1, graph.num_edges), jnp.float32)
-    options: Any = {"index": 3, "method": method, "edge_weight": weight, "num_steps": 0}
+    options = {"index": 3, "method": method, "edge_weight": weight, "num_steps": 0}
+    # Two layers see two hops, so the subgraph holds all that the output depends on.
     part = attribute(model, graph, x, 1, num_hops=2, **options)
     assert part.edges.shape == (graph.num_edges,) and part.nodes.shape == (N,)
     if method == "gnn_explainer":  # whose first masks depend on how many there are
-        whole = attribute(model, graph, x, 1, **options)
-        np.testing.assert_array_equal(part.edges > 0, whole.edges > 0)
+        full = attribute(model, graph, x, 1, **options)
+        np.testing.assert_array_equal(part.edges > 0, full.edges > 0)
     else:
-        whole = attribute(model, graph, x, 1, **options)
-        np.testing.assert_allclose(part.edges, whole.edges, atol=1e-5)
-        np.testing.assert_allclose(part.nodes, whole.nodes, atol=1e-5)
+        full = attribute(model, graph, x, 1, **options)
+        np.testing.assert_allclose(part.edges, full.edges, atol=1e-5)
+        np.testing.assert_allclose(part.nodes, full.nodes, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
@@ -365,15 +381,11 @@ def test_attention(rng: Rng, layer) -> None:
     edges = edges[edges[:, 0] != edges[:, 1]]
     graph = Graph.from_edges(edges.T, num_nodes=N)
     x = jnp.asarray(rng.normal(size=(N, F)), jnp.float32)
-    own = layer(F, 4, heads=2, rngs=nnx.Rngs(int(rng.integers(100))))
-    found = attribute(own, graph, x, method="attention")
+    ours = layer(F, 4, heads=2, rngs=nnx.Rngs(int(rng.integers(100))))
+    attribution = attribute(ours, graph, x, method="attention")
     peer = getattr(geometric, layer.__name__)(F, 2, heads=2)
     copies = {
-        "GATConv": {
-            "lin.weight": "kernel",
-            "att_src": "src_attention",
-            "att_dst": "dst_attention",
-        },
+        "GATConv": {"lin.weight": "kernel", "att_src": "src_attention", "att_dst": "dst_attention"},
         "GATv2Conv": {"lin_l.weight": "kernel", "lin_r.weight": "dst_kernel", "att": "attention"},
         "TransformerConv": {
             "lin_query.weight": "query.kernel",
@@ -382,9 +394,10 @@ def test_attention(rng: Rng, layer) -> None:
             "lin_key.bias": "key.bias",
         },
     }[layer.__name__]
+    # Parameters are copied to the layer of PyG; those without a counterpart become 0.
     state = peer.state_dict()
     for name, path in copies.items():
-        value = np.asarray(functools.reduce(getattr, path.split("."), own)[...])
+        value = np.asarray(functools.reduce(getattr, path.split("."), ours)[...])
         value = value.T if name.endswith("weight") else value
         state[name] = torch.tensor(value.reshape(state[name].shape))
     for name in state.keys() - copies.keys():
@@ -393,9 +406,9 @@ def test_attention(rng: Rng, layer) -> None:
     edge_index = torch.tensor(edges.T.copy())
     _, (index, alpha) = peer(torch.tensor(np.asarray(x)), edge_index, return_attention_weights=True)
     want = {(int(u), int(v)): a.detach().numpy() for (u, v), a in zip(index.T, alpha, strict=True)}
-    (weights,) = found.layers
-    np.testing.assert_allclose(weights, [want[u, v] for u, v in ends(graph)], atol=1e-5)
-    np.testing.assert_allclose(found.edges, weights.mean(1), atol=1e-6)
+    (weights,) = attribution.layers
+    np.testing.assert_allclose(weights, [want[u, v] for u, v in edge_array(graph)], atol=1e-5)
+    np.testing.assert_allclose(attribution.edges, weights.mean(1), atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["source_pairs", "destination_pairs"])
@@ -408,7 +421,7 @@ def test_attention_of_relations(rng: Rng, name: str, method) -> None:
     edges, types = graph.nodes, graph.edge_types
     heads = x[edges.cols].reshape(-1, 2, 2)
     if name == "RGAT":
-        model: Any = RGATConv(
+        model = RGATConv(
             4,
             4,
             heads=2,
@@ -430,26 +443,27 @@ def test_attention_of_relations(rng: Rng, name: str, method) -> None:
     (weights,) = attribute(model, graph, x, method="attention").layers
     assert not weights[20:].any()
     gate = jnp.asarray(rng.uniform(0, 2, graph.num_edges), jnp.float32)
-    for each, factors in ((graph, jnp.ones_like(gate)), (gated(graph, gate), gate)):
+    for variant, factors in ((graph, jnp.ones_like(gate)), (gated(graph, gate), gate)):
         messages = values * weights[..., None] * factors[:, None, None]
         want = segment_sum(messages, edges.rows, N).reshape(N, 4)
-        np.testing.assert_allclose(model(each, x), want, atol=2e-5)
+        np.testing.assert_allclose(model(variant, x), want, atol=2e-5)
 
 
 def test_attention_of_models(rng: Rng) -> None:
     graph, x = random_graph(rng)
-    found = attribute(nnx.jit(model_of("GAT")), graph, x, method="attention")
-    assert [layer.shape for layer in found.layers] == [(18, 2), (18, 1)]
-    assert found.edges is not None and not found.edges[16:].any()
+    attribution = attribute(nnx.jit(model_of("GAT")), graph, x, method="attention")
+    assert [layer.shape for layer in attribution.layers] == [(18, 2), (18, 1)]
+    assert not attribution.edges[16:].any()
     near = attribute(model_of("GAT"), graph, x, index=3, method="attention")
     reached = k_hop_subgraph(graph, 3, 2).edges
-    assert near.edges is not None and set(np.flatnonzero(near.edges)) <= set(reached)
-    np.testing.assert_array_equal(near.edges[near.edges > 0], found.edges[near.edges > 0])
-    totals = segment_sum(jnp.asarray(found.layers[0]), graph.rows, N)
-    assert (np.asarray(totals) < 1).all() and found.features is None  # the rest is their own
+    assert set(np.flatnonzero(near.edges)) <= set(reached)
+    np.testing.assert_array_equal(near.edges[near.edges > 0], attribution.edges[near.edges > 0])
+    # Attention includes self-loops, which are no edges: the weights of edges sum to less than 1.
+    totals = segment_sum(jnp.asarray(attribution.layers[0]), graph.rows, N)
+    assert (np.asarray(totals) < 1).all() and attribution.features is None  # the rest is their own
 
 
-def test_other_models(rng: Rng) -> None:
+def test_targets(rng: Rng) -> None:
     """Targets may be numbers, all rows, or a function that reads changing variables."""
     graph, x = random_graph(rng)
     scale = jnp.ones(())
@@ -460,38 +474,37 @@ def test_other_models(rng: Rng) -> None:
     first = attribute(model, graph, x)
     want = np.asarray(graph.out_degrees())
     np.testing.assert_allclose(first.features, np.repeat(want[:, None], F, 1))
+    # A model that closes over a variable must see its new value.
     scale = jnp.full((), 2.0)
     np.testing.assert_allclose(attribute(model, graph, x).nodes, 2 * F * want)
 
 
 def test_batches(rng: Rng) -> None:
     """A graph's edges count for that graph alone, by derivatives and by removal."""
-    made = batch([random_graph(rng)[0] for _ in range(2)], num_graphs=3)
+    batched = batch([random_graph(rng)[0] for _ in range(2)], num_graphs=3)
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
     weights = jnp.asarray(rng.normal(size=(F, 2)), jnp.float32)
 
-    def model(made: Batch[Graph], x) -> Any:
-        y = jnp.tanh(spmm(made.graph, x) @ weights)
-        return segment_sum(y, made.graph_ids, made.num_graphs)
+    def model(batched: Batch[Graph], x) -> Any:
+        y = jnp.tanh(spmm(batched.graph, x) @ weights)
+        return segment_sum(y, batched.graph_ids, batched.num_graphs)
 
     for method in ("saliency", "occlusion"):
-        found = attribute(model, made, x, index=1, method=method)  # type: ignore[arg-type]
-        assert found.edges is not None and found.nodes is not None
-        assert not found.edges[:16].any() and found.edges[16:].any()
-        assert not found.nodes[:N].any() and found.nodes[N:].any()
-    assert fidelity(model, made, x, found, num_edges=32).unfaithfulness < 1e-6
+        attribution = attribute(model, batched, x, index=1, method=method)
+        assert not attribution.edges[:16].any() and attribution.edges[16:].any()
+        assert not attribution.nodes[:N].any() and attribution.nodes[N:].any()
+    assert fidelity(model, batched, x, attribution, num_edges=32).unfaithfulness < 1e-6
 
 
 def test_both_directions(rng: Rng) -> None:
-    """The mean over all edges between the same two nodes; padding has none."""
+    """The undirected score is the mean over all edges between the same two nodes."""
     graph, x = random_graph(rng)
-    found = attribute(spmm, graph, x, method="input_x_gradient")
-    edges = ends(graph)
-    assert found.edges is not None
-    for number, value in enumerate(found.undirected()[:16]):
+    attribution = attribute(spmm, graph, x, method="input_x_gradient")
+    edges = edge_array(graph)
+    for number, value in enumerate(attribution.undirected()[:16]):
         same = (np.sort(edges, 1) == np.sort(edges[number])).all(1)
-        np.testing.assert_allclose(value, found.edges[:16][same].mean(), atol=1e-5)
-    assert not found.undirected()[16:].any()
+        np.testing.assert_allclose(value, attribution.edges[:16][same].mean(), atol=1e-5)
+    assert not attribution.undirected()[16:].any()
     with pytest.raises(ValueError, match="no attributions to edges"):
         attribute(spmm, graph, x, edges=False).top_edges()
 
@@ -500,16 +513,16 @@ def test_options_of_the_model(rng: Rng) -> None:
     """Arguments that are no arrays are passed unchanged."""
     graph, x = random_graph(rng)
     model = GCN(F, 4, 2, rngs=nnx.Rngs(0))
-    found = attribute(model, graph, x, index=1, deterministic=True)
+    attribution = attribute(model, graph, x, index=1, deterministic=True)
     model.eval()
-    np.testing.assert_array_equal(found.edges, attribute(model, graph, x, index=1).edges)
+    np.testing.assert_array_equal(attribution.edges, attribute(model, graph, x, index=1).edges)
     scaled = attribute(lambda g, x, scale: scale * spmm(g, x), graph, x, 0, index=1, scale=2.0)
     want = 2 * np.asarray(attribute(spmm, graph, x, 0, index=1).edges)
     np.testing.assert_allclose(scaled.edges, want, rtol=1e-6)
 
 
-def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
-    """Programs are kept, parameters are not."""
+def test_changed_parameters_change_attributions(rng: Rng) -> None:
+    """Compiled programs are cached, and parameters are their arguments."""
     graph, x = random_graph(rng)
     model = model_of("SAGE")
     first = attribute(model, graph, x, 0, index=1)
@@ -520,21 +533,22 @@ def test_training_goes_on_after_an_attribution(rng: Rng) -> None:
 
 
 def test_fidelity(rng: Rng) -> None:
-    """By the definition, on graphs that are built again."""
+    """Fidelity equals its definition, on graphs built from the remaining edges."""
     graph, x = random_graph(rng)
     model = model_of("GCN")
     scores = rng.normal(size=graph.num_edges)
     scores[16:] = 9  # padding is no edge
-    found = fidelity(model, graph, x, scores, num_edges=6)
-    edges, order = ends(graph), np.argsort(-scores[:16])
+    result = fidelity(model, graph, x, scores, num_edges=6)
+    # plus compares with the graph without the top edges, minus with the top edges alone.
+    edges, order = edge_array(graph), np.argsort(-scores[:16])
     smaller = [Graph.from_edges(edges[o].T, num_nodes=N) for o in (order[6:], order[:6])]
-    given, rest, alone = (np.asarray(model(g, x)) for g in (graph, *smaller))
-    assert found.plus == np.mean(given.argmax(1) != rest.argmax(1))
-    assert found.minus == np.mean(given.argmax(1) != alone.argmax(1))
+    full, without, alone = (np.asarray(model(g, x)) for g in (graph, *smaller))
+    assert result.plus == np.mean(full.argmax(1) != without.argmax(1))
+    assert result.minus == np.mean(full.argmax(1) != alone.argmax(1))
     torch = need("torch")
-    p, q = (torch.tensor(each).softmax(-1) for each in (given, alone))
+    p, q = (torch.tensor(logits).softmax(-1) for logits in (full, alone))
     divergence = torch.nn.functional.kl_div(q.log(), p, reduction="none").sum(-1)
-    assert abs(found.unfaithfulness - (1 - torch.exp(-divergence)).mean().item()) < 1e-5
+    assert abs(result.unfaithfulness - (1 - torch.exp(-divergence)).mean().item()) < 1e-5
 
 
 # --- Pictures and errors -------------------------------------------------------------------------
@@ -543,17 +557,20 @@ def test_fidelity(rng: Rng) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 def test_picture(rng: Rng) -> None:
     graph, x = random_graph(rng)
-    found = attribute(model_of("SAGE"), graph, x, index=2)
-    axes = plot_neighborhood(graph, 2, edges=found, labels=np.arange(N) % 3)
-    edges = ends(graph)
-    one = set(edges[(edges == 2).any(1)].ravel()) | {2}
-    two = set(edges[np.isin(edges, list(one)).any(1)].ravel()) | one
-    (lines,) = [each for each in axes.collections if hasattr(each, "get_segments")]
-    want = {frozenset(e) for e in edges.tolist() if set(e) <= two and e[0] != e[1]}
+    attribution = attribute(model_of("SAGE"), graph, x, index=2)
+    # Edges are lines, drawn once for both directions; nodes are points.
+    axes = plot_neighborhood(graph, 2, edges=attribution, labels=np.arange(N) % 3)
+    edges = edge_array(graph)
+    one_hop = set(edges[(edges == 2).any(1)].ravel()) | {2}
+    two_hops = set(edges[np.isin(edges, list(one_hop)).any(1)].ravel()) | one_hop
+    (lines,) = [
+        collection for collection in axes.collections if hasattr(collection, "get_segments")
+    ]
+    want = {frozenset(e) for e in edges.tolist() if set(e) <= two_hops and e[0] != e[1]}
     assert len(lines.get_segments()) == len(want)
-    assert len(axes.collections[1].get_offsets()) == len(two)
-    assert {text.get_text() for text in axes.texts} == {str(node) for node in two}
-    few = plot_neighborhood(graph, 2, edges=found, top_edges=1, ax=axes.figure.add_subplot())
+    assert len(axes.collections[1].get_offsets()) == len(two_hops)
+    assert {text.get_text() for text in axes.texts} == {str(node) for node in two_hops}
+    few = plot_neighborhood(graph, 2, edges=attribution, top_edges=1, ax=axes.figure.add_subplot())
     assert len(few.collections[0].get_segments()) == min(1, len(want))
 
 
@@ -575,13 +592,13 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: attribute(spmm, GRAPH, X, index=3), ValueError, r"index\[0\] = 3 is outside"),
     (
-        lambda: attribute(spmm, GRAPH, X, method="magic"),  # type: ignore[arg-type]
+        lambda: attribute(spmm, GRAPH, X, method="magic"),
         ValueError,
         "method must be one of 'saliency', .* got 'magic'",
     ),
     (lambda: attribute(spmm, GRAPH, X, num_hops=1), ValueError, "num_hops needs an index"),
     (
-        lambda: attribute(own_messages, GRAPH, X),
+        lambda: attribute(custom_messages, GRAPH, X),
         ValueError,
         "no message of the model passes .* method='occlusion', or edges=False",
     ),
@@ -634,21 +651,21 @@ def test_errors(number: int) -> None:
 def test_occlusion_of_relations_and_incidences(rng: Rng, name: str) -> None:
     """Occlusion of an edge is the change of the output of a container built without it."""
     model, graph, x = other_model(name, rng)
-    found = attribute(model, graph, x, 1, index=2, method="occlusion")
-    assert found.edges is not None and not found.edges[20:].any()
+    attribution = attribute(model, graph, x, 1, index=2, method="occlusion")
+    assert not attribution.edges[20:].any()
     edges, edge = edges_of(graph), int(rng.integers(20))
     src, dst = (np.delete(np.asarray(ids)[:20], edge) for ids in (edges.cols, edges.rows))
     if name == "RGCN":
         rel = np.delete(np.asarray(graph.edge_types)[:20], edge)
-        rest: Any = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
+        smaller = RelationalGraph.from_triples(src, rel, dst, num_nodes=N, num_relations=3)
     else:
-        rest = Hypergraph.from_incidence(src, dst, num_nodes=N, num_hyperedges=6)
-    change = model(graph, x)[2, 1] - model(rest, x)[2, 1]
-    np.testing.assert_allclose(found.edges[edge], change, atol=1e-5)
+        smaller = Hypergraph.from_incidence(src, dst, num_nodes=N, num_hyperedges=6)
+    change = model(graph, x)[2, 1] - model(smaller, x)[2, 1]
+    np.testing.assert_allclose(attribution.edges[edge], change, atol=1e-5)
 
 
-def test_a_motif_of_relations_is_found(rng: Rng) -> None:
-    """A node's class is whether relation 1 leads to it; edges of 0 and 2 are noise."""
+def test_motif_of_relations(rng: Rng) -> None:
+    """A node is of class 1 if an edge of relation 1 ends at it; other relations are noise."""
     size, count = 100, 400
     src, dst = rng.integers(0, size, (2, count))
     rel = np.where(rng.random(count) < 0.15, 1, 2 * rng.integers(0, 2, count))
@@ -669,12 +686,12 @@ def test_a_motif_of_relations_is_found(rng: Rng) -> None:
     for _ in range(100):
         step(model, optimizer)
     index = np.flatnonzero(labels)
-    into = np.isin(np.asarray(graph.nodes.rows), index)
-    motif = np.asarray(graph.edge_types)[into] == 1
+    # Only edges into nodes of the class can be its cause.
+    incoming = np.isin(np.asarray(graph.nodes.rows), index)
+    motif = np.asarray(graph.edge_types)[incoming] == 1
     for method in ("saliency", "integrated_gradients"):
-        found = attribute(model, graph, x, 1, index=index, method=method)
-        assert found.edges is not None
-        scores = found.edges[into]
+        attribution = attribute(model, graph, x, 1, index=index, method=method)
+        scores = attribution.edges[incoming]
         higher = (scores[motif][:, None] > scores[~motif]).mean()
         assert higher >= 0.9, method
 
@@ -688,35 +705,38 @@ def test_gnn_explainer_of_relations() -> None:
         y = relational_aggregate(graph, x, rhs)
         return jnp.concatenate([jnp.ones_like(y), y], 1)
 
-    options: Any = {"index": 3, "method": "gnn_explainer", "learning_rate": 0.05}
-    found = attribute(model, graph, jnp.ones((40, 1)), **options)
-    assert found.top_edges(1)[0][:3] == (1, 1, 3) and found.top_edges(2)[1][3] < 0.3
-    assert fidelity(model, graph, jnp.ones((40, 1)), found, num_edges=1, index=3)[:2] == (1, 0)
+    options = {"index": 3, "method": "gnn_explainer", "learning_rate": 0.05}
+    attribution = attribute(model, graph, jnp.ones((40, 1)), **options)
+    assert attribution.top_edges(1)[0][:3] == (1, 1, 3) and attribution.top_edges(2)[1][3] < 0.3
+    assert fidelity(model, graph, jnp.ones((40, 1)), attribution, num_edges=1, index=3)[:2] == (
+        1,
+        0,
+    )
 
 
-def test_hyperedges_that_count(rng: Rng) -> None:
-    """Sums over the incidences of each; a batch has those of all."""
+def test_attributions_of_hyperedges(rng: Rng) -> None:
+    """The score of a hyperedge is the sum over its incidences, also in a batch."""
     graphs = [random_hypergraph(rng)[0] for _ in range(2)]
     x = jnp.asarray(rng.normal(size=(2 * N, F)), jnp.float32)
-    made = batch(graphs, num_graphs=2)
+    batched = batch(graphs, num_graphs=2)
 
     def model(batch, x) -> Any:
         return segment_sum(hypergraph_aggregate(batch.graph, x), batch.graph_ids, 2)
 
-    found = attribute(model, made, x, index=0, method="input_x_gradient")
-    sums = found.hyperedges()
+    attribution = attribute(model, batched, x, index=0, method="input_x_gradient")
+    sums = attribution.hyperedges()
     assert sums.shape == (12,) and not sums[6:].any()
-    node, hyperedge, most = found.top_edges(1)[0]
-    assert found.edges is not None and most == found.edges.max()
+    node, hyperedge, most = attribution.top_edges(1)[0]
+    assert most == attribution.edges.max()
     assert node in np.asarray(graphs[0].hyperedge_nodes)[graphs[0].graph.rows == hyperedge]
-    np.testing.assert_allclose(sums.sum(), found.edges.sum(), rtol=1e-5)
+    np.testing.assert_allclose(sums.sum(), attribution.edges.sum(), rtol=1e-5)
     with pytest.raises(TypeError, match="incidences of a Hypergraph have no other way"):
-        found.undirected()
+        attribution.undirected()
     with pytest.raises(TypeError, match="the graph must be a Hypergraph, got Graph"):
         attribute(spmm, GRAPH, X).hyperedges()
 
 
-def test_edges_of_other_containers() -> None:
+def test_unsupported_containers() -> None:
     edges = np.array([[0, 1], [1, 0]])
     graph = HeteroGraph.from_edges({("a", "to", "a"): edges}, {"a": 2})
     x = jnp.ones((2, 3))

@@ -1,4 +1,4 @@
-"""What is installed: its modules and versions, and what is said where they do not fit together."""
+"""The installation: modules, versions, and the messages if they do not fit together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_version_for_all() -> None:
     }
 
 
-def test_wheels_of_every_python_that_is_promised() -> None:
+def test_wheels_of_all_supported_pythons() -> None:
     """The workflow builds and tests both distributions with each Python."""
     for build in (PROJECT, OF_CUDA):
         assert build["project"]["requires-python"] == ">=3.11"
@@ -74,7 +74,7 @@ def test_wheels_of_every_python_that_is_promised() -> None:
     ],
     ids=str,
 )
-def test_systems_that_cannot_build(
+def test_unsupported_systems(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: dict[str, str], message: str
 ) -> None:
     cmake = shutil.which("cmake")
@@ -84,15 +84,16 @@ def test_systems_that_cannot_build(
         (tmp_path / "getconf").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "getconf").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
+    # The script runs without a project, on made-up variables of the host.
     variables = [f"-D{name}={value}" for name, value in system.items()]
     run = [cmake, *variables, "-P", str(ROOT / "cmake/platform.cmake")]
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert (done.returncode == 0) is (message == "")
-    assert message in " ".join(done.stderr.split())
+    process = subprocess.run(run, capture_output=True, text=True)
+    assert (process.returncode == 0) is (message == "")
+    assert message in " ".join(process.stderr.split())
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.0", "1.0.0.dev3"])
-def test_jax_that_is_too_old(version: str) -> None:
+def test_old_jax_is_refused(version: str) -> None:
     if version != "0.9.2":
         return refusal.refuse_old_jax(version)
     with pytest.raises(ImportError, match=r"^jax_gnn needs jax 0\.10 or later, not 0\.9\.2; run: "):
@@ -108,7 +109,7 @@ def test_handlers_newer_than_jaxlib(
 ) -> None:
     """JAX takes them until a backend starts, which then fails with everything else on it."""
     module = types.SimpleNamespace(ffi_version=(99, 1))  # whose targets nobody may ask for
-    status = ffi._register(module, platform, "by a compiler")  # type: ignore[arg-type]
+    status = ffi._register(module, platform, "by a compiler")
     assert (status.available, status.targets) == (False, ())
     assert re.fullmatch(NEWER_FFI, status.reason or "")
     monkeypatch.setitem(ffi.STATUS, platform, status)
@@ -130,18 +131,18 @@ def test_ffi_version_of_jaxlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """In the place of the package's, and first on the path."""
-    found = tmp_path / "jax_gnn"
-    found.mkdir()
-    (found / "__init__.py").touch()
-    monkeypatch.setattr(ffi, "_FOLDER", found.resolve())
+    """Put a folder without modules in the place of the package, first on the path."""
+    package = tmp_path / "jax_gnn"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(ffi, "_FOLDER", package.resolve())
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     ffi._module.cache_clear()
-    yield found.resolve()
+    yield package.resolve()
     ffi._module.cache_clear()
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
+def import_failure(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
     def load(name: str) -> Any:
         raise error
 
@@ -153,14 +154,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> str:
     return message.removeprefix("jax_gnn cannot be used: ")
 
 
-def test_module_that_is_missing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+def test_missing_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message.startswith(f"{folder} has no compiled module _cpu: python -m pip install ")
 
 
 def test_source_folder(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").touch()
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message == (
         f"{folder} is a source folder: pip install {folder.parent}, and start Python elsewhere"
     )
@@ -175,7 +176,7 @@ def test_source_folder_before_what_is_installed(
     (installed / "__init__.py").touch()
     (installed / "_cpu.abi3.so").touch()
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed.parent)])
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     assert message == (
         f"{folder} is not built, and goes before {installed.resolve()} on the path: "
         "start Python elsewhere"
@@ -184,19 +185,19 @@ def test_source_folder_before_what_is_installed(
 
 def test_module_of_another_python(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
-    message = failing(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
+    message = import_failure(monkeypatch, ModuleNotFoundError("no jax_gnn._cpu"))
     of = f"of another Python or processor than {sys.implementation.cache_tag} on "
     assert message.startswith(f"{folder}/_cpu.cpython-39-x86_64-linux-gnu.so is {of}")
     assert "pip install --force-reinstall" in message
 
 
-def test_module_that_does_not_load(folder: Path) -> None:
+def test_damaged_module(folder: Path) -> None:
     """A file that is no module for this processor, loaded for real."""
     file = folder / "_cpu.abi3.so"
     file.write_bytes(b"\x7fELF of another processor")
+    # The loader of Python must run, so a module that was loaded before is forgotten.
     sys.modules.pop("_cpu", None)
     finder = importlib.machinery.PathFinder.find_spec("_cpu", [str(folder)])
-    assert finder is not None
     with pytest.raises(ImportError) as raised:
         importlib.util.module_from_spec(finder)
     message = ffi._why_missing("_cpu", raised.value)
@@ -204,17 +205,17 @@ def test_module_that_does_not_load(folder: Path) -> None:
     assert "pip install --force-reinstall" in message and "\n" not in message
 
 
-def test_another_copy_is_told(
+def test_another_copy_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path.resolve() / "jax_gnn"
-    other.mkdir()
-    (other / "__init__.py").touch()
+    duplicate = tmp_path.resolve() / "jax_gnn"
+    duplicate.mkdir()
+    (duplicate / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert ffi.package_copies()[0] == Path(jax_gnn.__file__).resolve().parent
-    assert ffi.package_copies()[-1] == other
+    assert ffi.package_copies()[-1] == duplicate
     assert cli.main(["info"]) == 0
-    assert f"{other} is another copy, unused: remove one" in capsys.readouterr().out
+    assert f"{duplicate} is another copy, unused: remove one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("file", [*map(str, refusal.STRANGERS_FILES), "__init__.py", "graph.py"])
@@ -238,8 +239,8 @@ def test_files_of_another_package_are_refused(
     monkeypatch.setattr(sys, "argv", ["/usr/bin/jax-gnn"])
     with pytest.raises(SystemExit, match=f"^jax-gnn: error: {line}"):
         refusal.refuse_stranger(tmp_path)
-    own = Path(jax_gnn.__file__).parent
-    assert not any((own / each).exists() for each in refusal.STRANGERS_FILES)
+    package = Path(jax_gnn.__file__).parent
+    assert not any((package / name).exists() for name in refusal.STRANGERS_FILES)
 
 
 INSTALLATION = str(Path(_installation.__file__))
@@ -250,6 +251,7 @@ def test_layers_and_command_check_before_they_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed_last: str | None
 ) -> None:
     """`jax_gnn` belongs to another project, or is a folder without __init__.py."""
+    # The checks themselves are imported from the real package.
     (tmp_path / "_core").symlink_to(Path(jax_gnn.__file__).parent / "_core")
     if installed_last == "jax-gnn":
         (tmp_path / "nn/conv").mkdir(parents=True)
@@ -267,7 +269,7 @@ def test_layers_and_command_check_before_they_import(
 
 
 @pytest.mark.parametrize("error", ["AttributeError", "ImportError", "ModuleNotFoundError"])
-def test_flax_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
+def test_old_flax_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
     """Flax bounds JAX from below alone, and its import fails with a JAX that is newer."""
     (tmp_path / "flax.py").write_text(f"raise {error}('jax has no HiPrimitive')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -285,35 +287,36 @@ def test_flax_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, e
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """Fake the environment of `_load_cuda`: build, error, version of the distribution."""
-    given = types.SimpleNamespace(build="", error=None, version=None, entry_points=1)
-    own = types.SimpleNamespace(
+    environment = types.SimpleNamespace(build="", error=None, version=None, entry_points=1)
+    module = types.SimpleNamespace(
         ffi_version=(0, 1), compiler="nvcc", architectures="90", targets=dict
     )
 
     def load(name: str) -> Any:
         if name == "_cpu":
-            return types.SimpleNamespace(cuda_build=given.build)
+            return types.SimpleNamespace(cuda_build=environment.build)
         return loaded()
 
     def loaded() -> Any:
-        if given.error:
-            raise given.error
-        return own
+        if environment.error:
+            raise environment.error
+        return module
 
-    class Points(list):  # type: ignore[type-arg]
+    class Points(list):
         def select(self, group: str) -> Any:
             return self if group == "jax_gnn.cuda" else []
 
+    # The distribution is absent unless it has a version.
     def distribution(name: str) -> Any:
-        if name != ffi.CUDA_PACKAGE or given.version is None:
+        if name != ffi.CUDA_PACKAGE or environment.version is None:
             raise metadata.PackageNotFoundError(name)
-        points = Points([types.SimpleNamespace(load=loaded)] * given.entry_points)
-        return types.SimpleNamespace(version=given.version, entry_points=points)
+        points = Points([types.SimpleNamespace(load=loaded)] * environment.entry_points)
+        return types.SimpleNamespace(version=environment.version, entry_points=points)
 
     monkeypatch.setattr(ffi, "_load", load)
     monkeypatch.setattr(ffi.metadata, "distribution", distribution)
     ffi._module.cache_clear()
-    yield given
+    yield environment
     ffi._module.cache_clear()
 
 
@@ -343,8 +346,8 @@ def test_cuda_module_of_another_version(cuda: types.SimpleNamespace) -> None:
     assert (status.available, status.targets) == (False, ())
     version = jax_gnn.__version__
     assert status.reason == f"jax-gnn-kernels-cuda13 is 99.0, jax-gnn-kernels {version}"
-    both = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
-    assert status.hint == f"pip install --force-reinstall --no-deps {both}"
+    requirements = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
+    assert status.hint == f"pip install --force-reinstall --no-deps {requirements}"
 
 
 @pytest.mark.parametrize("problem", ["entry point", "module", "version"])
@@ -358,20 +361,19 @@ def test_damaged_cuda_package(cuda: types.SimpleNamespace, problem: str) -> None
     else:
         cuda.version, reason = "", "is of an unknown version, jax-gnn-kernels "
     status = ffi._load_cuda()
-    assert status.reason is not None and status.hint is not None
     assert status.reason.startswith(f"jax-gnn-kernels-cuda13 {reason}")
     assert status.hint.startswith("pip install --force-reinstall --no-deps jax-gnn-kernels==")
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_broken_cuda_module(cuda: types.SimpleNamespace, apart: bool) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_broken_cuda_module(cuda: types.SimpleNamespace, separate: bool) -> None:
     cuda.error = ImportError("libsomething.so: cannot open shared object file")
-    if apart:
+    if separate:
         cuda.build, cuda.version = "no compiler", jax_gnn.__version__
     status = ffi._load_cuda()
     assert (status.available, status.targets) == (False, ())
     assert status.reason == "libsomething.so: cannot open shared object file"
-    assert ("jax-gnn-kernels-cuda13==" in str(status.hint)) is apart
+    assert ("jax-gnn-kernels-cuda13==" in str(status.hint)) is separate
 
 
 @pytest.mark.parametrize(
@@ -417,16 +419,17 @@ def test_cuda_kernels_without_a_gpu(
     ("package", "after"),
     [("jax_gnn", "jax, jax.export, jax.extend.core"), ("flax_layers", "jax, flax.nnx, jax_gnn")],
 )
-def test_what_the_import_brings(package: str, after: str) -> None:
-    """Modules, which do not depend on the machine as time does."""
+def test_imported_modules(package: str, after: str) -> None:
+    """Count imported modules: unlike time, they do not depend on the machine."""
     code = (
         f"import sys, {after}; before = set(sys.modules); import {package}; "
         "print(*sorted({m for m in sys.modules if m not in before}))"
     )
     run = [sys.executable, "-P", "-c", code]
-    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
-    own = {"jax", "jaxlib", "flax", "jax_gnn", "flax_layers"}
-    others = {name.partition(".")[0] for name in found} - own
-    third_party = others - sys.stdlib_module_names
+    modules = subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+    allowed = {"jax", "jaxlib", "flax", "jax_gnn", "flax_layers"}
+    packages = {name.partition(".")[0] for name in modules} - allowed
+    # Imports of packages that neither JAX nor Flax bring would slow every start.
+    third_party = packages - sys.stdlib_module_names
     assert third_party <= set(), third_party
-    assert len([name for name in found if name.startswith("jax_gnn")]) < 150
+    assert len([name for name in modules if name.startswith("jax_gnn")]) < 150

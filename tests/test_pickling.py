@@ -61,6 +61,7 @@ def exported(is_kind: Callable[[Any], bool]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if is_kind(value)}
 
 
+# Typed dicts are plain dicts once they are made.
 CLASSES = {kind for kind in exported(inspect.isclass).values() if not typing.is_typeddict(kind)}
 
 
@@ -90,7 +91,7 @@ def parts() -> Iterator[Any]:
     yield sharding.HostRows.put(ROWS)
 
 
-def trained() -> Iterator[Any]:
+def recipes_and_predictors() -> Iterator[Any]:
     yield from RECIPES.values()
     yield from LINK_RECIPES.values()
     for name in ("gcn", "gcn-graph", "gcn-link"):
@@ -103,12 +104,13 @@ def modules_within(layer) -> Iterator[Any]:
     yield from (module for _, module in nnx.iter_modules(layer) if type(module) in CLASSES)
 
 
-def of_values(kind) -> Any:
+def filled_object(kind) -> Any:
     """An object of a named tuple or a data class, of any values; None of another class."""
     if issubclass(kind, tuple):
         return kind(*(np.arange(2) for _ in kind._fields))
     if not dataclasses.is_dataclass(kind):
         return None
+    # The fields may be checked by __init__, which is left out.
     value = object.__new__(kind)
     for field in dataclasses.fields(kind):
         missing = field.default is dataclasses.MISSING
@@ -119,19 +121,21 @@ def of_values(kind) -> Any:
 @functools.cache
 def objects() -> dict[str, Any]:
     """An object, or several, of each public class."""
-    found = [*containers(), *samples(), *parts(), *trained()]
+    values = [*containers(), *samples(), *parts(), *recipes_and_predictors()]
     for case in LAYERS.values():
-        found += modules_within(case.make(jnp.float32))
-    found.append(datasets.PickleFormatError("damaged"))
-    kinds = {type(value) for value in found}
-    found += [of_values(kind) for kind in CLASSES - kinds]
+        values += modules_within(case.make(jnp.float32))
+    values.append(datasets.PickleFormatError("damaged"))
+    # Plain records that none of the cases uses are filled with any values.
+    kinds = {type(value) for value in values}
+    values += [filled_object(kind) for kind in CLASSES - kinds]
     return {
-        f"{type(value).__name__}-{i}": value for i, value in enumerate(found) if value is not None
+        f"{type(value).__name__}-{i}": value for i, value in enumerate(values) if value is not None
     }
 
 
 def contents(value) -> Any:
     """Return the contents of an object, for comparison by ``==``."""
+    # Arrays are compared by bytes, so that NaN equals NaN.
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -176,17 +180,17 @@ def test_objects_are_copied() -> None:
 
 def test_objects_of_another_process() -> None:
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
-    done = subprocess.run(
+    worker = subprocess.run(
         [sys.executable, "-P", "-c", WORKER],
         input=pickle.dumps(pickled()),
         stdout=subprocess.PIPE,
         env=environment,
         check=True,
     )
-    returned = pickle.loads(done.stdout)
+    returned = pickle.loads(worker.stdout)
     assert returned.keys() == objects().keys()
-    for name, both in returned.items():
-        for data in both:
+    for name, pickles in returned.items():
+        for data in pickles:
             check_same(name, pickle.loads(data))
 
 
@@ -206,6 +210,7 @@ def test_sharded_graph_where_its_devices_are_missing(monkeypatch: pytest.MonkeyP
     sharded = sharding.shard_graph(GRAPH, mesh, "nodes")
     data = pickle.dumps(sharded)
     assert pickle.loads(data).node_ids.sharding == sharded.node_ids.sharding
+    # The unpickling process has one device alone.
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: first)
     with pytest.raises(ValueError, match=r"^ShardedGraph must be unpickled where JAX has its dev"):

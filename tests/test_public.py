@@ -1,4 +1,4 @@
-"""What is public and what is not: names, modules, signatures."""
+"""The public surface: names, modules and signatures."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_profiles_show_the_name(name: str) -> None:
     None of them promotes dtypes or ranks.
     """
     function, arguments, _ = CALLS[name]
+    # Arrays of floats are traced; index arrays stay constants, as some ops read them.
     arrays = {
         argument: value
         for argument, value in arguments.items()
@@ -67,6 +68,7 @@ def test_profiles_show_the_name(name: str) -> None:
         return function(**{**arguments, **arrays})
 
     with strict():
+        # Names are in the debug locations of the module, which profilers show.
         text = jax.jit(call).lower(arrays).as_text(debug_info=True)
     assert re.search(rf'"[^"]*\b{name}\b[^"]*/[^"]*"', text)
 
@@ -87,8 +89,8 @@ def test_public_modules_are_documented() -> None:
     listed = re.search(r"Public modules: (.*?)\.\n", text, re.S)
     assert listed
     names = set(re.findall(r"`([a-z_.]+)`", listed.group(1)))
-    found = {name for name in modules(jax_gnn) if is_public(name)} - MOVED
-    assert found <= names, "the rest wants an underscore, or a word in docs/architecture.md"
+    public = {name for name in modules(jax_gnn) if is_public(name)} - MOVED
+    assert public <= names, "the rest wants an underscore, or a word in docs/architecture.md"
 
 
 @pytest.mark.parametrize("name", jax_gnn.__all__)
@@ -100,6 +102,7 @@ def test_names_are_no_modules(name: str) -> None:
 
 def test_a_call_outside_of_transformations_is_one_program() -> None:
     """Eager calls on arrays are compiled; other arguments and tracers pass unchanged."""
+    # The body runs once for each program: a second call with "a" must not trace again.
     seen: list[Any] = []
 
     @one_call("how")
@@ -111,8 +114,9 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
     for how in ("a", "a", "b", None):
         assert scaled(x, x, how=how).tolist() == [0, 1, 4]
     assert [how for *_, how in seen] == ["a", "b", None]
-    assert all(isinstance(each, traced) for *arrays, _ in seen for each in arrays)
+    assert all(isinstance(argument, traced) for *arrays, _ in seen for argument in arrays)
     seen.clear()
+    # Numbers, arrays of numpy, and options that cannot be hashed are not compiled.
     plain: list[tuple[tuple[Any, ...], Any]] = [
         ((x, 2.0), "a"),
         ((np.ones(3),), "a"),
@@ -120,14 +124,14 @@ def test_a_call_outside_of_transformations_is_one_program() -> None:
     ]
     for arguments, how in plain:
         scaled(*arguments, how=how)
-        *found, named = seen.pop()
+        *operands, named = seen.pop()
         assert named is how
-        assert all(map(operator.is_, found, arguments))
+        assert all(map(operator.is_, operands, arguments))
     assert jax.grad(lambda x: scaled(x, x, how="a").sum())(x).tolist() == [0, 2, 4]
 
 
 def test_sums_outside_of_transformations() -> None:
-    """The same values, and the same words where an argument is wrong."""
+    """Eager calls give the values and the errors of compiled calls."""
     graph = jax_gnn.Graph.from_edges([0, 1, 2], [1, 0, 0], num_nodes=3)
     x, weight = jnp.arange(6.0).reshape(3, 2), jnp.array([0.5, 1.0, 2.0])
     want = jax.jit(jax_gnn.spmm)(graph, x, weight)
@@ -141,6 +145,7 @@ def test_sums_outside_of_transformations() -> None:
         ((graph, "x"), {}, "x must"),
         ((x, x), {}, "graph must"),
     ]
+    # Errors are raised by the function itself, not by the compiled wrapper.
     for arguments, options, message in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             jax_gnn.spmm(*arguments, **options)
@@ -168,19 +173,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "UniGINConv": {"hyperedge_reduce": "mean", "eps": 0.0, "learn_eps": False},
     "UniSAGEConv": {"hyperedge_reduce": "mean", "node_reduce": "sum", "l2_normalize": False},
 }
-"""What decides a layer's formula, as published."""
+"""Defaults of arguments that select a layer's published formula."""
 
 
 def test_defaults_are_the_published_ones() -> None:
-    for name, wanted in DEFAULTS.items():
+    for name, defaults in DEFAULTS.items():
         parameters = inspect.signature(getattr(flax_layers, name).__init__).parameters
-        assert {option: parameters[option].default for option in wanted} == wanted, name
+        assert {option: parameters[option].default for option in defaults} == defaults, name
 
 
 def test_signatures_of_layers() -> None:
-    """Also of what users derive from them, and of the calls of models."""
+    """Signatures of models, of classes that users derive, and of calls."""
 
-    class Own(flax_layers.GCNConv):
+    class Derived(flax_layers.GCNConv):
         def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
             super().__init__(width, width, rngs=rngs)
 
@@ -189,5 +194,5 @@ def test_signatures_of_layers() -> None:
         "hidden_features",
         "out_features",
     ]
-    assert [*inspect.signature(Own).parameters] == ["width", "rngs"]
-    assert [*inspect.signature(Own(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]
+    assert [*inspect.signature(Derived).parameters] == ["width", "rngs"]
+    assert [*inspect.signature(Derived(3, rngs=nnx.Rngs(0))).parameters][:2] == ["graph", "x"]

@@ -1,4 +1,8 @@
-"""The container of graphs with relations: order, pairs, parts, padding, norms, and their checks."""
+"""The RelationalGraph container: order of edges, pairs, parts, padding, norms, and checks.
+
+A pair is a node and a relation that an edge of the node has. Parts are bipartite graphs between
+nodes and pairs.
+"""
 
 from __future__ import annotations
 
@@ -23,37 +27,40 @@ Rng = np.random.Generator
 
 
 def triples(rng: Rng, count: int, num_src: int, num_dst: int, num_relations: int) -> Any:
-    """Skewed, with repeated triples, empty relations and nodes without edges."""
+    """Random (src, rel, dst) with repetitions, empty relations and nodes without edges."""
+    # Cubes of uniform numbers are skewed to small ids.
     sizes = (num_src, num_relations, num_dst)
     return tuple((size * rng.random(count) ** 3).astype(np.int64) for size in sizes)
 
 
 def check_graph(graph: Graph, rows, cols, ids) -> None:
-    """Against entries in the order of the edges; with the half by source."""
+    """Check both halves of a graph against its entries, by destination and by source."""
     count = len(rows)
-    for array, wanted in ((graph.rows, rows), (graph.cols, cols), (graph.edge_ids, ids)):
-        np.testing.assert_array_equal(array[:count], wanted)
+    for array, expected in ((graph.rows, rows), (graph.cols, cols), (graph.edge_ids, ids)):
+        np.testing.assert_array_equal(array[:count], expected)
         assert (array[count:] == -1).all()
+    # By source, edges keep their order by destination.
     order = np.lexsort((np.arange(count), cols))
-    for array, wanted in (
+    for array, expected in (
         (graph.t_rows, np.asarray(cols)[order]),
         (graph.t_cols, np.asarray(rows)[order]),
         (graph.t_order, order),
     ):
-        np.testing.assert_array_equal(array[:count], wanted)
+        np.testing.assert_array_equal(array[:count], expected)
         assert (array[count:] == -1).all()
-    for ends, size, indptr in (
+    for node_ids, size, indptr in (
         (rows, graph.num_dst, graph.indptr),
         (cols, graph.num_src, graph.t_indptr),
     ):
-        starts = np.searchsorted(np.sort(ends), np.arange(size + 1))
+        starts = np.searchsorted(np.sort(node_ids), np.arange(size + 1))
         np.testing.assert_array_equal(indptr, starts)
 
 
 def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relations: int) -> None:
-    """Against the sorted (relation, node) pairs."""
+    """Check pairs against the sorted (relation, node) pairs."""
     rel, nodes = by_relation
     count, size = len(nodes), pairs.num_pairs
+    # Pairs are numbered by relation, and sorted_nodes lists them by node.
     by_node = np.lexsort((rel, nodes))
     order = np.concatenate([by_node, np.arange(count, size)])  # padding is at its own place
     padding = np.full(size - count, -1)
@@ -66,29 +73,30 @@ def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relat
 
 
 def check_relational(graph: RelationalGraph, src, rel, dst, ids) -> None:
-    """Against valid triples in any order."""
+    """Check a graph and its parts against valid triples in any order."""
     num_relations = graph.num_relations
+    # Edges are sorted by destination, then relation, then source.
     order = np.lexsort((src, rel, dst))  # stable
     src, rel, dst, ids = (np.asarray(part)[order] for part in (src, rel, dst, ids))
     np.testing.assert_array_equal(graph.edge_types[: len(rel)], rel)
     assert (graph.edge_types[len(rel) :] == -1).all()
     check_graph(graph.nodes, dst, src, ids)
     if graph.from_pairs is not None and graph.pair_src is not None:
-        found, number = np.unique(np.stack([rel, src]), axis=1, return_inverse=True)
-        check_pairs(graph.pair_src, found, graph.num_src, num_relations)
+        distinct, pair_ids = np.unique(np.stack([rel, src]), axis=1, return_inverse=True)
+        check_pairs(graph.pair_src, distinct, graph.num_src, num_relations)
         assert (graph.pair_src.num_pairs, False) == (graph.num_src_pairs, graph.pair_src.by_node)
-        check_graph(graph.from_pairs, dst, number.ravel(), ids)
+        check_graph(graph.from_pairs, dst, pair_ids.ravel(), ids)
     if graph.to_pairs is not None and graph.pair_dst is not None:
-        found = np.unique(np.stack([rel, dst]), axis=1)
-        check_pairs(graph.pair_dst, found, graph.num_dst, num_relations)
+        distinct = np.unique(np.stack([rel, dst]), axis=1)
+        check_pairs(graph.pair_dst, distinct, graph.num_dst, num_relations)
         assert (graph.pair_dst.num_pairs, True) == (graph.num_dst_pairs, graph.pair_dst.by_node)
-        number = np.unique(np.stack([dst, rel]), axis=1, return_inverse=True)[1]
-        check_graph(graph.to_pairs, number.ravel(), src, ids)
+        pair_ids = np.unique(np.stack([dst, rel]), axis=1, return_inverse=True)[1]
+        check_graph(graph.to_pairs, pair_ids.ravel(), src, ids)
     graph.check()
 
 
 def extended(src, rel, dst, num_relations: int, num_nodes: int) -> Any:
-    """The graph has inverse edges and the self-relation."""
+    """Return triples and edge ids with inverse edges and the self-relation."""
     ids, nodes = np.arange(len(src)), np.arange(num_nodes)
     return (
         np.concatenate([src, dst, nodes]),
@@ -109,6 +117,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
     graph = (jax.jit(build) if traced else build)(src, rel, dst)
     check_relational(graph, src, rel, dst, np.arange(300))
     if traced:
+        # Traced sizes are upper bounds: a pair for each edge, or for each node and relation.
         assert (graph.num_src_pairs, graph.num_dst_pairs) == (300, 23 * 9)
     values = rng.random((300, 2))
     order = np.lexsort((src, rel, dst))
@@ -118,6 +127,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
 @pytest.mark.parametrize("traced", [False, True])
 def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> None:
     src, rel, dst = triples(rng, 120, 19, 19, 5)
+    # Six ids of each array are out of range, so that their edges are dropped.
     corrupt = [part.copy() for part in (src, rel, dst)]
     for part, size in zip(corrupt, (19, 5, 19), strict=True):
         part[rng.integers(120, size=6)] = rng.choice([-1, -7, size, 2**31 - 1], 6)
@@ -132,9 +142,10 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
 
     graph = (jax.jit(build) if traced else build)(*corrupt)
     assert (graph.num_relations, graph.num_edges, graph.self_relation) == (11, 259, True)
-    wanted = extended(*(part[valid] for part in corrupt), 5, 19)
+    expected = extended(*(part[valid] for part in corrupt), 5, 19)
+    # Expected ids refer to the valid edges; -1, of self-loops, stays -1.
     old = np.append(np.flatnonzero(valid), -1)
-    check_relational(graph, *wanted[:3], old[wanted[3]])
+    check_relational(graph, *expected[:3], old[expected[3]])
     with pytest.raises(ValueError, match="outside"):
         RelationalGraph.from_triples(*corrupt, 19, 5)
 
@@ -142,13 +153,13 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 3), (4, 0)])
 def test_no_edges(sizes: tuple[int, int], traced: bool) -> None:
-    none = np.zeros(0, np.int32)
+    empty = np.zeros(0, np.int32)
 
     def build(*parts) -> RelationalGraph:
         return RelationalGraph.from_triples(*parts, *sizes)
 
-    graph = (jax.jit(build) if traced else build)(none, none, none)
-    check_relational(graph, none, none, none, none)
+    graph = (jax.jit(build) if traced else build)(empty, empty, empty)
+    check_relational(graph, empty, empty, empty, empty)
     assert graph.norm().shape == (0,)
 
 
@@ -163,42 +174,42 @@ def test_one_relation_and_one_hub(rng: Rng) -> None:
     np.testing.assert_array_equal(graph.relation_degrees(), [0, 0, 400])
 
 
-def test_parts_are_built_when_asked_for(rng: Rng) -> None:
-    given = triples(rng, 90, 12, 12, 4)
-    bare = RelationalGraph.from_triples(*given, 12, 4, parts=())
+def test_parts_are_built_on_request(rng: Rng) -> None:
+    columns = triples(rng, 90, 12, 12, 4)
+    bare = RelationalGraph.from_triples(*columns, 12, 4, parts=())
     assert bare.from_pairs is None and bare.to_pairs is None
     assert bare.matrix().from_pairs is None
     for name in ("in_degrees", "out_degrees"):
         with pytest.raises(ValueError, match="with_parts"):
             getattr(bare, name)()
-    one = bare.with_parts("to_pairs")
-    assert one.from_pairs is None and one.to_pairs is not None
-    for graph in (one.with_parts(), jax.jit(RelationalGraph.with_parts)(one)):
-        check_relational(graph, *given, np.arange(90))
-    assert one.with_parts("to_pairs").to_pairs is not None
+    with_to_pairs = bare.with_parts("to_pairs")
+    assert with_to_pairs.from_pairs is None and with_to_pairs.to_pairs is not None
+    for graph in (with_to_pairs.with_parts(), jax.jit(RelationalGraph.with_parts)(with_to_pairs)):
+        check_relational(graph, *columns, np.arange(90))
+    assert with_to_pairs.with_parts("to_pairs").to_pairs is not None
     with pytest.raises(ValueError, match="must be one of"):
-        bare.with_parts("pairs")  # type: ignore[arg-type]
+        bare.with_parts("pairs")
     with pytest.raises(TypeError, match="tuple of names"):
-        RelationalGraph.from_triples(*given, parts="to_pairs")  # type: ignore[arg-type]
+        RelationalGraph.from_triples(*columns, parts="to_pairs")
 
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_pad(rng: Rng, traced: bool) -> None:
-    given = triples(rng, 70, 9, 14, 6)
-    graph = RelationalGraph.from_triples(*given, num_src=9, num_dst=14, num_relations=6)
+    columns = triples(rng, 70, 9, 14, 6)
+    graph = RelationalGraph.from_triples(*columns, num_src=9, num_dst=14, num_relations=6)
 
     def pad(graph: RelationalGraph) -> RelationalGraph:
         return graph.pad(num_src=11, num_dst=20, num_edges=75, num_src_pairs=60, num_dst_pairs=61)
 
     padded = (jax.jit(pad) if traced else pad)(graph)
-    check_relational(padded, *given, np.arange(70))
+    check_relational(padded, *columns, np.arange(70))
     assert (padded.num_src, padded.num_dst, padded.num_edges) == (11, 20, 75)
     assert (padded.num_src_pairs, padded.num_dst_pairs) == (60, 61)
     np.testing.assert_array_equal(padded.norm()[:70], graph.norm())
     np.testing.assert_array_equal(padded.norm()[70:], np.zeros(5))
     with pytest.raises(ValueError, match="num_src_pairs must be at least"):
         graph.pad(num_src_pairs=1)
-    bare = RelationalGraph.from_triples(*given, num_src=9, num_dst=14, parts=())
+    bare = RelationalGraph.from_triples(*columns, num_src=9, num_dst=14, parts=())
     with pytest.raises(ValueError, match="no part 'to_pairs'"):
         bare.pad(num_dst_pairs=70)
 
@@ -206,61 +217,63 @@ def test_pad(rng: Rng, traced: bool) -> None:
 def test_norm(rng: Rng) -> None:
     src, rel, dst = triples(rng, 200, 15, 15, 5)
     graph = RelationalGraph.from_triples(src, rel, dst, 15, 5, self_relation=True)
-    wanted = 1 / np.array([((rel == r) & (dst == v)).sum() for r, v in zip(rel, dst, strict=True)])
+    expected = 1 / np.array(
+        [((rel == r) & (dst == v)).sum() for r, v in zip(rel, dst, strict=True)]
+    )
     norm = graph.norm(dtype=jnp.float32)
-    np.testing.assert_allclose(norm, graph.edge_values(wanted, 1.0), rtol=1e-6)
+    np.testing.assert_allclose(norm, graph.edge_values(expected, 1.0), rtol=1e-6)
     np.testing.assert_array_equal(jax.jit(RelationalGraph.norm)(graph), norm)
-    options: Any = {"self_relation": True, "parts": ("from_pairs",)}
+    options = {"self_relation": True, "parts": ("from_pairs",)}
     without = RelationalGraph.from_triples(src, rel, dst, 15, 5, **options)
     np.testing.assert_array_equal(without.norm(dtype=jnp.float32), norm)
     means = np.zeros(graph.num_dst_pairs or 0)
-    assert graph.to_pairs is not None
     np.add.at(means, np.asarray(graph.to_pairs.rows), np.asarray(norm))
     np.testing.assert_allclose(means, np.ones_like(means), rtol=1e-5)
     with jax.enable_x64(True):  # of features in float64, perhaps
-        np.testing.assert_allclose(graph.norm(), graph.edge_values(wanted, 1.0), rtol=1e-15)
+        np.testing.assert_allclose(graph.norm(), graph.edge_values(expected, 1.0), rtol=1e-15)
     with pytest.raises(ValueError, match="kind must be"):
-        graph.norm("sum")  # type: ignore[arg-type]
+        graph.norm("sum")
 
 
-def test_ops_take_its_graphs(rng: Rng) -> None:
-    """Sums by way of pairs are those of the nodes, with weights in the one order."""
+def test_sums_by_way_of_pairs(rng: Rng) -> None:
+    """Sums by way of pairs equal sums over nodes; all graphs have one order of edges."""
     src, rel, dst = triples(rng, 150, 20, 20, 6)
     graph = RelationalGraph.from_triples(src, rel, dst, 20, 6)
     x, weights = rng.random((20, 3)), rng.random(150)
-    wanted = np.zeros((20, 3))
-    np.add.at(wanted, dst, weights[:, None] * x[src])
+    expected = np.zeros((20, 3))
+    np.add.at(expected, dst, weights[:, None] * x[src])
     edge_weights = graph.edge_values(weights)
-    more = RelationalGraph.from_triples(src, rel, dst, 20, 6, inverse=True, self_relation=True)
-    for made in (graph, more):  # inverse edges have the ids of those that they reverse
-        order = np.asarray(made.nodes.edge_ids)
-        np.testing.assert_array_equal(made.to_input_order(order), np.arange(150))
+    augmented = RelationalGraph.from_triples(src, rel, dst, 20, 6, inverse=True, self_relation=True)
+    for relational in (graph, augmented):  # inverse edges have the ids of those that they reverse
+        # Edge ids are the values, so the input order must give 0 to 149 again.
+        order = np.asarray(relational.nodes.edge_ids)
+        np.testing.assert_array_equal(relational.to_input_order(order), np.arange(150))
     matrix = graph.matrix(weighted=True)
     assert isinstance(matrix, RelationalMatrix) and graph.pair_src and graph.pair_dst
     assert matrix.nodes.by_col.order is not None and graph.matrix().nodes.by_col.order is None
-    assert graph.from_pairs is not None and graph.to_pairs is not None
     by_source = spmm(graph.from_pairs, jnp.asarray(x)[graph.pair_src.nodes], edge_weights)
     by_destination = spmm(graph.to_pairs, jnp.asarray(x), edge_weights)
     summed = np.zeros((20, 3))
     np.add.at(summed, np.asarray(graph.pair_dst.sorted_nodes), np.asarray(by_destination))
-    for found in (spmm(graph.nodes, jnp.asarray(x), edge_weights), by_source, summed):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for result in (spmm(graph.nodes, jnp.asarray(x), edge_weights), by_source, summed):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_graphs_in_another_order(rng: Rng) -> None:
+def test_added_edges_ignore_the_edge_order(rng: Rng) -> None:
     """Adding edges does not depend on the order of a destination's edges."""
     src, rel, dst = triples(rng, 60, 9, 9, 5)
     nodes = RelationalGraph.from_triples(src, rel, dst, 9, 5).nodes
     plain = Graph.from_edges(src, dst, num_nodes=9)
-    for found, wanted in (
+    for derived, expected in (
         (nodes.symmetrized(), plain.symmetrized()),
         (nodes.with_self_loops(), plain.with_self_loops()),
     ):
-        np.testing.assert_array_equal(found.rows, wanted.rows)
-        np.testing.assert_array_equal(found.cols, wanted.cols)
-        ids = np.asarray(found.edge_ids)
-        same = (src[ids] == found.cols) & (dst[ids] == found.rows)
-        reverse = (dst[ids] == found.cols) & (src[ids] == found.rows)
+        np.testing.assert_array_equal(derived.rows, expected.rows)
+        np.testing.assert_array_equal(derived.cols, expected.cols)
+        ids = np.asarray(derived.edge_ids)
+        # An added edge has the id of an edge with the same nodes, or of its reverse.
+        same = (src[ids] == derived.cols) & (dst[ids] == derived.rows)
+        reverse = (dst[ids] == derived.cols) & (src[ids] == derived.rows)
         assert (same | reverse | (ids == -1)).all()
 
 
@@ -272,6 +285,7 @@ def test_from_edge_dict(rng: Rng) -> None:
         ("paper", "cites", "paper"): np.zeros((2, 0), np.int64),
     }
     graph = RelationalGraph.from_edge_dict(edges, sizes, inverse=True, self_relation=True)
+    # Types are numbered one after another: papers 0 to 4, authors 5 to 11, terms 12 to 14.
     writes, has, _ = edges.values()
     src = np.concatenate([writes[0] + 5, has[0]])
     dst = np.concatenate([writes[1], has[1] + 12])
@@ -280,7 +294,6 @@ def test_from_edge_dict(rng: Rng) -> None:
     assert graph.node_type_sizes == (5, 7, 3)
     assert graph.node_type_names == ("paper", "author", "term")
     assert graph.node_slices == (slice(0, 5), slice(5, 12), slice(12, 15))
-    assert graph.relation_names is not None
     twice = replace(graph, node_type_names=("a", "b", "a"))
     with pytest.raises(
         ValueError, match=r"graph\.node_type_names must differ from each other, got"
@@ -304,7 +317,7 @@ def test_from_edge_dict(rng: Rng) -> None:
         ([key], "must be mappings"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
-            RelationalGraph.from_edge_dict(bad_edges, sizes)  # type: ignore[arg-type]
+            RelationalGraph.from_edge_dict(bad_edges, sizes)
 
 
 def test_arguments() -> None:
@@ -325,15 +338,15 @@ def test_arguments() -> None:
 
 def test_check_names_the_culprit(rng: Rng) -> None:
     graph = RelationalGraph.from_triples(*triples(rng, 30, 6, 6, 3))
-    other = RelationalGraph.from_triples(*triples(rng, 31, 6, 6, 3), 6, 3)
+    larger = RelationalGraph.from_triples(*triples(rng, 31, 6, 6, 3), 6, 3)
     for changed, message in (
         ({"edge_types": graph.edge_types[1:]}, r"g.edge_types must be \(30,\)"),
         ({"edge_types": graph.edge_types.astype(float)}, "g.edge_types must be an int32"),
         ({"out_of_pairs": None}, "pair_src and out_of_pairs are built together"),
         ({"pair_dst": graph.pair_src}, "g.pair_dst must be of .* numbered by node, got"),
-        ({"into_pairs": other.into_pairs}, r"g.into_pairs.*must be \(\d+,\), got shape"),
+        ({"into_pairs": larger.into_pairs}, r"g.into_pairs.*must be \(\d+,\), got shape"),
         ({"into_pairs": graph.out_of_pairs}, "g.into_pairs must be a jax_gnn.IntoPairs, got Out"),
-        ({"nodes": other.nodes}, "must"),
+        ({"nodes": larger.nodes}, "must"),
         ({"nodes": None}, "g.nodes must be a jax_gnn.Graph"),
         ({"num_relations": 5}, "g.pair_src.sizes must be"),
     ):
@@ -343,6 +356,7 @@ def test_check_names_the_culprit(rng: Rng) -> None:
 
 def test_garbage_in_arrays_is_refused_or_harmless(rng: Rng) -> None:
     graph = RelationalGraph.from_triples(*triples(rng, 40, 6, 6, 3), 6, 3, parts=())
+    # Only indptr 7 is plausible: all others must be refused before memory is read at them.
     for name in ("indptr", "rows", "cols", "edge_types"):
         for value in (-5, 2**31 - 1, 7):
             held = graph if name == "edge_types" else graph.nodes
@@ -381,24 +395,24 @@ def test_a_batch_of_graphs(rng: Rng) -> None:
     ]
     batch = jax.tree.map(lambda *parts: jnp.stack(parts), *graphs)
     x = jnp.asarray(rng.random((8, 2)))
-    found = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
-    for graph, sums in zip(graphs, found, strict=True):
+    batched = jax.vmap(lambda graph: spmm(graph.nodes, x, graph.norm()))(batch)
+    for graph, sums in zip(graphs, batched, strict=True):
         np.testing.assert_allclose(spmm(graph.nodes, x, graph.norm()), sums, rtol=1e-5, atol=1e-5)
 
 
 def test_triples_in_the_order_of_the_input(rng: np.random.Generator) -> None:
     src, rel, dst = rng.integers(0, 4, (3, 12))
     graph = RelationalGraph.from_triples(src, rel, dst, num_nodes=5, self_relation=True)
-    found = np.array(graph.pad(num_edges=20).triples())
-    np.testing.assert_array_equal(found[:, :12], [src, rel, dst])
+    columns = np.array(graph.pad(num_edges=20).triples())
+    np.testing.assert_array_equal(columns[:, :12], [src, rel, dst])
     np.testing.assert_array_equal(
-        found[:, 12:], [range(5), [graph.num_relations - 1] * 5, range(5)]
+        columns[:, 12:], [range(5), [graph.num_relations - 1] * 5, range(5)]
     )
     inverse = RelationalGraph.from_triples(src, rel, dst, num_nodes=5, inverse=True)
     pairs = np.array(inverse.triples()).reshape(3, 12, 2)
-    for (a, r, b), wanted in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
+    for (a, r, b), expected in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
         relations = inverse.num_relations // 2
-        assert wanted in ((a, r, b), (b, r - relations, a))
+        assert expected in ((a, r, b), (b, r - relations, a))
 
 
 @pytest.mark.parametrize("num_relations", [1, 9, 2000])
@@ -407,9 +421,9 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
     num_dst = int(rng.choice([1, 5, 900]))
     src, rel, dst = triples(rng, int(rng.integers(1500)), 41, num_dst, num_relations)
     dst = np.where(rng.random(len(dst)) < 0.1, -1, dst)
-    sizes: Any = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
-    there = dst >= 0
-    wanted = src[there], rel[there], dst[there], np.flatnonzero(there)
+    sizes = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
+    valid = dst >= 0
+    expected = src[valid], rel[valid], dst[valid], np.flatnonzero(valid)
 
     def build(*columns) -> RelationalGraph:
         return RelationalGraph.from_triples(*columns, **sizes, parts=("to_pairs",), validate=False)
@@ -417,11 +431,11 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
     for implementation in (None, "xla", *(["cuda"] if emulation.WANTED else [])):
         with jax_gnn.implementation(implementation) if implementation else nullcontext():
             graph = jax.jit(build)(src, rel, dst)
-            check_relational(graph, *wanted)
+            check_relational(graph, *expected)
             columns = (graph.nodes.rows, graph.edge_types)
             batch = [jnp.stack([ids, jnp.full_like(ids, -1), ids]) for ids in columns]
+            # A batch of three under vmap, whose second graph has padding alone.
             room = {"num_relations": num_relations, "num_pairs": graph.num_dst_pairs}
             nodes, sizes_of_batch, *_ = jax.vmap(partial(relation_pairs, **room))(*batch)
-            assert graph.pair_dst is not None
             np.testing.assert_array_equal(nodes[2], graph.pair_dst.nodes)
             assert not sizes_of_batch[1].any()

@@ -56,14 +56,7 @@ SHAPE = {
 RESULTS = Path(rules.__file__).parent / "results"
 TUNED = Tuned(("walk", 4, 128, 77), 10.0, 15.0)
 
-PRODUCT = {
-    "op": "segment_matmul",
-    "rows": 900_000,
-    "groups": 90,
-    "k": 32,
-    "n": 64,
-    "itemsize": 4,
-}
+PRODUCT = {"op": "segment_matmul", "rows": 900_000, "groups": 90, "k": 32, "n": 64, "itemsize": 4}
 TUNED_PRODUCT = Tuned(("persistent", 64, 0, 77), 10.0, 15.0)
 DEVICE_KIND = schedule_cache.device_kind.__wrapped__  # tests replace it
 
@@ -73,12 +66,13 @@ def cache(tmp_path, monkeypatch):
     """An empty cache, on a machine with a GPU called "gpu"."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: "gpu")
-    later_process()
+    clear_process_caches()
     yield schedule_cache.path()
-    later_process()
+    clear_process_caches()
 
 
-def later_process():
+def clear_process_caches():
+    # Both caches live as long as the process, so clearing them stands for a new process.
     schedule_cache._cached.cache_clear()
     schedule_cache._shipped.cache_clear()
 
@@ -100,6 +94,7 @@ def edges(num_edges=2_000, num_nodes=40):
 
 
 def shapes():
+    # Sizes include empty operands and sizes beyond 32 bits, which overflow if computed in int32.
     ops = "segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"
     sizes = (0, 1, 1_000, 10**6, 10**10)
     for op, entries, rows, width, itemsize, gather in itertools.product(
@@ -115,7 +110,7 @@ def shapes():
         }
 
 
-def test_every_shape_has_a_sound_schedule():
+def test_every_shape_has_a_valid_schedule():
     for shape in shapes():
         schedule = SEGMENT.choose(**shape)
         assert isinstance(schedule, Schedule)
@@ -126,7 +121,7 @@ def test_every_shape_has_a_sound_schedule():
         assert schedule.kernel in ("walk", "gather", "step")
 
 
-def test_both_gradients_get_teams_that_hold_a_row():
+def test_teams_of_both_gradients_hold_a_row():
     small = {"entries": 10_000, "rows": 2_700, "itemsize": 4, "gather": True}
     large = small | {"entries": 10**6, "rows": 10**5}
 
@@ -141,7 +136,7 @@ def test_both_gradients_get_teams_that_hold_a_row():
     each_team = Schedule("gather", 16, 128, 660)
     assert choose(**large, width=64) == each_team
     assert choose(**large, width=64, ordered=True, cols=50_000) == each_team
-    for other in (
+    for shape in (
         large | {"width": 64, "ordered": True},
         large | {"width": 32, "ordered": True, "cols": 1_000},
         large | {"width": 64, "itemsize": 2},
@@ -150,11 +145,12 @@ def test_both_gradients_get_teams_that_hold_a_row():
         large | {"width": 256},
         small | {"width": 256},
     ):
-        assert choose(**other) == SEGMENT.choose("segment_reduce", **other, sums=False)
+        assert choose(**shape) == SEGMENT.choose("segment_reduce", **shape, sums=False)
 
 
-def test_small_sums_get_the_kernel_of_one_step():
+def test_small_sums_get_the_step_kernel():
     small = {"entries": 10_000, "rows": 2_700, "width": 64, "itemsize": 4, "gather": True}
+    # The step kernel has a block for 2,048 entries times lanes: 10,000 * 8 / 2,048 are 40 blocks.
     one_step = SEGMENT.choose("segment_reduce", **small, sums=True)
     assert one_step == Schedule("step", 8, 256, 40)
     for call in (
@@ -163,12 +159,12 @@ def test_small_sums_get_the_kernel_of_one_step():
         small | {"sums": True, "width": 63 * 64},
     ):
         assert SEGMENT.choose("segment_reduce", **call)[1:3] != one_step[1:3]
-    more = small | {"sums": True, "entries": 90_000, "width": 128}
-    assert SEGMENT.choose("segment_reduce", **more)[1:3] != one_step[1:3]
-    assert SEGMENT.choose("segment_reduce", **more, epilogue=True)[1:3] == one_step[1:3]
+    medium = small | {"sums": True, "entries": 90_000, "width": 128}
+    assert SEGMENT.choose("segment_reduce", **medium)[1:3] != one_step[1:3]
+    assert SEGMENT.choose("segment_reduce", **medium, epilogue=True)[1:3] == one_step[1:3]
 
 
-def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
+def test_large_gathered_sums_get_the_gather_kernel():
     large = {"entries": 900_000, "rows": 90_000, "width": 64, "itemsize": 4, "gather": True}
     assert SEGMENT.choose("segment_reduce", **large, sums=True).kernel == "gather"
     for call in (
@@ -200,40 +196,43 @@ def test_large_sums_that_gather_get_the_walk_of_each_team_by_itself():
         ),
     ],
 )
-def test_what_a_kernel_cannot_do_the_walk_does(schedule, able, unable):
+def test_walk_kernel_is_the_fallback(schedule, able, unable):
+    # A forced schedule keeps its lanes, threads and blocks; only the kernel is replaced.
     call = SHAPE | {"gather": True}
     with schedules.use(schedule):
         assert SEGMENT.choose(**call | able) == schedule
         assert SEGMENT.choose(**call | unable) == schedule._replace(kernel="walk")
 
 
-def test_narrow_rows_one_behind_another_fill_the_device_once():
+def test_narrow_contiguous_rows_fill_the_device_once():
     narrow = {"entries": 900_000, "rows": 90_000, "itemsize": 4, "gather": False}
+    # 1,584 blocks are 12 for each of the 132 multiprocessors of an H200.
     for width, lanes in ((1, 1), (2, 2), (4, 1), (8, 2), (12, 4), (16, 4)):
         for sums in (True, False):
             schedule = SEGMENT.choose("segment_reduce", **narrow, width=width, sums=sums)
             assert schedule == Schedule("walk", lanes, 64, 1584)
-    for other in (
+    for shape in (
         narrow | {"width": 32},
         narrow | {"width": 6},  # in words of one feature
         narrow | {"width": 16, "gather": True},
         narrow | {"width": 16, "entries": 100_000},  # one step
     ):
-        assert SEGMENT.choose("segment_reduce", **other, sums=True).threads > 64
+        assert SEGMENT.choose("segment_reduce", **shape, sums=True).threads > 64
 
 
-def test_symbolic_sizes_count_as_typical_ones():
+def test_symbolic_sizes_count_as_typical_sizes():
     many, few, width = jax.export.symbolic_shape("many, few, width")
+    # `jax.export` traces with symbolic sizes, which no rule can compare with numbers.
     typical = {"entries": 2**16, "rows": 2**16, "width": 64}
     symbolic = SHAPE | {"entries": many, "rows": few, "width": width}
     assert SEGMENT.choose(**symbolic) == SEGMENT.choose(**SHAPE | typical)
     assert MATMUL.choose(**PRODUCT | {"rows": many}) == MATMUL.choose(**PRODUCT | {"rows": 2**16})
 
 
-def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
+def test_forced_schedule_takes_precedence_and_retraces():
     forced = Schedule("walk", 8, 128, 3)
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
-    traces = []
+    traces = []  # a retrace happens only if the schedule is in the key of the compiled function
 
     @jax.jit
     def function(x):
@@ -250,7 +249,7 @@ def test_a_forced_schedule_goes_first_and_is_in_the_key_of_compiled_functions():
     assert traces == [forced, Schedule(*TUNED.schedule)]
 
 
-def test_every_product_has_a_sound_schedule():
+def test_every_product_has_a_valid_schedule():
     sizes = (0, 1, 300, 10**6, 2**31)
     widths = [(width, 64) for width in (0, 1, 17, 64, 1000)] + [(0, 0), (0, 1000), (1000, 0)]
     for op, rows, groups, (k, n), itemsize in itertools.product(
@@ -265,7 +264,7 @@ def test_every_product_has_a_sound_schedule():
         assert schedule.blocks >= 1
 
 
-def test_few_tiles_of_a_product_get_a_block_each():
+def test_products_of_few_tiles_get_the_single_kernel():
     few = {"rows": 25_000, "groups": 90, "k": 64, "n": 64, "itemsize": 4}  # 482 tiles
 
     def kernel(**call):
@@ -273,7 +272,7 @@ def test_few_tiles_of_a_product_get_a_block_each():
 
     assert kernel() == kernel(itemsize=2, exact=True) == kernel(rows=100_000, gathers=True)
     assert kernel() == kernel(groups=1025, sizes=3) == "single"
-    for other in (
+    for options in (
         {"rows": 100_000},
         {"n": 128},
         {"sizes": 1025},
@@ -284,14 +283,14 @@ def test_few_tiles_of_a_product_get_a_block_each():
         {"exact": True},
         {"widens": True},
     ):
-        assert kernel(**other) == "persistent"
+        assert kernel(**options) == "persistent"
     assert MATMUL.choose("segment_outer", **few).kernel == "persistent"
     with schedules.use(MatmulSchedule("single", 64, 0, 1)):
         assert kernel(rows=100_000) == "single"
         assert kernel(k=65) == "persistent"
 
 
-def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
+def test_forced_schedule_applies_to_its_family():
     of_segments, of_products = Schedule("walk", 8, 128, 3), MatmulSchedule("persistent", 64, 4, 9)
     chosen = SEGMENT.choose(**SHAPE), MATMUL.choose(**PRODUCT)
     assert of_segments not in chosen
@@ -305,7 +304,7 @@ def test_a_forced_schedule_is_for_kernels_of_its_kind_only():
         assert MATMUL.choose(**PRODUCT) == of_products
 
 
-def test_every_hypergraph_has_a_sound_schedule():
+def test_every_hypergraph_has_a_valid_schedule():
     sizes = (0, 1, 300, 10**5, 2**31)
     for incidences, nodes, hyperedges, width, itemsize in itertools.product(
         sizes, sizes, sizes, (0, 1, 17, 64, 1000), (2, 4, 8)
@@ -317,16 +316,16 @@ def test_every_hypergraph_has_a_sound_schedule():
         assert {schedule.rounds, schedule.next_rounds} <= set(schedule_times.ROUNDS)
 
 
-def test_the_rule_of_hypergraphs_is_asked_for_each_sum(monkeypatch):
-    asked = []
+def test_hypergraph_rule_chooses_for_each_sum(monkeypatch):
+    queries = []
     monkeypatch.setattr(
-        hypergraph_rule, "choose", lambda **features: asked.append(features) or len(asked)
+        hypergraph_rule, "choose", lambda **features: queries.append(features) or len(queries)
     )
     shape = {"incidences": 80_000, "nodes": 9_000, "hyperedges": 2_000, "width": 64, "itemsize": 2}
-    found = HYPERGRAPH.rule(*HYPERGRAPH.ops, **shape)
-    assert found == HypergraphSchedule(hypergraph_rule.THREADS, 1, 2)
+    schedule = HYPERGRAPH.rule(*HYPERGRAPH.ops, **shape)
+    assert schedule == HypergraphSchedule(hypergraph_rule.THREADS, 1, 2)
     # Of 2 and then 4 bytes: teams of 8 and of 16 lanes, of which 12,672 and 6,336 run at once.
-    assert asked == [
+    assert queries == [
         {"to_nodes": False, "waves": 11_000 / 12_672, "average_degree": 40.0, "row_bytes": 128},
         {"to_nodes": True, "waves": 14_500 / 6_336, "average_degree": 80 / 9, "row_bytes": 256},
     ]
@@ -346,50 +345,56 @@ def test_lanes_cover_a_row(width, itemsize, lanes):
 # The cache.
 
 
-def test_what_was_tuned_is_used_by_later_processes_for_like_shapes(cache):
-    before = SEGMENT.choose(**SHAPE)
-    schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
-    later_process()
-    assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule) != before
-    assert SEGMENT.choose(**{**SHAPE, "entries": 950_000}) == Schedule(*TUNED.schedule)
-    for name, value in (
-        ("entries", 4_000_000),
-        ("rows", 1_000_000),
-        ("width", 32),
-        ("itemsize", 2),
-        ("gather", True),
-        ("op", "softmax"),
-    ):
-        other = {**SHAPE, name: value}
-        assert SEGMENT.choose(**other) == SEGMENT.rule(**other)
+@pytest.mark.parametrize(
+    ("family", "shape", "tuned", "similar", "changes"),
+    [
+        (
+            SEGMENT,
+            SHAPE,
+            TUNED,
+            {"entries": 950_000},
+            {"entries": 4_000_000, "rows": 1_000_000, "width": 32, "itemsize": 2}
+            | {"gather": True, "op": "softmax"},
+        ),
+        (
+            MATMUL,
+            PRODUCT,
+            TUNED_PRODUCT,
+            {"rows": 950_000, "groups": 80},
+            {"rows": 4_000_000, "groups": 40, "k": 64, "n": 32, "itemsize": 2}
+            | {"op": "segment_outer"},
+        ),
+    ],
+    ids=["segment", "matmul"],
+)
+def test_tuned_schedules_serve_similar_shapes_of_later_processes(
+    family, shape, tuned, similar, changes
+):
+    before = family.choose(**shape)
+    schedule_cache.store("gpu", {family.key(**shape): tuned})
+    clear_process_caches()
+    for call in (shape, shape | similar):
+        assert family.choose(**call) == tuned.schedule != before
+    # A change of any one size or flag by a factor of two or more leaves the tuned class.
+    for name, value in changes.items():
+        call = shape | {name: value}
+        assert family.choose(**call) == family.rule(**call)
 
 
-def test_what_was_tuned_of_products_is_used_for_like_sizes():
-    before = MATMUL.choose(**PRODUCT)
-    schedule_cache.store("gpu", {MATMUL.key(**PRODUCT): TUNED_PRODUCT})
-    later_process()
-    tuned = MatmulSchedule(*TUNED_PRODUCT.schedule)
-    assert MATMUL.choose(**PRODUCT) == tuned != before
-    assert MATMUL.choose(**{**PRODUCT, "rows": 950_000, "groups": 80}) == tuned
-    others = {"rows": 4_000_000, "groups": 40, "k": 64, "n": 32, "itemsize": 2}
-    for name, value in (*others.items(), ("op", "segment_outer")):
-        other = {**PRODUCT, name: value}
-        assert MATMUL.choose(**other) == MATMUL.rule(**other)
-
-
-def test_shipped_schedules_serve_where_the_users_are_missing(tmp_path, monkeypatch):
+def test_user_schedules_override_shipped_schedules(tmp_path, monkeypatch):
     shipped = tmp_path / "shipped.json"
     monkeypatch.setattr(schedule_cache, "SHIPPED", shipped)
     key = MATMUL.key(**PRODUCT)
-    own = Tuned(("persistent", 128, 32, 5), 1.0, 2.0)
+    tuned = Tuned(("persistent", 128, 32, 5), 1.0, 2.0)
     document = {"version": schedule_cache.VERSION, "devices": {"gpu": {key: TUNED_PRODUCT}}}
     shipped.write_text(json.dumps(document))
     assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*TUNED_PRODUCT.schedule)
-    schedule_cache.store("gpu", {key: own})
-    assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*own.schedule)
+    schedule_cache.store("gpu", {key: tuned})
+    assert MATMUL.choose(**PRODUCT) == MatmulSchedule(*tuned.schedule)
 
 
-def test_what_is_shipped_is_read_and_faster_than_the_rule(monkeypatch):
+def test_shipped_schedules_are_faster_than_the_rule(monkeypatch):
+    # Shipped schedules are for one device, which the test stands in for.
     (entries,) = schedule_cache._shipped().values()
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: "NVIDIA H200")
     for key, tuned in entries.items():
@@ -397,7 +402,7 @@ def test_what_is_shipped_is_read_and_faster_than_the_rule(monkeypatch):
         assert schedule_cache.lookup(key) == tuned.schedule
 
 
-def test_other_devices_schedules_are_not_used(monkeypatch):
+def test_schedules_of_another_device_are_not_used(monkeypatch):
     schedule_cache.store("another gpu", {SEGMENT.key(**SHAPE): TUNED})
     assert SEGMENT.choose(**SHAPE) != Schedule(*TUNED.schedule)
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: None)
@@ -407,7 +412,7 @@ def test_other_devices_schedules_are_not_used(monkeypatch):
 @pytest.mark.parametrize(
     ("kinds", "want"), [(["a", "a"], "a"), (["a", "b"], None), ([], None)], ids=str
 )
-def test_what_is_tuned_for_one_device_is_not_used_on_another(monkeypatch, kinds, want):
+def test_device_kind_of_mixed_devices(monkeypatch, kinds, want):
     devices = [types.SimpleNamespace(device_kind=kind) for kind in kinds]
     monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
     assert DEVICE_KIND() == want
@@ -425,7 +430,8 @@ def document(schedule, *times, key=SEGMENT_KEY):
 AGGREGATION = {"incidences": 1000, "nodes": 100, "hyperedges": 100, "width": 64, "itemsize": 4}
 PRODUCT_KEY = MATMUL.key(**PRODUCT)
 HYPERGRAPH_KEY = HYPERGRAPH.key(*HYPERGRAPH.ops, **AGGREGATION)
-BROKEN = {
+# Values that would crash a kernel, or that a schedule of another family has, are refused.
+BROKEN_CACHES = {
     "empty": "",
     "cut off": "{",
     "a list": "[]",
@@ -477,30 +483,31 @@ BROKEN = {
 
 def test_ops_of_other_versions_are_kept_and_shown(cache, capsys):
     """A file that a newer version wrote serves what this one knows, and loses nothing."""
+    # The writer keeps unknown entries, so two versions can share the file.
     cache.parent.mkdir()
     cache.write_text(document((7, 8), key="new_op width 4"))
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
-    later_process()
+    clear_process_caches()
     assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule)
     assert schedule_cache.read()["gpu"]["new_op width 4"] == Tuned((7, 8), 3.0, 4.0)
     assert tune("--show") == 0
     assert "of an op that this version does not know: (7, 8)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("text", BROKEN_CACHES.values(), ids=BROKEN_CACHES)
 def test_a_broken_cache_is_ignored_with_a_warning_and_replaced(cache, text):
     cache.parent.mkdir()
-    cache.write_bytes(text.encode("latin-1"))
+    cache.write_bytes(text.encode("latin-1"))  # "\xff" becomes a byte that UTF-8 cannot have
     with pytest.warns(RuntimeWarning, match="ignoring the tuned schedules in .*--clear"):
-        found = SEGMENT.choose(**SHAPE)
-    assert found == SEGMENT.choose(**SHAPE)  # warned once
+        schedule = SEGMENT.choose(**SHAPE)
+    assert schedule == SEGMENT.choose(**SHAPE)  # warned once
     schedule_cache.store("gpu", {SEGMENT.key(**SHAPE): TUNED})
-    later_process()
+    clear_process_caches()
     assert SEGMENT.choose(**SHAPE) == Schedule(*TUNED.schedule)
 
 
 @pytest.mark.parametrize("key", [SEGMENT_KEY, PRODUCT_KEY, HYPERGRAPH_KEY])
-def test_no_other_schedule_is_read_than_kernels_take(cache, key):
+def test_extreme_schedules_are_read(cache, key):
     """The least and the most of what is read, since what is broken is broken by one step."""
     fields = {PRODUCT_KEY: ("persistent", 64, 0, 1), HYPERGRAPH_KEY: (32, 1, 1)}.get(
         key, ("walk", 1, 32, 1)
@@ -516,7 +523,7 @@ def test_no_other_schedule_is_read_than_kernels_take(cache, key):
 
 
 @pytest.mark.parametrize("what", ["folder", "below a file", "unreadable"])
-def test_a_cache_that_is_no_file_is_ignored_with_a_warning(cache, what, monkeypatch):
+def test_unreadable_cache_is_ignored_with_a_warning(cache, what, monkeypatch):
     if what == "folder":
         cache.mkdir(parents=True)
     elif what == "below a file":
@@ -539,7 +546,7 @@ def test_a_cache_that_is_no_file_is_ignored_with_a_warning(cache, what, monkeypa
         assert sorted(cache.parent.parent.rglob("*.json*")) == before
 
 
-def test_without_a_home_nothing_was_tuned(monkeypatch, capsys):
+def test_missing_home_folder(monkeypatch, capsys):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
@@ -566,7 +573,8 @@ def raise_full(*_, **__):
 
 
 @pytest.mark.parametrize("where", ["json.dump", "os.fdopen", "os.replace"])
-def test_a_full_disk_keeps_what_was_there_and_gets_no_fuller(cache, monkeypatch, where):
+def test_full_disk_keeps_the_old_cache(cache, monkeypatch, where):
+    # The new file is written beside the old one and renamed, so each step may fail alone.
     schedule_cache.store("gpu", {"before": TUNED})
     before = cache.read_bytes()
     full = raise_full
@@ -593,6 +601,7 @@ def _store(name, folder):
 
 
 def test_processes_that_write_at_once_lose_nothing(cache, tmp_path):
+    # Spawned processes share no lock or descriptor with this one, as users' processes do not.
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_store, args=(n, str(tmp_path))) for n in ("a", "b")]
     for process in processes:
@@ -604,7 +613,7 @@ def test_processes_that_write_at_once_lose_nothing(cache, tmp_path):
     assert {path.name for path in cache.parent.iterdir()} == {"schedules.json", "schedules.lock"}
 
 
-def test_a_relative_cache_home_is_not_one(monkeypatch):
+def test_relative_cache_home_is_ignored(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert schedule_cache.path() == Path.home() / ".cache" / "jax_gnn" / "schedules.json"
 
@@ -613,7 +622,7 @@ def test_a_relative_cache_home_is_not_one(monkeypatch):
 
 
 @pytest.mark.parametrize("op", segment.OPS)
-def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
+def test_fastest_schedule_of_a_call_is_stored(op, monkeypatch):
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
     call = segment.Call(op, edges(), 8, "float32")
     tuned = command.tune_call(call, CountingTimer())
@@ -621,12 +630,12 @@ def test_every_schedule_of_a_call_is_run_and_the_fastest_kept(op, monkeypatch):
     assert Schedule(*tuned.schedule) == call.effective(call.rule())
     assert tuned.microseconds == tuned.rule_microseconds == 1e6
 
-    asked = []
+    compiled = []
     choose = Family.choose
-    monkeypatch.setattr(Family, "choose", lambda *a, **k: asked.append(choose(*a, **k)))
+    monkeypatch.setattr(Family, "choose", lambda *a, **k: compiled.append(choose(*a, **k)))
     with pytest.raises(AttributeError):  # the schedule is what kernels are compiled with
         measure([call], lambda _: [Schedule("walk", 2, 64, 7)], CountingTimer(), 1)
-    assert asked == [Schedule("walk", 2, 64, 7)]
+    assert compiled == [Schedule("walk", 2, 64, 7)]
 
 
 def test_results_do_not_depend_on_the_schedule():
@@ -641,8 +650,9 @@ def test_results_do_not_depend_on_the_schedule():
         np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
 
 
-def test_schedules_that_come_to_the_same_are_measured_once():
+def test_equivalent_schedules_are_measured_once():
     call = segment.Call("sum", edges(num_edges=64), 8, "float32")
+    # More blocks than work is clipped, so the four schedules are one after clipping.
     many = [Schedule("walk", 2, 128, blocks) for blocks in (1, 2, 132, 264)]
     (times,) = measure([call], lambda _: many, CountingTimer(), 1)
     assert [schedule.blocks for schedule in times] == [1]  # 64 teams of a block have an edge each
@@ -670,17 +680,19 @@ def test_schedules_of_a_product_are_run(op):
     np.testing.assert_allclose(outputs[0], outputs[-1], rtol=1e-5, atol=1e-4)
 
 
-def test_chunks_that_no_block_would_get_are_not_measured():
+def test_chunks_larger_than_the_work_are_not_measured():
+    # With fewer tiles than a chunk for each block, some blocks would get none: chunk becomes 0.
     few, many = product(sizes=[1_000] * 100), product(sizes=[10_000] * 100)
-    for chunk, left in ((0, 0), (4, 4), (16, 0)):
+    for chunk, effective_chunk in ((0, 0), (4, 4), (16, 0)):
         schedule = MatmulSchedule("persistent", 128, chunk, 4096)
-        assert few.effective(schedule) == schedule._replace(chunk=left)
+        assert few.effective(schedule) == schedule._replace(chunk=effective_chunk)
         assert many.effective(schedule) == schedule
 
 
-def test_neighbours_in_the_order_of_measuring_have_other_kernels():
+def test_consecutive_measurements_use_different_kernels():
+    # A kernel that runs right after itself finds its code in the instruction cache.
     kernels = [(choice.kernel, choice.tile) for choice in product().candidates()]
-    assert all(one != other for one, other in itertools.pairwise(kernels))
+    assert all(kernel != following for kernel, following in itertools.pairwise(kernels))
 
 
 def tune(*arguments):
@@ -731,107 +743,90 @@ def test_on_a_cpu_there_is_nothing_to_tune(capsys):
     assert "there is nothing to tune on a CPU" in capsys.readouterr().err
 
 
-def test_tuning_writes_what_show_prints_and_clear_removes(monkeypatch, capsys, cache, tmp_path):
+@pytest.fixture
+def gpu(monkeypatch):
+    """Make the backend a GPU on which the n-th call takes n seconds."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+
+
+def tune_and_show(capsys, *commands):
+    """Tune by several command lines; return the cached entries and the text of ``--show``."""
+    for line in commands:
+        assert tune(*line.split()) == 0
+    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
+    entries = schedule_cache.read()["gpu"]
+    assert len(entries) == len(written)
+    assert tune("--show") == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in written)
+    return entries, shown
+
+
+def test_tuning_writes_what_show_prints_and_clear_removes(
+    gpu, monkeypatch, capsys, cache, tmp_path
+):
     monkeypatch.setattr(segment, "_BLOCKS", (1, 5))
     data = tmp_path / "graph.npz"
     np.savez(data, src=np.array([2, 0, 1, 1]), dst=np.array([1, 1, 0, 2]))
-    assert tune("segment", "--data", str(data), "--ops", "sum,spmm", "--widths", "4,8") == 0
-    written = capsys.readouterr().out
-    assert str(cache) in written
-    found = schedule_cache.read()["gpu"]
+    entries, shown = tune_and_show(capsys, f"segment --data {data} --ops sum,spmm --widths 4,8")
+    assert len(entries) == 4 and str(cache) in shown
     call = segment.Call("spmm", command._read_edges(data), 8, "float32")
-    assert len(found) == 4
-    assert SEGMENT.choose("segment_reduce", **call.shape) == Schedule(*found[call.key][0])
-
-    assert tune("--show") == 0
-    shown = capsys.readouterr().out
-    assert all(line in shown for line in written.splitlines()[:4])
-    assert tune("--clear") == 0
-    assert "removed" in capsys.readouterr().out
-    assert not cache.exists()
-    assert tune("--clear") == 0
-    assert "there was none" in capsys.readouterr().out
-    assert tune("--show") == 0
-    assert "nothing tuned yet" in capsys.readouterr().out
+    assert SEGMENT.choose("segment_reduce", **call.shape) == Schedule(*entries[call.key][0])
+    for argument, text in (
+        ("--clear", "removed"),
+        ("--clear", "there was none"),
+        ("--show", "nothing tuned yet"),
+    ):
+        assert tune(argument) == 0
+        assert text in capsys.readouterr().out
+        assert not cache.exists()
 
 
-def test_tuning_products_writes_what_show_prints(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+def test_tuning_of_products(gpu, capsys, tmp_path):
     path = tmp_path / "sizes.npy"
     np.save(path, np.array([70, 0, 200]))
-    assert tune("matmul", "--sizes", str(path), "--k", "8", "--n", "4") == 0
-    assert (
-        tune(
-            "matmul",
-            "--rows",
-            "90",
-            "--groups",
-            "3",
-            "--widths",
-            "4,8",
-            "--dtype",
-            "float16",
-            "--ops",
-            "segment_outer",
-        )
-        == 0
+    entries, shown = tune_and_show(
+        capsys,
+        f"matmul --sizes {path} --k 8 --n 4",
+        "matmul --rows 90 --groups 3 --widths 4,8 --dtype float16 --ops segment_outer",
     )
-    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
-    found = schedule_cache.read()["gpu"]
-    assert len(found) == len(written) == 4
+    assert len(entries) == 4
     shape = {"op": "segment_matmul", "rows": 270, "groups": 3, "k": 8, "n": 4, "itemsize": 4}
-    tuned = found[MATMUL.key(**shape)]
-    assert MATMUL.choose(**shape) == MatmulSchedule(*tuned.schedule)
-    assert tune("--show") == 0
-    shown = capsys.readouterr().out
-    assert all(line in shown for line in written)
+    assert MATMUL.choose(**shape) == MatmulSchedule(*entries[MATMUL.key(**shape)].schedule)
     assert "tiles of 64, chunks of 0" in shown
 
 
-def test_tuning_hypergraphs_writes_what_show_prints(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
+def test_tuning_of_hypergraphs(gpu, capsys, tmp_path):
     data = tmp_path / "hypergraph.npz"
     np.savez(data, node_idx=np.array([2, 0, 1, 1]), hyperedge_idx=np.array([1, 1, 0, 2]))
-    assert tune("hypergraph", "--data", str(data), "--widths", "4,8") == 0
-    sizes = ("--nodes", "90", "--hyperedges", "9", "--edges", "300")
-    assert tune("hypergraph", *sizes, "--widths", "4", "--dtypes", "bfloat16") == 0
-    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
-    found = schedule_cache.read()["gpu"]
-    assert len(found) == len(written) == 3
-    shape = {"incidences": 4, "nodes": 3, "hyperedges": 3, "width": 8, "itemsize": 4}
-    tuned = found[HYPERGRAPH.key(*HYPERGRAPH.ops, **shape)]
-    assert HYPERGRAPH.choose(*HYPERGRAPH.ops, **shape) == HypergraphSchedule(*tuned.schedule)
-    assert tune("--show") == 0
-    shown = capsys.readouterr().out
-    assert all(line in shown for line in written)
-    assert f"{tuned.schedule[0]} threads, {tuned.schedule[1]} and " in shown
-
-
-def test_tuning_relational_sums_writes_what_show_prints(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(command, "ProfilerTimer", lambda flushes: CountingTimer())
-    data = tmp_path / "triples.npz"
-    np.savez(
-        data, src=np.array([2, 0, 1, 1]), rel=np.array([0, 1, 1, 0]), dst=np.array([1, 1, 0, 2])
+    entries, shown = tune_and_show(
+        capsys,
+        f"hypergraph --data {data} --widths 4,8",
+        "hypergraph --nodes 90 --hyperedges 9 --edges 300 --widths 4 --dtypes bfloat16",
     )
-    assert tune("relational", "--data", str(data), "--widths", "4") == 0
-    sizes = ("--nodes", "90", "--edges", "300", "--relations", "3")
-    assert tune("relational", *sizes, "--widths", "8", "--dtypes", "bfloat16") == 0
-    written = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
-    found = schedule_cache.read()["gpu"]
-    assert len(found) == len(written) == 2
-    graph = RelationalGraph.from_triples([2, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 2], 3)
+    assert len(entries) == 3
+    shape = {"incidences": 4, "nodes": 3, "hyperedges": 3, "width": 8, "itemsize": 4}
+    schedule = HYPERGRAPH.choose(*HYPERGRAPH.ops, **shape)
+    assert schedule == entries[HYPERGRAPH.key(*HYPERGRAPH.ops, **shape)].schedule
+    assert f"{schedule.threads} threads, {schedule.rounds} and " in shown
+
+
+def test_tuning_of_relational_sums(gpu, capsys, tmp_path):
+    data = tmp_path / "triples.npz"
+    src, rel, dst = [2, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 2]
+    np.savez(data, src=src, rel=rel, dst=dst)
+    entries, shown = tune_and_show(
+        capsys,
+        f"relational --data {data} --widths 4",
+        "relational --nodes 90 --edges 300 --relations 3 --widths 8 --dtypes bfloat16",
+    )
+    assert len(entries) == 2
+    graph = RelationalGraph.from_triples(src, rel, dst, 3)
     counts = counts_of(graph, jax.ShapeDtypeStruct((2, 4, 4), jnp.float32))
-    (way,) = found[RELATIONAL.key(*RELATIONAL.ops, **counts._asdict())].schedule
+    (way,) = entries[RELATIONAL.key(*RELATIONAL.ops, **counts._asdict())].schedule
     assert chosen(counts) == way
-    assert f"by {way.replace('_', ' ')}" in "".join(written)
-    assert tune("--show") == 0
-    shown = capsys.readouterr().out
-    assert all(line in shown for line in written)
+    assert f"by {way.replace('_', ' ')}" in shown
 
 
 @pytest.mark.parametrize(
@@ -855,20 +850,20 @@ def test_files_that_hold_no_sizes_are_refused(tmp_path, capsys, sizes, message):
 
 def damaged(tmp_path):
     """Files that are no .npz or .npy file, or only half of one, or one that was changed."""
-    whole = tmp_path / "whole.npz"
-    np.savez_compressed(whole, src=np.arange(100), dst=np.arange(100))
-    content = whole.read_bytes()
-    one = tmp_path / "one.npy"
-    np.save(one, np.arange(100))
+    archive = tmp_path / "whole.npz"
+    np.savez_compressed(archive, src=np.arange(100), dst=np.arange(100))
+    content = archive.read_bytes()
+    array_file = tmp_path / "one.npy"
+    np.save(array_file, np.arange(100))
     contents = {
         "empty": b"",
         "text": b"src,dst\n0,1\n",
-        "one": one.read_bytes(),
+        "one": array_file.read_bytes(),
         "half": content[: len(content) // 2],
-        "half-one": one.read_bytes()[:200],
+        "half-one": array_file.read_bytes()[:200],
         "spoilt": content[:60] + bytes(40) + content[100:],
         "no directory": b"PK\x03\x04 and then nothing",
-        "no members": b"PK\x05\x06" + bytes(18),
+        "no members": b"PK\x05\x06" + bytes(18),  # an archive without src and dst
     }
     for name, data in contents.items():
         path = tmp_path / name
@@ -896,9 +891,11 @@ def test_damaged_files_are_named(tmp_path, capsys):
         ({"num_nodes": 2**31}, "num_nodes to be whole numbers from 0 to 2147483646"),
         ({"num_nodes": "many"}, "num_nodes to be a vector of whole numbers"),
         ({"num_nodes": [3, 4]}, "num_nodes to be one number, got shape (2,)"),
+        ({"src": [1, 2], "dst": [1]}, ""),
+        ({"src": np.zeros(0, np.int32), "dst": np.zeros(0, np.int32)}, ""),
     ],
 )
-def test_ids_that_kernels_do_not_take_are_refused(tmp_path, capsys, changes, message):
+def test_bad_files_of_edges_are_refused(tmp_path, capsys, changes, message):
     path = tmp_path / "bad.npz"
     np.savez(path, **{"src": [0, 1], "dst": [1, 0]} | changes)
     assert tune("segment", "--data", str(path)) == 2
@@ -907,27 +904,18 @@ def test_ids_that_kernels_do_not_take_are_refused(tmp_path, capsys, changes, mes
     assert message in err
 
 
-def test_float64_is_tuned_only_where_jax_has_it(monkeypatch, capsys):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_float64_is_tuned_only_where_jax_has_it(gpu, capsys):
     assert tune("segment", "--nodes", "9", "--edges", "9", "--dtypes", "float64") == 2
     assert "JAX_ENABLE_X64" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arrays", [{"src": [1, 2], "dst": [1]}, {"src": [], "dst": []}, {"a": []}])
-def test_files_that_hold_no_edges_are_refused(tmp_path, capsys, arrays):
-    path = tmp_path / "bad.npz"
-    np.savez(path, **{name: np.array(values, np.int32) for name, values in arrays.items()})
-    assert tune("segment", "--data", str(path)) == 2
-    assert f"--data {path}" in capsys.readouterr().err
 
 
 def test_edges_are_sorted_by_destination(tmp_path):
     path = tmp_path / "graph.npz"
     np.savez(path, src=np.array([2, 0, 1]), dst=np.array([1, 0, 1]), num_nodes=7)
-    found = command._read_edges(path)
-    assert found.rows.tolist() == [0, 1, 1]
-    assert found.cols.tolist() == [0, 2, 1]
-    assert found.num_rows == found.num_cols == 7
+    entries = command._read_edges(path)
+    assert entries.rows.tolist() == [0, 1, 1]
+    assert entries.cols.tolist() == [0, 2, 1]
+    assert entries.num_rows == entries.num_cols == 7
 
 
 # The database and the rule that is fitted to it.
@@ -966,58 +954,60 @@ def database(noise=0.0, seed=0):
     return Database("gpu", {"jax": "1"}, None, "2026-01-01T00:00:00", choices, rows)
 
 
-def emitted_rule(found, fitted):
+def emitted_rule(timings, fitted):
     """The generated rule returns its choice for all features."""
     rule = types.ModuleType("rule")
-    exec(rules.emit(found, fitted), rule.__dict__)
-    return functools.partial(chosen_by, rule)
+    exec(rules.emit(timings, fitted), rule.__dict__)
+    return functools.partial(rule_choice, rule)
 
 
-def chosen_by(rule, **features):
+def rule_choice(rule, **features):
     choice = rule.choose(**{name: features[name] for name in rule.FEATURES})
     return rule.THREADS, choice
 
 
-def test_the_written_rule_is_the_tree():
-    found = database(noise=0.3)
-    fitted = rules.fit(found)
-    choose = emitted_rule(found, fitted)
-    predicted = fitted.tree.predict(rules._features(found)).argmin(axis=1)
-    for row, best in zip(found.rows, fitted.columns[predicted], strict=True):
-        assert choose(**row.values()) == found.choices[best]
+def test_emitted_rule_equals_the_tree():
+    timings = database(noise=0.3)
+    fitted = rules.fit(timings)
+    choose = emitted_rule(timings, fitted)
+    predicted = fitted.tree.predict(rules._features(timings)).argmin(axis=1)
+    for row, best in zip(timings.rows, fitted.columns[predicted], strict=True):
+        assert choose(**row.values()) == timings.choices[best]
 
 
 def test_the_rule_is_near_the_best_with_blocks_of_one_size():
-    found = database(noise=0.01)
-    fitted = rules.fit(found)
-    choose = emitted_rule(found, fitted)
-    chosen = [choose(**row.values()) for row in found.rows]
+    timings = database(noise=0.01)
+    fitted = rules.fit(timings)
+    choose = emitted_rule(timings, fitted)
+    chosen = [choose(**row.values()) for row in timings.rows]
     assert {threads for threads, _ in chosen} == {128}
     assert len({rounds for _, rounds in chosen}) > 2
     slower = [
-        row.times[found.choices.index(choice)] / min(row.times)
-        for row, choice in zip(found.rows, chosen, strict=True)
+        row.times[timings.choices.index(choice)] / min(row.times)
+        for row, choice in zip(timings.rows, chosen, strict=True)
     ]
     assert np.exp(np.mean(np.log(slower))) < 1.05
     # What the fit says of itself counts in what one size costs, on graphs left out.
-    assert fitted.log_losses.shape == (len(found.rows),)
+    assert fitted.log_losses.shape == (len(timings.rows),)
     assert 0 < fitted.log_losses.mean() < 0.08
 
 
 def test_the_smallest_tree_is_taken_that_is_near_the_best(monkeypatch):
-    found = database()
+    timings = database()
+    # 8 leaves are within the tolerance of the best, and fewer leaves are preferred.
     losses = {4: 0.3, 8: 0.1005, 16: 0.2, 24: 0.1, 32: 0.1, 48: 0.1}
 
     def cross_validate(database, columns, options):
         worse = 1e-4 * (options["min_samples_leaf"] != 3)
-        return np.full(len(found.rows), losses[options["max_leaf_nodes"]] + worse)
+        return np.full(len(timings.rows), losses[options["max_leaf_nodes"]] + worse)
 
     monkeypatch.setattr(rules, "cross_validate", cross_validate)
-    assert rules.fit(found).options == {"max_leaf_nodes": 8, "min_samples_leaf": 3}
+    assert rules.fit(timings).options == {"max_leaf_nodes": 8, "min_samples_leaf": 3}
 
 
 def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
-    found = database()
+    # Twins of a graph have the same sizes: a tree that saw one twin has seen them all.
+    timings = database()
     seen = []
 
     class Tree:
@@ -1025,17 +1015,19 @@ def test_cross_validation_leaves_a_graph_and_its_twins_out(monkeypatch):
             return np.tile([0.0, 1.0, 2.0], (len(features), 1))
 
     def grow(options, database, columns, chosen):
-        left_out = {row.graph for row, inside in zip(found.rows, chosen, strict=True) if not inside}
+        left_out = {
+            row.graph for row, inside in zip(timings.rows, chosen, strict=True) if not inside
+        }
         seen.append(left_out)
         return Tree()
 
     monkeypatch.setattr(rules, "_grow", grow)
-    log_losses = rules.cross_validate(found, np.arange(3), {})
+    log_losses = rules.cross_validate(timings, np.arange(3), {})
     assert seen == [{f"h{number}-twin", f"h{number}-twin-cols"} for number in range(10)]
-    first = [row.times[0] / min(row.times) for row in found.rows]
+    first = [row.times[0] / min(row.times) for row in timings.rows]
     np.testing.assert_allclose(log_losses, np.minimum(np.log(first), rules.SLOWEST))
-    losses = rules.losses_by(found, log_losses, lambda row: row.kernel)
-    mean = [log for log, row in zip(log_losses, found.rows, strict=True) if row.to_nodes]
+    losses = rules.losses_by(timings, log_losses, lambda row: row.kernel)
+    mean = [log for log, row in zip(log_losses, timings.rows, strict=True) if row.to_nodes]
     assert losses["to nodes"] == pytest.approx(np.expm1(np.mean(mean)))
 
 
@@ -1046,14 +1038,15 @@ def test_slowdowns_are_bounded():
 
 
 def test_the_command_writes_rule_and_table(tmp_path, capsys):
-    found = database(noise=0.1)
+    # Times are stored with four digits, so rows are compared within 1e-3 after a round trip.
+    timings = database(noise=0.1)
     path, rule = tmp_path / "times.json", tmp_path / "rule.py"
-    schedule_times.write(found, path)
+    schedule_times.write(timings, path)
     again = schedule_times.read(path)
-    assert again.choices == found.choices
-    for one, other in zip(again.rows, found.rows, strict=True):
-        assert (one.graph, one.features()) == (other.graph, other.features())
-        assert list(one.times) == pytest.approx(other.times, rel=1e-3)
+    assert again.choices == timings.choices
+    for loaded_row, row in zip(again.rows, timings.rows, strict=True):
+        assert (loaded_row.graph, loaded_row.features()) == (row.graph, row.features())
+        assert list(loaded_row.times) == pytest.approx(row.times, rel=1e-3)
     assert benchmark(["fit-schedules", str(path), "--out", str(rule)]) == 0
     shown = capsys.readouterr().out
     table = path.with_suffix(".md").read_text()
@@ -1070,7 +1063,7 @@ def test_the_command_writes_rule_and_table(tmp_path, capsys):
         ('{"schema": 1, "subject": "segment"}', "a database of 'segment', not of 'hypergraph'"),
     ],
 )
-def test_another_file_is_no_database(text, message, tmp_path, capsys):
+def test_bad_database_files(text, message, tmp_path, capsys):
     path = tmp_path / "other.json"
     path.write_text(text)
     assert benchmark(["fit-schedules", str(path)]) == 2
@@ -1078,11 +1071,11 @@ def test_another_file_is_no_database(text, message, tmp_path, capsys):
 
 
 def test_the_librarys_rule_is_near_the_best_that_was_measured():
-    found = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
-    slowdowns = rules.slowdowns(found)
+    timings = schedule_times.read(RESULTS / "hypergraph_schedules-nvidia-h200.json")
+    slowdowns = rules.slowdowns(timings)
     lost = [
-        slowdowns[number, found.choices.index(chosen_by(hypergraph_rule, **row.values()))]
-        for number, row in enumerate(found.rows)
+        slowdowns[number, timings.choices.index(rule_choice(hypergraph_rule, **row.values()))]
+        for number, row in enumerate(timings.rows)
     ]
     assert np.exp(np.mean(lost)) < 1.05
 
@@ -1103,7 +1096,8 @@ def stages(first):
     ]
 
 
-def test_the_sums_of_an_aggregation_are_timed_apart():
+def test_sums_of_an_aggregation_are_timed_separately():
+    # The second kernel may start before the first ends: the overlap belongs to the first.
     copy = Kernel("memcpy", 0, 100)
     assert hypergraph.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
     for kernels in ([copy], stages(7e3)[:1], stages(7e3) * 2):
@@ -1122,34 +1116,35 @@ def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp
     command = ["measure-schedules", "--quick", "--out", str(path)]
     assert benchmark(command) == 0
     assert "broken is left out: out of memory" in capsys.readouterr().err
-    found = schedule_times.read(path)
+    timings = schedule_times.read(path)
     incidences = len(graphs["h"]().node_idx)
-    assert [list(row.values().values()) for row in found.rows] == [
+    assert [list(row.values().values()) for row in timings.rows] == [
         [to_nodes, *stage_features(incidences, size, width, itemsize).values()]
         for width, itemsizes in ((4, (4, 4)), (16, (2, 4)))
         for to_nodes, size, itemsize in zip((False, True), (30, 50), itemsizes, strict=True)
     ]
-    count = len(found.choices)
-    assert found.choices == schedule_times.choices()
-    for number, row in enumerate(found.rows):
+    count = len(timings.choices)
+    assert timings.choices == schedule_times.choices()
+    for number, row in enumerate(timings.rows):
         first = number // 2 * count + 1
         expected = [3.0] * count if row.to_nodes else list(range(first, first + count))
         assert list(row.times) == pytest.approx(expected)
 
+    # Without any graph that can be measured, no file is written.
     del graphs["h"]
     assert benchmark(command) == 2
     assert "nothing was measured" in capsys.readouterr().err
 
 
 def test_hypergraphs_are_measured_over_all_sizes():
-    found = schedule_times.graphs(None)
-    assert list(found)[-1] == "yelp-twin"
+    graphs = schedule_times.graphs(None)
+    assert list(graphs)[-1] == "yelp-twin"
     twins = ("uniform", "zipf", "giant", "yelp-twin")
-    assert sorted(found) == sorted([*(f"random-{n}" for n in range(16)), *twins])
-    small = [found[f"random-{n}"]() for n in (0, 2, 4)]
+    assert sorted(graphs) == sorted([*(f"random-{n}" for n in range(16)), *twins])
+    small = [graphs[f"random-{n}"]() for n in (0, 2, 4)]
     again = [schedule_times.graphs(None)[f"random-{n}"]() for n in (0, 2, 4)]
-    for graph, other in zip(small, again, strict=True):
-        np.testing.assert_array_equal(graph.node_idx, other.node_idx)
+    for graph, regenerated in zip(small, again, strict=True):
+        np.testing.assert_array_equal(graph.node_idx, regenerated.node_idx)
         keys = graph.hyperedge_idx * graph.num_nodes + graph.node_idx
         assert (np.diff(keys) > 0).all()
         assert graph.node_idx.max() < graph.num_nodes
@@ -1166,6 +1161,6 @@ def test_hypergraphs_are_measured_over_all_sizes():
     ],
     ids=str,
 )
-def test_schedules_that_no_kernel_has(schedule, error: type, message: str) -> None:
+def test_invalid_schedules_are_refused(schedule, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         schedules.use(schedule)
