@@ -11,22 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import op_suite
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from op_spec import SCENARIOS, setting
-from op_suite import IMPLEMENTATIONS, KERNELS
-from primitive_cases import REGION, floats
 from region_cases import MODELS, Edges, Model
-from test_custom_calls import call
 
-from jax_gnn._ops.edge_region import primitive, row_program
-from jax_gnn._ops.edge_region.interpreter import code_of
-from jax_gnn._ops.edge_region.moves import with_fewer_moves
-from jax_gnn._ops.edge_region.primitive import edge_region, region_op
+from jax_gnn._ops.edge_region import row_program
+from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
-INTERPRETED = [name for name in KERNELS if name == "cpu"]
+IMPLEMENTATIONS = [name for name in op_suite.IMPLEMENTATIONS if name != "cpu"]
+KERNELS = [name for name in op_suite.KERNELS if name != "cpu"]
 
 
 def op(model: Model, edges: Edges) -> Callable[..., list[Any]]:
@@ -208,82 +205,6 @@ def test_same_bits_in_large_and_repeated_runs(implementation: str, rng: Any) -> 
     close(first[0], want, rtol=1e-3, atol=1e-4)
 
 
-def product(inner: int, width: int) -> Model:
-    """A linear map of what an edge makes, between functions."""
-
-    def function(x: Any, e: Any, w: Any, v: Any) -> list[Any]:
-        y = jnp.tanh(x + e) @ w
-        return [y * v, jnp.sin(y), jnp.tanh(y)]
-
-    row, out = (inner,), (width,)
-    rows = [("row", row), ("edge", row), ("shared", (inner, width)), ("col", out)]
-    return Model(function, rows, [("row", "sum"), ("edge", "none"), ("col", "sum")])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("implementation", INTERPRETED)
-def test_products_of_any_width(implementation: str, dtype: str, rng: np.random.Generator) -> None:
-    """Whole tiles of rows and columns, and what is left beside them."""
-    inner, width = map(int, rng.integers(1, 70, size=2))
-    model, edges = product(inner, width), Edges.random(rng, "random")
-    arrays = edges.arrays(rng, model, "float64")
-    arrays[2] = arrays[2] / np.sqrt(inner)
-    every = tuple(range(len(arrays)))
-    with setting("xla", "float64"):
-        plain_ = plain(model, edges)
-        given = [np.asarray(x, jnp.dtype(dtype)).astype(np.float64) for x in arrays]
-        want = plain_(*given), jax.grad(total(plain_), every)(*given)
-    with setting(implementation, dtype):
-        function = op(model, edges)
-        given = [jnp.asarray(x, dtype) for x in arrays]
-        found = function(*given), jax.grad(total(function), every)(*given)
-    bounds = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.1}
-    for got, expected in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
-        x = np.asarray(got, np.float64)
-        kept = np.abs(expected) < 1e30
-        scale = max(1.0, float(np.max(np.abs(expected[kept]), initial=0)))
-        close(x[kept] / scale, np.asarray(expected)[kept] / scale, rtol=0, atol=bounds[dtype])
-
-
-def test_gradient_of_a_matrix_is_never_made_for_an_edge() -> None:
-    model = product(12, 9)
-    avals = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
-    region = Region.of(model.function, avals, model.reads, model.outputs)
-    program = region.cotangent((0, 1, 2, 3), (0, 1, 2)).program
-    assert isinstance(program, row_program.RowProgram)
-    wide = [each for each in with_fewer_moves(program).instructions if each.width >= 9 * 12]
-    assert [each.name for each in wide if each.name != "take"] == ["outer"]
-    assert all(each.operands[0] == 2 for each in wide if each.name == "take")  # the matrix, once
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("implementation", INTERPRETED)
-def test_softplus_is_one_instruction(implementation: str, dtype: str, rng: Any) -> None:
-    """And its derivative; of all numbers, to some units of the last place."""
-    model = Model(lambda x: [jax.nn.softplus(x)], [("edge", (9,))], [("edge", "none")])
-    edges = Edges.random(rng, "random")
-    (x,) = edges.arrays(rng, model, "float64")
-    x *= 10.0 ** rng.integers(-4, 3, x.shape)
-    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, 80.0, -80.0, 1e30, -1e30]
-    x = np.where(rng.random(x.shape) < 0.3, rng.choice(special, x.shape), x).astype(dtype)
-    with setting(implementation, dtype):
-        function = op(model, edges)
-        got = function(x)[0], jax.grad(lambda x: jnp.sum(function(x)[0]))(x)
-        row = jax.ShapeDtypeStruct((9,), dtype)
-        region = Region.of(model.function, [row], ["edge"], model.outputs)
-        gradient = region.cotangent((0,), (0,))
-    x = x.astype(np.float64)[: len(edges.rows)]
-    with np.errstate(all="ignore"):
-        want = np.logaddexp(x, 0), 1 / (1 + np.exp(-x))
-    for y, exact in zip(got, want, strict=True):  # what is nearly subnormal may be 0
-        tolerance = {"rtol": 8 * np.finfo(dtype).eps, "atol": 4 * np.finfo(dtype).tiny}
-        close(np.asarray(y, np.float64)[: len(x)], exact, **tolerance)
-    for each, names in ((region, ["softplus"]), (gradient, ["logistic", "mul"])):
-        program = each.program
-        assert isinstance(program, row_program.RowProgram)
-        assert [x.name for x in with_fewer_moves(program).instructions] == names
-
-
 def test_equal_regions_compile_once(rng: Any) -> None:
     model, edges = MODELS["gated_gcn"], Edges.random(rng, "random")
     made = [jax.make_jaxpr(op(model, edges))(*edges.arrays(rng, model, "float32")) for _ in "ab"]
@@ -312,63 +233,6 @@ def test_function_without_instructions_is_plain_xla(rng: Any) -> None:
     close(got, want)
 
 
-@pytest.mark.parametrize("implementation", INTERPRETED)
-def test_function_without_instructions_warns_and_is_an_error_where_demanded(
-    implementation: str, rng: Any
-) -> None:
-    model = Model(sorted_rows, [("col", (3,))], [("row", "sum")])
-    edges = Edges.random(rng, "random")
-    arrays = edges.arrays(rng, model, "float32")
-    primitive._warn_once.cache_clear()
-    line = r"(sort|cumsum) has no instruction for rows of edges \(test_edge_region.py:\d+\)"
-    with pytest.warns(RuntimeWarning, match=line):
-        jax.jit(op(model, edges)).lower(*arrays)
-    with setting(implementation), pytest.raises(ValueError, match=line):
-        jax.jit(op(model, edges)).lower(*arrays)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="the interpreter is a CPU's")
-def test_damaged_program_is_an_error_or_another_program(rng: Any) -> None:
-    """Never a crash: no number of a description is trusted."""
-    edges = Edges.random(rng, "random")
-    code = code_of(REGION)
-    assert not isinstance(code, row_program.Unsupported)
-    by_row, by_col = edges.matrix
-    arrays = [floats(each.num_rows, 2) for each in edges.matrix] + [floats(edges.count, 2)]
-    ids = [by_row.rows, by_row.cols, by_row.rows, by_col.rows, by_col.cols, by_col.order]
-    results = [((each.num_rows, 2), "float32") for each in edges.matrix]
-    attributes: dict[str, Any] = {
-        "gather": np.bool_(True),
-        "ordered": np.bool_(False),
-        "t_gather": np.bool_(True),
-        "t_ordered": np.bool_(True),
-        "num_rows": np.int64(by_row.num_rows),
-        "num_cols": np.int64(by_col.num_rows),
-        "by_row": code.by_row,
-        "by_col": code.by_col,
-        "numbers": np.append(code.numbers, rng.normal()),  # no cache has these programs
-    }
-    results += [((edges.count, width), str(dtype)) for width, dtype in code.workspaces]
-    right = call("edge_region", [*arrays, *ids], results, attributes)
-    with setting("xla"):
-        close(right[:2], region_op(tuple(arrays), edges.matrix, region=REGION), rtol=1e-4)
-    faults = 0
-    for _ in range(40):
-        name = ("by_row", "by_col")[rng.integers(2)]
-        damaged = np.array(attributes[name])
-        if rng.integers(4):
-            value = rng.choice([-1, 0, 1, 2, 3, 5, 9, 40, 2**31, 2**62, -(2**62)])
-            damaged[rng.integers(len(damaged))] = value
-        else:
-            damaged = damaged[: rng.integers(2, len(damaged))]
-        try:
-            call("edge_region", [*arrays, *ids], results, {**attributes, name: damaged})
-        except jax.errors.JaxRuntimeError as error:
-            assert "jax_gnn: " in str(error)
-            faults += 1
-    assert faults > 10
-
-
 # --- Row programs --------------------------------------------------------------------------------
 
 
@@ -389,30 +253,8 @@ def test_instructions_are_the_function(name: str, rng: Any) -> None:
             region = Region.of(function, [jnp.asarray(x) for x in rows], model.reads, outputs)
             program = region.program
             assert isinstance(program, row_program.RowProgram)
-            for each in (program, with_fewer_moves(program)):
-                got = row_program.evaluate(each, [x.ravel() for x in rows])
-                close(got, [np.ravel(x) for x in want])
-
-
-def test_numbers_are_moved_in_whole_rows() -> None:
-    """PaiNN's message, whose transposes an einsum leaves; and gradients of slices."""
-
-    def message(gates: Any, v: Any, direction: Any) -> list[Any]:
-        a, b = gates
-        return [jnp.einsum("w,dw->wd", a, v).T + direction[:, None] * b]
-
-    def gradient(*rows: Any) -> list[Any]:
-        found, pull = jax.vjp(message, *rows)
-        return list(pull(found))
-
-    rows = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 16), (3, 16), (3,))]
-    for function, count in ((message, 1), (gradient, 3)):
-        region = Region.of(function, rows, ["edge", "col", "edge"], [("row", "sum")] * count)
-        assert isinstance(region.program, row_program.RowProgram)
-        for each in with_fewer_moves(region.program).instructions:
-            if each.name == "take":
-                steps = np.diff(np.reshape(each.params, (-1, 16)))
-                assert np.all(steps == steps[:, :1]) and np.all(steps[:, 0] // 2 == 0), each
+            got = row_program.evaluate(program, [x.ravel() for x in rows])
+            close(got, [np.ravel(x) for x in want])
 
 
 def test_equal_values_are_made_once_and_dead_ones_never(rng: Any) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_gnn._core.arguments import to_array
+from jax_gnn._core.ffi import implementation
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
@@ -187,13 +188,13 @@ class Program:
     def kernels(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
         """What is generated for the program's edge regions, and for their gradients.
 
-        Arguments and errors are those of a call. For each region the instructions that a CPU's
-        interpreter runs, and the text of its kernels for GPUs, as it is compiled there; of a
-        program without regions nothing. No GPU is needed.
+        Arguments and errors are those of a call. For each region the instructions, and the CUDA
+        source that is compiled on a GPU; of a program without regions nothing. No GPU is needed.
         """
-        call = self._call(graph, args, kwargs)
-        plan, _ = self._plan(call)
-        return kernels(plan, call.graph)
+        with implementation("cuda"):
+            call = self._call(graph, args, kwargs)
+            plan, _ = self._plan(call)
+            return kernels(plan, call.graph)
 
     # --- Arguments -----------------------------------------------------------------------------
 

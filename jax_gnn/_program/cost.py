@@ -25,7 +25,7 @@ from jax_gnn._ops.relational_aggregate.schedule import (
 from jax_gnn._program import patterns, relational
 from jax_gnn._program.match import Matcher, needed
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
-from jax_gnn._program.regions import EdgeRegion, makers, maps_of
+from jax_gnn._program.regions import EdgeRegion, maps_of
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -298,7 +298,7 @@ class Costs:
             (shared - region.maps, self.parts.num_dst),
             (shared & region.maps, _BLOCKS),
         ):
-            if given and makers() != "cpu":  # sums by row or by block, which are added up
+            if given:  # sums by row or by block, which are added up
                 size = sum(map(self._bytes, given))
                 launches += [between(parts, size), between(parts, size)]
         if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
@@ -324,8 +324,7 @@ class Costs:
         found = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                on_matrix_units = makers() == "cpu" or maps_of(row)
-                found += (1 if on_matrix_units else _PLAIN) * self._flops(row).flops
+                found += (1 if maps_of(row) else _PLAIN) * self._flops(row).flops
             else:
                 slow = row.op.name.removeprefix("custom_jvp ") in _SLOW  # type: ignore[union-attr]
                 found += self._numbers(row) * _PLAIN * (_SLOWER if slow else 1)

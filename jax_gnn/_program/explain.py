@@ -12,7 +12,6 @@ from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import is_traced
 from jax_gnn._ops.edge_region.cuda import texts
-from jax_gnn._ops.edge_region.interpreter import code_of
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
@@ -20,7 +19,7 @@ from jax_gnn._program.maps import Maps, Structure
 from jax_gnn._program.passes import DISTRIBUTE, PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
 from jax_gnn._program.plan import Plan, planned, with_regions
-from jax_gnn._program.regions import EdgeRegion, makers, missing
+from jax_gnn._program.regions import EdgeRegion, missing
 from jax_gnn._program.rows import (
     Apply,
     Constant,
@@ -223,11 +222,6 @@ def _reads(region: EdgeRegion, names: Mapping[Row, str]) -> str:
 
 def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:
     """Where kernels have not what a region needs, and what that is."""
-    code = code_of(region.region)
-    if isinstance(code, Unsupported):
-        yield "CPU", code.reason
-    if region.maps and makers() == "cpu":
-        return  # on a GPU it may be another region
     try:
         texts(region.region, region.matrix(Maps(graph)))
     except Unsupported as error:

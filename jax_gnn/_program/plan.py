@@ -82,6 +82,8 @@ class Plan:
     @functools.cached_property
     def left_to_ops(self) -> dict[Row, float]:
         """Reductions in no region, and how many microseconds more they would take in one."""
+        if makers() == "cpu":
+            return {}
         candidates = Candidates(self.results, self.matcher, self.maps)
         given = [push for region in self.regions for push in region.pushes]
         others = {push: candidates.found([*given, push]) for push in candidates.pushes}
@@ -134,6 +136,8 @@ def with_regions(
 ) -> Matcher:
     """What finds the op of each row of a program, and the regions that pay."""
     matcher = Matcher(uses_of(results), parts, "compact" in passes)
+    if makers() == "cpu":  # XLA fuses functions of edges, and keeps what gradients need
+        return matcher
     costs = Costs(parts, matcher)
 
     def count(regions: Mapping[Row, EdgeRegion]) -> float:

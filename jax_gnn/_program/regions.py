@@ -23,7 +23,7 @@ from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import MAX_PRODUCT, Into, Read, Unsupported
+from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher
@@ -56,9 +56,9 @@ _MOST_ON_TENSOR_CORES = 1 << 12
 
 
 def makers() -> str:
-    """Whose kernels have linear maps: ``"cpu"``, ``"cuda"``, or ``"xla"`` where none do."""
-    there = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
-    chosen: str = chosen_implementation.value or there
+    """Who makes regions: ``"cuda"`` with linear maps, ``"xla"`` without, ``"cpu"`` none at all."""
+    backend = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
+    chosen: str = chosen_implementation.value or backend
     return "xla" if chosen == "cuda" and not cuda_compile.takes_maps() else chosen
 
 
@@ -391,8 +391,6 @@ def _most_weights(row: Row, product: Einsum) -> int:
         matrix, x = sorted(product.factors, key=lambda each: each.row.space is not Space.SHARED)
         if x.row.space is not Space.SHARED and set(x.labels) < set(matrix.labels):
             sides = x.row.size, matrix.row.size // max(x.row.size, 1)
-            if makers() == "cpu":
-                return MAX_PRODUCT
             if makers() == "cuda" and row.dtype != np.float64 and _lanes_share(sides):
                 return _MOST_ON_TENSOR_CORES
     return _MOST_WEIGHTS

@@ -26,9 +26,9 @@ from jax_gnn._core.kernels import csr_operands, workspace_of
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda_text import THREADS, Text, message_text
-from jax_gnn._ops.edge_region.moves import with_fewer_selects
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
+    Builder,
     Input,
     Instruction,
     Output,
@@ -36,6 +36,7 @@ from jax_gnn._ops.edge_region.row_program import (
     Unsupported,
     described,
     evaluate,
+    without_dead_code,
 )
 from jax_gnn._ops.edge_region.xla import Edges
 
@@ -289,7 +290,7 @@ def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     What entries keep is made first, masks among it; the other walk reads it where that takes fewer
     bytes.
     """
-    program = with_fewer_selects(program)
+    program = _with_fewer_selects(program)
     edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
     of_rows: list[int] = []
     of_cols: list[int] = []
@@ -408,6 +409,35 @@ def _walk(program: RowProgram, places: Sequence[int], by_col: bool, stored: Sequ
         by_col,
         tuple(over_all),
     )
+
+
+def _with_fewer_selects(program: RowProgram) -> RowProgram:
+    """The same program, where a number that one of two masks makes zero has one mask for both."""
+    build, count = Builder(program.inputs), len(program.inputs)
+    values = list(range(count))
+
+    def masked(each: Instruction, operands: Sequence[int]) -> tuple[int, int, int] | None:
+        if each.name != "select_n" or len(operands) != 3 or build.value(operands[0]).dtype != bool:
+            return None
+        zeros = build.constant_of(operands[1])
+        return (operands[0], operands[1], operands[2]) if _all_zero(zeros) else None
+
+    for each in program.instructions:
+        operands = [values[i] for i in each.operands]
+        outer = masked(each, operands)
+        of = build.value(outer[2]) if outer else None
+        inner = masked(of, of.operands) if isinstance(of, Instruction) else None
+        if outer and inner and build.value(outer[0]).width == build.value(inner[0]).width:
+            width, dtype = build.value(outer[0]).width, np.dtype(bool)
+            both = build.emit("and", (outer[0], inner[0]), width, dtype)
+            operands = [both, outer[1], inner[2]]
+        values.append(build.emit(each.name, operands, each.width, each.dtype, each.params))
+    outputs = [replace(each, value=values[each.value]) for each in program.outputs]
+    return without_dead_code(build.inputs, build.instructions, outputs)
+
+
+def _all_zero(numbers: np.ndarray | None) -> bool:
+    return numbers is not None and not numbers.any() and not np.signbit(numbers).any()
 
 
 def _with_inputs(program: RowProgram, given: Sequence[int]) -> RowProgram:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jax_gnn._core.batching import all_batched, one_by_one
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
-from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, align_varying, define, shaped
+from jax_gnn._core.op import Bind, Op, align_varying, define, shaped
 from jax_gnn._core.pieces import by_matrix
 from jax_gnn._core.sharding import WHOLE, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
-from jax_gnn._ops.edge_region.interpreter import code_of
 from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported, described
+from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
 
 
 class Operands(NamedTuple):
@@ -214,54 +209,6 @@ def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Arra
     return [split(x, *to) for x, to in zip(found, region.outputs, strict=True)]
 
 
-# --- Kernels -------------------------------------------------------------------------------------
-
-
-def _call(platform: str, operands: Operands, *, region: Region) -> Call | None:
-    code = code_of(region)
-    if isinstance(code, Unsupported):
-        raise ValueError(f"edge_region has no {platform} kernel for {described(code)}")
-    by_row, by_col = operands.matrix
-    if not all(isinstance(each.num_rows, int) for each in operands.matrix):
-        return None  # of symbolic sizes
-    walks = len(code.by_row) > 1, len(code.by_col) > 1
-    of_row = csr_operands(by_row, by_col.num_rows) if walks[0] else None
-    of_col = csr_operands(by_col, by_row.num_rows) if walks[1] else None
-    if (of_row is not None, of_col is not None) != walks:
-        return None
-    either = of_row or of_col
-    if either is None:  # there is no result
-        return None
-    (ids, flags), (t_ids, t_flags) = of_row or either, of_col or either
-    attributes = {
-        "by_row": code.by_row,
-        "by_col": code.by_col,
-        "numbers": code.numbers,
-        **flags,
-        **{f"t_{name}": flag for name, flag in t_flags.items()},
-        "num_rows": np.int64(by_row.num_rows),
-        "num_cols": np.int64(by_col.num_rows),
-    }
-    workspaces = [
-        jax.ShapeDtypeStruct((by_row.count, width), dtype) for width, dtype in code.workspaces
-    ]
-    return Call([*operands.arrays, *ids, *t_ids], attributes, workspaces)
-
-
-def _prefers_xla(platform: str, operands: Operands, *, region: Region) -> bool:
-    del operands
-    code = code_of(region)
-    if not isinstance(code, Unsupported):
-        return False
-    _warn_once(f"edge_region has no {platform} kernel for {described(code)}: plain XLA makes it.")
-    return True
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
 # --- Several devices -----------------------------------------------------------------------------
 
 _LIES = {"row": ["rows"], "col": ["cols"], "edge": ["entries"], "shared": [], "all": []}
@@ -314,9 +261,7 @@ region_op = define(
         several=True,
         composition=cuda.composition,
         flops=_flops,
-        platforms=("cpu",),
-        call=_call,
-        prefers_xla=_prefers_xla,
+        platforms=(),
         sharding=_sharding,
     )
 )
