@@ -1,12 +1,8 @@
 """Edge regions against plain JAX: values, derivatives of any order, batches, padding."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,82 +18,81 @@ from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
+# CPUs have no kernel of regions.
 IMPLEMENTATIONS = [name for name in op_suite.IMPLEMENTATIONS if name != "cpu"]
 KERNELS = [name for name in op_suite.KERNELS if name != "cpu"]
 
 
-def op(model: Model, edges: Edges) -> Callable[..., list[Any]]:
-    def function(*arrays: Any) -> list[Any]:
-        return edge_region(model.function, arrays, model.reads, model.outputs, edges.matrix)
+def op(model, edges):
+    def function(*arrays):
+        return edge_region(model.function, arrays, model.accesses, model.outputs, edges.matrix)
 
     return function
 
 
-def plain(model: Model, edges: Edges) -> Callable[..., list[Any]]:
+def plain(model, edges):
     return lambda *arrays: edges.plain(model, arrays)
 
 
-def total(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Nonlinear in all results; what maxima of nothing are does not count."""
+def loss(function):
+    """Return a scalar nonlinear in all results; maxima of no entries do not count."""
 
-    def scalar(*arrays: Any) -> Any:
-        kept = [jnp.where(jnp.abs(x) < 1e30, x, 0) for x in function(*arrays)]
-        return sum(jnp.sum(jnp.sin(x) + 0.1 * x**2) for x in kept)
+    def scalar(*arrays):
+        finite = [jnp.where(jnp.abs(x) < 1e30, x, 0) for x in function(*arrays)]
+        return sum(jnp.sum(jnp.sin(x) + 0.1 * x**2) for x in finite)
 
     return scalar
 
 
-def close(got: Any, want: Any, **tolerance: float) -> None:
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, **(tolerance or TOLERANCE)), got, want
-    )
+def with_gradients(function):
+    def run(*arrays):
+        return function(*arrays), jax.grad(loss(function), tuple(range(len(arrays))))(*arrays)
+
+    return run
 
 
-def zeros_for_nan(arrays: Sequence[Any]) -> list[Any]:
-    return [np.where(np.isnan(x), 0, x) for x in arrays]
+def assert_close(got, want, **tolerance):
+    compare = functools.partial(np.testing.assert_allclose, **(tolerance or TOLERANCE))
+    jax.tree.map(compare, got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", MODELS)
-def test_value_and_gradients(name: str, scenario: str, implementation: str, rng: Any) -> None:
+def test_value_and_gradients(name, scenario, implementation, rng):
     model, edges = MODELS[name], Edges.random(rng, scenario)
     arrays = edges.arrays(rng, model, "float64")
-    every = tuple(range(len(arrays)))
     with setting(implementation, "float64"):
-        both = [
-            jax.jit(lambda *x, f=f: (f(*x), jax.grad(total(f), every)(*x)))(*arrays)
-            for f in (op(model, edges), plain(model, edges))
-        ]
-    close(*both)
+        got = jax.jit(with_gradients(op(model, edges)))(*arrays)
+        want = jax.jit(with_gradients(plain(model, edges)))(*arrays)
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", MODELS)
-def test_tangents_and_second_derivatives(name: str, implementation: str, rng: Any) -> None:
+def test_tangents_and_second_derivatives(name, implementation, rng):
     model, edges = MODELS[name], Edges.random(rng, "random")
-    arrays = edges.arrays(rng, model, "float64")
-    arrays, tangents = tuple(arrays), tuple(edges.arrays(rng, model, "float64"))
+    arrays, tangents = (tuple(edges.arrays(rng, model, "float64")) for _ in range(2))
     every = tuple(range(len(arrays)))
 
-    def derivatives(function: Callable[..., Any], *arrays: Any) -> Any:
-        gradients = jax.grad(total(function), every)
+    def derivatives(function, *arrays):
+        gradients = jax.grad(loss(function), every)
         forward = jax.jvp(gradients, arrays, tangents)[1]
         backward = jax.grad(lambda *x: sum(map(jnp.vdot, gradients(*x), tangents)), every)(*arrays)
         return jax.jvp(function, arrays, tangents), forward, backward
 
     with setting(implementation, "float64"):
-        both = [
-            jax.jit(functools.partial(derivatives, f))(*arrays)
-            for f in (op(model, edges), plain(model, edges))
-        ]
-    close(*both)
+        got, want = (
+            jax.jit(functools.partial(derivatives, function))(*arrays)
+            for function in (op(model, edges), plain(model, edges))
+        )
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 @pytest.mark.parametrize("name", MODELS)
-def test_batches(name: str, implementation: str, rng: Any) -> None:
-    """Of a random choice of arrays, and of matrices."""
+def test_batches(name, implementation, rng):
+    """Batches of a random choice of arrays, and of matrices."""
     model, size = MODELS[name], 3
     several = [Edges.random(rng, "padding") for _ in range(size)]
     edges = several[0]
@@ -110,71 +105,68 @@ def test_batches(name: str, implementation: str, rng: Any) -> None:
         for x, axis in zip(zip(*drawn, strict=True), axes, strict=True)
     ]
 
-    def one(matrix: Any, *arrays: Any) -> Any:
-        function = op(model, edges._replace(matrix=matrix))
-        return function(*arrays), jax.grad(total(function), tuple(range(len(arrays))))(*arrays)
+    def one(matrix, *arrays):
+        return with_gradients(op(model, edges._replace(matrix=matrix)))(*arrays)
 
-    stacked = jax.tree.map(lambda *x: np.stack(x), *(each.matrix for each in several))
+    stacked = jax.tree.map(lambda *x: np.stack(x), *(edges.matrix for edges in several))
     with setting(implementation, "float64"):
         for matrix, axis in ((edges.matrix, None), (stacked, 0)):
             got = jax.jit(jax.vmap(one, (axis, *axes)))(matrix, *arrays)
             for i in range(size):
-                own = matrix if axis is None else several[i].matrix
-                each = [x if axis is None else x[i] for x, axis in zip(arrays, axes, strict=True)]
-                close(jax.tree.map(lambda x, i=i: x[i], got), jax.jit(one)(own, *each))
+                matrix_i = matrix if axis is None else several[i].matrix
+                arrays_i = [x if a is None else x[i] for x, a in zip(arrays, axes, strict=True)]
+                want = jax.jit(one)(matrix_i, *arrays_i)
+                assert_close(jax.tree.map(lambda x, i=i: x[i], got), want)
 
 
 @pytest.mark.parametrize(
     ("split", "kind"),
     [
         *itertools.product(("edges", "graphs"), (AxisType.Auto, AxisType.Explicit)),
-        ("anyhow", AxisType.Auto),  # JAX refuses axes of a mesh that meet themselves
+        ("anyhow", AxisType.Auto),  # JAX rejects an array split twice over an explicit axis
     ],
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_split_over_devices(name: str, split: str, kind: AxisType, rng: Any) -> None:
-    """Of a graph each device has some edges, of several graphs its own."""
+def test_split_over_devices(name, split, kind, rng):
+    """Edges of one graph, or several graphs, over devices."""
     model, count = MODELS[name], 4
     several = [Edges.random(rng, "padding") for _ in range(count)]
     if split != "graphs":
         several = several[:1]
-    drawn = [map(np.nan_to_num, each.arrays(rng, model, "float64")) for each in several]
-    leaves, tree = jax.tree.flatten(
-        [(each.matrix, *x) for each, x in zip(several, drawn, strict=True)]
-    )
+    operands = [
+        (edges.matrix, *map(np.nan_to_num, edges.arrays(rng, model, "float64")))
+        for edges in several
+    ]
     matrix, *arrays = (
-        jax.tree.map(lambda *x: np.stack(x), *tree.unflatten(leaves))
-        if split == "graphs"
-        else tree.unflatten(leaves)[0]
+        jax.tree.map(lambda *x: np.stack(x), *operands) if split == "graphs" else operands[0]
     )
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
     mesh = Mesh(np.array(devices[:count]), ("d",), axis_types=(kind,))
 
-    def place(x: Any) -> jax.Array:
-        fit = [i for i, size in enumerate(np.shape(x)) if size and size % count == 0]
-        axis = rng.choice([None, *fit]) if split == "anyhow" else 0
+    def place(x):
+        divisible = [i for i, size in enumerate(np.shape(x)) if size and size % count == 0]
+        axis = rng.choice([None, *divisible]) if split == "anyhow" else 0
         if split == "edges" and np.shape(x)[:1] != (several[0].count,):
             axis = None
-        spec = [] if axis is None or axis not in fit else [*[None] * axis, "d"]
+        spec = [] if axis is None or axis not in divisible else [*[None] * axis, "d"]
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
-    def one(matrix: Any, *arrays: Any) -> Any:
-        function = op(model, several[0]._replace(matrix=matrix))
-        return function(*arrays), jax.grad(total(function), tuple(range(len(arrays))))(*arrays)
+    def one(matrix, *arrays):
+        return with_gradients(op(model, several[0]._replace(matrix=matrix)))(*arrays)
 
-    every = jax.jit(jax.vmap(one) if split == "graphs" else one)
+    run = jax.jit(jax.vmap(one) if split == "graphs" else one)
     with setting(KERNELS[0] if KERNELS else "xla", "float64"):
-        want = every(matrix, *arrays)
+        want = run(matrix, *arrays)
         with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
-            got = every(*jax.tree.map(place, (matrix, *arrays)))
-    close(got, want)
+            got = run(*jax.tree.map(place, (matrix, *arrays)))
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_narrow_dtypes(name: str, dtype: str, implementation: str, rng: Any) -> None:
+def test_narrow_dtypes(name, dtype, implementation, rng):
     model, edges = MODELS[name], Edges.random(rng, "padding")
     arrays = edges.arrays(rng, model, dtype)
     with setting(implementation, dtype):
@@ -185,114 +177,94 @@ def test_narrow_dtypes(name: str, dtype: str, implementation: str, rng: Any) -> 
         assert x.dtype == dtype
         largest = np.max(np.abs(y), initial=1e-3, where=np.isfinite(y))
         error = {"float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}[dtype]
-        close(np.asarray(x, np.float64), y, rtol=0, atol=error * largest)
+        assert_close(np.asarray(x, np.float64), y, rtol=0, atol=error * largest)
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_same_bits_in_large_and_repeated_runs(implementation: str, rng: Any) -> None:
-    """Of several threads, and rows that many share."""
+def test_same_bits_in_large_and_repeated_runs(implementation, rng):
     model, edges = MODELS["pna"], Edges.random(rng, "large")
     arrays = edges.arrays(rng, model, "float32")
-    every = tuple(range(len(arrays)))
-    function = op(model, edges)
     with setting(implementation):
-        compiled = jax.jit(lambda *x: (function(*x), jax.grad(total(function), every)(*x)))
+        compiled = jax.jit(with_gradients(op(model, edges)))
         first = compiled(*arrays)
         for _ in range(10):
             jax.tree.map(np.testing.assert_array_equal, compiled(*arrays), first)
     with setting("xla", "float64"):
         want = plain(model, edges)(*(x.astype(np.float64) for x in arrays))
-    close(first[0], want, rtol=1e-3, atol=1e-4)
+    assert_close(first[0], want, rtol=1e-3, atol=1e-4)
 
 
-def test_equal_regions_compile_once(rng: Any) -> None:
+def test_equal_regions_compile_once(rng):
     model, edges = MODELS["gated_gcn"], Edges.random(rng, "random")
-    made = [jax.make_jaxpr(op(model, edges))(*edges.arrays(rng, model, "float32")) for _ in "ab"]
-    one, two = (each.eqns[-1].params["region"] for each in made)
-    assert one == two and hash(one) == hash(two) and one.jaxpr is not two.jaxpr
-    assert one != one.ties and "none→edge" in repr(one)
-
-
-# --- What has no kernel --------------------------------------------------------------------------
-
-
-def sorted_rows(x: Any) -> list[Any]:
-    return [jnp.sort(x) * jnp.cumsum(x)]
+    jaxprs = [jax.make_jaxpr(op(model, edges))(*edges.arrays(rng, model, "float32")) for _ in "ab"]
+    a, b = (jaxpr.eqns[-1].params["region"] for jaxpr in jaxprs)
+    assert a == b and hash(a) == hash(b) and a.jaxpr is not b.jaxpr
+    assert a != a.ties and "none→edge" in repr(a)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_function_without_instructions_is_plain_xla(rng: Any) -> None:
-    model = Model(sorted_rows, [("col", (3,))], [("row", "max")])
+def test_function_without_instructions_is_plain_xla(rng):
+    model = Model(lambda x: [jnp.sort(x) * jnp.cumsum(x)], [("col", (3,))], [("row", "max")])
     edges = Edges.random(rng, "random")
-    (x,) = edges.arrays(rng, model, "float64")
+    arrays = edges.arrays(rng, model, "float64")
     with setting(None, "float64"):
-        got, want = (
-            jax.jit(lambda x, f=f: (f(x), jax.grad(total(f))(x)))(x)
-            for f in (op(model, edges), plain(model, edges))
-        )
-    close(got, want)
+        got = jax.jit(with_gradients(op(model, edges)))(*arrays)
+        want = jax.jit(with_gradients(plain(model, edges)))(*arrays)
+    assert_close(got, want)
 
 
 # --- Row programs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_instructions_are_the_function(name: str, rng: Any) -> None:
-    """And those of its gradient."""
+def test_instructions_are_the_function_and_its_gradient(name, rng):
     model = MODELS[name]
     rows = [rng.normal(size=shape) for _, shape in model.rows]
 
-    def gradient(*rows: Any) -> Any:
-        found, pull = jax.vjp(model.function, *rows)
-        return pull(found)
+    def gradient(*rows):
+        results, pullback = jax.vjp(model.function, *rows)
+        return pullback(results)
 
     with setting("xla", "float64"):
         for function in (model.function, gradient):
             want = jax.tree.leaves(function(*rows))
-            outputs: Any = [("row", "sum")] * len(want)
-            region = Region.of(function, [jnp.asarray(x) for x in rows], model.reads, outputs)
-            program = region.program
-            assert isinstance(program, row_program.RowProgram)
-            got = row_program.evaluate(program, [x.ravel() for x in rows])
-            close(got, [np.ravel(x) for x in want])
+            outputs = [("row", "sum")] * len(want)
+            region = Region.of(function, [jnp.asarray(x) for x in rows], model.accesses, outputs)
+            got = row_program.evaluate(region.program, [x.ravel() for x in rows])
+            assert_close(got, [np.ravel(x) for x in want])
 
 
-def test_equal_values_are_made_once_and_dead_ones_never(rng: Any) -> None:
-    def function(x: Any, y: Any) -> list[Any]:
+def test_equal_values_are_merged_and_dead_ones_dropped():
+    def function(x, y):
         jnp.exp(y)
         return [jnp.tanh(x + y), jnp.tanh(x + y) * jnp.sum(jnp.arange(3.0))]
 
     rows = [jax.ShapeDtypeStruct((3,), "float32")] * 2
-    region = Region.of(function, rows, ["row", "col"], [("row", "sum")] * 2)
-    program = region.program
-    assert isinstance(program, row_program.RowProgram)
-    names = [each.name for each in program.instructions]
+    program = Region.of(function, rows, ["row", "col"], [("row", "sum")] * 2).program
+    names = [instruction.name for instruction in program.instructions]
     assert sorted(names) == ["add", "constant", "mul", "tanh"]
     assert program.only([0]).instructions == program.instructions[:2]
 
 
 @pytest.mark.parametrize("function", [jnp.cumsum, jnp.sort, jnp.argmax])
-def test_equation_without_instruction_is_named(function: Callable[..., Any]) -> None:
+def test_equation_without_instruction_is_named(function):
     rows = [jax.ShapeDtypeStruct((3,), "float32")]
-    found = Region.of(lambda x: [function(x) * 1.0], rows, ["row"], [("row", "sum")]).program
-    assert isinstance(found, row_program.Unsupported)
-    assert "no instruction" in str(found) and found.equation is not None
+    program = Region.of(lambda x: [function(x) * 1.0], rows, ["row"], [("row", "sum")]).program
+    assert isinstance(program, row_program.Unsupported)
+    assert "no instruction" in str(program) and program.equation is not None
 
 
-def test_gradients_read_what_is_kept(rng: np.random.Generator) -> None:
-    """Rather than what it is made of, where that is more; the derivative goes through it."""
+def test_gradients_read_residuals_where_that_is_less(rng):
     model = MODELS["gated_gcn"]
-    rows = [jax.ShapeDtypeStruct(shape, "float32") for _, shape in model.rows]
-    region = Region.of(model.function, rows, model.reads, model.outputs)
-    assert region.kept == (2,)
-    places, given = (0, 1, 2, 3), (0, 1, 2)
-    cotangent, kept = region.cheapest_cotangent(places, given)
-    assert kept == (2,)
-    assert isinstance(cotangent.program, row_program.RowProgram)
-    assert cotangent.program.used == (3, *range(4, 8))  # v, the kept one, and three cotangents
-    alone = region.cotangent(places, given)
+    region = model.region()
+    assert region.residuals == (2,)
+    active, given = (0, 1, 2, 3), (0, 1, 2)
+    cotangent, residuals = region.cheapest_cotangent(active, given)
+    assert residuals == (2,)
+    assert cotangent.program.used == (3, *range(4, 8))  # v, the residual, and three cotangents
     values = [rng.normal(size=5).astype(np.float32) for _ in range(7)]
     z = model.function(*values[:4])[2]
-    want, found = alone(*values), cotangent(*values[:4], z, *values[4:])
-    for x, y in zip(found, want, strict=True):
+    want = region.cotangent(active, given)(*values)
+    got = cotangent(*values[:4], z, *values[4:])
+    for x, y in zip(got, want, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

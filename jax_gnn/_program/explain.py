@@ -11,7 +11,7 @@ import numpy as np
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import is_traced
-from jax_gnn._ops.edge_region.cuda import texts
+from jax_gnn._ops.edge_region.cuda import sources as texts
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
@@ -242,7 +242,7 @@ def _kernels(plan: Plan, graph: Structure, gradients: bool) -> list[str]:
     for region in plan.regions:
         moving = tuple(i for i, row in enumerate(region.taken) if row.dtype in FLOATS)
         forward = region.region
-        offset = len(forward.reads) - len(region.ways)  # of what is closed over
+        offset = len(forward.accesses) - len(region.ways)  # of what is closed over
         gradient, _ = forward.cheapest_cotangent(
             tuple(i + offset for i in moving), tuple(range(len(forward.outputs)))
         )
@@ -259,14 +259,14 @@ def _instructions(program: RowProgram | Unsupported) -> str:
     """A row program, a value a line."""
     if isinstance(program, Unsupported):
         return f"no instructions: {program.reason}"
-    lines = [f"%{i} = {x.read} of {x.dtype}[{x.width}]" for i, x in enumerate(program.inputs)]
+    lines = [f"%{i} = {x.access} of {x.dtype}[{x.width}]" for i, x in enumerate(program.inputs)]
     for i, each in enumerate(program.instructions, len(program.inputs)):
         operands = [f"%{operand}" for operand in each.operands]
         params = [str(param) for param in each.params[:8]] + ["…"] * (len(each.params) > 8)
         made = " ".join([each.name, *operands, *params])
         lines.append(f"%{i} = {made} of {each.dtype}[{each.width}]")
     for out in program.outputs:
-        lines.append(f"%{out.value} to {out.into}, {out.reduce}")
+        lines.append(f"%{out.value} to {out.dest}, {out.reduce}")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported
+from jax_gnn._ops.edge_region.row_program import Access, Dest, Unsupported
 from jax_gnn._program.einsum import einsum
 from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher
@@ -59,7 +59,7 @@ def makers() -> str:
     """Who makes regions: ``"cuda"`` with linear maps, ``"xla"`` without, ``"cpu"`` none at all."""
     backend = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
     chosen: str = chosen_implementation.value or backend
-    return "xla" if chosen == "cuda" and not cuda_compile.takes_maps() else chosen
+    return "xla" if chosen == "cuda" and not cuda_compile.supports_linear_maps() else chosen
 
 
 _LOOPS = frozenset({"cond", "scan", "while"})
@@ -82,10 +82,10 @@ class EdgeRegion:
     sources: Space = Space.NODE
 
     @functools.cached_property
-    def _reads(self) -> dict[Row, tuple[Row, Read]]:
+    def _reads(self) -> dict[Row, tuple[Row, Access]]:
         """Of each operand that is no member the row whose array is read, and how."""
         inner, pulled = set(self.members), dict[Any, Row]()
-        found: dict[Row, tuple[Row, Read]] = {}
+        found: dict[Row, tuple[Row, Access]] = {}
         for row in dict.fromkeys(each for member in self.members for each in member.operands):
             way = row.op.way if isinstance(row.op, Pull) else ""
             if row in inner or isinstance(row.op, Constant):
@@ -102,7 +102,7 @@ class EdgeRegion:
         return found
 
     @functools.cached_property
-    def inputs(self) -> tuple[tuple[Row, Read], ...]:
+    def inputs(self) -> tuple[tuple[Row, Access], ...]:
         """What the region takes, and how edges read it."""
         return tuple(dict.fromkeys(self._reads.values()))
 
@@ -164,9 +164,9 @@ class EdgeRegion:
         return dtypes.pop() if len(dtypes) == 1 and min(dtypes).itemsize >= 4 else None
 
     @property
-    def outputs(self) -> list[tuple[Into, str]]:
+    def outputs(self) -> list[tuple[Dest, str]]:
         """Of each result where it goes, and how."""
-        found: list[tuple[Into, str]] = [
+        found: list[tuple[Dest, str]] = [
             ("row", "sum" if _is_mean(push) else push.op.reduce)  # type: ignore[union-attr]
             for push in self.pushes
         ]
@@ -184,9 +184,9 @@ class EdgeRegion:
         return Region.closing(self.function, rows, self.ways, self.outputs)[0]
 
     @property
-    def ways(self) -> list[Read]:
+    def ways(self) -> list[Access]:
         """How edges read all that they take."""
-        ways: list[Read] = [read for _, read in self.inputs]
+        ways: list[Access] = [read for _, read in self.inputs]
         return [*ways, "row"] if self.shares else ways
 
     def lowered(self, lowering: Any) -> list[Array]:
@@ -426,7 +426,7 @@ def _missing(
 ) -> str | None:
     """Why a function of operands, each with whether it is shared, has no instructions."""
     rows = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in operands]
-    reads: list[Read] = ["shared" if shared else "edge" for _, _, shared in operands]
+    reads: list[Access] = ["shared" if shared else "edge" for _, _, shared in operands]
     region = Region.of(lambda *x: [function(*x)[index]], rows, reads, [("edge", "none")])
     return region.program.reason if isinstance(region.program, Unsupported) else None
 
