@@ -48,7 +48,7 @@ from program_cases import (
 
 from jax_gnn import Edge, Node, NodeType, Relation, program
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.explain import explained, kernels, listed
+from jax_gnn._program.explain import explain, kernels, table_of_rows
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.spaces import Space
@@ -527,16 +527,14 @@ def check(seed: int, number: int) -> str:
     with drawn_regions if rng.random() < 0.7 else contextlib.nullcontext():
         whole, _ = made._plan(call)
         plans = {
-            listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
+            table_of_rows((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
             for passes in all_passes()
         }
         some = rng.permutation(list(plans))[:COMBINATIONS]
         plans = {text: plans[text] for text in some}
         for plan in (whole, *plans.values()):
             assert plan.matcher  # is found, and kept
-    assert explained(whole, graph) and kernels(whole, graph).count("gradients") == len(
-        whole.regions
-    )
+    assert explain(whole, graph) and kernels(whole, graph).count("gradients") == len(whole.regions)
     drawn = whole if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
 
     def run(plan: Plan) -> Callable[..., Any]:

@@ -136,9 +136,9 @@ def _transpose(
     indices = range(len(operands.arrays))
     fixed = tuple(i for i in indices if hasattr(operands.arrays[i], "dtype"))
     linear = tuple(i for i in indices if i not in fixed)
-    given = _present(cotangents)
-    arrays = (*(operands.arrays[i] for i in fixed), *(cotangents[i] for i in given))
-    results = bind(Operands(arrays, operands.matrix), region=region.transposed(linear, given))
+    ct_results = _present(cotangents)
+    arrays = (*(operands.arrays[i] for i in fixed), *(cotangents[i] for i in ct_results))
+    results = bind(Operands(arrays, operands.matrix), region=region.transposed(linear, ct_results))
     by_argument = dict(zip(linear, results, strict=True))
     return tuple(by_argument.get(i) for i in indices)
 
@@ -163,10 +163,10 @@ def _cotangent(
     *,
     region: Region,
 ) -> list[Array | None]:
-    active, given = _present(tangents), _present(cotangents)
-    cotangent, residuals = region.cheapest_cotangent(active, given)
+    active, ct_results = _present(tangents), _present(cotangents)
+    cotangent, residuals = region.cheapest_cotangent(active, ct_results)
     stored = dict(zip(region.residuals, point.residuals, strict=True))
-    extra = (*(stored[i] for i in residuals), *(cotangents[i] for i in given))
+    extra = (*(stored[i] for i in residuals), *(cotangents[i] for i in ct_results))
     results = region_op((*point.arrays, *point.extremes, *extra), point.matrix, region=cotangent)
     by_argument = dict(zip(active, results, strict=True))
     return [by_argument.get(i) for i in range(len(tangents))]

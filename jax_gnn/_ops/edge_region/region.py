@@ -249,13 +249,13 @@ class Region:
         )
 
     def cheapest_cotangent(
-        self, active: tuple[int, ...], given: tuple[int, ...]
+        self, active: tuple[int, ...], ct_results: tuple[int, ...]
     ) -> tuple[Region, tuple[int, ...]]:
         """Return `cotangent` with or without residuals, whichever reads less; and the residuals."""
-        recomputing = self.cotangent(active, given)
+        recomputing = self.cotangent(active, ct_results)
         if not self.residuals:
             return recomputing, ()
-        reading = self.cotangent(active, given, self.residuals)
+        reading = self.cotangent(active, ct_results, self.residuals)
         if reading._bytes_per_entry < recomputing._bytes_per_entry:
             return reading, self.residuals
         return recomputing, ()
@@ -271,13 +271,13 @@ class Region:
         return rows.bytes_per_entry + cols.transposed().bytes_per_entry
 
     def cotangent(
-        self, active: tuple[int, ...], given: tuple[int, ...], residuals: tuple[int, ...] = ()
+        self, active: tuple[int, ...], ct_results: tuple[int, ...], residuals: tuple[int, ...] = ()
     ) -> Region:
         """Return the transpose of `tangent`: the cotangents of the `active` arguments.
 
         Args:
             active: Indices of arguments.
-            given: Indices of the results whose cotangents it takes; others are zero.
+            ct_results: Indices of the results whose cotangents it takes; others are zero.
             residuals: Indices of the results that it takes before them, and does not recompute.
         """
 
@@ -285,11 +285,13 @@ class Region:
             stored, cotangents = dict(zip(residuals, extra, strict=False)), extra[len(residuals) :]
             primals = (rows[i] for i in active)
             results, pullback = jax.vjp(region._partial(rows, active, stored), *primals)
-            by_result = dict(zip(given, cotangents, strict=True))
+            by_result = dict(zip(ct_results, cotangents, strict=True))
             full = [by_result.get(i, jnp.zeros_like(x)) for i, x in enumerate(results)]
             return list(pullback(self._where_attained(attained, full)))
 
-        along = [(ACCESS_OF[self.outputs[i][0]], self.results[i]) for i in (*residuals, *given)]
+        along = [
+            (ACCESS_OF[self.outputs[i][0]], self.results[i]) for i in (*residuals, *ct_results)
+        ]
         return self._derivative(vjp, along, sum_sinks([self.accesses[i] for i in active]))
 
     def without_extremes(self, tangents: Sequence[Array | None]) -> list[Array | None]:
@@ -343,10 +345,10 @@ class Region:
             return region
         return replace(region, masks=self.masks._replace(region=transform(self.masks.region)))
 
-    def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> Region:
+    def transposed(self, linear: tuple[int, ...], ct_results: tuple[int, ...]) -> Region:
         """Return the transpose of a region that is linear in some arguments together.
 
-        Takes the other arguments and the cotangents of the `given` results.
+        Takes the other arguments and the cotangents of the results `ct_results`.
         """
         fixed = [i for i in range(len(self.accesses)) if i not in linear]
         shapes = [self.rows[i] for i in linear]
@@ -356,15 +358,15 @@ class Region:
 
             def some_results(*values: Any) -> list[Array]:
                 results = self(*replaced(arguments, linear, values))
-                return [results[i] for i in given]
+                return [results[i] for i in ct_results]
 
             return list(jax.linear_transpose(some_results, *shapes)(list(rows[len(fixed) :])))
 
         accesses = [self.accesses[i] for i in fixed]
-        accesses += [_cotangent_access(self.outputs[i]) for i in given]
-        rows = [self.rows[i] for i in fixed] + [self.results[i] for i in given]
+        accesses += [_cotangent_access(self.outputs[i]) for i in ct_results]
+        rows = [self.rows[i] for i in fixed] + [self.results[i] for i in ct_results]
         region = Region.of(transpose, rows, accesses, sum_sinks([self.accesses[i] for i in linear]))
-        return self._with_masks(region, lambda inner: inner.transposed(linear, given))
+        return self._with_masks(region, lambda inner: inner.transposed(linear, ct_results))
 
     def _partial(
         self, rows: Rows, active: Sequence[int], stored: Mapping[int, Array] | None = None
