@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arrays import outline_fields
-from jax_gnn._core.ids import PADDING, index_dtype, is_traced, on_host, placed
+from jax_gnn._core.arrays import summarize_fields
+from jax_gnn._core.ids import PADDING, index_dtype, is_traced, on_host, to_device
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
@@ -64,7 +64,7 @@ class Batch(Generic[G]):
     count: Array
 
     def __repr__(self) -> str:
-        return outline_fields(self)
+        return summarize_fields(self)
 
     @property
     def num_graphs(self) -> int:
@@ -140,7 +140,7 @@ class Batch(Generic[G]):
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_nodes=int(nodes.sum()), validate=False)
         capacities = {"num_nodes": num_nodes, "num_edges": num_edges, "num_graphs": num_graphs}
-        return placed(_finished(graph, nodes, counts[:, None], None, capacities))
+        return to_device(_finished(graph, nodes, counts[:, None], None, capacities))
 
     def join_nodes(self, values: Sequence[Any]) -> Array:
         """What the nodes of all graphs have, as one array. Host only.
@@ -156,7 +156,7 @@ class Batch(Generic[G]):
             ValueError: there is not one array for each graph, or its rows are not the nodes.
         """
         room = self.graph_ids.shape[0]
-        return placed(self._joined("values", values, np.asarray(self.num_nodes), room))
+        return to_device(self._joined("values", values, np.asarray(self.num_nodes), room))
 
     def join_edges(self, values: Sequence[Any], fill_value: Any = 0) -> Array:
         """What the edges of all graphs have, as one array in the order of ``graph``. Host only.
@@ -291,7 +291,7 @@ def batch(
     elif isinstance(first, RelationalGraph):
         types = [graph.edge_types[: graph.nodes.indptr[-1]] for graph in members]
         made = _with_pairs_of(first, made, np.concatenate(types).astype(made.rows.dtype))
-    return placed(_finished(made, nodes, inputs, hyperedges, capacities))
+    return to_device(_finished(made, nodes, inputs, hyperedges, capacities))
 
 
 def _check_graphs(graphs: Any) -> list[Any]:
@@ -396,7 +396,7 @@ def _finished(
 ) -> Batch[Any]:
     """A padded batch of host arrays; sizes are those of each graph."""
     given = {name: size for name, size in capacities.items() if size is not None}
-    num_graphs = len(nodes) + arguments.growth(
+    num_graphs = len(nodes) + arguments.added_size(
         "num_graphs", given.pop("num_graphs", None), len(nodes)
     )
     names = SIZES[type(graph)]

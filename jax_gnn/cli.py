@@ -131,7 +131,7 @@ def _run_info(_: argparse.Namespace) -> int:
     for status in statuses:
         if status.build:
             print(f"\n  {status.platform}: {status.build}")
-        if status.platform == "cuda" and status.available and (reason := ffi.no_gpu()):
+        if status.platform == "cuda" and status.available and (reason := ffi.why_no_gpu()):
             print(f"    not used: {reason}")
         if not status.available:
             print(f"\n  {status.platform} is missing: {status.reason}")
@@ -140,7 +140,7 @@ def _run_info(_: argparse.Namespace) -> int:
     reason = cuda_compile.missing()
     made = "compiled at run time, by NVRTC" if reason is None else f"plain XLA: {reason}"
     print(f"\n  edge regions on cuda: {made}")
-    for shadowed in ffi.copies()[1:]:
+    for shadowed in ffi.package_copies()[1:]:
         print(f"\n  {shadowed} is another copy, unused: remove one, or change the path")
     return 0
 

@@ -20,34 +20,34 @@ from jax_gnn._core.csr import (
     EdgeSplit,
     SparseMatrix,
     edge_split,
-    inverse_of,
+    inverse_permutation,
     num_slots,
     segments,
 )
 from jax_gnn._core.ids import (
     PADDING,
-    bounded,
-    count_of,
+    as_signed,
+    clip_ids,
+    compaction_targets,
     device_of,
     host_row_starts,
-    hosted,
-    ids_at,
+    id_count,
     in_range,
     index_dtype,
     is_traced,
-    kept_first,
-    moved,
     namespace,
     on_host,
     pad_ids,
     pad_indptr,
-    placed,
     row_starts,
-    signed,
+    run_on_host,
+    scatter_ids,
+    take_ids,
+    to_device,
 )
 from jax_gnn._core.public import public
 from jax_gnn._core.sort import sorted_ids
-from jax_gnn._core.triples import by_source, sort_triples
+from jax_gnn._core.triples import sort_by_source, sort_triples
 
 
 @public
@@ -215,7 +215,7 @@ class Graph:
         """
         device = device_of(src, dst)
         if dst is None:
-            src, dst = arguments.edge_ends("src", src)
+            src, dst = arguments.split_edge_pairs("src", src)
         src, dst = arguments.check_pairs("src", src, "dst", dst)
         names, num_src, num_dst = _sizes(src, dst, num_nodes, num_src, num_dst)
         validate = arguments.check_flag("validate", validate) and not is_traced(src)
@@ -223,9 +223,9 @@ class Graph:
         if validate and edges.dropped():
             arguments.check_range("src", src, names[0], num_src)
             arguments.check_range("dst", dst, names[1], num_dst)
-        count = count_of(src, edges.indptr.dtype)
+        count = id_count(src, edges.indptr.dtype)
         graph = cls(*edges[:-1], None, None, count)  # types are None, and splits
-        return placed(graph, device)
+        return to_device(graph, device)
 
     @classmethod
     def from_sorted(
@@ -277,7 +277,7 @@ class Graph:
         build = _sorted_traced if is_traced(src) else _sorted_on_host
         given = names if validate else None
         graph = build(src, dst, order[0] if order else None, num_src, num_dst, given)
-        return placed(graph, device)
+        return to_device(graph, device)
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> Graph:
@@ -390,16 +390,16 @@ class Graph:
         places[ids[first]] = first
         arrays: Any = places, np.asarray(len(ids), ids.dtype)
         if namespace(self.edge_ids) is not np:
-            arrays = placed(arrays, device_of(self.edge_ids))
+            arrays = to_device(arrays, device_of(self.edge_ids))
         inverse = replace(self, edge_ids=arrays[0], num_input_edges=arrays[1])
         return inverse._values(values, fill_value, rows)
 
     def _renumbered(self, edge_ids: Any, num_input_edges: Any) -> Graph:
         """Same graph, host arrays, whose i-th edge of the input is number ``edge_ids[i]``."""
-        ids = ids_at(edge_ids, self.edge_ids).astype(self.edge_ids.dtype)
+        ids = take_ids(edge_ids, self.edge_ids).astype(self.edge_ids.dtype)
         return replace(self, edge_ids=ids, num_input_edges=jax.device_get(num_input_edges))
 
-    @hosted("edge_ids", "num_input_edges")
+    @run_on_host("edge_ids", "num_input_edges")
     def _values(self, values: Any, fill_value: Any, rows: str) -> Array:
         """Same as `edge_values`; errors call the number of rows ``rows``."""
         xp = namespace(self.edge_ids)
@@ -421,16 +421,16 @@ class Graph:
         if jnp.iscomplexobj(fill) and not jnp.iscomplexobj(values):
             raise TypeError(f"fill_value must be a real number like values, got {fill.dtype}")
         wanted = f"a scalar or of the features {values.shape[1:]} of values"
-        with arguments.blame("fill_value", wanted, fill):
+        with arguments.argument_errors("fill_value", wanted, fill):
             fill = xp.broadcast_to(fill.astype(values.dtype), (1, *values.shape[1:]))
         if xp is np:
-            last = np.full_like(fill, arguments.missing(values.dtype))
+            last = np.full_like(fill, arguments.fill_value(values.dtype))
             places = np.clip(self.edge_ids, PADDING, len(values)) + 1
             return np.concatenate([fill, values, last])[places]
-        edge_ids = bounded(self.edge_ids, values.shape[0])
+        edge_ids = clip_ids(self.edge_ids, values.shape[0])
         return jnp.concatenate([fill, values]).at[edge_ids + 1].get(mode="fill")
 
-    @hosted("rows", "cols", "edge_ids", "t_order")
+    @run_on_host("rows", "cols", "edge_ids", "t_order")
     def transpose(self) -> Graph:
         """The graph with all edges reversed.
 
@@ -440,7 +440,7 @@ class Graph:
         sorted, as functions that look edges up want it. Inside ``jax.jit`` that is not known, and
         nothing is sorted.
         """
-        rows, cols, t_order = self.rows, self.cols, inverse_of(self.t_order)
+        rows, cols, t_order = self.rows, self.cols, inverse_permutation(self.t_order)
         split = self.split
         if namespace(rows, cols) is np and not _ascend(rows, cols):
             order = np.lexsort((cols, np.where(rows < 0, np.iinfo(rows.dtype).max, rows)))
@@ -453,7 +453,7 @@ class Graph:
             t_rows=rows,
             t_cols=cols,
             t_order=t_order,
-            edge_ids=ids_at(self.edge_ids, self.t_order),
+            edge_ids=take_ids(self.edge_ids, self.t_order),
             split=self.t_split,
             t_split=split,
             num_input_edges=self.num_input_edges,
@@ -518,7 +518,7 @@ class Graph:
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         graph = graph._renumbered(edge_ids, self.num_input_edges)
         graph = graph if self.split is None else graph.with_edge_split()
-        return graph if namespace(self.rows) is np else placed(graph, device_of(self.rows))
+        return graph if namespace(self.rows) is np else to_device(graph, device_of(self.rows))
 
     def with_edge_split(self) -> Graph:
         """Adds ``split`` and ``t_split``, in linear time, where they are not there yet.
@@ -532,7 +532,7 @@ class Graph:
             return self
         return _split(self)
 
-    @hosted()
+    @run_on_host()
     def pad(
         self,
         *,
@@ -558,12 +558,12 @@ class Graph:
         """
         if num_nodes is not None:
             if (num_src, num_dst) != (None, None):
-                raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
-            new_src = new_dst = arguments.growth("num_nodes", num_nodes, self.num_nodes)
+                raise ValueError(arguments.num_nodes_conflict(num_nodes, num_src, num_dst))
+            new_src = new_dst = arguments.added_size("num_nodes", num_nodes, self.num_nodes)
         else:
-            new_src = arguments.growth("num_src", num_src, self.num_src)
-            new_dst = arguments.growth("num_dst", num_dst, self.num_dst)
-        new_edges = arguments.growth("num_edges", num_edges, self.num_edges)
+            new_src = arguments.added_size("num_src", num_src, self.num_src)
+            new_dst = arguments.added_size("num_dst", num_dst, self.num_dst)
+        new_edges = arguments.added_size("num_edges", num_edges, self.num_edges)
 
         def pad(ids: Array) -> Array:
             return pad_ids(ids, new_edges)
@@ -594,7 +594,7 @@ class Graph:
             ValueError: an array is not one-dimensional, or lengths do not fit each other.
         """
         self.check_arrays(name)
-        return jax.tree.map(signed, self)
+        return jax.tree.map(as_signed, self)
 
     def check_arrays(self, name: str = "graph") -> None:
         """The same check alone: arrays of the host stay there."""
@@ -657,12 +657,12 @@ class Graph:
     def _note(self, name: str, value: Callable[[], Array]) -> None:
         """Told by attention what its weights are; nothing is computed of it here."""
 
-    @hosted("indptr")
+    @run_on_host("indptr")
     def in_degrees(self) -> Array:
         """Number of edges into each destination: ``(num_dst,)`` integers."""
         return namespace(self.indptr).diff(self.indptr)
 
-    @hosted("t_indptr")
+    @run_on_host("t_indptr")
     def out_degrees(self) -> Array:
         """Number of edges out of each source: ``(num_src,)`` integers."""
         return namespace(self.t_indptr).diff(self.t_indptr)
@@ -676,7 +676,7 @@ def _sizes(
         size = arguments.check_size("num_nodes", num_nodes, src, dst)
         return ("num_nodes", "num_nodes"), size, size
     if num_nodes is not None:
-        raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
+        raise ValueError(arguments.num_nodes_conflict(num_nodes, num_src, num_dst))
     num_src = arguments.check_size("num_src", num_src, src)
     return ("num_src", "num_dst"), num_src, arguments.check_size("num_dst", num_dst, dst)
 
@@ -716,13 +716,13 @@ def _sorted_on_host(
     valid, new = len(src), count - len(src)
     rows, cols, edge_ids = (pad_ids(ids.astype(dtype), new) for ids in (dst, src, places))
     if t_order is None:
-        transposed = by_source(rows, cols, valid, num_src)
+        transposed = sort_by_source(rows, cols, valid, num_src)
     else:
         t_order = t_order.astype(dtype)
         transposed = (host_row_starts(cols, num_src), cols[t_order], rows[t_order], t_order)
     return Graph(
         *(host_row_starts(rows[:valid], num_dst), rows, cols, *transposed, edge_ids),
-        num_input_edges=count_of(given, dtype),
+        num_input_edges=id_count(given, dtype),
     )
 
 
@@ -737,29 +737,29 @@ def _sorted_traced(
     del names  # values are unknown
     dtype = index_dtype(num_src, num_dst, src.shape[0])
     keep = in_range(src, num_src) & in_range(dst, num_dst)
-    target, places = kept_first(keep), jnp.arange(src.shape[0], dtype=dtype)
-    rows, cols, edge_ids = (moved(ids.astype(dtype), target) for ids in (dst, src, places))
+    target, places = compaction_targets(keep), jnp.arange(src.shape[0], dtype=dtype)
+    rows, cols, edge_ids = (scatter_ids(ids.astype(dtype), target) for ids in (dst, src, places))
     if t_order is None:
         t_order = sorted_ids(cols, num_src)[1]
-        t_order = jnp.where(ids_at(cols, t_order) < 0, PADDING, t_order)
+        t_order = jnp.where(take_ids(cols, t_order) < 0, PADDING, t_order)
     else:
-        t_order = ids_at(jnp.where(keep, target, PADDING), t_order)
-        t_order = moved(t_order, kept_first(t_order >= 0))
-    t_rows = ids_at(cols, t_order)
+        t_order = take_ids(jnp.where(keep, target, PADDING), t_order)
+        t_order = scatter_ids(t_order, compaction_targets(t_order >= 0))
+    t_rows = take_ids(cols, t_order)
     return Graph(
         indptr=row_starts(jnp.where(rows < 0, num_dst, rows), num_dst),
         rows=rows,
         cols=cols,
         t_indptr=row_starts(jnp.where(t_rows < 0, num_src, t_rows), num_src),
         t_rows=t_rows,
-        t_cols=ids_at(rows, t_order),
+        t_cols=take_ids(rows, t_order),
         t_order=t_order,
         edge_ids=edge_ids,
-        num_input_edges=count_of(src, dtype),
+        num_input_edges=id_count(src, dtype),
     )
 
 
-@hosted("indptr", "cols", "t_indptr", "t_cols")
+@run_on_host("indptr", "cols", "t_indptr", "t_cols")
 def _split(graph: Graph) -> Graph:
     split = edge_split(graph.indptr, graph.cols)
     return replace(graph, split=split, t_split=edge_split(graph.t_indptr, graph.t_cols))

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC, promoted
-from jax_gnn._core.ids import device_of, hosted, is_traced, namespace, on_host, placed
+from jax_gnn._core.ids import device_of, is_traced, namespace, on_host, run_on_host, to_device
 from jax_gnn.graph import Graph
 from jax_gnn.relational import PARTS, EdgeType, Part, RelationalGraph
 
@@ -105,7 +105,7 @@ class HeteroGraph:
             edge_types=types,
             inverse=bool(inverse),
         )
-        return placed(graph, device_of(indptr))
+        return to_device(graph, device_of(indptr))
 
     # --- Names and sizes -----------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class HeteroGraph:
 
     # --- Edges of one type ---------------------------------------------------------------------
 
-    @hosted()
+    @run_on_host()
     def edge_values(self, values: Mapping[EdgeType, ArrayLike], fill_value: Any = 0) -> Array:
         """Values of edges in the order of ``relational``, from a dict by type.
 
@@ -366,7 +366,7 @@ class HeteroGraph:
     def _like(self, graph: HeteroGraph) -> HeteroGraph:
         """Graph of host arrays, where the arrays of this one are."""
         rows = self.relational.nodes.rows
-        return graph if namespace(rows) is np else placed(graph, device_of(rows))
+        return graph if namespace(rows) is np else to_device(graph, device_of(rows))
 
     def graph(self, edge_type: EdgeType) -> Graph:
         """The edges of one type alone.

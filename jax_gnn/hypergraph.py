@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.ids import PADDING, device_of, hosted, is_traced, on_host, placed
+from jax_gnn._core.ids import PADDING, device_of, is_traced, on_host, run_on_host, to_device
 from jax_gnn.graph import Graph, check_one_dtype
 
 
@@ -306,7 +306,7 @@ class Hypergraph:
         ids, size = np.full(len(loops), PADDING), self.num_hyperedges + len(loops)
         return Hypergraph(*(graph._with_edges(loops, new, ids, size) for graph in graphs))
 
-    @hosted()
+    @run_on_host()
     def pad(
         self,
         *,
@@ -332,12 +332,12 @@ class Hypergraph:
                 given for a hypergraph that is not directed.
         """
         # Graph's own checks have other names for these.
-        num_nodes = self.num_nodes + arguments.growth("num_nodes", num_nodes, self.num_nodes)
+        num_nodes = self.num_nodes + arguments.added_size("num_nodes", num_nodes, self.num_nodes)
         old = self.num_hyperedges
-        num_hyperedges = old + arguments.growth("num_hyperedges", num_hyperedges, old)
+        num_hyperedges = old + arguments.added_size("num_hyperedges", num_hyperedges, old)
 
         def padded(name: str, graph: Graph, wanted: int | None) -> Graph:
-            size = graph.num_edges + arguments.growth(name, wanted, graph.num_edges)
+            size = graph.num_edges + arguments.added_size(name, wanted, graph.num_edges)
             return graph.pad(num_src=num_nodes, num_dst=num_hyperedges, num_edges=size)
 
         graph = padded("num_incidences", self.graph, num_incidences)
@@ -456,7 +456,7 @@ def _build(
         with on_host(True):  # what is traced stays so
             graph = Graph.from_edges(*pair, **sizes, validate=False).with_edge_split()
         graphs.append(graph)
-    return placed(graphs, device)
+    return to_device(graphs, device)
 
 
 def _owners(node_idx: np.ndarray, hyperedge_idx: np.ndarray, num_hyperedges: int) -> np.ndarray:

@@ -17,16 +17,16 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import (
     PADDING,
-    count_of,
+    as_signed,
     device_of,
-    hosted,
-    ids_at,
+    id_count,
     in_range,
     is_traced,
     namespace,
     pad_ids,
-    placed,
-    signed,
+    run_on_host,
+    take_ids,
+    to_device,
 )
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._core.triples import (
@@ -266,7 +266,7 @@ class RelationalGraph:
         if not bipartite:
             num_src = num_dst = arguments.check_size("num_nodes", num_nodes, src, dst)
         elif num_nodes is not None:
-            raise ValueError(arguments.either_nodes(num_nodes, num_src, num_dst))
+            raise ValueError(arguments.num_nodes_conflict(num_nodes, num_src, num_dst))
         else:
             src_name, dst_name = "num_src", "num_dst"
             num_src = arguments.check_size("num_src", num_src, src)
@@ -294,12 +294,12 @@ class RelationalGraph:
             arguments.check_range("rel", rel, "num_relations", num_relations)
             arguments.check_range("dst", dst, dst_name, num_dst)
         graph = cls(
-            Graph(*edges[:-1], None, None, count_of(src, edges.indptr.dtype)),
+            Graph(*edges[:-1], None, None, id_count(src, edges.indptr.dtype)),
             edges.types,
             num_relations=num_relations * (1 + inverse) + self_relation,
             self_relation=self_relation,
         )
-        return placed(graph._with_parts(_check_parts("parts", parts)), device)
+        return to_device(graph._with_parts(_check_parts("parts", parts)), device)
 
     @classmethod
     def from_edge_dict(
@@ -403,7 +403,7 @@ class RelationalGraph:
             ValueError: a part is unknown, or arrays are not those of a graph that was built.
         """
         graph = self._with_parts(_check_parts("parts", parts or PARTS))
-        return graph if namespace(self.nodes.rows) is np else placed(graph)
+        return graph if namespace(self.nodes.rows) is np else to_device(graph)
 
     def _with_parts(self, wanted: tuple[Part, ...]) -> RelationalGraph:
         nodes = self.nodes
@@ -421,7 +421,7 @@ class RelationalGraph:
             added |= {"pair_dst": pairs, "into_pairs": into}
         return replace(self, **added)
 
-    @hosted()
+    @run_on_host()
     def pad(
         self,
         *,
@@ -466,7 +466,7 @@ class RelationalGraph:
                         f"num_{side}_pairs: the graph has no part {part!r}, got {wanted}"
                     )
                 continue
-            more = arguments.growth(f"num_{side}_pairs", wanted, pairs.num_pairs)
+            more = arguments.added_size(f"num_{side}_pairs", wanted, pairs.num_pairs)
             padded |= {f"pair_{side}": pairs.pad(more, size), edges: rest.pad(new, more)}
         types = pad_ids(self.edge_types, new)
         return replace(self, nodes=nodes, edge_types=types, **padded)
@@ -486,7 +486,7 @@ class RelationalGraph:
         """
         self.check_arrays(name)
         nodes = arguments.check_container(f"{name}.nodes", self.nodes, Graph)
-        return replace(jax.tree.map(signed, self._plain), nodes=nodes)
+        return replace(jax.tree.map(as_signed, self._plain), nodes=nodes)
 
     def check_arrays(self, name: str = "graph") -> None:
         """The same check alone: arrays of the host stay there."""
@@ -612,7 +612,7 @@ class RelationalGraph:
         rel = np.asarray(self.edge_types)[order].astype(np.int64)
         return src[order], rel, dst[order]
 
-    @hosted("nodes", "edge_types", "into_pairs")
+    @run_on_host("nodes", "edge_types", "into_pairs")
     def norm(self, kind: Literal["mean"] = "mean", dtype: Any = float) -> Array:
         """Factors of edges that make sums over each relation means (R-GCN, arXiv 1703.06103).
 
@@ -634,7 +634,7 @@ class RelationalGraph:
         rows, types, into = self.nodes.rows, self.edge_types, self.into_pairs
         xp = namespace(rows, types)
         if into is not None:  # a pair's edges are those of a destination and a relation
-            counts = ids_at(into.indptr, into.rows + 1) - ids_at(into.indptr, into.rows)
+            counts = take_ids(into.indptr, into.rows + 1) - take_ids(into.indptr, into.rows)
         else:
             first = xp.arange(self.num_edges) == 0
             new = first | (rows != xp.roll(rows, 1)) | (types != xp.roll(types, 1))
@@ -660,7 +660,7 @@ class RelationalGraph:
         """
         return self._part("from_pairs").out_degrees()
 
-    @hosted("edge_types")
+    @run_on_host("edge_types")
     def relation_degrees(self) -> Array:
         """Number of edges of each relation: ``(num_relations,)`` integers."""
         types, last = self.edge_types, self.num_relations

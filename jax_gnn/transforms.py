@@ -15,7 +15,7 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice, check_instance
-from jax_gnn._core.ids import device_of, is_traced, namespace, on_host, placed
+from jax_gnn._core.ids import device_of, is_traced, namespace, on_host, to_device
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 
@@ -316,7 +316,7 @@ def clique_expansion(hypergraph: Hypergraph, hyperedge_weight: Any = None) -> tu
         graph = Graph.from_edges(shared.col[off], shared.row[off], num_nodes=size[0])
     values = shared.data[off][graph.edge_ids].astype(_float())
     device = device_of(hypergraph.graph.rows)
-    return _like(hypergraph.graph, graph), placed(values, device)
+    return _like(hypergraph.graph, graph), to_device(values, device)
 
 
 def star_expansion(hypergraph: Hypergraph) -> Derived:
@@ -488,7 +488,7 @@ def laplacian_encoding(graph: Graph, k: int, *, graph_ids: Any = None) -> Array:
         top = np.argmax(magnitude >= magnitude.max(0, initial=0) - 1e-6, axis=0)
         sign = np.where(vectors[top, np.arange(len(top))] < 0, -1, 1)
         result[members, : vectors.shape[1]] = vectors * sign
-    return placed(result.astype(_float()), device_of(graph.rows))
+    return to_device(result.astype(_float()), device_of(graph.rows))
 
 
 def _eigenvectors(block: Any, has_edges: np.ndarray, count: int) -> np.ndarray:
@@ -556,7 +556,7 @@ def random_walk_encoding(graph: Graph, num_steps: int, edge_weight: Any = None) 
             if scipy.sparse.issparse(power) and power.nnz > power.shape[0] * len(rows) / 50:
                 power = power.toarray()  # in small graphs they stay sparse, in others soon not
             result[rows, i] = power[rows, np.arange(len(rows))]
-    return placed(result.astype(_float()), device_of(graph.rows))
+    return to_device(result.astype(_float()), device_of(graph.rows))
 
 
 # --- What they share -----------------------------------------------------------------------------
@@ -570,7 +570,7 @@ def _opened(caller: str, graph: Graph) -> tuple[int, tuple[np.ndarray, np.ndarra
 
 def _like(graph: Graph, made: Graph) -> Graph:
     """What was made on the host, where the graph that it was made of is."""
-    return made if namespace(graph.rows) is np else placed(made, device_of(graph.rows))
+    return made if namespace(graph.rows) is np else to_device(made, device_of(graph.rows))
 
 
 def _derived(

@@ -193,8 +193,10 @@ def _add(name: str, *spoilt: str, of: Any = jax_gnn, **arguments: Any) -> None:
 # fmt: off
 for _name in jax_gnn.__all__:
     if _name.startswith("segment_") and _name not in ("segment_matmul", "segment_outer"):
-        _add(_name, **SEGMENTS, indices_are_sorted=True, unique_indices=False, bucket_size=None,
-             mode=None, **XLA, **({"ddof": 1} if _name[-3:] in ("var", "std") else {}))
+        _of_jax = hasattr(jax.ops, _name)
+        _add(_name, **SEGMENTS, indices_are_sorted=True, mode=None, **XLA,
+             **({"unique_indices": False, "bucket_size": None} if _of_jax else {}),
+             **({"ddof": 1} if _name[-3:] in ("var", "std") else {}))
         _add(f"{_name} by indptr", "indptr", "num_segments",
              data=X, indptr=np.array([0, 2, 4], np.int32), num_segments=2)
 _add("segment_matmul", **PRODUCT, **AFTER, transpose_rhs=False)

@@ -29,12 +29,12 @@ WANTED = os.environ.get("JAX_GNN_EMULATE_CUDA") == "1"
 
 
 def target(name: str) -> str:
-    """Of the custom call of a CUDA kernel, emulated or not."""
+    """Return the target of a CUDA kernel, emulated or not."""
     return f"{ffi.TARGET_PREFIX}{'emulated_' if WANTED else ''}{name}"
 
 
 def _install() -> None:
-    """Makes ``implementation="cuda"`` mean the emulated kernels."""
+    """Make ``implementation="cuda"`` mean the emulated kernels."""
     module = importlib.import_module("jax_gnn._cuda_emulated")
     targets = module.targets()
     names = {name: f"emulated_{name}" for name in targets}
@@ -46,11 +46,12 @@ def _install() -> None:
     cuda_compile.missing = lambda: None
     cuda_compile.architecture = lambda: "host"
     ffi.STATUS["cuda"] = ffi.PlatformStatus("cuda", True, tuple(names.values()))
-    for each in op.OPS.values():
-        emulated = dataclasses.replace(each, name=names.get(each.name, each.name))
-        object.__setattr__(emulated, "primitive", each.primitive)
-        lower = functools.partial(_lower, each, emulated)
-        mlir.register_lowering(each.primitive, lower, platform="cpu")
+    # The same primitives get a lowering that passes the platform "cuda" on a CPU.
+    for record in op.OPS.values():
+        emulated = dataclasses.replace(record, name=names.get(record.name, record.name))
+        object.__setattr__(emulated, "primitive", record.primitive)
+        lower = functools.partial(_lower, record, emulated)
+        mlir.register_lowering(record.primitive, lower, platform="cpu")
 
 
 def _host_compiler(text: str, arch: str, fma: bool) -> cuda_compile.Binary:
@@ -59,34 +60,45 @@ def _host_compiler(text: str, arch: str, fma: bool) -> cuda_compile.Binary:
     root = pathlib.Path(__file__).parents[1] / "cpp"
     source = '#include "region_text.h"\n' + cuda_compile.source_of(text)
     source += "JAX_GNN_REGION(region, jax_gnn::cuda::Text)\n"
+    # Cache by source and headers, as a compilation takes seconds.
     key = hashlib.sha256(source.encode())
     for path in sorted([*root.glob("kernels/cuda/*.cuh"), *root.glob("emulator/*")]):
         key.update(path.read_bytes())
-    kept = (
+    library = (
         pathlib.Path.home() / ".cache" / "jax_gnn" / "tests" / f"region-{key.hexdigest()[:32]}.so"
     )
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             path = pathlib.Path(folder)
             (path / "text.cc").write_text(source)
             command = [
                 *shlex.split(os.environ.get("CXX", "c++")),
-                *("-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-fvisibility=hidden", "-s"),
-                *("-DJAX_GNN_EMULATED", f"-I{root / 'emulator'}", f"-I{root / 'kernels' / 'cuda'}"),
-                *(str(path / "text.cc"), "-o", str(path / "text.so")),
+                "-std=c++17",
+                "-O0",
+                "-w",
+                "-shared",
+                "-fPIC",
+                "-fvisibility=hidden",
+                "-s",
+                "-DJAX_GNN_EMULATED",
+                f"-I{root / 'emulator'}",
+                f"-I{root / 'kernels' / 'cuda'}",
+                str(path / "text.cc"),
+                "-o",
+                str(path / "text.so"),
             ]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise cuda_compile.CompilerError(done.stderr)
-            os.replace(path / "text.so", kept)
-    code = kept.read_bytes()
+            process = subprocess.run(command, capture_output=True, text=True)
+            if process.returncode:
+                raise cuda_compile.CompilerError(process.stderr)
+            os.replace(path / "text.so", library)
+    code = library.read_bytes()
     return cuda_compile.Binary(len(code).to_bytes(8, sys.byteorder) + code, "region")
 
 
-def _lower(of_cpu: op.Op, emulated: op.Op, *operands: Any, implementation: Any, **rest: Any) -> Any:
+def _lower(of_cpu: op.Op, emulated: op.Op, *operands, implementation, **params) -> Any:
     chosen, platform = (emulated, "cuda") if implementation == "cuda" else (of_cpu, "cpu")
-    return op.lower(chosen, platform, *operands, implementation=implementation, **rest)
+    return op.lower(chosen, platform, *operands, implementation=implementation, **params)
 
 
 if WANTED:

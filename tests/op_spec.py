@@ -63,25 +63,26 @@ class Incidence:
         rights = (
             rng.permutation(num_right - 1)[: num_right - spare] if spare else np.arange(num_right)
         )
+        # Pairs are distinct where there are enough, as for edges of a simple graph.
         if size <= len(lefts) * len(rights) and scenario != "duplicates":
             pairs = rng.choice(len(lefts) * len(rights), size, replace=False)
         else:
             pairs = rng.integers(0, max(len(lefts) * len(rights), 1), size)
-        left, right = (
+        src, dst = (
             ids[where] if size else np.zeros(0, np.int64)
             for ids, where in zip(
                 (lefts, rights), np.divmod(pairs, max(len(rights), 1)), strict=True
             )
         )
         if scenario == "duplicates":
-            left[size // 2 :], right[size // 2 :] = left[: size // 2], right[: size // 2]
+            src[size // 2 :], dst[size // 2 :] = (src[: size // 2], dst[: size // 2])
         if scenario == "giant":
-            right[:] = rng.integers(num_right)
+            dst[:] = rng.integers(num_right)
         if scenario == "padding":
-            for ids, sizes in ((left, num_left), (right, num_right)):
+            for ids, sizes in ((src, num_left), (dst, num_right)):
                 where = rng.choice(size, size // 5, replace=False)
                 ids[where] = rng.choice([*OUT_OF_RANGE, sizes, sizes + 3], len(where))
-        return cls(num_left, num_right, left, right)
+        return cls(num_left, num_right, src, dst)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class OpSpec:
 
     @functools.cached_property
     def positions(self) -> tuple[int, ...]:
-        """Where ``function`` takes the float operands."""
+        """Positions of the float operands among the arguments of ``function``."""
         return tuple(range(1, len(self.operands) + 1))
 
     @functools.cached_property
@@ -158,7 +159,7 @@ class OpSpec:
             for position in self.positions
         ]
 
-    def vjp(self, index: Any, cotangent: Any, *operands: Any) -> tuple[jax.Array, ...]:
+    def vjp(self, index, cotangent, *operands) -> tuple[jax.Array, ...]:
         """Gradients to all float operands."""
         return jax.vjp(functools.partial(self.function, index), *operands)[1](cotangent)
 
@@ -177,26 +178,24 @@ class OpSpec:
 
     @functools.cached_property
     def second_derivatives(self) -> Callable[..., Any]:
-        """Both derivatives of both derivatives, in one program.
+        """Return a program with both derivatives of both derivatives.
 
-        A function of (index, operands, tangents, direction, cotangent). The JVP (tangents move as
-        the operands do) and the VJP are differentiated forward along the direction, then in reverse
-        with the cotangent or the direction.
+        It is a function of (index, operands, tangents, direction, cotangent). The JVP, whose
+        tangents move like the operands, and the VJP are differentiated forward along the direction,
+        then in reverse with the cotangent or the direction.
         """
 
         @jax.jit
-        def derivatives(
-            index: Any, operands: Any, tangents: Any, direction: Any, cotangent: Any
-        ) -> Any:
-            def forward(operands: Any, tangents: Any) -> jax.Array:
+        def derivatives(index, operands, tangents, direction, cotangent) -> Any:
+            def forward(operands, tangents) -> jax.Array:
                 return jax.jvp(functools.partial(self.function, index), operands, tangents)[1]
 
-            def reverse(operands: Any, cotangent: Any) -> tuple[jax.Array, ...]:
+            def reverse(operands, cotangent) -> tuple[jax.Array, ...]:
                 return self.vjp(index, cotangent, *operands)
 
-            moved = direction, direction
+            directions = direction, direction
             return (
-                jax.jvp(forward, (operands, tangents), moved)[1],
+                jax.jvp(forward, (operands, tangents), directions)[1],
                 jax.jvp(reverse, (operands, cotangent), (direction, cotangent))[1],
                 jax.vjp(forward, operands, direction)[1](cotangent),
                 jax.vjp(reverse, operands, cotangent)[1](direction),
@@ -207,7 +206,7 @@ class OpSpec:
 
 @contextmanager
 def setting(implementation: str | None, dtype: str = "float32") -> Iterator[None]:
-    """Chooses the implementation, and turns 64 bits on where they are needed, off elsewhere."""
+    """Choose the implementation, and enable 64 bits only for dtypes that need them."""
     with jax.enable_x64(dtype in ("float64", "int64")), jax_gnn.implementation(implementation):
         yield
 
@@ -223,21 +222,22 @@ def typed(values: Sequence[np.ndarray], dtype: str) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(value).astype(jnp.dtype(dtype)) for value in values)
 
 
-def wide(values: Sequence[Any]) -> tuple[np.ndarray, ...]:
+def wide(values) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(value).astype(np.float64) for value in values)
 
 
-def random_like(rng: np.random.Generator, values: Sequence[Any], dtype: str) -> tuple[Any, ...]:
+def random_like(rng: np.random.Generator, values, dtype: str) -> tuple[Any, ...]:
     return typed([rng.normal(size=np.shape(value)) for value in values], dtype)
 
 
-def all_pairs(rng: np.random.Generator, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def all_pairs(rng: np.random.Generator, rows) -> list[tuple[Any, ...]]:
     """Few of the rows that hold, for each two columns, all pairs of values that the rows hold."""
 
-    def pairs(row: tuple[Any, ...]) -> set[Any]:
+    def pairs(row) -> set[Any]:
         return set(itertools.combinations(enumerate(row), 2))
 
     missing = set().union(*map(pairs, rows))
+    # Greedy covering: take the row with most pairs that no chosen row has.
     chosen = []
     while missing:
         best = max(rng.permutation(len(rows)), key=lambda at: len(pairs(rows[at]) & missing))
@@ -246,17 +246,17 @@ def all_pairs(rng: np.random.Generator, rows: Sequence[tuple[Any, ...]]) -> list
     return chosen
 
 
-def stack(values: Sequence[Any], axis: int = 0) -> Any:
+def stack(values, axis: int = 0) -> Any:
     """Stacks pytrees of arrays."""
     return jax.tree.map(lambda *arrays: np.stack(arrays, axis), *values)
 
 
-def on_host(tree: Any) -> Any:
+def on_host(tree) -> Any:
     return jax.tree.map(np.asarray, tree)
 
 
-def assert_close(got: Any, want: Any, tolerance: float, what: str) -> None:
-    """Compares with an error bound relative to the largest wanted value that is finite."""
+def assert_close(got, want, tolerance: float, what: str) -> None:
+    """Compare with an error bound relative to the largest finite expected value."""
     assert np.shape(got) == np.shape(want), what
     got, want = wide((got, want))
     bound = tolerance * np.abs(want[np.isfinite(want)]).max(initial=1.0)
@@ -265,10 +265,11 @@ def assert_close(got: Any, want: Any, tolerance: float, what: str) -> None:
 
 @contextmanager
 def programs() -> Iterator[list[str]]:
-    """What JAX traces, lowers and compiles in a ``with`` block."""
+    """Yield a list to which each trace, lowering and compilation of JAX is appended."""
+    # Only events of compilation are recorded, not those of caches.
     seen: list[str] = []
 
-    def listen(event: str, duration: float, **_: Any) -> None:
+    def listen(event: str, duration: float, **_) -> None:
         if event.startswith("/jax/core/compile/"):
             seen.append(event)
 
@@ -279,7 +280,7 @@ def programs() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def same_bits(first: Any, second: Any) -> bool:
+def same_bits(first, second) -> bool:
     leaves = [jax.tree.leaves(tree) for tree in (first, second)]
     return all(
         np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(*leaves, strict=True)
@@ -288,26 +289,21 @@ def same_bits(first: Any, second: Any) -> bool:
 
 # --- Derivatives of the reference ----------------------------------------------------------------
 
+# Complex steps have no cancellation, so that derivatives are exact to rounding.
 _STEP = 1e-40
 
 
-def slope(
-    function: Callable[..., np.ndarray], values: Sequence[Any], directions: Sequence[Any]
-) -> np.ndarray:
+def slope(function: Callable[..., np.ndarray], values, directions) -> np.ndarray:
     """Derivative of a function of pytrees of float64 along directions."""
-    moved = jax.tree.map(lambda x, dx: x + 1j * _STEP * dx, tuple(values), tuple(directions))
-    return function(*moved).imag / _STEP
+    points = jax.tree.map(lambda x, dx: x + 1j * _STEP * dx, tuple(values), tuple(directions))
+    return function(*points).imag / _STEP
 
 
-def reference_tangent(
-    spec: OpSpec, plain: Any, operands: Sequence[Any], tangents: Sequence[Any]
-) -> np.ndarray:
+def reference_tangent(spec: OpSpec, plain, operands, tangents) -> np.ndarray:
     return slope(functools.partial(spec.reference, plain), wide(operands), wide(tangents))
 
 
-def reference_gradients(
-    spec: OpSpec, plain: Any, operands: Sequence[Any], cotangent: Any
-) -> list[np.ndarray]:
+def reference_gradients(spec: OpSpec, plain, operands, cotangent) -> list[np.ndarray]:
     operands, (cotangent,) = wide(operands), wide((cotangent,))
     gradients = []
     for i, operand in enumerate(operands):
@@ -335,20 +331,20 @@ class Dual:
     derivative: np.ndarray
 
     @staticmethod
-    def of(number: Any) -> Dual:
+    def of(number) -> Dual:
         return number if isinstance(number, Dual) else Dual(np.array([number + 0j]), np.zeros(1))
 
     def chain(self, value: np.ndarray, slope: np.ndarray) -> Dual:
         return Dual(value, slope * self.derivative)
 
-    def __add__(self, other: Any) -> Dual:
-        other = Dual.of(other)
-        return Dual(self.value + other.value, self.derivative + other.derivative)
+    def __add__(self, operand) -> Dual:
+        operand = Dual.of(operand)
+        return Dual(self.value + operand.value, self.derivative + operand.derivative)
 
-    def __mul__(self, other: Any) -> Dual:
-        other = Dual.of(other)
-        derivative = self.value * other.derivative + self.derivative * other.value
-        return Dual(self.value * other.value, derivative)
+    def __mul__(self, operand) -> Dual:
+        operand = Dual.of(operand)
+        derivative = self.value * operand.derivative + self.derivative * operand.value
+        return Dual(self.value * operand.value, derivative)
 
     def __pow__(self, exponent: float) -> Dual:
         return self.chain(self.value**exponent, exponent * self.value ** (exponent - 1))
@@ -358,25 +354,25 @@ class Dual:
     def __neg__(self) -> Dual:
         return self * -1
 
-    def __sub__(self, other: Any) -> Dual:
-        return self + -other
+    def __sub__(self, operand) -> Dual:
+        return self + -operand
 
-    def __rsub__(self, other: Any) -> Dual:
-        return -self + other
+    def __rsub__(self, operand) -> Dual:
+        return -self + operand
 
-    def __truediv__(self, other: Any) -> Dual:
-        return self * other**-1.0
+    def __truediv__(self, operand) -> Dual:
+        return self * operand**-1.0
 
-    def __rtruediv__(self, other: Any) -> Dual:
-        return self**-1.0 * other
+    def __rtruediv__(self, operand) -> Dual:
+        return self**-1.0 * operand
 
-    def __gt__(self, other: Any) -> bool:
-        return bool(self.value[0].real > Dual.of(other).value[0].real)
+    def __gt__(self, operand) -> bool:
+        return bool(self.value[0].real > Dual.of(operand).value[0].real)
 
-    def __ge__(self, other: Any) -> bool:
-        return bool(self.value[0].real >= Dual.of(other).value[0].real)
+    def __ge__(self, operand) -> bool:
+        return bool(self.value[0].real >= Dual.of(operand).value[0].real)
 
-    # What numpy calls for its functions of the same names.
+    # Methods that numpy calls for its functions of the same names.
 
     def exp(self) -> Dual:
         return self.chain(np.exp(self.value), np.exp(self.value))
@@ -389,20 +385,21 @@ class Dual:
 
 
 def reference_second_derivative(
-    spec: OpSpec, plain: Any, operands: Sequence[Any], direction: Sequence[Any]
+    spec: OpSpec, plain, operands, direction
 ) -> tuple[np.ndarray, np.ndarray]:
     """Jacobian of the reference and its derivative along a direction.
 
     Both have the elements of all operands, one operand after another, along a last axis.
     """
     count = sum(np.size(operand) for operand in operands)
-    steps, moved = iter(1j * _STEP * np.eye(count)), []
+    # Each element of an operand gets a step of its own, so that one evaluation has all derivatives.
+    steps, points = iter(1j * _STEP * np.eye(count)), []
     for operand, along in zip(wide(operands), wide(direction), strict=True):
         duals = np.empty(operand.shape, object)
         for at in np.ndindex(operand.shape):
             duals[at] = Dual(operand[at] + next(steps), np.full(count, along[at]))
-        moved.append(duals)
-    result = spec.reference(plain, *moved)
+        points.append(duals)
+    result = spec.reference(plain, *points)
     jacobian, derivative = np.zeros((2, *result.shape, count))
     for at in np.ndindex(result.shape):
         dual = Dual.of(result[at])
@@ -413,7 +410,7 @@ def reference_second_derivative(
 def check_second_derivatives(
     spec: OpSpec, rng: np.random.Generator, case: Case, tolerance: float
 ) -> None:
-    """Compares both derivatives of the op's JVP and VJP, in float64, with the reference's."""
+    """Compare both derivatives of the JVP and of the VJP, in float64, with the reference."""
     operands = wide(case.operands)
     tangents, direction = (random_like(rng, operands, "float64") for _ in range(2))
     jacobian, derivative = reference_second_derivative(spec, case.plain, operands, direction)
@@ -426,6 +423,7 @@ def check_second_derivatives(
         parts = np.split(gradients, np.cumsum([x.size for x in operands])[:-1])
         return [part.reshape(x.shape) for part, x in zip(parts, operands, strict=True)]
 
+    # The reference is differentiated twice by its Jacobian and the derivative of that.
     tangent = jacobian @ flat_direction
     axes = np.ndim(cotangent)
     gradients = np.tensordot(cotangent, jacobian, axes)
@@ -441,5 +439,5 @@ def check_second_derivatives(
         ("VJP of the JVP to the tangent of", jvp_back[1], gradients),
         ("VJP of the VJP to", vjp_back[0], seconds),
     ):
-        for name, one, other in zip(spec.operands, got, split(want), strict=True):
-            assert_close(one, other, tolerance, f"{what} {name}")
+        for name, gradient, expected in zip(spec.operands, got, split(want), strict=True):
+            assert_close(gradient, expected, tolerance, f"{what} {name}")

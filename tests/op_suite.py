@@ -1,4 +1,4 @@
-"""What every op keeps, checked from a description of the op.
+"""The contract of every op, checked from a description of the op.
 
 A test module describes its op in an :class:`OpSpec` and gets all checks by one class::
 
@@ -21,7 +21,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,7 +55,7 @@ from op_spec import (
 
 import jax_gnn
 from jax_gnn._core import ffi
-from jax_gnn._core.sharding import like
+from jax_gnn._core.sharding import reshard_like
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
 KERNELS = tuple(s.platform for s in ffi.status() if s.platform == PLATFORM and s.available)
@@ -71,7 +71,7 @@ FEATURES = ((), (1,), (3,), (7,), (16,), (17,), (33,), (64,), (100,), (130,))
 
 # --- Checks --------------------------------------------------------------------------------------
 
-# What rules make of rules is the same for all implementations.
+# Derivatives of derivatives are traced alike for all implementations.
 on_first = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 on_deterministic = pytest.mark.parametrize("implementation", DETERMINISTIC)
 
@@ -83,14 +83,12 @@ class CoreChecks:
     implementations: ClassVar[Sequence[str]] = IMPLEMENTATIONS[:1]
     is_variant: ClassVar[bool] = True  # see conftest.py
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+    def pytest_generate_tests(self, metafunc) -> None:
         marks = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
         if "implementation" in metafunc.fixturenames and "implementation" not in marks:
             metafunc.parametrize("implementation", self.implementations)
 
-    def check_value(
-        self, rng: np.random.Generator, scenario: str, features: tuple[int, ...], dtype: str
-    ) -> None:
+    def check_value(self, rng, scenario, features, dtype) -> None:
         case = self.spec.make_case(rng, scenario, features)
         operands = typed(case.operands, dtype)
         result = self.spec.jitted(case.index, *operands)
@@ -100,9 +98,7 @@ class CoreChecks:
 
     @pytest.mark.parametrize("scenario", SCENARIOS)
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    def test_value(
-        self, rng: np.random.Generator, scenario: str, dtype: str, implementation: str
-    ) -> None:
+    def test_value(self, rng, scenario, dtype, implementation) -> None:
         with setting(implementation, dtype):
             self.check_value(rng, scenario, (3,), dtype)
 
@@ -115,23 +111,21 @@ class CoreChecks:
             *(("bfloat16", scenario) for scenario in ("random", "padding")),
         ],
     )
-    def test_gradient(
-        self, rng: np.random.Generator, dtype: str, scenario: str, implementation: str
-    ) -> None:
+    def test_gradient(self, rng, dtype, scenario, implementation) -> None:
         case = self.spec.make_case(rng, scenario, (3,))
         operands = typed(case.operands, dtype)
         with setting(implementation, dtype):
             result = jax.eval_shape(self.spec.function, case.index, *operands)
             (cotangent,) = random_like(rng, [result], dtype)
             gradients = self.spec.gradient(case.index, cotangent, *operands)
-        wanted = reference_gradients(self.spec, case.plain, operands, cotangent)
+        expected = reference_gradients(self.spec, case.plain, operands, cotangent)
         for name, operand, got, want in zip(
-            self.spec.operands, operands, gradients, wanted, strict=True
+            self.spec.operands, operands, gradients, expected, strict=True
         ):
             assert got.dtype == operand.dtype
             assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
 
-    def test_one_operand_at_a_time(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_one_operand_at_a_time(self, rng, implementation) -> None:
         """Derivatives while the other operands are constants, and NaN stands in all padding."""
         case = self.spec.make_case(rng, "padding", (3,))
         clean, dirty = padded(case, 0.0), padded(case, np.nan)
@@ -142,26 +136,25 @@ class CoreChecks:
             gradients = self.spec.gradient(case.index, cotangent, *clean)
             for i, name in enumerate(self.spec.operands):
 
-                def function(operand: Any, i: int = i) -> jax.Array:
+                def function(operand, i=i) -> jax.Array:
                     return self.spec.function(case.index, *dirty[:i], operand, *dirty[i + 1 :])
 
+                # One program for both modes, so that it is compiled once an operand.
                 @jax.jit
-                def derivatives(operand: Any, moved: Any, f: Any = function) -> Any:
+                def derivatives(operand, tangent, f=function) -> Any:
                     gradient = jax.vjp(f, operand)[1](cotangent)[0]
-                    return gradient, jax.jvp(f, (operand,), (moved,))[1]
+                    return gradient, jax.jvp(f, (operand,), (tangent,))[1]
 
                 gradient, tangent = derivatives(dirty[i], tangents[i])
                 assert_close(gradient, gradients[i], TOLERANCE["float64"], name)
-                only = [np.zeros_like(x) for x in clean]
-                only[i] = tangents[i]
-                want = reference_tangent(self.spec, case.plain, clean, only)
+                alone = [np.zeros_like(x) for x in clean]
+                alone[i] = tangents[i]
+                want = reference_tangent(self.spec, case.plain, clean, alone)
                 assert_close(tangent, want, TOLERANCE["float64"], f"tangent of {name}")
 
     @pytest.mark.parametrize("scenario", ["random", "padding", "no_entries"])
     @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    def test_jvp(
-        self, rng: np.random.Generator, dtype: str, scenario: str, implementation: str
-    ) -> None:
+    def test_jvp(self, rng, dtype, scenario, implementation) -> None:
         case = self.spec.make_case(rng, scenario, (3,))
         operands = typed(case.operands, dtype)
         tangents = random_like(rng, operands, dtype)
@@ -173,29 +166,29 @@ class CoreChecks:
         assert_close(tangent, want, 4 * TOLERANCE[dtype], "tangent")
 
     @on_first
-    def test_second_order(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_second_order(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "random", (2,))
         with setting(implementation, "float64"):
             check_second_derivatives(self.spec, rng, case, 4 * TOLERANCE["float64"])
 
     @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-    def test_strict_promotion(self, rng: np.random.Generator, dtype: str) -> None:
+    def test_strict_promotion(self, rng, dtype) -> None:
         """Values, derivatives of both orders and maps, of ids of each size; lowered, not run."""
         case = self.spec.make_case(rng, "random", (3,))
         operands = typed(case.operands, dtype)
 
-        def gradient(index: Any, operands: Any) -> Any:
+        def gradient(index, operands) -> Any:
             value, vjp = jax.vjp(functools.partial(self.spec.function, index), *operands)
             return vjp(jnp.ones_like(value))
 
-        def derivatives(index: Any, operands: Any) -> Any:
+        def derivatives(index, operands) -> Any:
             along = functools.partial(jax.jvp, primals=(operands,), tangents=(operands,))
             return (
                 along(lambda operands: self.spec.function(index, *operands)),
                 along(functools.partial(gradient, index)),
             )
 
-        def everything(index: Any, operands: Any) -> Any:
+        def everything(index, operands) -> Any:
             index_batch, batch = jax.tree.map(lambda x: jnp.stack([x, x]), (index, operands))
             return (
                 derivatives(index, operands),
@@ -204,38 +197,37 @@ class CoreChecks:
                 jax.vmap(gradient)(index_batch, batch),
             )
 
+        # Lowering alone finds promotions: nothing is compiled.
         wide_index = jax.tree.map(lambda ids: np.asarray(ids, np.int64), case.index)
         indices = [case.index, wide_index] if dtype == "float64" else [case.index]
         for index, implementation in itertools.product(indices, IMPLEMENTATIONS):
-            # What rules make of rules is the same for all implementations.
+            # Derivatives of derivatives are traced alike for all implementations.
             function = everything if implementation == "xla" else derivatives
             with setting(implementation, dtype), strict():
                 jax.jit(function).lower(index, operands)
 
-    @pytest.mark.parametrize("behind", [np.nan, np.inf])
-    def test_padding_is_never_read(
-        self, rng: np.random.Generator, behind: float, implementation: str
-    ) -> None:
+    @pytest.mark.parametrize("padding_value", [np.nan, np.inf])
+    def test_padding_is_never_read(self, rng, padding_value, implementation) -> None:
         case = self.spec.make_case(rng, "padding", (3,))
         assert any(mask is not None and mask.any() for mask in case.padding)
-        clean, dirty = padded(case, 0.0), padded(case, behind)
+        clean, dirty = padded(case, 0.0), padded(case, padding_value)
         tangents = random_like(rng, clean, "float64")
         with setting(implementation, "float64"):
             result = jax.eval_shape(self.spec.function, case.index, *clean)
             (cotangent,) = random_like(rng, [result], "float64")
             want = self.spec.reference(case.plain, *clean)
             value, tangent = self.spec.jvp(case.index, dirty, tangents)
-            wanted_tangent = self.spec.jvp(case.index, clean, tangents)[1]
+            expected_tangent = self.spec.jvp(case.index, clean, tangents)[1]
             gradients = self.spec.gradient(case.index, cotangent, *dirty)
-            wanted_gradients = self.spec.gradient(case.index, cotangent, *clean)
+            expected_gradients = self.spec.gradient(case.index, cotangent, *clean)
             for i, mapped_over in enumerate(self.spec.mapped):
                 mapped = mapped_over(case.index, *dirty[:i], dirty[i][None], *dirty[i + 1 :])
                 what = f"vmap over {self.spec.operands[i]}"
                 assert_close(mapped[0], want, TOLERANCE["float64"], what)
         assert_close(value, want, TOLERANCE["float64"], "value")
-        assert_close(tangent, wanted_tangent, TOLERANCE["float64"], "tangent")
+        assert_close(tangent, expected_tangent, TOLERANCE["float64"], "tangent")
         for name, mask, got, want in zip(
-            self.spec.operands, case.padding, gradients, wanted_gradients, strict=True
+            self.spec.operands, case.padding, gradients, expected_gradients, strict=True
         ):
             assert_close(got, want, TOLERANCE["float64"], f"gradient to {name}")
             if mask is not None:
@@ -244,7 +236,7 @@ class CoreChecks:
 
 
 class OpSuite(CoreChecks):
-    """All that the contract asks of a public op."""
+    """The checks of a public op."""
 
     implementations = IMPLEMENTATIONS
     is_variant = False
@@ -253,32 +245,24 @@ class OpSuite(CoreChecks):
     # --- Values ---
 
     @pytest.mark.parametrize("dtype", list(TOLERANCE))
-    def test_dtypes(self, rng: np.random.Generator, dtype: str, implementation: str) -> None:
+    def test_dtypes(self, rng, dtype, implementation) -> None:
         with setting(implementation, dtype):
             self.check_value(rng, "random", (5, 3), dtype)
 
     @pytest.mark.parametrize("features", FEATURES, ids=str)
     @pytest.mark.parametrize("dtype", list(TOLERANCE))
     @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])  # widths matter to kernels
-    def test_features(
-        self,
-        rng: np.random.Generator,
-        dtype: str,
-        features: tuple[int, ...],
-        implementation: str,
-    ) -> None:
+    def test_features(self, rng, dtype, features, implementation) -> None:
         with setting(implementation, dtype):
             self.check_value(rng, "random", features, dtype)
 
     @pytest.mark.parametrize("dtype", list(TOLERANCE))
-    def test_large(self, rng: np.random.Generator, dtype: str, implementation: str) -> None:
+    def test_large(self, rng, dtype, implementation) -> None:
         with setting(implementation, dtype):
             self.check_value(rng, "large", (33,), dtype)
 
     @pytest.mark.parametrize("scenario", ["random", "padding", "no_entries"])
-    def test_int64_indices(
-        self, rng: np.random.Generator, scenario: str, implementation: str
-    ) -> None:
+    def test_int64_indices(self, rng, scenario, implementation) -> None:
         case = self.spec.make_case(rng, scenario, (3,))
         operands = typed(case.operands, "float32")
         with setting(implementation, "int64"):
@@ -294,9 +278,10 @@ class OpSuite(CoreChecks):
                 )
 
     @on_deterministic
-    def test_same_bits_every_run(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_same_bits_every_run(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "large", (17,))
         operands = typed(case.operands, "float32")
+        # Eager, jitted and mapped calls are different programs of the same kernels.
         no_batch = (None,) * len(operands[1:])
         batch_of_one = jax.tree.map(lambda ids: ids[None], case.index)
         with setting(implementation):
@@ -318,7 +303,7 @@ class OpSuite(CoreChecks):
             assert alike(mapped(batch_of_one, *operands)[0], first), "vmap over indices"
 
     @pytest.mark.skipif(not KERNELS or PLATFORM != "cpu", reason="about the CPU's threads")
-    def test_same_bits_on_any_number_of_threads(self, rng: np.random.Generator) -> None:
+    def test_same_bits_on_any_number_of_threads(self, rng) -> None:
         """Here, and in a process with another number of them."""
         seed = int(rng.integers(2**32))
         module = Path(sys.modules[type(self).__module__].__file__ or "")
@@ -334,17 +319,15 @@ class OpSuite(CoreChecks):
             stdout=subprocess.PIPE,
             text=True,
         )
-        here = digest(self.spec, seed)
-        there = child.communicate()[0]
+        digest_here = digest(self.spec, seed)
+        child_digest = child.communicate()[0]
         assert child.returncode == 0
-        assert there.strip() == here
+        assert child_digest.strip() == digest_here
 
     # --- Derivatives ---
 
     @pytest.mark.parametrize("dtype", list(TOLERANCE))
-    def test_large_gradient(
-        self, rng: np.random.Generator, dtype: str, implementation: str
-    ) -> None:
+    def test_large_gradient(self, rng, dtype, implementation) -> None:
         case = self.spec.make_case(rng, "large", (5,))
         operands = typed(case.operands, dtype)
         with setting(implementation, dtype):
@@ -352,16 +335,16 @@ class OpSuite(CoreChecks):
             (cotangent,) = random_like(rng, [result], dtype)
             gradients = self.spec.gradient(case.index, cotangent, *operands)
         with setting("xla", "float64"):
-            wanted = self.spec.gradient(case.index, *wide((cotangent, *operands)))
-        for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+            expected = self.spec.gradient(case.index, *wide((cotangent, *operands)))
+        for name, got, want in zip(self.spec.operands, gradients, expected, strict=True):
             assert_close(got, want, 4 * TOLERANCE[dtype], f"gradient to {name}")
 
     @on_first
-    def test_jacobian_and_hessian(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_jacobian_and_hessian(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "random", (1,))
         every = tuple(range(len(case.operands)))
 
-        def energy(*operands: Any) -> jax.Array:
+        def energy(*operands) -> jax.Array:
             return jnp.sum(self.spec.function(case.index, *operands) ** 2)
 
         with setting(implementation, "float64"):
@@ -376,13 +359,16 @@ class OpSuite(CoreChecks):
         assert_close(value, want, TOLERANCE["float64"], "linearize")
         want = reference_tangent(self.spec, case.plain, case.operands, tangents)
         assert_close(linearized, want, TOLERANCE["float64"], "linearize")
+        # Contract the Jacobians with the tangents, to compare with one tangent of the reference.
         contracted = sum(
             np.tensordot(block, tangent, np.ndim(tangent))
             for block, tangent in zip(forward, tangents, strict=True)
         )
         assert_close(contracted, want, TOLERANCE["float64"], "jacfwd")
-        for name, one, other in zip(self.spec.operands, forward, reverse, strict=True):
-            assert_close(one, other, TOLERANCE["float64"], f"jacfwd and jacrev to {name}")
+        for name, by_forward, by_reverse in zip(self.spec.operands, forward, reverse, strict=True):
+            assert_close(
+                by_forward, by_reverse, TOLERANCE["float64"], f"jacfwd and jacrev to {name}"
+            )
         # The Hessian along a direction is the derivative of the gradient along it.
         with setting("xla", "float64"):
             gradient = jax.grad(energy, argnums=every)
@@ -395,7 +381,7 @@ class OpSuite(CoreChecks):
             )
             assert_close(product, derivative[i], 1e-10, f"hessian to {name}")
 
-    def test_linear_transpose(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_linear_transpose(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "random", (3,))
         operands = typed(case.operands, "float32")
         with setting(implementation):
@@ -405,22 +391,22 @@ class OpSuite(CoreChecks):
             for name in self.spec.linear:
                 i = self.spec.operands.index(name)
 
-                def function(operand: Any, i: int = i) -> jax.Array:
-                    others = (*operands[:i], operand, *operands[i + 1 :])
-                    return self.spec.function(case.index, *others)
+                def function(operand, i=i) -> jax.Array:
+                    arguments = (*operands[:i], operand, *operands[i + 1 :])
+                    return self.spec.function(case.index, *arguments)
 
                 (got,) = jax.linear_transpose(function, operands[i])(cotangent)
                 assert_close(got, gradients[i], TOLERANCE["float32"], name)
 
     # --- Transformations ---
 
-    def columns(self, rng: np.random.Generator, features: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    def columns(self, rng, features) -> list[tuple[Any, ...]]:
         """Three values of equal shapes for each argument: the index, then float32 operands."""
         cases = [self.spec.make_case(rng, name, features) for name in STACKABLE[-3:]]
         rows = [(on_host(case.index), *typed(case.operands, "float32")) for case in cases]
         return list(zip(*rows, strict=True))
 
-    def test_vmap(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_vmap(self, rng, implementation) -> None:
         """Arguments mapped along their first or last axis, or not: all pairs of these."""
         columns = self.columns(rng, (2,))
         sets = all_pairs(rng, list(itertools.product((None, 0, -1), repeat=len(columns))))
@@ -432,7 +418,7 @@ class OpSuite(CoreChecks):
                     check_vmap(self.spec.function, self.spec.jitted, in_axes, columns)
 
     @on_first
-    def test_vmap_of_gradient(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_vmap_of_gradient(self, rng, implementation) -> None:
         index, *operands = self.columns(rng, (2,))
         with setting(implementation):
             result = self.spec.jitted(*(column[0] for column in (index, *operands)))
@@ -447,50 +433,50 @@ class OpSuite(CoreChecks):
                     check_vmap(self.spec.vjp, self.spec.gradient, in_axes, columns)
 
     @on_first
-    def test_vmap_of_nothing(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_vmap_of_nothing(self, rng, implementation) -> None:
         arguments = [column[0] for column in self.columns(rng, (2,))]
-        none = [jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), x) for x in arguments]
+        empties = [jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), x) for x in arguments]
         with setting(implementation):
-            one = self.spec.jitted(*arguments)
-            for in_axes in [(0,) * len(none), *np.where(np.eye(len(none)), 0, None).tolist()]:
+            result = self.spec.jitted(*arguments)
+            for in_axes in [(0,) * len(empties), *np.where(np.eye(len(empties)), 0, None).tolist()]:
                 mixed = [
-                    x if axis is None else empty
-                    for x, empty, axis in zip(arguments, none, in_axes, strict=True)
+                    x if axis is None else x_empty
+                    for x, x_empty, axis in zip(arguments, empties, in_axes, strict=True)
                 ]
                 mapped = jax.vmap(self.spec.function, in_axes=tuple(in_axes))(*mixed)
-                for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(one), strict=True):
+                for got, want in zip(jax.tree.leaves(mapped), jax.tree.leaves(result), strict=True):
                     assert (got.shape, got.dtype) == ((0, *want.shape), want.dtype)
 
     @on_first
-    def test_vmap_of_vmap(self, rng: np.random.Generator, implementation: str) -> None:
-        index, first, *others = self.columns(rng, (2,))
-        no_batch = [None] * len(others)
-        rest = [column[0] for column in others]
+    def test_vmap_of_vmap(self, rng, implementation) -> None:
+        index, first, *columns = self.columns(rng, (2,))
+        no_batch = [None] * len(columns)
+        constants = [column[0] for column in columns]
         with setting(implementation):
+            # Operands are mapped inside, indices outside: a table of all pairs.
             inner = jax.vmap(self.spec.jitted, in_axes=(None, 0, *no_batch))
             outer = jax.vmap(inner, in_axes=(0, None, *no_batch))
-            table = outer(stack(index), stack(first), *rest)
+            table = outer(stack(index), stack(first), *constants)
             for i, j in np.ndindex(table.shape[:2]):
-                want = self.spec.jitted(index[i], first[j], *rest)
+                want = self.spec.jitted(index[i], first[j], *constants)
                 assert_close(table[i, j], want, 4 * TOLERANCE["float32"], f"{i}, {j}")
 
-    def test_one_trace_for_all_contents(
-        self, rng: np.random.Generator, implementation: str
-    ) -> None:
+    def test_one_trace_for_all_contents(self, rng, implementation) -> None:
         traces = 0
 
-        def function(index: Any, *operands: Any) -> jax.Array:
+        def function(index, *operands) -> jax.Array:
             nonlocal traces
             traces += 1
             return self.spec.function(index, *operands)
 
+        # Indices of other contents but the same shapes must not be traced again.
         jitted = jax.jit(function)
         with setting(implementation):
             for arguments in zip(*self.columns(rng, (2,)), strict=True):
                 assert_close(jitted(*arguments), self.spec.jitted(*arguments), 1e-6, "value")
         assert traces == 1
 
-    def test_checkpoint(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_checkpoint(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "random", (3,))
         operands = typed(case.operands, "float32")
         every = tuple(range(len(operands)))
@@ -502,33 +488,33 @@ class OpSuite(CoreChecks):
                 )
                 for f in (function, jax.checkpoint(function))
             )
-        for name, one, other in zip(self.spec.operands, got, want, strict=True):
-            assert_close(one, other, TOLERANCE["float32"], f"gradient to {name}")
+        for name, gradient, expected in zip(self.spec.operands, got, want, strict=True):
+            assert_close(gradient, expected, TOLERANCE["float32"], f"gradient to {name}")
 
-    def test_scan(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_scan(self, rng, implementation) -> None:
         columns = self.columns(rng, (2,))
         every = tuple(range(len(columns) - 1))
 
-        def scanned(operands: Any, index: Any) -> jax.Array:
-            def step(total: jax.Array, arguments: Any) -> tuple[jax.Array, None]:
+        def scanned(operands, index) -> jax.Array:
+            def step(total, arguments) -> tuple[jax.Array, None]:
                 return total + jnp.sum(jnp.sin(self.spec.function(*arguments))), None
 
             return jax.lax.scan(step, jnp.zeros(()), (index, *operands))[0]
 
-        def one(index: Any, *operands: Any) -> jax.Array:
+        def step_loss(index, *operands) -> jax.Array:
             return jnp.sum(jnp.sin(self.spec.function(index, *operands)))
 
         index, *operands = (stack(column) for column in columns)
         with setting(implementation):
             total, gradients = jax.jit(jax.value_and_grad(scanned))(operands, index)
-            step = jax.jit(jax.value_and_grad(one, argnums=self.spec.positions))
+            step = jax.jit(jax.value_and_grad(step_loss, argnums=self.spec.positions))
             loop = [step(*arguments) for arguments in zip(*columns, strict=True)]
         assert_close(total, sum(value for value, _ in loop), TOLERANCE["float32"], "value")
         for i, name in zip(every, self.spec.operands, strict=True):
             want = np.stack([gradient[i] for _, gradient in loop])
             assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
 
-    def test_export(self, rng: np.random.Generator, implementation: str) -> None:
+    def test_export(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "random", (3,))
         operands = typed(case.operands, "float32")
         with setting(implementation):
@@ -538,12 +524,12 @@ class OpSuite(CoreChecks):
             loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
             want = self.spec.jitted(case.index, *operands)
             (cotangent,) = random_like(rng, [want], "float32")
-            wanted = self.spec.gradient(case.index, cotangent, *operands)
+            expected = self.spec.gradient(case.index, cotangent, *operands)
             # Neither the Python op nor the context is needed any more.
             value = loaded.call(case.index, *operands)
             gradients = jax.vjp(functools.partial(loaded.call, case.index), *operands)[1](cotangent)
         assert_close(value, want, TOLERANCE["float32"], "value")
-        for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+        for name, got, want in zip(self.spec.operands, gradients, expected, strict=True):
             assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
 
     # --- Several devices ---
@@ -554,11 +540,12 @@ class OpSuite(CoreChecks):
         return Mesh(np.array(devices[:4]), ("devices",))
 
     @pytest.mark.parametrize("implementation", [None, "xla"])
-    def test_sharded_features(self, rng: np.random.Generator, implementation: str | None) -> None:
+    def test_sharded_features(self, rng, implementation) -> None:
         case = self.spec.make_case(rng, "padding", (8,))
         index, operands = on_host(case.index), typed(case.operands, "float32")
 
-        def spread(axis: int | None) -> PartitionSpec:
+        # The last axis named is split, all axes before it are not.
+        def spread(axis) -> PartitionSpec:
             return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "devices")
 
         operand_specs = tuple(map(spread, self.spec.feature_axis))
@@ -582,34 +569,34 @@ class OpSuite(CoreChecks):
         with setting(implementation):
             want = self.spec.jitted(index, *operands)
             (cotangent,) = random_like(rng, [want], "float32")
-            wanted = self.spec.gradient(index, cotangent, *operands)
+            expected = self.spec.gradient(index, cotangent, *operands)
             assert_close(sharded(index, *operands), want, TOLERANCE["float32"], "value")
             outside = jax.vjp(functools.partial(sharded, index), *operands)[1](cotangent)
             for gradients in (outside, inside(index, cotangent, *operands)):
-                for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+                for name, got, want in zip(self.spec.operands, gradients, expected, strict=True):
                     assert_close(got, want, TOLERANCE["float32"], f"gradient to {name}")
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
-    def test_split_features(self, rng: np.random.Generator, kind: AxisType) -> None:
-        """As the op's own rule splits them, outside of ``shard_map``."""
+    def test_split_features(self, rng, kind) -> None:
+        """Features are split by the op's rule, outside of ``shard_map``."""
         case = self.spec.make_case(rng, "padding", (8,))
         operands = typed(case.operands, "float32")
         axes = self.spec.feature_axis
 
-        def axis_of(leaf: Any, operand: int | None) -> int | None:
+        def axis_of(leaf, operand) -> int | None:
             del leaf
             return None if operand is None else axes[operand]
 
         where = axis_of, self.spec.result_axis
         self.check_split(rng, kind, self.spec.function, on_host(case.index), operands, *where)
 
-    def test_split_anyhow(self, rng: np.random.Generator) -> None:
+    def test_split_anyhow(self, rng) -> None:
         """Any axis of any array, as far as it has pieces of one size."""
         case = self.spec.make_case(rng, rng.choice(STACKABLE[-4:]), (8,))
         dtype = rng.choice(["float32", "float64"])
         operands = typed(case.operands, dtype)
 
-        def axis_of(leaf: Any, operand: int | None) -> int | None:
+        def axis_of(leaf, operand) -> int | None:
             del operand
             axes = [i for i, size in enumerate(leaf.shape) if size and size % 4 == 0]
             return rng.choice([None, *axes])
@@ -619,61 +606,54 @@ class OpSuite(CoreChecks):
             self.check_split(rng, AxisType.Auto, *where, None, dtype)
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
-    def test_split_batch(self, rng: np.random.Generator, kind: AxisType) -> None:
-        """Of a batch each device has its own."""
+    def test_split_batch(self, rng, kind) -> None:
+        """Each device has elements of the batch."""
         cases = [self.spec.make_case(rng, scenario, (3,)) for scenario in STACKABLE[-4:]]
         index = stack([on_host(case.index) for case in cases])
-        operands = [np.stack(each) for each in zip(*(c.operands for c in cases), strict=True)]
+        operands = [np.stack(operand) for operand in zip(*(c.operands for c in cases), strict=True)]
         batch = jax.vmap(self.spec.function)
         self.check_split(rng, kind, batch, index, typed(operands, "float32"), lambda *_: 0, 0)
 
     def check_split(
-        self,
-        rng: np.random.Generator,
-        kind: AxisType,
-        function: Callable[..., jax.Array],
-        index: Any,
-        operands: Sequence[Any],
-        axis_of: Callable[[Any, int | None], int | None],
-        result_axis: int | None,
-        dtype: str = "float32",
+        self, rng, kind, function, index, operands, axis_of, result_axis, dtype="float32"
     ) -> None:
         """Value and gradients are those on one device.
 
         ``axis_of`` maps an array, and which operand it is, or None, to the axis that is split.
         """
+        # Values on one device are computed first, with the same program.
         mesh = Mesh(self.mesh().devices, ("devices",), axis_types=(kind,))
 
-        def place(leaf: Any, axis: int | None) -> jax.Array:
+        def place(leaf, axis) -> jax.Array:
             spec = [] if axis is None else [*[None] * axis, "devices"]
             return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
 
         @jax.jit
-        def both(index: Any, cotangent: jax.Array, *operands: jax.Array) -> Any:
+        def both(index, cotangent, *operands) -> Any:
             value, pull = jax.vjp(functools.partial(function, index), *operands)
-            return value, pull(like(cotangent, jax.typeof(value)))
+            return value, pull(reshard_like(cotangent, jax.typeof(value)))
 
         like_value = jax.eval_shape(function, index, *operands)
         (cotangent,) = random_like(rng, [like_value], dtype)
-        want, wanted = both(index, cotangent, *operands)
+        want, expected = both(index, cotangent, *operands)
         index = jax.tree.map(lambda leaf: place(leaf, axis_of(leaf, None)), index)
         operands = [place(leaf, axis_of(leaf, i)) for i, leaf in enumerate(operands)]
-        # Of fewer GPUs than pieces, the mesh is of CPUs.
+        # The mesh is one of CPUs if there are fewer GPUs than pieces.
         on_cpus = PLATFORM == "cuda" and mesh.devices.flat[0].platform == "cpu"
         with setting("cpu" if on_cpus else KERNELS[0], dtype):
             value, gradients = both(index, place(cotangent, result_axis), *operands)
         assert_close(value, want, TOLERANCE[dtype], "value")
-        for name, got, want in zip(self.spec.operands, gradients, wanted, strict=True):
+        for name, got, want in zip(self.spec.operands, gradients, expected, strict=True):
             assert_close(got, want, TOLERANCE[dtype], f"gradient to {name}")
 
     @pytest.mark.parametrize("implementation", [None, "xla"])
-    def test_sharded_indices(self, rng: np.random.Generator, implementation: str | None) -> None:
+    def test_sharded_indices(self, rng, implementation) -> None:
         """Each device has indices of its own; all share the operands."""
         cases = [self.spec.make_case(rng, scenario, (3,)) for scenario in STACKABLE[-4:]]
         indices, operands = [on_host(c.index) for c in cases], typed(cases[0].operands, "float32")
         everywhere, split = PartitionSpec(), PartitionSpec("devices")
 
-        def local(index: Any, *operands: Any) -> jax.Array:
+        def local(index, *operands) -> jax.Array:
             return self.spec.function(jax.tree.map(lambda ids: ids[0], index), *operands)[None]
 
         sharded = jax.jit(
@@ -694,18 +674,13 @@ class OpSuite(CoreChecks):
             value, vjp = jax.vjp(functools.partial(sharded, stack(indices)), *operands)
             gradients = vjp(cotangent)
         assert_close(value, want, TOLERANCE["float32"], "value")
+        # The operands are shared, so that their gradient sums over devices.
         for i, name in enumerate(self.spec.operands):
             want = sum(np.asarray(part[i]) for part in parts)
             assert_close(gradients[i], want, TOLERANCE["float32"], f"gradient to {name}")
 
 
-def check_vmap(
-    function: Callable[..., Any],
-    jitted: Callable[..., Any],
-    in_axes: Sequence[int | None],
-    columns: Sequence[Sequence[Any]],
-    tolerance: float = 4 * TOLERANCE["float32"],
-) -> None:
+def check_vmap(function, jitted, in_axes, columns, tolerance=4 * TOLERANCE["float32"]) -> None:
     """`jax.vmap` against a loop over values of each argument, of which the first is one for all."""
     pairs = [*zip(columns, in_axes, strict=True)]
     mapped = jax.vmap(function, in_axes=tuple(in_axes))(
@@ -717,13 +692,13 @@ def check_vmap(
             assert_close(got[k], want, tolerance, f"in_axes={in_axes}, {k}")
 
 
-def print_digest(module: str, suite: str, seed: int) -> None:
-    """Prints that of the suite's op; runs in a process of its own."""
+def print_digest(module, suite, seed) -> None:
+    """Print the digest of the suite's op, in a process of its own."""
     print(digest(getattr(importlib.import_module(module), suite).spec, seed))
 
 
-def digest(spec: OpSpec, seed: int) -> str:
-    """Of an op's values and gradients on CPU."""
+def digest(spec, seed) -> str:
+    """Return the hash of an op's values and gradients on a CPU."""
     rng = np.random.default_rng(seed)
     case = spec.make_case(rng, "large", (33,))
     operands = typed(case.operands, "float32")
@@ -731,5 +706,5 @@ def digest(spec: OpSpec, seed: int) -> str:
         result = spec.jitted(case.index, *operands)
         (cotangent,) = random_like(rng, [result], "float32")
         gradients = zip(spec.operands, spec.gradient(case.index, cotangent, *operands), strict=True)
-        results = (result, *(each for name, each in gradients if name not in spec.summed))
+        results = (result, *(gradient for name, gradient in gradients if name not in spec.summed))
     return sha256(b"".join(np.asarray(array).tobytes() for array in results)).hexdigest()

@@ -58,6 +58,7 @@ def floats(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
+# The matrices have padding, an empty row and a row of two entries.
 MATRIX = SparseMatrix(  # four edges of five rows and three columns
     Csr(ids(0, 0, 1, 4), ids(2, 0, 0, -1), num_rows=5),
     Csr(ids(-1, 0, 0, 2), ids(4, 0, 1, 0), ids(3, 1, 2, 0), num_rows=3),
@@ -69,7 +70,7 @@ SQUARE = SparseMatrix(  # four edges of five rows and five columns
 KEYS = (floats(5, 2), floats(3, 2))  # of rows, of columns
 ATTENDED = (floats(5, 4), floats(5, 1, 2))  # results of attention
 
-# Of one head of four features.
+# Scores of one head of four features.
 OF_KIND: dict[str, Scores] = {
     "given": Given(floats(4, 1)),
     "ends": Ends(floats(5, 1), floats(3, 1)),
@@ -79,8 +80,7 @@ OF_KIND: dict[str, Scores] = {
     "leaky of values": Leaky(floats(5, 4), None, floats(1, 4)),
     "typed": Typed(floats(2, 4), floats(4, 1), None, None, ids(0, 1, 1, 0), ids(1, 0, 0)),
     "typed of rows": Typed(
-        *(floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0)),
-        ids(1, 0, 0),
+        floats(2, 4), floats(4, 1), floats(5, 4), floats(2, 1, 4), ids(0, 1, 1, 0), ids(1, 0, 0)
     ),
 }
 
@@ -90,16 +90,17 @@ GATHER = SparseMatrix(  # five rows of four
 )
 
 RELATIONAL = RelationalGraph.from_triples(
-    *(ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0)), num_src=3, num_dst=5, num_relations=2
+    ids(0, 1, 1, 2), ids(0, 1, 1, 0), ids(2, 2, 0, 0), num_src=3, num_dst=5, num_relations=2
 ).matrix(weighted=True)
 
-# Of five nodes at either end, with four pairs of either.
+# Five nodes at either end, with four pairs of sources and of destinations.
 TYPED = RelationalGraph.from_triples(
-    *(ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0)), num_nodes=5, num_relations=2
+    ids(0, 1, 1, 2), ids(0, 1, 0, 1), ids(2, 4, 0, 0), num_nodes=5, num_relations=2
 ).matrix(weighted=True)
 
 
-def region(dtype: Any, *, nonlinear: bool) -> Region:
+def region(dtype, *, nonlinear: bool) -> Region:
+    # A region keeps the dtypes that its function is traced with.
     with jax.enable_x64(dtype == np.float64):
         return Region.of(
             lambda x, y, w: [jnp.tanh(x * y) * w if nonlinear else x + w, x - 3 * y],
@@ -114,27 +115,40 @@ REGION = region(np.float32, nonlinear=False)
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "hypergraph_aggregate": (
-        *(floats(5, 2), floats(5), floats(3), floats(5), floats(5)),
+        floats(5, 2),
+        floats(5),
+        floats(3),
+        floats(5),
+        floats(5),
         *stages(5, 3, 8),
-        *(floats(5, 2), floats(2)),
+        floats(5, 2),
+        floats(2),
     ),
     "segment_reduce": (
-        *(floats(5, 2), floats(4, 1), SQUARE),
-        *(floats(5), floats(1), floats(5, 2), floats(2)),
+        floats(5, 2),
+        floats(4, 1),
+        SQUARE,
+        floats(5),
+        floats(1),
+        floats(5, 2),
+        floats(2),
     ),
     "segment_reduce_vjp": (floats(3, 2), floats(4, 1), floats(5, 2), MATRIX),
     "segment_select": (*KEYS, floats(3, 2), floats(4, 1), floats(4, 1), MATRIX),
     "sddmm": (floats(5, 2), floats(3, 2), MATRIX),
     "sddmm_select": (floats(5, 2), floats(3, 2), *KEYS, floats(4, 1), MATRIX),
     "segment_softmax": (floats(4, 2), segments(ids(0, 0, 1, 4), 5)),
-    "segment_softmax_tangent": (
-        *(floats(4, 2), floats(4, 2)),
-        segments(ids(0, 0, 1, 4), 5),
-    ),
+    "segment_softmax_tangent": (floats(4, 2), floats(4, 2), segments(ids(0, 0, 1, 4), 5)),
     "attention": (floats(3, 4), OF_KIND["leaky"], floats(4, 1), MATRIX),
     "attention_vjp": (
-        *(floats(3, 4), OF_KIND["ends"], floats(4, 1), *ATTENDED, floats(0, 1)),
-        *(floats(5, 4), floats(5, 1), MATRIX),
+        floats(3, 4),
+        OF_KIND["ends"],
+        floats(4, 1),
+        *ATTENDED,
+        floats(0, 1),
+        floats(5, 4),
+        floats(5, 1),
+        MATRIX,
     ),
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
@@ -143,33 +157,54 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "relation_pairs": (ids(0, 0, 2, -1), ids(1, 1, 0, -1)),
     "sample_uniform": (ids(3, 0, 2), jnp.array([1, 2], jnp.uint32)),
     "sample_weighted": (
-        *(jnp.array([0, 1, 4, 4, 6], jnp.uint32), ids(0, 2), ids(2, 2)),
+        jnp.array([0, 1, 4, 4, 6], jnp.uint32),
+        ids(0, 2),
+        ids(2, 2),
         jnp.array([1, 2], jnp.uint32),
     ),
     "sample_block": (
-        *(ids(2, 0), ids(0, 2), jnp.array([[0, 1], [1, 0]], jnp.int32)),
-        *(ids(2, 1), ids(1, 3, 0, 2, 2), ids(0, 1)),
+        ids(2, 0),
+        ids(0, 2),
+        jnp.array([[0, 1], [1, 0]], jnp.int32),
+        ids(2, 1),
+        ids(1, 3, 0, 2, 2),
+        ids(0, 1),
     ),
     "sample_distinct": (
-        *(ids(2, 0), ids(0, 2, 3), ids(0, 0, 1, -1), ids(0, 1, 4, -1)),
-        *(ids(0, 1, 2, 2, 3, 4).astype(np.uint32), ids(1, 2, 0, 4, 3, 5)),
+        ids(2, 0),
+        ids(0, 2, 3),
+        ids(0, 0, 1, -1),
+        ids(0, 1, 4, -1),
+        ids(0, 1, 2, 2, 3, 4).astype(np.uint32),
+        ids(1, 2, 0, 4, 3, 5),
     ),
     "segment_matmul": (
-        *(floats(4, 2), floats(3, 2, 4), floats(3, 4), floats(5, 4), floats(5)),
-        *(ids(2, 0, 2), ids(0)),
-        *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
+        floats(4, 2),
+        floats(3, 2, 4),
+        floats(3, 4),
+        floats(5, 4),
+        floats(5),
+        ids(2, 0, 2),
+        ids(0),
+        GATHER,
+        permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4)),
     ),
     "relational_aggregate": (floats(3, 2), floats(2, 2, 4), floats(4), RELATIONAL),
     "segment_outer": (
-        *(floats(4, 2), floats(5, 4), floats(5), ids(2, 0, 2), ids(0)),
-        *(GATHER, permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4))),
+        floats(4, 2),
+        floats(5, 4),
+        floats(5),
+        ids(2, 0, 2),
+        ids(0),
+        GATHER,
+        permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4)),
     ),
 }
 
 OF_HEADS: dict[str, Any] = {"heads": 1, "slope": 0.2}
 OF_PRODUCTS: dict[str, Any] = {"precision": jax.lax.Precision.HIGHEST}
 
-# Of each `Linear`, by its name and a kind: its known operands, those that move, and its attributes.
+# Residuals, moving operands and attributes of each `Linear`, by its name and a kind.
 LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "segment_reduce_jvp": (
         (floats(3, 2), floats(4, 1), MATRIX),
@@ -189,9 +224,7 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     ),
     **{
         f"attention_jvp, {kind}": (
-            Known(
-                *(floats(3, 4), scores, floats(4, 1), *ATTENDED, floats(4, 1), None, None, MATRIX)
-            ),
+            Known(floats(3, 4), scores, floats(4, 1), *ATTENDED, floats(4, 1), None, None, MATRIX),
             Moving(
                 floats(3, 4),
                 **({"score": floats(4, 1)} if scores.keys == 0 else {})

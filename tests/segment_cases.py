@@ -15,7 +15,7 @@ Kind = Literal["sorted", "unsorted", "indptr"]
 
 
 class Elements(NamedTuple):
-    """What references get: the segment of each element, and the number of segments."""
+    """Arguments of references: the segment of each element, and the number of segments."""
 
     ids: np.ndarray
     num_segments: int
@@ -42,6 +42,7 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers that differ within each column and stay apart in each dtype: a maximum is unique."""
     count = shape[0]
+    # Steps are powers of two, so that half types represent the numbers exactly.
     step = 4.0 / 2 ** max(count - 1, 0).bit_length()
     numbers = step * (np.arange(count) - (count - 1) / 2)
     return rng.permuted(np.broadcast_to(numbers.reshape(-1, *[1] * len(shape[1:])), shape), axis=0)
@@ -51,10 +52,10 @@ def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 FAR = np.array([2**32, -(2**32), 2**40 + 1, 2**31, -(2**31) - 1, -(2**63), 2**63 - 2**32])
 
 
-def with_far_padding(rng: np.random.Generator, graph: Any) -> Any:
+def with_far_padding(rng: np.random.Generator, graph) -> Any:
     """A graph whose arrays are numpy's int64, with such ids in place of the -1 of padding."""
 
-    def far(ids: Any) -> np.ndarray:
+    def far(ids) -> np.ndarray:
         ids = np.asarray(ids).astype(np.int64)
         return np.where(ids == -1, rng.choice(FAR, ids.shape), ids)
 
@@ -77,10 +78,10 @@ def segment_index(elements: Elements, kind: Kind) -> Any:
     return ids.astype(np.int32), np.zeros(size, np.int32)
 
 
-def on_segments(op: Callable[..., Any], kind: Kind, **options: Any) -> Callable[..., jax.Array]:
+def on_segments(op, kind: Kind, **options) -> Callable[..., jax.Array]:
     """The op as a function of (index, data)."""
 
-    def function(index: Any, data: Any) -> jax.Array:
+    def function(index, data) -> jax.Array:
         if kind == "indptr":
             return op(data, indptr=index, **options)
         ids, like_segments = index
@@ -120,16 +121,16 @@ def each_segment(
 
 
 def segment_spec(
-    op: Callable[..., Any],
+    op,
     reduce: Callable[[np.ndarray], np.ndarray],
     *,
     kind: Kind = "sorted",
     numbers: Callable[..., np.ndarray] = normal,
     empty: float = 0.0,
     linear: bool = False,
-    **options: Any,
+    **options,
 ) -> OpSpec:
-    """Describes a reduction; infinities of empty segments are for :func:`finite`."""
+    """Describe a reduction; :func:`finite` removes infinities of empty segments."""
     return OpSpec(
         function=on_segments(op, kind, **options),
         reference=each_segment(reduce, empty),
@@ -142,9 +143,9 @@ def segment_spec(
 
 
 def finite(op: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Makes the infinities of empty segments 0, so that functions of the result are finite too."""
+    """Replace infinities of empty segments by 0, so that functions of the result are finite."""
 
-    def function(*arguments: Any, **options: Any) -> jax.Array:
+    def function(*arguments, **options) -> jax.Array:
         result = op(*arguments, **options)
         return jnp.where(jnp.isfinite(result), result, 0)
 
@@ -154,6 +155,7 @@ def finite(op: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 # --- References ----------------------------------------------------------------------------------
 
 
+# References take complex numbers, for complex steps: they order by the real part.
 def largest(data: np.ndarray) -> np.ndarray:
     """The maximum along the first axis, of complex numbers by their real part."""
     return np.take_along_axis(data, data.real.argmax(0, keepdims=True), 0)[0]

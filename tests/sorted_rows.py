@@ -1,12 +1,11 @@
-"""Looks into a program for what kernels rely on: rows of a matrix ascend, but for padding.
+"""A check of programs that the rows of matrices ascend, but for padding, as kernels require.
 
-A kernel may give right sums of rows that do not, by luck of size and platform; no value shows it.
+Values do not show it: by luck of size and platform, a kernel may sum unsorted rows rightly.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,96 +20,100 @@ from jax_gnn._core.ids import in_range
 INNER = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
 
 
-def unsorted_ops(function: Callable[..., Any], *arguments: Any) -> list[str]:
-    """Names of the ops that get rows in another order, in the function and in what ops are made of.
+def unsorted_ops(function, *arguments) -> list[str]:
+    """Return the names of the ops, also those within other ops, that get unsorted rows.
 
-    Only rows are computed: all else is dead code.
+    Only rows are computed: all other results are dead code.
     """
     jaxpr = jax.make_jaxpr(function)(*arguments)
     names: list[str] = []
 
-    def flags(*leaves: Any) -> list[Array]:
+    # The flags are computed in one jitted program; names are collected while it is traced.
+    def flags(*leaves) -> list[Array]:
         names.clear()
-        found: list[tuple[str, Array]] = []
-        _evaluate(jaxpr, leaves, found)
-        names.extend(name for name, _ in found)
-        return [flag for _, flag in found]
+        checks: list[tuple[str, Array]] = []
+        _evaluate(jaxpr, leaves, checks)
+        names.extend(name for name, _ in checks)
+        return [flag for _, flag in checks]
 
-    kept = jax.jit(flags)(*jax.tree.leaves(arguments))
+    are_sorted = jax.jit(flags)(*jax.tree.leaves(arguments))
     assert names, "no op has rows"
-    return sorted({name for name, flag in zip(names, kept, strict=True) if not flag})
+    return sorted({name for name, flag in zip(names, are_sorted, strict=True) if not flag})
 
 
-def _evaluate(jaxpr: Any, values: Any, found: list[tuple[str, Array]]) -> list[Any]:
+def _evaluate(jaxpr, values, checks: list[tuple[str, Array]]) -> list[Any]:
     inner = jaxpr.jaxpr
-    known = dict(zip(inner.constvars, jaxpr.consts, strict=True))
-    known |= zip(inner.invars, values, strict=True)
+    values_by_var = dict(zip(inner.constvars, jaxpr.consts, strict=True))
+    values_by_var |= zip(inner.invars, values, strict=True)
 
-    def value(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jax.extend.core.Literal) else known[atom]
+    def value(atom) -> Any:
+        return atom.val if isinstance(atom, jax.extend.core.Literal) else values_by_var[atom]
 
     for equation in inner.eqns:
         operands = [value(atom) for atom in equation.invars]
         name, params = equation.primitive.name, equation.params
-        made_of = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
+        inner_jaxpr = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
         if equation.primitive is linear.PRIMITIVE:
-            inner_ones = jax.make_jaxpr(functools.partial(linear.made_of, **params))(*operands)
-            results = _evaluate(inner_ones, operands, found)
+            linear_jaxpr = jax.make_jaxpr(functools.partial(linear.apply_equation, **params))(
+                *operands
+            )
+            results = _evaluate(linear_jaxpr, operands, checks)
         elif name.startswith(ffi.TARGET_PREFIX):
             record = op.OPS[name.removeprefix(ffi.TARGET_PREFIX)]
-            results = _op(record, operands, found, **params)
-        elif name in INNER and made_of is not None:
-            closed = made_of if hasattr(made_of, "consts") else _closed(made_of)
-            results = _evaluate(closed, operands, found)
+            results = _op(record, operands, checks, **params)
+        elif name in INNER and inner_jaxpr is not None:
+            closed = inner_jaxpr if hasattr(inner_jaxpr, "consts") else _closed(inner_jaxpr)
+            results = _evaluate(closed, operands, checks)
         else:
-            results = _one(inner, equation, operands)
-        known |= zip(equation.outvars, results, strict=True)
+            results = _apply_equation(inner, equation, operands)
+        values_by_var |= zip(equation.outvars, results, strict=True)
     return [value(atom) for atom in inner.outvars]
 
 
-def _one(inner: Any, equation: Any, operands: list[Any]) -> list[Any]:
-    """Of an equation of a jaxpr that is applied as it is."""
+def _apply_equation(inner, equation, operands) -> list[Any]:
+    """Return the results of an equation that is no op."""
     literal = [isinstance(atom, jax.extend.core.Literal) for atom in equation.invars]
-    names = [v for v, fixed in zip(equation.invars, literal, strict=True) if not fixed]
-    values = [v for v, fixed in zip(operands, literal, strict=True) if not fixed]
-    alone = inner.replace(
+    names = [v for v, is_literal in zip(equation.invars, literal, strict=True) if not is_literal]
+    values = [v for v, is_literal in zip(operands, literal, strict=True) if not is_literal]
+    single = inner.replace(
         constvars=[],
         invars=names,
         outvars=equation.outvars,
         eqns=[equation],
         debug_info=inner.debug_info.with_unknown_names(),
     )
-    return jax.extend.core.jaxpr_as_fun(_closed(alone))(*values)
+    return jax.extend.core.jaxpr_as_fun(_closed(single))(*values)
 
 
-def _closed(jaxpr: Any) -> Any:
+def _closed(jaxpr) -> Any:
     return jax.extend.core.ClosedJaxpr(jaxpr, ())
 
 
 def _op(
-    record: Any,
-    leaves: list[Any],
-    found: list[tuple[str, Array]],
+    record,
+    leaves,
+    checks: list[tuple[str, Array]],
     *,
-    tree: Any,
+    tree,
     implementation: str | None,
-    devices: Any,
-    **attributes: Any,
+    devices,
+    **attributes,
 ) -> list[Any]:
     del implementation, devices
 
-    def plain(*leaves: Any) -> Any:
+    def plain(*leaves) -> Any:
         return record.xla(**tree.unflatten(leaves)._asdict(), **attributes)
 
-    for part in jax.tree.leaves(tree.unflatten(leaves), is_leaf=lambda part: isinstance(part, Csr)):
-        if isinstance(part, Csr) and part.rows is not None:
-            found.append((record.name, _ascend(part.rows, part.num_rows)))
-    return _evaluate(jax.make_jaxpr(plain)(*leaves), leaves, found)
+    # Check the rows of the op itself, then look into its plain version.
+    for csr in jax.tree.leaves(tree.unflatten(leaves), is_leaf=lambda csr: isinstance(csr, Csr)):
+        if isinstance(csr, Csr) and csr.rows is not None:
+            checks.append((record.name, _ascend(csr.rows, csr.num_rows)))
+    return _evaluate(jax.make_jaxpr(plain)(*leaves), leaves, checks)
 
 
 def _ascend(rows: Array, num_rows: int) -> Array:
-    """Padding stands at the ends, and what is between ascends."""
+    """Whether padding is at both ends, and ids between ascend."""
     valid = in_range(rows, num_rows)
-    both = valid[1:] & valid[:-1]
+    both_valid = valid[1:] & valid[:-1]
     starts = jnp.count_nonzero(valid[1:] & ~valid[:-1]) + jnp.count_nonzero(valid[:1])
-    return (starts <= 1) & jnp.all(~both | (rows[1:] >= rows[:-1]))
+    return (starts <= 1) & jnp.all(~both_valid | (rows[1:] >= rows[:-1]))

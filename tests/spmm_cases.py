@@ -1,4 +1,4 @@
-"""Inputs and references of spmm, for the modules that test it or what is made of it."""
+"""Inputs and references of spmm, for the modules that test spmm and ops built on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_gnn import Graph
 
 
 class Edges(NamedTuple):
-    """What references get. Edges with an id out of range are padding."""
+    """Edges, as references take them; edges with an id out of range are padding."""
 
     src: np.ndarray
     dst: np.ndarray
@@ -32,6 +32,7 @@ def random_edges(rng: np.random.Generator, scenario: str, *, square: bool = Fals
     if square:
         nodes = max(incidence.num_left, incidence.num_right)
         incidence = replace(incidence, num_left=nodes, num_right=nodes)
+    # The order of edges of `Graph`, so that weights need no permutation.
     order = np.lexsort((incidence.left, incidence.right, ~incidence.valid))
     ids = (incidence.left[order], incidence.right[order])
     return Edges(*ids, incidence.num_left, incidence.num_right)
@@ -52,7 +53,7 @@ def by_hand(edges: Edges) -> tuple[np.ndarray, ...]:
 
 
 def unused(ids: np.ndarray, size: int, rank: int) -> np.ndarray:
-    """Which rows no edge reads."""
+    """Return whether each row is read by no edge."""
     return ~np.isin(np.arange(size), ids).reshape(-1, *[1] * (rank - 1))
 
 
@@ -76,9 +77,9 @@ def spmm_reference(
     if weight is not None:
         weight = weight.reshape(*weight.shape, *[1] * (x.ndim - weight.ndim))
     for row in np.unique(edges.dst[edges.valid]):
-        into = np.flatnonzero(edges.valid & (edges.dst == row))
-        messages = x[edges.src[into]]
-        result[row] = reduce(messages if weight is None else weight[into] * messages)
+        entries = np.flatnonzero(edges.valid & (edges.dst == row))
+        messages = x[edges.src[entries]]
+        result[row] = reduce(messages if weight is None else weight[entries] * messages)
     return result
 
 
@@ -91,34 +92,35 @@ def keep_apart(
     """
     weight = weight.copy()
     for row in np.unique(edges.dst[edges.valid]):
-        into = np.flatnonzero(edges.valid & (edges.dst == row))
-        for _ in range(100 if len(into) > 1 else 0):
-            of_row = weight[into]
+        ids = np.flatnonzero(edges.valid & (edges.dst == row))
+        # Draw until the two extreme messages of each feature are well apart.
+        for _ in range(100 if len(ids) > 1 else 0):
+            of_row = weight[ids]
             messages = np.sort(
-                of_row.reshape(*of_row.shape, *[1] * (x.ndim - weight.ndim)) * x[edges.src[into]],
+                of_row.reshape(*of_row.shape, *[1] * (x.ndim - weight.ndim)) * x[edges.src[ids]],
                 axis=0,
             )
             pairs = messages[[0, -2]], messages[[1, -1]]
             if (pairs[1] - pairs[0] > 2**-5 * np.maximum(*np.abs(pairs))).all():
                 break
-            weight[into] = draw(of_row.shape)
+            weight[ids] = draw(of_row.shape)
     return weight
 
 
 def with_epilogue(
     sums: np.ndarray,
     x: np.ndarray,
-    own_scale: Any = None,
-    out_scale: Any = None,
-    residual: Any = None,
-    bias: Any = None,
-    result_scale: Any = None,
+    own_scale=None,
+    out_scale=None,
+    residual=None,
+    bias=None,
+    result_scale=None,
     *,
     relu: bool = False,
 ) -> np.ndarray:
-    """What `spmm` makes of sums when asked for more, each step by itself."""
+    """Return the epilogue of `spmm`, step by step."""
 
-    def of_rows(scale: Any) -> Any:
+    def of_rows(scale) -> Any:
         return np.reshape(scale, (-1, *[1] * (x.ndim - 1)))
 
     result = sums

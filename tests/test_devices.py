@@ -1,6 +1,6 @@
-"""Several devices of one process: all give the same bits, one after another and at once.
+"""Several devices of one process give the same bits, one after another and at once.
 
-Of two GPUs or more, where there are that many, else of CPU devices.
+The devices are GPUs if there are two or more, else CPU devices.
 """
 
 from __future__ import annotations
@@ -50,61 +50,62 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 class OnAllDevices:
     """Subclasses have a fixture ``call``: a function, and its arguments."""
 
-    def test_each_and_side_by_side(self, call: Call) -> None:
+    def test_each_and_side_by_side(self, call) -> None:
         function, arguments = call
-        placed = [jax.device_put(arguments, device) for device in DEVICES]
+        copies = [jax.device_put(arguments, device) for device in DEVICES]
         with setting(PLATFORM):
-            each = [function(*there) for there in placed]
-        for device, result in zip(DEVICES, each, strict=True):
+            results = [function(*copy) for copy in copies]
+        for device, result in zip(DEVICES, results, strict=True):
             assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(result))
-            assert same_bits(result, each[0]), f"other bits on {device}"
-        different: list[Any] = []
+            assert same_bits(result, results[0]), f"other bits on {device}"
+        failures: list[Any] = []
         start = threading.Barrier(len(DEVICES))
 
-        def repeat(there: Any) -> None:
+        def repeat(copy) -> None:
             try:
                 with setting(PLATFORM):
                     start.wait()
-                    results = [function(*there) for _ in range(5)]
-                    different.extend(r for r in results if not same_bits(r, each[0]))
+                    repeats = [function(*copy) for _ in range(5)]
+                    failures.extend(r for r in repeats if not same_bits(r, results[0]))
             except Exception as error:
-                different.append(error)
+                failures.append(error)
                 raise
 
-        threads = [threading.Thread(target=repeat, args=(there,)) for there in placed]
+        # All devices run at once; a barrier starts them together.
+        threads = [threading.Thread(target=repeat, args=(copy,)) for copy in copies]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert not different
+        assert not failures
 
-    def test_sharded(self, call: Call) -> None:
+    def test_sharded(self, call) -> None:
         """All devices do the same, in one program."""
         function, arguments = call
-        everywhere, each = PartitionSpec(), PartitionSpec("devices")
+        everywhere, by_device = PartitionSpec(), PartitionSpec("devices")
         mesh = Mesh(np.array(DEVICES), ("devices",))
 
-        def local(arguments: Any) -> Any:
+        def local(arguments) -> Any:
             return jax.tree.map(lambda leaf: leaf[None], function(*arguments))
 
-        sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=everywhere, out_specs=each))
+        sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=everywhere, out_specs=by_device))
         with setting(PLATFORM):
             want = function(*jax.device_put(arguments, DEVICES[0]))
             result = sharded(arguments)
-        for one, all_of_them in zip(*map(jax.tree.leaves, (want, result)), strict=True):
-            shards = [np.asarray(shard.data[0]) for shard in all_of_them.addressable_shards]
+        for expected, sharded_result in zip(*map(jax.tree.leaves, (want, result)), strict=True):
+            shards = [np.asarray(shard.data[0]) for shard in sharded_result.addressable_shards]
             assert len(shards) == len(DEVICES)
             assert {shard.tobytes() for shard in shards} == {shards[0].tobytes()}
-            # XLA may fuse otherwise what stands between kernels.
-            tolerance = TOLERANCE.get(str(one.dtype), 0)
-            assert_close(shards[0], one, tolerance, "a device's share")
+            # XLA may fuse operations between kernels in another way.
+            tolerance = TOLERANCE.get(str(expected.dtype), 0)
+            assert_close(shards[0], expected, tolerance, "a device's share")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("suite", [f"{file}.{name}" for file in SUITES for name in SUITES[file]])
 class TestOps(OnAllDevices):
     @pytest.fixture
-    def call(self, suite: str, dtype: str, rng: np.random.Generator) -> Call:
+    def call(self, suite, dtype, rng) -> Call:
         """Value and gradients."""
         module, name = suite.split(".")
         spec: OpSpec = getattr(importlib.import_module(module), name).spec
@@ -114,7 +115,7 @@ class TestOps(OnAllDevices):
             result = jax.eval_shape(spec.function, case.index, *operands)
         (cotangent,) = random_like(rng, [result], dtype)
 
-        def function(index: Any, cotangent: Any, *operands: Any) -> Any:
+        def function(index, cotangent, *operands) -> Any:
             return spec.function(index, *operands), spec.vjp(index, cotangent, *operands)
 
         return jax.jit(function), (case.index, cotangent, *operands)
@@ -123,17 +124,17 @@ class TestOps(OnAllDevices):
 @pytest.mark.parametrize("model", ["rgat", "gatv2", "gated", "cf_conv", "painn", "pna"])
 class TestPrograms(OnAllDevices):
     @pytest.fixture
-    def call(self, model: str, rng: np.random.Generator) -> Call:
+    def call(self, model, rng) -> Call:
         """Value and gradients, of which edge regions are a part."""
         graph = random_graph(rng, Sizes(300, 3000, padding=5))
         arguments = random_arguments(rng, MODELS[model], graph)
         arguments = jax.tree.map(lambda x: np.asarray(x, np.float32), arguments)
         run = program(MODELS[model])
 
-        def function(graph: Any, arguments: Any) -> Any:
-            def loss(arguments: Any) -> Any:
-                found = jax.tree.leaves(run(graph, **arguments))
-                return sum(jnp.sum(jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for y in found)
+        def function(graph, arguments) -> Any:
+            def loss(arguments) -> Any:
+                results = jax.tree.leaves(run(graph, **arguments))
+                return sum(jnp.sum(jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for y in results)
 
             return run(graph, **arguments), jax.grad(loss)(arguments)
 
@@ -143,13 +144,13 @@ class TestPrograms(OnAllDevices):
 @pytest.mark.parametrize("kind", ["tree", "distinct", "weighted"])
 class TestDraws(OnAllDevices):
     @pytest.fixture
-    def call(self, kind: str, rng: np.random.Generator) -> Call:
+    def call(self, kind, rng) -> Call:
         """Blocks of neighbours."""
         graph = lumpy_graph(rng, 200, 4000)
         weight = rng.random(graph.num_edges) if kind == "weighted" else None
         seeds = rng.integers(-1, 201, 64).astype(np.int32)
 
-        def function(graph: Any, seeds: Any, key: Any, weight: Any) -> Any:
+        def function(graph, seeds, key, weight) -> Any:
             options = {"tree": kind == "tree", "edge_probability": weight}
             return sample_neighbors(graph, seeds, (5, 3), key, **options)
 
@@ -157,9 +158,9 @@ class TestDraws(OnAllDevices):
 
 
 def test_no_state_of_a_device_is_kept_for_the_process() -> None:
-    """What CUDA says of a device, or is told of it, holds there alone: a ``static`` would keep it.
+    """Attributes of a device hold for that device alone: no ``static`` variable may keep them.
 
-    What is kept belongs to no device: the counter that tags launches, an entry of the driver, and
+    Allowed are variables of no device: the counter that tags launches, an entry of the driver, and
     the lock of the table of loaded kernels, whose keys name a device.
     """
     folder = Path(__file__).parents[1] / "cpp"
@@ -168,7 +169,7 @@ def test_no_state_of_a_device_is_kept_for_the_process() -> None:
     )
     files = [*folder.glob("kernels/cuda/*.*"), *folder.glob("ffi/*")]
     assert len(files) > 20
-    kept = {name for file in files for name in variable.findall(file.read_text())}
-    assert kept == {"launches", "encode", "loading"}
+    names = {name for file in files for name in variable.findall(file.read_text())}
+    assert names == {"launches", "encode", "loading"}
     asking = [file.name for file in files if "cudaFuncSetAttribute(" in file.read_text()]
     assert asking == ["launch.h"]

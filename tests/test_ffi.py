@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,39 +65,39 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
 }
 
 
-def bind(op: Op, implementation: str | None = None) -> Any:
+def bind(op, implementation=None) -> Any:
     """The op as a function of its operands."""
     return functools.partial(op, **ATTRIBUTES.get(op.name, {}), implementation=implementation)
 
 
-def lowered(function: Any, operands: Sequence[Any], platform: str) -> str:
+def lowered(function, operands, platform) -> str:
     return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
 INNER = {"edge_walk", "gather_rows", "segment_scatter"}
-"""What other ops are made of when they are lowered: it meets no transformation."""
+"""Ops that occur only when other ops are lowered, and are never transformed."""
 
 
 INTEGERS = {
-    *("relation_pairs", "segment_order"),
-    *("sample_block", "sample_distinct", "sample_uniform", "sample_weighted"),
+    "relation_pairs",
+    "segment_order",
+    "sample_block",
+    "sample_distinct",
+    "sample_uniform",
+    "sample_weighted",
 }
 """Ops without derivatives, and without arithmetic that counts."""
 
 
-def faults(
-    registry: Mapping[str, Op],
-    statuses: Sequence[ffi.PlatformStatus],
-    samples: Mapping[str, tuple[Any, ...]],
-) -> list[str]:
-    """What the primitives of a registry lack."""
-    found = [
+def faults(registry, statuses, samples) -> list[str]:
+    """Return the faults of the primitives of a registry."""
+    problems = [
         f"{status.platform} target {target} belongs to no primitive"
         for status in statuses
         for target in status.targets
         if target not in registry
     ]
-    found += [
+    problems += [
         f"{status.platform}: no kernels and no reason"
         for status in statuses
         if not status.available and not (status.reason and status.hint)
@@ -107,74 +106,76 @@ def faults(
         if name in INNER:
             continue
         if name in samples:
-            found += lowering_faults(op, statuses, samples[name])
+            problems += lowering_faults(op, statuses, samples[name])
             for i, sample in enumerate(samples[name]):
                 if sample is not None:  # absent
-                    found += rule_faults(op, samples[name], i)
-            found += cost_faults(op, samples[name])
+                    problems += rule_faults(op, samples[name], i)
+            problems += cost_faults(op, samples[name])
         else:
-            found.append(f"{name}: no sample operands")
+            problems.append(f"{name}: no sample operands")
         if not op.transpose and op.jvp is None and name not in INTEGERS:
-            found.append(f"{name}: linear in nothing")
-    return found
+            problems.append(f"{name}: linear in nothing")
+    return problems
 
 
-def attempt(found: list[str], what: str, function: Any, *arguments: Any) -> Any:
+def attempt(problems, what, function, *arguments) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
-        found.append(f"{what} ({type(error).__name__})")
+        problems.append(f"{what} ({type(error).__name__})")
 
 
-def lowering_faults(op: Op, statuses: Sequence[ffi.PlatformStatus], operands: Any) -> list[str]:
-    found: list[str] = []
+def lowering_faults(op, statuses, operands) -> list[str]:
+    problems: list[str] = []
     name, default, plain = op.name, bind(op), bind(op, "xla")
     for status in statuses:
         platform = status.platform
         if not status.available or platform not in op.platforms:
             continue
         if name not in status.targets:
-            found.append(f"{name}: no {platform} kernel")
+            problems.append(f"{name}: no {platform} kernel")
         elif f"@jax_gnn_{name}(" not in lowered(default, operands, platform):
-            found.append(f"{name}: kernel not used on {platform}")
+            problems.append(f"{name}: kernel not used on {platform}")
     for function, platform in ((default, "tpu"), (plain, "cpu"), (plain, "cuda")):
         what = f"{name}: no XLA lowering on {platform}"
-        if "custom_call" in (attempt(found, what, lowered, function, operands, platform) or ""):
-            found.append(f"{name}: custom calls in plain XLA on {platform}")
-    return found
+        if "custom_call" in (attempt(problems, what, lowered, function, operands, platform) or ""):
+            problems.append(f"{name}: custom calls in plain XLA on {platform}")
+    return problems
 
 
-def traced(function: Any, *arguments: Any) -> Any:
+def traced(function, *arguments) -> Any:
     return jax.eval_shape(function, *arguments)
 
 
-def rule_faults(op: Op, operands: Sequence[Any], i: int) -> list[str]:
-    found: list[str] = []
+def rule_faults(op, operands, i) -> list[str]:
+    problems: list[str] = []
 
-    def function(x: Any) -> Any:
+    def function(x) -> Any:
         return bind(op)(*operands[:i], x, *operands[i + 1 :])
 
     x, name = operands[i], op.name
     batch = jax.tree.map(lambda array: array[None], x)
     # Traced, not run: values are those of the ops' own tests.
-    attempt(found, f"{name}: no batching in operand {i}", traced, jax.vmap(function), batch)
+    attempt(problems, f"{name}: no batching in operand {i}", traced, jax.vmap(function), batch)
     if np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         tangent = functools.partial(jax.jvp, function)
-        attempt(found, f"{name}: no jvp in operand {i}", traced, tangent, (x,), (x,))
+        attempt(problems, f"{name}: no jvp in operand {i}", traced, tangent, (x,), (x,))
         gradient = jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(function(x)))))
-        attempt(found, f"{name}: no reverse mode in operand {i}", traced, gradient, x)
+        attempt(problems, f"{name}: no reverse mode in operand {i}", traced, gradient, x)
+    # Linear operands must have a transpose that linear_transpose finds.
     operand = op.operands(*operands)._fields[i]
     if any(operand in (key if isinstance(key, tuple) else (key,)) for key in op.transpose):
         cotangent = jax.eval_shape(function, x)
         transposed = jax.linear_transpose(function, x)
-        attempt(found, f"{name}: no transpose in operand {i}", traced, transposed, cotangent)
-    return found
+        attempt(problems, f"{name}: no transpose in operand {i}", traced, transposed, cotangent)
+    return problems
 
 
-def cost_faults(op: Op, operands: Sequence[Any]) -> list[str]:
+def cost_faults(op, operands) -> list[str]:
     """No call reads less than its first operand, nor gives less than its result."""
     attributes = ATTRIBUTES.get(op.name, {})
     shapes = jax.eval_shape(bind(op), *operands)
+    # Bounds of the bytes: first operand and results, and all operands.
     least = sum(x.nbytes for x in jax.tree.leaves(operands[0])) + sum(
         math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
     )
@@ -190,16 +191,17 @@ def test_every_primitive_is_complete() -> None:
 
 def test_the_cost_of_a_call() -> None:
     """Four edges, of 4 + 4 bytes of ids, and two features of five nodes."""
-    x, weight, matrix, *last = SAMPLES["segment_reduce"]
+    x, weight, matrix, *epilogue = SAMPLES["segment_reduce"]
     attributes = ATTRIBUTES["segment_reduce"]
-    ids, read, written = 4 * 8, 5 * 2 * 4, 5 * 2 * 4
+    # Edges have a row and a column of 4 bytes; nodes have two features of 4 bytes.
+    ids, num_read, written = 4 * 8, 5 * 2 * 4, 5 * 2 * 4
     cost = OPS["segment_reduce"].cost(x, None, matrix, **attributes)
-    assert cost == (ids + read + written, 4 * 2)
+    assert cost == (ids + num_read + written, 4 * 2)
     cost = OPS["segment_reduce"].cost(x, weight, matrix, **attributes)
-    assert cost == (ids + read + 4 * 4 + written, 2 * 4 * 2)
-    cost = OPS["segment_reduce"].cost(x, None, matrix, *last, **attributes)
-    of_last = 4 * (5 + 1 + 5 * 2 + 2)
-    assert cost == (ids + read + of_last + written, 4 * 2 + 5 * 5 * 2)
+    assert cost == (ids + num_read + 4 * 4 + written, 2 * 4 * 2)
+    cost = OPS["segment_reduce"].cost(x, None, matrix, *epilogue, **attributes)
+    of_epilogue = 4 * (5 + 1 + 5 * 2 + 2)
+    assert cost == (ids + num_read + of_epilogue + written, 4 * 2 + 5 * 5 * 2)
     lhs, rhs, bias, _, _, sizes, offset, *_ = SAMPLES["segment_matmul"]
     operands = lhs, rhs, bias, None, None, sizes, offset, None, None
     cost = OPS["segment_matmul"].cost(*operands, **ATTRIBUTES["segment_matmul"])
@@ -214,19 +216,17 @@ def test_the_cost_of_a_call() -> None:
         (ad.primitive_transposes, "no transpose in operand 2"),
     ],
 )
-def test_missing_rule_is_found(
-    monkeypatch: pytest.MonkeyPatch, rules: dict[Any, Any], message: str
-) -> None:
+def test_missing_rule_is_found(monkeypatch, rules, message) -> None:
     registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
     monkeypatch.delitem(rules, registry["hypergraph_aggregate"].primitive)
     assert any(message in fault for fault in faults(registry, [], SAMPLES))
 
 
-def test_missing_transpose_of_one_operand_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transpose_of_one_operand_is_found(monkeypatch) -> None:
     registry = {"hypergraph_aggregate": OPS["hypergraph_aggregate"]}
     monkeypatch.delitem(registry["hypergraph_aggregate"].transpose, "hyperedge_scale")
-    found = faults(registry, [], SAMPLES)
-    assert "hypergraph_aggregate: no reverse mode in operand 2 (KeyError)" in found
+    problems = faults(registry, [], SAMPLES)
+    assert "hypergraph_aggregate: no reverse mode in operand 2 (KeyError)" in problems
 
 
 def test_bare_primitive_is_found() -> None:
@@ -241,12 +241,13 @@ def test_bare_primitive_is_found() -> None:
         transpose={},
         batch=lambda *_: None,
     )
+    # A primitive with abstract evaluation alone lacks all other rules.
     primitive = Primitive("jax_gnn_bare")
     primitive.def_abstract_eval(lambda x, *, implementation, tree, devices: x)
     object.__setattr__(bare, "primitive", primitive)
     status = ffi.PlatformStatus("cpu", True, ("other",))
     silent = ffi.PlatformStatus("cuda", False, ())
-    found = faults({"bare": bare, "unknown": bare}, [status, silent], {"bare": (floats(3),)})
+    problems = faults({"bare": bare, "unknown": bare}, [status, silent], {"bare": (floats(3),)})
     for part in (
         "cpu target other belongs to no primitive",
         "bare: no cpu kernel",
@@ -257,7 +258,7 @@ def test_bare_primitive_is_found() -> None:
         "bare: linear in nothing",
         "unknown: no sample operands",
     ):
-        assert any(fault.startswith(part) for fault in found), (part, found)
+        assert any(fault.startswith(part) for fault in problems), (part, problems)
 
 
 # --- Platforms -----------------------------------------------------------------------------------
@@ -280,15 +281,13 @@ def test_status_says_what_there_is() -> None:
             assert status.hint
 
 
-def without_kernels(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def without_kernels(monkeypatch, platform) -> None:
     status = ffi.PlatformStatus(platform, False, (), "never built", "build it")
     monkeypatch.setitem(ffi.STATUS, platform, status)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_platform_without_kernel_warns_and_uses_xla(
-    monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
+def test_platform_without_kernel_warns_and_uses_xla(monkeypatch, platform) -> None:
     without_kernels(monkeypatch, platform)
     with pytest.warns(
         RuntimeWarning, match=rf"no {platform} kernel here: never built\. .*build it"
@@ -298,9 +297,7 @@ def test_platform_without_kernel_warns_and_uses_xla(
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_platform_without_kernel_refuses_what_was_demanded(
-    monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
+def test_platform_without_kernel_refuses_what_was_demanded(monkeypatch, platform) -> None:
     without_kernels(monkeypatch, platform)
     with (
         jax_gnn.implementation(platform),
@@ -310,7 +307,7 @@ def test_platform_without_kernel_refuses_what_was_demanded(
 
 
 @needs_kernels
-def test_fallback_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback_computes_the_same(monkeypatch) -> None:
     want = hypergraph_aggregate(HYPERGRAPH, X)
     without_kernels(monkeypatch, PLATFORM)
     with pytest.warns(RuntimeWarning, match="Using plain XLA instead"):
@@ -321,30 +318,32 @@ def test_fallback_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Choice of the implementation ----------------------------------------------------------------
 
 
-def implementations_in(function: Any, *operands: Any) -> set[str]:
-    """The implementations asked for in the primitives of a function."""
-    found = set()
+def implementations_in(function, *operands) -> set[str]:
+    """Return the implementations that the primitives of a function demand."""
+    names = set()
 
-    def walk(jaxpr: Any) -> None:
+    # Inner programs are parameters of equations.
+    def walk(jaxpr) -> None:
         for equation in jaxpr.eqns:
             if "implementation" in equation.params:
-                found.add(str(equation.params["implementation"]))
+                names.add(str(equation.params["implementation"]))
             for inner in jax.tree.leaves(list(equation.params.values())):
                 if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
                     walk(getattr(inner, "jaxpr", inner))
 
     walk(jax.make_jaxpr(function)(*operands).jaxpr)
-    return found
+    return names
 
 
 def test_context_retraces_what_was_jitted() -> None:
     seen = []
 
     @jax.jit
-    def function(x: Any) -> Any:
+    def function(x) -> Any:
         seen.append(ffi.chosen_implementation.value)
         return hypergraph_aggregate(HYPERGRAPH, x)
 
+    # Each implementation is traced once, and then found in the cache.
     want = function(X)
     for name in ("xla", None, "xla", None):
         with jax_gnn.implementation(name):
@@ -377,7 +376,7 @@ def test_argument_goes_before_context() -> None:
 
 
 def test_derivatives_and_batches_keep_the_implementation() -> None:
-    def energy(x: Any, weight: Any) -> Any:
+    def energy(x, weight) -> Any:
         y = hypergraph_aggregate(
             HYPERGRAPH, x, weight, normalization="symmetric", implementation="xla"
         )
@@ -392,7 +391,7 @@ def test_derivatives_and_batches_keep_the_implementation() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "CPU", "", 3])
-def test_unknown_implementation(name: Any) -> None:
+def test_unknown_implementation(name) -> None:
     with pytest.raises(ValueError, match=r"None or one of \('cuda', 'cpu', 'xla'\), got"):
         jax_gnn.implementation(name)
     with pytest.raises(ValueError, match=r"None or one of \('cuda', 'cpu', 'xla'\), got"):
@@ -404,8 +403,5 @@ def test_implementation_of_another_platform() -> None:
     message = rf"implementation='{OTHER_PLATFORM}' was asked for, .*compiled for ({compiled_for})"
     with pytest.raises(ValueError, match=message):
         hypergraph_aggregate(HYPERGRAPH, X, implementation=OTHER_PLATFORM)
-    with (
-        jax_gnn.implementation(OTHER_PLATFORM),
-        pytest.raises(ValueError, match=message),
-    ):
+    with jax_gnn.implementation(OTHER_PLATFORM), pytest.raises(ValueError, match=message):
         jax.jit(lambda x: hypergraph_aggregate(HYPERGRAPH, x))(X)

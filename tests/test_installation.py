@@ -199,7 +199,7 @@ def test_module_that_does_not_load(folder: Path) -> None:
     assert finder is not None
     with pytest.raises(ImportError) as raised:
         importlib.util.module_from_spec(finder)
-    message = ffi._why_not("_cpu", raised.value)
+    message = ffi._why_missing("_cpu", raised.value)
     assert message.startswith(f"{file} is damaged, or of another Python or processor than ")
     assert "pip install --force-reinstall" in message and "\n" not in message
 
@@ -211,8 +211,8 @@ def test_another_copy_is_told(
     other.mkdir()
     (other / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert ffi.copies()[0] == Path(jax_gnn.__file__).resolve().parent
-    assert ffi.copies()[-1] == other
+    assert ffi.package_copies()[0] == Path(jax_gnn.__file__).resolve().parent
+    assert ffi.package_copies()[-1] == other
     assert cli.main(["info"]) == 0
     assert f"{other} is another copy, unused: remove one" in capsys.readouterr().out
 
@@ -392,7 +392,7 @@ def test_cuda_kernels_without_a_gpu(
     reason: str,
 ) -> None:
     if jax.default_backend() == "gpu":
-        return None if ffi.no_gpu() is None else pytest.fail(str(ffi.no_gpu()))
+        return None if ffi.why_no_gpu() is None else pytest.fail(str(ffi.why_no_gpu()))
 
     def library(name: str) -> None:
         assert name == "libcuda.so.1"
@@ -405,7 +405,7 @@ def test_cuda_kernels_without_a_gpu(
         patch.setattr(ffi.ctypes, "CDLL", library)
         patch.setattr(ffi, "_module", lambda platform: module)
         patch.setitem(ffi.STATUS, "cuda", ffi.PlatformStatus("cuda", True, (), build="nvcc 13"))
-        assert re.match(reason, ffi.no_gpu() or "")
+        assert re.match(reason, ffi.why_no_gpu() or "")
         assert cli.main(["info"]) == 0
     assert re.search(rf"cuda: nvcc 13\n    not used: {reason}", capsys.readouterr().out)
 

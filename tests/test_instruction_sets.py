@@ -18,7 +18,7 @@ ENTRIES, ROWS, NODES = 900, 50, 40
 
 
 @pytest.fixture(params=NAMES)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+def instruction_set(request) -> Iterator[str]:
     if request.param not in HERE:
         pytest.skip(f"this machine or this build has no {request.param}")
     _cpu.limit_instruction_set(request.param)
@@ -26,13 +26,13 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     _cpu.limit_instruction_set(HERE[-1])
 
 
-def graph_of(rng: np.random.Generator) -> Graph:
-    ends = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
-    return Graph.from_edges(*ends, num_src=NODES, num_dst=ROWS)
+def graph_of(rng) -> Graph:
+    edges = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
+    return Graph.from_edges(*edges, num_src=NODES, num_dst=ROWS)
 
 
-def reductions(reduce: str) -> Callable[..., jax.Array]:
-    def run(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def reductions(reduce) -> Callable[..., jax.Array]:
+    def run(rng, dtype, width) -> jax.Array:
         ids = np.sort(rng.integers(0, ROWS, ENTRIES))
         data = jnp.asarray(rng.uniform(-1, 1, (ENTRIES, width)), dtype)
         function = getattr(jax_gnn, f"segment_{reduce}")
@@ -41,32 +41,32 @@ def reductions(reduce: str) -> Callable[..., jax.Array]:
     return run
 
 
-def spmm(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def spmm(rng, dtype, width) -> jax.Array:
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
     return jax_gnn.spmm(graph_of(rng), x, jnp.asarray(rng.uniform(-1, 1, ENTRIES), jnp.float32))
 
 
-def sddmm(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def sddmm(rng, dtype, width) -> jax.Array:
     a, b = (jnp.asarray(rng.uniform(-1, 1, (size, width)), dtype) for size in (ROWS, NODES))
     return jax_gnn.sddmm(graph_of(rng), a, b)
 
 
-def hypergraph(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
-    ends = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
-    structure = Hypergraph.from_incidence(*ends, num_nodes=NODES, num_hyperedges=ROWS)
+def hypergraph(rng, dtype, width) -> jax.Array:
+    edges = rng.integers(0, NODES, ENTRIES), rng.integers(0, ROWS, ENTRIES)
+    structure = Hypergraph.from_incidence(*edges, num_nodes=NODES, num_hyperedges=ROWS)
     x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
     scale = jnp.asarray(rng.uniform(-1, 1, ROWS), jnp.float32)
     return jax_gnn.hypergraph_aggregate(structure, x, hyperedge_scale=scale)
 
 
-def matmul(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def matmul(rng, dtype, width) -> jax.Array:
     sizes = np.array([0, 1, 7, 130, 300, 462], np.int32)
     lhs = jnp.asarray(rng.uniform(-1, 1, (ENTRIES, width)), dtype)
     rhs = jnp.asarray(rng.uniform(-1, 1, (len(sizes), width, width)), dtype)
     return jax_gnn.segment_matmul(lhs, rhs, sizes, activation="silu")
 
 
-def outer(rng: np.random.Generator, dtype: str, width: int) -> jax.Array:
+def outer(rng, dtype, width) -> jax.Array:
     sizes = np.array([0, 1, 7, 130, 300, 462], np.int32)
     lhs, rhs = (jnp.asarray(rng.uniform(-1, 1, (ENTRIES, width)), dtype) for _ in range(2))
     return jax_gnn.segment_outer(lhs, rhs, sizes)
@@ -80,38 +80,37 @@ OPS = {f"segment_{name}": reductions(name) for name in ("sum", "max", "logsumexp
 @pytest.mark.parametrize("width", [1, 13, 67])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)
-def test_value(
-    instruction_set: str, op: str, dtype: str, width: int, rng: np.random.Generator
-) -> None:
+def test_value(instruction_set, op, dtype, width, rng) -> None:
     results, seed = {}, rng.integers(2**32)
     for implementation in ("cpu", "xla"):
         with jax_gnn.implementation(implementation):
             result = OPS[op](np.random.default_rng(seed), dtype, width)
         results[implementation] = np.asarray(result, np.float64)
     tolerance = 1e-4 if dtype == "float32" else 0.05
+    # Variants round differently, so that tolerances are relative to the largest result.
     scale = np.abs(results["xla"]).max()
     np.testing.assert_allclose(results["cpu"], results["xla"], atol=tolerance * scale, rtol=0)
 
 
-def test_variants_are_used(instruction_set: str) -> None:
-    """From AVX2 on a product and a sum are rounded once, together; in the baseline they are not."""
+def test_variants_are_used(instruction_set) -> None:
+    """AVX2 and later round a product and a sum once; the baseline rounds both."""
     if len(HERE) == 1:
         pytest.skip("this machine or this build has one variant")
     if "Clang" in _cpu.compiler:
         pytest.skip("clang rounds some of these products and sums apart in every variant")
     small = np.float32(2**-13)  # (1 + small) (1 - small) rounds to 1
-    rest = 0 if instruction_set == "baseline" else -small * small
-    left, right = np.array([-1, 1 + small], np.float32), np.array([1, 1 - small], np.float32)
+    rounding = 0 if instruction_set == "baseline" else -small * small
+    lhs, rhs = np.array([-1, 1 + small], np.float32), np.array([1, 1 - small], np.float32)
     with jax_gnn.implementation("cpu"):
         for width in (1, 4, 16):
-            rows, weight = np.tile(left[:, None], width), jnp.asarray(right)
+            rows, weight = np.tile(lhs[:, None], width), jnp.asarray(rhs)
             graph = Graph.from_edges([0, 1], [0, 0], num_src=2, num_dst=1)
             sums = jax_gnn.spmm(graph, rows, weight)
             product = jax_gnn.segment_matmul(
-                left[None], np.tile(right[:, None], width)[None], np.array([1], np.int32)
+                lhs[None], np.tile(rhs[:, None], width)[None], np.array([1], np.int32)
             )
             for result in (sums, product):
-                np.testing.assert_array_equal(np.asarray(result), np.full((1, width), rest))
+                np.testing.assert_array_equal(np.asarray(result), np.full((1, width), rounding))
 
 
 def test_unknown_name() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,90 +22,91 @@ PRECISION = {"precision": jax.lax.Precision.HIGHEST}
 
 
 @pytest.fixture(params=[*LINEAR_SAMPLES, pair_attention.pair_attention_jvp.name])
-def case(request: pytest.FixtureRequest, rng: np.random.Generator) -> Any:
-    """A function, its known operands, those that move, and its attributes; random in float64."""
+def case(request, rng) -> Any:
+    """Yield a function, residuals, moving operands and attributes, random in float64."""
     record = LINEARS[request.param.split(",")[0]]
     with setting(None, "float64"):
         if record is pair_attention.pair_attention_jvp:
-            known, moving, attributes = pair_sample(rng)
+            residuals, moving, attributes = pair_sample(rng)
         else:
             *operands, attributes = LINEAR_SAMPLES[request.param]
-            known, moving = fresh(operands, rng)
-        yield record, known, moving, attributes
+            residuals, moving = fresh(operands, rng)
+        yield record, residuals, moving, attributes
 
 
-def fresh(operands: Any, rng: np.random.Generator) -> Any:
-    """Random numbers in place of all that are no ids."""
+def fresh(operands, rng) -> Any:
+    """Replace all floating-point arrays by random numbers."""
     return jax.tree.map(
         lambda x: rng.normal(size=x.shape) if np.issubdtype(x.dtype, np.floating) else x, operands
     )
 
 
-def plain_of(record: Linear) -> Any:
-    """Its function alone, whose operands are traced, as they are within the primitive."""
+def plain_of(record) -> Any:
+    """Return the function of a record, with operands traced as within the primitive."""
 
-    def plain(known: Any, moving: Any, **attributes: Any) -> Any:
-        return jax.jit(functools.partial(record.function, **attributes))(known, moving)
+    def plain(residuals, moving, **attributes) -> Any:
+        return jax.jit(functools.partial(record.function, **attributes))(residuals, moving)
 
     return plain
 
 
-def pair_sample(rng: np.random.Generator) -> Any:
-    """What is known of it includes results, which its transpose relies on."""
-    each = floats(5, 4), floats(5, 4), floats(4, 4), floats(2, 4, 4), floats(2, 4), floats(4, 1)
-    operands, moving = fresh(each, rng), pair_attention.Operands(*fresh(each, rng), None)
+def pair_sample(rng) -> Any:
+    """Return operands whose residuals include results, which the transpose relies on."""
+    samples = floats(5, 4), floats(5, 4), floats(4, 4), floats(2, 4, 4), floats(2, 4), floats(4, 1)
+    operands, moving = fresh(samples, rng), pair_attention.Operands(*fresh(samples, rng), None)
     attributes = {"heads": 1, **PRECISION}
     held = pair_attention.Operands(*operands, TYPED)
-    known = pair_attention.Known(held, *pair_attention._steps(held, **attributes))
-    return known, moving, attributes
+    residuals = pair_attention.Known(held, *pair_attention._steps(held, **attributes))
+    return residuals, moving, attributes
 
 
-def subsets(moving: Sequence[Any]) -> list[Any]:
-    """All that moves, and each alone."""
-    given = [i for i, each in enumerate(moving) if each is not None]
+def subsets(moving) -> list[Any]:
+    """Return all moving operands, and each alone."""
+    present = [i for i, operand in enumerate(moving) if operand is not None]
     kind = getattr(type(moving), "_make", tuple)
-    alone = [kind(x if i == only else None for i, x in enumerate(moving)) for only in given]
-    return [moving, *alone] if len(given) > 1 else alone
+    alone = [kind(x if i == only else None for i, x in enumerate(moving)) for only in present]
+    return [moving, *alone] if len(present) > 1 else alone
 
 
-def ones_like(results: Any, rng: np.random.Generator) -> list[Any]:
-    return [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in results]
+def ones_like(results, rng) -> list[Any]:
+    return [jnp.asarray(rng.normal(size=result.shape), result.dtype) for result in results]
 
 
-def assert_close(got: Any, want: Any) -> None:
+def assert_close(got, want) -> None:
     jax.tree.map(functools.partial(np.testing.assert_allclose, **TOLERANCE), got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_transposes_are_those_of_the_function(case: Any, implementation: str, rng: Any) -> None:
-    record, known, moving, attributes = case
+def test_transposes_are_those_of_the_function(case, implementation, rng) -> None:
+    record, residuals, moving, attributes = case
 
-    def ours(moving: Any) -> Any:
-        return record(known, moving, implementation=implementation, **attributes)
+    def ours(moving) -> Any:
+        return record(residuals, moving, implementation=implementation, **attributes)
 
-    def plain(moving: Any) -> Any:
+    def plain(moving) -> Any:
         with jax_gnn.implementation(implementation):
-            return plain_of(record)(known, moving, **attributes)
+            return plain_of(record)(residuals, moving, **attributes)
 
     for part in subsets(moving):
         assert_close(ours(part), plain(part))
         shapes = jax.eval_shape(plain, part)
-        assert [(x.shape, x.dtype) for x in record.result(known, part, **attributes)] == [
+        assert [(x.shape, x.dtype) for x in record.result(residuals, part, **attributes)] == [
             (x.shape, x.dtype) for x in shapes
         ]
+        # JAX transposes the function equation by equation: the reference.
         cts = ones_like(shapes, rng)
         got = jax.jit(jax.linear_transpose(ours, part))(cts)
         assert_close(got, jax.jit(jax.linear_transpose(plain, part))(cts))
 
 
-def test_derivatives_in_what_is_known(case: Any, rng: np.random.Generator) -> None:
-    record, known, moving, attributes = case
-    leaves, tree = jax.tree.flatten(known)
+def test_derivatives_in_what_is_known(case, rng) -> None:
+    record, residuals, moving, attributes = case
+    leaves, tree = jax.tree.flatten(residuals)
     floating = [i for i, x in enumerate(leaves) if np.issubdtype(x.dtype, np.floating)]
     along = fresh([leaves[i] for i in floating], rng), fresh(moving, rng)
 
-    def of(function: Any) -> Any:
-        def moved(values: Any, moving: Any) -> Any:
+    def of(function) -> Any:
+        def moved(values, moving) -> Any:
             every = list(leaves)
             for i, value in zip(floating, values, strict=True):
                 every[i] = value
@@ -119,50 +119,51 @@ def test_derivatives_in_what_is_known(case: Any, rng: np.random.Generator) -> No
     assert_close(of(record), of(plain_of(record)))
 
 
-def total(results: Sequence[Any]) -> Any:
+def total(results) -> Any:
     return sum(jnp.sum(jnp.sin(x)) for x in results)
 
 
 @pytest.mark.parametrize("batched", ["known", "moving", "both", "nested"])
-def test_batches(case: Any, batched: str, rng: np.random.Generator) -> None:
+def test_batches(case, batched, rng) -> None:
     """Values and gradients, to operands with a batch and without."""
-    record, known, moving, attributes = case
+    record, residuals, moving, attributes = case
     size = 3
 
-    def of_batch(x: Any) -> Any:
+    def of_batch(x) -> Any:
         many = np.broadcast_to(x, (size, *x.shape))
         return many * rng.normal(size=(size, *[1] * x.ndim)) if is_float(x) else x
 
-    def axes(operands: Any, there: bool) -> Any:
-        return jax.tree.map(lambda x: 0 if there and is_float(x) else None, operands)
+    def axes(operands, is_batched) -> Any:
+        return jax.tree.map(lambda x: 0 if is_batched and is_float(x) else None, operands)
 
     in_known, in_moving = batched != "moving", batched != "known"
-    known_axes, moving_axes = axes(known, in_known), axes(moving, in_moving)
-    if in_known and isinstance(known, pair_attention.Known):
-        operands = pair_attention.Operands(*jax.tree.map(of_batch, known.operands[:6]), TYPED)
+    known_axes, moving_axes = axes(residuals, in_known), axes(moving, in_moving)
+    if in_known and isinstance(residuals, pair_attention.Known):
+        operands = pair_attention.Operands(*jax.tree.map(of_batch, residuals.operands[:6]), TYPED)
+        # Residuals that are results must belong to the batched operands.
         steps = functools.partial(pair_attention._steps, **attributes)
-        found = jax.vmap(steps, (pair_attention.Operands(*[0] * 6, None),))(operands)
-        known = pair_attention.Known(operands, *found)
+        steps_of_batch = jax.vmap(steps, (pair_attention.Operands(*[0] * 6, None),))(operands)
+        residuals = pair_attention.Known(operands, *steps_of_batch)
         known_axes = pair_attention.Known(pair_attention.Operands(*[0] * 6, None), *[0] * 4)
     elif in_known:
-        known = jax.tree.map(of_batch, known)
+        residuals = jax.tree.map(of_batch, residuals)
     moving = jax.tree.map(of_batch, moving) if in_moving else moving
 
-    def of(function: Any) -> Any:
-        def each(known: Any, moving: Any) -> Any:
-            return function(known, moving, **attributes)
+    def of(function) -> Any:
+        def each(residuals, moving) -> Any:
+            return function(residuals, moving, **attributes)
 
         many = jax.vmap(each, (known_axes, moving_axes))
         if batched == "nested":
             inner = many
 
-            def many(known: Any, moving: Any) -> Any:
-                return jax.vmap(lambda factor: inner(known, scaled(moving, factor)))(
+            def many(residuals, moving) -> Any:
+                return jax.vmap(lambda factor: inner(residuals, scaled(moving, factor)))(
                     jnp.arange(2.0)
                 )
 
-        def value(moving: Any) -> Any:
-            return many(known, moving)
+        def value(moving) -> Any:
+            return many(residuals, moving)
 
         return value(moving), jax.grad(lambda moving: total(value(moving)))(moving)
 
@@ -170,32 +171,32 @@ def test_batches(case: Any, batched: str, rng: np.random.Generator) -> None:
     assert_close(got, want)
 
 
-def is_float(x: Any) -> bool:
+def is_float(x) -> bool:
     return np.issubdtype(x.dtype, np.floating)
 
 
-def scaled(operands: Any, factor: Any) -> Any:
+def scaled(operands, factor) -> Any:
     return jax.tree.map(lambda x: (1 + factor) * x, operands)
 
 
 # --- The machinery, with a function of its own ----------------------------------------------------
 
 
-def product(known: Any, moving: Any) -> Any:
-    a, (x, y) = known, moving
+def product(residuals, moving) -> Any:
+    a, (x, y) = residuals, moving
     return [*([a @ x] if x is not None else []), *([jnp.sum(a) * y] if y is not None else [])]
 
 
-def result(known: Any, moving: Any) -> Any:
-    return jax.eval_shape(product, known, moving)
+def result(residuals, moving) -> Any:
+    return jax.eval_shape(product, residuals, moving)
 
 
-def wrong(known: Any, moving: Any, cts: Any) -> Any:
-    """Twice the transpose: to see that it is asked."""
+def wrong(residuals, moving, cts) -> Any:
+    """Return twice the transpose, so that results show its use."""
     by_x = 0 if moving[0] is None else 1
     return [
-        None if moving[0] is None else 2 * known.T @ cts[0],
-        None if moving[1] is None else 2 * jnp.sum(known) * cts[by_x],
+        None if moving[0] is None else 2 * residuals.T @ cts[0],
+        None if moving[1] is None else 2 * jnp.sum(residuals) * cts[by_x],
     ]
 
 
@@ -206,7 +207,7 @@ def twice() -> Any:
     del LINEARS["twice"]
 
 
-def test_the_transpose_given_is_used_in_batches_too(twice: Linear) -> None:
+def test_the_transpose_given_is_used_in_batches_too(twice) -> None:
     a, x, y = floats(2, 3), floats(3), floats(4)
     plain = jax.grad(lambda x, y: total_of(product(a, (x, y))), (0, 1))
     ours = jax.grad(lambda x, y: total_of(twice(a, (x, y))), (0, 1))
@@ -216,7 +217,7 @@ def test_the_transpose_given_is_used_in_batches_too(twice: Linear) -> None:
     by_batch = [jax.vmap(function, (0, None))(xs, y) for function in (ours, plain)]
     jax.tree.map(np.testing.assert_allclose, by_batch[0], double(by_batch[1]))
 
-    def summed(function: Any) -> Any:
+    def summed(function) -> Any:
         many = jax.vmap(lambda x, y: total_of(function(a, (x, y))), (0, None))
         return jax.grad(lambda x, y: jnp.sum(many(x, y)), (0, 1))(xs, y)
 
@@ -227,36 +228,36 @@ def test_the_transpose_given_is_used_in_batches_too(twice: Linear) -> None:
     )
 
 
-def test_one_that_stands_still_is_left_out(twice: Linear) -> None:
-    """Of a tangent only; and a batch that only it has stays."""
+def test_zero_tangents_are_dropped(twice) -> None:
+    """A zero tangent is dropped, but for an operand that alone has a batch."""
     a, x, y = floats(2, 3), floats(3), floats(4)
     (only,) = jax.make_jaxpr(lambda: twice(a, (None, y)))().eqns[-1:]
     assert only.primitive is PRIMITIVE and len(only.invars) == 2
     ys = np.stack([y, -y])
 
-    def moved(x: Any) -> Any:
+    def moved(x) -> Any:
         return jax.vmap(lambda y: twice(a, (x, y))[0])(ys)
 
     got = jax.jvp(moved, (x,), (x,))[1]
     np.testing.assert_allclose(got, np.stack([a @ x] * 2), rtol=1e-6)
 
 
-def total_of(results: Sequence[Any]) -> Any:
+def total_of(results) -> Any:
     return sum(jnp.sum(x) for x in results)
 
 
-def test_wrong_implementations(twice: Linear) -> None:
+def test_wrong_implementations(twice) -> None:
     with pytest.raises(ValueError, match="implementation"):
         twice(floats(2, 3), (floats(3), None), implementation="gpu")
 
 
-def test_sharded_operands(twice: Linear) -> None:
+def test_sharded_operands(twice) -> None:
     """A replicated operand of a sharded computation gets the sum of all gradients."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     a, x = floats(2, 3), floats(3)
     rows, everywhere = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
 
-    def each(a: Any, x: Any) -> Any:
+    def each(a, x) -> Any:
         return twice(a, (x, None))[0]
 
     split = jax.shard_map(each, mesh=mesh, in_specs=(rows, everywhere), out_specs=rows)

@@ -9,16 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_cases import (
-    DIRECTED,
-    GRAPH,
-    HYPERGRAPH,
-    LAYERS,
-    RELATIONAL,
-    WITH_INVERSE,
-    WITH_SELF,
-    LayerCase,
-)
+from layer_cases import DIRECTED, GRAPH, HYPERGRAPH, LAYERS, RELATIONAL, WITH_INVERSE, WITH_SELF
 from op_spec import assert_close, setting
 from op_suite import IMPLEMENTATIONS
 from sorted_rows import unsorted_ops
@@ -39,7 +30,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 
 class Edges(NamedTuple):
-    """Of a graph, of a hypergraph or with relations: in the order that containers keep."""
+    """Edges of a graph, a hypergraph or with relations, in the order of containers."""
 
     src: np.ndarray
     dst: np.ndarray
@@ -47,15 +38,15 @@ class Edges(NamedTuple):
     nodes: int
 
     @classmethod
-    def random(cls, rng: np.random.Generator, nodes: int, count: int) -> Edges:
+    def random(cls, rng, nodes, count) -> Edges:
         """The first half of the nodes has most edges, some have none."""
         src, dst = (np.minimum(*rng.integers(nodes, size=(2, count))) for _ in range(2))
         rel = rng.integers(RELATIONS, size=count)
         order = np.lexsort((src, rel, dst))
         return cls(src[order], dst[order], rel[order], nodes)
 
-    def container(self, kind: str, new: int = 0) -> Any:
-        """Of edges that are traced, with so many more that are padding."""
+    def container(self, kind, new=0) -> Any:
+        """Build a container, with ``new`` edges of padding, which may be traced."""
         src, dst, rel = (
             jnp.concatenate([jnp.asarray(ids), jnp.full(new, -1)]) if new else ids
             for ids in self[:3]
@@ -70,17 +61,17 @@ class Edges(NamedTuple):
         return RelationalGraph.from_triples(src, rel, dst, self.nodes, RELATIONS, **options)
 
 
-def padded(rng: np.random.Generator, container: Any, edges: Edges) -> Any:
-    """By a few or by as many as there are; of some sizes by nothing."""
+def padded(rng, container, edges) -> Any:
+    """Pad each size by nothing, a few, or as many as there are."""
 
-    def grown(size: int) -> int:
+    def grown(size) -> int:
         return size + int(rng.choice([0, 1, 7, size // 2, size]))
 
     if isinstance(container, Graph):
         return container.pad(num_nodes=grown(edges.nodes), num_edges=grown(container.num_edges) + 1)
     if isinstance(container, Hypergraph):
-        more = grown(len(edges.src)) + 1
-        return container.pad(num_nodes=grown(edges.nodes), num_incidences=more)
+        num_incidences = grown(len(edges.src)) + 1
+        return container.pad(num_nodes=grown(edges.nodes), num_incidences=num_incidences)
     return container.pad(
         num_nodes=grown(edges.nodes),
         num_edges=grown(container.num_edges) + 1,
@@ -92,7 +83,7 @@ def padded(rng: np.random.Generator, container: Any, edges: Edges) -> Any:
 class Problem:
     """A model of float64, and its gradients on containers of several sizes."""
 
-    def __init__(self, rng: np.random.Generator, case: LayerCase, nodes: int) -> None:
+    def __init__(self, rng, case, nodes) -> None:
         self.kind = KINDS[id(case.structure)]
         self.edges = Edges.random(rng, nodes, 4 * nodes)
         sizes = {
@@ -100,6 +91,7 @@ class Problem:
             "num_hyperedges": nodes,
         }
         options = case.options | {name: sizes[name] for name in sizes if name in case.options}
+        # float64, so that only a wrong result differs by more than rounding.
         layer = case.kind(**options, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
         layer.eval()
         self.definition, self.params, self.rest = nnx.split(layer, nnx.Param, ...)
@@ -107,32 +99,33 @@ class Problem:
         self.ct = rng.normal(size=(*self.features.shape[:-1], options["out_features"]))
         lengths = {"relations": sizes["num_relations"], "edge": len(self.edges.src)}
         lengths |= {"incidence": lengths["edge"], "hyperedge": nodes}
-        self.given = {
+        self.named = {
             name: rng.uniform(0.5, 2, (lengths[name.split("_")[0]], *value.shape[1:]))
             for name, value in case.named.items()
         }
 
-    def operands(self, container: Any) -> tuple[Any, Any, Any]:
-        """What is differentiated, and with garbage in padding."""
+    def operands(self, container) -> tuple[Any, Any, Any]:
+        """Return the differentiated operands, with garbage in padding."""
         x = self._filled(self.features, container.num_nodes)
         edges = container.graph if isinstance(container, Hypergraph) else container
-        given = {
+        named = {
             name: self._filled(value, edges.num_edges) if name[:4] in ("edge", "inci") else value
-            for name, value in self.given.items()
+            for name, value in self.named.items()
         }
-        return self.params, x, given
+        return self.params, x, named
 
     @staticmethod
-    def _filled(values: np.ndarray, size: int) -> np.ndarray:
+    def _filled(values, size) -> np.ndarray:
+        # Garbage that would show in any sum.
         new = np.full((size - len(values), *values.shape[1:]), 1e3)
         return np.concatenate([values, new])
 
-    def gradients(self, operands: Any, container: Any) -> Any:
-        """The value, and the gradients of all operands."""
+    def gradients(self, operands, container) -> Any:
+        """Return the value, and the gradients to all operands."""
 
-        def loss(operands: Any) -> Any:
-            params, x, given = operands
-            y = nnx.merge(self.definition, params, self.rest)(container, x, **given)
+        def loss(operands) -> Any:
+            params, x, named = operands
+            y = nnx.merge(self.definition, params, self.rest)(container, x, **named)
             y = y[0] if isinstance(y, tuple) else y
             return jnp.vdot(y[: self.edges.nodes], self.ct)
 
@@ -141,19 +134,19 @@ class Problem:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:1])
 @every_model
-def test_values_and_gradients(rng: np.random.Generator, name: str, implementation: str) -> None:
+def test_values_and_gradients(rng, name, implementation) -> None:
     with setting(implementation, "float64"):
         problem = Problem(rng, MODELS[name], int(rng.integers(150, 250)))
         container = problem.edges.container(problem.kind)
-        other = padded(rng, container, problem.edges)
+        padded_container = padded(rng, container, problem.edges)
         gradients = jax.jit(problem.gradients)
-        wanted = gradients(problem.operands(container), container)
-        found = gradients(problem.operands(other), other)
-    leaves = jax.tree_util.tree_leaves_with_path(wanted)
+        expected = gradients(problem.operands(container), container)
+        result = gradients(problem.operands(padded_container), padded_container)
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
     # Some gradients are 0, as those of keys' biases, which move all scores alike: what is found is
     # what sums round to.
     largest = max(np.abs(want).max(initial=0) for _, want in leaves)
-    for (path, want), got in zip(leaves, jax.tree.leaves(found), strict=True):
+    for (path, want), got in zip(leaves, jax.tree.leaves(result), strict=True):
         at, want, got = jax.tree_util.keystr(path), np.atleast_1d(want), np.atleast_1d(got)
         assert (got[len(want) :] == 0).all(), f"{at} of padding"
         scale = max(np.abs(want).max(initial=0), largest / 1000)
@@ -161,14 +154,14 @@ def test_values_and_gradients(rng: np.random.Generator, name: str, implementatio
 
 
 @every_model
-def test_rows_ascend(rng: np.random.Generator, name: str) -> None:
-    """Of a container that was padded, and of one that is built of traced edges, some padding."""
+def test_rows_ascend(rng, name) -> None:
+    """Rows ascend in a padded container, and in one of traced edges with padding."""
     with setting(None, "float64"):
         problem = Problem(rng, MODELS[name], 9)
 
-        def both(container: Any) -> Any:
+        def both(container) -> Any:
             traced = problem.edges.container(problem.kind, new=5)
-            return [problem.gradients(problem.operands(each), each) for each in (container, traced)]
+            return [problem.gradients(problem.operands(x), x) for x in (container, traced)]
 
         container = problem.edges.container(problem.kind)
         assert not unsorted_ops(both, padded(rng, container, problem.edges))

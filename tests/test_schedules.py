@@ -80,7 +80,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def later_process():
-    schedule_cache._known.cache_clear()
+    schedule_cache._cached.cache_clear()
     schedule_cache._shipped.cache_clear()
 
 

@@ -40,11 +40,11 @@ DROP_IN = ("sum", "prod", "max", "min")
 ALL = (*DROP_IN, "mean", "var", "std", "logsumexp", "softmax", "argmax")
 
 
-def ours(name: str) -> Callable[..., jax.Array]:
+def ours(name) -> Callable[..., jax.Array]:
     return getattr(jax_gnn, f"segment_{name}")
 
 
-def theirs(name: str) -> Callable[..., jax.Array]:
+def theirs(name) -> Callable[..., jax.Array]:
     return getattr(jax.ops, f"segment_{name}")
 
 
@@ -97,7 +97,7 @@ class TestLogSumExp(CoreChecks):
 # --- Drop-in for jax.ops -------------------------------------------------------------------------
 
 
-def random_ids(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
+def random_ids(rng, count, size) -> np.ndarray:
     """Ids of which some are out of range."""
     ids = rng.integers(0, size, count)
     where = rng.random(count) < 0.2
@@ -108,18 +108,17 @@ def random_ids(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
 @on_all
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_as_jax_ops(
-    rng: np.random.Generator, name: str, is_sorted: bool, implementation: str
-) -> None:
+def test_as_jax_ops(rng, name, is_sorted, implementation) -> None:
     data = distinct(rng, (40, 3)).astype(np.float32)
     ids = random_ids(rng, 40, 7)
     ids = np.sort(ids) if is_sorted else ids
+    # The same call of both libraries, value and gradient.
     cotangent = rng.normal(size=(7, 3)).astype(np.float32)
     results = []
     with setting(implementation):
         for op in (ours(name), theirs(name)):
 
-            def function(data: Any, op: Any = op) -> jax.Array:
+            def function(data, op=op) -> jax.Array:
                 return op(data, ids, 7, is_sorted, False, None, None)  # all by position
 
             value = function(data)
@@ -136,9 +135,7 @@ def test_as_jax_ops(
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int16", "uint32", "int32", "int64", "bool", "complex64"]
 )
-def test_other_dtypes_as_jax_ops(
-    rng: np.random.Generator, name: str, dtype: str, implementation: str
-) -> None:
+def test_other_dtypes_as_jax_ops(rng, name, dtype, implementation) -> None:
     """Integers are exact and wrap around; what has no kernel is left to XLA."""
     if dtype == "complex64":
         data = (rng.normal(size=(40, 3)) + 1j * rng.normal(size=(40, 3))).astype(dtype)
@@ -160,7 +157,7 @@ def test_other_dtypes_as_jax_ops(
 
 
 @pytest.mark.parametrize("name", DROP_IN)
-def test_number_of_segments_by_default(rng: np.random.Generator, name: str) -> None:
+def test_number_of_segments_by_default(rng, name) -> None:
     data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
     for kind in (np.asarray, jnp.asarray, list):
         got, want = (op(data, kind(ids)) for op in (ours(name), lambda d, i: theirs(name)(d, ids)))
@@ -172,7 +169,7 @@ def test_number_of_segments_by_default(rng: np.random.Generator, name: str) -> N
 @on_all
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("mode", ["clip", "fill", "drop", None, jax.lax.GatherScatterMode.CLIP])
-def test_modes(rng: np.random.Generator, name: str, mode: Any, implementation: str) -> None:
+def test_modes(rng, name, mode, implementation) -> None:
     data = distinct(rng, (40, 3)).astype(np.float32)
     ids = random_ids(rng, 40, 7)
     with setting(implementation):
@@ -181,7 +178,7 @@ def test_modes(rng: np.random.Generator, name: str, mode: Any, implementation: s
 
 
 @pytest.mark.parametrize("name", DROP_IN)
-def test_buckets(rng: np.random.Generator, name: str) -> None:
+def test_buckets(rng, name) -> None:
     data, ids = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 5, 40)
     got, want = (op(data, ids, 5, bucket_size=7) for op in (ours(name), theirs(name)))
     assert_close(got, want, 1e-5, "value")
@@ -190,7 +187,7 @@ def test_buckets(rng: np.random.Generator, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "mean"])
-def test_no_segments_of_complex_numbers(name: str) -> None:
+def test_no_segments_of_complex_numbers(name) -> None:
     data, ids = np.ones((4, 3), np.complex64), np.zeros(4, np.int32)
     y, pull = jax.vjp(lambda data: ours(name)(data, ids, 0), data)
     assert y.shape == (0, 3)
@@ -198,8 +195,8 @@ def test_no_segments_of_complex_numbers(name: str) -> None:
 
 
 @on_all
-def test_subnormal_halves(implementation: str) -> None:
-    # As threads of XLA have them, floats below 2^-126 count as 0: none may stand for a half.
+def test_subnormal_halves(implementation) -> None:
+    # Threads of XLA flush floats below 2^-126 to 0: no half may be represented by one.
     data = np.arange(2**16, dtype=np.uint16).view(np.float16)
     data = data[np.isfinite(data)]
     with setting(implementation):
@@ -219,17 +216,15 @@ def test_subnormal_halves(implementation: str) -> None:
         ("mean", "num_segments", 2**70, ValueError, "num_segments must fit 64 bits"),
     ],
 )
-def test_bad_options(
-    name: str, option: str, value: Any, error: type[Exception], message: str
-) -> None:
+def test_bad_options(name, option, value, error, message) -> None:
     arguments = {"num_segments": 3, option: value}
     with pytest.raises(error, match=message):
         ours(name)(np.ones((2, 2), np.float32), np.array([0, 1]), **arguments)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_traced_under_jit(rng: np.random.Generator, name: str) -> None:
-    """With the number of segments static, as jax.ops users write it."""
+def test_traced_under_jit(rng, name) -> None:
+    """The number of segments is static, as jax.ops users write it."""
     data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
     jitted = jax.jit(ours(name), static_argnames=("num_segments", "indices_are_sorted"))
     assert_close(
@@ -239,14 +234,10 @@ def test_traced_under_jit(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
-def test_in_place_of_jax_ops(
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: tuple[int, ...],
-    implementation: str | None,
-) -> None:
-    """As users patch libraries: what falls back to ``jax.ops`` means those of JAX."""
+def test_in_place_of_jax_ops(rng, monkeypatch, shape, implementation) -> None:
+    """Fallbacks call the functions of JAX even where users have replaced those of ``jax.ops``."""
     ids, originals = random_ids(rng, 40, 7), {name: theirs(name) for name in DROP_IN}
+    # Other ops fall back to jax.ops, too.
     hypergraph = Hypergraph.from_incidence(ids % 5, np.arange(40) % 3, validate=False)
     for name in DROP_IN:
         monkeypatch.setattr(jax.ops, f"segment_{name}", ours(name))
@@ -270,13 +261,11 @@ def test_in_place_of_jax_ops(
 @pytest.mark.parametrize("shape", [(), (3, 3, 4)], ids=str)
 @pytest.mark.parametrize("name", DROP_IN)
 @pytest.mark.parametrize("implementation", [None, "xla"])
-def test_plain_xla_gets_what_users_gave(
-    name: str, shape: tuple[int, ...], implementation: str | None
-) -> None:
-    """Of flattened features it makes a copy, which takes longer than the sum; so the gradient."""
+def test_plain_xla_gets_what_users_gave(name, shape, implementation) -> None:
+    """Flattened features would be a copy, slower than the sum; so would those of the gradient."""
     data, ids = np.ones((40, *shape), np.float32), np.zeros(40, np.int32)
 
-    def function(data: Any) -> jax.Array:
+    def function(data) -> jax.Array:
         return ours(name)(data, ids, 7)
 
     with setting(implementation):
@@ -284,6 +273,7 @@ def test_plain_xla_gets_what_users_gave(
         if name == "sum":
             gradient = jax.jit(lambda ct: jax.vjp(function, data)[1](ct))
             programs.append(gradient.lower(np.ones((7, *shape), np.float32)).as_text())
+    # The one reshape that is allowed gives ids a second axis.
     for program in programs:
         assert "scatter" in program or "gather" in program
         assert "reshape" not in program.replace("reshape %arg1", "")  # ids get an axis
@@ -292,17 +282,16 @@ def test_plain_xla_gets_what_users_gave(
 @on_all
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "prod", "logsumexp", "softmax"])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
-def test_batches_of_any_features(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], implementation: str
-) -> None:
-    """Mapped along each axis, with one set of ids for all and with sets of their own."""
+def test_batches_of_any_features(rng, name, shape, implementation) -> None:
+    """Data are mapped along each axis, with the same ids and with separate ids."""
     data, ids = (
         distinct(rng, (40, *shape)).astype(np.float32),
         random_ids(rng, 80, 7).reshape(2, -1),
     )
-    both = np.stack([data, -data])
+    # Negated data swap maxima and minima, so that elements of the batch differ.
+    pair = np.stack([data, -data])
 
-    def function(data: Any, ids: Any) -> Any:
+    def function(data, ids) -> Any:
         op = functools.partial(ours(name), segment_ids=ids, num_segments=7)
         value, vjp = jax.vjp(lambda x: jnp.where(jnp.isfinite(op(x)), op(x), 0), data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=np.float32)).reshape(value.shape))
@@ -311,18 +300,18 @@ def test_batches_of_any_features(
     with setting(implementation):
         for axis, ids_axis in ((0, None), (len(shape) + 1, 0)):
             mapped = jax.jit(jax.vmap(function, (axis, ids_axis)))(
-                np.moveaxis(both, 0, axis), ids[0] if ids_axis is None else ids
+                np.moveaxis(pair, 0, axis), ids[0] if ids_axis is None else ids
             )
             for i in range(2):
-                want = jitted(both[i], ids[0 if ids_axis is None else i])
-                for one, other in zip(*map(jax.tree.leaves, (mapped, want)), strict=True):
-                    assert_close(one[i], other, 1e-4, f"{axis=}, {ids_axis=}")
+                want = jitted(pair[i], ids[0 if ids_axis is None else i])
+                for got, expected in zip(*map(jax.tree.leaves, (mapped, want)), strict=True):
+                    assert_close(got[i], expected, 1e-4, f"{axis=}, {ids_axis=}")
 
 
 # --- Ids of any integer type ---------------------------------------------------------------------
 
 
-def far_ids(rng: np.random.Generator, is_sorted: bool) -> tuple[np.ndarray, np.ndarray]:
+def far_ids(rng, is_sorted) -> tuple[np.ndarray, np.ndarray]:
     """``(40,)`` int64 ids, of which some are padding beyond 32 bits; and with padding next to 0."""
     ids = rng.integers(0, 7, 40)
     where = rng.permutation(40)[: len(FAR)]
@@ -334,15 +323,13 @@ def far_ids(rng: np.random.Generator, is_sorted: bool) -> tuple[np.ndarray, np.n
 @on_all
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_ids_beyond_32_bits_are_padding(
-    rng: np.random.Generator, name: str, is_sorted: bool, implementation: str
-) -> None:
-    """Checked before JAX narrows them, whether 64 bits are enabled or not; gradients too."""
+def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) -> None:
+    """Ids are checked before JAX narrows them, whether 64 bits are enabled or not."""
     far, near = far_ids(rng, is_sorted)
     data = distinct(rng, (40, 2)).astype(np.float32)
     data[(near < 0) | (near >= 7)] = np.nan
 
-    def results(ids: Any) -> Any:
+    def results(ids) -> Any:
         op = functools.partial(
             ours(name), segment_ids=ids, num_segments=7, indices_are_sorted=is_sorted
         )
@@ -351,6 +338,7 @@ def test_ids_beyond_32_bits_are_padding(
         value, vjp = jax.vjp(op, data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=np.float32)).reshape(value.shape))
 
+    # An int64 array of JAX outlives the setting that made it.
     with setting(None, "int64"):
         wide = jnp.asarray(far)
     for x64, kinds in (("float32", (far, far.tolist(), wide)), ("int64", (far, wide))):
@@ -360,17 +348,16 @@ def test_ids_beyond_32_bits_are_padding(
             got = [results(ids) for ids in kinds]
             got += [jitted(wide)] if x64 == "int64" else []  # else JAX narrows what is traced
         for values in got:
-            for one, other in zip(*map(jax.tree.leaves, (values, want)), strict=True):
-                assert_close(one, other, 1e-6, x64)
+            for value, expected_value in zip(*map(jax.tree.leaves, (values, want)), strict=True):
+                assert_close(value, expected_value, 1e-6, x64)
 
 
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
-def test_ids_of_narrow_and_unsigned_types(
-    rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str
-) -> None:
+def test_ids_of_narrow_and_unsigned_types(rng, dtype, is_sorted, implementation) -> None:
     """The largest numbers are padding, at the end if sorted; of more segments than ids can name."""
+    # Ids cover the extremes of the type, and small segments between.
     info = np.iinfo(dtype)
     size = 7 if info.max > 2**31 else 70_000
     ids = rng.choice(np.array([info.min, 0, 1, 2, 3, info.max - 1, info.max], dtype), 50)
@@ -380,41 +367,39 @@ def test_ids_of_narrow_and_unsigned_types(
     for x64 in ("float32", "int64"):
         with setting(implementation, x64):
             want = jax_gnn.segment_sum(data, near, size, is_sorted)
-            given = [ids, ids.tolist()]
-            given += [jnp.asarray(ids)] if jnp.asarray(ids).dtype == dtype else []
-            for each in given:
-                got = jax_gnn.segment_sum(data, each, size, is_sorted)
+            variants = [ids, ids.tolist()]
+            variants += [jnp.asarray(ids)] if jnp.asarray(ids).dtype == dtype else []
+            for variant in variants:
+                got = jax_gnn.segment_sum(data, variant, size, is_sorted)
                 np.testing.assert_array_equal(got, want)
 
 
 @on_all
-def test_row_pointers_beyond_32_bits(implementation: str) -> None:
-    """Past the elements are past them."""
+def test_row_pointers_beyond_32_bits(implementation) -> None:
+    """Pointers past the elements, beyond 32 bits too, mean their end."""
     data = np.arange(5, dtype=np.float32)
     for x64 in ("float32", "int64"):
         with setting(implementation, x64):
-            for end in (5, 2**31, 2**32, 2**32 + 2, 2**63 - 1):
-                got = jax_gnn.segment_sum(data, indptr=np.array([0, 2, end, end]))
+            for pointer in (5, 2**31, 2**32, 2**32 + 2, 2**63 - 1):
+                got = jax_gnn.segment_sum(data, indptr=np.array([0, 2, pointer, pointer]))
                 np.testing.assert_array_equal(got, [1, 9, 0])
 
 
 @on_all
 @pytest.mark.parametrize("x64", [False, True])
-def test_segment_index_of_ids_beyond_32_bits(
-    rng: np.random.Generator, x64: bool, implementation: str
-) -> None:
+def test_segment_index_of_ids_beyond_32_bits(rng, x64, implementation) -> None:
     x = rng.normal(size=(7, 3)).astype(np.float32)
     with setting(implementation, "int64" if x64 else "float32"):
         for is_sorted in (False, True):
-            far, near = (SegmentIndex.from_ids(ids, 7) for ids in far_ids(rng, is_sorted))
-            edges = near.gather(x)
-            np.testing.assert_array_equal(far.gather(x), edges)
-            np.testing.assert_array_equal(far.segment_sum(edges), near.segment_sum(edges))
+            far_index, index = (SegmentIndex.from_ids(ids, 7) for ids in far_ids(rng, is_sorted))
+            edges = index.gather(x)
+            np.testing.assert_array_equal(far_index.gather(x), edges)
+            np.testing.assert_array_equal(far_index.segment_sum(edges), index.segment_sum(edges))
             for method in (SegmentIndex.gather, SegmentIndex.segment_sum):
                 values = x if method is SegmentIndex.gather else edges
                 gradients = [
-                    jax.grad(lambda v, i=index: (method(i, v) ** 2).sum())(values)  # noqa: B023
-                    for index in (far, near)
+                    jax.grad(lambda v, i=any_index: (method(i, v) ** 2).sum())(values)  # noqa: B023
+                    for any_index in (far_index, index)
                 ]
                 np.testing.assert_array_equal(*gradients)
 
@@ -432,15 +417,16 @@ def test_sizes_that_need_64_bits() -> None:
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_empty_segments(dtype: str, implementation: str) -> None:
+def test_empty_segments(dtype, implementation) -> None:
     data, ids = jnp.zeros((0, 2), dtype), np.zeros(0, np.int32)
+    # An empty segment has the identity of its reduction.
     least, most = (
         (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max) if dtype == "int32" else (-np.inf, np.inf)
     )
-    wanted = {"sum": 0, "prod": 1, "max": least, "min": most, "mean": 0, "argmax": -1}
-    wanted |= {"logsumexp": -np.inf, "var": 0, "std": 0}
+    expected = {"sum": 0, "prod": 1, "max": least, "min": most, "mean": 0, "argmax": -1}
+    expected |= {"logsumexp": -np.inf, "var": 0, "std": 0}
     with setting(implementation):
-        for name, want in wanted.items():
+        for name, want in expected.items():
             got = ours(name)(data, ids, 3)
             assert got.shape == (3, 2)
             assert (np.asarray(got) == want).all(), name
@@ -449,13 +435,12 @@ def test_empty_segments(dtype: str, implementation: str) -> None:
 @on_all
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_ties_share_the_gradient(
-    rng: np.random.Generator, name: str, dtype: str, implementation: str
-) -> None:
-    """Equally, as the derivative is that of the mean of the messages that tie; and so forward."""
+def test_ties_share_the_gradient(rng, name, dtype, implementation) -> None:
+    """The derivative is that of the mean of the tied elements, in both modes."""
     data = rng.integers(-1, 2, (30, 3)).astype(dtype)
     ids = rng.integers(-1, 4, 30)
     extreme = {"max": np.max, "min": np.min}[name]
+    # The reference averages over ties, segment by segment.
     share = np.zeros((4, 30, 3))  # derivative of each segment by each element
     for segment in range(4):
         mine = ids == segment
@@ -466,16 +451,16 @@ def test_ties_share_the_gradient(
     tangent = tangent.astype(dtype)
     with setting(implementation, dtype):
         function = functools.partial(ours(name), segment_ids=ids, num_segments=4)
-        _, moved = jax.jvp(function, (data,), (tangent,))
+        _, derivative = jax.jvp(function, (data,), (tangent,))
         (gradient,) = jax.vjp(function, data)[1](cotangent)
     tolerance = 4e-3 if dtype == "float16" else 1e-6
     assert_close(gradient, np.einsum("snk,sk->nk", share, cotangent), tolerance, "gradient")
-    assert_close(moved, np.einsum("snk,nk->sk", share, tangent), tolerance, "tangent")
+    assert_close(derivative, np.einsum("snk,nk->sk", share, tangent), tolerance, "tangent")
 
 
 @on_all
-def test_nan_and_infinity(implementation: str) -> None:
-    """As jax.ops: a NaN is the maximum and the minimum of its segment, and of no other."""
+def test_nan_and_infinity(implementation) -> None:
+    """A NaN is the maximum and the minimum of its segment alone, as in jax.ops."""
     data = np.array([1, np.nan, 3, np.inf, 4, -np.inf, 5], np.float32)
     ids = np.array([0, 0, 0, 1, 1, 2, 2])
     with setting(implementation):
@@ -490,8 +475,9 @@ def test_nan_and_infinity(implementation: str) -> None:
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("width", [1, 8])
-def test_means_of_equal_numbers(dtype: str, width: int, implementation: str) -> None:
-    """Are these numbers, to the last digit, of segments of all lengths."""
+def test_means_of_equal_numbers(dtype, width, implementation) -> None:
+    """A mean of equal numbers is that number exactly, for segments of all lengths."""
+    # Lengths cover all splits of a segment over lanes, teams and blocks.
     lengths = np.arange(1, 400)
     ids = np.repeat(np.arange(len(lengths)), lengths)
     numbers = np.arange(width) - 3.0
@@ -504,7 +490,7 @@ def test_means_of_equal_numbers(dtype: str, width: int, implementation: str) -> 
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_argmax(rng: np.random.Generator, dtype: str, is_sorted: bool, implementation: str) -> None:
+def test_argmax(rng, dtype, is_sorted, implementation) -> None:
     """The first of those that tie, as in numpy."""
     data = rng.integers(-3, 4, (50, 3)).astype(dtype)
     ids = random_ids(rng, 50, 9)
@@ -522,7 +508,7 @@ def test_argmax(rng: np.random.Generator, dtype: str, is_sorted: bool, implement
 
 
 @on_all
-def test_argmax_of_nan_and_infinity(implementation: str) -> None:
+def test_argmax_of_nan_and_infinity(implementation) -> None:
     data = np.array([1, np.nan, 3, np.nan, -np.inf, -np.inf], np.float32)
     ids = np.array([0, 0, 0, 0, 1, 1])
     with setting(implementation):
@@ -533,22 +519,21 @@ def test_argmax_of_nan_and_infinity(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_products_with_zeros(
-    rng: np.random.Generator, is_sorted: bool, implementation: str
-) -> None:
+def test_products_with_zeros(rng, is_sorted, implementation) -> None:
     """First and second derivatives are exact with 0, 1, 2 and 3 zeros in a segment."""
     ids = np.repeat(np.arange(4), 4)
     data = rng.uniform(0.5, 2, 16)
     for segment in range(4):
         data[4 * segment + rng.choice(4, segment, replace=False)] = 0
+    # Factors of a segment need not be contiguous.
     if not is_sorted:
         order = rng.permutation(16)
         ids, data = ids[order], data[order]
 
-    def product(data: Any) -> jax.Array:
+    def product(data) -> jax.Array:
         return jax_gnn.segment_prod(data, ids, 4, indices_are_sorted=is_sorted)
 
-    def one_by_one(data: Any) -> jax.Array:
+    def one_by_one(data) -> jax.Array:
         factors = [[data[i] for i in np.flatnonzero(ids == segment)] for segment in range(4)]
         return jnp.stack([functools.reduce(operator.mul, row) for row in factors])
 
@@ -561,7 +546,7 @@ def test_products_with_zeros(
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_logsumexp_of_extremes(dtype: str, implementation: str) -> None:
+def test_logsumexp_of_extremes(dtype, implementation) -> None:
     """No overflow; infinities as in jax.nn.logsumexp."""
     data = np.array([6e4, 6e4, -6e4, -6e4, -np.inf, 2, -np.inf, -np.inf, np.inf, 1]).astype(
         jnp.dtype(dtype)
@@ -580,8 +565,8 @@ def test_logsumexp_of_extremes(dtype: str, implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("ddof", [0, 1, 3])
-def test_variance_and_deviation(rng: np.random.Generator, ddof: int, implementation: str) -> None:
-    """As in numpy; also far from the origin, where a difference of large sums would be lost."""
+def test_variance_and_deviation(rng, ddof, implementation) -> None:
+    """Variances are those of numpy, also far from 0, where large sums would lose differences."""
     ids = np.sort(rng.integers(0, 8, 30))
     data = rng.normal(size=(30, 2)) + 1000
     with setting(implementation):
@@ -594,8 +579,8 @@ def test_variance_and_deviation(rng: np.random.Generator, ddof: int, implementat
 
 
 @on_all
-def test_deviation_of_equal_elements(implementation: str) -> None:
-    """Where it is 0, so is its gradient."""
+def test_deviation_of_equal_elements(implementation) -> None:
+    """The gradient of a deviation of 0 is 0."""
     ids = np.array([0, 0, 1, 1])
     data = np.array([2, 2, 1, 3], np.float32)
     with setting(implementation):
@@ -606,7 +591,7 @@ def test_deviation_of_equal_elements(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax"])
-def test_integers_give_floats(rng: np.random.Generator, name: str, implementation: str) -> None:
+def test_integers_give_floats(rng, name, implementation) -> None:
     data, ids = rng.integers(-5, 5, (20, 2)), rng.integers(0, 4, 20)
     with setting(implementation):
         got = ours(name)(data, ids, 4)
@@ -617,7 +602,7 @@ def test_integers_give_floats(rng: np.random.Generator, name: str, implementatio
 
 @on_all
 @pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax", "argmax"])
-def test_complex_numbers(name: str, implementation: str) -> None:
+def test_complex_numbers(name, implementation) -> None:
     """The mean is defined; where an order or a real result is needed, they are refused."""
     data, ids = np.array([1 + 2j, 3, 5j], np.complex64), np.array([0, 0, 1])
     with setting(implementation):
@@ -629,7 +614,7 @@ def test_complex_numbers(name: str, implementation: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "prod"])
-def test_truth_values_are_no_numbers(name: str) -> None:
+def test_truth_values_are_no_numbers(name) -> None:
     with pytest.raises(TypeError, match="data must be numbers, got bool"):
         ours(name)(np.array([True, False]), np.array([0, 1]), 2)
 
@@ -637,8 +622,9 @@ def test_truth_values_are_no_numbers(name: str) -> None:
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_half_types_accumulate_in_float32(dtype: str, is_sorted: bool, implementation: str) -> None:
+def test_half_types_accumulate_in_float32(dtype, is_sorted, implementation) -> None:
     """A running sum of ones would stop at 256 in bfloat16, at 2048 in float16."""
+    # Half types cannot represent running sums of so many ones.
     count = 2**15
     data, ids = jnp.ones((count, 3), dtype), np.zeros(count, np.int32)
     options: Any = {"num_segments": 2, "indices_are_sorted": is_sorted}
@@ -648,8 +634,8 @@ def test_half_types_accumulate_in_float32(dtype: str, is_sorted: bool, implement
         assert (np.asarray(jax_gnn.segment_var(data, ids, **options)) == 0).all()
 
 
-def test_ids_that_are_not_sorted_after_all(rng: np.random.Generator) -> None:
-    """The result is anything, but of its shape, and nothing outside the buffers is touched."""
+def test_ids_that_are_not_sorted_after_all(rng) -> None:
+    """Results are arbitrary, but have the right shape, and no access leaves the buffers."""
     ids = rng.integers(-3, 50, 3000).astype(np.int32)
     data = rng.normal(size=(3000, 5)).astype(np.float32)
     for name in ALL:
@@ -671,27 +657,26 @@ def test_ids_that_are_not_sorted_after_all(rng: np.random.Generator) -> None:
         *((name, dtype) for name in ("sum", "max", "softmax") for dtype in ("float64", "bfloat16")),
     ],
 )
-def test_same_bits_in_100_runs(
-    rng: np.random.Generator, name: str, dtype: str, implementation: str
-) -> None:
+def test_same_bits_in_100_runs(rng, name, dtype, implementation) -> None:
     """Value and gradient, alone and under vmap over everything, with unsorted ids."""
+    # Long tails make blocks share segments, where an order of additions could vary.
     sizes = (3, 6000, 5)
     ids = np.minimum(rng.geometric(0.01, sizes[:2]), 900).astype(np.int32)  # long-tailed
     data = rng.normal(size=sizes).astype(jnp.dtype(dtype))
 
-    def results(ids: Any, data: Any) -> Any:
+    def results(ids, data) -> Any:
         op = functools.partial(ours(name), segment_ids=ids, num_segments=901)
         if name in ("argmax", "prod"):  # the derivative of a product is no kernel
             return op(data)
         value, vjp = jax.vjp(op, data)
         return value, vjp(jnp.cos(jnp.arange(value.size, dtype=dtype)).reshape(value.shape))
 
-    one, mapped = jax.jit(results), jax.jit(jax.vmap(results))
+    single, mapped = jax.jit(results), jax.jit(jax.vmap(results))
     with setting(implementation, dtype):
-        want, wanted = one(ids[0], data[0]), mapped(ids, data)
+        want, expected = single(ids[0], data[0]), mapped(ids, data)
         for _ in range(99):
-            assert same_bits(one(ids[0], data[0]), want)
-            assert same_bits(mapped(ids, data), wanted)
+            assert same_bits(single(ids[0], data[0]), want)
+            assert same_bits(mapped(ids, data), expected)
 
 
 # --- Schedules -----------------------------------------------------------------------------------
@@ -709,10 +694,8 @@ SCHEDULES = [
 @on_kernels
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: "-".join(map(str, s)))
 @pytest.mark.parametrize("shape", ["tail", "giant", "empty"])
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator, schedule: schedules.Schedule, shape: str, implementation: str
-) -> None:
-    """However the entries are dealt out, for segments shared by many blocks and for none."""
+def test_schedules_give_the_same_result(rng, schedule, shape, implementation) -> None:
+    """All schedules agree, for segments that many blocks share, and for empty segments."""
     count, size = 60_000, 400
     ids = uneven_ids(rng, shape, count, size)
     data = rng.normal(size=(count, 19)).astype(np.float32)
@@ -734,12 +717,11 @@ def test_schedules_give_the_same_result(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("width, lanes", [(1, 1), (2, 2), (3, 4)])
 @pytest.mark.parametrize("size", [6_000, 20_000, 60_000])
-def test_many_narrow_rows(
-    rng: np.random.Generator, size: int, width: int, lanes: int, dtype: str, implementation: str
-) -> None:
+def test_many_narrow_rows(rng, size, width, lanes, dtype, implementation) -> None:
     """Rows of an entry or none, up to more of them than wait to be written side by side."""
     count = 6_000
     ids = rng.integers(size, size=count)
+    # Mostly rows of one entry or none, some longer rows, and padding.
     ids[:700] = rng.integers(size // 2, size // 2 + 9, 700)  # some longer ones
     ids[700:720] = rng.choice([-1, size], 20)
     ids = np.sort(ids)
@@ -752,19 +734,20 @@ def test_many_narrow_rows(
         schedule = schedules.Schedule("walk", lanes, 64, 5)
         with setting(implementation, dtype), schedules.use(schedule):
             op = functools.partial(ours(name), indices_are_sorted=True)
-            given = jnp.asarray(data, dtype)
-            got = op(given, ids.astype(np.int32), size)
-        exact = np.asarray(given).astype(float)
+            typed_data = jnp.asarray(data, dtype)
+            got = op(typed_data, ids.astype(np.int32), size)
+        exact = np.asarray(typed_data).astype(float)
         want = each_segment(reduce, empty)(Elements(ids, size), exact)
         tolerance = {"float32": 1e-5, "bfloat16": 1e-2, "float64": 1e-12}[dtype]
         assert_close(np.asarray(got).astype(float), want, tolerance, name)
 
 
 @on_kernels
-def test_a_forced_schedule_is_used(implementation: str) -> None:
+def test_a_forced_schedule_is_used(implementation) -> None:
     """The program names the kernel; the number of blocks is in the shape of the workspace."""
     data, ids = np.ones((9000, 4), np.float32), np.zeros(9000, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=2, indices_are_sorted=True)
+    # Programs of different schedules must differ.
     programs = set()
     with setting(implementation):
         for blocks in (1, 2, 3):
@@ -784,26 +767,25 @@ def test_a_forced_schedule_is_used(implementation: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("size", [1, 300, 30_000])
 @pytest.mark.parametrize("width", [1, 3, 70])
-def test_unsorted_ids(
-    rng: np.random.Generator, width: int, size: int, dtype: str, implementation: str
-) -> None:
-    """Many or few to a row; sums are exact in any order."""
+def test_unsorted_ids(rng, width, size, dtype, implementation) -> None:
+    """Rows have many entries or few; sums are exact in any order."""
     count = 20_000
     ids = rng.integers(-1, size + 1, count)
     data = rng.integers(-3, 4, (count, width))
+    # numpy adds in the order of the ids; integers make the order irrelevant.
     valid = (ids >= 0) & (ids < size)
     counts = np.bincount(ids[valid], minlength=size)[:, None]
 
-    def want(ufunc: np.ufunc, start: int) -> np.ndarray:
+    def want(ufunc, start) -> np.ndarray:
         result = np.full((size, width), start)
         ufunc.at(result, ids[valid], data[valid])
         return result
 
-    wanted = {"sum": want(np.add, 0), "max": want(np.maximum, -4), "min": want(np.minimum, 4)}
+    expected = {"sum": want(np.add, 0), "max": want(np.maximum, -4), "min": want(np.minimum, 4)}
     if dtype != "int32":
-        wanted["mean"] = wanted["sum"] / np.maximum(counts, 1)
+        expected["mean"] = expected["sum"] / np.maximum(counts, 1)
     with setting(implementation, dtype):
-        for name, values in wanted.items():
+        for name, values in expected.items():
             got = np.asarray(ours(name)(jnp.asarray(data, dtype), ids, size), np.float64)
             filled = got if name in ("sum", "mean") else np.where(counts > 0, got, values)
             assert_close(filled, values, 4e-3 if dtype == "bfloat16" else 1e-6, name)
@@ -821,10 +803,8 @@ def test_unsorted_ids(
         (8200, 1000, 256, True, True),
     ],
 )
-def test_plain_xla_where_it_is_faster(
-    count: int, size: int, width: int, is_sorted: bool, by_kernel: bool
-) -> None:
-    """Not where kernels are asked for."""
+def test_plain_xla_where_it_is_faster(count, size, width, is_sorted, by_kernel) -> None:
+    """A demanded kernel is used even where plain XLA is faster."""
     data, ids = np.ones((count, width), np.float32), np.zeros(count, np.int32)
     op = functools.partial(jax_gnn.segment_sum, num_segments=size, indices_are_sorted=is_sorted)
     for implementation, kernel in ((None, by_kernel), ("cpu", True)):
@@ -836,8 +816,9 @@ def test_plain_xla_where_it_is_faster(
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-def test_scatter_and_gather_in_any_order(rng: np.random.Generator, dtype: str) -> None:
-    """Kernels for large arrays, on small ones: all numbers are exact, and each is added in turn."""
+def test_scatter_and_gather_in_any_order(rng, dtype) -> None:
+    """Kernels for large arrays are exact on small arrays, and add elements in order."""
+    # Small integers are exact in all dtypes, in any order of additions.
     ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
     with setting(None, dtype):
         for width, count, size in ((3, 40, 7), (100, 3000, 50), (1, 0, 3)):
@@ -849,6 +830,7 @@ def test_scatter_and_gather_in_any_order(rng: np.random.Generator, dtype: str) -
                 want = np.array(call(data[:0], ids[:0]))
                 ufunc.at(want, ids[valid], data[valid])
                 np.testing.assert_array_equal(call(data, ids), want)
+                # Sorted ids take another path of the kernel.
                 order = np.argsort(ids, kind="stable")
                 np.testing.assert_array_equal(call(data[order], ids[order]), want)
             rows = rng.integers(-9, 9, (size, width)).astype(dtype)
@@ -858,19 +840,19 @@ def test_scatter_and_gather_in_any_order(rng: np.random.Generator, dtype: str) -
 
 @pytest.mark.skipif(PLATFORM != "cpu", reason="about the CPU's kernels")
 def test_kernels_of_large_results() -> None:
-    """Ids in any order are scattered, unsorted; the gradient is a gather."""
+    """Unsorted ids are scattered without a sort; the gradient is a gather."""
     x, ids = np.ones((30_000, 64), np.float32), np.zeros(30_000, np.int32)
 
-    def value(x: Any, size: int) -> Any:
+    def value(x, size) -> Any:
         return jax.vjp(lambda x: jax_gnn.segment_sum(x, ids, size), x)[1](jnp.ones((size, 64)))
 
     for size, targets in ((100, []), (30_000, ["gather_rows", "segment_scatter"])):
         lowered = jax.jit(jax_gnn.segment_sum, static_argnums=2).lower(x, ids, size).as_text()
         lowered += jax.jit(value, static_argnums=1).lower(x, size).as_text()
-        found = [
+        kernels = [
             name for name in ("gather_rows", "segment_scatter") if f"jax_gnn_{name}" in lowered
         ]
-        assert found == targets
+        assert kernels == targets
 
 
 # --- Static indices ------------------------------------------------------------------------------
@@ -878,22 +860,23 @@ def test_kernels_of_large_results() -> None:
 
 @on_all
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_segment_index(rng: np.random.Generator, is_sorted: bool, implementation: str) -> None:
-    """Gather and segment sum of ids known beforehand, with their derivatives, jitted and mapped."""
+def test_segment_index(rng, is_sorted, implementation) -> None:
+    """Gather and segment sum by constant ids, with derivatives, jitted and mapped."""
     case = segment_case("sorted" if is_sorted else "unsorted", distinct)(rng, "padding", (3,))
     ids, size = case.plain
     valid = case.plain.valid
     index = SegmentIndex.from_ids(ids, size)
+    # Gather and sum are products with a one-hot matrix and its transpose.
     one_hot = np.zeros((len(ids), size))
     one_hot[valid, ids[valid]] = 1
     x, edges = rng.normal(size=(2, size, 3)), rng.normal(size=(2, len(ids), 3))
     padded = np.where(valid[:, None], edges, np.nan)
     with setting(implementation, "float64"):
 
-        def gather(x: Any, index: SegmentIndex) -> Any:
+        def gather(x, index) -> Any:
             return index.gather(x)
 
-        def total(x: Any, index: SegmentIndex) -> Any:
+        def total(x, index) -> Any:
             return index.segment_sum(x)
 
         for function, matrix, values, dirty in (
@@ -911,11 +894,11 @@ def test_segment_index(rng: np.random.Generator, is_sorted: bool, implementation
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])
-def test_segment_index_never_sorts_or_scatters(rng: np.random.Generator, is_sorted: bool) -> None:
+def test_segment_index_never_sorts_or_scatters(rng, is_sorted) -> None:
     ids = rng.integers(0, 6, 40)
     index = SegmentIndex.from_ids(np.sort(ids) if is_sorted else ids, 6)
 
-    def energy(x: Any) -> jax.Array:
+    def energy(x) -> jax.Array:
         return jnp.sum(index.segment_sum(jnp.tanh(index.gather(x))) ** 2)
 
     program = str(jax.make_jaxpr(jax.grad(energy))(np.ones((6, 2), np.float32)))
@@ -953,22 +936,20 @@ def test_segment_index_never_sorts_or_scatters(rng: np.random.Generator, is_sort
         ),
     ],
 )
-def test_bad_segment_index(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_bad_segment_index(call, error, message) -> None:
     with pytest.raises(error, match=message):
         call()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_maxima_of_rounded_products_have_gradients(
-    rng: np.random.Generator, dtype: str, implementation: str
-) -> None:
-    """XLA may leave out the rounding of what it compares with a maximum: none attains it then."""
+def test_maxima_of_rounded_products_have_gradients(rng, dtype, implementation) -> None:
+    """XLA may compare unrounded products with a maximum, which none of them attains then."""
     ids = np.sort(rng.integers(0, 7, 18))
     x, w = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((18, 3), (3, 3)))
 
-    def gradient(reduce: Callable[..., Any]) -> Any:
-        def total(w: Any) -> Any:
+    def gradient(reduce) -> Any:
+        def total(w) -> Any:
             y = reduce(x @ w, ids, 7)
             return jnp.sum(jnp.where(jnp.isfinite(y), y, 0), dtype=jnp.float32)
 
@@ -984,11 +965,12 @@ def test_maxima_of_rounded_products_have_gradients(
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")
 @pytest.mark.parametrize("is_sorted", [True, False])
-def test_more_than_2_to_the_31_elements(is_sorted: bool) -> None:
+def test_more_than_2_to_the_31_elements(is_sorted) -> None:
     rows, width = 2**16 + 3, 2**15 + 8
     ids = np.arange(rows, dtype=np.int32) * 5 // rows
     data = jnp.arange(rows, dtype=jnp.bfloat16)[:, None] // 256 + jnp.zeros(width, jnp.bfloat16)
     assert data.size > 2**31
+    # The array has more elements than 32 bits address.
     order = np.argsort(-ids, kind="stable")
     if not is_sorted:
         ids = ids[order]

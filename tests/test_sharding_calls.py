@@ -23,7 +23,7 @@ import jax_gnn
 from jax_gnn import Edge, Graph, Hypergraph, Node, RelationalGraph, program
 from jax_gnn._core import ffi
 from jax_gnn._core.op import OPS
-from jax_gnn._core.sharding import like
+from jax_gnn._core.sharding import reshard_like
 
 # All different, so that a size tells what an axis is of.
 NODES, ROWS, EDGES, HEADS, WIDTH, OUT, RELATIONS, GROUPS = 20, 14, 32, 2, 8, 6, 4, 10
@@ -262,7 +262,7 @@ class Checked:
 
     def value_and_gradients(self, index: Any, arrays: Any, cotangent: Any) -> Any:
         value, pull = jax.vjp(lambda arrays: self.call.function(index, **arrays), arrays)
-        cotangent = jax.tree.map(lambda ct, x: like(ct, jax.typeof(x)), cotangent, value)
+        cotangent = jax.tree.map(lambda ct, x: reshard_like(ct, jax.typeof(x)), cotangent, value)
         return value, pull(cotangent)[0]
 
     def check(self, mesh: Mesh, specs: dict[int, P], message: str, closed_over: bool) -> None:

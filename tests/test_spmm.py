@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -47,33 +47,37 @@ from jax_gnn import Graph, index_segment_reduce, schedules, sddmm, spmm
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce_vjp
-from jax_gnn._ops.spmm.api import summed
+from jax_gnn._ops.spmm.api import spmm_with_halo
 
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
 
 
-def of_kernels(widths: Sequence[Any], of_xla: Sequence[Any]) -> list[tuple[Any, str]]:
+def of_kernels(widths, of_xla) -> list[tuple[Any, str]]:
     """Widths and implementations: kernels have code for each width, plain XLA has one for all."""
-    both = [(width, kernel) for width in widths for kernel in KERNELS]
-    return both + [(width, "xla") for width in of_xla]
+    pairs = [(width, kernel) for width in widths for kernel in KERNELS]
+    return pairs + [(width, "xla") for width in of_xla]
+
+
+# Lanes, threads and blocks of schedules of the kernel "gather".
+GATHER_SIZES = ((2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600))
 
 
 # --- Descriptions ---------------------------------------------------------------------------------
 
 
 def spmm_spec(
-    *weight: str,
-    heads: int | None = None,
-    numbers: Callable[..., np.ndarray] = normal,
-    function: Callable[..., jax.Array] = spmm,
-    reference: Callable[..., np.ndarray] = spmm_reference,
-    bare_ids: bool = False,
-    extremum: bool = False,
+    *weight,
+    heads=None,
+    numbers=normal,
+    function=spmm,
+    reference=spmm_reference,
+    bare_ids=False,
+    extremum=False,
 ) -> OpSpec:
     """Describes spmm, with or without weights, or with a weight for each head."""
 
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    def make_case(rng, scenario, features) -> Case:
         edges = random_edges(rng, scenario)
         if bare_ids:
             order = np.argsort(edges.dst, kind="stable")
@@ -102,15 +106,13 @@ def spmm_spec(
     )
 
 
-def epilogue_spec(
-    *names: str, heads: int | None = None, reduce: Any = total, relu: bool = False
-) -> OpSpec:
-    """Describes spmm with an epilogue: of the arguments ``names``, in the order of the kernel.
+def epilogue_spec(*names, heads=None, reduce=total, relu=False) -> OpSpec:
+    """Describe spmm with an epilogue of the arguments ``names``, in the order of the kernel.
 
-    With a halo, that is an array of the sources behind those that are destinations, too.
+    A halo holds the sources that are no destinations.
     """
 
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    def make_case(rng, scenario, features) -> Case:
         has_own, has_halo = "own_scale" in names, "halo" in names
         edges = random_edges(rng, scenario, square=has_own)
         if has_halo:
@@ -127,6 +129,7 @@ def epilogue_spec(
             "halo": (edges.num_src - edges.num_dst, *features),
         }
         x = normal(rng, (edges.num_src, *features))
+        # Rows that no edge reads are padding, unless own features read them.
         padding = {
             "x": None if has_own else unused(edges.src[edges.valid], edges.num_src, x.ndim),
             "weight": ~edges.valid.reshape(-1, *[1] * len(of_heads)),
@@ -144,27 +147,28 @@ def epilogue_spec(
             )
         return Case(graph_of(edges), edges, operands, tuple(map(padding.get, ("x", *names))))
 
-    def function(graph: Graph, x: Any, *operands: Any) -> jax.Array:
+    def function(graph, x, *operands) -> jax.Array:
         call: Any = spmm
         if "halo" in names:
             num_own, most = x.shape[0], graph.num_edges  # the rest is padding
             by_source = graph.matrix(weighted=True).by_col
-            far = LastRows.of(by_source, num_own, graph.t_indptr[num_own], most)
-            call = functools.partial(summed, far=far)
+            halo_rows = LastRows.of(by_source, num_own, graph.t_indptr[num_own], most)
+            call = functools.partial(spmm_with_halo, halo_rows=halo_rows)
         return call(
-            *(graph, x),
+            graph,
+            x,
             reduce="mean" if reduce is mean else "sum",
             activation="relu" if relu else None,
             **dict(zip(names, operands, strict=True)),
         )
 
-    def before_relu(edges: Edges, x: np.ndarray, *operands: np.ndarray) -> np.ndarray:
-        last = dict(zip(names, operands, strict=True)) | {"result_scale": None}
-        rows = np.concatenate([x, last.pop("halo", x[:0])])
-        sums = spmm_reference(edges, rows, last.pop("weight", None), reduce=reduce)
-        return with_epilogue(sums, x, **last)
+    def before_relu(edges, x, *operands) -> np.ndarray:
+        epilogue = dict(zip(names, operands, strict=True)) | {"result_scale": None}
+        rows = np.concatenate([x, epilogue.pop("halo", x[:0])])
+        sums = spmm_reference(edges, rows, epilogue.pop("weight", None), reduce=reduce)
+        return with_epilogue(sums, x, **epilogue)
 
-    def reference(edges: Edges, *operands: np.ndarray) -> np.ndarray:
+    def reference(edges, *operands) -> np.ndarray:
         result_scale = dict(zip(("x", *names), operands, strict=True)).get("result_scale")
         before = before_relu(edges, *operands)
         return with_epilogue(before, operands[0], result_scale=result_scale, relu=relu)
@@ -185,14 +189,10 @@ def epilogue_spec(
     )
 
 
-def sddmm_spec(
-    op: str,
-    combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda features: features,
-) -> OpSpec:
+def sddmm_spec(op, combine, shape=lambda features: features) -> OpSpec:
     """Describes sddmm, with features of a shape made from the one asked for."""
 
-    def make_case(rng: np.random.Generator, scenario: str, features: tuple[int, ...]) -> Case:
+    def make_case(rng, scenario, features) -> Case:
         edges = random_edges(rng, scenario)
         a = rng.normal(size=(edges.num_dst, *shape(features)))
         b = rng.normal(size=(edges.num_src, *shape(features)))
@@ -202,7 +202,7 @@ def sddmm_spec(
         )
         return Case(graph_of(edges), edges, (a, b), padding)
 
-    def reference(edges: Edges, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def reference(edges, a, b) -> np.ndarray:
         like = combine(a[:0], b[:0])
         result = np.zeros((len(edges.src), *like.shape[1:]), np.result_type(a, b))
         result[edges.valid] = combine(a[edges.dst[edges.valid]], b[edges.src[edges.valid]])
@@ -219,7 +219,7 @@ def sddmm_spec(
     )
 
 
-def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def dot(a, b) -> np.ndarray:
     return (a * b).sum(-1)
 
 
@@ -227,7 +227,7 @@ GRAPH = Graph.from_edges([0, 1, 1, 3], [0, 0, 1, 1], num_src=4, num_dst=3)
 LOOP = Graph.from_edges([0, 1], [1, 0])
 
 
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def ones(*shape, dtype=np.float32) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
@@ -310,7 +310,7 @@ class TestBiasOfMean(CoreChecks):
     spec = epilogue_spec("residual", "bias", reduce=mean, relu=True)
 
 
-def reduce_by_ids(index: Any, x: Any, weight: Any, **options: Any) -> jax.Array:
+def reduce_by_ids(index, x, weight, **options) -> jax.Array:
     cols, rows, like_segments = index
     return index_segment_reduce(x, cols, rows, like_segments.shape[0], weight, **options)
 
@@ -330,7 +330,7 @@ class TestIndexSegmentMax(CoreChecks):
     )
 
 
-def as_heads(features: tuple[int, ...]) -> tuple[int, int]:
+def as_heads(features) -> tuple[int, int]:
     return int(np.prod(features)), 3
 
 
@@ -353,10 +353,8 @@ class TestSddmmMul(CoreChecks):
     ("width", "implementation"), of_kernels([1, 2, 5, 16, 33, 64, 100, 260], of_xla=[1, 33])
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_dots_of_all_widths(
-    rng: np.random.Generator, width: int, dtype: str, implementation: str
-) -> None:
-    """One head, as other widths of a head are multiples of 3 in the suite."""
+def test_dots_of_all_widths(rng, width, dtype, implementation) -> None:
+    """One head of any width: the suite has only multiples of 3."""
     case = sddmm_spec("dot", dot, lambda _: (width,)).make_case(rng, "random", ())
     a, b = typed(case.operands, dtype)
     with setting(implementation, dtype):
@@ -368,8 +366,8 @@ def test_dots_of_all_widths(
 
 
 @on_all
-def test_sddmm_add(rng: np.random.Generator, implementation: str) -> None:
-    """Attention scores: one number a head from either side; in the wider of two dtypes."""
+def test_sddmm_add(rng, implementation) -> None:
+    """Scores of attention add one number a head of either end, in the wider dtype."""
     graph = graph_of(random_edges(rng, "random"))
     a, b = rng.normal(size=(6, 2)).astype(np.float16), rng.normal(size=(9, 2)).astype(np.float32)
     with setting(implementation):
@@ -382,8 +380,9 @@ def test_sddmm_add(rng: np.random.Generator, implementation: str) -> None:
     assert_close(to_b, np.repeat(graph.out_degrees(), 2).reshape(9, 2), 1e-6, "gradient to b")
 
 
-def with_holes(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
+def with_holes(rng) -> tuple[Graph, Edges, np.ndarray]:
     """A graph in which sources inside of rows are out of range; its edges; which those are."""
+    # Invalidate sources in both halves of the matrix, and sort the half by source again.
     edges = random_edges(rng, "empty")
     graph = on_host(graph_of(edges))
     holes = rng.permutation(len(edges.src)) < 7
@@ -391,44 +390,42 @@ def with_holes(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
     cols = np.where(holes, outside, graph.cols)
     t_rows = np.where(holes[graph.t_order], -1, graph.t_rows)
     sort = np.argsort(np.where(t_rows < 0, 99, t_rows), kind="stable")
-    back = {"t_cols": graph.t_cols[sort], "t_order": graph.t_order[sort]}
-    return replace(graph, cols=cols, t_rows=t_rows[sort], **back), edges, holes
+    transposed = {"t_cols": graph.t_cols[sort], "t_order": graph.t_order[sort]}
+    return replace(graph, cols=cols, t_rows=t_rows[sort], **transposed), edges, holes
 
 
 @on_all
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_padding_inside_rows(rng: np.random.Generator, reduce: str, implementation: str) -> None:
-    """It is skipped, in value and gradients, as if the graph had been built without."""
+def test_padding_inside_rows(rng, reduce, implementation) -> None:
+    """Padding is skipped, in value and gradients, as if the graph had been built without it."""
     graph, edges, holes = with_holes(rng)
     x, weight = rng.normal(size=(9, 2, 3)), rng.normal(size=(len(holes), 2))
     cotangent = rng.normal(size=(6, 2, 3))
-    kept = edges._replace(src=edges.src[~holes], dst=edges.dst[~holes])
-    x[unused(kept.src, 9, 1)] = np.nan
+    valid_edges = edges._replace(src=edges.src[~holes], dst=edges.dst[~holes])
+    x[unused(valid_edges.src, 9, 1)] = np.nan
     weight[holes] = np.nan
     op = finite(functools.partial(spmm, reduce=reduce))
     with setting(implementation, "float64"):
 
         @jax.jit
-        def run(graph: Graph, weight: Any) -> Any:
+        def run(graph, weight) -> Any:
             value, vjp = jax.vjp(functools.partial(op, graph), x, weight)
             return value, *vjp(cotangent)
 
         value, to_x, to_weight = run(graph, weight)
-        wanted, wanted_to_x, wanted_to_weight = run(graph_of(kept), weight[~holes])
+        expected, expected_to_x, expected_to_weight = run(graph_of(valid_edges), weight[~holes])
     reference = {"sum": total, "mean": mean, "max": largest}[reduce]
-    want = spmm_reference(kept, x, weight[~holes], reduce=reference)
+    want = spmm_reference(valid_edges, x, weight[~holes], reduce=reference)
     assert_close(value, want, 1e-12, "value")
-    assert_close(wanted, want, 1e-12, "value without")
-    assert_close(to_x, wanted_to_x, 1e-12, "gradient to x")
-    assert_close(to_weight[~holes], wanted_to_weight, 1e-12, "gradient to the weights")
+    assert_close(expected, want, 1e-12, "value without")
+    assert_close(to_x, expected_to_x, 1e-12, "gradient to x")
+    assert_close(to_weight[~holes], expected_to_weight, 1e-12, "gradient to the weights")
     assert (np.asarray(to_weight)[holes] == 0).all()
 
 
 @on_all
 @pytest.mark.parametrize("op", ["dot", "add", "sub", "mul"])
-def test_sddmm_of_padding_inside_rows(
-    rng: np.random.Generator, op: str, implementation: str
-) -> None:
+def test_sddmm_of_padding_inside_rows(rng, op, implementation) -> None:
     graph, edges, holes = with_holes(rng)
     a, b = rng.normal(size=(6, 2, 3)), rng.normal(size=(9, 2, 3))
     a[unused(edges.dst[~holes], 6, 1)] = np.nan
@@ -446,7 +443,7 @@ def test_sddmm_of_padding_inside_rows(
 
 
 @on_all
-def test_no_heads(implementation: str) -> None:
+def test_no_heads(implementation) -> None:
     graph = Graph.from_edges([0, 1, 1], [1, 0, 1], num_nodes=2)
     x, weight = jnp.zeros((2, 0, 3)), jnp.zeros((3, 0))
     with jax_gnn.implementation(implementation):
@@ -463,18 +460,16 @@ def test_no_heads(implementation: str) -> None:
 
 @on_all
 @pytest.mark.parametrize("x64", [False, True])
-def test_hand_made_graphs_beyond_32_bits(
-    rng: np.random.Generator, x64: bool, implementation: str
-) -> None:
+def test_hand_made_graphs_beyond_32_bits(rng, x64, implementation) -> None:
     """Ids out of range are padding, whatever JAX makes of them when it indexes."""
     edges = random_edges(rng, "random")
     graph = graph_of(edges).pad(num_edges=40)
-    far = with_far_padding(rng, graph)
+    far_graph = with_far_padding(rng, graph)
     x, weight = normal(rng, (edges.num_src, 3)), normal(rng, (40,))
     rows = normal(rng, (edges.num_dst, 3))
     operands = typed((x, weight, rows), "float32")
 
-    def results(graph: Graph, x: Any, weight: Any, rows: Any) -> list[Any]:
+    def results(graph, x, weight, rows) -> list[Any]:
         reduced = [spmm(graph, x, weight, reduce=reduce) for reduce in ("sum", "max")]
         reduced += [
             spmm(graph, x, reduce="mean"),
@@ -484,17 +479,17 @@ def test_hand_made_graphs_beyond_32_bits(
         return [jnp.where(jnp.isfinite(y), y, 0) for y in (*reduced, *dots)]
 
     with setting(implementation, "int64" if x64 else "float32"):
-        got, vjp = jax.vjp(functools.partial(results, far), *operands)
-        want, wanted_vjp = jax.vjp(functools.partial(results, graph), *operands)
+        got, vjp = jax.vjp(functools.partial(results, far_graph), *operands)
+        want, expected_vjp = jax.vjp(functools.partial(results, graph), *operands)
         cotangents = [jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape) for y in want]
-        got, want = (*got, *vjp(cotangents)), (*want, *wanted_vjp(cotangents))
-    for i, (one, other) in enumerate(zip(got, want, strict=True)):
-        assert_close(one, other, 1e-5, f"result or gradient {i}")
+        got, want = (*got, *vjp(cotangents)), (*want, *expected_vjp(cotangents))
+    for i, (result, expected) in enumerate(zip(got, want, strict=True)):
+        assert_close(result, expected, 1e-5, f"result or gradient {i}")
 
 
 @on_all
-def test_edges_of_no_nodes(implementation: str) -> None:
-    """Padding alone, where there is nothing that it could read."""
+def test_edges_of_no_nodes(implementation) -> None:
+    """A graph of padding alone, without nodes to read, gives the values of empty rows."""
     nothing = Graph.from_edges(np.zeros(0, int), np.zeros(0, int), num_src=0, num_dst=2)
     graph = nothing.pad(num_edges=5)
     x, weight = ones(0, 3), ones(5)
@@ -512,10 +507,8 @@ def test_edges_of_no_nodes(implementation: str) -> None:
 @on_all
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_ties_share_the_gradient(
-    rng: np.random.Generator, name: str, weighted: bool, implementation: str
-) -> None:
-    """Equally among the messages; the gradients to x and to the weights follow."""
+def test_ties_share_the_gradient(rng, name, weighted, implementation) -> None:
+    """Tied messages share the gradient, and so do x and the weights."""
     edges = random_edges(rng, "duplicates")
     graph, size = graph_of(edges), len(edges.src)
     x = rng.integers(-1, 2, (9, 4)).astype(float)
@@ -524,26 +517,26 @@ def test_ties_share_the_gradient(
     cotangent = rng.normal(size=(6, 4))
     share = np.zeros((size, 4))  # of the cotangent, for each message
     for row in np.unique(edges.dst):
-        into = edges.dst == row
-        top = messages[into].max(0) if name == "max" else messages[into].min(0)
-        tied = into[:, None] & (messages == top)
+        is_in_row = edges.dst == row
+        top = messages[is_in_row].max(0) if name == "max" else messages[is_in_row].min(0)
+        tied = is_in_row[:, None] & (messages == top)
         share += tied / tied.sum(0) * cotangent[row]
-    wanted_x = np.zeros((9, 4))
-    np.add.at(wanted_x, edges.src, weight[:, None] * share)
+    expected_x = np.zeros((9, 4))
+    np.add.at(expected_x, edges.src, weight[:, None] * share)
     with setting(implementation, "float64"):
 
-        def op(x: Any, weight: Any) -> jax.Array:
+        def op(x, weight) -> jax.Array:
             return finite(spmm)(graph, x, weight if weighted else None, reduce=name)
 
         to_x, to_weight = jax.vjp(op, x, weight)[1](cotangent)
-    assert_close(to_x, wanted_x, 1e-12, "gradient to x")
+    assert_close(to_x, expected_x, 1e-12, "gradient to x")
     if weighted:
         assert_close(to_weight, (share * x[edges.src]).sum(1), 1e-12, "gradient to the weights")
 
 
 @on_all
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> None:
+def test_half_types_accumulate_in_float32(dtype, implementation) -> None:
     count = 2**15
     graph = Graph.from_edges(np.arange(count), np.zeros(count, int), num_src=count, num_dst=2)
     x, weight = jnp.ones((count, 3), dtype), jnp.full(count, 0.5, dtype)
@@ -551,8 +544,8 @@ def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> No
         assert (np.asarray(spmm(graph, x)[0]) == count).all()
         assert (np.asarray(spmm(graph, x, weight)[0]) == count / 2).all()
         assert (np.asarray(spmm(graph, x, weight, reduce="mean")[0]) == 0.5).all()
-        back = graph.transpose()
-        long = sddmm(back, jnp.ones((count, 5000), dtype)[:, :3], jnp.ones((2, 3), dtype))
+        transposed = graph.transpose()
+        long = sddmm(transposed, jnp.ones((count, 5000), dtype)[:, :3], jnp.ones((2, 3), dtype))
         assert (np.asarray(long) == 3).all()
         wide = jnp.ones((2, count), dtype)
         pair = Graph.from_edges([0], [1], num_nodes=2)
@@ -560,8 +553,8 @@ def test_half_types_accumulate_in_float32(dtype: str, implementation: str) -> No
 
 
 @on_all
-def test_weighted_maximum_of_half_types(rng: np.random.Generator, implementation: str) -> None:
-    """Which message is the maximum is decided before it is rounded to the type of x."""
+def test_weighted_maximum_of_half_types(rng, implementation) -> None:
+    """Messages are compared before they are rounded to the type of x."""
     graph = Graph.from_edges([0, 1], [0, 0], num_src=2, num_dst=1)
     x, weight = jnp.ones((2, 1), jnp.bfloat16), np.array([1, 1 + 2**-12], np.float32)
     with setting(implementation):
@@ -569,46 +562,37 @@ def test_weighted_maximum_of_half_types(rng: np.random.Generator, implementation
     np.testing.assert_array_equal(gradient, [0, 1])
 
 
-@on_all
-def test_transposed_graph(rng: np.random.Generator, implementation: str) -> None:
-    """The gradient to x is spmm of the transpose with its weights."""
-    graph = graph_of(random_edges(rng, "padding"))
-    weight, cotangent = rng.normal(size=24), rng.normal(size=(6, 3))
-    with setting(implementation, "float64"):
-        (want,) = jax.vjp(lambda x: spmm(graph, x, weight), rng.normal(size=(9, 3)))[1](cotangent)
-        got = spmm(graph.transpose(), cotangent, weight[graph.t_order])
-    assert_close(got, want, 1e-12, "value")
-
-
 # --- Both gradients at once ----------------------------------------------------------------------
 
 
 @pytest.fixture(params=[False, True], ids=["where they are", "moved"])
-def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights in the order of entries ahead of CUDA kernels, as many numbers have them."""
+def moved(request, monkeypatch) -> None:
+    """Permute weights before CUDA kernels, as for large arrays."""
     if request.param:
-        monkeypatch.setattr(primitive, "_MOVED", 0)
+        monkeypatch.setattr(primitive, "_MIN_PERMUTED_WEIGHTS", 0)
 
 
 also_moved = pytest.mark.usefixtures("moved")
 
 
-def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
+def long_tailed(rng) -> tuple[Graph, Edges, np.ndarray]:
     """A padded graph with a giant source, empty rows both ways and holes inside of rows."""
+    # One source has 40 % of the edges; the last rows and columns have none.
     count = 700
     src = np.where(rng.random(count) < 0.4, 5, rng.integers(0, 30, count))
     dst = rng.integers(0, 19, count)
     edges = Edges(src, dst, 41, 23)
+    # Sort as a graph does, so that holes keep their positions.
     order = np.lexsort((src, dst))
     edges = edges._replace(src=src[order], dst=dst[order])
     holes = np.append(rng.random(count) < 0.05, np.ones(13, bool))
-    kept = edges._replace(src=np.where(holes[:count], -1, edges.src))
+    valid_edges = edges._replace(src=np.where(holes[:count], -1, edges.src))
     graph = on_host(graph_of(edges).pad(num_edges=count + 13))
     t_rows = np.where(holes[graph.t_order], -1, graph.t_rows)
     sort = np.argsort(np.where(t_rows < 0, 99, t_rows), kind="stable")
-    back = {"t_cols": graph.t_cols[sort], "t_order": graph.t_order[sort]}
+    transposed = {"t_cols": graph.t_cols[sort], "t_order": graph.t_order[sort]}
     cols = np.where(holes, -1, graph.cols)
-    return replace(graph, cols=cols, t_rows=t_rows[sort], **back), kept, holes
+    return replace(graph, cols=cols, t_rows=t_rows[sort], **transposed), valid_edges, holes
 
 
 @pytest.mark.parametrize(
@@ -624,12 +608,11 @@ def long_tailed(rng: np.random.Generator) -> tuple[Graph, Edges, np.ndarray]:
 )
 @also_moved
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_both_gradients(
-    rng: np.random.Generator, heads_and_depth: tuple[int, int], dtype: str, implementation: str
-) -> None:
-    """Of all widths, with NaN in all that is padding."""
+def test_both_gradients(rng, heads_and_depth, dtype, implementation) -> None:
+    """Gradients are right for all widths, with NaN in all padding."""
     heads, depth = heads_and_depth
     graph, edges, holes = long_tailed(rng)
+    # NaN in all that must not be read.
     valid = np.flatnonzero(~holes)
     src, dst = edges.src[valid], edges.dst[valid]
     x = rng.normal(size=(41, heads, depth))
@@ -645,45 +628,45 @@ def test_both_gradients(
             lambda graph, x, weight, ct: jax.vjp(functools.partial(spmm, graph), x, weight)[1](ct)
         )(graph, x, weight, cotangent)
     assert (to_x.dtype, to_weight.dtype) == (x.dtype, weight.dtype)
+    # The reference in float64, by unbuffered additions.
     messages = weight.astype(float)[valid][..., None] * cotangent.astype(float)[dst]
-    wanted_x = np.zeros(x.shape)
-    np.add.at(wanted_x, src, messages)
-    wanted_weight = np.zeros(weight.shape)
-    wanted_weight[valid] = dot(cotangent.astype(float)[dst], x.astype(float)[src])
+    expected_x = np.zeros(x.shape)
+    np.add.at(expected_x, src, messages)
+    expected_weight = np.zeros(weight.shape)
+    expected_weight[valid] = dot(cotangent.astype(float)[dst], x.astype(float)[src])
     tolerance = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 1e-2}[dtype]
-    assert_close(to_x, wanted_x, tolerance, "gradient to x")
-    assert_close(to_weight, wanted_weight, tolerance, "gradient to the weights")
+    assert_close(to_x, expected_x, tolerance, "gradient to x")
+    assert_close(to_weight, expected_weight, tolerance, "gradient to the weights")
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_one_pass_where_both_gradients_are_wanted(rng: np.random.Generator, reduce: str) -> None:
-    """Those that are wanted alone, and of graphs without weights, stay single."""
+def test_one_pass_where_both_gradients_are_wanted(rng, reduce) -> None:
+    """A gradient that is used alone has a kernel of its own."""
     graph = graph_of(random_edges(rng, "random"))
     x, weight = rng.normal(size=(9, 5)), rng.normal(size=24)
 
-    def energy(x: Any, weight: Any) -> jax.Array:
+    def energy(x, weight) -> jax.Array:
         return jnp.sum(jnp.sin(spmm(graph, x, weight, reduce=reduce)))
 
-    def primitives(wanted: int | tuple[int, ...]) -> list[str]:
-        program = jax.make_jaxpr(jax.grad(energy, wanted))(x, weight).jaxpr
+    def primitives(expected) -> list[str]:
+        program = jax.make_jaxpr(jax.grad(energy, expected))(x, weight).jaxpr
         names = (equation.primitive.name for equation in program.eqns)
         return sorted(name for name in names if name.startswith("jax_gnn_"))
 
+    # A mean needs the counts of its rows, by a further sum.
     counts = ["jax_gnn_segment_reduce"] * (reduce == "mean")
     forward = [*counts, "jax_gnn_segment_reduce"]
     assert primitives((0, 1)) == [*forward, "jax_gnn_segment_reduce_vjp"]
     assert primitives(0) == [*forward, "jax_gnn_segment_reduce"]
     assert primitives(1) == ["jax_gnn_sddmm", *forward]
     with setting("xla", "float64"):
-        both = jax.grad(energy, (0, 1))(x, weight)
+        gradients = jax.grad(energy, (0, 1))(x, weight)
         for i in range(2):
-            assert_close(jax.grad(energy, i)(x, weight), both[i], 1e-12, "gradient")
+            assert_close(jax.grad(energy, i)(x, weight), gradients[i], 1e-12, "gradient")
 
 
-def gradients_reference(
-    edges: Edges, x: np.ndarray, weight: np.ndarray, cotangent: np.ndarray
-) -> np.ndarray:
-    """Those of spmm with a weight for each head, to x and to the weights, one after the other."""
+def gradients_reference(edges, x, weight, cotangent) -> np.ndarray:
+    """Return the gradients of spmm to x and to weights of each head, concatenated."""
     to_x = spmm_reference(
         Edges(edges.dst, edges.src, edges.num_dst, edges.num_src), cotangent, weight
     )
@@ -695,26 +678,24 @@ def gradients_reference(
 
 @on_all
 @pytest.mark.parametrize("heads", [1, 2])
-def test_derivatives_of_both_gradients(
-    rng: np.random.Generator, heads: int, implementation: str
-) -> None:
-    """To all operands together and alone, to third order; transposed; mapped over any operands."""
+def test_derivatives_of_both_gradients(rng, heads, implementation) -> None:
+    """Derivatives to third order, transposes and batches are those of two separate gradients."""
     edges = random_edges(rng, "padding")
     graph = graph_of(edges)
     x, cotangent = rng.normal(size=(9, heads, 3)), rng.normal(size=(6, heads, 3))
     weight = rng.normal(size=(24, heads))
 
     @jax.jit
-    def gradients(x: Any, weight: Any, cotangent: Any) -> Any:
+    def gradients(x, weight, cotangent) -> Any:
         return jax.vjp(functools.partial(spmm, graph), x, weight)[1](cotangent)
 
     @jax.jit
-    def apart(x: Any, weight: Any, cotangent: Any) -> Any:
+    def apart(x, weight, cotangent) -> Any:
         (to_x,) = jax.vjp(lambda x: spmm(graph, x, weight), x)[1](cotangent)
         (to_weight,) = jax.vjp(lambda weight: spmm(graph, x, weight), weight)[1](cotangent)
         return to_x, to_weight
 
-    def close(got: Any, want: Any, what: str) -> None:
+    def close(got, want, what) -> None:
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert_close(a, b, 1e-12, what)
 
@@ -730,17 +711,18 @@ def test_derivatives_of_both_gradients(
     )
     with setting(implementation, "float64"):
         check_second_derivatives(spec, rng, spec.make_case(), 1e-12)
-        for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+        for expected in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
 
-            def energy(function: Any, *operands: Any) -> jax.Array:
+            def energy(function, *operands) -> jax.Array:
                 return sum(jnp.sum(jnp.sin(y)) for y in function(*operands))
 
             results = [
-                jax.jit(jax.grad(functools.partial(energy, function), wanted))(*operands)
+                jax.jit(jax.grad(functools.partial(energy, function), expected))(*operands)
                 for function in (gradients, apart)
             ]
-            close(*results, f"gradient to {wanted}")
-            axes = [0 if i in wanted else None for i in range(3)]
+            close(*results, f"gradient to {expected}")
+            # Batches of the same operands, against a loop.
+            axes = [0 if i in expected else None for i in range(3)]
             batch = [
                 np.stack([operand, 2 * operand + 1]) if axis == 0 else operand
                 for operand, axis in zip(operands, axes, strict=True)
@@ -750,27 +732,29 @@ def test_derivatives_of_both_gradients(
                 apart(*(b if axis is None else b[i] for b, axis in zip(batch, axes, strict=True)))
                 for i in range(2)
             ]
-            close(mapped, stack(loop), f"mapped over {wanted}")
+            close(mapped, stack(loop), f"mapped over {expected}")
         for results in (tangents[:2], (tangents[0], None), (None, tangents[1])):
             cts = [
                 jnp.zeros_like(operand) if ct is None else ct
                 for ct, operand in zip(results, operands, strict=False)
             ]
 
-            def linear(cotangent: Any, results: Any = results) -> Any:
+            def linear(cotangent, results=results) -> Any:
                 pairs = zip(results, gradients(x, weight, cotangent), strict=True)
                 return [y for ct, y in pairs if ct is not None]
 
-            (back,) = jax.linear_transpose(linear, cotangent)([c for c in results if c is not None])
+            (back_ct,) = jax.linear_transpose(linear, cotangent)(
+                [c for c in results if c is not None]
+            )
             want = spmm(graph, cts[0], weight) + spmm(graph, x, cts[1])
-            assert_close(back, want, 1e-12, "transposed")
+            assert_close(back_ct, want, 1e-12, "transposed")
 
 
 # --- Programs ------------------------------------------------------------------------------------
 
 
-def sizes(jaxpr: Any) -> Iterator[int]:
-    """Of all arrays that a program makes."""
+def sizes(jaxpr) -> Iterator[int]:
+    """Yield the sizes of all arrays of a program."""
     for equation in jaxpr.eqns:
         yield from (int(np.prod(v.aval.shape)) for v in equation.outvars)
         for parameter in jax.tree.leaves(
@@ -783,33 +767,32 @@ def sizes(jaxpr: Any) -> Iterator[int]:
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 @pytest.mark.parametrize("heads", [(), (4,)])
-def test_no_array_of_messages(
-    rng: np.random.Generator, reduce: str, heads: tuple[int, ...]
-) -> None:
-    """Neither forward nor backward, nor in second derivatives."""
+def test_no_array_of_messages(rng, reduce, heads) -> None:
+    """Values, gradients and second derivatives form no array of messages."""
     graph = Graph.from_edges(*rng.integers(0, 20, (2, 500)), num_nodes=20)
     x, weight = ones(20, *heads, 16), ones(500, *heads)
 
-    def energy(x: Any, weight: Any) -> jax.Array:
+    def energy(x, weight) -> jax.Array:
         return jnp.sum(finite(spmm)(graph, x, weight, reduce=reduce) ** 3)
 
-    def derivatives(x: Any, weight: Any) -> Any:
+    def derivatives(x, weight) -> Any:
         first = jax.grad(energy, (0, 1))
         return first(x, weight), jax.jvp(first, (x, weight), (x, weight))[1]
 
+    # Messages would be 500 rows: more than all arrays of nodes and weights.
     program = jax.make_jaxpr(derivatives)(x, weight).jaxpr
-    largest_wanted = max(x.size, weight.size)
-    assert max(sizes(program)) <= largest_wanted < 500 * x[0].size
+    size_limit = max(x.size, weight.size)
+    assert max(sizes(program)) <= size_limit < 500 * x[0].size
 
 
-def test_sorting_is_for_the_gradient_only(rng: np.random.Generator) -> None:
+def test_sorting_is_for_the_gradient_only(rng) -> None:
     """index_segment_reduce sorts ids for its backward pass; without one, nothing is sorted."""
     x, ids = ones(9, 3), np.sort(rng.integers(0, 9, 30)).astype(np.int32)
 
-    def op(x: Any, index: Any) -> jax.Array:
+    def op(x, index) -> jax.Array:
         return index_segment_reduce(x, index, ids, 9)
 
-    def gradient(x: Any, index: Any) -> jax.Array:
+    def gradient(x, index) -> jax.Array:
         return jax.grad(lambda x: jnp.sum(op(x, index) ** 2))(x)
 
     for function, sorts in ((op, False), (gradient, True)):
@@ -820,40 +803,39 @@ def test_sorting_is_for_the_gradient_only(rng: np.random.Generator) -> None:
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_same_bits_in_100_runs(
-    rng: np.random.Generator, reduce: str, dtype: str, implementation: str
-) -> None:
+def test_same_bits_in_100_runs(rng, reduce, dtype, implementation) -> None:
     """Value and gradients, alone and under vmap over features, weights and graphs."""
     count, nodes = 6000, 500
+    # Long tails make blocks share rows, where an order of additions could vary.
     tail = np.minimum(rng.geometric(0.01, (2, 2, count)), nodes - 1)
     graphs = [Graph.from_edges(*ids, num_nodes=nodes) for ids in tail]
     x = rng.normal(size=(2, nodes, 2, 9)).astype(jnp.dtype(dtype))
     weight = rng.normal(size=(2, count, 2)).astype(jnp.dtype(dtype))
 
-    def results(graph: Graph, x: Any, weight: Any) -> Any:
+    def results(graph, x, weight) -> Any:
         op = finite(functools.partial(spmm, reduce=reduce))
         value, vjp = jax.vjp(functools.partial(op, graph), x, weight)
         return value, vjp(jnp.cos(value)), sddmm(graph, value, x)
 
-    one, mapped = jax.jit(results), jax.jit(jax.vmap(results))
+    single, mapped = jax.jit(results), jax.jit(jax.vmap(results))
     stacked = jax.tree.map(lambda *ids: np.stack(ids), *graphs)
     with setting(implementation, dtype):
-        want, wanted = one(graphs[0], x[0], weight[0]), mapped(stacked, x, weight)
+        want, expected = single(graphs[0], x[0], weight[0]), mapped(stacked, x, weight)
         for _ in range(99):
-            assert same_bits(one(graphs[0], x[0], weight[0]), want)
-            assert same_bits(mapped(stacked, x, weight), wanted)
+            assert same_bits(single(graphs[0], x[0], weight[0]), want)
+            assert same_bits(mapped(stacked, x, weight), expected)
 
 
 @on_kernels
 @pytest.mark.parametrize("lanes", [1, 8, 32])
 @pytest.mark.parametrize("blocks", [1, 3, 500])
-def test_schedules_give_the_same_result(
-    rng: np.random.Generator, lanes: int, blocks: int, implementation: str
-) -> None:
+def test_schedules_give_the_same_result(rng, lanes, blocks, implementation) -> None:
     """Long-tailed in rows and in columns, so that blocks share rows both ways."""
+    # Long tails in rows and columns.
     src, dst = np.minimum(rng.geometric(0.02, (2, 60_000)), 299)
     graph = Graph.from_edges(src, dst, num_nodes=300)
     x, weight = rng.normal(size=(300, 19)), rng.normal(size=60_000)
+    # The dense matrix of the weights.
     matrix = np.zeros((300, 300))
     np.add.at(matrix, (np.asarray(graph.rows), np.asarray(graph.cols)), weight)
     cotangent = rng.normal(size=(300, 19))
@@ -864,36 +846,25 @@ def test_schedules_give_the_same_result(
         top, vjp = jax.vjp(finite(functools.partial(spmm, graph, reduce="max")), x, weight)
         top_to_x, _ = vjp(cotangent)
     with setting("xla", "float64"):
-        wanted_top, vjp = jax.vjp(finite(functools.partial(spmm, graph, reduce="max")), x, weight)
-        wanted_top_to_x, _ = vjp(cotangent)
+        expected_top, vjp = jax.vjp(finite(functools.partial(spmm, graph, reduce="max")), x, weight)
+        expected_top_to_x, _ = vjp(cotangent)
     assert_close(y, matrix @ x, 1e-12, "value")
     assert_close(to_x, matrix.T @ cotangent, 1e-12, "gradient to x")
     want = dot(cotangent[graph.rows], x[graph.cols])
     assert_close(to_weight, want, 1e-12, "gradient to the weights")
-    assert_close(top, wanted_top, 1e-12, "maximum")
-    assert_close(top_to_x, wanted_top_to_x, 1e-12, "gradient of the maximum")
+    assert_close(top, expected_top, 1e-12, "maximum")
+    assert_close(top_to_x, expected_top_to_x, 1e-12, "gradient of the maximum")
 
 
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("heads", [None, 1, 4])
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        *(("gather", *each) for each in ((2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600))),
-        ("step", 8, 256, 16),
-    ],
+    "schedule", [*(("gather", *sizes) for sizes in GATHER_SIZES), ("step", 8, 256, 16)]
 )
-def test_sums_with_kernels_of_their_own(
-    rng: np.random.Generator,
-    schedule: tuple[Any, int, int, int],
-    heads: int | None,
-    dtype: str,
-    implementation: str,
-) -> None:
-    """Of teams with ranges of their own, and of one step: long runs and gaps, padding in rows and
-    columns; with weights, in order, and without.
-    """
+def test_sums_with_kernels_of_their_own(rng, schedule, heads, dtype, implementation) -> None:
+    """Sums by each kernel are those of the reference: long runs, gaps and padding."""
+    # A row with a quarter of the edges, a geometric tail, and padding in rows and columns.
     count, nodes, of_heads = 4_000, 700, () if heads is None else (heads,)
     src, dst = np.minimum(rng.geometric(0.01, (2, count)), nodes - 2)
     dst[: count // 4] = 300
@@ -918,12 +889,15 @@ def test_sums_with_kernels_of_their_own(
         value, vjp = jax.vjp(lambda x: spmm(graph, x, weight), x)
         (to_x,) = vjp(cotangent)
         means = spmm(graph, x, weight, reduce="mean")
-    exact = [None if each is None else np.asarray(each, float) for each in (x, weight, cotangent)]
-    back = edges._replace(src=edges.dst, dst=edges.src)
+    exact = [
+        None if operand is None else np.asarray(operand, float)
+        for operand in (x, weight, cotangent)
+    ]
+    reversed_edges = edges._replace(src=edges.dst, dst=edges.src)
     limit = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2}[dtype]
     want = spmm_reference(edges, exact[0], exact[1])
     assert_close(value, want, limit, "value")
-    assert_close(to_x, spmm_reference(back, exact[2], exact[1]), limit, "gradient to x")
+    assert_close(to_x, spmm_reference(reversed_edges, exact[2], exact[1]), limit, "gradient to x")
     want = spmm_reference(edges, exact[0], exact[1], reduce=mean)
     assert_close(means, want, limit, "mean")
 
@@ -931,15 +905,9 @@ def test_sums_with_kernels_of_their_own(
 @on_kernels
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("heads", [None, 1, 4])
-@pytest.mark.parametrize("schedule", [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)])
-def test_rows_of_two_arrays(
-    rng: np.random.Generator,
-    schedule: tuple[int, int, int],
-    heads: int | None,
-    dtype: str,
-    implementation: str,
-) -> None:
-    """By the kernel that reads them from where they are; there are wide and narrow rows."""
+@pytest.mark.parametrize("schedule", GATHER_SIZES)
+def test_rows_of_two_arrays(rng, schedule, heads, dtype, implementation) -> None:
+    """The kernel reads rows, wide or narrow, from both arrays without a copy."""
     count, num_own, num_halo = 4_000, int(rng.integers(300, 600)), int(rng.integers(1, 300))
     of_heads = () if heads is None else (heads,)
     src = rng.integers(-1, num_own + num_halo, count)
@@ -947,7 +915,7 @@ def test_rows_of_two_arrays(
     order = np.lexsort((src, dst, src < 0))
     edges = Edges(src[order], dst[order], num_own + num_halo, num_own)
     graph = graph_of(edges)
-    far = LastRows.of(
+    halo_rows = LastRows.of(
         graph.matrix(weighted=True).by_col,
         num_own,
         graph.t_indptr[num_own],
@@ -962,19 +930,21 @@ def test_rows_of_two_arrays(
     with setting(implementation, dtype), schedules.use(schedules.Schedule("gather", *schedule)):
         x, halo, cotangent = typed((x, halo, cotangent), dtype)
         weight = None if weight is None else typed((weight,), dtype)[0]
-        call = functools.partial(summed, graph, weight=weight, far=far, own_scale=2)
+        call = functools.partial(
+            spmm_with_halo, graph, weight=weight, halo_rows=halo_rows, own_scale=2
+        )
         value, vjp = jax.vjp(lambda x, halo: call(x, halo=halo, out_scale=scale), x, halo)
         to_x, to_halo = vjp(cotangent)
-    x, halo, cotangent = (np.asarray(each, float) for each in (x, halo, cotangent))
+    x, halo, cotangent = (np.asarray(operand, float) for operand in (x, halo, cotangent))
     weight = None if weight is None else np.asarray(weight, float)
     by_row = scale.reshape(-1, *[1] * (x.ndim - 1))
     limit = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2, "float16": 4e-3}[dtype]
     want = spmm_reference(edges, np.concatenate([x, halo]), weight)
     assert_close(value, by_row * (want + 2 * x), limit, "value")
-    back = edges._replace(
+    reversed_edges = edges._replace(
         src=edges.dst, dst=edges.src, num_src=edges.num_dst, num_dst=edges.num_src
     )
-    want = spmm_reference(back, by_row * cotangent, weight)
+    want = spmm_reference(reversed_edges, by_row * cotangent, weight)
     want[:num_own] += 2 * by_row * cotangent
     assert_close(to_x, want[:num_own], limit, "gradient to x")
     assert_close(to_halo, want[num_own:], limit, "gradient to the halo")
@@ -988,18 +958,14 @@ def test_rows_of_two_arrays(
 @pytest.mark.parametrize(
     "schedule",
     [
-        *(("gather", *each) for each in ((8, 128, 3), (16, 64, 40), (32, 128, 600))),
+        *(("gather", *sizes) for sizes in ((8, 128, 3), (16, 64, 40), (32, 128, 600))),
         *(("step", lanes, 256, 48) for lanes in (8, 16, 32)),
     ],
 )
 def test_both_gradients_with_kernels_of_their_own(
-    rng: np.random.Generator,
-    schedule: tuple[Any, int, int, int],
-    heads: int,
-    dtype: str,
-    implementation: str,
+    rng, schedule, heads, dtype, implementation
 ) -> None:
-    """As the sums above, through an order, without one, and through one that is no permutation."""
+    """Weights are in the order of entries, in another order, or in one that is no permutation."""
     count, nodes, width = 3_000, 700, 28 if heads == 1 else 32
     rows, cols = np.minimum(rng.geometric(0.01, (2, count)), nodes - 2)
     rows[: count // 4] = 300
@@ -1007,6 +973,7 @@ def test_both_gradients_with_kernels_of_their_own(
     cols[rng.random(count) < 0.03] = nodes
     rows, cols = np.sort(rows).astype(np.int32), cols.astype(np.int32)
     shuffled = rng.permutation(count).astype(np.int32)
+    # An order with repeated and missing weights, which a hand-made graph may have.
     broken = np.where(rng.random(count) < 0.3, np.roll(shuffled, 1), shuffled)
     broken[::50] = count
     x, ct = (rng.normal(size=(nodes, width)) for _ in range(2))
@@ -1021,25 +988,27 @@ def test_both_gradients_with_kernels_of_their_own(
         (weight,) = typed((rng.normal(size=(count, heads)),), accumulator)
         for order in (None, shuffled, broken):
             at = np.arange(count) if order is None else order
-            there = valid & (at < count)
+            present = valid & (at < count)
             by_col = Csr(rows, cols, order, num_rows=nodes)
             matrix = SparseMatrix(Csr(rows, cols, num_rows=nodes), by_col)
+            # Gradients that a kernel leaves unwritten would show the fill.
             with filled_memory(0x5A):
-                both = jax.jit(lambda *operands: segment_reduce_vjp(*operands))
+                gradients = jax.jit(lambda *operands: segment_reduce_vjp(*operands))
                 only_x = jax.jit(
                     lambda weight, ct, matrix: primitive.segment_reduce(
                         ct, weight, matrix.T, reduce="sum", heads=heads
                     )
                 )
-                to_x, to_weight = map(np.asarray, both(x, weight, ct, matrix))
+                to_x, to_weight = map(np.asarray, gradients(x, weight, ct, matrix))
                 alone = np.asarray(only_x(weight, ct, matrix))
-            wide_ct, wide_x = (np.asarray(each, float).reshape(by_head) for each in (ct, x))
-            src, dst, to = rows[there], cols[there], at[there]
+            wide_ct, wide_x = (np.asarray(operand, float).reshape(by_head) for operand in (ct, x))
+            src, dst, to = rows[present], cols[present], at[present]
             want = np.zeros(by_head)
             np.add.at(want, src, weight.astype(float)[to][:, :, None] * wide_ct[dst])
             assert_close(to_x, want.reshape(nodes, width), limit, "gradient to x")
             assert_close(alone, want.reshape(nodes, width), limit, "gradient to x alone")
             dots = (wide_ct[dst] * wide_x[src]).sum(-1)
+            # Weights that several entries name have no defined gradient.
             once = np.bincount(at[at < count], minlength=count) <= 1  # of others it is any
             want = np.zeros((count, heads))
             want[to] = dots
@@ -1050,22 +1019,23 @@ def test_both_gradients_with_kernels_of_their_own(
 
 
 @contextlib.contextmanager
-def filled_memory(byte: int) -> Iterator[None]:
-    """Fresh memory is filled, so that to read it unwritten shows in results."""
+def filled_memory(byte) -> Iterator[None]:
+    """Fill fresh memory, so that reads of unwritten memory show in results."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for each in (byte, 0):
+    for value in (byte, 0):
         if mallopt is not None:
-            mallopt(-6, each)  # M_PERTURB
-        if each:
+            mallopt(-6, value)  # M_PERTURB
+        if value:
             yield
 
 
 # --- Epilogues -----------------------------------------------------------------------------------
 
 
-def long_runs_and_gaps(rng: np.random.Generator, nodes: int, count: int) -> Edges:
+def long_runs_and_gaps(rng, nodes, count) -> Edges:
     """A giant row, rows without edges between others and at both ends, and padding."""
     src, dst = rng.integers(0, nodes, (2, count))
+    # Every third row at most has edges, and a row in the middle a third of them.
     dst[: count // 3] = nodes // 2
     dst = np.clip(dst // 3 * 3, 3, nodes - 5)
     for ids in (src, dst):
@@ -1081,13 +1051,15 @@ def long_runs_and_gaps(rng: np.random.Generator, nodes: int, count: int) -> Edge
     ("width", "schedule"),
     [
         *((width, None) for width in (1, 3, 5, 33, 64, 100)),
-        *((64, ("gather", *e)) for e in [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)]),
+        *(
+            (64, ("gather", *sizes))
+            for sizes in [(2, 32, 1), (8, 128, 40), (16, 64, 3), (32, 128, 600)]
+        ),
         *((width, ("walk", 4, 64, 3)) for width in (33, 64)),
     ],
 )
-def test_epilogues(
-    rng: np.random.Generator, width: int, schedule: Any, count: int, implementation: str
-) -> None:
+def test_epilogues(rng, width, schedule, count, implementation) -> None:
+    # Random subsets of the epilogue, all of it first, for each dtype.
     nodes, limits = 400, {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
     edges = long_runs_and_gaps(rng, nodes, count)
     graph = graph_of(edges)
@@ -1104,7 +1076,7 @@ def test_epilogues(
             "activation": "relu",
         }
         if number > 0:
-            some = {name: each for name, each in some.items() if rng.random() < 0.5}
+            some = {name: operand for name, operand in some.items() if rng.random() < 0.5}
         (x,) = typed((normal(rng, (nodes, width)),), dtype)
         if "own_scale" not in some:
             x[unused(edges.src[edges.valid], nodes, 1)] = np.nan
@@ -1114,28 +1086,28 @@ def test_epilogues(
             got = spmm(graph, x, weight, reduce=reduce, **some)
             assert got.dtype == dtype
         relu = some.pop("activation", None) is not None
-        x, *last = wide((x, *some.values()))
+        x, *operands = wide((x, *some.values()))
         want = spmm_reference(edges, x, weight, reduce=mean if reduce == "mean" else total)
-        want = with_epilogue(want, x, **dict(zip(some, last, strict=True)), relu=relu)
+        want = with_epilogue(want, x, **dict(zip(some, operands, strict=True)), relu=relu)
         assert_close(got, want, limits[dtype], f"{dtype}, {reduce}, {sorted(some)}, relu {relu}")
 
 
 @on_all
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_epilogue_of_extremum(
-    rng: np.random.Generator, dtype: str, reduce: str, implementation: str
-) -> None:
+def test_epilogue_of_extremum(rng, dtype, reduce, implementation) -> None:
     edges = random_edges(rng, "giant", square=True)
     graph = graph_of(edges)
     x, residual = typed(normal(rng, (2, edges.num_dst, 3)), dtype)
     with setting(implementation, dtype):
         plain = spmm(graph, x, reduce=reduce)
-        last = {"own_scale": 2, "out_scale": 0.5, "residual": residual, "bias": ones(3)}
-        got = spmm(graph, x, reduce=reduce, activation="relu", **last)
+        epilogue = {"own_scale": 2, "out_scale": 0.5, "residual": residual, "bias": ones(3)}
+        got = spmm(graph, x, reduce=reduce, activation="relu", **epilogue)
+    # Rows without edges stay infinite through the epilogue.
     some = np.isfinite(np.asarray(plain, float)[:, 0])
     assert some.any() and not some.all()
-    wide = [np.asarray(each, float) for each in (plain, x, residual)]
+    wide = [np.asarray(operand, float) for operand in (plain, x, residual)]
+    # All of the epilogue, by hand.
     want = np.maximum((wide[0] + 2 * wide[1]) / 2 + wide[2] + 1, 0)
     assert_close(np.asarray(got)[some], want[some], 1e-2 if dtype == "bfloat16" else 1e-6, reduce)
     np.testing.assert_array_equal(np.asarray(got, float)[~some], want[~some])
@@ -1143,7 +1115,7 @@ def test_epilogue_of_extremum(
 
 @on_all
 @pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
-def test_other_activations(rng: np.random.Generator, activation: str, implementation: str) -> None:
+def test_other_activations(rng, activation, implementation) -> None:
     edges = random_edges(rng, "random", square=True)
     x = normal(rng, (edges.num_dst, 4))
     function = {
@@ -1157,14 +1129,14 @@ def test_other_activations(rng: np.random.Generator, activation: str, implementa
 
 
 @on_all
-def test_nan_stays_behind_a_relu(implementation: str) -> None:
+def test_nan_stays_behind_a_relu(implementation) -> None:
     with setting(implementation):
         got = spmm(LOOP, np.float32([np.nan, -1]), own_scale=0.0, activation="relu")
     np.testing.assert_array_equal(got, [np.nan, np.nan])
 
 
 @on_kernels
-def test_sums_of_half_types_overflow_only_where_results_do(implementation: str) -> None:
+def test_sums_of_half_types_overflow_only_where_results_do(implementation) -> None:
     graph = Graph.from_edges(np.arange(64), np.zeros(64, int), num_src=64, num_dst=2)
     x = np.full((64, 8), 60_000, np.float16)
     with setting(implementation):
@@ -1172,14 +1144,14 @@ def test_sums_of_half_types_overflow_only_where_results_do(implementation: str) 
     np.testing.assert_array_equal(got, [[30_000] * 8, [-30_000] * 8])
 
 
-def primitives(jaxpr: Any) -> list[Any]:
+def primitives(jaxpr) -> list[Any]:
     """The equations of this library's primitives."""
-    found = []
+    equations = []
     for equation in jaxpr.eqns:
-        inner = [each for each in equation.params.values() if hasattr(each, "jaxpr")]
-        found += [each for one in inner for each in primitives(one.jaxpr)]
-        found += [equation] if "jax_gnn" in equation.primitive.name else []
-    return found
+        inner = [value for value in equation.params.values() if hasattr(value, "jaxpr")]
+        equations += [inside for value in inner for inside in primitives(value.jaxpr)]
+        equations += [equation] if "jax_gnn" in equation.primitive.name else []
+    return equations
 
 
 def test_without_epilogue_nothing_is_added() -> None:
@@ -1188,36 +1160,40 @@ def test_without_epilogue_nothing_is_added() -> None:
     assert set(equation.params) == {"reduce", "heads", "implementation", "tree", "devices"}
     assert (
         len(equation.invars)
-        == sum(each.size > 0 for each in jax.tree.leaves(GRAPH.matrix()) if hasattr(each, "size"))
+        == sum(leaf.size > 0 for leaf in jax.tree.leaves(GRAPH.matrix()) if hasattr(leaf, "size"))
         + 1
     )
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_gradients_of_epilogues_are_one_more_sum(rng: np.random.Generator, reduce: str) -> None:
-    """Own features cost no further pass backward either."""
+def test_gradients_of_epilogues_are_one_more_sum(rng, reduce) -> None:
+    """The gradient to own features costs no further pass."""
     edges = random_edges(rng, "random", square=True)
     graph, nodes = graph_of(edges), edges.num_dst
 
-    def energy(x: Any, own_scale: Any, residual: Any, bias: Any) -> Any:
+    def energy(x, own_scale, residual, bias) -> Any:
         options = {"own_scale": own_scale, "residual": residual, "bias": bias}
         y = spmm(graph, x, reduce=reduce, out_scale=ones(nodes), activation="relu", **options)
         return (y * y).sum()
 
     operands = ones(nodes, 2), ones(nodes), ones(nodes, 2), ones(2)
     jaxpr = jax.make_jaxpr(jax.grad(energy, (0, 1, 2, 3)))(*operands)
-    names = [each.primitive.name for each in primitives(jaxpr.jaxpr)]
+    names = [equation.primitive.name for equation in primitives(jaxpr.jaxpr)]
     counted = reduce == "mean"  # what it divides by is a sum, too
     assert names == ["jax_gnn_segment_reduce"] * (2 + counted)
-    (back,) = [e for e in primitives(jaxpr.jaxpr)[1:] if e.outvars[0].aval.shape == (nodes, 2)]
-    given = jax.tree.unflatten(back.params["tree"], back.invars)
-    assert given.own_scale is not None and "relu" not in back.params
+    (transposed,) = [
+        e for e in primitives(jaxpr.jaxpr)[1:] if e.outvars[0].aval.shape == (nodes, 2)
+    ]
+    # Own features are part of the transposed sum, and the mask of the ReLU is applied before.
+    back_operands = jax.tree.unflatten(transposed.params["tree"], transposed.invars)
+    assert back_operands.own_scale is not None and "relu" not in transposed.params
 
 
 @pytest.mark.skipif(PLATFORM != "cuda", reason="needs 15 GB of memory to spare")
 def test_more_than_2_to_the_31_elements() -> None:
     """Rows of x lie beyond what 32 bits address."""
     rows, width = 2**16 + 3, 2**15 + 8
+    # Small integers, exact in bfloat16, tell rows apart.
     x = (jnp.arange(rows, dtype=jnp.float32) % 251).astype(jnp.bfloat16)[:, None]
     x = x + jnp.zeros(width, jnp.bfloat16)
     assert x.size > 2**31
@@ -1227,6 +1203,6 @@ def test_more_than_2_to_the_31_elements() -> None:
     column = np.asarray(x[:, 0]).astype(np.float32)
     want = np.array([column[rows - 1] + column[0], column[rows - 2] + column[7]])
     assert (got.astype(np.float32) == want[:, None]).all()
-    back = graph.transpose()
-    wide = np.asarray(jax.jit(spmm)(back, jnp.ones((2, width), jnp.bfloat16)))
+    transposed = graph.transpose()
+    wide = np.asarray(jax.jit(spmm)(transposed, jnp.ones((2, width), jnp.bfloat16)))
     np.testing.assert_array_equal(np.flatnonzero(wide[:, -1]), np.sort(src))

@@ -1,4 +1,4 @@
-"""What ops are made of: records and primitives, sparse matrices, arguments, schedules."""
+"""Records of ops, sparse matrices, argument checks and schedules, of which ops are built."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What kernels apply to the elements of a result."""
+"""Activations that kernels, or XLA after them, apply to results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def activated(result: Array, activation: Activation | None, scale: Array | None = None) -> Array:
-    """Applies what kernels of sums do not: all but the ReLU, and a scale of rows after that."""
+def apply_activation(
+    result: Array, activation: Activation | None, scale: Array | None = None
+) -> Array:
+    """Apply an activation that kernels lack, all but the ReLU, and then the scale of each row."""
     if activation in (None, "relu"):
         return result
     wide = ACTIVATIONS[activation](result.astype(accumulator_dtype(result.dtype)))

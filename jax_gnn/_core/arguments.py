@@ -1,4 +1,4 @@
-"""Checks of arguments, and what they are converted to: the one room for all of this library."""
+"""Checks and conversions of the arguments of public functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numbers
 import operator
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 
 import jax
@@ -16,9 +17,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype
-from jax_gnn._core.ids import index_dtype, is_traced, signed
+from jax_gnn._core.ids import as_signed, index_dtype, is_traced
+from jax_gnn._core.types import DType, IdArray, Shaped
 
 C = TypeVar("C")
 
@@ -26,9 +29,9 @@ C = TypeVar("C")
 
 
 def check_features(
-    name: str, x: Any, size_name: str = "num_rows", size: int | None = None
+    name: str, x: ArrayLike, size_name: str = "num_rows", size: int | None = None
 ) -> Array:
-    """An array ``(size, *features)`` of floating-point numbers."""
+    """Return ``x`` as an array ``(size, *features)`` of floating-point numbers."""
     x = as_array(name, x)
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
@@ -38,8 +41,8 @@ def check_features(
     return x
 
 
-def check_real(name: str, values: Any) -> Array:
-    """An array of integers or floating-point numbers."""
+def check_real(name: str, values: ArrayLike) -> Array:
+    """Return the values as an array of integers or floating-point numbers."""
     values = as_array(name, values)
     if not is_real(values.dtype):
         raise TypeError(f"{name} must be real numbers, got {values.dtype}")
@@ -47,18 +50,18 @@ def check_real(name: str, values: Any) -> Array:
 
 
 def check_weight(
-    name: str, weight: Any, size_name: str, size: int, x: Any, x_name: str, rows_name: str
+    name: str,
+    weight: ArrayLike | None,
+    size_name: str,
+    size: int,
+    x: Shaped,
+    x_name: str,
+    rows_name: str,
 ) -> Array | None:
-    """Weights of entries, perhaps by head: ``(size, heads)`` in the accumulator type of x.
+    """Return weights ``(size,)`` or ``(size, heads)`` of entries as ``(size, heads)``.
 
-    Args:
-        name: of the argument.
-        weight: ``(size,)`` or ``(size, heads)``, or None.
-        size_name: what the number of entries is called.
-        size: number of entries.
-        x: the features, of which only shape and dtype are looked at.
-        x_name: what they are called.
-        rows_name: what the number of their rows is called.
+    They get the accumulator type of ``x``, ``(rows, *features)`` or ``(rows, heads, *features)``.
+    The names of both and of their sizes are for errors.
     """
     if weight is None:
         return None
@@ -74,30 +77,32 @@ def check_weight(
             f"{x_name} must be ({rows_name}, {weight.shape[1]}, *features), got shape {x.shape}"
         )
     dtype = accumulator_dtype(x.dtype)
-    if weight.shape[1:] == (0,):  # without heads there are no features either: one head is as well
+    if weight.shape[1:] == (0,):  # without heads there are no features: one head gives the same
         return jnp.zeros((size, 1), dtype)
     return weight.reshape(size, *weight.shape[1:] or (1,)).astype(dtype)
 
 
-def check_float_dtype(name: str, dtype: Any) -> Any:
-    """A dtype of floating-point numbers that kernels take; of 64 bits only where there are such."""
+def check_float_dtype(name: str, dtype: DType) -> DType:
+    """Return a floating-point dtype of kernels; 64 bits become 32 where JAX has no others."""
     try:
-        found = jnp.dtype(dtype)
+        canonical = jnp.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"{name} must be a dtype, got {dtype!r}") from error
-    if dtype is None or found not in FLOATS:
+    if dtype is None or canonical not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {dtype!r}")
-    return jax.dtypes.canonicalize_dtype(found)
+    return jax.dtypes.canonicalize_dtype(canonical)
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """One of several options."""
+def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+    """Raise an error unless the value is one of the choices."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
-    """A factor for each row, as a column."""
+def check_scale_column(
+    name: str, scale: ArrayLike | None, size_name: str, size: int, acc: DType
+) -> Array | None:
+    """Return a factor for each row, ``(size,)``, as a column ``(size, 1)``."""
     if scale is None:
         return None
     scale = check_real(name, scale)
@@ -106,8 +111,10 @@ def check_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> A
     return scale.astype(acc)[:, None]
 
 
-def check_row_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) -> Array | None:
-    """A factor for each row, ``(size,)``, or one for all of them, ``(1,)``."""
+def check_row_scale(
+    name: str, scale: ArrayLike | None, size_name: str, size: int, acc: DType
+) -> Array | None:
+    """Return a factor for each row, ``(size,)``, or one for all rows, ``(1,)``."""
     if scale is None:
         return None
     scale = check_real(name, scale)
@@ -118,8 +125,8 @@ def check_row_scale(name: str, scale: Any, size_name: str, size: int, acc: Any) 
     return scale.astype(acc).ravel()
 
 
-def check_bias(bias: Any, x: Array) -> Array | None:
-    """What is added to all rows like those of x, in its accumulator type."""
+def check_bias(bias: ArrayLike | None, x: Shaped) -> Array | None:
+    """Return a bias with the features of ``x``, in its accumulator type."""
     if bias is None:
         return None
     bias = check_real("bias", bias).astype(accumulator_dtype(x.dtype))
@@ -128,8 +135,10 @@ def check_bias(bias: Any, x: Array) -> Array | None:
     return bias
 
 
-def check_residual(residual: Any, size_name: str, size: int, x: Array) -> Array | None:
-    """What is added to rows like those of x, in its dtype."""
+def check_residual(
+    residual: ArrayLike | None, size_name: str, size: int, x: Shaped
+) -> Array | None:
+    """Return a residual ``(size, *features)`` with the features and the dtype of ``x``."""
     if residual is None:
         return None
     residual = check_features("residual", residual, size_name, size).astype(x.dtype)
@@ -144,109 +153,110 @@ def check_residual(residual: Any, size_name: str, size: int, x: Array) -> Array 
 # --- Ids and sizes -------------------------------------------------------------------------------
 
 
-def as_ids(name: str, ids: Any) -> Array:
-    """Checks an argument that is a vector of ids, and makes it int32 or int64."""
+def as_ids(name: str, ids: object) -> Array:
+    """Return a vector of ids as int32 or int64 in JAX."""
     return check_ids(name, ids, traced=True)
 
 
-def check_pairs(first_name: str, first: Any, second_name: str, second: Any) -> tuple[Any, Any]:
-    """Two ids arrays of one length: both int64 in numpy, or both traced."""
-    first, second = check_columns({first_name: first, second_name: second})
-    return first, second
+def check_pairs(first_name: str, first: object, second_name: str, second: object) -> Any:
+    """Return two id arrays of one length: both int64 in numpy, or both traced."""
+    return tuple(check_columns({first_name: first, second_name: second}))
 
 
-def edge_ends(name: str, edges: Any) -> Any:
-    """Sources and destinations: the rows of ``(2, num_edges)``, or of pairs that are tuples."""
-    wanted = f"{name}, where dst is not given, must be (2, num_edges) integers or a list of tuples"
+def split_edge_pairs(name: str, edges: Any) -> tuple[Any, Any]:
+    """Return sources and destinations from ``(2, num_edges)`` or a list of (source, destination).
+
+    A list of lists is taken as two rows, a list of tuples as pairs.
+    """
+    expected = (
+        f"{name}, where dst is not given, must be (2, num_edges) integers or a list of tuples "
+        "(source, destination), got"
+    )
     if isinstance(edges, str | bytes) or not isinstance(edges, Iterable):
-        raise TypeError(f"{wanted} (source, destination), got {described(edges)}")
+        raise TypeError(f"{expected} {described(edges)}")
     if not hasattr(edges, "shape"):
-        rows, edges = isinstance(edges, tuple), list(edges)
+        is_tuple, edges = isinstance(edges, tuple), list(edges)
         if not edges:
             return (), ()
-        if not rows and all(isinstance(edge, tuple) for edge in edges):
+        if not is_tuple and all(isinstance(edge, tuple) for edge in edges):
             for i, edge in enumerate(edges):
                 if len(edge) != 2:
                     raise ValueError(f"{name}[{i}] must be (source, destination), got {edge!r}")
-            return tuple(zip(*edges, strict=True))
+            src, dst = zip(*edges, strict=True)
+            return src, dst
         rank = 1 + all(np.ndim(row) == 1 for row in edges) if len(edges) == 2 else 0
     else:
         rank = len(edges.shape)
         if isinstance(edges, jax.Array) and not is_traced(edges):
-            edges = np.asarray(edges)  # whose rows are taken without compiling
+            edges = np.asarray(edges)  # JAX would compile a program to take its rows
     if rank != 2 or len(edges) != 2:
         hint = "; transpose it" if getattr(edges, "shape", ())[1:] == (2,) else ""
-        raise ValueError(f"{wanted} (source, destination), got {described(edges)}{hint}")
+        raise ValueError(f"{expected} {described(edges)}{hint}")
     return edges[0], edges[1]
 
 
-def check_columns(columns: dict[str, Any]) -> list[Any]:
-    """Ids arrays of one length, by name: all int64 in numpy, or all traced."""
+def check_columns(columns: Mapping[str, object]) -> list[Any]:
+    """Return id arrays of one length, by name: all int64 in numpy, or all traced."""
     traced = is_traced(*columns.values())
     checked = {name: check_ids(name, ids, traced) for name, ids in columns.items()}
     first_name, first = next(iter(checked.items()))
     for name, ids in checked.items():
-        if ids.shape != first.shape:
-            raise ValueError(
-                f"{first_name} and {name} must have the same length, got "
-                f"{first.shape[0]} and {ids.shape[0]}"
-            )
+        if (size := ids.shape[0]) != (first_size := first.shape[0]):
+            names = f"{first_name} and {name}"
+            raise ValueError(f"{names} must have the same length, got {first_size} and {size}")
     return list(checked.values())
 
 
-def check_ids(name: str, ids: Any, traced: bool = False) -> Any:
-    """A one-dimensional array of integers: int64 in numpy, or int32 or int64 in JAX if traced.
+def check_ids(name: str, ids: object, traced: bool = False) -> Any:
+    """Return a vector of integers: int64 in numpy, or int32 or int64 in JAX if ``traced``.
 
-    It may be the one that was given, or share its memory: what is kept must be copied. Without
-    elements an array of floats is one of integers, too: ``[]`` becomes floats.
+    The result may be the argument itself or share its memory: copy it before storing it. An empty
+    array of floats counts as integers, as ``[]`` becomes one.
     """
-    given = ids
-    ids = to_array(name, ids) if traced else to_numpy(name, ids)
-    if 0 in ids.shape and jnp.issubdtype(ids.dtype, np.floating):
-        ids = ids.astype(np.int32)
-    if not jnp.issubdtype(ids.dtype, np.integer) and isinstance(given, list | tuple):
-        ids = _exact(given, ids)
-    if not jnp.issubdtype(ids.dtype, np.integer):
-        hint = "; jax_gnn.convert.from_table takes names" if ids.dtype.kind in "UO" else ""
-        raise TypeError(f"{name} must be an array of integers, got {ids.dtype}{hint}")
-    if ids.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
+    array = to_array(name, ids) if traced else to_numpy(name, ids)
+    if 0 in array.shape and jnp.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.int32)
+    if not jnp.issubdtype(array.dtype, np.integer) and isinstance(ids, list | tuple):
+        array = _clip_large_integers(ids, array)
+    if not jnp.issubdtype(array.dtype, np.integer):
+        hint = "; jax_gnn.convert.from_table takes names" if array.dtype.kind in "UO" else ""
+        raise TypeError(f"{name} must be an array of integers, got {array.dtype}{hint}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if traced:
-        return signed(ids)
-    if ids.dtype == np.uint64:  # what int64 does not hold is out of range as its largest number
-        ids = np.minimum(ids, np.iinfo(np.int64).max)
-    return ids.astype(np.int64, copy=False)
+        return as_signed(array)
+    if array.dtype == np.uint64:  # numbers beyond int64 become its largest: still out of range
+        array = np.minimum(array, np.iinfo(np.int64).max)
+    return array.astype(np.int64, copy=False)
 
 
-def _exact(given: Any, ids: Any) -> Any:
-    """Integers of which numpy made other numbers, as none of its types holds them all."""
-    exact = np.array(given, object)
+def _clip_large_integers(values: Sequence[object], array: np.ndarray) -> np.ndarray:
+    """Return integers that fit no dtype of numpy, clipped to int64; else the array."""
+    exact = np.array(values, object)
     if not exact.size or not all(type(i) is int or isinstance(i, np.integer) for i in exact.flat):
-        return ids
+        return array
     limits = np.iinfo(np.int64)
     return np.clip(exact, limits.min, limits.max).astype(np.int64)
 
 
-def check_size(name: str, size: Any, *ids: Any) -> Any:
-    """A size, by default the largest of the ids plus one."""
+def check_size(name: str, size: Any, *ids: IdArray) -> Any:
+    """Return a size; by default the largest of the ids plus one."""
     if size is None and ids:
         if is_traced(*ids):
-            raise TypeError(
-                f"{name} must be given inside jax.jit, where it cannot be read off the ids, got "
-                "None"
-            )
+            where = "inside jax.jit, where it cannot be read off the ids"
+            raise TypeError(f"{name} must be given {where}, got None")
         size = max(int(array.max(initial=-1)) for array in ids) + 1
     if jax.export.is_symbolic_dim(size):
         return size
     size = check_integer(name, size)
     if size < 0:
         raise ValueError(f"{name} must not be negative, got {size}")
-    index_dtype(size)  # there must be an id for padding
+    index_dtype(size)  # raises where no id of padding is left
     return size
 
 
-def either_nodes(num_nodes: Any, num_src: Any, num_dst: Any) -> str:
-    """What is wrong with giving all of these."""
+def num_nodes_conflict(num_nodes: object, num_src: object, num_dst: object) -> str:
+    """Return the error message for ``num_nodes`` beside ``num_src`` or ``num_dst``."""
     return (
         "num_nodes stands for num_src and num_dst: give it or those, not both, got "
         f"{num_nodes=}, {num_src=}, {num_dst=}"
@@ -254,13 +264,13 @@ def either_nodes(num_nodes: Any, num_src: Any, num_dst: Any) -> str:
 
 
 def check_concrete(name: str, size: int, reason: str) -> None:
-    """A size that may not be a symbolic dimension of :mod:`jax.export`."""
+    """Raise an error if the size is a symbolic dimension of :mod:`jax.export`."""
     if jax.export.is_symbolic_dim(size):
         raise ValueError(f"{name} must be concrete, got the symbolic {size}: {reason}")
 
 
 def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
-    """Raises an error where ids are out of range."""
+    """Raise an error if an id is outside ``[0, size)``."""
     bad = np.flatnonzero((ids < 0) | (ids >= size))
     if bad.size:
         raise ValueError(
@@ -270,7 +280,7 @@ def check_range(name: str, ids: np.ndarray, size_name: str, size: int) -> None:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """An integer of 64 bits."""
+    """Return an integer of at most 64 bits."""
     try:
         value = operator.index(value)
     except TypeError as error:
@@ -280,27 +290,30 @@ def check_integer(name: str, value: Any) -> int:
     return value
 
 
-def check_sparse(name: str, matrix: Any, shape: str) -> Any:
-    """A copy of a scipy sparse matrix of any format, in coordinates.
+# --- Sparse matrices of scipy --------------------------------------------------------------------
 
-    scipy's conversions write where the index arrays say, and those are its user's to change: hence
-    what decides over how much is written is checked before.
+
+def check_sparse(name: str, matrix: Any, shape: str) -> Any:
+    """Return a copy of a scipy sparse matrix of any format, in coordinates.
+
+    scipy's conversions write to the places that the index arrays name, which users may change. So
+    the arrays that decide how much is written are checked first.
     """
-    scipy_sparse = sys.modules.get("scipy.sparse")  # 0.1 s to import: whoever has a matrix did
+    # Importing scipy.sparse takes 0.1 s: a caller that has a matrix has imported it.
+    scipy_sparse = sys.modules.get("scipy.sparse")
     if scipy_sparse is None or not scipy_sparse.issparse(matrix):
-        raise TypeError(
-            f"{name} must be a scipy sparse matrix or array, got {type(matrix).__name__}"
-        )
+        kind = type(matrix).__name__
+        raise TypeError(f"{name} must be a scipy sparse matrix or array, got {kind}")
     if matrix.ndim != 2:
         raise ValueError(f"{name} must be {shape}, got shape {matrix.shape}")
     try:
-        return _sound(matrix).tocoo()
+        return _validated(matrix).tocoo()
     except (ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
         raise ValueError(f"{name} is not a valid {matrix.format} matrix: {error}") from error
 
 
-def _sound(matrix: Any) -> Any:
-    """The matrix, or one like it, if scipy can convert it without leaving its arrays."""
+def _validated(matrix: Any) -> Any:
+    """Return an equal matrix that scipy converts without leaving its arrays, or raise an error."""
     num_rows, num_cols = matrix.shape
     if matrix.format in ("csr", "csc", "bsr"):
         data = np.asarray(matrix.data)
@@ -314,7 +327,7 @@ def _sound(matrix: Any) -> Any:
             sizes = num_rows // block[0], num_cols // block[1]
         parts = check_compressed(data, matrix.indices, matrix.indptr, *sizes)
         return type(matrix)(parts, shape=matrix.shape)
-    if matrix.format == "coo":  # these are checked when a matrix is made
+    if matrix.format == "coo":  # the constructor checks ids
         return type(matrix)((matrix.data, (matrix.row, matrix.col)), shape=matrix.shape)
     if matrix.format == "lil":
         for part in (matrix.rows, matrix.data):
@@ -329,15 +342,14 @@ def _sound(matrix: Any) -> Any:
 
 
 def check_compressed(
-    values: np.ndarray, indices: Any, indptr: Any, num_rows: int, num_cols: int
+    values: np.ndarray, indices: np.ndarray, indptr: np.ndarray, num_rows: int, num_cols: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The parts of a CSR matrix that nobody has checked yet, less what no row has.
+    """Check the arrays of a CSR matrix, and return them without entries past the last row.
 
-    scipy's own check passes over all indices if ``indptr`` ends at 0, and over decreases that do
-    not fit 32 bits.
+    scipy's own check accepts any indices if ``indptr`` ends at 0, and decreases beyond 32 bits.
 
     Raises:
-        ValueError: they are not the parts of a matrix of this size.
+        ValueError: the arrays are not those of a matrix of this size.
     """
     for part, array in (("indices", indices), ("indptr", indptr)):
         if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
@@ -357,13 +369,16 @@ def check_compressed(
     return values[:count], indices, indptr
 
 
-def _check_lengths(part: str, size: int, wanted: int) -> None:
-    if size != wanted:
-        raise ValueError(f"{part} has {size} entries in place of {wanted}")
+def _check_lengths(part: str, size: int, expected: int) -> None:
+    if size != expected:
+        raise ValueError(f"{part} has {size} entries in place of {expected}")
 
 
-def to_array(name: str, values: Any) -> Any:
-    """An array of numbers: of JAX where it is one or traced, else of numpy, as it was given."""
+# --- Arrays and numbers --------------------------------------------------------------------------
+
+
+def to_array(name: str, values: object) -> Any:
+    """Return an array of numbers: of JAX if the values are traced or of JAX, else of numpy."""
     if isinstance(values, jax.Array):
         return values
     if hasattr(values, "__jax_array__") or is_traced(*jax.tree.leaves(values)):
@@ -371,79 +386,78 @@ def to_array(name: str, values: Any) -> Any:
     return to_numpy(name, values)
 
 
-def to_numpy(name: str, values: Any) -> np.ndarray:
-    """An array of numbers, of whatever type."""
+def to_numpy(name: str, values: object) -> np.ndarray:
+    """Return the values as an array of numpy."""
     if type(values) is np.ndarray:
         return values
-    with blame(name, "an array of numbers", values):
+    with argument_errors(name, "an array of numbers", values):
         return np.asarray(values)
 
 
 def as_array(name: str, values: Any) -> Array:
-    """An array of JAX."""
-    with blame(name, "an array of numbers", values):
+    """Return the values as an array of JAX."""
+    with argument_errors(name, "an array of numbers", values):
         return jnp.asarray(values)
 
 
-def as_numbers(name: str, values: Any, xp: Any) -> Any:
-    """An array of JAX or of numpy, in a dtype of JAX that holds its integers.
+def as_numbers(name: str, values: object, xp: ModuleType) -> Any:
+    """Return an array of the module ``xp`` in a dtype of JAX that holds its integers.
 
     Raises:
-        TypeError: it is no array of numbers.
-        ValueError: JAX has 32 bits for integers, and one needs more.
+        TypeError: the values are no array of numbers.
+        ValueError: an integer needs 64 bits, and JAX has 32.
     """
-    values = to_array(name, values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.size:
-        limits = np.iinfo(jax.dtypes.canonicalize_dtype(values.dtype))
-        extremes = (values.min(), values.max()) if limits.dtype != values.dtype else ()
-        for number in extremes:
-            if not limits.min <= number <= limits.max:
-                raise ValueError(
-                    f"{name} must fit in {limits.dtype}, as jax_enable_x64 is off, got {number}: "
-                    "subtract the least number, or turn it on"
-                )
+    array = to_array(name, values)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size:
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+        extremes = (array.min(), array.max()) if limits.dtype != array.dtype else ()
+        if bad := [number for number in extremes if not limits.min <= number <= limits.max]:
+            raise ValueError(
+                f"{name} must fit in {limits.dtype}, as jax_enable_x64 is off, got {bad[0]}: "
+                "subtract the least number, or turn it on"
+            )
     if xp is jnp:
-        return as_array(name, values)
-    values = to_numpy(name, values)
-    if not (values.dtype == np.bool_ or jnp.issubdtype(values.dtype, np.number)):
-        raise TypeError(f"{name} must be an array of numbers, got {values.dtype}")
-    return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
+        return as_array(name, array)
+    array = to_numpy(name, array)
+    if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, np.number)):
+        raise TypeError(f"{name} must be an array of numbers, got {array.dtype}")
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def missing(dtype: Any) -> Any:
-    """What a gather of JAX puts where nothing is: NaN or, of integers, the extreme value."""
+def fill_value(dtype: DType) -> Any:
+    """Return JAX's value for gathers out of range: NaN or, for integers, an extreme value."""
     if jnp.issubdtype(dtype, np.inexact):
         return np.nan
     return True if dtype == np.bool_ else (np.iinfo(dtype).min or np.iinfo(dtype).max)
 
 
-def growth(name: str, wanted: int | None, size: int) -> int:
-    """How much a size must grow to reach a wanted capacity, which is checked; None leaves it."""
-    if wanted is None:
+def added_size(name: str, capacity: int | None, size: int) -> int:
+    """Return the padding that raises a size to a capacity; 0 if the capacity is None."""
+    if capacity is None:
         return 0
-    wanted = check_integer(name, wanted)
-    if wanted < size:
-        raise ValueError(f"{name} must be at least the present {size}, got {wanted}")
-    return wanted - size
+    capacity = check_integer(name, capacity)
+    if capacity < size:
+        raise ValueError(f"{name} must be at least the present {size}, got {capacity}")
+    return capacity - size
 
 
-def is_real(dtype: Any) -> bool:
-    """Whether a dtype is of integers or floating-point numbers."""
+def is_real(dtype: DType) -> bool:
+    """Whether a dtype is one of integers or floating-point numbers."""
     return jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating)
 
 
 @contextlib.contextmanager
-def blame(name: str, what: str, given: Any) -> Iterator[None]:
-    """Says of errors of JAX and numpy which argument is to blame, and what it must be."""
+def argument_errors(name: str, expected: str, value: object) -> Iterator[None]:
+    """Turn errors of JAX and numpy into ones that name the argument and its expected kind."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name} must be {what}, got {described(given)}") from error
+        raise kind(f"{name} must be {expected}, got {described(value)}") from error
 
 
-def described(value: Any) -> str:
-    """What was given, in a few words: of an array its dtype and shape."""
+def described(value: object) -> str:
+    """Describe a value in a few words, for errors: an array by its dtype and shape."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         is_array = isinstance(value, np.ndarray | np.generic | jax.Array)
         kind = "an array" if is_array else type(value).__name__
@@ -451,14 +465,14 @@ def described(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def check_number(name: str, value: Any) -> None:
-    """A real number."""
+def check_number(name: str, value: object) -> None:
+    """Raise an error unless the value is a real number."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
 
 
 def check_finite(name: str, value: Any) -> float:
-    """A real number that is finite."""
+    """Return a finite real number."""
     check_number(name, value)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
@@ -469,10 +483,10 @@ _EXACT_PRESETS = ("F32_F32_F32", "F64_F64_F64", "TF32_TF32_F32_X3", "BF16_BF16_F
 
 
 def precision_level(precision: Any) -> jax.lax.Precision:
-    """One of JAX's three levels, for whatever JAX calls a precision."""
+    """Return the one of JAX's three levels that a precision of `jax.lax.dot` stands for."""
     if precision is None:
         precision = jax.default_matmul_precision.value
-    if isinstance(precision, tuple | list):  # for each operand
+    if isinstance(precision, tuple | list):  # one for each operand
         return max(map(precision_level, precision), key=operator.attrgetter("value"))
     try:
         return jax.lax.Precision(precision)
@@ -484,80 +498,76 @@ def precision_level(precision: Any) -> jax.lax.Precision:
     return jax.lax.Precision.HIGHEST if name in _EXACT_PRESETS else jax.lax.Precision.DEFAULT
 
 
-def check_flag(name: str, value: Any) -> bool:
-    """True or False, static."""
+# --- Objects and names ---------------------------------------------------------------------------
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return a truth value that is static."""
     if not isinstance(value, bool | int | np.bool_):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
     return bool(value)
 
 
-def check_callable(name: str, value: Any) -> None:
-    """A function, or a module that is called like one."""
+def check_callable(name: str, value: object) -> None:
+    """Raise an error unless the value is a function or a callable module."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {described(value)}")
 
 
 def check_container(name: str, value: Any, kind: type[C]) -> C:
-    """A container of graphs that passes its own check."""
+    """Return a container of graphs that has passed its own check."""
     check_instance(name, value, kind)
     return value.check(name)
 
 
 def check_instance(name: str, value: Any, kind: type) -> None:
-    """An object of a class of this library."""
+    """Raise an error unless the value is an object of a class of this library."""
     if not isinstance(value, kind):
-        wanted = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        expected = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         is_array = isinstance(value, jax.Array | np.ndarray)
-        given = described(value) if is_array else type(value).__name__
-        # What has a graph, told by name, as these modules import this one.
-        if given in ("Batch", "Data") and isinstance(value.graph, kind):
-            given += f"; pass {given.lower()}.graph"
-        if given == "ShardedGraph":
-            given += "; its apply calls models with what each device has"
-        raise TypeError(f"{name} must be a {wanted}, got {given}")
+        got = described(value) if is_array else type(value).__name__
+        # Classes that hold a graph are recognized by name, as their modules import this one.
+        if got in ("Batch", "Data") and isinstance(value.graph, kind):
+            got += f"; pass {got.lower()}.graph"
+        if got == "ShardedGraph":
+            got += "; its apply calls models with what each device has"
+        raise TypeError(f"{name} must be a {expected}, got {got}")
 
 
-# --- Names ---------------------------------------------------------------------------------------
-
-
-def check_distinct(name: str, names: Sequence[Any]) -> None:
-    """Names of which none is given twice."""
-    numbers: dict[Any, int] = {}
-    for number, each in enumerate(names):
-        if (first := numbers.setdefault(each, number)) != number:
+def check_distinct(name: str, names: Sequence[Hashable]) -> None:
+    """Raise an error if a name occurs twice."""
+    positions: dict[Hashable, int] = {}
+    for position, value in enumerate(names):
+        if (first := positions.setdefault(value, position)) != position:
             raise ValueError(
-                f"{name} must differ from each other, got {each!r:.200} as number {first} and as "
-                f"number {number}"
+                f"{name} must differ from each other, got {value!r:.200} as number {first} and as "
+                f"number {position}"
             )
 
 
 def numbers_by_name(
-    what: str, own: Sequence[Any], given: Sequence[Any], owner: str, giver: str
+    what: str,
+    ordered: Sequence[Hashable],
+    names: Sequence[Hashable],
+    ordered_owner: str,
+    names_owner: str,
 ) -> np.ndarray:
-    """The number that each given name has among others, which are the same but for their order.
+    """Return the position of each name among ``ordered``, which must hold the same names.
 
-    Args:
-        what: what has the names, in the plural.
-        own: the names whose numbers are wanted.
-        given: the names of what is to be brought into that order.
-        owner: what has the former, in errors.
-        giver: what has the latter.
-
-    Raises:
-        ValueError: a name is on one side only, or given twice; the error says which.
+    Errors name ``what`` has the names, in the plural, and the owners of both sequences.
     """
-    check_distinct(f"the {what} of {giver}", given)
-    numbers = {name: number for number, name in enumerate(own)}
-    wrong = []
-    if unknown := [name for name in given if name not in numbers]:
-        wrong.append(f"has the {what} {_few(unknown)}, which {owner} lacks")
-    if missing := numbers.keys() - set(given):
-        wrong.append(f"lacks the {what} {_few(sorted(missing, key=numbers.__getitem__))}")
-    if wrong:
-        raise ValueError(f"{giver} {', and '.join(wrong)}")
-    return np.fromiter((numbers[name] for name in given), np.int64, len(given))
+    check_distinct(f"the {what} of {names_owner}", names)
+    positions = {name: position for position, name in enumerate(ordered)}
+    problems = []
+    if unknown := [name for name in names if name not in positions]:
+        problems.append(f"has the {what} {_list_few(unknown)}, which {ordered_owner} lacks")
+    if missing := positions.keys() - set(names):
+        problems.append(f"lacks the {what} {_list_few(sorted(missing, key=positions.__getitem__))}")
+    if problems:
+        raise ValueError(f"{names_owner} {', and '.join(problems)}")
+    return np.fromiter((positions[name] for name in names), np.int64, len(names))
 
 
-def _few(names: Sequence[Any]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"{name!r:.200}" for name in names[:3]) + more
+def _list_few(names: Sequence[Hashable]) -> str:
+    tail = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"{name!r:.200}" for name in names[:3]) + tail

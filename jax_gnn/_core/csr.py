@@ -18,16 +18,9 @@ from jax import Array
 
 from jax_gnn._core import ffi
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import (
-    PADDING,
-    at_most,
-    in_range,
-    is_traced,
-    namespace,
-    pad_ids,
-    row_ids,
-)
-from jax_gnn._core.sharding import whole
+from jax_gnn._core.ids import PADDING, at_most, in_range, is_traced, namespace, pad_ids, row_ids
+from jax_gnn._core.sharding import replicate
+from jax_gnn._core.types import IdArray
 
 SLOT_SIZE = 8
 
@@ -41,19 +34,19 @@ class Csr:
     points to is not read.
 
     Attributes:
-        rows: ``(entries,)``, ascending, padding at the ends; None: entry e is all of row e.
-        cols: ``(entries,)``, which row of the input an entry reads; None: entry e reads row e.
-        order: ``(entries,)``, which weight an entry has; None: entry e has weight e.
-        indptr: ``(num_rows + 1,)``, where each row starts, and where the last one ends; None where
-            nothing asks for it.
-        slots: the columns as an :class:`EdgeSplit`; None likewise.
+        rows: ``(entries,)``, the row of each entry, ascending, with padding at both ends; None if
+            entry e is all of row e.
+        cols: ``(entries,)``, the row of the input that an entry reads; None if entry e reads row e.
+        order: ``(entries,)``, the weight of an entry; None if entry e has weight e.
+        indptr: ``(num_rows + 1,)``, row pointers; None where no op reads them.
+        slots: the columns as an :class:`EdgeSplit`; None where no op reads them.
         num_rows: number of rows.
-        resorted: whether ids were sorted for it at run time: plain XLA spares the sort, see
+        resorted: whether ids were sorted at run time: plain XLA omits the sort, see
             :attr:`SparseMatrix.unsorted`.
         own_cols: whether each entry's column is the entry itself, or padding: a run of entries
             reads a run of columns.
-        blocks: of how many matrices of one shape without common rows and columns it is made, one
-            after another, see :func:`block_diagonal`.
+        blocks: number of matrices of one shape, without common rows and columns, that it joins, see
+            :func:`block_diagonal`.
     """
 
     rows: Any
@@ -68,7 +61,7 @@ class Csr:
 
     @property
     def ids(self) -> Any:
-        """``(entries,)``, the rows or, where there are none, the columns."""
+        """Rows of the entries, ``(entries,)``, or the columns if there are no rows."""
         return self.cols if self.rows is None else self.rows
 
     @property
@@ -78,29 +71,22 @@ class Csr:
 
     @property
     def counts(self) -> Array:
-        """``(num_rows,)``, how many entries each row has, by ``indptr``."""
+        """Number of entries of each row, ``(num_rows,)``, by ``indptr``."""
         return jnp.diff(self.indptr)
 
     def valid(self, num_cols: int) -> Array:
-        """``(entries,)``, which are not padding."""
-        checks = [
-            in_range(ids, size)
-            for ids, size in (
-                (self.rows, self.num_rows),
-                (self.cols, num_cols),
-                (self.order, self.count),
-            )
-            if ids is not None
-        ]
+        """Return ``(entries,)``: whether each entry is no padding."""
+        sizes = (self.rows, self.num_rows), (self.cols, num_cols), (self.order, self.count)
+        checks = [in_range(ids, size) for ids, size in sizes if ids is not None]
         return functools.reduce(operator.and_, checks)
 
 
 class LastRows(NamedTuple):
-    """The rows behind so many.
+    """The last rows of a matrix.
 
     Attributes:
-        csr: their entries, whose ``order`` says which of all they are.
-        first: ``(1,)``, the number of entries ahead of them.
+        csr: their entries; ``order`` is the position of each among all entries.
+        first: ``(1,)``, the number of entries before them.
     """
 
     csr: Csr
@@ -108,23 +94,24 @@ class LastRows(NamedTuple):
 
     @classmethod
     def of(cls, csr: Csr, num_before: int, first: Any, most: int) -> LastRows:
-        """Those whose entries begin at ``first``, and are so many at most.
+        """Return the rows after ``num_before`` others, which have at most ``most`` entries.
 
-        Where they are fewer, others come along, whose rows are out of range.
+        ``first`` is the first of these. If they are fewer, the slice starts at entries of earlier
+        rows, which become padding.
         """
         rows, cols, order = (
             jax.lax.dynamic_slice(ids, (first,), (most,)) for ids in (csr.rows, csr.cols, csr.order)
         )
-        last = Csr(rows - num_before, cols, order, num_rows=csr.num_rows - num_before)
-        return cls(last, jnp.reshape(first, 1))
+        tail = Csr(rows - num_before, cols, order, num_rows=csr.num_rows - num_before)
+        return cls(tail, jnp.reshape(first, 1))
 
 
 class SparseMatrix(NamedTuple):
-    """The same entries sorted by the row they go to and by the row they come from.
+    """The same entries sorted by row and by column.
 
     Attributes:
-        by_row: what a product with the matrix goes through.
-        by_col: its transpose; an ``order`` there says which of the entries ``by_row`` it is.
+        by_row: the entries as products with the matrix read them.
+        by_col: the transpose; its ``order`` is the position of each entry in ``by_row``.
     """
 
     by_row: Csr
@@ -137,7 +124,7 @@ class SparseMatrix(NamedTuple):
 
     @property
     def unsorted(self) -> Csr | None:
-        """By row, with entries in the order of the columns, where that spares a sort."""
+        """The entries by row in the order of the columns, where that omits a sort; else None."""
         by_row, by_col = self
         if by_row.resorted and by_row.cols is not None and by_col.rows is None:
             return Csr(by_col.cols, num_rows=by_row.num_rows, blocks=by_row.blocks)
@@ -145,33 +132,34 @@ class SparseMatrix(NamedTuple):
 
 
 def segments(ids: Array, num_segments: int) -> SparseMatrix:
-    """Which segment each element belongs to, by sorted ids: a row has a segment's elements."""
+    """Return the matrix of sorted ids: row r has the elements of segment r."""
     return SparseMatrix(Csr(ids, num_rows=num_segments), Csr(None, ids, num_rows=ids.shape[0]))
 
 
 def permutation(order: Array, inverse: Array) -> SparseMatrix:
-    """Row i reads row ``order[i]``: a gather, whose transpose is one too."""
+    """Return the matrix whose row i reads row ``order[i]``: a gather, as is its transpose."""
     count = order.shape[0]
     return SparseMatrix(Csr(None, order, num_rows=count), Csr(None, inverse, num_rows=count))
 
 
-def inverse_of(order: Any) -> Any:
-    """The inverse of a permutation, whose ids out of range are left out: -1 where nothing is."""
+def inverse_permutation(order: Any) -> Any:
+    """Return the inverse of a permutation; ids out of range are dropped, and leave -1."""
     count = order.shape[0]
+    # A scatter; on the host without JAX, so that containers are built without compiling.
     if namespace(order) is np:
         valid = in_range(order, count)
         inverse = np.full_like(order, PADDING)
         inverse[order[valid]] = np.flatnonzero(valid)
         return inverse
-    order = whole(jnp.where(in_range(order, count), order, count))
+    order = replicate(jnp.where(in_range(order, count), order, count))
     places = jnp.arange(count, dtype=order.dtype)
     return jnp.full_like(order, PADDING).at[order].set(places, mode="drop")
 
 
-def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:
-    """What belongs to rows, to columns and the matrix, or of its transpose.
+def orient_by_weights(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMatrix]:
+    """Return (a, b, matrix) or (b, a, matrix.T), a belonging to rows and b to columns.
 
-    Of the two the one whose entries are in the order of the weights.
+    The returned matrix has its entries in the order of the weights.
     """
     if matrix.by_row.order is None and matrix.by_row.rows is not None:
         return a, b, matrix
@@ -182,17 +170,15 @@ def entrywise(a: Any, b: Any, matrix: SparseMatrix) -> tuple[Any, Any, SparseMat
 
 
 class EdgeSplit(NamedTuple):
-    """The rows of a CSR matrix cut into slots of 8 entries: even work, whatever the rows' lengths.
+    """The rows of a CSR matrix in slots of 8 entries: even work, whatever the rows' lengths.
 
-    HyperGef's fusion-workload-aware format: a slot is a partition of its, the place has the group's
-    key and workload. An empty row has one slot. There are ``entries // 8 + num_rows + 1``, which
-    always suffice; at least one is surplus, at the end.
+    This is HyperGef's fusion-workload-aware format, whose partitions are slots. An empty row has
+    one slot. ``entries // 8 + num_rows + 1`` slots always suffice; at least the last is surplus.
 
     Attributes:
-        ids: ``(num_slots, 8)``, the columns; -1 where a row's last slot is filled up, and in
-            surplus slots.
-        places: ``(num_slots, 2)``, the row, and twice the slot's place in its row, plus 1 in the
-            row's last slot; (-1, 1) for surplus slots. Kernels pass over what follows a row of -1.
+        ids: ``(num_slots, 8)``, the columns; -1 pads a row's last slot and surplus slots.
+        places: ``(num_slots, 2)``, the row, and twice the slot's position in its row, plus 1 in the
+            row's last slot; (-1, 1) for surplus slots, at which kernels stop.
     """
 
     ids: Any
@@ -200,19 +186,18 @@ class EdgeSplit(NamedTuple):
 
 
 def num_slots(num_rows: int, num_entries: int) -> int:
-    """How many slots an :class:`EdgeSplit` has."""
+    """Return the number of slots of an :class:`EdgeSplit`."""
     return num_entries // SLOT_SIZE + num_rows + 1
 
 
-def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
-    """Cuts the rows of a CSR matrix into slots: natively, or in ``jax.numpy`` if traced.
+def edge_split(indptr: IdArray, cols: IdArray) -> EdgeSplit:
+    """Cut the rows of a CSR matrix into slots: natively, or in ``jax.numpy`` if traced.
 
-    A row that ``indptr`` starts out of range, or before the end of the row ahead, starts at the
-    nearest place that is neither.
+    Row starts out of range, or before the end of the previous row, are clipped.
 
     Args:
-        indptr: ``(num_rows + 1,)``, int32 or int64.
-        cols: ``(entries,)`` in the same dtype. Entries past the last row belong to none.
+        indptr: ``(num_rows + 1,)``, row pointers, int32 or int64.
+        cols: ``(entries,)`` in the same dtype. Entries past the last row are ignored.
 
     Returns:
         numpy arrays for numpy arrays, else arrays of JAX, in the same dtype.
@@ -225,35 +210,38 @@ def edge_split(indptr: Any, cols: Any) -> EdgeSplit:
         ffi.host_function("edge_split")(*contiguous, *split)
         return jax.device_put(split) if isinstance(indptr, jax.Array) else split
     starts = jax.lax.cummax(jnp.clip(jnp.asarray(indptr), 0, count))
-    slots = jnp.maximum(-(-jnp.diff(starts) // SLOT_SIZE), 1)  # of each row
-    first = jnp.pad(jnp.cumsum(slots, dtype=dtype), (1, 0))
+    # Each slot finds its row from the slots before it, and its entries from its position in the
+    # row. Lanes past the end of the row read an appended entry of padding.
+    num_slots_of_row = jnp.maximum(-(-jnp.diff(starts) // SLOT_SIZE), 1)
+    first = jnp.pad(jnp.cumsum(num_slots_of_row, dtype=dtype), (1, 0))
     rows = row_ids(first, size)
-    place = jnp.arange(size, dtype=dtype) - first[rows]
-    begin = starts[rows] + SLOT_SIZE * place
-    left = jnp.where(rows == PADDING, 0, starts[rows + 1] - begin)
+    position = jnp.arange(size, dtype=dtype) - first[rows]
+    begin = starts[rows] + SLOT_SIZE * position
+    remaining = jnp.where(rows == PADDING, 0, starts[rows + 1] - begin)
     lanes = jnp.arange(SLOT_SIZE, dtype=dtype)[None]
-    entries = jnp.where(lanes < left[:, None], begin[:, None] + lanes, count)
-    place = jnp.where(rows == PADDING, 1, 2 * place + (left <= SLOT_SIZE).astype(dtype))
+    entries = jnp.where(lanes < remaining[:, None], begin[:, None] + lanes, count)
+    place = 2 * position + (remaining <= SLOT_SIZE).astype(dtype)
+    place = jnp.where(rows == PADDING, 1, place)
     return EdgeSplit(pad_ids(jnp.asarray(cols), 1)[entries], jnp.stack([rows, place], 1))
 
 
 # --- A batch of matrices -------------------------------------------------------------------------
 
 
-def joinable(size: int, *matrices: SparseMatrix) -> bool:
-    """Whether joined ids fit the type of those of one, of matrices that are each a batch."""
+def fits_block_diagonal(size: int, *matrices: SparseMatrix) -> bool:
+    """Whether the ids of a batch of matrices, joined, fit the dtype of the ids."""
     ids = [half.ids for matrix in matrices for half in matrix]
     sizes = [half.num_rows for matrix in matrices for half in matrix] + [i.shape[1] for i in ids]
     limit = _max_id(ids[0])
-    return all(at_most(size * each, limit) for each in sizes)
+    return all(at_most(size * count, limit) for count in sizes)
 
 
 def _max_id(ids: Array) -> int:
-    return int(jnp.iinfo(ids.dtype).max)
+    return int(np.iinfo(ids.dtype).max)
 
 
 def block_diagonal(matrix: SparseMatrix) -> SparseMatrix:
-    """Joins a batch of matrices, the first axis of all arrays, to one without common rows."""
+    """Join a batch of matrices, the first axis of all arrays, to one without common rows."""
     by_row, by_col = matrix
     return SparseMatrix(_join(by_row, by_col.num_rows), _join(by_col, by_row.num_rows))
 
@@ -261,27 +249,27 @@ def block_diagonal(matrix: SparseMatrix) -> SparseMatrix:
 def _join(csr: Csr, num_cols: int) -> Csr:
     size, count = csr.ids.shape
 
-    def shifted(ids: Array, block: int) -> Array:
+    def shift(ids: Array, block: int) -> Array:
         return ids + jnp.arange(size, dtype=ids.dtype)[:, None] * block
 
-    def joined(ids: Array, valid: Array, block: int) -> Array:
-        return jnp.where(valid, shifted(ids, block), PADDING).ravel()
+    def join(ids: Array, valid: Array, block: int) -> Array:
+        return jnp.where(valid, shift(ids, block), PADDING).ravel()
 
     rows, cols, order, num_rows = csr.rows, csr.cols, csr.order, csr.num_rows
     if order is not None:
-        order = joined(order, in_range(order, count), count)
+        order = join(order, in_range(order, count), count)
     if rows is None:
-        cols = joined(cols, in_range(cols, num_cols), num_cols)
-    else:  # rows stay sorted: padding gets the row before it, and is marked in the columns
+        cols = join(cols, in_range(cols, num_cols), num_cols)
+    else:  # rows stay sorted: padding gets the row before it, and columns mark it
         valid = in_range(rows, num_rows)
-        rows = shifted(jax.lax.cummax(jnp.where(valid, rows, 0), axis=1), num_rows).ravel()
+        rows = shift(jax.lax.cummax(jnp.where(valid, rows, 0), axis=1), num_rows).ravel()
         if cols is None:
             cols = jnp.broadcast_to(jnp.arange(count, dtype=rows.dtype), valid.shape)
-        cols = joined(cols, valid & in_range(cols, num_cols), num_cols)
+        cols = join(cols, valid & in_range(cols, num_cols), num_cols)
     indptr = csr.indptr
-    if indptr is not None:  # the last row of each block runs on over the block's padding
-        end = jnp.full((1,), size * count, indptr.dtype)
-        indptr = jnp.concatenate([whole(shifted(indptr[:, :-1], count)).ravel(), end])
+    if indptr is not None:  # the last row of each block includes the block's padding
+        num_entries = jnp.full((1,), size * count, indptr.dtype)
+        indptr = jnp.concatenate([replicate(shift(indptr[:, :-1], count)).ravel(), num_entries])
     slots = None if csr.slots is None else _join_slots(csr.slots, num_rows, num_cols)
     return replace(
         csr,
@@ -296,8 +284,9 @@ def _join(csr: Csr, num_cols: int) -> Csr:
 
 
 def _join_slots(slots: EdgeSplit, num_rows: int, num_cols: int) -> EdgeSplit:
-    """Each block's surplus slots stay where they are, of a row that there is not, but not -1."""
+    """Join slots; surplus slots get a row past the last, at which kernels do not stop."""
     ids, places = slots
+    # Kernels stop at a row of -1, so that only the last block may have one.
     block = jnp.arange(ids.shape[0], dtype=ids.dtype)[:, None]
     rows, place = places[..., 0], places[..., 1]
     rows = jnp.where(in_range(rows, num_rows), rows + block * num_rows, len(ids) * num_rows)

@@ -1,4 +1,4 @@
-"""The compiled modules, whose handlers are XLA custom-call targets, and which of them to use."""
+"""The compiled modules, whose handlers are XLA custom-call targets, and the choice among them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from jax_gnn._core.refusal import refuse
 from jax_gnn._version import __version__
 
 Implementation = Literal["cuda", "cpu", "xla"]
-"""Whose code runs: a platform's kernel, or plain JAX."""
+"""The code of an op: the kernel of a platform, or plain JAX."""
 Platform = Literal["cuda", "cpu"]
 
 TARGET_PREFIX = "jax_gnn_"
-_XLA_PLATFORM = {"cuda": "CUDA", "cpu": "cpu"}  # as jax.ffi.register_ffi_target spells them
+_XLA_PLATFORM = {"cuda": "CUDA", "cpu": "cpu"}  # names in jax.ffi.register_ffi_target
 
 
 # --- Compiled modules ----------------------------------------------------------------------------
@@ -36,7 +36,7 @@ _XLA_PLATFORM = {"cuda": "CUDA", "cpu": "cpu"}  # as jax.ffi.register_ffi_target
 
 @dataclass(frozen=True)
 class PlatformStatus:
-    """What a platform offers; ``reason`` and ``hint``: why it offers nothing, what to do."""
+    """The targets of a platform; if it has none, the reason, and a hint what to do."""
 
     platform: Platform
     available: bool
@@ -47,27 +47,27 @@ class PlatformStatus:
 
 
 CUDA_PACKAGE = "jax-gnn-kernels-cuda13"
-"""Another distribution, whose entry point of the group ``jax_gnn.cuda`` is the CUDA module."""
+"""The distribution whose entry point of the group ``jax_gnn.cuda`` is the CUDA module."""
 
 _FOLDER = Path(__file__).parents[1]
 
 
-def copies() -> list[Path]:
-    """Folders of this package on the path, the one in use first."""
-    found = (Path(root, "jax_gnn").resolve() for root in sys.path)
-    return list(dict.fromkeys([_FOLDER, *(f for f in found if (f / "__init__.py").is_file())]))
+def package_copies() -> list[Path]:
+    """Return the folders of this package on the path, the folder in use first."""
+    folders = (Path(root, "jax_gnn").resolve() for root in sys.path)
+    return list(dict.fromkeys([_FOLDER, *(f for f in folders if (f / "__init__.py").is_file())]))
 
 
-def _why_not(name: str, error: ImportError) -> str:
-    """Why a compiled module of this package is none here, and what to do."""
+def _why_missing(name: str, error: ImportError) -> str:
+    """Return why a compiled module of this package cannot be imported, and what to do."""
     mend = "python -m pip install --force-reinstall --no-deps jax-gnn-kernels"
     if files := sorted(_FOLDER.glob(f"{name}.*")):
-        here = f"{sys.implementation.cache_tag} on {sysconfig.get_platform()}"
-        of = "another Python or processor than"
+        platform = f"{sys.implementation.cache_tag} on {sysconfig.get_platform()}"
+        origin = f"another Python or processor than {platform}"
         if isinstance(error, ModuleNotFoundError):
-            return f"{files[0]} is of {of} {here}: {mend}"
-        return f"{files[0]} is damaged, or of {of} {here} ({error}): {mend}"
-    if built := [folder for folder in copies() if any(folder.glob(f"{name}.*"))]:
+            return f"{files[0]} is of {origin}: {mend}"
+        return f"{files[0]} is damaged, or of {origin} ({error}): {mend}"
+    if built := [folder for folder in package_copies() if any(folder.glob(f"{name}.*"))]:
         before = f"goes before {built[0]} on the path"
         return f"{_FOLDER} is not built, and {before}: start Python elsewhere"
     if (_FOLDER.parent / "CMakeLists.txt").exists():
@@ -82,11 +82,12 @@ def _load(name: str) -> types.ModuleType:
 
 @functools.cache
 def _module(platform: Platform) -> types.ModuleType:
-    """The compiled module of a platform; that of CUDA may be in a distribution of its own."""
+    """Return the compiled module of a platform; for CUDA perhaps of another distribution."""
     if platform == "cpu":
         return _load("_cpu")
     if not _module("cpu").cuda_build:
         return _load("_cuda")
+    # Both distributions must have one version, as handlers and their callers change together.
     package = metadata.distribution(CUDA_PACKAGE)
     try:
         version = package.version
@@ -97,30 +98,30 @@ def _module(platform: Platform) -> types.ModuleType:
         return entry_point.load()
     except ImportError:
         raise
-    except Exception as error:  # files of its metadata are missing or cut off
+    except Exception as error:  # files of its metadata are missing or truncated
         raise ImportError(f"{CUDA_PACKAGE} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _ffi_version() -> tuple[int, ...]:
-    """Of the FFI of jaxlib, which takes handlers of older ones; () where that is not known."""
+    """Return jaxlib's version of the FFI, which takes handlers of older versions; () if unknown."""
     header = Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api" / "c_api.h"
     try:
-        found = re.findall(r"define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
+        numbers = re.findall(r"define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text())
     except OSError:
-        found = []
-    return tuple(int(number) for _, number in sorted(found))
+        return ()
+    return tuple(int(number) for _, number in sorted(numbers))
 
 
 def _register(module: types.ModuleType, platform: Platform, build: str) -> PlatformStatus:
-    """Registers all handlers, or none: of one that JAX refuses, a backend would not start."""
-    ours, theirs = module.ffi_version, _ffi_version()
-    if theirs and ours > theirs:
+    """Register all handlers, or none: backends do not start with a handler that JAX refuses."""
+    version, jaxlib_version = module.ffi_version, _ffi_version()
+    if jaxlib_version and version > jaxlib_version:
         return PlatformStatus(
             platform,
             False,
             (),
-            reason=f"its handlers are of XLA's FFI {ours[0]}.{ours[1]}, and jaxlib "
-            f"{jaxlib.__version__} has {theirs[0]}.{theirs[1]}",
+            reason=f"its handlers are of XLA's FFI {version[0]}.{version[1]}, and jaxlib "
+            f"{jaxlib.version.__version__} has {jaxlib_version[0]}.{jaxlib_version[1]}",
             hint="pip install --upgrade jax jaxlib",
             build=build,
         )
@@ -134,7 +135,7 @@ def _load_cpu() -> PlatformStatus:
     try:
         module = _module("cpu")
     except ImportError as error:
-        reason = _why_not("_cpu", error)
+        reason = _why_missing("_cpu", error)
     else:
         return _register(module, "cpu", module.compiler)
     refuse(f"jax_gnn cannot be used: {reason}")
@@ -159,13 +160,14 @@ def _load_cuda() -> PlatformStatus:
     return _register(module, "cuda", f"{module.compiler}, architectures {module.architectures}")
 
 
-def no_gpu() -> str | None:
-    """Why CUDA kernels that are there are not used: JAX has no GPU; None where it has one."""
+def why_no_gpu() -> str | None:
+    """Return why JAX has no GPU for the CUDA kernels; None if it has one."""
     try:
         if any(device.platform == "gpu" for device in jax.devices()):
             return None
     except RuntimeError:  # JAX_PLATFORMS names a platform that cannot start
         pass
+    # Look for the cause from the top: plugin, driver, device, configuration.
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return "JAX is a build for CPUs: pip install 'jax[cuda13]'"
     try:
@@ -182,37 +184,37 @@ STATUS: dict[str, PlatformStatus] = {"cpu": _load_cpu(), "cuda": _load_cuda()}
 
 @functools.cache
 def host_function(name: str) -> Callable[..., Any]:
-    """A compiled function on numpy arrays."""
+    """Return a compiled function on numpy arrays."""
     return getattr(_module("cpu"), name)
 
 
 @functools.cache
 def shared_memory() -> int:
-    """Bytes of it that a block of a kernel may have on the GPUs at hand.
+    """Return the bytes of shared memory of a block on this machine's GPUs.
 
-    Where there are none, as for an export, those of any that kernels are built for.
+    Without GPUs, as for an export, it is the least of all GPUs that kernels are built for.
     """
-    found = _module("cuda").shared_memory() if STATUS["cuda"].available else 0
-    return found or 99 << 10
+    num_bytes = _module("cuda").shared_memory() if STATUS["cuda"].available else 0
+    return num_bytes or 99 << 10
 
 
 def status() -> list[PlatformStatus]:
-    """What each platform with kernels offers, for ``jax-gnn info``."""
+    """Return the status of each platform with kernels, for ``jax-gnn info``."""
     return list(STATUS.values())
 
 
 @public
 def shared_library(platform: Platform = "cpu") -> str:
-    """The file of the kernels of a platform, for processes without this package.
+    """Return the file with the kernels of a platform, for processes without this package.
 
-    Each custom call of an exported program is a C symbol of it, ``jax_gnn_segment_reduce`` and the
-    like, which `jax.ffi.pycapsule` makes a handler: docs/export.md shows how.
+    Each custom call of an exported program is a C symbol of the file, such as
+    ``jax_gnn_segment_reduce``, which `jax.ffi.pycapsule` makes a handler: see docs/export.md.
 
     Args:
         platform: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        ValueError: the platform is another one, or there are no kernels for it here.
+        ValueError: the platform is unknown, or there are no kernels for it here.
 
     Example:
         >>> import ctypes
@@ -228,13 +230,12 @@ def shared_library(platform: Platform = "cpu") -> str:
 
 # --- Choice of the implementation ----------------------------------------------------------------
 
-# A user context is part of the keys of JAX's caches, so that a change retraces what was jitted
-# before.
+# A user context is part of the keys of JAX's caches, so that a change retraces jitted functions.
 chosen_implementation = jax.make_user_context(default_value=None)
 
 
-def check_implementation(name: Any) -> None:
-    """One of the implementations, or None."""
+def check_implementation(name: object) -> None:
+    """Raise an error unless the name is that of an implementation, or None."""
     if name is not None and (not isinstance(name, str) or name not in get_args(Implementation)):
         raise ValueError(
             f"implementation must be None or one of {get_args(Implementation)}, got {name!r}"
@@ -243,16 +244,16 @@ def check_implementation(name: Any) -> None:
 
 @public
 def implementation(name: Implementation | None) -> AbstractContextManager[None]:
-    """Selects the implementation of all ops called inside a ``with`` block.
+    """Select the implementation of all ops called inside a ``with`` block.
 
     Args:
         name: ``"cuda"`` or ``"cpu"`` demand this library's kernels (compilation for another
-            platform then fails), ``"xla"`` takes the plain ``jax.numpy`` version, None (the
-            default) takes the kernels of the platform at hand where there are any. An op's own
-            ``implementation`` argument goes first.
+            platform then fails), ``"xla"`` selects plain ``jax.numpy``, None (the default) the
+            kernels of the current platform where there are any. The ``implementation`` argument of
+            an op takes precedence.
 
     Raises:
-        ValueError: the name is none of these.
+        ValueError: the name is unknown.
 
     Example:
         >>> with implementation("xla"):  # plain jax.numpy, as a reference

@@ -1,4 +1,4 @@
-"""What kernels get of a sparse matrix: ids as int32, workspaces; and the shapes of results."""
+"""Operands that kernels get for a sparse matrix, workspaces, and the shapes of results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr
-from jax_gnn._core.ids import MAX_SIZE, at_most, bounded
+from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.op import Operand
+from jax_gnn._core.types import DType, PyTree
 
 
 def csr_operands(csr: Csr, num_cols: int) -> tuple[list[Operand], dict[str, Any]] | None:
-    """Index operands of a kernel; those that are absent get another in their place.
+    """Return the index operands of a kernel, int32, and its flags; absent ids repeat the rows.
 
-    None where no kernel serves: a gather, or ids that do not fit int32.
+    None where no kernel serves: for a gather, and ids that do not fit int32.
     """
     sizes = csr.num_rows, num_cols, csr.count
     if csr.rows is None:
@@ -29,60 +30,60 @@ def csr_operands(csr: Csr, num_cols: int) -> tuple[list[Operand], dict[str, Any]
         "ordered": np.bool_(csr.order is not None),
     }
     ids = [
-        narrow(ids or csr.rows, size)
+        narrow_ids(ids or csr.rows, size)
         for ids, size in zip((csr.rows, csr.cols, csr.order), sizes, strict=True)
     ]
     return ids, attributes
 
 
-def narrow(ids: Operand, size: int) -> Operand:
-    """Makes ids int32; those out of range stay so, on their side."""
+def narrow_ids(ids: Operand, size: int) -> Operand:
+    """Convert ids to int32; ids out of range stay below 0 or at least ``size``."""
     if ids.dtype == np.int32:
         return ids
-    return Operand.of(lambda wide: bounded(wide, size).astype(jnp.int32), ids)
+    return Operand.of(lambda wide: clip_ids(wide, size).astype(jnp.int32), ids)
 
 
-def workspace_of(blocks: int, width: int, acc: Any) -> jax.ShapeDtypeStruct:
-    """What so many blocks leave to others; as workspace_bytes in segments.h."""
+def block_workspace(blocks: int, width: int, acc: np.dtype) -> jax.ShapeDtypeStruct:
+    """Return the workspace for partial rows of blocks, as workspace_bytes in segments.h."""
     block_bytes = 64 + 2 * (-(-2 * width * acc.itemsize // 16) * 16)
     return jax.ShapeDtypeStruct((blocks, block_bytes), np.uint8)
 
 
-# Blocks that share the entries of a sum without a schedule, more than devices have at once, and
-# entries of one: of few teams a step.
-_MOST_BLOCKS, _LEAST_ENTRIES = 1024, 16
+# Limits for sums without a schedule: blocks, more than devices run at once, and entries of a block,
+# a step of few teams.
+_MAX_BLOCKS, _MIN_ENTRIES = 1024, 16
 
 
-def unscheduled_workspace(csr: Csr, width: int, dtype: Any) -> jax.ShapeDtypeStruct:
-    """Of a sum without a schedule, whose runs have so many numbers."""
-    return workspace_of(most_blocks(csr), width, np.dtype(accumulator_dtype(dtype)))
+def unscheduled_workspace(csr: Csr, width: int, dtype: DType) -> jax.ShapeDtypeStruct:
+    """Return the workspace of a sum without a schedule, of rows of ``width`` numbers."""
+    return block_workspace(max_blocks(csr), width, np.dtype(accumulator_dtype(dtype)))
 
 
-def most_blocks(csr: Csr) -> int:
-    """That share the entries of a sum without a schedule."""
-    # Not min and max, as sizes may be symbolic.
-    needed = jax.core.max_dim(1, -(-csr.count // _LEAST_ENTRIES))
-    return jax.core.min_dim(_MOST_BLOCKS, needed)
+def max_blocks(csr: Csr) -> int:
+    """Return the number of blocks that share the entries of a sum without a schedule."""
+    # jax.core.min_dim and max_dim work for symbolic sizes, too.
+    needed = jax.core.max_dim(1, -(-csr.count // _MIN_ENTRIES))
+    return jax.core.min_dim(_MAX_BLOCKS, needed)
 
 
 # --- Shapes of results ---------------------------------------------------------------------------
 
 
-def per_row(operands: Any, **attributes: Any) -> jax.ShapeDtypeStruct:
-    """A row for each of the matrix, with the features of the first operand."""
+def per_row(operands: PyTree, **attributes: object) -> jax.ShapeDtypeStruct:
+    """Return the shape with a row for each row of the matrix, and the first operand's features."""
     del attributes
     x = operands[0]
     return jax.ShapeDtypeStruct((operands.matrix.by_row.num_rows, *x.shape[1:]), x.dtype)
 
 
-def per_entry(operands: Any, *, heads: int, **attributes: Any) -> jax.ShapeDtypeStruct:
-    """A number for each entry of the matrix and head."""
+def per_entry(operands: PyTree, *, heads: int, **attributes: object) -> jax.ShapeDtypeStruct:
+    """Return the shape with a number for each entry of the matrix and head."""
     del attributes
     dtype = accumulator_dtype(operands[0].dtype)
     return jax.ShapeDtypeStruct((operands.matrix.by_row.count, heads), dtype)
 
 
-def like_first(operands: Any, **attributes: Any) -> jax.ShapeDtypeStruct:
-    """A result like the first operand."""
+def like_first(operands: PyTree, **attributes: object) -> jax.ShapeDtypeStruct:
+    """Return the shape of the first operand."""
     del attributes
     return jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)

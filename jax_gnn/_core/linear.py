@@ -1,9 +1,9 @@
-"""A function that is linear in some of its operands, given with its transpose.
+"""Functions that are linear in some of their operands, declared with their transposes.
 
-JAX transposes a linear function equation by equation. Where the whole has a better transpose, such
-as one kernel with all gradients in place of one for each term, a :class:`Linear` says so: it is
-made of other primitives, and JVP, transpose and batching follow from its two functions. All share
-one primitive, and none has a kernel of its own.
+JAX transposes a linear function equation by equation. Some functions have a better transpose as a
+whole, such as one kernel with all gradients in place of one kernel for each term. A `Linear` is
+such a function, in other primitives, and its transpose: JVP and batching follow from both. All
+`Linear` functions share one primitive, which has no kernel.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.tree_util import PyTreeDef
 
 from jax_gnn._core import ffi
-from jax_gnn._core.op import align_varying, of_jax, replaced, shaped
-from jax_gnn._core.sharding import batch_over_auto_axes, needs_devices, on_a_mesh
+from jax_gnn._core.op import abstract_like, align_varying, as_jax, move_batch_axes, replace_items
+from jax_gnn._core.sharding import batch_over_auto_axes, first_on_mesh, needs_devices
+from jax_gnn._core.types import Attribute, Aval, Leaf, PyTree
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Linear:
-    """A function of ``known`` and ``moving`` operands that is linear in the latter together.
+    """A function of ``residuals`` and ``moving`` operands that is linear in the latter together.
 
-    ``known`` is a pytree of arrays, ``moving`` a tuple, named or not, of single arrays, with None
-    for zeros. Its attributes are static keyword arguments, which all three functions get.
+    Residuals are a pytree of arrays, ``moving`` is a tuple, named or not, of single arrays, with
+    None for zeros. All three functions get its attributes, which are static keyword arguments.
 
     Attributes:
-        name: what messages and printed programs call it.
-        result: maps (known, moving), of which arrays have only shapes and dtypes, to the shape and
-            dtype of each result, in a list.
-        function: maps (known, moving) to the results, in a list. It is differentiated in what is
-            known.
-        transpose: maps (known, moving, cotangents), where the arrays of ``moving`` have only shapes
-            and dtypes, and a cotangent may be None for zeros, to a tuple: the cotangent of each
-            operand in ``moving``. What it gives for a None is not looked at.
+        name: for messages and printed programs.
+        result: maps (residuals, moving), whose arrays have only shapes and dtypes, to a list with
+            the shape and dtype of each result.
+        function: maps (residuals, moving) to the list of results. JAX differentiates it in the
+            residuals.
+        transpose: maps (residuals, moving, cotangents), where arrays of ``moving`` have only shapes
+            and dtypes, and None is a zero cotangent, to a tuple with the cotangent of each operand
+            in ``moving``. The cotangents of operands that are None are ignored.
     """
 
     name: str
@@ -48,24 +50,24 @@ class Linear:
     transpose: Callable[..., Sequence[Array | None]]
 
     def __post_init__(self) -> None:
-        """Lists it in `LINEARS`."""
+        """Register the function in `LINEARS`."""
         LINEARS[self.name] = self
 
     def __call__(
         self,
-        known: Any,
+        residuals: PyTree,
         moving: Sequence[Array | None],
         *,
         implementation: str | None = None,
-        **attributes: Any,
+        **attributes: Attribute,
     ) -> list[Array]:
-        """The results, as a list; ``implementation`` is that of all primitives in it."""
+        """Return the list of results; ``implementation`` is that of all primitives in it."""
         ffi.check_implementation(implementation)
         chosen = implementation or ffi.chosen_implementation.value
-        return _Call(self, chosen, attributes, None, ()).bind(known, moving)
+        return _Call(self, chosen, attributes, None, ()).bind(residuals, moving)
 
     def __repr__(self) -> str:
-        """Its name: as in a printed program."""
+        """Return the name, for printed programs."""
         return self.name
 
 
@@ -74,38 +76,35 @@ LINEARS: dict[str, Linear] = {}
 
 @dataclass(frozen=True)
 class _Call:
-    """What an equation knows, operands aside.
+    """The parameters of an equation.
 
     Attributes:
         linear: the function.
-        implementation: of the primitives in it.
-        attributes: its own.
-        tree: of (known, moving).
-        axes: for each batch, the innermost first, whether a leaf has it as its first axis: 0 or
-            None.
+        implementation: of the primitives in the function.
+        attributes: of the function.
+        tree: the structure of (residuals, moving).
+        axes: for each batch, the innermost first, the axis of the batch in each leaf: 0 or None.
     """
 
     linear: Linear
     implementation: str | None
     attributes: Any
-    tree: Any
+    tree: PyTreeDef
     axes: tuple[tuple[int | None, ...], ...]
 
     @staticmethod
     def of(
-        *,
         linear: Linear,
-        implementation: Any,
-        tree: Any,
-        axes: Any,
-        devices: Any,
-        **attributes: Any,
+        implementation: str | None,
+        tree: PyTreeDef,
+        axes: PyTree,
+        **attributes: Attribute,
     ) -> _Call:
-        del devices
+        del attributes["devices"]
         return _Call(linear, implementation, attributes, tree, axes)
 
-    def bind(self, known: Any, moving: Any, axes: Any = ()) -> list[Array]:
-        leaves, tree = jax.tree.flatten((known, moving))
+    def bind(self, residuals: PyTree, moving: PyTree, axes: PyTree = ()) -> list[Array]:
+        leaves, tree = jax.tree.flatten((residuals, moving))
         return PRIMITIVE.bind(
             *align_varying(leaves),
             linear=self.linear,
@@ -117,82 +116,86 @@ class _Call:
         )
 
     def bind_leaves(self, leaves: Sequence[Array]) -> list[Array]:
-        known, moving = self.tree.unflatten(leaves)
-        return self.bind(known, moving, self.axes)
+        residuals, moving = self.tree.unflatten(leaves)
+        return self.bind(residuals, moving, self.axes)
 
     def bind_tangents(
         self, leaves: Sequence[Array], tangents: Sequence[Array | None]
     ) -> list[Array]:
-        """With tangents in place of leaves that move; None stands for zeros."""
-        known = range(self.num_known)
-        there = [i for i, t in enumerate(tangents) if t is not None]
-        if any(all(of_batch[i] is None for i in (*known, *there)) for of_batch in self.axes):
-            # What alone has a batch stays, as nothing else would say that there is one.
+        """Apply the function to tangents in place of moving leaves; None stands for zeros."""
+        num_residuals = self.num_residuals
+        present = [i for i, t in enumerate(tangents) if i < num_residuals or t is not None]
+        if any(all(axes[i] is None for i in present) for axes in self.axes):
+            # A leaf that alone has a batch stays, as it determines the size of the batch.
             tangents = [
                 jnp.zeros_like(leaf) if t is None else t
                 for leaf, t in zip(leaves, tangents, strict=True)
             ]
-            there = list(range(len(leaves)))
-        given = [*leaves[: len(known)], *tangents[len(known) :]]
-        kept = sorted({*known, *there})
-        axes = tuple(tuple(of_batch[i] for i in kept) for of_batch in self.axes)
-        known, moving = self.tree.unflatten(given)
-        return self.bind(known, moving, axes)
+            present = list(range(len(leaves)))
+        axes = tuple(tuple(axes[i] for i in present) for axes in self.axes)
+        residuals, moving = self.tree.unflatten(
+            [*leaves[:num_residuals], *tangents[num_residuals:]]
+        )
+        return self.bind(residuals, moving, axes)
 
     @property
-    def num_known(self) -> int:
+    def num_residuals(self) -> int:
         return self.tree.children()[0].num_leaves
 
     def run(self, *leaves: Array) -> list[Array]:
-        """The function, of leaves with all their batches."""
+        """Apply the function to leaves with all their batches."""
 
         def function(*leaves: Array) -> list[Array]:
             with ffi.chosen_implementation(self.implementation):
                 return self.linear.function(*self.tree.unflatten(leaves), **self.attributes)
 
-        for of_batch in self.axes:
-            function = jax.vmap(function, of_batch)
+        # Batches were added from the inside out, so that vmap wraps in the same order.
+        for axes in self.axes:
+            function = jax.vmap(function, axes)
         return function(*leaves)
 
-    def run_transpose(self, leaves: Sequence[Any], cts: list[Array | None]) -> list[Any]:
-        """The transpose, likewise; leaves that move are shapes."""
-        num_known = self.num_known
+    def run_transpose(self, leaves: Sequence[Leaf], cts: list[Array | None]) -> list[Any]:
+        """Apply the transpose to residuals and cotangents; moving leaves are only shapes."""
+        num_residuals = self.num_residuals
         _, moving = self.tree.unflatten(self.unbatched(leaves))
-        there = [i for i, each in enumerate(moving) if each is not None]
+        present = [i for i, operand in enumerate(moving) if operand is not None]
 
-        def function(known: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
-            both = self.tree.unflatten([*known, *[None] * len(there)])
+        def function(residuals: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
+            residuals, _ = self.tree.unflatten([*residuals, *[None] * len(present)])
             with ffi.chosen_implementation(self.implementation):
-                found = self.linear.transpose(both[0], moving, cts, **self.attributes)
-            return [found[i] for i in there]
+                results = self.linear.transpose(residuals, moving, cts, **self.attributes)
+            return [results[i] for i in present]
 
-        for of_batch in self.axes:
-            function = _batched_transpose(function, of_batch, num_known)
-        return function(leaves[:num_known], cts)
+        for axes in self.axes:
+            function = _batched_transpose(function, axes, num_residuals)
+        return function(leaves[:num_residuals], cts)
 
-    def unbatched(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of leaves without their batches."""
+    def unbatched(self, leaves: Sequence[Leaf]) -> list[jax.ShapeDtypeStruct]:
+        """Return shapes and dtypes of leaves without their batches."""
         return [
             jax.ShapeDtypeStruct(leaf.shape[sum(axis == 0 for axis in axes) :], leaf.dtype)
             for leaf, *axes in zip(leaves, *self.axes, strict=True)
         ]
 
-    def sizes(self, leaves: Sequence[Any]) -> tuple[int, ...]:
-        """Of the batches, the outermost first."""
-        found: list[int] = []
-        for i, of_batch in enumerate(self.axes):
-            leaf = next(k for k, axis in enumerate(of_batch) if axis == 0)
-            found.append(leaves[leaf].shape[sum(axes[leaf] == 0 for axes in self.axes[i + 1 :])])
-        return tuple(found[::-1])
+    def sizes(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
+        """Return the sizes of the batches, the outermost first."""
+        sizes: list[int] = []
+        for i, axes in enumerate(self.axes):
+            leaf = axes.index(0)
+            position = sum(outer[leaf] == 0 for outer in self.axes[i + 1 :])
+            sizes.append(leaves[leaf].shape[position])
+        return tuple(sizes[::-1])
 
 
-def _batched_transpose(function: Any, of_batch: Sequence[int | None], num_known: int) -> Any:
-    def batched(known: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
-        axes = list(of_batch[:num_known]), [None if ct is None else 0 for ct in cts]
-        found = jax.vmap(function, axes)(known, cts)
+def _batched_transpose(
+    function: Callable[..., list[Array | None]], leaf_axes: Sequence[int | None], num_residuals: int
+) -> Callable[..., list[Array | None]]:
+    def batched(residuals: Sequence[Array], cts: list[Array | None]) -> list[Array | None]:
+        axes = list(leaf_axes[:num_residuals]), [None if ct is None else 0 for ct in cts]
+        results = jax.vmap(function, axes)(residuals, cts)
         return [
             ct if ct is None or axis == 0 else jnp.sum(ct, 0)
-            for ct, axis in zip(found, of_batch[num_known:], strict=True)
+            for ct, axis in zip(results, leaf_axes[num_residuals:], strict=True)
         ]
 
     return batched
@@ -201,69 +204,68 @@ def _batched_transpose(function: Any, of_batch: Sequence[int | None], num_known:
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
-def _abstract_eval(*avals: Any, **params: Any) -> list[Any]:
+def _abstract_eval(*avals: Aval, **params: Attribute) -> list[Any]:
     call = _Call.of(**params)
-    known, moving = call.tree.unflatten(call.unbatched(avals))
+    residuals, moving = call.tree.unflatten(call.unbatched(avals))
     sizes = call.sizes(avals)
-    return [
-        shaped(on_a_mesh(avals), jax.ShapeDtypeStruct((*sizes, *each.shape), each.dtype))
-        for each in call.linear.result(known, moving, **call.attributes)
+    shapes = [
+        jax.ShapeDtypeStruct((*sizes, *result.shape), result.dtype)
+        for result in call.linear.result(residuals, moving, **call.attributes)
     ]
+    return [abstract_like(first_on_mesh(avals), shape) for shape in shapes]
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    primals: Sequence[Leaf], tangents: Sequence[Leaf], **params: Attribute
 ) -> tuple[list[Array], list[Array]]:
     call = _Call.of(**params)
-    leaves = [of_jax(x) for x in primals]
-    given = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
-    num_known = call.num_known
-    terms = []
-    if any(t is not None for t in given[num_known:]):
-        terms.append(call.bind_tangents(leaves, given))
-    moved = [i for i, t in enumerate(given[:num_known]) if t is not None]
-    if moved:
+    leaves = [as_jax(x) for x in primals]
+    directions = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
+    num_residuals, terms = call.num_residuals, []
+    if any(t is not None for t in directions[num_residuals:]):
+        terms.append(call.bind_tangents(leaves, directions))
+    # JAX differentiates the function in its residuals, equation by equation.
+    differentiated = [i for i, t in enumerate(directions[:num_residuals]) if t is not None]
+    if differentiated:
 
-        def of_known(*values: Array) -> list[Array]:
-            return call.run(*replaced(leaves, moved, values))
+        def of_residuals(*values: Array) -> list[Array]:
+            return call.run(*replace_items(leaves, differentiated, values))
 
-        at, along = ([each[i] for i in moved] for each in (leaves, given))
-        terms.append(jax.jvp(of_known, at, along)[1])
+        at, along = ([values[i] for i in differentiated] for values in (leaves, directions))
+        terms.append(jax.jvp(of_residuals, at, along)[1])
     tangent = terms[0] if len(terms) == 1 else [x + y for x, y in zip(*terms, strict=True)]
     return call.bind_leaves(leaves), tangent
 
 
-def _transpose(cts: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
+def _transpose(cts: Sequence[Leaf], *leaves: Leaf, **params: Attribute) -> list[Any]:
     call = _Call.of(**params)
-    num_known = call.num_known
-    known = [of_jax(x) for x in leaves[:num_known]]
-    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in leaves[num_known:]]
-    given = [None if isinstance(ct, ad.Zero) else of_jax(ct) for ct in cts]
-    if all(ct is None for ct in given):
-        found: list[Any] = [ad.Zero(aval.to_ct_aval()) for aval in avals]
+    num_residuals = call.num_residuals
+    residuals = [as_jax(x) for x in leaves[:num_residuals]]
+    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in leaves[num_residuals:]]
+    cotangents = [None if isinstance(ct, ad.Zero) else as_jax(ct) for ct in cts]
+    if all(ct is None for ct in cotangents):
+        results: list[Any] = [ad.Zero(aval.to_ct_aval()) for aval in avals]
     else:
-        found = call.run_transpose([*known, *avals], given)
-    return [None] * num_known + [
+        results = call.run_transpose([*residuals, *avals], cotangents)
+    return [None] * num_residuals + [
         ct if ad.is_undefined_primal(x) else None
-        for x, ct in zip(leaves[num_known:], found, strict=True)
+        for x, ct in zip(leaves[num_residuals:], results, strict=True)
     ]
 
 
 def _batch(
-    leaves: Sequence[Any], dims: Sequence[int | None], **params: Any
+    leaves: Sequence[Leaf], dims: Sequence[int | None], **params: Attribute
 ) -> tuple[list[Array], list[int]]:
-    moved = [
-        of_jax(leaf) if dim is None else jnp.moveaxis(leaf, dim, 0)
-        for leaf, dim in zip(leaves, dims, strict=True)
-    ]
+    # A batch is another entry of `axes`: the function itself is batched only when it is applied.
     axes = (*params.pop("axes"), tuple(None if dim is None else 0 for dim in dims))
     bind = functools.partial(PRIMITIVE.bind, axes=axes, **params)
-    results = batch_over_auto_axes(bind, moved, [dim is not None for dim in dims])
+    leaves, batched = move_batch_axes(leaves, dims), [dim is not None for dim in dims]
+    results = batch_over_auto_axes(bind, leaves, batched)
     return results, [0] * len(results)
 
 
-def made_of(*leaves: Array, **params: Any) -> list[Array]:
-    """The results of an equation of `PRIMITIVE`, by the primitives that its function applies."""
+def apply_equation(*leaves: Array, **params: Attribute) -> list[Array]:
+    """Return the results of an equation of `PRIMITIVE`, by the primitives of its function."""
     return _Call.of(**params).run(*leaves)
 
 
@@ -274,4 +276,4 @@ PRIMITIVE.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[PRIMITIVE] = _jvp
 ad.primitive_transposes[PRIMITIVE] = _transpose
 batching.primitive_batchers[PRIMITIVE] = _batch
-mlir.register_lowering(PRIMITIVE, mlir.lower_fun(made_of, multiple_results=True))
+mlir.register_lowering(PRIMITIVE, mlir.lower_fun(apply_equation, multiple_results=True))

@@ -1,4 +1,4 @@
-"""An op is one record: what is particular to a primitive, from which the rest is made.
+"""The record of an op, and the JAX primitive that is made of it.
 
 This module, :mod:`jax_gnn._core.linear` and :mod:`jax_gnn._core.ffi` are the only ones that touch
 ``jax.extend``, ``jax.interpreters`` and ``jax.ffi``.
@@ -10,36 +10,39 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from jax_gnn._core import ffi, sharding
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import UnknownSize
 from jax_gnn._core.schedule import Family
+from jax_gnn._core.types import Attribute, Aval, Leaf, LoweringContext, PyTree, Shaped
 
 
 @dataclass(frozen=True)
 class Bind:
-    """Applies an op to operands; its rules get it as their first argument."""
+    """An op with its attributes, which applies it to operands; the first argument of its rules."""
 
     op: Op
     implementation: str | None
     attributes: Mapping[str, Any] = field(hash=False)
 
-    def __call__(self, operands: Any, **changes: Any) -> Any:
-        """Applies the op to its operands, with its attributes but for the ``changes``."""
+    def __call__(self, operands: PyTree, **changes: object) -> Any:
+        """Apply the op to its operands, with ``changes`` of its attributes."""
         leaves, tree = jax.tree.flatten(operands)
-        attributes = {**self.attributes, **changes}
+        bind = replace(self, attributes={**self.attributes, **changes})
 
         def call(*leaves: Array) -> Any:
             return self.op.primitive.bind(
@@ -47,51 +50,52 @@ class Bind:
                 implementation=self.implementation,
                 tree=tree,
                 devices=sharding.needs_devices(),
-                **attributes,
+                **bind.attributes,
             )
 
+        # The result of an op on a mesh with explicit axes has a split that only its rule knows: the
+        # call runs over automatic axes, and the rule supplies the split of each result.
         leaves = align_varying(leaves)
         avals = [jax.typeof(x) for x in leaves]
         if not sharding.is_explicit(avals):
             return call(*leaves)
-        results, result_tree = jax.tree.flatten(
-            self.op.result(jax.tree.unflatten(tree, avals), **attributes)
-        )
-        split = _split(self.op, self.implementation, tree, avals, results, attributes)
+        results = self.op.result(jax.tree.unflatten(tree, avals), **bind.attributes)
+        results, result_tree = jax.tree.flatten(results)
+        split = _split(bind, tree, avals, results)
         specs = split.result_specs(avals, results) if split else [PartitionSpec() for _ in results]
         return sharding.over_auto_axes(call, leaves, jax.tree.unflatten(result_tree, specs))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An array on its way to a custom call.
+    """An operand of a custom call.
 
     Attributes:
-        aval: its abstract value.
-        lower: gives its value, from the context of a lowering.
+        aval: abstract value of the array.
+        lower: maps the context of a lowering to the value.
     """
 
-    aval: Any
+    aval: Aval
     lower: Callable[[Any], Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the array."""
         return self.aval.shape
 
     @property
     def dtype(self) -> Any:
-        """Its dtype."""
+        """Dtype of the array."""
         return self.aval.dtype
 
     @staticmethod
     def of(function: Callable[..., Array], *operands: Operand) -> Operand:
-        """What a function makes of operands."""
+        """Return the result of a function of operands, computed before the custom call."""
         avals = [operand.aval for operand in operands]
-        like = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
-        aval = shaped(avals[0], like)
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        aval = abstract_like(avals[0], jax.eval_shape(function, *shapes))
 
-        def lower(ctx: Any) -> Any:
+        def lower(ctx: LoweringContext) -> Any:
             inner = ctx.replace(avals_in=avals, avals_out=[aval])
             values = [operand.lower(ctx) for operand in operands]
             return mlir.lower_fun(function, multiple_results=False)(inner, *values)[0]
@@ -101,15 +105,15 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """A custom call: what a kernel gets.
+    """A custom call to a kernel.
 
     Attributes:
-        operands: those of the op's operands that the kernel wants. A handler takes them by
-            position; what is absent has any other in its place, and an attribute says so.
+        operands: the operands of the kernel, which handlers take by position. An absent operand is
+            replaced by any other, and an attribute says that it is absent.
         attributes: numpy scalars, by name.
         workspaces: shapes and dtypes of the scratch memory, which are further results.
-        finish: maps the kernel's results, and then its operands, to the op's results, which are of
-            the same shapes; None where they are these.
+        finish: maps the kernel's results and its operands to the op's results, of the same shapes;
+            None where both results are the same.
     """
 
     operands: Sequence[Operand]
@@ -119,10 +123,10 @@ class Call:
 
 
 class Cost(NamedTuple):
-    """What a call cannot do without.
+    """Lower bounds of the work of a call.
 
     Attributes:
-        bytes: of memory, all that a kernel reads and writes counted once.
+        bytes: of memory, each array of a kernel counted once.
         flops: additions and multiplications.
     """
 
@@ -130,58 +134,55 @@ class Cost(NamedTuple):
     flops: int
 
 
-def _all_operands(platform: str, operands: Any, **attributes: Any) -> Call | None:
+def _all_operands(platform: str, operands: PyTree, **attributes: object) -> Call | None:
     del platform, attributes
     return Call(jax.tree.leaves(operands))
 
 
 def _no_composition(
-    platform: str, implementation: str | None, operands: Any, **attributes: Any
+    platform: str, implementation: str | None, operands: PyTree, **attributes: object
 ) -> None:
     del platform, implementation, operands, attributes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Op:
-    """Everything that is particular to one primitive; calling it applies the primitive.
+    """The description of one primitive; calling it applies the primitive.
 
-    A primitive maps operands, which are pytrees of arrays, to one array, or to several: a list. It
+    A primitive maps operands, which are pytrees of arrays, to one array or to a list of several. It
     is linear in each operand that ``transpose`` names; these are single arrays. Its attributes are
     static keyword arguments: ``result``, ``xla`` and ``call`` get them, the others find them in
-    ``bind``. Rules get all operands, and tangents, and what is batched, by name: as a named tuple
+    ``bind``. Rules get all operands, their tangents, and whether they are batched, as a named tuple
     of the type ``operands``.
 
     Attributes:
-        name: of the primitive, and of each platform's target.
+        name: of the primitive, and of the target of each platform.
         operands: the named tuple of its operands.
-        result: maps the operands' avals to shape and dtype of the result; of each, in a list.
-        xla: the same function in plain ``jax.numpy``, or in other primitives, of operands and
+        result: maps the operands' avals to shape and dtype of the result, or a list of them.
+        xla: the same function in plain ``jax.numpy`` or in other primitives; it gets operands and
             attributes as keyword arguments.
         transpose: for the name of each linear operand, a function of (bind, cotangent, operands)
-            that gives the operand's cotangent; the operand itself is not to be read. For several
-            names in a tuple, where it is linear in all these operands together, a function that
-            gives the cotangent of each. Of several results, ``cotangent`` is a list, with None for
-            zero. Of an operand that is a tuple of arrays it gives a tuple, with None where an
-            array is known.
-        batch: a function of (bind, operands, batched, size) in which batched operands carry the
-            batch as their first axis; gives the result with the batch as first axis.
-        platforms: those whose compiled modules have a kernel of this name.
-        call: maps a platform and the operands, of which arrays are :class:`Operand`, to what that
-            platform's kernel gets, or to None where ``xla`` is meant to do the work. By default,
-            all operands.
-        prefers_xla: whether plain XLA is faster than that kernel, which is not asked where an
-            implementation is demanded. Called like ``call``.
-        jvp: a function of (bind, primals, tangents), where None is a zero tangent, that gives
-            (result, tangent). Left out, the sum over the linear operands.
+            that returns the operand's cotangent without reading the operand. For a tuple of names,
+            in which the primitive is linear together, it returns a cotangent for each. Of several
+            results, ``cotangent`` is a list, with None for zero. For an operand that is a tuple of
+            arrays it returns a tuple, with None for each array that is known.
+        batch: a function of (bind, operands, batched, size), where the batch is the first axis of
+            batched operands and of the result.
+        platforms: the platforms whose compiled modules have a kernel of this name.
+        call: maps a platform and the operands, with an :class:`Operand` for each array, to the
+            custom call, or to None where ``xla`` does the work. By default it passes all operands.
+        prefers_xla: whether plain XLA is faster than the kernel, with the arguments of ``call``. It
+            is not asked where an implementation is demanded.
+        jvp: a function of (bind, primals, tangents), where None is a zero tangent, that returns
+            (result, tangent); by default the sum over the linear operands.
         several: whether there are several results.
-        composition: maps a platform, the implementation that was demanded, if any, and the
-            operands, as for ``call``, to the same function in other primitives, which have kernels
-            there; or to None.
-        flops: maps the operands' avals to how many additions and multiplications it takes.
-        family: of the schedules that its kernels follow, if any.
-        sharding: maps the avals of operands and, in a list, of results to how the work is split
-            over devices. None: each does it all, or, over explicit axes, the primitives of ``xla``
-            are split.
+        composition: maps a platform, the demanded implementation, if any, and the operands, as for
+            ``call``, to the same function in primitives with kernels, or to None.
+        flops: maps the operands' avals to the number of additions and multiplications.
+        family: the schedules of its kernels, if any.
+        sharding: maps the avals of operands, and a list of those of results, to the rule that
+            splits the work over devices. None: each device does it all or, over explicit axes, the
+            primitives of ``xla`` are split.
     """
 
     name: str
@@ -201,28 +202,31 @@ class Op:
     sharding: Callable[..., sharding.Sharding] | None = None
     primitive: Primitive = field(init=False)
 
-    def __call__(self, *operands: Any, implementation: str | None = None, **attributes: Any) -> Any:
-        """Applies the primitive to operands, in the order of their names."""
+    def __call__(
+        self, *operands: PyTree, implementation: str | None = None, **attributes: Attribute
+    ) -> Any:
+        """Apply the primitive to operands, in the order of their names."""
         ffi.check_implementation(implementation)
         chosen = implementation or ffi.chosen_implementation.value
         return Bind(self, chosen, attributes)(self.operands(*operands))
 
-    def cost(self, *operands: Any, platform: Platform = "cuda", **attributes: Any) -> Cost:
-        """What a call cannot do without, from the operands' shapes and dtypes."""
+    def cost(self, *operands: PyTree, platform: Platform = "cuda", **attributes: Attribute) -> Cost:
+        """Return the minimal cost of a call, from the operands' shapes and dtypes."""
         named = self.operands(*operands)
         arrays = jax.tree.map(
             lambda x: Operand(jax.core.ShapedArray(x.shape, x.dtype), _never_lowered), named
         )
         has_kernel = platform in self.platforms
         call = self.call(platform, arrays, **attributes) if has_kernel else None
-        read = jax.tree.leaves(arrays) if call is None else call.operands
+        # An array that several operands share is read once.
+        inputs = jax.tree.leaves(arrays) if call is None else call.operands
         results = jax.tree.leaves(self.result(named, **attributes))
-        moved = [*{id(each): each for each in read}.values(), *results]
-        num_bytes = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in moved)
+        transferred = [*{id(operand): operand for operand in inputs}.values(), *results]
+        num_bytes = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in transferred)
         return Cost(num_bytes, self.flops(named, **attributes))
 
 
-def _never_lowered(ctx: Any) -> Any:
+def _never_lowered(ctx: object) -> Any:
     raise AssertionError("only shapes are asked for")
 
 
@@ -230,14 +234,14 @@ OPS: dict[str, Op] = {}
 
 
 def export_checks() -> tuple[jax.export.DisabledSafetyCheck, ...]:
-    """What :mod:`jax.export` must be told: that all custom calls of this library may be trusted."""
+    """Return the checks of :mod:`jax.export` that the custom calls of this library need off."""
     return tuple(
         jax.export.DisabledSafetyCheck.custom_call(ffi.TARGET_PREFIX + name) for name in OPS
     )
 
 
 def define(op: Op) -> Op:
-    """Makes an op's primitive: abstract evaluation, JVP, transpose, batching and lowerings."""
+    """Make an op's primitive: abstract evaluation, JVP, transpose, batching and lowerings."""
     primitive = Primitive(f"{ffi.TARGET_PREFIX}{op.name}")
     primitive.multiple_results = op.several
     object.__setattr__(op, "primitive", primitive)
@@ -255,73 +259,70 @@ def define(op: Op) -> Op:
 
 
 def multilinear_jvp(
-    linear: Sequence[str], bind: Bind, primals: Any, tangents: Any
+    linear: Sequence[str], bind: Bind, primals: PyTree, tangents: PyTree
 ) -> tuple[Array, Array | None]:
-    """Value and derivative of a function that is linear in each of the operands ``linear``."""
+    """Return value and tangent of a function that is linear in each of the operands ``linear``."""
     terms = [
         bind(primals._replace(**{name: tangent}))
         for name in linear
         if (tangent := getattr(tangents, name)) is not None
     ]
-    return bind(primals), functools.reduce(jax.numpy.add, terms) if terms else None
+    return bind(primals), functools.reduce(jnp.add, terms) if terms else None
 
 
 def composed_jvp(
-    function: Callable[[Any], Array], primals: Any, tangents: Any
+    function: Callable[[Any], Array], primals: PyTree, tangents: PyTree
 ) -> tuple[Array, Array]:
-    """Value and derivative of a function of the operands that is made of others."""
+    """Return value and tangent of a function that is composed of other primitives."""
     leaves, tree = jax.tree.flatten(primals)
-    changes: list[Any] = tree.flatten_up_to(tangents)  # type: ignore[attr-defined]
-    moving = [i for i, change in enumerate(changes) if change is not None]
+    directions: list[Any] = tree.flatten_up_to(tangents)  # type: ignore[attr-defined]
+    moving = [i for i, direction in enumerate(directions) if direction is not None]
 
-    def moved(values: list[Any]) -> Array:
-        return function(jax.tree.unflatten(tree, replaced(leaves, moving, values)))
+    def of_moving(values: Sequence[Array]) -> Array:
+        return function(jax.tree.unflatten(tree, replace_items(leaves, moving, values)))
 
-    at, along = ([each[i] for i in moving] for each in (leaves, changes))
-    return jax.jvp(moved, (at,), (along,))
+    at, along = ([values[i] for i in moving] for values in (leaves, directions))
+    return jax.jvp(of_moving, (at,), (along,))
 
 
-def replaced(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """The leaves, with other values in some places."""
-    found = list(leaves)
-    for i, value in zip(places, values, strict=True):
-        found[i] = value
-    return found
+def replace_items(
+    leaves: Sequence[Leaf], positions: Sequence[int], values: Sequence[object]
+) -> list[Any]:
+    """Return the leaves, with other values at some positions."""
+    result = list(leaves)
+    for i, value in zip(positions, values, strict=True):
+        result[i] = value
+    return result
 
 
 # --- The rules that JAX asks for -----------------------------------------------------------------
 
 
-def of_jax(value: Any) -> Any:
-    """JAX keeps arrays that a jitted function closes over as numpy's: rules get its own."""
-    return jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value
+def as_jax(value: Leaf) -> Any:
+    """Convert arrays of numpy, as which JAX keeps those that a jitted function closes over."""
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
 
 
-def _abstract_eval(
-    op: Op, *avals: Any, implementation: str | None, tree: Any, devices: Any, **attributes: Any
-) -> Any:
+def _parse(
+    op: Op, *, implementation: str | None, tree: PyTreeDef, devices: object, **attributes: object
+) -> tuple[Bind, Any]:
+    """Return the parameters of an equation as its `Bind` and the structure of its operands."""
     del devices
-    result = op.result(tree.unflatten(avals), **attributes)
-    return jax.tree.map(functools.partial(shaped, sharding.on_a_mesh(avals)), result)
+    return Bind(op, implementation, attributes), tree
 
 
-def _plain(op: Op, implementation: str | None, tree: Any, attributes: Any, *leaves: Any) -> Any:
-    with ffi.chosen_implementation(implementation):
-        return op.xla(**tree.unflatten(leaves)._asdict(), **attributes)
+def _abstract_eval(op: Op, *avals: Aval, **params: Attribute) -> Any:
+    bind, tree = _parse(op, **params)
+    result = op.result(tree.unflatten(avals), **bind.attributes)
+    return jax.tree.map(functools.partial(abstract_like, sharding.first_on_mesh(avals)), result)
 
 
 def _split(
-    op: Op,
-    implementation: str | None,
-    tree: Any,
-    avals: Sequence[Any],
-    results: Sequence[Any],
-    attributes: Any,
+    bind: Bind, tree: PyTreeDef, avals: Sequence[Aval], results: PyTree
 ) -> sharding.Split | None:
-    if op.sharding is None:
+    if bind.op.sharding is None:
         return None
-    rule = op.sharding(tree.unflatten(avals), results, **attributes)
-    bind = Bind(op, implementation, attributes)
+    rule = bind.op.sharding(tree.unflatten(avals), results, **bind.attributes)
 
     def local(leaves: Sequence[Array], pieces: sharding.Pieces) -> list[Array]:
         return jax.tree.leaves(rule.local(bind, tree.unflatten(leaves), pieces))
@@ -329,229 +330,221 @@ def _split(
     return sharding.Split(rule, local)
 
 
-def shaped(aval: Any, like: Any) -> Any:
-    """An abstract value with another shape and dtype, that varies over the same manual axes."""
-    whole = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
-    return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=whole)
+def abstract_like(aval: Aval, like: Shaped) -> Any:
+    """Return an abstract value with the shape and dtype of ``like`` on the mesh of ``aval``.
+
+    It varies over the same manual axes.
+    """
+    replicated = NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * len(like.shape)))
+    return aval.update(shape=like.shape, dtype=like.dtype, weak_type=False, sharding=replicated)
 
 
 def _jvp(
-    op: Op,
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    implementation: str | None,
-    tree: Any,
-    devices: Any,
-    **attributes: Any,
+    op: Op, primals: Sequence[Leaf], tangents: Sequence[Leaf], **params: Attribute
 ) -> tuple[Any, Any]:
-    del devices
+    bind, tree = _parse(op, **params)
     linear = tuple(key for key in op.transpose if isinstance(key, str))
     rule = op.jvp or functools.partial(multilinear_jvp, linear)
-    known = [None if isinstance(t, ad.Zero) else of_jax(t) for t in tangents]
-    bind = Bind(op, implementation, attributes)
-    result, tangent = rule(bind, tree.unflatten(map(of_jax, primals)), tree.unflatten(known))
-    zero = jax.tree.map(lambda each: ad.Zero(jax.typeof(each).to_tangent_aval()), result)
+    directions = [None if isinstance(t, ad.Zero) else as_jax(t) for t in tangents]
+    result, tangent = rule(bind, tree.unflatten(map(as_jax, primals)), tree.unflatten(directions))
+    zero = jax.tree.map(lambda x: ad.Zero(jax.typeof(x).to_tangent_aval()), result)
     return result, zero if tangent is None else tangent
 
 
-def _transpose(
-    op: Op,
-    cotangent: Any,
-    *leaves: Any,
-    implementation: str | None,
-    tree: Any,
-    devices: Any,
-    **attributes: Any,
-) -> list[Any]:
-    del devices
-    bind = Bind(op, implementation, attributes)
-    operands = tree.unflatten(map(of_jax, leaves))
+def _transpose(op: Op, cotangent: PyTree, *leaves: Leaf, **params: Attribute) -> list[Any]:
+    bind, tree = _parse(op, **params)
+    operands = tree.unflatten(map(as_jax, leaves))
     positions = tree.unflatten(range(len(leaves)))
-    wanted = [
+    linear = [
         name
         for name, x in operands._asdict().items()
         if any(map(ad.is_undefined_primal, x if isinstance(x, tuple) else (x,)))
     ]
-    cotangents = cotangent if op.several else [cotangent]
-    known = [None if isinstance(ct, ad.Zero) else ct for ct in cotangents]
-    found: dict[str, Any] = {}
-    if all(ct is None for ct in known):
-        found = {
-            name: jax.tree.map(
-                _zero_cotangent, getattr(operands, name), is_leaf=ad.is_undefined_primal
-            )
-            for name in wanted
-        }
-    together = {
+    cotangents = [
+        None if isinstance(ct, ad.Zero) else ct for ct in (cotangent if op.several else [cotangent])
+    ]
+    results: dict[str, Any] = {}
+    if all(ct is None for ct in cotangents):
+        for name in linear:
+            x = getattr(operands, name)
+            results[name] = jax.tree.map(_zero_cotangent, x, is_leaf=ad.is_undefined_primal)
+    # A key is the name of one operand, or the names of operands with a common rule.
+    keys = {
         name: key for key in op.transpose for name in (key if isinstance(key, tuple) else (key,))
     }
-    for name in wanted:
-        if name not in found:
-            key = together[name]
-            cts = op.transpose[key](bind, known if op.several else known[0], operands)
-            found |= zip(key, cts, strict=True) if isinstance(key, tuple) else {name: cts}
-    result: list[Any] = [None] * len(leaves)
-    for name in wanted:
-        place, ct = getattr(positions, name), found[name]
-        for i, each in zip(place, ct, strict=True) if isinstance(place, tuple) else [(place, ct)]:
-            result[i] = each
-    return result
+    for name in linear:
+        if name not in results:
+            key = keys[name]
+            cts = op.transpose[key](bind, cotangents if op.several else cotangents[0], operands)
+            results |= zip(key, cts, strict=True) if isinstance(key, tuple) else {name: cts}
+    flat: list[Any] = [None] * len(leaves)
+    for name in linear:
+        position, ct = getattr(positions, name), results[name]
+        if not isinstance(position, tuple):
+            position, ct = (position,), (ct,)
+        flat = replace_items(flat, position, ct)
+    return flat
 
 
-def _zero_cotangent(x: Any) -> Any:
+def _zero_cotangent(x: Leaf) -> Any:
     return ad.Zero(x.aval.to_ct_aval()) if ad.is_undefined_primal(x) else None
 
 
-def _batch(
-    op: Op,
-    leaves: Sequence[Any],
-    dims: Sequence[int | None],
-    *,
-    implementation: str | None,
-    tree: Any,
-    devices: Any,
-    **attributes: Any,
-) -> tuple[Any, Any]:
-    del devices
-    bind = Bind(op, implementation, attributes)
-    batched = [dim is not None for dim in dims]
-    moved = [
-        of_jax(leaf) if dim is None else jax.numpy.moveaxis(leaf, dim, 0)
+def move_batch_axes(leaves: Sequence[Leaf], dims: Sequence[int | None]) -> list[Any]:
+    """Return the leaves with the axis of the batch, where they have one, as the first."""
+    return [
+        as_jax(leaf) if dim is None else jnp.moveaxis(leaf, dim, 0)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
-    size = next(x.shape[0] for x, is_batched in zip(moved, batched, strict=True) if is_batched)
+
+
+def _batch(
+    op: Op, leaves: Sequence[Leaf], dims: Sequence[int | None], **params: Attribute
+) -> tuple[Any, Any]:
+    bind, tree = _parse(op, **params)
+    batched = [dim is not None for dim in dims]
+    leaves = move_batch_axes(leaves, dims)
+    size = next(x.shape[0] for x, is_batched in zip(leaves, batched, strict=True) if is_batched)
     if size == 0:  # rules divide by it
-        each = [
+        shapes = [
             jax.ShapeDtypeStruct(x.shape[1:] if is_batched else x.shape, x.dtype)
-            for x, is_batched in zip(moved, batched, strict=True)
+            for x, is_batched in zip(leaves, batched, strict=True)
         ]
         result = jax.tree.map(
-            lambda one: jax.numpy.zeros((0, *one.shape), one.dtype),
-            op.result(tree.unflatten(each), **attributes),
+            lambda x: jnp.zeros((0, *x.shape), x.dtype),
+            op.result(tree.unflatten(shapes), **bind.attributes),
         )
     else:
 
-        def of_leaves(*leaves: Any) -> Any:
+        def of_leaves(*leaves: Array) -> Any:
             return op.batch(bind, jax.tree.unflatten(tree, leaves), tree.unflatten(batched), size)
 
-        result = sharding.batch_over_auto_axes(of_leaves, moved, batched)
+        result = sharding.batch_over_auto_axes(of_leaves, leaves, batched)
     return result, jax.tree.map(lambda _: 0, result)
 
 
-def lower(op: Op, platform: str, ctx: Any, *values: Any, **params: Any) -> Any:
-    """Lowers an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
-    with sharding.as_wide_as(ctx.avals_in):
-        return _lowered(op, platform, ctx, *values, **params)
+def lower(op: Op, platform: str, ctx: LoweringContext, *values: Leaf, **params: Attribute) -> Any:
+    """Lower an op for a platform, or ``"xla"``: to a custom call or to plain XLA."""
+    with sharding.enable_x64_for(ctx.avals_in):
+        return _lower(platform, ctx, values, *_parse(op, **params))
 
 
-def _lowered(
-    op: Op,
-    platform: str,
-    ctx: Any,
-    *values: Any,
-    implementation: str | None,
-    tree: Any,
-    devices: Any,
-    **attributes: Any,
+def _lower(
+    platform: str, ctx: LoweringContext, values: Sequence[Leaf], bind: Bind, tree: PyTreeDef
 ) -> Any:
-    del devices
+    op, implementation, attributes = bind.op, bind.implementation, bind.attributes
     if implementation not in (None, "xla", platform):
         raise ValueError(
             f"{op.name}: implementation={implementation!r} was asked for, but this computation is "
             f"compiled for {' and '.join(ctx.platforms or ctx.module_context.platforms)}"
         )
-    plain = functools.partial(_plain, op, implementation, tree, attributes)
+
+    def lower_function(function: Callable[..., Any]) -> Any:
+        def of_leaves(*leaves: Array) -> Any:
+            with ffi.chosen_implementation(implementation):
+                return function(**tree.unflatten(leaves)._asdict())
+
+        return mlir.lower_fun(of_leaves, multiple_results=op.several)(ctx, *values)
+
+    plain = functools.partial(op.xla, **attributes)
+    if implementation == "xla":
+        return lower_function(plain)
+    # XLA itself splits plain XLA that was demanded, and exported programs have no rules.
     split = None
-    # Plain XLA that was asked for is XLA's to split, and exported programs know no rules.
-    if implementation != "xla" and sharding.partitions(ctx):
-        split = _split(op, implementation, tree, ctx.avals_in, ctx.avals_out, attributes)
+    if sharding.is_partitioned(ctx):
+        split = _split(bind, tree, ctx.avals_in, ctx.avals_out)
     if split is not None:
         return mlir.lower_fun(split.auto(), multiple_results=True)(ctx, *values)
-    call = None
-    if implementation != "xla":
-        leaves = [
+    # Kernels see operands as lazy values: a composition or a call may use few of them.
+    operands = tree.unflatten(
+        [
             Operand(aval, functools.partial(_value, value))
             for aval, value in zip(ctx.avals_in, values, strict=True)
         ]
-        operands = tree.unflatten(leaves)
-        function = op.composition(platform, implementation, operands, **attributes)
-        if function is not None:
-
-            def composed(*leaves: Any) -> Any:
-                return function(**tree.unflatten(leaves)._asdict())
-
-            return mlir.lower_fun(composed, multiple_results=op.several)(ctx, *values)
-        if platform in op.platforms and (
-            implementation is not None or not _prefers_xla(op, platform, operands, **attributes)
-        ):
-            call = op.call(platform, operands, **attributes)
+    )
+    composed = op.composition(platform, implementation, operands, **attributes)
+    if composed is not None:
+        return lower_function(composed)
+    if platform not in op.platforms or (
+        implementation is None and _prefers_xla(op, platform, operands, **attributes)
+    ):
+        return lower_function(plain)
+    call = op.call(platform, operands, **attributes)
     if call is None:
-        return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
+        return lower_function(plain)
+    # A kernel that was not built is an error only where it was demanded.
     state = ffi.STATUS[platform]
     if op.name not in state.targets:
-        missing = (
+        problem = (
             f"{op.name} has no {platform} kernel here: {state.reason}. What to do: {state.hint}."
         )
         if implementation is not None:
-            raise ValueError(missing)
-        warnings.warn(f"{missing} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
-        return mlir.lower_fun(plain, multiple_results=op.several)(ctx, *values)
+            raise ValueError(problem)
+        warnings.warn(f"{problem} Using plain XLA instead.", RuntimeWarning, stacklevel=2)
+        return lower_function(plain)
+    return _lower_call(op, call, ctx)
+
+
+def _lower_call(op: Op, call: Call, ctx: LoweringContext) -> Any:
+    """Lower a custom call, whose workspaces are results that nothing reads."""
     workspaces = [jax.core.ShapedArray(w.shape, w.dtype) for w in call.workspaces]
     inner = ctx.replace(
         avals_in=[operand.aval for operand in call.operands],
         avals_out=[*ctx.avals_out, *workspaces],
     )
-    # The workspaces are results that nobody reads.
     lowering = jax.ffi.ffi_lowering(ffi.TARGET_PREFIX + op.name)
     arguments = [operand.lower(ctx) for operand in call.operands]
     results = lowering(inner, *arguments, **call.attributes)[: len(ctx.avals_out)]
     if call.finish is None:
         return results
-    last = ctx.replace(avals_in=[*ctx.avals_out, *inner.avals_in])
+    # `finish` computes on the kernel's results, such as dots to be scattered, within one lowering.
+    finish_ctx = ctx.replace(avals_in=[*ctx.avals_out, *inner.avals_in])
     finish = mlir.lower_fun(call.finish, multiple_results=op.several)
-    return finish(last, *results, *arguments)
+    return finish(finish_ctx, *results, *arguments)
 
 
-def _prefers_xla(op: Op, *arguments: Any, **attributes: Any) -> bool:
+def _prefers_xla(op: Op, *arguments: Any, **attributes: object) -> bool:
     try:
         return op.prefers_xla(*arguments, **attributes)
     except UnknownSize:
         return False
 
 
-def _value(value: Any, ctx: Any) -> Any:
+def _value(value: Leaf, ctx: object) -> Any:
     del ctx
     return value
 
 
-def varying_axes(aval: Any) -> frozenset[str]:
-    """The manual mesh axes that an abstract value varies over."""
+# --- Manual mesh axes ----------------------------------------------------------------------------
+
+
+def varying_axes(aval: Aval) -> frozenset[str]:
+    """Return the manual mesh axes that an abstract value varies over."""
     manual = getattr(aval, "manual_axis_type", None)
     return manual.varying if manual is not None else aval.vma
 
 
-def align_varying(operands: Sequence[Any]) -> list[Any]:
-    """Casts all operands to vary over the union of their manual mesh axes, as ``jax.numpy`` does.
+def align_varying(operands: Sequence[PyTree]) -> list[Any]:
+    """Cast all operands to vary over the union of their manual mesh axes, as ``jax.numpy`` does.
 
-    The cast transposes into a sum over the axes: gradients to replicated operands of a sharded
-    computation come out right.
+    The cast transposes into a sum over the axes, so that gradients to replicated operands of a
+    sharded computation come out right.
     """
     varying = [varying_axes(jax.typeof(operand)) for operand in operands]
     union = frozenset().union(*varying)
     return [
-        jax.lax.pcast(operand, tuple(sorted(union - have)), to="varying")
-        if union - have
+        jax.lax.pcast(operand, tuple(sorted(union - axes)), to="varying")
+        if union - axes
         else operand
-        for operand, have in zip(operands, varying, strict=True)
+        for operand, axes in zip(operands, varying, strict=True)
     ]
 
 
 def gradients_at_once(x: Array, kernel: Array) -> tuple[Array, Array]:
-    """Both as they are. On several devices nothing waits for the gradient to x but that to both.
+    """Return x and kernel unchanged; across devices, schedule their gradients together.
 
-    XLA would compute those to the kernels of all layers while the last rows travel, and keep what
-    each needs so long.
+    XLA would delay the gradients to the kernels of all layers until the last rows have arrived, and
+    keep their operands in memory until then.
     """
     if not varying_axes(jax.typeof(x)):
         return x, kernel
@@ -564,8 +557,8 @@ def _at_once(x: Array, kernel: Array) -> tuple[Array, Array]:
     return x, kernel
 
 
-def _at_once_jvp(primals: Any, tangents: Any) -> Any:
-    if not any(isinstance(each, SymbolicZero) for each in tangents):
+def _at_once_jvp(primals: PyTree, tangents: PyTree) -> Any:
+    if not any(isinstance(tangent, SymbolicZero) for tangent in tangents):
         tangents = jax.lax.optimization_barrier(tuple(tangents))
     return primals, tuple(tangents)
 

@@ -1,4 +1,4 @@
-"""The pairs of a node and a relation that traced edges have; those of destinations by a kernel."""
+"""The (node, relation) pairs of traced edges; pairs of destinations by a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.csr import inverse_of
+from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import PADDING, in_range, row_starts
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._core.sort import sorted_ids
@@ -20,8 +20,8 @@ class TypedRows(NamedTuple):
     """Operands of ``relation_pairs``: edges by row, then relation; padding, with row -1, is last.
 
     Attributes:
-        rows: ``(edges,)``.
-        types: ``(edges,)``, their relations.
+        rows: ``(edges,)``, the row of each edge.
+        types: ``(edges,)``, the relation of each edge.
     """
 
     rows: Any
@@ -35,35 +35,36 @@ def _result(operands: TypedRows, *, num_relations: int, num_pairs: int) -> list[
 
 
 def _xla(rows: Array, types: Array, *, num_relations: int, num_pairs: int) -> list[Array]:
-    """The arrays of `Pairs`, where the edges of each start, and the pair of each edge."""
+    """Return the arrays of `Pairs`, the first edge of each pair, and the pair of each edge."""
     count, dtype = rows.shape[0], rows.dtype
     valid = rows >= 0
-    number, first = numbered(valid, rows, types)
+    number, first = number_runs(valid, rows, types)
     indptr = row_starts(jnp.where(valid, number, count), count)[: num_pairs + 1]
     types = jnp.where(in_range(types, num_relations), types, num_relations).astype(dtype)
-    sorted_nodes = written(first, rows, PADDING)[:num_pairs]
-    relations = written(first, types, num_relations)[:num_pairs]
+    sorted_nodes = scatter_values(first, rows, PADDING)[:num_pairs]
+    relations = scatter_values(first, types, num_relations)[:num_pairs]
     places = sorted_ids(relations, num_relations)[1]
-    sizes = sizes_of(relations, num_relations)
-    pairs = sorted_nodes[places], sizes, sorted_nodes, inverse_of(places), places
-    found = *pairs, indptr, jnp.where(valid, number, PADDING)
-    return [ids.astype(dtype) for ids in found]
+    sizes = relation_sizes(relations, num_relations)
+    pairs = sorted_nodes[places], sizes, sorted_nodes, inverse_permutation(places), places
+    pair_ids = jnp.where(valid, number, PADDING)
+    return [ids.astype(dtype) for ids in (*pairs, indptr, pair_ids)]
 
 
 def _call(platform: str, operands: TypedRows, *, num_relations: int, num_pairs: int) -> Call | None:
     del platform
     rows, types = operands
     sizes = rows.shape[0], num_relations, num_pairs + 1
-    if rows.dtype != types.dtype or num_relations > _MOST_RELATIONS:
+    if rows.dtype != types.dtype or num_relations > _MAX_RELATIONS:
         return None
     if any(map(jax.export.is_symbolic_dim, sizes)):
         return None
-    room = 2 * (num_relations + 2) * -(-max(sizes) // _TILE) + 1  # as of relation_pairs_scratch
-    return Call([rows, types], workspaces=[jax.ShapeDtypeStruct((room,), rows.dtype)])
+    # The size is that of relation_pairs_scratch in C++.
+    size = 2 * (num_relations + 2) * -(-max(sizes) // _TILE) + 1
+    return Call([rows, types], workspaces=[jax.ShapeDtypeStruct((size,), rows.dtype)])
 
 
-_TILE = 256  # edges that a block of the kernel has
-_MOST_RELATIONS = 1024  # as it counts all in each tile
+_TILE = 256  # edges of a block of the kernel
+_MAX_RELATIONS = 1024  # each tile counts the edges of all relations
 
 
 def _batch(bind: Bind, operands: TypedRows, batched: TypedRows, size: int) -> list[Array]:
@@ -91,19 +92,20 @@ relation_pairs = define(
 # --- In plain JAX --------------------------------------------------------------------------------
 
 
-def numbered(valid: Array, *keys: Array) -> tuple[Array, Array]:
-    """Numbers the runs of equal keys; and the same at the first of each run, elsewhere -1."""
+def number_runs(valid: Array, *keys: Array) -> tuple[Array, Array]:
+    """Return the number of each element's run of equal keys; and the same, -1 after the first."""
     change = [key != jnp.roll(key, 1) for key in keys]
     new = valid & (change[0] | change[1] | (jnp.arange(valid.shape[0]) == 0))
     number = jnp.cumsum(new, dtype=keys[0].dtype) - 1
     return number, jnp.where(new, number, PADDING)
 
 
-def written(places: Array, values: Array, fill: int) -> Array:
-    """Values at their places, which are all different but for -1: nowhere."""
+def scatter_values(places: Array, values: Array, fill: int) -> Array:
+    """Write values to their places, which differ; a place of -1 drops the value."""
     places = jnp.where(places == PADDING, values.shape[0], places)
     return jnp.full_like(values, fill).at[places].set(values, mode="drop")
 
 
-def sizes_of(rel: Array, num_relations: int) -> Array:
+def relation_sizes(rel: Array, num_relations: int) -> Array:
+    """Return the number of elements of each relation."""
     return jnp.zeros(num_relations, rel.dtype).at[rel].add(1, mode="drop")

@@ -1,4 +1,4 @@
-"""What users call."""
+"""Decorators of public functions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def public(function: F) -> F:
 
 
 def one_call(*static: str) -> Callable[[F], F]:
-    """Makes a function of arrays one compiled call where nothing around it is traced.
+    """Decorate a function of arrays, so that eager calls of it are one compiled call.
 
-    One operation after the other takes several times as long as a small graph's kernel. Only if all
-    arguments are arrays of JAX, but for those named, which must be strings: whatever else is given
-    is looked at as it is, and refused by its name.
+    Separate operations take several times as long as a small graph's kernel. Calls with other
+    arguments than arrays of JAX, and strings for ``static``, are not compiled: the function checks
+    them, and names them in errors.
 
     Args:
-        static: names of keyword arguments.
+        static: names of keyword arguments that are strings or None.
     """
 
     def decorate(function: F) -> F:
@@ -42,13 +42,13 @@ def one_call(*static: str) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> object:
-            named = [kwargs[name] for name in static if name in kwargs]
-            others = [kwargs[name] for name in kwargs if name not in static]
-            arrays = jax.tree.leaves((args, others))
-            fits = all(isinstance(array, jax.Array) for array in arrays) and all(
-                each is None or isinstance(each, str) for each in named
+            # jax.jit would refuse arguments of other types with a message that does not name them.
+            options = [kwargs[name] for name in static if name in kwargs]
+            arrays = jax.tree.leaves((args, [kwargs[name] for name in kwargs.keys() - {*static}]))
+            compiles = all(isinstance(array, jax.Array) for array in arrays) and all(
+                option is None or isinstance(option, str) for option in options
             )
-            return (compiled if fits and not is_traced(*arrays) else function)(*args, **kwargs)
+            return (compiled if compiles and not is_traced(*arrays) else function)(*args, **kwargs)
 
         return cast(F, call)
 

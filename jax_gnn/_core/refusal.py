@@ -1,6 +1,6 @@
-"""Refusals of a package that cannot work: one line, as the import's error or the command's.
+"""Errors of a package that cannot work: one line, of the import or of the command.
 
-Imports the standard library alone: `flax_layers` runs this file before it imports `jax_gnn`.
+It imports the standard library alone: `flax_layers` runs this file before it imports `jax_gnn`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ STRANGERS_FILES = Path("nn/conv/gcn.py"), Path("utils/jax_utils.py")
 
 
 def refuse(message: str) -> NoReturn:
-    """Ends the import with what is wrong and what to do.
+    """End the import with a message.
 
     Raises:
-        ImportError: always. SystemExit in the command ``jax-gnn``, which ends with one line.
+        ImportError: always; in the command ``jax-gnn`` SystemExit, which prints one line.
     """
     if Path(sys.argv[0]).name == "jax-gnn":
         raise SystemExit(f"jax-gnn: error: {message}")
@@ -26,10 +26,10 @@ def refuse(message: str) -> NoReturn:
 
 
 def refuse_stranger(folder: Path) -> None:
-    """Refuses a package folder that the distribution ``jax-gnn`` shares, or shared.
+    """Refuse a package folder that the distribution ``jax-gnn`` shares, or shared.
 
-    pip warns neither when one of the two overwrites files of the other, nor when it uninstalls one
-    and so removes ``__init__.py`` of the other.
+    pip does not warn when one of the two overwrites files of the other, nor when uninstalling one
+    removes ``__init__.py`` of the other.
     """
     if any((folder / file).exists() for file in STRANGERS_FILES):
         problem = "has files of another package, jax-gnn on PyPI, beside those of jax-gnn-kernels"
@@ -47,7 +47,7 @@ def refuse_stranger(folder: Path) -> None:
 
 
 def refuse_old_jax(version: str) -> None:
-    """Refuses a JAX that lacks what ops are made of."""
+    """Refuse a JAX that lacks interfaces that ops need."""
     if tuple(map(int, version.split(".")[:2])) < OLDEST_JAX:
         oldest = ".".join(map(str, OLDEST_JAX))
         refuse(

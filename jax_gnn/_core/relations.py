@@ -1,7 +1,7 @@
-"""Typed sparse matrices: edges that have a relation each, and the (node, relation) pairs they have.
+"""Typed sparse matrices: edges with relations, and the (node, relation) pairs that occur.
 
-What products with one weight for each relation go through: edges are summed up, or products
-gathered, by pairs, and pairs stand together by relation, as segmented products want them.
+Products with one weight for each relation sum edges, or gather products, by pairs. Pairs of one
+relation are contiguous, as segmented products need them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, permutation, segments
-from jax_gnn._core.ids import ids_at, namespace, pad_ids
+from jax_gnn._core.ids import namespace, pad_ids, take_ids
 
 
 @jax.tree_util.register_dataclass
@@ -22,18 +22,17 @@ from jax_gnn._core.ids import ids_at, namespace, pad_ids
 class Pairs:
     """The (node, relation) pairs that occur at one end of a graph's edges.
 
-    They are numbered in one of two orders: by relation, then node, or by node, then relation. Pairs
-    past those that occur are padding, last in both orders, each at its own place.
+    They are numbered in one of two orders: by relation, then node, or by node, then relation.
+    Padding is last in both orders, at the same positions.
 
     Attributes:
-        nodes: ``(num_pairs,)``, the node of each pair in the order of relations; -1: padding.
-        sizes: ``(num_relations,)``, how many pairs each relation has.
-        sorted_nodes: ``(num_pairs,)``, the same nodes in the order of nodes: they ascend.
-        order: ``(num_pairs,)``, where each pair in the order of nodes is in that of relations.
-        places: ``(num_pairs,)``, the inverse: where each in the order of relations is in that of
-            nodes.
+        nodes: ``(num_pairs,)``, the node of each pair in the order of relations; -1 for padding.
+        sizes: ``(num_relations,)``, the number of pairs of each relation.
+        sorted_nodes: ``(num_pairs,)``, the node of each pair in the order of nodes.
+        order: ``(num_pairs,)``, maps positions in the order of nodes to the order of relations.
+        places: ``(num_pairs,)``, the inverse of ``order``.
         num_nodes: number of nodes.
-        by_node: whether pairs are numbered in the order of nodes, else in that of relations.
+        by_node: whether pairs are numbered in the order of nodes.
     """
 
     nodes: Any
@@ -56,15 +55,16 @@ class Pairs:
 
     @property
     def relations(self) -> Any:
-        """``(num_pairs,)``, the relation of each pair in their order; past the last: padding."""
-        ends = jnp.cumsum(self.sizes, dtype=self.sizes.dtype)
-        places = jnp.arange(self.num_pairs, dtype=ends.dtype)
-        found = jnp.searchsorted(ends, places, side="right", method="scan_unrolled")
-        return found.astype(self.nodes.dtype)
+        """Relation of each pair in the order of relations, ``(num_pairs,)``, then padding."""
+        # Pairs of a relation are contiguous, so that sizes alone determine relations.
+        bounds = jnp.cumsum(self.sizes, dtype=self.sizes.dtype)
+        pairs = jnp.arange(self.num_pairs, dtype=bounds.dtype)
+        relations = jnp.searchsorted(bounds, pairs, side="right", method="scan_unrolled")
+        return relations.astype(self.nodes.dtype)
 
     @property
     def gather(self) -> SparseMatrix:
-        """Row i, in the order of relations, reads its node's row; the transpose sums into nodes."""
+        """The matrix whose row i, in the order of relations, reads the row of its node."""
         return SparseMatrix(
             Csr(None, self.nodes, num_rows=self.num_pairs),
             Csr(self.sorted_nodes, self.order, num_rows=self.num_nodes),
@@ -72,71 +72,63 @@ class Pairs:
 
     @property
     def incidence(self) -> SparseMatrix:
-        """An entry a pair, in the order of their numbers, with its relation and its node.
+        """The matrix with an entry for each pair, in the order of their numbers.
 
-        ``(num_nodes, num_relations)`` where they are numbered by node, else the transpose.
+        ``(num_nodes, num_relations)`` if pairs are numbered by node, else the transpose.
         """
         relations = self.relations
-        of_relations = Csr(
-            *(relations, self.nodes, self.places if self.by_node else None),
-            num_rows=self.num_relations,
-        )
-        of_nodes = Csr(
-            *(
-                self.sorted_nodes,
-                ids_at(relations, self.order),
-                None if self.by_node else self.order,
-            ),
-            num_rows=self.num_nodes,
-        )
-        halves = (of_nodes, of_relations) if self.by_node else (of_relations, of_nodes)
-        return SparseMatrix(*halves)
+        places, order = (self.places, None) if self.by_node else (None, self.order)
+        by_relation = Csr(relations, self.nodes, places, num_rows=self.num_relations)
+        node_relations = take_ids(relations, self.order)
+        by_node = Csr(self.sorted_nodes, node_relations, order, num_rows=self.num_nodes)
+        matrix = SparseMatrix(by_node, by_relation)
+        return matrix if self.by_node else matrix.T
 
     @property
     def numbering(self) -> SparseMatrix | None:
-        """Row i, in the order of relations, reads the row of its pair's number; None: row i."""
+        """The matrix whose row i, in the order of relations, reads its pair's row; None: row i."""
         return permutation(self.places, self.order) if self.by_node else None
 
     @property
     def to_node_order(self) -> SparseMatrix:
-        """Row i, in the order of nodes, reads its row in the order of relations."""
+        """The matrix that permutes rows from the order of relations to the order of nodes."""
         return permutation(self.order, self.places)
 
     def pad(self, new: int, num_nodes: int) -> Pairs:
-        """Appends padding, and nodes up to that many."""
+        """Append padding, and nodes up to ``num_nodes``."""
         xp = namespace(self.order, self.places)
-        own = xp.arange(self.num_pairs, self.num_pairs + new, dtype=self.order.dtype)
+        padding = xp.arange(self.num_pairs, self.num_pairs + new, dtype=self.order.dtype)
         return replace(
             self,
             nodes=pad_ids(self.nodes, new),
             sorted_nodes=pad_ids(self.sorted_nodes, new),
-            order=xp.concatenate([self.order, own]),
-            places=xp.concatenate([self.places, own]),
+            order=xp.concatenate([self.order, padding]),
+            places=xp.concatenate([self.places, padding]),
             num_nodes=num_nodes,
         )
 
     @property
     def node_segments(self) -> SparseMatrix:
-        """What sums rows in the order of nodes into nodes."""
+        """The matrix that sums rows in the order of nodes into nodes."""
         return segments(self.sorted_nodes, self.num_nodes)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class RelationalMatrix:
-    """Edges with relations as the primitives take them: a matrix for each end's pairs.
+    """Edges with relations as primitives take them: a matrix for the pairs of each end.
 
-    Weights of edges are in one order for all parts: by destination, relation, source. It is that
-    of the entries ``by_row`` of all matrices or, of a transpose, ``by_col``; the other half's
-    ``order`` says which weight an entry has.
+    Weights of edges are in one order for all parts: by destination, relation, source. Entries
+    ``by_row`` of all matrices have this order or, of a transpose, entries ``by_col``; the ``order``
+    of the other half names the weight of each entry.
 
     Attributes:
-        nodes: ``(num_dst, num_src)``, an entry an edge.
+        nodes: ``(num_dst, num_src)``, with an entry for each edge.
         types: ``(num_edges,)``, the relation of each edge in the order of the weights.
-        pair_src: the (source, relation) pairs; None where that part was not built.
-        from_pairs: ``(num_dst, pair_src.num_pairs)``, edges from those pairs; likewise.
-        pair_dst: the (destination, relation) pairs; likewise.
-        to_pairs: ``(pair_dst.num_pairs, num_src)``, edges into those pairs; likewise.
+        pair_src: the (source, relation) pairs; None if they were not built.
+        from_pairs: ``(num_dst, pair_src.num_pairs)``, edges from those pairs, or None.
+        pair_dst: the (destination, relation) pairs, or None.
+        to_pairs: ``(pair_dst.num_pairs, num_src)``, edges into those pairs, or None.
     """
 
     nodes: SparseMatrix

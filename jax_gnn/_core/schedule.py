@@ -1,9 +1,9 @@
-"""How kernels deal out their work: chosen when a computation is compiled, from shapes alone.
+"""Schedules of kernels: how they deal out their work, chosen from shapes at compile time.
 
-A schedule that is forced goes first, then what ``jax-gnn tune`` found for this device and shape,
-here or before it was shipped, then the rule made of measurements on an H200. Where the kernel that
-it names cannot do the call, another does. Which one it is changes the order of additions, not what
-is computed.
+A forced schedule takes precedence, then the schedule that ``jax-gnn tune`` measured for this device
+and shape, here or for the library as shipped, then the rule made of measurements on an H200. If the
+kernel of a schedule cannot do the call, another kernel does it. A schedule changes only the order
+of additions.
 """
 
 from __future__ import annotations
@@ -18,67 +18,65 @@ import jax
 import jax.export
 
 from jax_gnn._core import schedule_cache
+from jax_gnn._core.types import Attribute
 
 S = TypeVar("S", bound=tuple[Any, ...])
 
-# What fields of schedules may be: threads of a block as `is_schedule` in segments.h has them, and
-# counts of whatever has a workspace.
+# Values of fields of schedules: threads of a block, as `is_schedule` in segments.h, and numbers of
+# blocks that have a workspace.
 THREADS = range(32, 1025, 32)
 MANY = range(1, 2**16)
 
 L2_BYTES = 50_000_000
-"""What the L2 of an H200, on which rules were made, holds of arrays."""
+"""Bytes of arrays that the L2 of an H200, on which rules were measured, holds."""
 
-# What a symbolic dimension of `jax.export` counts as: a schedule fits one size, and serves all.
+# Values for symbolic dimensions of `jax.export`: one schedule serves all sizes.
 _SYMBOLIC_SIZE = 2**16
 _SYMBOLIC_WIDTH = 64
 
-# A user context is part of the keys of JAX's caches: a change compiles again.
+# A user context is part of the keys of JAX's caches: a change compiles programs again.
 _forced = jax.make_user_context(default_value=None)
 
 
 def use(schedule: Any) -> AbstractContextManager[None]:
-    """Makes all that is compiled inside a ``with`` block use one schedule; None chooses again.
+    """Force a schedule on kernels of its kind compiled inside a ``with`` block; None forces none.
 
-    A schedule is one of segments, of products, of hypergraph aggregations or of typed edges, and
-    leaves kernels of the other kinds alone.
+    There are schedules of segments, of products, of hypergraph aggregations and of typed edges.
 
     Raises:
-        TypeError: the schedule is none of these.
-        ValueError: one of its fields is what no kernel has.
+        TypeError: the argument is no schedule.
+        ValueError: no kernel has the value of one of its fields.
     """
     if schedule is None:
         return _forced(None)
-    families = schedule_cache.FAMILIES.values()
-    family = next((each for each in families if type(schedule) is each.schedule), None)
-    if family is None:
+    families = {family.schedule: family for family in schedule_cache.FAMILIES.values()}
+    if (family := families.get(type(schedule))) is None:
         raise TypeError(f"schedule must be one of jax_gnn.schedules, got {schedule!r}")
     for name, value, allowed in zip(schedule._fields, schedule, family.allowed, strict=True):
         if value not in allowed:
-            most = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else allowed
-            raise ValueError(
-                f"{name} of a {type(schedule).__name__} must be of {most}, got {value!r}"
-            )
+            values = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else allowed
+            owner = type(schedule).__name__
+            raise ValueError(f"{name} of a {owner} must be of {values}, got {value!r}")
     return _forced(schedule)
 
 
 @dataclass(frozen=True)
 class Family(Generic[S]):
-    """Schedules of one kind: what they are, which calls they are for, and what chooses them.
+    """The schedules of one kind of kernels, and the rule that chooses them.
 
-    A call is described by keyword arguments: all of ``exact`` and ``sizes``, and what else the
-    rule asks for.
+    Keyword arguments describe a call: all of ``exact`` and ``sizes``, and further arguments of the
+    rule.
 
     Attributes:
-        schedule: their type, a named tuple.
-        allowed: what each of its fields may be.
-        ops: what they are for: the first word of a key.
-        exact: of a call, what a key holds as it is. Truth values are there by name where they hold.
-        sizes: of a call, what a key holds to the nearest power of two.
-        rule: from op and call to the schedule, a pure function.
-        possible: from a schedule, op and call to what kernels can do of it, of which the C++ side
-            refuses all else.
-        describe: a schedule in words.
+        schedule: the type of the schedules, a named tuple.
+        allowed: the values of each of its fields.
+        ops: names of the ops, the first words of keys.
+        exact: arguments that a key contains as they are; a truth value by its name if it is True.
+        sizes: arguments that a key contains rounded to a power of two.
+        rule: maps op and call to the schedule, a pure function.
+        possible: maps schedule, op and call to a schedule that kernels can do; the C++ side refuses
+            others.
+        describe: maps a schedule to words.
     """
 
     schedule: Callable[..., S]
@@ -90,19 +88,19 @@ class Family(Generic[S]):
     describe: Callable[[S], str]
     possible: Callable[..., S] = lambda schedule, op, **call: schedule
 
-    def choose(self, op: str, **call: Any) -> S:
-        """The schedule for a call of a kernel, a pure function of shapes."""
+    def choose(self, op: str, **call: Attribute) -> S:
+        """Return the schedule for a call of a kernel, a pure function of shapes."""
         call = self.known(**call)
         if type(_forced.value) is self.schedule:
-            found = _forced.value
+            schedule = _forced.value
         elif tuned := schedule_cache.lookup(self.key(op, **call)):
-            found = self.schedule(*tuned)
+            schedule = self.schedule(*tuned)
         else:
-            found = self.rule(op, **call)
-        return self.possible(found, op, **call)
+            schedule = self.rule(op, **call)
+        return self.possible(schedule, op, **call)
 
-    def key(self, op: str, **call: Any) -> str:
-        """The bucket of a call: sizes to the nearest power of two, what is exact as it is."""
+    def key(self, op: str, **call: Attribute) -> str:
+        """Return the key of all calls whose sizes round to the same powers of two."""
         words = [op]
         for name in self.exact:
             value = call[name]
@@ -110,32 +108,32 @@ class Family(Generic[S]):
         sizes = (f"{name} 2^{round(math.log2(max(call[name], 1)))}" for name in self.sizes)
         return " ".join([*words, *sizes])
 
-    def known(self, **call: Any) -> dict[str, Any]:
-        """The call with typical numbers in the place of symbolic ones."""
+    def known(self, **call: Attribute) -> dict[str, Any]:
+        """Return the call with typical numbers in place of symbolic ones."""
         return {
-            name: known_size(value) if name in self.sizes else known_width(value)
+            name: concrete_size(value) if name in self.sizes else concrete_width(value)
             for name, value in call.items()
         }
 
 
-def known_size(size: Any) -> int:
-    """A number of rows, a typical one where it is symbolic."""
+def concrete_size(size: int) -> int:
+    """Return a number of rows, a typical one if it is symbolic."""
     return _SYMBOLIC_SIZE if jax.export.is_symbolic_dim(size) else size
 
 
-def known_width(width: Any) -> int:
-    """A number of features, a typical one where it is symbolic."""
+def concrete_width(width: int) -> int:
+    """Return a number of features, a typical one if it is symbolic."""
     return _SYMBOLIC_WIDTH if jax.export.is_symbolic_dim(width) else width
 
 
 def define_family(family: Family[S]) -> Family[S]:
-    """Makes a family known by its ops, so that files of tuned schedules can be read."""
+    """Register a family by its ops, so that files of tuned schedules can be read."""
     schedule_cache.FAMILIES.update(dict.fromkeys(family.ops, family))
     return family
 
 
 def describe(key: str, fields: tuple[Any, ...]) -> str:
-    """In words, the schedule that was found for a key."""
+    """Return the schedule of a key in words."""
     family = schedule_cache.family_of(key)
     if family is None:
         return f"of an op that this version does not know: {fields}"

@@ -1,10 +1,9 @@
-"""The schedules that ``jax-gnn tune`` found on this machine: a file that later processes read.
+"""The schedules that ``jax-gnn tune`` measured on this machine, in a file for later processes.
 
-``$XDG_CACHE_HOME/jax_gnn/schedules.json`` (``~/.cache/...``) holds for each kind of device a
-schedule, what it took and what the rule's took, for each bucket of shapes. A file that cannot be
-read, or asks for what no kernel can do, is ignored with a warning: without it, everything works as
-before tuning. A file of the same form that lies beside this module is shipped with the library, and
-serves what the user's lacks.
+``$XDG_CACHE_HOME/jax_gnn/schedules.json`` (``~/.cache/...``) has, for each kind of device and each
+bucket of shapes, a schedule, its time and the time of the rule's schedule. A file that cannot be
+read, or that has values which no kernel has, is ignored with a warning. A file of the same form
+beside this module is shipped with the library, and serves keys that the user's file lacks.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ VERSION = 2  # schedules of segments name their kernel
 SHIPPED = Path(__file__).with_name("shipped_schedules.json")
 
 Fields = tuple[Any, ...]
-"""Of a schedule."""
+"""Fields of a schedule."""
 
 FAMILIES: dict[str, Any] = {}
-"""By op, the first word of a key, its `schedule.Family`, which that module fills in."""
+"""The `schedule.Family` of each op, the first word of a key; filled in by that module."""
 
 
 class Tuned(NamedTuple):
-    """What was found for a key."""
+    """The fastest schedule of a key, its time, and the time of the rule's schedule."""
 
     schedule: Fields
     microseconds: float
@@ -43,14 +42,14 @@ class Tuned(NamedTuple):
 
 
 Entries = dict[str, dict[str, Tuned]]
-"""By kind of device and key."""
+"""Tuned schedules by kind of device and key."""
 
 
 def path() -> Path:
-    """Where the file is.
+    """Return the path of the file.
 
     Raises:
-        FileNotFoundError: this user has no home.
+        FileNotFoundError: the user has no home.
     """
     home = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -61,24 +60,23 @@ def path() -> Path:
 
 
 def family_of(key: str) -> Any:
-    """Whose key it is; None of an op of another version."""
+    """Return the family of a key; None for an op of another version."""
     return FAMILIES.get(key.partition(" ")[0])
 
 
-def lookup(wanted: str) -> Fields | None:
-    """The schedule of this process's GPUs for a key; None where it was not tuned."""
-    for entries in (_known(), _shipped()):
-        if entries and (tuned := entries.get(device_kind() or "", {}).get(wanted)):
+def lookup(key: str) -> Fields | None:
+    """Return the tuned schedule of a key for this process's GPUs; None if there is none."""
+    for entries in (_cached(), _shipped()):
+        if entries and (tuned := entries.get(device_kind() or "", {}).get(key)):
             return tuned.schedule
     return None
 
 
 @functools.cache
 def device_kind() -> str | None:
-    """What JAX calls this process's GPUs; None where there are none, or of several kinds.
+    """Return JAX's name of this process's GPUs; None without GPUs, and for several kinds.
 
-    A computation is lowered once and may run on any of them: what was tuned for one kind then
-    speaks for none.
+    A computation is lowered once and may run on any of them, so that no kind can be chosen.
     """
     try:
         kinds = {device.device_kind for device in jax.local_devices(backend="cuda")}
@@ -88,8 +86,8 @@ def device_kind() -> str | None:
 
 
 @functools.cache
-def _known() -> Entries:
-    """The file as this process first saw it, or as it wrote it last."""
+def _cached() -> Entries:
+    """Return the content of the file, read once, and again after this process has written it."""
     return read()
 
 
@@ -99,7 +97,7 @@ def _shipped() -> Entries:
 
 
 def read() -> Entries:
-    """All that is in the file; nothing, with a warning, if it is broken or of another version."""
+    """Read the file; a broken file, or one of another version, gives nothing and a warning."""
     try:
         file = path()
         return _parse(json.loads(file.read_text("utf-8-sig")))
@@ -114,20 +112,21 @@ def read() -> Entries:
         return {}
 
 
-def store(device: str, found: Mapping[str, Tuned]) -> None:
-    """Adds to the file. Other processes see all of it or nothing, and do not lose what they add.
+def store(device: str, tuned: Mapping[str, Tuned]) -> None:
+    """Add schedules to the file, atomically and without losing those of other processes.
 
     Raises:
-        OSError: it cannot be written, and is as it was.
+        OSError: the file cannot be written, and is unchanged.
     """
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
     with _locked(file):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is broken is replaced
+            warnings.simplefilter("ignore")  # a broken file is replaced
             entries = read()
-        entries.setdefault(device, {}).update(found)
+        entries.setdefault(device, {}).update(tuned)
         document = {"version": VERSION, "devices": entries}
+        # A rename is atomic: readers see the old file or the new one.
         handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
         try:
             with os.fdopen(handle, "w") as out:
@@ -136,25 +135,25 @@ def store(device: str, found: Mapping[str, Tuned]) -> None:
         except BaseException:
             os.unlink(temporary)  # a full disk should not get fuller
             raise
-    _known.cache_clear()
+    _cached.cache_clear()
 
 
 def clear() -> bool:
-    """Removes the file; whether there was one.
+    """Remove the file, and return whether there was one.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the file cannot be removed.
     """
     existed = path().exists()
     path().unlink(missing_ok=True)
-    _known.cache_clear()
+    _cached.cache_clear()
     return existed
 
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
     with open(file.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file unlocks it
         yield
 
 
@@ -183,6 +182,6 @@ def _parse_tuned(name: str, schedule: Any, microseconds: Any, rule_microseconds:
     return Tuned(tuple(schedule), *map(float, times))
 
 
-def _is_one_of(value: Any, allowed: Collection[int]) -> bool:
-    """Whether a value is among those allowed, and is no boolean unless they are."""
+def _is_one_of(value: object, allowed: Collection[object]) -> bool:
+    """Whether a value is one of the allowed values, and of the same type."""
     return type(value) is type(next(iter(allowed))) and value in allowed

@@ -1,4 +1,4 @@
-"""The sort of ids, by a kernel on CPUs and GPUs: XLA's compares, or looks at all bytes of a key."""
+"""The sort of ids, by a kernel on CPUs and GPUs that reads only the bits that ids have."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.batching import one_by_one
+from jax_gnn._core.batching import map_batch
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import at_most, ids_at, in_range
+from jax_gnn._core.ids import at_most, in_range, take_ids
 from jax_gnn._core.kernels import like_first
 from jax_gnn._core.op import Bind, Call, Op, define
-from jax_gnn._core.sharding import WHOLE, Sharding, whole
+from jax_gnn._core.sharding import UNSPLIT, Sharding, replicate
 
 
 class Ids(NamedTuple):
-    """Operand of ``segment_order``: ``(entries,)``."""
+    """Operand of ``segment_order``: ids ``(entries,)``."""
 
     ids: Any
 
@@ -38,30 +38,30 @@ def _call(platform: str, operands: Ids, *, num_segments: int) -> Call | None:
     count = ids.shape[0]
     if any(map(jax.export.is_symbolic_dim, (count, num_segments))):
         return None
-    parts = min(-(-count // _TILE), _MOST_PARTS)
-    room = 3 * count + (parts << _DIGIT_BITS) if platform == "cuda" else 0
-    scratch = jax.ShapeDtypeStruct((room,), ids.dtype)  # as of segment_order_scratch
+    parts = min(-(-count // _TILE), _MAX_PARTS)
+    size = 3 * count + (parts << _DIGIT_BITS) if platform == "cuda" else 0
+    scratch = jax.ShapeDtypeStruct((size,), ids.dtype)  # as segment_order_scratch in C++
     return Call([ids], {"num_segments": np.int64(num_segments)}, [scratch])
 
 
-_TILE, _MOST_PARTS, _DIGIT_BITS = 4096, 128, 9  # of the kernel
+_TILE, _MAX_PARTS, _DIGIT_BITS = 4096, 128, 9  # constants of the kernel
 
 
 def _batch(bind: Bind, operands: Ids, batched: Ids, size: int) -> Array:
-    del batched  # there is only one operand
+    del batched  # the only operand is batched
     ids = operands.ids
     num_segments, count = bind.attributes["num_segments"], ids.shape[1]
-    block = num_segments + 1  # the last is for padding
-    limit = jnp.iinfo(ids.dtype).max
-    if not all(at_most(size * each, limit) for each in (block, count)):
-        return one_by_one(bind, operands)
+    block = num_segments + 1  # one segment more, for padding
+    limit = np.iinfo(ids.dtype).max
+    if not (at_most(size * block, limit) and at_most(size * count, limit)):
+        return map_batch(bind, operands)
     number = jnp.arange(size, dtype=ids.dtype)[:, None]
     ids = jnp.where(in_range(ids, num_segments), ids, num_segments) + number * block
     order = bind(Ids(ids.ravel()), num_segments=size * block)
     return order.reshape(size, count) - number * count
 
 
-# The stable order of ids, those out of range last.
+# The stable order of ids, with ids out of range last.
 segment_order = define(
     Op(
         name="segment_order",
@@ -73,30 +73,30 @@ segment_order = define(
         transpose={},
         batch=_batch,
         sharding=lambda *_, **attributes: Sharding(
-            [WHOLE], [WHOLE], lambda bind, operands, pieces: bind(operands)
+            [UNSPLIT], [UNSPLIT], lambda bind, operands, pieces: bind(operands)
         ),
     )
 )
 
 
 def sorted_ids(ids: Array, bound: int, implementation: str | None = None) -> tuple[Array, Array]:
-    """Ids ascending, and where each was; equal ones in their order.
+    """Return ids in ascending order, and their positions; the sort is stable.
 
     Args:
         ids: ``(count,)``.
-        bound: what they are below. Others come last, as the bound.
+        bound: ids outside ``[0, bound)`` become ``bound``, and come last.
         implementation: of the sort, for tests.
     """
-    ids = whole(ids)
+    ids = replicate(ids)
     ids = jnp.where(in_range(ids, bound), ids, bound)
     order = segment_order(ids, num_segments=bound, implementation=implementation)
-    return ids_at(ids, order), order
+    return take_ids(ids, order), order
 
 
 def sorted_segments(
     ids: Array, num_segments: int, is_sorted: bool, implementation: str | None = None
 ) -> SparseMatrix:
-    """The matrix of a reduction of ``(len(ids), features)`` into segments, sorted if need be."""
+    """Return the matrix of a reduction into segments, whose ids are sorted first if need be."""
     if is_sorted:
         return segments(ids, num_segments)
     rows, order = sorted_ids(ids, num_segments, implementation)

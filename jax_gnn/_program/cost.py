@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
-from jax_gnn._core.schedule import known_size
+from jax_gnn._core.schedule import concrete_size
 from jax_gnn._ops.edge_region.row_program import SLOW
 from jax_gnn._ops.relational_aggregate.schedule import (
     Launch,
@@ -78,8 +78,8 @@ class Costs:
     """
 
     def __init__(self, parts: Parts, matcher: Matcher, *, separate: bool = False) -> None:
-        rows = {space: known_size(size) for space, size in parts.rows.items()}
-        num_src, num_dst = known_size(parts.num_src), known_size(parts.num_dst)
+        rows = {space: concrete_size(size) for space, size in parts.rows.items()}
+        num_src, num_dst = concrete_size(parts.num_src), concrete_size(parts.num_dst)
         self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
         self.matcher = matcher
         self.separate = separate

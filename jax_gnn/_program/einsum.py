@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import flat
+from jax_gnn._core.arrays import as_matrix
 from jax_gnn._ops.segment_matmul.api import is_tall, segment_matmul
 from jax_gnn._program.rows import Contract, Labels, Row
 
@@ -89,7 +89,7 @@ def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -
         return None
     order = [weight.labels.index(label) for label in (*x.labels, *out)]
     kernel = weight.array.transpose(order)
-    shape, rows = kernel.shape[len(x.labels) :], flat(x.array)
+    shape, rows = kernel.shape[len(x.labels) :], as_matrix(x.array)
     kernel = kernel.reshape(rows.shape[1], math.prod(shape))
     if min(kernel.shape) == 1 or not is_tall(rows, kernel, precision):
         return None  # XLA fuses products with a vector into their neighbours

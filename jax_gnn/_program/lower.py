@@ -18,9 +18,9 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import precision_level
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, flat
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_matrix
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.op import replaced
+from jax_gnn._core.op import replace_items
 from jax_gnn._core.relations import Pairs
 from jax_gnn._ops.attention import scores as kinds
 from jax_gnn._ops.attention.primitive import attend
@@ -303,14 +303,14 @@ class Lowering:
         """Compute dot products of rows with those of their relation."""
         x, vector, heads, summed = pattern
         matrices, order, num_heads = self.matrices, (*heads, *summed), width(heads, sizes)
-        vectors = flat(self.grouped(vector.base, vector.labels, (order,)))
+        vectors = as_matrix(self.grouped(vector.base, vector.labels, (order,)))
         if row.space is not Space.EDGE and x.way in ("src", "dst"):
             pairs = matrices.pairs(row.space)
-            nodes = flat(self.grouped(x.base, x.labels, (order,)))
+            nodes = as_matrix(self.grouped(x.base, x.labels, (order,)))
             operands = (nodes, vectors) if pairs.by_node else (vectors, nodes)
             dots = sddmm(*operands, pairs.incidence, heads=num_heads)
         else:
-            rows = flat(self.grouped(x.row, x.labels, (order,)))
+            rows = as_matrix(self.grouped(x.row, x.labels, (order,)))
             by_relation, by_row = matrices.matrix(row.space, "relation")
             by_relation = replace(by_relation, order=by_relation.cols)
             dots = sddmm(rows, vectors, SparseMatrix(by_row, by_relation), heads=num_heads)
@@ -348,7 +348,7 @@ class Lowering:
         x = self._at_edges(row.operands[0])
         acc = accumulator_dtype(x.dtype)
         matrix = self.matrices.matrix(Space.EDGE, "dst")
-        shares: Array = segment_softmax(flat(x).astype(acc), matrix)
+        shares: Array = segment_softmax(as_matrix(x).astype(acc), matrix)
         return shares.astype(x.dtype).reshape(x.shape)
 
     def _entries(self, row: Row, dtype: Any) -> Array:
@@ -357,7 +357,7 @@ class Lowering:
             x = jnp.asarray(self.inputs[row.op.index])
         else:
             x = self._at_edges(row)
-        return flat(x.astype(accumulator_dtype(dtype)))
+        return as_matrix(x.astype(accumulator_dtype(dtype)))
 
     def _at_edges(self, row: Row) -> Array:
         x = self.array(row)
@@ -477,13 +477,18 @@ class Lowering:
         """Return the scores of attention's kernels."""
         acc = accumulator_dtype(x.dtype)
         if isinstance(scores, SumScores):
-            row, col = (flat(self.array(term)).astype(acc) for term in (scores.row, scores.col))
+            row, col = (
+                as_matrix(self.array(term)).astype(acc) for term in (scores.row, scores.col)
+            )
             return kinds.Ends(row, col)
         if isinstance(scores, EdgeScores):
             return kinds.Given(self._entries(scores.score, x.dtype))
         if isinstance(scores, TypedScores):
             return self._typed_scores(scores, x)
-        row_key, col_key = flat(self.array(scores.row_key)), flat(self.array(scores.col_key))
+        row_key, col_key = (
+            as_matrix(self.array(scores.row_key)),
+            as_matrix(self.array(scores.col_key)),
+        )
         # Keys that are the values are passed once.
         key = None if scores.col_key is value.base or col_key is x else col_key
         if isinstance(scores, LeakyScores):
@@ -496,7 +501,7 @@ class Lowering:
         rows, acc = self.matrices.parts.rows, accumulator_dtype(x.dtype)
         vector = self._arrange(scores.vector)
         heads, features = vector.shape[-2:]
-        vectors = flat(jnp.broadcast_to(vector, (rows[Space.RELATION], heads, features)))
+        vectors = as_matrix(jnp.broadcast_to(vector, (rows[Space.RELATION], heads, features)))
         terms = [self._entries(term, x.dtype) for term in scores.terms]
         added = sum(terms, jnp.zeros((rows[Space.EDGE], heads), acc))
         types = self.matrices.relational.types
@@ -553,7 +558,7 @@ def _repeat_heads(x: Array, present: Labels, heads: Labels, sizes: Sizes) -> Arr
         shape = [sizes[label] if label in present else 1 for label in heads]
         x = x.reshape(x.shape[0], *shape, x.shape[-1])
         x = jnp.broadcast_to(x, (x.shape[0], *(sizes[label] for label in heads), x.shape[-1]))
-    return flat(x)
+    return as_matrix(x)
 
 
 def differentiated_as(
@@ -572,7 +577,7 @@ def differentiated_as(
             active = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
 
             def partial(*some: Any) -> Any:
-                leaves = replaced(list(primals), active, some)
+                leaves = replace_items(list(primals), active, some)
                 return derivative(*jax.tree.unflatten(tree, leaves))
 
             return jax.jvp(partial, [primals[i] for i in active], [tangents[i] for i in active])

@@ -13,7 +13,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import ids_at, in_range
+from jax_gnn._core.ids import in_range, take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.attention.xla import ends
 from jax_gnn._ops.relational_aggregate.xla import types_matrix
@@ -124,7 +124,7 @@ class Matrices:
             return segments(relations, pairs.num_relations)
         return SparseMatrix(
             Csr(relations, pairs.places, num_rows=pairs.num_relations),
-            Csr(None, ids_at(relations, pairs.order), num_rows=pairs.num_pairs),
+            Csr(None, take_ids(relations, pairs.order), num_rows=pairs.num_pairs),
         )
 
     def types(self, side: str) -> SparseMatrix:

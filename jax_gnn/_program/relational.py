@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.schedule import known_size
+from jax_gnn._core.schedule import concrete_size
 from jax_gnn._ops.relational_aggregate.schedule import Counts
 from jax_gnn._ops.relational_attention.methods import (
     RGATScores,
@@ -271,10 +271,10 @@ def _node_product(program: Program, row: Row, way: str) -> _NodeProduct | None:
 
 def counts(parts: Parts, k: int, n: int, itemsize: int) -> Counts:
     """Return the sizes by which a method is chosen, for maps from k features to n."""
-    rows = {space: max(known_size(size), 1) for space, size in parts.rows.items()}
+    rows = {space: max(concrete_size(size), 1) for space, size in parts.rows.items()}
     return Counts(
-        num_src=known_size(parts.num_src),
-        num_dst=known_size(parts.num_dst),
+        num_src=concrete_size(parts.num_src),
+        num_dst=concrete_size(parts.num_dst),
         edges=rows[Space.EDGE],
         relations=rows[Space.RELATION],
         source_pairs=rows.get(Space.SOURCE_PAIR, 0),

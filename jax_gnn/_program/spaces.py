@@ -16,7 +16,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jax_gnn._core.schedule import known_size
+from jax_gnn._core.schedule import concrete_size
 
 
 class Space(enum.Enum):
@@ -115,7 +115,7 @@ class Parts(NamedTuple):
                 needed <= home.ways.keys()
                 and home.space in self.rows
                 and self._knows_types(home, needed)
-                and known_size(self.rows[home.space]) <= known_size(self.rows[space])
+                and concrete_size(self.rows[home.space]) <= concrete_size(self.rows[space])
             ):
                 return home
         return None

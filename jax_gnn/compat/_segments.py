@@ -17,7 +17,7 @@ from jax.lax import GatherScatterMode
 from jax_gnn import SegmentIndex
 from jax_gnn._core.arrays import DTYPES, FLOATS, row_width, row_wise
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import MAX_SIZE, is_traced, signed
+from jax_gnn._core.ids import MAX_SIZE, as_signed, is_traced
 from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
 
@@ -163,7 +163,7 @@ def segments_of(
     if not is_traced(ids) and _is_staged():
         known = _look(ids, int(size))
     is_sorted = is_sorted if known is None else known.is_sorted
-    return Segments(signed(jnp.asarray(ids)), int(size), is_sorted, known)
+    return Segments(as_signed(jnp.asarray(ids)), int(size), is_sorted, known)
 
 
 def _drops(mode: Any) -> bool:

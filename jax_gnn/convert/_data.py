@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_gnn._core.arrays import outline_fields
+from jax_gnn._core.arrays import summarize_fields
 from jax_gnn.graph import Graph, given_first
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
@@ -69,7 +69,7 @@ class Data:
     report: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return outline_fields(self)
+        return summarize_fields(self)
 
     def __post_init__(self) -> None:
         graph = self.graph

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arguments import check_choice
-from jax_gnn._core.arrays import outline_fields
+from jax_gnn._core.arrays import summarize_fields
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.insight import _methods
@@ -54,7 +54,7 @@ class Attribution:
     target: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        return outline_fields(self)
+        return summarize_fields(self)
 
     def undirected(self) -> np.ndarray:
         """``(num_edges,)``, means of what edges between the same two nodes count, either way."""
@@ -226,7 +226,7 @@ def _found(
     features: Any
     of_edges: Any = None
     if method == "integrated_gradients":
-        with arguments.blame("baseline", "of a shape that broadcasts to x's", baseline):
+        with arguments.argument_errors("baseline", "of a shape that broadcasts to x's", baseline):
             given = jnp.asarray(0 if baseline is None else baseline, call.x.dtype)
             start = jnp.broadcast_to(given, call.x.shape)
         features, of_edges = _methods.integrated(call, start, edges)

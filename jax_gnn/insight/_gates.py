@@ -11,7 +11,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
@@ -155,7 +155,7 @@ def without_edges(graph: Edged, keep: Array) -> tuple[Any, Array]:
         return jnp.append(0, jnp.cumsum(kept))[indptr].astype(indptr.dtype)
 
     def moved(ids: Array, by: Array) -> Array:
-        return ids_at(ids, by).astype(ids.dtype)
+        return take_ids(ids, by).astype(ids.dtype)
 
     made = Graph(
         indptr=starts(graph.indptr, keep),
@@ -187,7 +187,7 @@ def _without_relations(graph: RelationalGraph, keep: Array) -> tuple[RelationalG
         parts=(),
         validate=False,
     )
-    edge_ids = ids_at(nodes.edge_ids, source).astype(nodes.edge_ids.dtype)
+    edge_ids = take_ids(nodes.edge_ids, source).astype(nodes.edge_ids.dtype)
     rest = replace(made.nodes, edge_ids=edge_ids, num_input_edges=nodes.num_input_edges)
     types = made.edge_types.astype(graph.edge_types.dtype)
     there = {"from_pairs": graph.pair_src, "to_pairs": graph.pair_dst}

@@ -15,7 +15,15 @@ from jax import Array
 
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
-from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first, moved, namespace, row_ids
+from jax_gnn._core.ids import (
+    PADDING,
+    compaction_targets,
+    in_range,
+    namespace,
+    row_ids,
+    scatter_ids,
+    take_ids,
+)
 from jax_gnn._core.public import public
 from jax_gnn._core.sort import sorted_ids
 from jax_gnn.graph import Graph
@@ -226,7 +234,7 @@ def lined_up(
     fanout = offsets.shape[1]
     places = starts[rows] + offsets.reshape(-1)[jnp.clip(rows * fanout + slots, 0)]
     places = jnp.where(rows < 0, PADDING, places)
-    nodes = ids_at(cols, places)
+    nodes = take_ids(cols, places)
     return Drawn(indptr, rows, places, jnp.where(in_range(nodes, num_nodes), nodes, PADDING))
 
 
@@ -292,7 +300,7 @@ def sorted_sources(nodes: Array, drawn: Drawn, num_nodes: int, seeds: Any = None
     if seeds is None:
         keys, at = sorted_ids(ids, num_nodes)
     else:
-        own = jnp.concatenate([seeds, ids_at(seeds, drawn.rows)])
+        own = jnp.concatenate([seeds, take_ids(seeds, drawn.rows)])
         first = sorted_ids(own, nodes.shape[0])[1]
         keys, at = sorted_ids(ids[first], num_nodes)
         at = first[at]
@@ -319,7 +327,7 @@ def distinct_block(edges: Sorted, num_nodes: int, num_src: int) -> list[Array]:
     steps = jnp.arange(count, dtype=dtype)
     is_other = keys[1:] != keys[:-1]
     if seeds is not None:
-        own = jnp.concatenate([seeds, ids_at(seeds, rows)])[at]
+        own = jnp.concatenate([seeds, take_ids(seeds, rows)])[at]
         is_other |= own[1:] != own[:-1]
     is_first = jnp.concatenate([jnp.ones(1, bool), is_other])[:count]
     head = jax.lax.cummax(jnp.where(is_first, steps, 0))  # where the node's run starts
@@ -342,9 +350,9 @@ def distinct_block(edges: Sorted, num_nodes: int, num_src: int) -> list[Array]:
     target = jnp.arange(num_edges, dtype=dtype)  # where an edge goes
     most = min(count, num_dst + num_nodes) if seeds is None else count
     if num_src < most:  # it may be that some are left out
-        target = kept_first(cols >= 0).astype(dtype)
+        target = compaction_targets(cols >= 0).astype(dtype)
         indptr = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(cols >= 0, dtype=dtype)])[indptr]
-        rows, places, cols = (moved(ids, target) for ids in (rows, places, cols))
+        rows, places, cols = (scatter_ids(ids, target) for ids in (rows, places, cols))
 
     # By source: an edge's place is where its source starts, and how many came before it there.
     source = jnp.where(is_edge & (source >= 0), source, num_src)
@@ -353,8 +361,8 @@ def distinct_block(edges: Sorted, num_nodes: int, num_src: int) -> list[Array]:
     t_place = t_indptr[source] + earlier - earlier[head]
     t_place = jnp.where(source < num_src, t_place, num_edges)
     t_order = jnp.full(num_edges, PADDING, dtype)
-    t_order = t_order.at[t_place].set(ids_at(target, edge), mode="drop")
-    t_rows, t_cols = ids_at(cols, t_order), ids_at(rows, t_order)
+    t_order = t_order.at[t_place].set(take_ids(target, edge), mode="drop")
+    t_rows, t_cols = take_ids(cols, t_order), take_ids(rows, t_order)
     found = [indptr, rows, cols, t_indptr, t_rows, t_cols, t_order, places, sources]
     return [*(ids.astype(nodes.dtype) for ids in found), overflow]
 
@@ -370,7 +378,7 @@ def seeds_of_sources(graph: Graph, seeds: Any) -> Any:
     """
     starts, xp = graph.t_indptr, namespace(seeds)
     first = xp.where(starts[1:] > starts[:-1], starts[:-1], PADDING)
-    new = ids_at(seeds, ids_at(graph.t_cols, first))
+    new = take_ids(seeds, take_ids(graph.t_cols, first))
     return xp.concatenate([seeds, new[seeds.shape[0] :]])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.sampling._native import weighted
@@ -137,7 +137,7 @@ def _sampled_plain(
         place = jnp.where(new < 0, size, new)
         steps = jnp.arange(new.shape[0], dtype=dtype)
         first = jnp.full(size, new.shape[0], dtype).at[place].min(steps, mode="drop")
-        new = jnp.where(ids_at(first, new) == steps, new, PADDING)  # a seed counts once
+        new = jnp.where(take_ids(first, new) == steps, new, PADDING)  # a seed counts once
         is_chosen = is_chosen.at[place].set(True, mode="drop")
         budget = _added(graph, new, budget)
         high, low = budget.astype(jnp.float32)
@@ -154,10 +154,10 @@ def _sampled_plain(
         new = jnp.concatenate([part.astype(dtype) for part in parts])
     by_type = [jnp.concatenate(column) for column in columns]
     own = _induced_plain(nodes, jnp.concatenate(by_type), room)
-    found = Relations.of(relational).block(own.graph, ids_at(types, own.graph.edge_ids))
+    found = Relations.of(relational).block(own.graph, take_ids(types, own.graph.edge_ids))
     inner = replace(
         found.nodes,
-        edge_ids=ids_at(nodes.edge_ids, own.graph.edge_ids),
+        edge_ids=take_ids(nodes.edge_ids, own.graph.edge_ids),
         num_input_edges=jnp.asarray(nodes.num_input_edges, dtype),
     )
     found = replace(
@@ -180,13 +180,13 @@ def _added(graph: HeteroGraph, new: Array, budget: Array) -> Array:
     mask = jnp.uint32(2**_WORD - 1)
 
     def visit(budget: Array, row: Array, edge: Array) -> Array:
-        starts, degrees = row_bounds(nodes.indptr, ids_at(new, row), num_edges)
-        rel = ids_at(types, edge)
+        starts, degrees = row_bounds(nodes.indptr, take_ids(new, row), num_edges)
+        rel = take_ids(types, edge)
         begin = first_of(types, starts, starts + degrees, rel)
         end = first_of(types, begin, starts + degrees, rel + 1)
         count = jnp.maximum(end - begin, 1).astype(jnp.uint32)
         share = jnp.uint32(2**_SHARE_BITS) // count
-        source = ids_at(nodes.cols, edge)
+        source = take_ids(nodes.cols, edge)
         there = in_range(source, size) & in_range(rel, graph.relational.num_relations)
         source = jnp.where(there, source, size)
         high = budget[0].at[source].add(share >> _WORD, mode="drop")

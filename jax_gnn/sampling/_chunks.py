@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range, is_traced, namespace, placed, row_ids
+from jax_gnn._core.ids import PADDING, in_range, is_traced, namespace, row_ids, take_ids, to_device
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
@@ -80,8 +80,8 @@ class NodeChunks:
         indptr = xp.clip(ascends(bounds) - bounds[0], 0, self.num_edges).astype(dtype)
         edges = xp.arange(self.num_edges, dtype=dtype)
         places = xp.where(edges < indptr[-1], bounds[0] + edges, PADDING).astype(dtype)
-        types = None if types is None else ids_at(types, places)
-        found = placed((nodes, indptr, places, ids_at(graph.cols, places), types))
+        types = None if types is None else take_ids(types, places)
+        found = to_device((nodes, indptr, places, take_ids(graph.cols, places), types))
         return _block(*found, num_nodes, num_whole, relations)
 
     def joined(self, rows: Array) -> Array:
@@ -148,7 +148,7 @@ def node_chunks(graph: Graph | RelationalGraph, num_edges: int = 2**20) -> NodeC
         starts.append(max(first + 1, min(first + rows, fits, num_nodes)))
     found: Any = np.array(starts, ends.dtype)
     on_host = isinstance(graph.indptr, np.ndarray)
-    return NodeChunks(whole, found if on_host else placed(found), rows, room)
+    return NodeChunks(whole, found if on_host else to_device(found), rows, room)
 
 
 @jax.jit(static_argnums=(5, 6, 7))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.ids import ids_at
+from jax_gnn._core.ids import take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._native import uniform
 from jax_gnn.sampling._search import edge_runs
@@ -52,7 +52,7 @@ def left_out(
     """All edges between given ends, of given relations; an edge may be named several times."""
     dtype, num_edges = graph.indptr.dtype, graph.num_edges
     first, counts = edge_runs(graph, types, src, dst, rel)
-    starts = ids_at(graph.t_order, jnp.where(counts > 0, first, -1))
+    starts = take_ids(graph.t_order, jnp.where(counts > 0, first, -1))
     starts = jnp.where((starts >= 0) & (starts < num_edges), starts, num_edges)
     starts, counts = jax.lax.sort((starts, counts.astype(dtype)), num_keys=1)
     again = jnp.concatenate([jnp.zeros(1, bool), starts[1:] == starts[:-1]])[: starts.shape[0]]

@@ -16,8 +16,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import count_of, namespace
-from jax_gnn._core.op import Bind, Call, Op, define, replaced
+from jax_gnn._core.ids import id_count, namespace
+from jax_gnn._core.op import Bind, Call, Op, define, replace_items
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
 from jax_gnn.sampling import _draw, _weights
@@ -79,7 +79,7 @@ def _batch(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
     moving = [i for i, is_batched in enumerate(jax.tree.leaves(batched)) if is_batched]
 
     def one(values: list[Array]) -> Any:
-        return bind(jax.tree.unflatten(tree, replaced(leaves, moving, values)))
+        return bind(jax.tree.unflatten(tree, replace_items(leaves, moving, values)))
 
     return jax.lax.map(one, [leaves[i] for i in moving])
 
@@ -357,7 +357,7 @@ def block(
         found = _host_block(drawn, **sizes, is_tree=tree, ascending=ascending)
     else:
         found = sample_block(*drawn, **sizes, is_tree=tree, ascending=ascending)
-    return _of_arrays(found, count_of(drawn.cols, drawn.nodes.dtype))
+    return _of_arrays(found, id_count(drawn.cols, drawn.nodes.dtype))
 
 
 def _of_arrays(found: list[Any], num_whole: Any) -> tuple[Graph, Any, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at
+from jax_gnn._core.ids import PADDING, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
@@ -236,7 +236,7 @@ def _drawing(
         ticket = first + below(bits(key, side, index, step), size).astype(first.dtype)
         node = ticket
         if power == 1:
-            node = ids_at(rows, ticket)
+            node = take_ids(rows, ticket)
         elif power:
             node = jnp.searchsorted(starts, ticket, side="right").astype(low.dtype) - 1
         accepted = (size > 0) & (node >= low) & (node < high)
@@ -271,7 +271,7 @@ def _shares(indptr: Array, num_edges: int, power: float) -> tuple[Array, Array]:
 def _of_each(ranges: Ranges, rel: Array | None, count: int) -> Ranges:
     """The limits for each of the edges that are drawn."""
     if rel is not None:
-        return jax.tree.map(lambda limits: ids_at(limits, rel), ranges)
+        return jax.tree.map(lambda limits: take_ids(limits, rel), ranges)
     return jax.tree.map(lambda limit: jnp.broadcast_to(jnp.asarray(limit), count), ranges)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, index_dtype, is_traced, namespace, signed
+from jax_gnn._core.ids import PADDING, as_signed, index_dtype, is_traced, namespace, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
@@ -152,9 +152,9 @@ def sample_neighbors(
     traced = is_traced(*jax.tree.leaves((arrays, types, seeds, words, rule, limits)))
     draw = sample if traced else _compiled
     # Only what is read: a graph's other half is not moved to where it is sampled.
-    types = None if types is None else signed(types)
+    types = None if types is None else as_signed(types)
     seeds, rule, limits = jax.tree.map(jnp.asarray, (seeds, rule, limits))
-    indptr, cols = map(signed, arrays)
+    indptr, cols = map(as_signed, arrays)
     return draw(indptr, cols, types, seeds, words, rule, limits, *static)
 
 
@@ -385,7 +385,7 @@ def sample(
         if relations is None or types is None:
             graphs.insert(0, graph)
         else:
-            graphs.insert(0, relations.block(graph, ids_at(types, graph.edge_ids)))
+            graphs.insert(0, relations.block(graph, take_ids(types, graph.edge_ids)))
     sizes_by_type = None if relations is None else relations.type_sizes
     return Blocks(tuple(graphs), nodes, overflow, owners, node_type_sizes=sizes_by_type)
 

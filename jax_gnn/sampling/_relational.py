@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range, namespace
-from jax_gnn._core.triples import most_pairs
+from jax_gnn._core.ids import PADDING, in_range, namespace, take_ids
+from jax_gnn._core.triples import max_pairs
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
@@ -73,7 +73,7 @@ class Relations(NamedTuple):
             sides = {"from_pairs": ("src", graph.num_src), "to_pairs": ("dst", graph.num_dst)}
             rooms = {}
             for end, size in (sides[part] for part in self.parts):
-                room = most_pairs(found.num_edges, size, self.num_relations)
+                room = max_pairs(found.num_edges, size, self.num_relations)
                 rooms[f"num_{end}_pairs"] = room
             found = found.pad(**rooms)
         return found
@@ -190,7 +190,7 @@ def by_relation(
         return draw(starts, degrees, fanout, key)
     if isinstance(fanout, int):
         last = xp.where(degrees > 0, starts + degrees - 1, PADDING)
-        there = (ids_at(types, last) == own).astype(degrees.dtype)
+        there = (take_ids(types, last) == own).astype(degrees.dtype)
         places, found = draw(starts, degrees - there, fanout, key)
         # Behind those that count, which may be all.
         steps = xp.arange(fanout + 1, dtype=degrees.dtype)[None]

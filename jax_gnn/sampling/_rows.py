@@ -13,7 +13,7 @@ import numpy as np
 from jax_gnn._core import arguments
 from jax_gnn._core.arrays import take
 from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import MAX_SIZE, PADDING, bounded, in_range, namespace
+from jax_gnn._core.ids import MAX_SIZE, PADDING, clip_ids, in_range, namespace
 from jax_gnn._core.public import public
 from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
@@ -36,7 +36,7 @@ def one_kind(graph: Graph, whose: str = "") -> int:
 def as_nodes(ids: Any, size: int, dtype: Any) -> Any:
     """Ids in the type of a graph, those out of range as padding; of an array of numpy it is one."""
     xp = namespace(ids)
-    ids = np.clip(ids, -1, size) if xp is np else bounded(ids, size)
+    ids = np.clip(ids, -1, size) if xp is np else clip_ids(ids, size)
     ids = ids.astype(dtype)
     return xp.where(in_range(ids, size), ids, PADDING)
 
@@ -174,11 +174,11 @@ def values_of(node_ids: Any, values: Any) -> Any:
         raise ValueError("values must be (num_nodes, *features), got a scalar")
     if xp is np:
         rows: Any = fetch_rows(values, node_ids)
-        rows[node_ids >= len(values)] = arguments.missing(values.dtype)
+        rows[node_ids >= len(values)] = arguments.fill_value(values.dtype)
         return rows
-    ids = bounded(node_ids, values.shape[0])
+    ids = clip_ids(node_ids, values.shape[0])
     if values.shape[0] == 0:  # a gather wants one row at least
-        values = jnp.full((1, *values.shape[1:]), arguments.missing(values.dtype), values.dtype)
+        values = jnp.full((1, *values.shape[1:]), arguments.fill_value(values.dtype), values.dtype)
     rows = values.at[ids].get(mode="fill", wrap_negative_indices=False)
     there = (node_ids >= 0).reshape(-1, *(1,) * (values.ndim - 1))
     return jnp.where(there, rows, jnp.zeros_like(rows))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at
+from jax_gnn._core.ids import PADDING, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._rows import first_place, row_bounds
@@ -29,7 +29,7 @@ def distinct(ids: Array, room: int) -> tuple[Array, Array]:
     steps = jnp.arange(count, dtype=ids.dtype)
     # Padding comes last. On GPUs XLA has a radix sort of unsigned keys with one value.
     keys, at = jax.lax.sort((ids.astype(f"u{ids.dtype}"), steps), num_keys=1)
-    there = ids_at(ids, at) >= 0
+    there = take_ids(ids, at) >= 0
     is_new = there & jnp.concatenate([jnp.ones(1, bool), keys[1:] != keys[:-1]])[:count]
     number = jnp.cumsum(is_new, dtype=ids.dtype) - 1
     found = jnp.full(room, PADDING, ids.dtype)
@@ -95,10 +95,10 @@ def has_edge(graph: Graph, types: Array | None, src: Array, dst: Array, rel: Arr
     starts, stops = _row(graph, src, dst, rel)
     first = _search(graph, types, starts, stops, dst, rel, after=False)
     place = jnp.where(first < stops, first, PADDING)
-    found = (place >= 0) & (ids_at(graph.t_cols, place) == dst)
+    found = (place >= 0) & (take_ids(graph.t_cols, place) == dst)
     if types is None:
         return found
-    return found & (ids_at(types, ids_at(graph.t_order, place)) == rel)
+    return found & (take_ids(types, take_ids(graph.t_order, place)) == rel)
 
 
 def _row(graph: Graph, src: Array, dst: Array, rel: Array | None) -> tuple[Array, Array]:
@@ -120,10 +120,10 @@ def _search(
     """The first place that is not before (dst, rel), or that is after it."""
 
     def holds(place: Array) -> Array:
-        col = ids_at(graph.t_cols, place)
+        col = take_ids(graph.t_cols, place)
         last, wanted = col, dst
         if types is not None and rel is not None:
-            last, wanted = ids_at(types, ids_at(graph.t_order, place)), rel
+            last, wanted = take_ids(types, take_ids(graph.t_order, place)), rel
         is_before = last <= wanted if after else last < wanted
         return (col > dst) | ((col == dst) & ~is_before)
 

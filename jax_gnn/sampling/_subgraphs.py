@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range, kept_first
+from jax_gnn._core.ids import PADDING, compaction_targets, in_range, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._random import below, bits, key_words
@@ -305,7 +305,7 @@ def _cluster_plain(
     place = jnp.searchsorted(wanted, parts)
     found = wanted.at[place].get(mode="fill", fill_value=PADDING) if chosen.shape[0] else -1
     keep = (parts >= 0) & (parts == found)
-    target = jnp.minimum(kept_first(keep), num_nodes)
+    target = jnp.minimum(compaction_targets(keep), num_nodes)
     nodes = jnp.full(num_nodes, PADDING, dtype)
     nodes = nodes.at[target].set(jnp.arange(size, dtype=dtype), mode="drop")
     part = _induced_plain(graph, nodes, num_edges)
@@ -329,7 +329,7 @@ def _saint_plain(
     if method == "node":  # the source of a random edge
         count = jnp.clip(graph.t_indptr[-1], 0, graph.num_edges)
         place = below(bits(key, 0, index, 0), count.astype(jnp.uint32)).astype(dtype)
-        drawn = ids_at(graph.t_rows, jnp.where(count > 0, place, PADDING))
+        drawn = take_ids(graph.t_rows, jnp.where(count > 0, place, PADDING))
     elif method == "edge":
         drawn = _edge_ends(graph, key, index)
     else:
@@ -364,7 +364,7 @@ def _edge_ends(graph: Graph, key: tuple[Array, Array], index: Array) -> Array:
         starts, degrees = (jnp.where(forward, *pair) for pair in zip(by_src, by_dst, strict=True))
         place = starts + below(other, degrees.astype(jnp.uint32)).astype(dtype)
         place = jnp.where(degrees > 0, place, PADDING)
-        end = jnp.where(forward, ids_at(graph.t_cols, place), ids_at(graph.cols, place))
+        end = jnp.where(forward, take_ids(graph.t_cols, place), take_ids(graph.cols, place))
         return (node, end), degrees > 0
 
     none = jnp.full(index.shape, PADDING, dtype)
@@ -400,7 +400,7 @@ def edges_into(
         first, own = state
         ahead = jnp.zeros(chunk, dtype).at[jnp.maximum(stops - first, 0)].add(1, mode="drop")
         row = jnp.cumsum(ahead, dtype=dtype)
-        edge = jnp.where(lanes < total - first, ids_at(shift, row) + first + lanes, PADDING)
+        edge = jnp.where(lanes < total - first, take_ids(shift, row) + first + lanes, PADDING)
         return first + jnp.asarray(chunk, dtype), visit(own, row, edge)
 
     zero = jnp.zeros((), dtype)
@@ -416,14 +416,14 @@ def _induced_plain(graph: Graph, nodes: Array, room: int) -> Subgraph:
     place = jnp.where(nodes < 0, num_nodes, nodes)
     table = jnp.full(num_nodes, count, dtype).at[place].min(steps, mode="drop")
     table = jnp.where(table < count, table, PADDING)
-    nodes = jnp.where(ids_at(table, nodes) == steps, nodes, PADDING)
+    nodes = jnp.where(take_ids(table, nodes) == steps, nodes, PADDING)
 
     def keep(state: Any, row: Array, edge: Array) -> Any:
         """Keeps the edges that come from nodes."""
         kept, columns = state
-        source = ids_at(table, ids_at(graph.cols, edge))
+        source = take_ids(table, take_ids(graph.cols, edge))
         there = source >= 0
-        target = jnp.where(there, kept + kept_first(there).astype(dtype), room)
+        target = jnp.where(there, kept + compaction_targets(there).astype(dtype), room)
         new = row, source, edge
         columns = tuple(
             column.at[target].set(each, mode="drop")

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import ids_at, is_traced, namespace, signed
+from jax_gnn._core.ids import as_signed, is_traced, namespace, take_ids
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -91,7 +91,7 @@ def prepared(name: str, times: Any, graph: Graph) -> tuple[Any, Any]:
         checked = check_times(name, times, "num_edges", count)
         if namespace(graph.rows) is np and not isinstance(times, jax.Array):
             return _sorted(np.asarray(graph.rows), checked)
-        return _compiled_sort(signed(graph.rows), checked)
+        return _compiled_sort(as_signed(graph.rows), checked)
     shapes = [getattr(array, "shape", None) for array in (times.order, times.times)]
     if shapes != [(count,), (count,)] or not jnp.issubdtype(times.order.dtype, np.integer):
         raise ValueError(
@@ -130,5 +130,5 @@ def in_rows(order: Any, places: Any, starts: Any, degrees: Any) -> Any:
     """Where edges, ``(rows, fanout)`` places in the order of times, are in their rows."""
     xp = namespace(order, places)
     starts, last = starts[:, None], xp.maximum(degrees - 1, 0)[:, None]
-    found = ids_at(order, starts + places).astype(starts.dtype) - starts
+    found = take_ids(order, starts + places).astype(starts.dtype) - starts
     return xp.clip(found, 0, last)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, ids_at, in_range
+from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._random import below, bits, key_words, threefry
@@ -134,7 +134,7 @@ def _step(
 
     def propose(step: Any) -> Array:
         offset = below(bits(key, _EDGE, index, step), degrees.astype(jnp.uint32))
-        node = ids_at(cols, jnp.where(degrees > 0, starts + offset.astype(starts.dtype), PADDING))
+        node = take_ids(cols, jnp.where(degrees > 0, starts + offset.astype(starts.dtype), PADDING))
         return jnp.where(in_range(node, graph.num_dst), node, PADDING)
 
     if p == q == 1:
@@ -183,7 +183,7 @@ def _step(
         chunk, *kinds = state
         places = chunk * _CHUNK + jnp.arange(_CHUNK, dtype=starts.dtype)[None]
         places = jnp.where(places < left[:, None], starts[:, None] + places, PADDING)
-        nodes = ids_at(cols, places)
+        nodes = take_ids(cols, places)
         others = in_range(nodes, graph.num_dst) & (nodes != before[:, None])
         origins = jnp.broadcast_to(before[:, None], nodes.shape)
         is_near = near(nodes.ravel(), origins.ravel()).reshape(nodes.shape)

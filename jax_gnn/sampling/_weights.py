@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import is_traced, namespace, signed
+from jax_gnn._core.ids import as_signed, is_traced, namespace
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
@@ -101,7 +101,7 @@ def prepared(name: str, weights: Any, graph: Graph) -> Any:
         checked = check_weights(name, weights, graph)
         if namespace(graph.indptr, graph.rows) is np and not isinstance(weights, jax.Array):
             return running_sums(np.asarray(graph.indptr), np.asarray(graph.rows), checked)
-        return _compiled_sums(signed(graph.indptr), signed(graph.rows), checked)
+        return _compiled_sums(as_signed(graph.indptr), as_signed(graph.rows), checked)
     sums = weights.sums
     if getattr(sums, "dtype", None) != np.uint32 or sums.shape != (graph.num_edges + 1,):
         raise ValueError(

@@ -19,7 +19,7 @@ from jax_gnn._core.arrays import STATIC, accumulator_dtype, row_wise
 from jax_gnn._core.csr import LastRows
 from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
-from jax_gnn._ops.spmm.api import Reduce, spmm, summed
+from jax_gnn._ops.spmm.api import Reduce, spmm, spmm_with_halo
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sharding._exchange import Exchange
@@ -172,8 +172,8 @@ class Part(Graph, _HasHalo):
             own_scale = None if own_scale is None else jnp.asarray(own_scale) * count
             scales = {"own_scale": own_scale, "out_scale": _product(1 / count, out_scale)}
         own, halo = self.exchange(x, sent)
-        last |= {"halo": halo, "far": self._far}
-        return summed(self, own, weight, residual=residual, **scales, **last)
+        last |= {"halo": halo, "halo_rows": self._far}
+        return spmm_with_halo(self, own, weight, residual=residual, **scales, **last)
 
     def ahead(self, function: Callable[..., Array], *rows: Array) -> Array | None:
         """``function(*rows)``, a map of each row, of those rows that other devices wait for.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_gnn._core.ids import PADDING, count_of, ids_at, in_range, pad_ids, pad_indptr
-from jax_gnn._core.triples import by_source
+from jax_gnn._core.ids import PADDING, id_count, in_range, pad_ids, pad_indptr, take_ids
+from jax_gnn._core.triples import sort_by_source
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
@@ -99,7 +99,7 @@ def _part(whole: Any, graph: Any, sources: Any, exchange: Exchange, num_far: int
     if sizes is not None:
         types = np.repeat(np.arange(len(sizes), dtype=sources.dtype), sizes)
         types = pad_ids(types, whole.num_nodes - len(types))
-        kept["node_types"] = ids_at(types, sources[: graph.num_dst])
+        kept["node_types"] = take_ids(types, sources[: graph.num_dst])
         kept["whole_type_sizes"] = sizes
     kept |= {"node_ids": sources, "num_whole_nodes": whole.num_nodes}
     return RelationalPart(**kept, exchange=exchange)
@@ -193,21 +193,21 @@ def _with_edges(whole: Any, edges: Any, src: Any, degrees: Any, num_src: int, nu
     ids = np.arange(len(degrees) + 1, dtype=src.dtype)
     ids[-1] = PADDING
     dst: Any = np.repeat(ids, np.append(degrees, len(edges) - count))
-    input_edges = count_of(edges_of(whole).rows, src.dtype)
+    input_edges = id_count(edges_of(whole).rows, src.dtype)
     if isinstance(whole, Graph):
         starts = np.concatenate([[0], np.cumsum(degrees)]).astype(src.dtype)
         indptr = pad_indptr(starts, num_dst - len(degrees))
-        transposed = by_source(dst, src, count, num_src)
+        transposed = sort_by_source(dst, src, count, num_src)
         return Graph(indptr, dst, src, *transposed, edges, num_input_edges=input_edges)
     made = RelationalGraph.from_triples(
-        *(src, ids_at(whole.edge_types, edges), dst),
+        *(src, take_ids(whole.edge_types, edges), dst),
         num_relations=whole.num_relations,
         num_src=num_src,
         num_dst=num_dst,
         validate=False,
         parts=tuple(part for part in PARTS if getattr(whole, part) is not None),
     )
-    edge_ids = ids_at(edges, made.nodes.edge_ids)
+    edge_ids = take_ids(edges, made.nodes.edge_ids)
     return replace(
         made,
         nodes=replace(made.nodes, edge_ids=edge_ids, num_input_edges=input_edges),

@@ -269,7 +269,8 @@ def segments(random: Random, mode: Mode) -> Case:
         if not infer:
             keywords["num_segments"] = random.choice([size, np.int64(size), np.int16(size)])
         keywords["indices_are_sorted"] = given_sorted
-        keywords["unique_indices"] = unique
+        if short in ("sum", "prod", "max", "min"):
+            keywords["unique_indices"] = unique
     if short in ("sum", "prod", "max", "min") and random.chance(0.1):
         keywords["bucket_size"] = random.choice([1, 3, 100])
     ddof = 0

@@ -582,7 +582,7 @@ def read_cache(folder: Path) -> str:
         Finding: neither, as documented.
     """
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    schedule_cache._known.cache_clear()
+    schedule_cache._cached.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         entries = schedule_cache.read()

@@ -21,7 +21,7 @@ from jax_gnn._core.arguments import (
     check_flag,
     check_real,
 )
-from jax_gnn._core.arrays import accumulator_dtype, feature_wise, flat, row_width, row_wise
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix, feature_wise, row_width, row_wise
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.sharding import reshape
@@ -169,11 +169,16 @@ def gatv2_attention(
     bias = edges.check_edge_bias(edge_bias)
     extra = edges.check_edge_features(edge_features, left, "dst")
     if extra is None and bias is None:
-        left, key = flat(left), None if is_key else flat(right)
+        left, key = as_matrix(left), None if is_key else as_matrix(right)
         return edges.attend(Leaky(left, key, reshape(vector.astype(acc), vector.size)[None]))
     if extra is None:
         score = leaky_scores(
-            *(flat(left), flat(right), reshape(vector.astype(acc), vector.size)[None], matrix),
+            *(
+                as_matrix(left),
+                as_matrix(right),
+                reshape(vector.astype(acc), vector.size)[None],
+                matrix,
+            ),
             heads=max(edges.heads, 1),
             slope=edges.slope,
             implementation=implementation,
@@ -259,12 +264,12 @@ def dot_attention(
         _check_same_features("value", edges.value, "key", key)
     scale = scale.astype(edges.acc)
     if extra is None and bias is None:
-        keys = None if is_value else flat(key)
-        return edges.attend(Dots(flat(query), keys, scale.reshape(1, 1)))
+        keys = None if is_value else as_matrix(key)
+        return edges.attend(Dots(as_matrix(query), keys, scale.reshape(1, 1)))
     options: Any = {"heads": max(heads, 1), "implementation": implementation}
-    score = sddmm(flat(query), flat(key), matrix, **options)
+    score = sddmm(as_matrix(query), as_matrix(key), matrix, **options)
     if extra is not None:
-        score += sddmm(flat(query), flat(extra), xla.carried(matrix), **options)
+        score += sddmm(as_matrix(query), as_matrix(extra), xla.carried(matrix), **options)
     score *= scale
     score = score if bias is None else score + bias
     return edges.attend(Given(score), extra)
@@ -340,7 +345,7 @@ class _Edges:
     def attend(self, scores: Scores, extra: Array | None = None) -> Any:
         """The sum of values, and of what edges add to them, under the softmax of the scores."""
         options: Any = {"heads": self.heads, "implementation": self.implementation}
-        value, matrix, num_dst = flat(self.value), self.matrix, self.matrix.by_row.num_rows
+        value, matrix, num_dst = as_matrix(self.value), self.matrix, self.matrix.by_row.num_rows
         both = value, scores, self.edge_scale
         if self.heads == 0:  # of which there are no kernels
             y, stats = (jnp.zeros((num_dst, *more), self.acc) for more in ((0,), (0, 2)))
@@ -354,7 +359,7 @@ class _Edges:
         if extra is not None and self.heads > 0:
             weight = of_edges()
             matrix = xla.carried(matrix)
-            y += segment_reduce(flat(extra), weight, matrix, reduce="sum", **options)
+            y += segment_reduce(as_matrix(extra), weight, matrix, reduce="sum", **options)
         y = reshape(y, num_dst, *self.value.shape[1:]).astype(self.value.dtype)
         return (y, xla.logsumexp(stats)) if self.return_lse else y
 

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, column, row_width, take
-from jax_gnn._core.batching import batch
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_column, row_width, take
+from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import where
 from jax_gnn._ops.attention.schedule import choose_slopes
 from jax_gnn._ops.segment_reduce.xla import into_rows
@@ -76,7 +76,7 @@ def _sums(row_key: Array, col_key: Array, matrix: SparseMatrix) -> tuple[Array, 
     """Of each entry the sum of both keys, and the mask of entries that are there, as a column."""
     csr, acc = matrix.by_row, accumulator_dtype(row_key.dtype)
     z = take(row_key.astype(acc), csr.rows) + take(col_key.astype(acc), csr.cols)
-    return z, column(csr.valid(col_key.shape[0]))
+    return z, as_column(csr.valid(col_key.shape[0]))
 
 
 def _per_head(x: Array, heads: int) -> Array:
@@ -182,7 +182,7 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
 
 def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        return batch((), bind, operands, batched, size, per_entry=True)
+        return batch_features((), bind, operands, batched, size, per_entry=True)
 
     def apart(keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])
@@ -226,7 +226,7 @@ def _sum_transpose_vector(bind: Bind, ct: Array, operands: LeakySum) -> Array:
 
 def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> Array:
     if operands.vector is None or not any(jax.tree.leaves(batched.matrix)):
-        return batch(("factor",), bind, operands, batched, size, per_entry=True)
+        return batch_features(("factor",), bind, operands, batched, size, per_entry=True)
     # Matrices that are joined have one vector.
     vector = operands.vector
     operands, batched = operands._replace(vector=None), batched._replace(vector=None)
@@ -251,7 +251,7 @@ leaky_scores = define(
         transpose={},
         batch=_scores_batch,
         flops=_flops,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {"row_key": "rows (h k)", "col_key": "cols (h k)", "vector": ". (h k)"}, "entries h"
         ),
     )
@@ -277,7 +277,7 @@ leaky_sum = define(
         transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
         batch=_sum_batch,
         flops=_flops,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {
                 "row_key": "rows (h k)",
                 "col_key": "cols (h k)",

@@ -24,18 +24,18 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, row_width
-from jax_gnn._core.batching import batch, batch_apart
+from jax_gnn._core.batching import batch_composition, batch_features
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.kernels import (
+    block_workspace,
     csr_operands,
     like_first,
-    most_blocks,
+    max_blocks,
     unscheduled_workspace,
-    workspace_of,
 )
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_whole_heads
@@ -290,7 +290,7 @@ def _call_back(
             return None
         if blocks is None or by_row is None or y is None:
             return None
-        dst_ids, workspace = by_row[0], workspace_of(blocks, width, acc)
+        dst_ids, workspace = by_row[0], block_workspace(blocks, width, acc)
     elif not scores.has_kernel(platform, value, heads, back=True):
         return None
     elif scores.keys == 0 and (platform == "cpu" or not holds_whole_heads(ct, heads)):
@@ -300,7 +300,7 @@ def _call_back(
         records, count = stats.shape[0], csr.count if platform == "cuda" else 0
     else:
         records, workspace = stats.shape[0], _one_pass_workspace(csr, value)
-        parts = most_blocks(csr) if isinstance(scores, Leaky) else 0
+        parts = max_blocks(csr) if isinstance(scores, Leaky) else 0
     # Weights and dots of entries; of rows all that an entry reads, in one word; of blocks their
     # parts of a vector's gradient.
     shapes = (2, count, heads), (records, heads, 4), (parts, width)
@@ -389,11 +389,11 @@ def _transpose_back(bind: Bind, cts: list[Array | None], known: Known) -> list[A
 def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> list[Array]:
     scores = operands.scores
     if scores.keys == 0:
-        return batch((), bind, operands, batched, size, per_entry=True)
+        return batch_features((), bind, operands, batched, size, per_entry=True)
     # The batch joins the heads, which share some fields; matrices that are joined, the others, too.
     apart = [getattr(batched.scores, name) for name in scores.shared]
     if any(jax.tree.leaves((batched.matrix, apart))):
-        return batch_apart(bind, operands, batched, size)
+        return batch_composition(bind, operands, batched, size)
     if isinstance(scores, Typed):  # heads share rows, but there are the numbers of each
         of_rows: Any = {"row": None, "of_row": None}
         operands, batched = (
@@ -401,13 +401,13 @@ def _batch(bind: Bind, operands: Attended, batched: Attended, size: int) -> list
         )
     if not any(jax.tree.leaves(batched)):
         return [jnp.broadcast_to(each, (size, *each.shape)) for each in bind(operands)]
-    return batch((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
+    return batch_features((), bind, operands, batched, size, per_entry=True, shared=scores.shared)
 
 
 def _batch_back(bind: Bind, operands: Known, batched: Known, size: int) -> list[Array]:
     if operands.scores.keys == 0:
-        return batch((), bind, operands, batched, size, per_entry=True)
-    return batch_apart(bind, operands, batched, size)
+        return batch_features((), bind, operands, batched, size, per_entry=True)
+    return batch_composition(bind, operands, batched, size)
 
 
 # --- Several devices -----------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def _ends(scores: Scores) -> dict[str, str]:
 
 
 def _sharding(operands: Attended, results: Any, **attributes: Any) -> Sharding:
-    rule = by_matrix(
+    rule = matrix_sharding(
         _OPERANDS | _ends(operands.scores),
         *("rows (h K)", "rows h .", "entries h"),
         across=_across,
@@ -473,7 +473,7 @@ def _sharding_back(known: Known, results: Any, **attributes: Any) -> Sharding:
         ". h" if x.shape == (0, attributes["heads"]) else of  # there is none
         for of, x in zip(("cols (h K)", row, col, vector, "entries h"), results, strict=True)
     ]
-    rule = by_matrix(operands, *gradients, transposed=True)
+    rule = matrix_sharding(operands, *gradients, transposed=True)
     return rule(known, results, **attributes)
 
 

@@ -17,7 +17,7 @@ from jax_gnn._core import ffi
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import at_most
-from jax_gnn._core.schedule import known_width
+from jax_gnn._core.schedule import concrete_width
 from jax_gnn._ops.segment_reduce.schedule import word_features
 
 # The kernel of one step (segment_step.cuh): threads of a block, entries of a team, and its lanes,
@@ -88,7 +88,7 @@ def _step_bytes(lanes: int, word: int, dtype: Any, keys: int) -> int:
 
 def choose_slopes(csr: Csr, key: Any, heads: int) -> Literal["walk", "gather"]:
     """The kernel of ``leaky_sum``, whose keys are ``(columns, heads · features)``."""
-    depth = known_width(row_width(key)) // max(heads, 1)
+    depth = concrete_width(row_width(key)) // max(heads, 1)
     wide = not jax.export.is_symbolic_dim(row_width(key))
     wide = wide and word_features(depth, np.dtype(key.dtype).itemsize) > 1
     return "gather" if wide and not at_most(csr.count, _FEW) else "walk"

@@ -20,9 +20,9 @@ from jax import Array
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, row_width
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import in_range
-from jax_gnn._core.kernels import narrow
+from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import known_width
+from jax_gnn._core.schedule import concrete_width
 from jax_gnn._ops.attention.leaky import leaky_scores, leaky_sum
 from jax_gnn._ops.attention.schedule import holds_whole_heads
 from jax_gnn._ops.attention.xla import ends
@@ -119,7 +119,7 @@ class _OfNumbers(Scores):
 
     def has_kernel(self, platform: str, value: Any, heads: int, *, back: bool = False) -> bool:
         del platform, heads, back
-        return known_width(row_width(value)) != 0
+        return concrete_width(row_width(value)) != 0
 
 
 @jax.tree_util.register_dataclass
@@ -354,7 +354,7 @@ class Typed(Scores):
 
     def arrays(self, value: Any, heads: int, raw: Any = None) -> dict[str, Any]:
         back = raw is not None
-        types = narrow(self.col_types if back else self.types, self.of_value.shape[0])
+        types = narrow_ids(self.col_types if back else self.types, self.of_value.shape[0])
         found = {"col": self.of_value, "types": types}
         # Of one head the dots of destinations are taken along with those of values as wide.
         if back or self.row is None or heads != 1 or row_width(self.row) != row_width(value):

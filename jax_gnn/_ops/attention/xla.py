@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, column
+from jax_gnn._core.arrays import accumulator_dtype, as_column
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ids import PADDING
 from jax_gnn._ops.segment_reduce.primitive import gather, sddmm, segment_reduce, total
@@ -56,7 +56,7 @@ def _softmax(
 ) -> tuple[Array, Array]:
     """The softmax of scores, ``(entries, heads)``, by its statistics; and what is no padding."""
     at_rows, at_cols = ends(matrix)
-    valid = column(matrix.by_row.valid(at_cols.by_row.num_rows))
+    valid = as_column(matrix.by_row.valid(at_cols.by_row.num_rows))
     top, log_sum = (gather(stats[..., i], at_rows, implementation) for i in range(2))
     score = jnp.where(valid, score, 0)
     share = jnp.exp((score - top) - jnp.where(valid, log_sum, 0))
@@ -86,7 +86,7 @@ def attention(
 ) -> list[Array]:
     """Of scores that entries have: the sum under their softmax, and its statistics."""
     at_rows, at_cols = ends(matrix)
-    valid = column(matrix.by_row.valid(at_cols.by_row.num_rows))
+    valid = as_column(matrix.by_row.valid(at_cols.by_row.num_rows))
     score = jnp.where(valid, score, 0)
     least = jnp.where(valid, score, -jnp.inf)
     # A constant: differentiated it would go, as what is relative to it is a logarithm of a sum.

@@ -22,7 +22,7 @@ from jax import Array
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ids import at_most, in_range
-from jax_gnn._core.kernels import csr_operands, workspace_of
+from jax_gnn._core.kernels import block_workspace, csr_operands
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda_codegen import THREADS, Kernel, generate
@@ -125,7 +125,7 @@ def _call(
         "lanes": np.int64(kernel.lanes),
         **ids[1],
     }
-    workspace = workspace_of(_num_blocks(kernel, csr), kernel.slots * kernel.room, acc)
+    workspace = block_workspace(_num_blocks(kernel, csr), kernel.slots * kernel.room, acc)
     return Call([*ids[0], *operands.arrays], attributes, [workspace])
 
 

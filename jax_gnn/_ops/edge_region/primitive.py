@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.batching import all_batched, one_by_one
-from jax_gnn._core.csr import SparseMatrix, block_diagonal, joinable
+from jax_gnn._core.batching import broadcast_batch, map_batch
+from jax_gnn._core.csr import SparseMatrix, block_diagonal, fits_block_diagonal
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Op, align_varying, define, shaped
-from jax_gnn._core.pieces import by_matrix
-from jax_gnn._core.sharding import WHOLE, Sharding, reshape
+from jax_gnn._core.op import Bind, Op, abstract_like, align_varying, define
+from jax_gnn._core.pieces import matrix_sharding
+from jax_gnn._core.sharding import UNSPLIT, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Dest, Unsupported, abstract_row
@@ -79,7 +79,7 @@ def edge_region(
     """
     *inputs, _ = align_varying([*map(jnp.asarray, arrays), matrix.by_row.ids])
     rows = [
-        shaped(x, abstract_row(x.shape if access == "shared" else x.shape[1:], x.dtype))
+        abstract_like(x, abstract_row(x.shape if access == "shared" else x.shape[1:], x.dtype))
         for x, access in zip(map(jax.typeof, inputs), accesses, strict=True)
     ]
     region, consts = Region.closing(function, rows, accesses, outputs)
@@ -204,7 +204,7 @@ def _batch(bind: Bind, operands: Operands, batched: Operands, size: int) -> list
 def _batch_matrices(bind: Bind, operands: Operands, batched: Operands, size: int) -> list[Array]:
     """Batch over matrices, as one block-diagonal matrix."""
     region: Region = bind.attributes["region"]
-    every = all_batched(operands, batched, size)
+    every = broadcast_batch(operands, batched, size)
     num_rows = operands.matrix.by_row.num_rows
     # A shared array that differs between matrices becomes one by row.
     is_by_row = [
@@ -212,8 +212,8 @@ def _batch_matrices(bind: Bind, operands: Operands, batched: Operands, size: int
         for has_batch, access in zip(batched.arrays, region.accesses, strict=True)
     ]
     by_row = region.per_row(is_by_row)
-    if by_row is None or not joinable(size, every.matrix):
-        results: list[Array] = one_by_one(bind, every)
+    if by_row is None or not fits_block_diagonal(size, every.matrix):
+        results: list[Array] = map_batch(bind, every)
         return results
     arrays = []
     for original, x, access, spread in zip(
@@ -248,12 +248,12 @@ def _sharding(operands: Operands, results: object, *, region: Region) -> Shardin
     """Split blocks of a batch of matrices, or runs of entries of one matrix, over devices."""
 
     def axes(key: Access | Dest, row: jax.core.ShapedArray) -> str:
-        return " ".join([*_AXES[key], *[WHOLE] * len(row.shape)])
+        return " ".join([*_AXES[key], *[UNSPLIT] * len(row.shape)])
 
     destinations = [dest for dest, _ in region.outputs]
     # XLA's form of a region with extremes finds them over all entries.
     runs = operands.matrix.by_row.order is None and region.masks is None
-    rule = by_matrix(
+    rule = matrix_sharding(
         {
             f"arrays.{i}": axes(access, row)
             for i, (access, row) in enumerate(zip(region.accesses, region.rows, strict=True))

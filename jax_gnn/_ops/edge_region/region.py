@@ -21,7 +21,7 @@ from jax import Array
 from jax.core import ShapedArray
 from jax.extend import core as jex
 
-from jax_gnn._core.op import replaced
+from jax_gnn._core.op import replace_items
 from jax_gnn._core.sharding import without_mesh
 from jax_gnn._ops.edge_region.row_program import (
     Access,
@@ -354,10 +354,10 @@ class Region:
         shapes = [self.rows[i] for i in linear]
 
         def transpose(*rows: Any) -> list[Array]:
-            arguments = replaced([None] * len(self.accesses), fixed, rows[: len(fixed)])
+            arguments = replace_items([None] * len(self.accesses), fixed, rows[: len(fixed)])
 
             def some_results(*values: Any) -> list[Array]:
-                results = self(*replaced(arguments, linear, values))
+                results = self(*replace_items(arguments, linear, values))
                 return [results[i] for i in ct_results]
 
             return list(jax.linear_transpose(some_results, *shapes)(list(rows[len(fixed) :])))
@@ -372,7 +372,7 @@ class Region:
         self, rows: Rows, active: Sequence[int], stored: Mapping[int, Array] | None = None
     ) -> Callable[..., list[Array]]:
         """Return the function of the `active` arguments, with results that are `stored`."""
-        return lambda *values: self._call_with(stored or {}, replaced(rows, active, values))
+        return lambda *values: self._call_with(stored or {}, replace_items(rows, active, values))
 
     def _call_with(self, stored: Mapping[int, Array], rows: Rows) -> list[Array]:
         """Apply the function; equations read stored results, whose derivatives are recomputed."""

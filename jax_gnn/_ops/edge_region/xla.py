@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, flat, put, row_wise, take
+from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_matrix, row_wise, scatter_rows, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._ops.edge_region.region import ACCESS_OF, ExtremeMasks, Region
 from jax_gnn._ops.edge_region.row_program import Access, Dest
@@ -111,9 +111,9 @@ class Edges:
         x = jnp.where(valid, x, jnp.full_like(x, neutral))
         if dest == "col" and self.order is not None:
             x = self._in_order(x)
-        result = segment_reduce(flat(x), None, matrix, reduce=reduce, heads=1)
+        result = segment_reduce(as_matrix(x), None, matrix, reduce=reduce, heads=1)
         return result.reshape(-1, *x.shape[1:])
 
     def _in_order(self, x: Array) -> Array:
         """Return rows of entries in the order of the edges' own rows."""
-        return put(x, jnp.where(self.valid, self.order, self.count))
+        return scatter_rows(x, jnp.where(self.valid, self.order, self.count))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.activation import Activation, activated
+from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arguments import (
     check_bias,
     check_choice,
@@ -25,10 +25,10 @@ from jax_gnn._core.arguments import (
     check_features,
     check_residual,
     check_row_scale,
-    check_scale,
+    check_scale_column,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import one_call, public
@@ -138,10 +138,10 @@ def hypergraph_aggregate(
         ("num_nodes", hypergraph.num_nodes),
         ("num_hyperedges", hypergraph.num_hyperedges),
     )
-    weight = check_scale("hyperedge_weight", hyperedge_weight, *hyperedges, acc)
-    scale_in = [check_scale("node_scale_in", node_scale_in, *nodes, acc)]
-    scale_out = [check_scale("node_scale_out", node_scale_out, *nodes, acc)]
-    scale_edge = [weight, check_scale("hyperedge_scale", hyperedge_scale, *hyperedges, acc)]
+    weight = check_scale_column("hyperedge_weight", hyperedge_weight, *hyperedges, acc)
+    scale_in = [check_scale_column("node_scale_in", node_scale_in, *nodes, acc)]
+    scale_out = [check_scale_column("node_scale_out", node_scale_out, *nodes, acc)]
+    scale_edge = [weight, check_scale_column("hyperedge_scale", hyperedge_scale, *hyperedges, acc)]
     own = check_row_scale("own_scale", own_scale, *nodes, acc)
     residual, bias = check_residual(residual, *nodes, x), check_bias(bias, x)
     check_choice("activation", activation, (None, *get_args(Activation)))
@@ -168,14 +168,14 @@ def hypergraph_aggregate(
     ends = (into.swapped,), (into, back.swapped), (back,)
     given = (scale_in, scale_edge, scale_out)
     scales = [_product(each, *users) for each, users in zip(given, ends, strict=True)]
-    residual = None if residual is None else flat(residual)
+    residual = None if residual is None else as_matrix(residual)
     bias = None if bias is None else bias.ravel()
     relu = activation == "relu"
     is_weighted = any(end.messages(acc).weight is not None for end in (into, back))
     if reduces == ["sum", "sum"] and not is_weighted:
         is_linear = residual is None and bias is None and not relu
         y = aggregate(
-            flat(x),
+            as_matrix(x),
             *(ones(acc) if each is None else each.ravel() for each in scales),
             own,
             hypergraph.graph.matrix(slots=True),
@@ -185,8 +185,8 @@ def hypergraph_aggregate(
             **({} if is_linear else {"relu": relu}),
             implementation=implementation,
         )
-        return reshape(activated(y, activation), *x.shape)
-    h = flat(x)
+        return reshape(apply_activation(y, activation), *x.shape)
+    h = as_matrix(x)
     goes_on = own is not None or residual is not None or bias is not None
     rounds = goes_on or is_weighted or reduces[0] == "sum"
     if rounds or any(s is not None for s in scales):
@@ -194,8 +194,8 @@ def hypergraph_aggregate(
     h = into.reduce(_times(h, scales[0], *ends[0]), reduces[0], implementation)
     y = back.reduce(_times(h, scales[1], *ends[1]), reduces[1], implementation)
     y = _times(y, scales[2], *ends[2])
-    y = epilogue(y, flat(x), own, None, residual, bias, relu=relu).astype(x.dtype)
-    return reshape(activated(y, activation), *x.shape)
+    y = epilogue(y, as_matrix(x), own, None, residual, bias, relu=relu).astype(x.dtype)
+    return reshape(apply_activation(y, activation), *x.shape)
 
 
 @public
@@ -265,7 +265,7 @@ def hypergraph_norm(
     check_choice("normalization", normalization, get_args(Normalization))
     acc = jax.dtypes.canonicalize_dtype(float)
     x = jax.ShapeDtypeStruct((hypergraph.num_nodes, 1), acc)  # as if for such features
-    weight = check_scale(
+    weight = check_scale_column(
         "hyperedge_weight", hyperedge_weight, "num_hyperedges", hypergraph.num_hyperedges, acc
     )
     into, back = _both(hypergraph, incidence_weight, head_weight, x)
@@ -407,7 +407,7 @@ def incidence_softmax(
     graph = hypergraph.graph if by == "hyperedge" else hypergraph.receiving
     size_name = "num_incidences" if graph is hypergraph.graph else "num_head_incidences"
     scores = check_features("scores", scores, size_name, graph.num_edges)
-    ids, size, y = graph.rows, graph.num_dst, flat(scores)
+    ids, size, y = graph.rows, graph.num_dst, as_matrix(scores)
     if by == "node":
         ids, size = graph.t_rows, graph.num_src
         sort = permutation(graph.t_order, graph.transpose().t_order)

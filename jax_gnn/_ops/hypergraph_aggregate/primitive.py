@@ -26,15 +26,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, flat, row_width, row_wise
-from jax_gnn._core.batching import all_batched, disjoint_union
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_width, row_wise
+from jax_gnn._core.batching import broadcast_batch, disjoint_union
 from jax_gnn._core.csr import Csr, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
-from jax_gnn._core.kernels import like_first, narrow, workspace_of
+from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
-from jax_gnn._core.pieces import block, half, unread
-from jax_gnn._core.sharding import WHOLE, Pieces, Sharding
+from jax_gnn._core.pieces import half_factors, local_blocks, unread
+from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
 from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
@@ -275,7 +275,7 @@ def _batch_linear(bind: Bind, operands: Aggregation, batched: Aggregation, size:
 
 def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, size: int) -> Array:
     """Joins a batch of hypergraphs to one without common nodes."""
-    operands = all_batched(operands, batched, size)
+    operands = broadcast_batch(operands, batched, size)
     own_scale = operands.own_scale
     # A single 1 becomes a scale for each row, of which the joined hypergraph has more; rows that
     # are empty now may get padding and not seem so then.
@@ -299,17 +299,17 @@ def _sharding(operands: Aggregation, results: Any, **attributes: Any) -> Shardin
     nodes, blocks = operands.x.shape[0], operands.to_nodes.by_row.blocks
     hyperedges = operands.to_hyperedges.by_row.num_rows
     sizes = {"b": blocks, "n": nodes // blocks, "m": hyperedges // blocks}
-    of_nodes, of_hyperedges = ("(b n)", "(b m)") if blocks > 1 else (WHOLE, WHOLE)
+    of_nodes, of_hyperedges = ("(b n)", "(b m)") if blocks > 1 else (UNSPLIT, UNSPLIT)
     halves: list[SparseMatrix] = []
     for name, matrix in stages.items():
         csr, slots = matrix.by_row, f"{name}s"
         sizes |= {name: csr.count // blocks}
         sizes |= {slots: csr.slots.places.shape[0] // blocks} if csr.slots is not None else {}
-        entries = f"(b {name})" if blocks > 1 else WHOLE
-        halves.append(SparseMatrix(half(csr, entries, slots), unread(matrix.by_col)))
+        entries = f"(b {name})" if blocks > 1 else UNSPLIT
+        halves.append(SparseMatrix(half_factors(csr, entries, slots), unread(matrix.by_col)))
 
     def scale(x: Any, axis: str) -> str | None:
-        return None if x is None else WHOLE if x.shape[0] == 1 else axis
+        return None if x is None else UNSPLIT if x.shape[0] == 1 else axis
 
     features = [f"f{i}" for i in range(operands.x.ndim - 1)]
     rows = " ".join([of_nodes, *features])
@@ -330,7 +330,7 @@ def _sharding(operands: Aggregation, results: Any, **attributes: Any) -> Shardin
 def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
     if "b" in pieces:
         matrices = operands.to_hyperedges, operands.to_nodes
-        first, second = (block(matrix, pieces["b"]) for matrix in matrices)
+        first, second = (local_blocks(matrix, pieces["b"]) for matrix in matrices)
         operands = operands._replace(to_hyperedges=first, to_nodes=second)
     return bind(operands)
 
@@ -347,9 +347,9 @@ def _composition(
         return None
 
     def joined(x: Array, residual: Array | None, bias: Array | None, **others: Any) -> Array:
-        residual = None if residual is None else flat(residual)
+        residual = None if residual is None else as_matrix(residual)
         bias = None if bias is None else bias.ravel()
-        operands = Aggregation(x=flat(x), residual=residual, bias=bias, **others)
+        operands = Aggregation(x=as_matrix(x), residual=residual, bias=bias, **others)
         options = {"relu": True} if relu else {}
         return aggregate(*operands, implementation=implementation, **options).reshape(x.shape)
 
@@ -377,7 +377,7 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
         largest = 2 * jax.core.max_dim(nodes, hyperedges) + incidences
         if not at_most(largest, MAX_SIZE - 1):
             return None
-        indices = [narrow(ids, largest) for stage in stages for ids in stage.slots or ()]
+        indices = [narrow_ids(ids, largest) for stage in stages for ids in stage.slots or ()]
         rounds = chosen.rounds, chosen.next_rounds
         blocks = [
             _blocks(stage.slots, chosen.threads // team_lanes(width, itemsize), most)
@@ -388,7 +388,7 @@ def _call(platform: Platform, operands: Aggregation, relu: bool = False) -> Call
     else:
         indices = [ids for stage in stages for ids in (stage.indptr, stage.cols)]
     workspaces = [jax.ShapeDtypeStruct((hyperedges, width), acc)]
-    workspaces += [workspace_of(each, width, acc) for each in blocks]
+    workspaces += [block_workspace(each, width, acc) for each in blocks]
     attributes = {
         "threads": np.int64(chosen.threads),
         "has_own": np.bool_(own_scale is not None),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from jax_gnn._core.batching import batch_apart
+from jax_gnn._core.batching import batch_composition
 from jax_gnn._core.op import Bind, Op, define
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_aggregate import xla
@@ -103,7 +103,7 @@ relational_aggregate = define(
         xla=xla.relational_aggregate,
         platforms=(),
         transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
-        batch=batch_apart,
+        batch=batch_composition,
         flops=_flops,
         family=FAMILY,
     )

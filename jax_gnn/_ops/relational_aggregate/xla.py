@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, column, promoted, take
-from jax_gnn._core.csr import Csr, SparseMatrix, entrywise, permutation
-from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype, row_starts
+from jax_gnn._core.arrays import accumulator_dtype, as_column, promoted, take
+from jax_gnn._core.csr import Csr, SparseMatrix, orient_by_weights, permutation
+from jax_gnn._core.ids import PADDING, in_range, index_dtype, row_starts, take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul import primitive as products
@@ -178,10 +178,10 @@ def gradient_to_weight(
         return total(dots.sum(1), edges.to_weights, implementation)
     if method == "source_pairs":
         z = products_of_source_pairs(x, rhs, matrix, transposed=transposed, **options)
-        a, b, entries = entrywise(ct, z, _part(matrix.from_pairs))
+        a, b, entries = orient_by_weights(ct, z, _part(matrix.from_pairs))
     else:
         z = products_of_source_pairs(ct, rhs, matrix.T, transposed=not transposed, **options)
-        a, b, entries = entrywise(z, x, _part(matrix.to_pairs))
+        a, b, entries = orient_by_weights(z, x, _part(matrix.to_pairs))
     return sddmm(a, b, entries, heads=1, implementation=implementation)[:, 0]
 
 
@@ -204,7 +204,7 @@ def lookup_matrix(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     rows = by_row.rows.astype(dtype)
     return SparseMatrix(
         Csr(rows, cols, num_rows=by_row.num_rows),
-        Csr(ids_at(cols, order), ids_at(rows, order), order, num_rows=size),
+        Csr(take_ids(cols, order), take_ids(rows, order), order, num_rows=size),
     )
 
 
@@ -244,14 +244,14 @@ class EdgesByRelation(NamedTuple):
         def ends(half: Csr, other: Csr) -> SparseMatrix:
             ids = half.rows if half.order is None else other.cols  # in the order of the weights
             return SparseMatrix(
-                Csr(None, ids_at(ids, order), num_rows=count),
-                Csr(half.rows, ids_at(places, half.order), num_rows=half.num_rows),
+                Csr(None, take_ids(ids, order), num_rows=count),
+                Csr(half.rows, take_ids(places, half.order), num_rows=half.num_rows),
             )
 
         by_row, by_col = matrix.nodes
         return cls(
             order,
-            _last(ids_at(matrix.types, order), num_relations),
+            _last(take_ids(matrix.types, order), num_relations),
             ends(by_col, by_row),
             ends(by_row, by_col),
             permutation(places, order),
@@ -313,7 +313,7 @@ def _sum(x: Array, weight: Array | None, matrix: SparseMatrix | None, implementa
     if weight is None:  # then nobody asks which weight an entry has
         matrix = SparseMatrix(*(replace(half, order=None) for half in matrix))
     else:
-        weight = column(weight)
+        weight = as_column(weight)
     return segment_reduce(
         *(x, weight, matrix), reduce="sum", heads=1, implementation=implementation
     )

@@ -17,9 +17,9 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._core.ids import PADDING, ids_at, in_range, index_dtype
+from jax_gnn._core.ids import PADDING, in_range, index_dtype, take_ids
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.sharding import rows_like
+from jax_gnn._core.sharding import auto_axes_like
 from jax_gnn._ops.attention.primitive import attend
 from jax_gnn._ops.attention.scores import Dots, Given, Typed, typed_dots
 from jax_gnn._ops.attention.xla import ends, leaky, shares
@@ -143,7 +143,7 @@ class TypedEdges:
     def types_of_source_pairs(self) -> Array:
         """``(source pairs,)``, the relation of each, that of its first edge."""
         edges = part(self._from_pairs)
-        return ids_at(self.matrix.types, ids_at(edges.t_order, edges.t_indptr[:-1]))
+        return take_ids(self.matrix.types, take_ids(edges.t_order, edges.t_indptr[:-1]))
 
     def _lookup_of_destinations(self) -> SparseMatrix:
         """What sums numbers of edges at ``node · relations + relation``, which ascends."""
@@ -156,7 +156,7 @@ class TypedEdges:
         ids, size = self._places(pairs.nodes, self.types_of_source_pairs(), pairs.num_nodes)
         order = pairs.order.astype(ids.dtype)
         return SparseMatrix(
-            Csr(ids_at(ids, order), order, num_rows=size),
+            Csr(take_ids(ids, order), order, num_rows=size),
             Csr(None, ids, num_rows=pairs.num_pairs),
         )
 
@@ -208,7 +208,7 @@ class RGATScores(NamedTuple):
         )
 
 
-@rows_like(2)
+@auto_axes_like(2)
 def attend_rgat(
     graph: RelationalGraph,
     x: Array,
@@ -278,7 +278,7 @@ def _rgat_by_source(
 # --- HGT -----------------------------------------------------------------------------------------
 
 
-@rows_like(3)
+@auto_axes_like(3)
 def attend_hgt(
     graph: RelationalGraph,
     key: Array,

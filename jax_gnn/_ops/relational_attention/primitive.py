@@ -17,7 +17,7 @@ from jax import Array
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
-from jax_gnn._core.ids import ids_at
+from jax_gnn._core.ids import take_ids
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.segment_matmul import primitive as products
@@ -206,7 +206,9 @@ def of_types(matrix: RelationalMatrix, num_relations: int) -> SparseMatrix:
     into, out_of = matrix.nodes.by_row, part(matrix.from_pairs).by_col
     return SparseMatrix(
         Csr(into.rows, matrix.types, num_rows=into.num_rows),
-        Csr(ids_at(matrix.types, out_of.order), out_of.cols, out_of.order, num_rows=num_relations),
+        Csr(
+            take_ids(matrix.types, out_of.order), out_of.cols, out_of.order, num_rows=num_relations
+        ),
     )
 
 

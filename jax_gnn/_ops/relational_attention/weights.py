@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jax_gnn._core.arguments import check_features
 from jax_gnn._core.arrays import promoted
 from jax_gnn._core.public import public
-from jax_gnn._core.sharding import whole
+from jax_gnn._core.sharding import replicate
 
 
 class RelationMaps(NamedTuple):
@@ -64,7 +64,7 @@ class RGATWeights(NamedTuple):
             ValueError: the shapes do not fit one another.
         """
         kernel, dst, src = (
-            whole(check_features(name, x))
+            replicate(check_features(name, x))
             for name, x in (("kernel", kernel), ("dst", dst), ("src", src))
         )
         dtype = promoted(promoted(kernel.dtype, dst.dtype), src.dtype)
@@ -128,7 +128,7 @@ class HGTWeights(NamedTuple):
             ValueError: the shapes do not fit one another.
         """
         a, m = (
-            whole(check_features(name, x))
+            replicate(check_features(name, x))
             for name, x in (("attention", attention), ("message", message))
         )
         if a.shape != m.shape:
@@ -143,7 +143,7 @@ class HGTWeights(NamedTuple):
         relations, heads, depth, _ = a.shape
         factor: Any = 1 / math.sqrt(max(depth, 1))
         if prior is not None:
-            prior = whole(check_features("prior", prior))
+            prior = replicate(check_features("prior", prior))
             if prior.shape != (relations, heads):
                 raise ValueError(
                     f"prior must be (num_relations={relations}, heads={heads}), got shape "

@@ -12,9 +12,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core.activation import Activation
 from jax_gnn._core.arguments import (
+    argument_errors,
     as_array,
     as_ids,
-    blame,
     check_choice,
     check_flag,
     check_size,
@@ -22,9 +22,9 @@ from jax_gnn._core.arguments import (
     to_array,
 )
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, promoted
-from jax_gnn._core.csr import SparseMatrix, inverse_of, permutation
+from jax_gnn._core.csr import SparseMatrix, inverse_permutation, permutation
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import at_most, signed
+from jax_gnn._core.ids import as_signed, at_most
 from jax_gnn._core.public import public
 from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_matmul import primitive, xla
@@ -299,7 +299,7 @@ def _product_of(
     given = lhs.dtype if lhs.dtype == rhs.dtype else wide
     result = given
     if preferred is not None:
-        with blame("preferred_element_type", "a dtype", preferred):
+        with argument_errors("preferred_element_type", "a dtype", preferred):
             result = jax.dtypes.canonicalize_dtype(preferred)
     if result != given and not _holds(result, given, wide):
         raise TypeError(
@@ -348,7 +348,7 @@ def _groups(sizes: Any, offset: Any, num_groups: int | None) -> tuple[Array, Arr
     if offset.shape not in ((), (1,)):
         raise ValueError(f"group_offset must be a scalar or (1,), got shape {offset.shape}")
     limits = -(sizes.shape[0] if num_groups is None else num_groups), sizes.shape[0]
-    return sizes, jnp.clip(signed(offset), *limits).astype(jnp.int32).reshape(1)
+    return sizes, jnp.clip(as_signed(offset), *limits).astype(jnp.int32).reshape(1)
 
 
 def _gather_of(
@@ -377,7 +377,7 @@ def _scatter_of(out_rows: ArrayLike | SegmentIndex | None, rows: int) -> SparseM
         ids = as_ids("out_rows", out_rows)
     if ids.shape != (rows,):
         raise ValueError(f"out_rows must be (rows,) = {(rows,)}, got shape {ids.shape}")
-    return permutation(inverse_of(ids), ids)
+    return permutation(inverse_permutation(ids), ids)
 
 
 def _checked_index(name: str, index: SegmentIndex, what: str, size: int) -> SparseMatrix:

@@ -30,14 +30,14 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.activation import Activation
-from jax_gnn._core.arrays import FLOATS, accumulator_dtype, column, promoted
-from jax_gnn._core.batching import all_batched, one_by_one
+from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_column, promoted
+from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
-from jax_gnn._core.kernels import narrow
+from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import half, unread
-from jax_gnn._core.sharding import WHOLE, Pieces, Sharding, reshape, whole
+from jax_gnn._core.pieces import half_factors, unread
+from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding, replicate, reshape
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
 from jax_gnn._ops.segment_reduce.primitive import gather, total
@@ -168,7 +168,7 @@ def _call(
     if op == "segment_matmul":
         attributes |= {"kernel": schedule.kernel, "tile": np.int64(schedule.tile)}
     arrays = [lhs, operands.rhs, sizes, operands.offset, *bias, scale or lhs]
-    arrays += [sizes if ids is None else narrow(ids, size) for ids, size in lists]
+    arrays += [sizes if ids is None else narrow_ids(ids, size) for ids, size in lists]
     return Call(arrays, attributes, [jax.ShapeDtypeStruct((size,), np.uint8)])
 
 
@@ -307,7 +307,7 @@ def _matmul_jvp(bind: Bind, primals: Rows, tangents: Rows) -> tuple[Array, Array
         groups = primals.sizes, primals.offset, num_groups
         num_rows = _num_rows(primals.lhs, primals.gather)
         if num_groups == 1:  # XLA joins the sum of a gradient's rows to what makes them
-            rows = jnp.where(column(xla.in_groups(*groups, num_rows)), tangents.bias, 0)
+            rows = jnp.where(as_column(xla.in_groups(*groups, num_rows)), tangents.bias, 0)
         else:
             ids = segments(xla.row_groups(*groups, num_rows), num_groups)
             rows = gather(tangents.bias, ids, bind.implementation)
@@ -461,9 +461,9 @@ def _matmul_batch(bind: Bind, operands: Rows, batched: Rows, size: int) -> Array
         return _join_groups(bind, operands, batched, size)
     # The batch joins the rows: those of one row stay together.
     rows = operands.lhs.shape[1 if batched.lhs else 0]
-    batch = all_batched((operands.lhs, operands.scale), (batched.lhs, batched.scale), size)
+    batch = broadcast_batch((operands.lhs, operands.scale), (batched.lhs, batched.scale), size)
     if not at_most(size * rows, MAX_SIZE):
-        return one_by_one(lambda one: bind(operands._replace(lhs=one[0], scale=one[1])), batch)
+        return map_batch(lambda one: bind(operands._replace(lhs=one[0], scale=one[1])), batch)
     lhs, scale = jax.tree.map(
         lambda x: reshape(jnp.moveaxis(x, 0, 1), rows * size, *x.shape[2:]), batch
     )
@@ -520,7 +520,7 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
     if size > 1 and (operands.left is not None or operands.right is not None):
 
         def rows_of(lhs: Array, rhs: Array, left: Any, right: Any) -> list[Array]:
-            valid = column(xla.listed_rows(left, right))
+            valid = as_column(xla.listed_rows(left, right))
             rows = ((lhs, left), (rhs, right))
             return [jnp.where(valid, _listed(bind, *each), 0) for each in rows]
 
@@ -534,14 +534,14 @@ def _outer_batch(bind: Bind, operands: Factors, batched: Factors, size: int) -> 
 
 def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, size: int) -> Array:
     """The batch joins the groups; of both primitives."""
-    operands = all_batched(operands, batched, size)
+    operands = broadcast_batch(operands, batched, size)
     if size == 1:
         return bind(jax.tree.map(lambda x: x[0], operands))[None]
     is_outer = "num_groups" in bind.attributes
     num_groups = bind.attributes["num_groups"] if is_outer else operands.rhs.shape[1]
     rows = operands.lhs.shape[1]
     if not at_most(size * rows, MAX_SIZE):
-        return one_by_one(bind, operands)
+        return map_batch(bind, operands)
     cover = functools.partial(xla.cover, num_groups=num_groups, rows=rows)
     sizes, valid = jax.vmap(cover)(operands.sizes, operands.offset)
     if is_outer:
@@ -554,7 +554,7 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
         lambda x: reshape(x, size * x.shape[1], *x.shape[2:]), operands._replace(sizes=sizes)
     )
     result = bind(
-        joined._replace(sizes=whole(joined.sizes), offset=jnp.zeros((1,), jnp.int32)),
+        joined._replace(sizes=replicate(joined.sizes), offset=jnp.zeros((1,), jnp.int32)),
         **({"num_groups": size * num_groups} if is_outer else {}),
     )
     result = reshape(result, size, result.shape[0] // size, *result.shape[1:])
@@ -569,9 +569,9 @@ def _join_groups(bind: Bind, operands: Rows | Factors, batched: Rows | Factors, 
 def _list_texts(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | None:
     if matrix is None:
         return None
-    if rows == WHOLE:
-        return jax.tree.map(lambda _: WHOLE, matrix)
-    return SparseMatrix(half(matrix.by_row, rows), unread(matrix.by_col))
+    if rows == UNSPLIT:
+        return jax.tree.map(lambda _: UNSPLIT, matrix)
+    return SparseMatrix(half_factors(matrix.by_row, rows), unread(matrix.by_col))
 
 
 def _matmul_sharding(
@@ -580,19 +580,19 @@ def _matmul_sharding(
     del results, attributes
     _, _, bias, residual, scale, _, _, gather, scatter = operands
     is_product = bias is None and residual is None and activation is None
-    rows = "m" if scatter is None else WHOLE
+    rows = "m" if scatter is None else UNSPLIT
     # All activations are 0 at 0, where rows of other groups are; a residual is added once.
     groups, inner = "g" if residual is None else "G", "k" if is_product else "K"
     named = Rows(
-        f"{rows if gather is None else WHOLE} {inner}",
+        f"{rows if gather is None else UNSPLIT} {inner}",
         f"{groups} n {inner}" if transposed else f"{groups} {inner} n",
         None if bias is None else f"{groups} n",
         None if residual is None else f"{rows} n",
         None if scale is None else rows,
-        WHOLE,
-        WHOLE,
+        UNSPLIT,
+        UNSPLIT,
         _list_texts(gather, rows),
-        _list_texts(scatter, WHOLE),
+        _list_texts(scatter, UNSPLIT),
     )
     return _split(named, f"{rows} n")
 
@@ -601,11 +601,11 @@ def _outer_sharding(operands: Factors, results: Any, **attributes: Any) -> Shard
     del results, attributes
     _, _, scale, _, _, left, right = operands
     named = Factors(
-        "m k" if left is None else f"{WHOLE} k",
-        "m n" if right is None else f"{WHOLE} n",
+        "m k" if left is None else f"{UNSPLIT} k",
+        "m n" if right is None else f"{UNSPLIT} n",
         None if scale is None else "m",
-        WHOLE,
-        WHOLE,
+        UNSPLIT,
+        UNSPLIT,
         _list_texts(left, "m"),
         _list_texts(right, "m"),
     )

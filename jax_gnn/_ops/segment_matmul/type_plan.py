@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import as_array, as_ids, check_ids, check_size
-from jax_gnn._core.csr import inverse_of, permutation
+from jax_gnn._core.csr import inverse_permutation, permutation
 from jax_gnn._core.ids import in_range, index_dtype, is_traced, on_host, row_starts
 from jax_gnn._core.public import public
 from jax_gnn._core.sort import sorted_ids
@@ -68,7 +68,7 @@ class TypePlan:
         ids = as_ids("types", types)
         rows, order = sorted_ids(ids, num_types)
         starts = row_starts(rows, num_types)
-        return cls(jnp.diff(starts).astype(order.dtype), order, inverse_of(order))
+        return cls(jnp.diff(starts).astype(order.dtype), order, inverse_permutation(order))
 
     @classmethod
     def from_sizes(cls, group_sizes: ArrayLike) -> TypePlan:
@@ -123,4 +123,4 @@ def _host_plan(types: np.ndarray, num_types: int) -> tuple[Any, Any, Any]:
     types = np.where(in_range(types, num_types), types, num_types)
     order = np.argsort(types, kind="stable").astype(dtype)
     sizes = np.bincount(types, minlength=num_types + 1)[:num_types].astype(dtype)
-    return sizes, order, inverse_of(order)
+    return sizes, order, inverse_permutation(order)

@@ -13,17 +13,17 @@ from jax import Array
 
 from jax_gnn._core.activation import ACTIVATIONS
 from jax_gnn._core.arguments import check_concrete
-from jax_gnn._core.arrays import accumulator_dtype, column, feature_wise, promoted, take
+from jax_gnn._core.arrays import accumulator_dtype, as_column, feature_wise, promoted, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import index_dtype
-from jax_gnn._core.sharding import whole
+from jax_gnn._core.sharding import replicate
 
 
 def _bounds(sizes: Array, offset: Array, num_groups: int, rows: int) -> Array:
     """``(num_groups + 1,)``, the rows where the groups of the weights begin, and where they end."""
     reason = "plain XLA adds them up in steps"
     check_concrete("the number of group_sizes", sizes.shape[0], reason)
-    sizes = whole(sizes).astype(promoted(sizes.dtype, index_dtype(rows)))
+    sizes = replicate(sizes).astype(promoted(sizes.dtype, index_dtype(rows)))
     ends = jax.lax.associative_scan(
         lambda a, b: a + jnp.minimum(b, rows - a), jnp.clip(sizes, 0, rows)
     )
@@ -119,11 +119,11 @@ def segment_matmul(
     sizes, valid = cover(sizes, offset, num_groups, rows)
     result = _ragged_dot((1, 2 if transposed else 1), lhs, rhs, sizes, precision)
     if scale is not None:
-        result *= column(scale)
+        result *= as_column(scale)
     if bias is not None:
         groups = jnp.repeat(jnp.arange(num_groups), sizes, total_repeat_length=rows)
         result += bias[groups].astype(result.dtype)
-    result = _rows_of(jnp.where(column(valid), result, 0), scatter)
+    result = _rows_of(jnp.where(as_column(valid), result, 0), scatter)
     return finished(result, residual, activation, dtype)
 
 
@@ -159,7 +159,7 @@ def segment_outer(
         return jnp.zeros((num_groups, lhs.shape[1], rhs.shape[1]), dtype)
     if scale is not None:  # rounded once, at the end
         lhs, rhs = (x.astype(scale.dtype) for x in (lhs, rhs))
-        lhs *= column(scale)
+        lhs *= as_column(scale)
     sizes, valid = cover(sizes, offset, num_groups, lhs.shape[0])
-    lhs, rhs = (jnp.where(column(valid & listed), x, 0) for x in (lhs, rhs))
+    lhs, rhs = (jnp.where(as_column(valid & listed), x, 0) for x in (lhs, rhs))
     return _ragged_dot((0, 0), lhs, rhs, sizes, precision).astype(dtype)

@@ -1,7 +1,7 @@
 """Reductions over segments: drop-in for ``jax.ops.segment_*``, and more of their kind.
 
-Segments are given by an id for each element, sorted or not, or by a row pointer. Where a kernel
-wants them sorted, unsorted ids are sorted first, and elements read in that order.
+Segments are given by an id for each element, sorted or not, or by row pointers. Kernels that want
+sorted ids get them sorted first, and read the elements in that order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jax.lax import GatherScatterMode
 from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import check_integer
-from jax_gnn._core.arrays import accumulator_dtype, flat
-from jax_gnn._core.csr import inverse_of, permutation, segments
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix
+from jax_gnn._core.csr import inverse_permutation, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
 from jax_gnn._core.sharding import reshape
+from jax_gnn._ops.segment_reduce.arguments import SegmentArgs, as_floating, parse_segment_args
 from jax_gnn._ops.segment_reduce.primitive import total
-from jax_gnn._ops.segment_reduce.problem import Problem, check_problem, real
 from jax_gnn._ops.segment_softmax import primitive
 
 F = TypeVar("F", bound=Callable[..., Array])
@@ -38,15 +38,19 @@ _ARGUMENTS = """
             concrete then.
         indices_are_sorted: whether ids ascend; otherwise they are sorted first, or plain XLA does
             the work.
-        unique_indices: whether no id occurs twice; of no use to kernels.
-        bucket_size: where given, a positive integer, sums, products, maxima and minima are left to
-            ``jax.ops``, where what ties for a maximum shares its gradient within each bucket.
         mode: a :class:`jax.lax.GatherScatterMode` or its name: ``"clip"`` takes an id out of range
             for the nearest segment.
-        indptr: ``(num_segments + 1,)`` integers in place of ``segment_ids``: where each segment
-            starts, and where the last one ends.
+        indptr: ``(num_segments + 1,)`` integers in place of ``segment_ids``: the first element of
+            each segment, and the end of the last segment.
         implementation: see :func:`jax_gnn.implementation`.
+"""
 
+_DROP_IN_ARGUMENTS = """        unique_indices: whether no id occurs twice; kernels do not use it.
+        bucket_size: a positive integer leaves the reduction to ``jax.ops``, where elements that tie
+            for a maximum share its gradient within each bucket.
+"""
+
+_ERRORS = """
     Raises:
         TypeError: ids are not integers, not exactly one of ``segment_ids`` and ``indptr`` is given,
             ``num_segments`` is missing where ids are traced, or a dtype makes no sense.
@@ -55,8 +59,10 @@ _ARGUMENTS = """
 
 
 def _documented(function: F) -> F:
-    """Adds what all reductions have in common to the docstring."""
-    function.__doc__ = f"{function.__doc__}{_ARGUMENTS}"
+    """Append the arguments and errors that all reductions share to the docstring."""
+    in_jax_ops = hasattr(jax.ops, function.__name__)
+    arguments = _ARGUMENTS + (_DROP_IN_ARGUMENTS if in_jax_ops else "")
+    function.__doc__ = f"{function.__doc__}{arguments}{_ERRORS}"
     return function
 
 
@@ -74,7 +80,7 @@ def segment_sum(
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Sums the elements of each segment: :func:`jax.ops.segment_sum`.
+    """Return the sum of each segment: :func:`jax.ops.segment_sum`.
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 0 for empty segments.
@@ -83,11 +89,10 @@ def segment_sum(
         >>> segment_sum(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([4., 0., 2.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
-    )
-    return _reduce(problem, "sum")
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
+    ).with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "sum")
 
 
 @public
@@ -97,14 +102,12 @@ def segment_mean(
     segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    bucket_size: int | None = None,
-    mode: GatherScatterMode | str | None = None,
     *,
+    mode: GatherScatterMode | str | None = None,
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The mean of each segment.
+    """Return the mean of each segment.
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; 0 for empty
@@ -114,11 +117,10 @@ def segment_mean(
         >>> segment_mean(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([2., 0., 2.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _mean(problem)
+    return _mean(args)
 
 
 @public
@@ -135,23 +137,22 @@ def segment_max(
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The maximum of each segment: :func:`jax.ops.segment_max`.
+    """Return the maximum of each segment: :func:`jax.ops.segment_max`.
 
     Elements that tie for the maximum share its gradient equally.
 
     Returns:
-        ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the least
-        value of the dtype (-inf) for empty segments.
+        ``(num_segments, *features)`` in the dtype of ``data``: NaN if an element is NaN, the
+        least value of the dtype (-inf) for empty segments.
 
     Example:
         >>> segment_max(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([  3., -inf,   2.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
-    )
-    return _reduce(problem, "max")
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
+    ).with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "max")
 
 
 @public
@@ -168,23 +169,22 @@ def segment_min(
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The minimum of each segment: :func:`jax.ops.segment_min`.
+    """Return the minimum of each segment: :func:`jax.ops.segment_min`.
 
     Elements that tie for the minimum share its gradient equally.
 
     Returns:
-        ``(num_segments, *features)`` in the dtype of ``data``: NaN where there is one, the largest
-        value of the dtype (inf) for empty segments.
+        ``(num_segments, *features)`` in the dtype of ``data``: NaN if an element is NaN, the
+        largest value of the dtype (inf) for empty segments.
 
     Example:
         >>> segment_min(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1., inf,  2.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
-    )
-    return _reduce(problem, "min")
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
+    ).with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "min")
 
 
 @public
@@ -201,10 +201,10 @@ def segment_prod(
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The product of each segment: :func:`jax.ops.segment_prod`.
+    """Return the product of each segment: :func:`jax.ops.segment_prod`.
 
-    Gradients are right where elements are 0, too. There are none where plain XLA does the work, of
-    complex numbers or with a ``bucket_size``.
+    Gradients are right where elements are 0, too. Complex numbers and products with a
+    ``bucket_size``, which are left to plain XLA, have no gradients.
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, 1 for empty segments.
@@ -213,11 +213,10 @@ def segment_prod(
         >>> segment_prod(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3., 1., 2.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
-    )
-    return _reduce(problem, "prod")
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
+    ).with_jax_options(unique_indices, bucket_size)
+    return _reduce(args, "prod")
 
 
 @public
@@ -227,15 +226,13 @@ def segment_var(
     segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    bucket_size: int | None = None,
-    mode: GatherScatterMode | str | None = None,
     *,
+    mode: GatherScatterMode | str | None = None,
     indptr: ArrayLike | None = None,
     ddof: int = 0,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The variance of each segment: the mean of the squared distances from its mean.
+    """Return the variance of each segment: the mean of the squared distances from its mean.
 
     The sum of squares is divided by the number of elements minus the integer ``ddof``.
 
@@ -247,11 +244,10 @@ def segment_var(
         >>> segment_var(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _var(problem, check_integer("ddof", ddof))
+    return _var(args, check_integer("ddof", ddof))
 
 
 @public
@@ -261,15 +257,13 @@ def segment_std(
     segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    bucket_size: int | None = None,
-    mode: GatherScatterMode | str | None = None,
     *,
+    mode: GatherScatterMode | str | None = None,
     indptr: ArrayLike | None = None,
     ddof: int = 0,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The standard deviation of each segment: the root of :func:`segment_var`.
+    """Return the standard deviation of each segment: the root of :func:`segment_var`.
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers. Where it is 0,
@@ -279,11 +273,10 @@ def segment_std(
         >>> segment_std(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([1., 0., 0.], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _std(problem, check_integer("ddof", ddof))
+    return _std(args, check_integer("ddof", ddof))
 
 
 @public
@@ -293,14 +286,12 @@ def segment_logsumexp(
     segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    bucket_size: int | None = None,
-    mode: GatherScatterMode | str | None = None,
     *,
+    mode: GatherScatterMode | str | None = None,
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The logarithm of the sum of exponentials of each segment, without overflow.
+    """Return the logarithm of the sum of exponentials of each segment, without overflow.
 
     Returns:
         ``(num_segments, *features)`` in the dtype of ``data``, float32 for integers; -inf for empty
@@ -310,11 +301,10 @@ def segment_logsumexp(
         >>> segment_logsumexp(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([3.126928,     -inf, 2.      ], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _logsumexp(problem)
+    return _logsumexp(args)
 
 
 @public
@@ -324,14 +314,12 @@ def segment_softmax(
     segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    bucket_size: int | None = None,
-    mode: GatherScatterMode | str | None = None,
     *,
+    mode: GatherScatterMode | str | None = None,
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """The softmax over the elements of each segment.
+    """Return the softmax over the elements of each segment.
 
     Returns:
         ``(num_elements, *features)`` in the dtype of ``data``, float32 for integers: exp(data) over
@@ -341,11 +329,10 @@ def segment_softmax(
         >>> segment_softmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([0.11920293, 0.88079715, 1.        ], dtype=float32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _softmax(problem)
+    return _softmax(args)
 
 
 @public
@@ -355,14 +342,12 @@ def segment_argmax(
     segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    bucket_size: int | None = None,
-    mode: GatherScatterMode | str | None = None,
     *,
+    mode: GatherScatterMode | str | None = None,
     indptr: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Which element is the maximum of each segment; of several, the first.
+    """Return the position of the maximum of each segment; the first one of several.
 
     Returns:
         ``(num_segments, *features)`` integers: positions in ``data``, where a NaN counts as the
@@ -372,87 +357,85 @@ def segment_argmax(
         >>> segment_argmax(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 2]), num_segments=3)
         Array([ 1, -1,  2], dtype=int32)
     """
-    problem = check_problem(
-        *(data, segment_ids, num_segments, indices_are_sorted, unique_indices),
-        *(bucket_size, mode, indptr, implementation),
+    args = parse_segment_args(
+        data, segment_ids, num_segments, indices_are_sorted, mode, indptr, implementation
     )
-    return _argmax(problem)
+    return _argmax(args)
 
 
 # --- Compiled as a whole, also where called eagerly: the same roundings everywhere ---------------
 
 
 @functools.partial(jax.jit, static_argnames="reduce")
-def _reduce(problem: Problem, reduce: str) -> Array:
-    return problem.reduce(reduce)
+def _reduce(args: SegmentArgs, reduce: str) -> Array:
+    return args.reduce(reduce)
 
 
 @jax.jit
-def _mean(problem: Problem) -> Array:
-    if jnp.issubdtype(problem.data.dtype, jnp.complexfloating):
-        counts = jnp.maximum(problem.groups.counts, 1).astype(problem.data.dtype)
-        return problem.reduce("sum") / problem.row_wise(counts)
-    return real(problem).reduce("mean")
+def _mean(args: SegmentArgs) -> Array:
+    if jnp.issubdtype(args.data.dtype, jnp.complexfloating):
+        counts = jnp.maximum(args.segments.counts, 1).astype(args.data.dtype)
+        return args.reduce("sum") / args.row_wise(counts)
+    return as_floating(args).reduce("mean")
 
 
 @functools.partial(jax.jit, static_argnames="ddof")
-def _var(problem: Problem, ddof: int) -> Array:
-    problem = real(problem)
-    return _variance(problem, ddof).astype(problem.data.dtype)
+def _var(args: SegmentArgs, ddof: int) -> Array:
+    args = as_floating(args)
+    return _variance(args, ddof).astype(args.data.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="ddof")
-def _std(problem: Problem, ddof: int) -> Array:
-    problem = real(problem)
-    variance = _variance(problem, ddof)
+def _std(args: SegmentArgs, ddof: int) -> Array:
+    args = as_floating(args)
+    variance = _variance(args, ddof)
+    # The root of 0 has an infinite derivative: such variances, and NaN, bypass it.
     positive = variance > 0
     root = jnp.sqrt(jnp.where(positive, variance, 1))
-    return jnp.where(positive, root, variance).astype(problem.data.dtype)  # NaN stays
+    return jnp.where(positive, root, variance).astype(args.data.dtype)
 
 
-def _variance(problem: Problem, ddof: int) -> Array:
-    # Half types would lose the differences.
-    data = problem.data.astype(accumulator_dtype(problem.data.dtype))
-    counts = problem.row_wise(problem.groups.counts)
-    means = problem.gather(problem.with_data(data).reduce("mean"))
-    differences = jnp.where(problem.row_wise(problem.groups.valid), data - means, 0)
-    squares = problem.with_data(differences**2).reduce("sum")
+def _variance(args: SegmentArgs, ddof: int) -> Array:
+    # Half types would lose the differences from the mean.
+    data = args.data.astype(accumulator_dtype(args.data.dtype))
+    counts = args.row_wise(args.segments.counts)
+    means = args.gather(args.with_data(data).reduce("mean"))
+    differences = jnp.where(args.row_wise(args.segments.valid), data - means, 0)
+    squares = args.with_data(differences**2).reduce("sum")
     divisors = jnp.maximum(counts - ddof, 1).astype(squares.dtype)
     return jnp.where(counts > ddof, squares / divisors, 0)
 
 
 @jax.jit
-def _logsumexp(problem: Problem) -> Array:
-    return real(problem).reduce("logsumexp")
+def _logsumexp(args: SegmentArgs) -> Array:
+    return as_floating(args).reduce("logsumexp")
 
 
 @jax.jit
-def _softmax(problem: Problem) -> Array:
-    problem = real(problem)
-    groups, x = problem.groups, flat(problem.data)
-    if groups.is_sorted:
-        y = primitive.segment_softmax(x, groups.matrix, implementation=groups.implementation)
+def _softmax(args: SegmentArgs) -> Array:
+    args = as_floating(args)
+    x, matrix = as_matrix(args.data), args.segments.matrix
+    implementation = args.segments.implementation
+    if args.segments.is_sorted:
+        y = primitive.segment_softmax(x, matrix, implementation=implementation)
     else:
-        rows, order = groups.matrix.by_row.rows, groups.matrix.by_row.cols
-        sort = permutation(order, inverse_of(order))
-        y = primitive.segment_softmax(
-            total(x, sort, groups.implementation),
-            segments(rows, groups.size),
-            implementation=groups.implementation,
-        )
-        y = total(y, sort.T, groups.implementation)
-    return reshape(y, *problem.data.shape)
+        rows, order = matrix.by_row.rows, matrix.by_row.cols
+        sort = permutation(order, inverse_permutation(order))
+        x, sorted_segments = total(x, sort, implementation), segments(rows, args.segments.size)
+        y = primitive.segment_softmax(x, sorted_segments, implementation=implementation)
+        y = total(y, sort.T, implementation)
+    return reshape(y, *args.data.shape)
 
 
 @jax.jit
-def _argmax(problem: Problem) -> Array:
-    data = jax.lax.stop_gradient(problem.data)
+def _argmax(args: SegmentArgs) -> Array:
+    data = jax.lax.stop_gradient(args.data)
     if jnp.issubdtype(data.dtype, jnp.complexfloating):
         raise TypeError(f"data must be real numbers, got {data.dtype}")
-    problem = problem.with_data(data)
-    top = problem.gather(problem.reduce("max"))
-    attained = (data == top) | ((data != data) & (top != top))
+    args = args.with_data(data)
+    maximum = args.gather(args.reduce("max"))
+    attains_maximum = (data == maximum) | ((data != data) & (maximum != maximum))
     count = data.shape[0]
-    positions = problem.row_wise(jnp.arange(count, dtype=problem.groups.ids.dtype))
-    first = problem.with_data(jnp.where(attained, positions, count)).reduce("min")
+    positions = args.row_wise(jnp.arange(count, dtype=args.segments.ids.dtype))
+    first = args.with_data(jnp.where(attains_maximum, positions, count)).reduce("min")
     return jnp.where(first < count, first, -1)

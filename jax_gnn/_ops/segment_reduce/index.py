@@ -1,4 +1,4 @@
-"""Segments that are known beforehand."""
+"""An index of segments whose ids are constant."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core.arguments import as_array, check_ids, check_size
 from jax_gnn._core.arrays import DTYPES, STATIC
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import PADDING, index_dtype, placed
+from jax_gnn._core.ids import PADDING, index_dtype, to_device
 from jax_gnn._core.public import public
 from jax_gnn._ops.segment_reduce.primitive import total
 
@@ -23,10 +24,10 @@ from jax_gnn._ops.segment_reduce.primitive import total
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class SegmentIndex:
-    """Ids known beforehand: gather and segment sum as each other's transpose, both by kernels.
+    """Constant ids: gather and segment sum, which are transposes of each other, by kernels.
 
-    For code that closes over the senders and receivers of a fixed mesh, as weather models do. Ids
-    are sorted once, on the host; nothing is sorted or scattered later, forward or backward::
+    Code that closes over the senders and receivers of a fixed mesh, as weather models do, sorts ids
+    once, on the host; nothing is sorted or scattered later, forward or backward::
 
         senders = SegmentIndex.from_ids(senders, num_nodes)
         receivers = SegmentIndex.from_ids(receivers, num_nodes)
@@ -40,8 +41,9 @@ class SegmentIndex:
 
     Attributes:
         ids: ``(num_elements,)``, the segment of each element.
-        rows: ``(num_elements,)``, the ids in ascending order; None where they are so as they are.
-        order: ``(num_elements,)``, where each of these is among ``ids``; None likewise.
+        rows: ``(num_elements,)``, the ids in ascending order; None if ``ids`` ascend.
+        order: ``(num_elements,)``, the position among ``ids`` of each of ``rows``; None if ``ids``
+            ascend.
         num_segments: number of segments.
 
     Example:
@@ -59,15 +61,15 @@ class SegmentIndex:
 
     @property
     def matrix(self) -> SparseMatrix:
-        """A row has the elements of a segment."""
+        """The sparse matrix whose rows have the elements of a segment."""
         matrix = segments(self.ids, self.num_segments)
         if self.rows is None:
             return matrix
         return matrix._replace(by_row=Csr(self.rows, self.order, num_rows=self.num_segments))
 
     @classmethod
-    def from_ids(cls, ids: Any, num_segments: int) -> SegmentIndex:
-        """Builds the index.
+    def from_ids(cls, ids: ArrayLike, num_segments: int) -> SegmentIndex:
+        """Build the index.
 
         Args:
             ids: ``(num_elements,)`` concrete integers, the segment of each element, in any order.
@@ -82,18 +84,18 @@ class SegmentIndex:
                 f"ids must be concrete: build the SegmentIndex outside of jax.jit, got {ids}"
             )
         num_segments = check_size("num_segments", num_segments)
-        ids = check_ids("ids", ids)
+        array: Any = check_ids("ids", ids)
         rows: Any = None
         order: Any = None
-        dtype = index_dtype(num_segments, len(ids))
-        ids = np.clip(ids, PADDING, num_segments).astype(dtype)
-        if (ids[1:] < ids[:-1]).any():
-            order = np.argsort(ids, kind="stable").astype(dtype)
-            rows = ids[order]
-        return placed(cls(ids, rows, order, num_segments=num_segments))
+        dtype = index_dtype(num_segments, len(array))
+        array = np.clip(array, PADDING, num_segments).astype(dtype)
+        if (array[1:] < array[:-1]).any():
+            order = np.argsort(array, kind="stable").astype(dtype)
+            rows = array[order]
+        return to_device(cls(array, rows, order, num_segments=num_segments))
 
     def gather(self, x: Array, *, implementation: Implementation | None = None) -> Array:
-        """The rows of x that the ids name.
+        """Return the row of x of each id.
 
         Args:
             x: ``(num_segments, *features)``, of a dtype that :func:`segment_sum` has kernels for.
@@ -109,7 +111,7 @@ class SegmentIndex:
         return self._total("x", x, self.matrix.T, implementation)
 
     def segment_sum(self, data: Array, *, implementation: Implementation | None = None) -> Array:
-        """The sum of each segment.
+        """Return the sum of each segment.
 
         Args:
             data: ``(num_elements, *features)``, of a dtype that :func:`segment_sum` has kernels
@@ -127,7 +129,7 @@ class SegmentIndex:
 
     @staticmethod
     def _total(
-        name: str, x: Any, matrix: SparseMatrix, implementation: Implementation | None
+        name: str, x: ArrayLike, matrix: SparseMatrix, implementation: Implementation | None
     ) -> Array:
         x = as_array(name, x)
         if x.dtype not in DTYPES:

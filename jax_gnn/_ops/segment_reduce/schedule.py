@@ -10,26 +10,26 @@ import numpy as np
 
 from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr
-from jax_gnn._core.kernels import workspace_of
+from jax_gnn._core.kernels import block_workspace
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, define_family, known_width
+from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width, define_family
 
 Kernel = Literal["walk", "gather", "step"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 
 class Schedule(NamedTuple):
-    """Which kernel goes through the entries, and how it deals them and features out to threads.
+    """The kernel that reduces entries, and how it deals entries and features out to threads.
 
     Attributes:
-        kernel: ``"walk"`` does all reductions; the teams of a warp have the entries of its steps
+        kernel: ``"walk"`` does all reductions; the teams of a warp take the entries of its steps
             one after another. Sums, means and both gradients of weighted sums have two more:
-            ``"gather"``, where each team goes through a range of entries of its own, and
-            ``"step"``, for teams of 8 entries and no more, in blocks of 256 threads: teams of 8
-            lanes, with both gradients up to 32. Where a kernel cannot do a call, the walk does it.
+            ``"gather"``, where each team has a range of entries, and ``"step"``, where each team
+            has 8 entries, in blocks of 256 threads: teams of 8 lanes, with both gradients up to 32.
+            Where a kernel cannot do a call, the walk does it.
         lanes: Threads of a team, which holds a tile of the features; a power of two up to 32.
         threads: Threads of a block.
-        blocks: Largest number of blocks that share the entries; of one step, as many as it takes.
+        blocks: Largest number of blocks that share the entries; ``"step"`` ignores it.
     """
 
     kernel: Kernel
@@ -38,33 +38,28 @@ class Schedule(NamedTuple):
     blocks: int
 
 
-# The kernel of one step (segment_step.cuh): lanes of a team and more of one with both gradients,
-# threads of a block and entries of a team; most entries, features and weights.
+# The kernel of one step (segment_step.cuh): lanes of a team (more for both gradients), threads of
+# a block, entries of a team; limits of entries, features and weights.
 _STEP_LANES, _STEP_THREADS, _STEP_ENTRIES = 8, 256, 8
-_MOST_ENTRIES, _MOST_FEATURES, _MOST_WEIGHTS = 2**30, 2**20, 2**32
+_MAX_ENTRIES, _MAX_FEATURES, _MAX_WEIGHTS = 2**30, 2**20, 2**32
 
-# Entries times tiles of a team's lanes up to which one step is faster on an H200; the second where
-# rows have an epilogue.
+# Measured on an H200: the largest product of entries and tiles of a team for which one step is
+# faster, in general, for rows with an epilogue, and for both gradients of a weighted sum.
 _SMALL = 2**18
 _SMALL_WITH_EPILOGUE = 2**19
-
-# The first of these where rows of at most so many lanes lie one after another; lanes that read one
-# feature each.
-_SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
-
-# The first of these for both gradients of a weighted sum.
 _SMALL_GRADIENTS = 3 * 2**16
 
-# How many times as many blocks share entries where other kernels run beside, for which blocks that
-# end make room.
+# The same for contiguous rows of at most so many lanes; and lanes that read one feature each.
+_SMALL_NARROW, _NARROW_LANES, _NARROW_FEATURES = 2**17, 4, 2
+
+# Factor of the blocks where other kernels run beside: blocks that end make room for these.
 _BESIDE = 8
 
-# Entries of a sum, and bytes that it gathers, from which on the walk of each team by itself is
-# faster on an H200. Bytes that are read one row after another, up to which the walk has as many
-# blocks as where it gathers.
-_MANY = 2**17
-_LARGE = 25_000_000
-_IN_TURN = 20_766_152
+# Least entries of a sum, and gathered bytes, for which the walk of each team by itself is faster on
+# an H200. Most bytes of contiguous rows for which the walk has as many blocks as where it gathers.
+_MIN_GATHER_ENTRIES = 2**17
+_MIN_GATHER_BYTES = 25_000_000
+_MAX_CONTIGUOUS_BYTES = 20_766_152
 
 
 def _from_rule(
@@ -82,7 +77,7 @@ def _from_rule(
     ordered: bool = False,
     weights: int | None = None,
 ) -> Schedule:
-    """The rule, made of measurements on an H200.
+    """Return the schedule of a call, by measurements on an H200.
 
     Args:
         op: ``"segment_reduce"``, ``"segment_reduce_vjp"``, ``"segment_select"`` or ``"softmax"``.
@@ -92,16 +87,15 @@ def _from_rule(
         itemsize: Bytes of a feature.
         gather: Whether entries name the row that they read.
         sums: Whether it is a sum or a mean of floating-point numbers.
-        depth: Features of a head, of which words have no other; all of a row where not given, 0
-            where not known.
-        cols: Number of rows that entries read, where known; else as many as they are reduced into.
-        epilogue: Whether rows have one.
+        depth: Features of a head, which words do not cross; None for all of a row, 0 if unknown.
+        cols: Number of rows that entries read; None for ``rows``.
+        epilogue: Whether rows have an epilogue.
         ordered: Whether weights are in another order than entries.
         weights: Number of weights, of all heads; None where there are none.
     """
     del weights
     lanes = covering_lanes(width, itemsize)
-    if op == "softmax":  # whose kernel has one way to deal out features
+    if op == "softmax":  # its kernel deals out features in one way
         return Schedule("walk", lanes, 256, 396)
     sums = sums and op == "segment_reduce"
     word = word_features(width if depth is None else depth, itemsize)
@@ -109,14 +103,14 @@ def _from_rule(
         tiles = max(lanes // _STEP_LANES, 1)  # of the step kernel's for sums, in a team
         if entries * tiles <= _SMALL_GRADIENTS:
             return one_step(entries, _STEP_LANES * tiles)
-        # Through an order weights are read, and dots written, all over the place: that costs more
-        # than is gained unless the rows that are gathered take half of L2 at most.
-        stays = 2 * (rows if cols is None else cols) * width * itemsize <= L2_BYTES
-        gains = lanes == 16 and stays if ordered else lanes >= 8
+        # Weights in another order are scattered reads, and dots scattered writes. They cost more
+        # than the kernel gains unless the gathered rows take at most half of L2.
+        fits_l2 = 2 * (rows if cols is None else cols) * width * itemsize <= L2_BYTES
+        gains = lanes == 16 and fits_l2 if ordered else lanes >= 8
         if gather and itemsize == 4 and word > 1 and gains:
             return Schedule("gather", lanes, 128, 660)
-    narrowest = _NARROW_LANES if word > 1 else _NARROW_FEATURES
-    narrow = op == "segment_reduce" and not gather and lanes <= narrowest
+    max_lanes = _NARROW_LANES if word > 1 else _NARROW_FEATURES
+    narrow = op == "segment_reduce" and not gather and lanes <= max_lanes
     small_rows = _SMALL_NARROW if narrow and word > 1 else _SMALL
     small = _SMALL_WITH_EPILOGUE if epilogue else small_rows
     if sums and entries * -(-width // (_STEP_LANES * word)) <= small:
@@ -124,23 +118,24 @@ def _from_rule(
     if narrow:
         return Schedule("walk", lanes, 64, 1584)
     num_bytes = entries * width * itemsize
-    if gather and sums and word > 1 and lanes >= 8 and entries >= _MANY and num_bytes >= _LARGE:
-        # Half as wide where a tile of 8 words of all rows stays in L2, one of 16 not.
+    is_large = entries >= _MIN_GATHER_ENTRIES and num_bytes >= _MIN_GATHER_BYTES
+    if gather and sums and word > 1 and lanes >= 8 and is_large:
+        # Tiles are half as wide where L2 holds a tile of 8 words of all rows, but not of 16.
         rows_bytes = 16 * (rows if cols is None else cols)
         widest = 8 if 8 * rows_bytes <= L2_BYTES < 16 * rows_bytes else 16
         return Schedule("gather", min(lanes, widest), 128, 660)
-    few_blocks = not gather and num_bytes > _IN_TURN
+    few_blocks = not gather and num_bytes > _MAX_CONTIGUOUS_BYTES
     return Schedule("walk", lanes, *((256, 264) if few_blocks else (128, 528)))
 
 
 def one_step(entries: int, lanes: int = _STEP_LANES) -> Schedule:
-    """The schedule of the kernel of one step."""
+    """Return the schedule of the kernel of one step."""
     blocks = -(-entries // _step_block(lanes))
     return Schedule("step", lanes, _STEP_THREADS, max(blocks, 1))
 
 
 def _step_block(lanes: int) -> int:
-    """Entries of a block of the kernel of one step."""
+    """Return the entries of a block of the kernel of one step."""
     return _STEP_THREADS // lanes * _STEP_ENTRIES
 
 
@@ -156,25 +151,25 @@ def _possible(
     depth: int | None = None,
     epilogue: bool = False,
     weights: int | None = None,
-    **call: Any,
+    **call: object,
 ) -> Schedule:
-    """The same for the walk, where the schedule's kernel cannot do the call; see the rule."""
+    """Return the schedule, or that of the walk where its kernel cannot do the call."""
     del call
-    both = op == "segment_reduce_vjp"
+    both_gradients = op == "segment_reduce_vjp"
     kernel, lanes, threads, _ = schedule
     depth = width if depth is None else depth
     word = word_features(depth, itemsize)
-    possible = both or (op == "segment_reduce" and sums)
-    one_pass = both and holds_heads(lanes, width, depth, itemsize)
+    possible = both_gradients or (op == "segment_reduce" and sums)
+    one_pass = both_gradients and holds_heads(lanes, width, depth, itemsize)
     if one_pass:  # takes whole rows
         possible = lanes * word >= width
     if kernel == "step":
-        sizes = entries <= _MOST_ENTRIES and width <= _MOST_FEATURES
-        sizes = sizes and (weights or 0) <= _MOST_WEIGHTS
+        sizes = entries <= _MAX_ENTRIES and width <= _MAX_FEATURES
+        sizes = sizes and (weights or 0) <= _MAX_WEIGHTS
         teams = lanes >= _STEP_LANES if one_pass else lanes == _STEP_LANES
         possible = possible and sizes and teams and threads == _STEP_THREADS
-    if kernel == "gather":  # words, of which half types leave no registers for dots
-        reads = gather or both or epilogue or weights is not None
+    if kernel == "gather":  # words of half types leave no registers for dots
+        reads = gather or both_gradients or epilogue or weights is not None
         possible = possible and word > 1 and reads and (itemsize == 4 or not one_pass)
     return schedule if possible else schedule._replace(kernel="walk")
 
@@ -199,11 +194,11 @@ FAMILY = define_family(
 
 
 def covering_lanes(width: int, itemsize: int) -> int:
-    """Lanes of a team that holds all features of a row, as far as a warp goes.
+    """Return the lanes of a team that holds all features of a row, or of a whole warp.
 
     A lane reads 16 bytes where rows are aligned to that, else one feature.
     """
-    width = known_width(width)
+    width = concrete_width(width)
     return _lanes_of(width, word_features(width, itemsize))
 
 
@@ -215,12 +210,12 @@ def _lanes_of(features: int, word: int) -> int:
 
 
 def word_features(width: int, itemsize: int) -> int:
-    """Features that a lane reads at once."""
+    """Return the number of features that a lane reads at once."""
     return 16 // itemsize if width * itemsize % 16 == 0 else 1
 
 
 def holds_heads(lanes: int, width: int, depth: int, itemsize: int) -> bool:
-    """Whether one pass takes dots too: a team of so many lanes has whole heads of ``depth``."""
+    """Whether one pass computes dots, too: a team of ``lanes`` holds whole heads of ``depth``."""
     word = word_features(depth, itemsize)
     if depth == 0 or word * itemsize < 4:  # copies into shared memory are of 4 bytes at least
         return False
@@ -238,22 +233,22 @@ def plan(
     weight: Operand | None = None,
     beside: bool = False,
 ) -> tuple[dict[str, Any], list[Any]]:
-    """What a kernel gets for rows of x: attributes of its schedule, and the workspace.
+    """Return the attributes of a kernel's schedule, and its workspace.
 
     Args:
-        op: See the rule, as for the flags.
+        op: The op.
         csr: The entries.
-        x: ``(rows, *features)`` that they read.
+        x: ``(rows, *features)`` that entries read.
         sums: Whether it is a sum or a mean of floating-point numbers.
-        heads: Number of heads that features are of.
-        epilogue: Whether rows have one.
+        heads: Number of heads of a row.
+        epilogue: Whether rows have an epilogue.
         weight: ``(weights, heads)`` or None.
-        beside: Whether kernels of other streams run beside it.
+        beside: Whether kernels of other streams run at the same time.
     """
     width, itemsize = row_width(x), np.dtype(x.dtype).itemsize
-    depth = known_width(width) // max(heads, 1)
+    depth = concrete_width(width) // max(heads, 1)
     if op == "segment_reduce_vjp" and jax.export.is_symbolic_dim(width):
-        depth = 0  # it takes two passes
+        depth = 0  # unknown: two passes
     schedule = FAMILY.choose(
         op,
         entries=csr.count,
@@ -276,12 +271,12 @@ def plan(
         "threads": np.int64(schedule.threads),
     }
     if op == "segment_reduce_vjp":
-        one_pass = holds_heads(schedule.lanes, known_width(width), depth, itemsize)
+        one_pass = holds_heads(schedule.lanes, concrete_width(width), depth, itemsize)
         attributes["one_pass"] = np.bool_(one_pass)
-    # Not min and max, as sizes may be symbolic.
+    # jax.core.min_dim and max_dim work for symbolic sizes, too.
     if schedule.kernel == "step":
         blocks = jax.core.max_dim(1, -(-csr.count // _step_block(schedule.lanes)))
     else:
         teams = schedule.threads // schedule.lanes
         blocks = jax.core.min_dim(schedule.blocks, jax.core.max_dim(1, -(-csr.count // teams)))
-    return attributes, [workspace_of(blocks, width, np.dtype(accumulator_dtype(x.dtype)))]
+    return attributes, [block_workspace(blocks, width, np.dtype(accumulator_dtype(x.dtype)))]

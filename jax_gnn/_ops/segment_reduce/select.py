@@ -1,8 +1,8 @@
-"""Sums and dots over what is the row's maximum: the derivatives of maximum and minimum.
+"""Sums and dots over the entries that attain a row's maximum: derivatives of maximum and minimum.
 
-* ``segment_select``, a sum over those entries whose message is the row's maximum. Its transposes
-  are itself with rows and columns in each other's place, and
-* ``sddmm_select``, the dot of those features that are the row's maximum.
+* ``segment_select``, a sum over the entries whose message is the row's maximum. Its transposes are
+  itself with rows and columns swapped, and
+* ``sddmm_select``, the dot of the features that are the row's maximum.
 
 Both primitives compare keys of rows and of columns, one of which is the result of a reduction.
 """
@@ -17,11 +17,11 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core.arrays import row_width
-from jax_gnn._core.batching import batch
-from jax_gnn._core.csr import SparseMatrix, entrywise
+from jax_gnn._core.batching import batch_features
+from jax_gnn._core.csr import SparseMatrix, orient_by_weights
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
@@ -29,8 +29,8 @@ from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 class Selection(NamedTuple):
     """Operands of ``segment_select``.
 
-    The sum of ``factor[e] · value[cols[e]]``, where None is 1, over those features of a row's
-    entries for which ``weight[e] · row_key[r] = col_key[cols[e]]`` if ``weight_on_row``, or else
+    It sums ``factor[e] · value[cols[e]]``, where None is 1, over the features of a row's entries
+    for which ``weight[e] · row_key[r] = col_key[cols[e]]`` if ``weight_on_row``, or else
     ``row_key[r] = weight[e] · col_key[cols[e]]``.
     """
 
@@ -43,7 +43,7 @@ class Selection(NamedTuple):
 
 
 class SelectedDots(NamedTuple):
-    """Operands of ``sddmm_select``: ``sddmm`` over the features that are selected."""
+    """Operands of ``sddmm_select``: ``sddmm`` over the selected features."""
 
     a: Any
     b: Any
@@ -59,10 +59,10 @@ def _select_call(
     del platform
     row_key, col_key, value, weight, factor, matrix = operands
     csr = matrix.by_row
-    found = csr_operands(csr, col_key.shape[0])
-    if found is None:
+    index = csr_operands(csr, col_key.shape[0])
+    if index is None:
         return None
-    ids, flags = found
+    ids, flags = index
     schedule, workspaces = plan("segment_select", csr, col_key)
     flags |= {
         "has_value": np.bool_(value is not None),
@@ -80,10 +80,10 @@ def _sddmm_select_call(
 ) -> Call | None:
     del platform
     a, b, row_key, col_key, weight, matrix = operands
-    found = csr_operands(matrix.by_row, b.shape[0])
-    if found is None:
+    index = csr_operands(matrix.by_row, b.shape[0])
+    if index is None:
         return None
-    ids, flags = found
+    ids, flags = index
     flags |= {
         "weighted": np.bool_(weight is not None),
         "weight_on_row": np.bool_(weight_on_row),
@@ -92,22 +92,27 @@ def _sddmm_select_call(
     return Call([a, b, row_key, col_key, weight or a, *ids], flags)
 
 
+# The transpose swaps rows and columns, and so the side of the comparison that is weighted.
 def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array:
-    flipped = operands._replace(
-        row_key=operands.col_key,
-        col_key=operands.row_key,
-        value=ct,
-        matrix=operands.matrix.T,
-    )
+    row_key, col_key, _, weight, factor, matrix = operands
+    flipped = Selection(col_key, row_key, ct, weight, factor, matrix.T)
     return bind(flipped, weight_on_row=not bind.attributes["weight_on_row"])
 
 
 def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Array:
     row_key, col_key, value, weight, _, matrix = operands
-    on_rows, on_cols, in_order = entrywise((ct, row_key), (value, col_key), matrix)
+    # Dots go through the half of the matrix that has entries in the order of the weights.
+    (a, row_key), (b, col_key), oriented = orient_by_weights(
+        (ct, row_key), (value, col_key), matrix
+    )
     return sddmm_select(
-        *(on_rows[0], on_cols[0], on_rows[1], on_cols[1], weight, in_order),
-        weight_on_row=bind.attributes["weight_on_row"] ^ (in_order is not matrix),
+        a,
+        b,
+        row_key,
+        col_key,
+        weight,
+        oriented,
+        weight_on_row=bind.attributes["weight_on_row"] ^ (oriented is not matrix),
         heads=bind.attributes["heads"],
         implementation=bind.implementation,
     )
@@ -115,11 +120,8 @@ def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Arra
 
 def _sddmm_select_transpose_a(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
     _, b, row_key, col_key, weight, matrix = operands
-    return segment_select(
-        *(row_key, col_key, b, weight, ct, matrix),
-        **bind.attributes,
-        implementation=bind.implementation,
-    )
+    options = {**bind.attributes, "implementation": bind.implementation}
+    return segment_select(row_key, col_key, b, weight, ct, matrix, **options)
 
 
 def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
@@ -129,7 +131,7 @@ def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> 
     return _sddmm_select_transpose_a(replace(bind, attributes=flipped), ct, swapped)
 
 
-def _flops(operands: Any, **attributes: Any) -> int:
+def _flops(operands: Selection | SelectedDots, **attributes: object) -> int:
     del attributes
     return 2 * operands.matrix.by_row.count * row_width(operands.col_key)
 
@@ -143,10 +145,10 @@ segment_select = define(
         xla=xla.segment_select,
         call=_select_call,
         transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
-        batch=functools.partial(batch, ("weight", "factor")),
+        batch=functools.partial(batch_features, ("weight", "factor")),
         flops=_flops,
         family=FAMILY,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {
                 "row_key": "rows features",
                 **dict.fromkeys(("col_key", "value"), "cols features"),
@@ -158,7 +160,7 @@ segment_select = define(
 )
 
 
-# Likewise.
+# Attributes: weight_on_row, heads.
 sddmm_select = define(
     Op(
         name="sddmm_select",
@@ -167,9 +169,9 @@ sddmm_select = define(
         xla=xla.sddmm_select,
         call=_sddmm_select_call,
         transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
-        batch=functools.partial(batch, ("weight",), per_entry=True),
+        batch=functools.partial(batch_features, ("weight",), per_entry=True),
         flops=_flops,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             {
                 **dict.fromkeys(("a", "row_key"), "rows features"),
                 **dict.fromkeys(("b", "col_key"), "cols features"),

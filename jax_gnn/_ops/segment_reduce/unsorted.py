@@ -1,13 +1,13 @@
-"""What a CPU does better than XLA with ids in any order: large scatters, and gathers of rows.
+"""Kernels for CPUs of ids in any order: large scatters and gathers, which are slow in XLA.
 
-These ops are what ``segment_reduce`` is made of when it is lowered: they meet no transformation.
+``segment_reduce`` is lowered to these ops. They are never transformed.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -15,43 +15,47 @@ from jax import Array
 
 from jax_gnn._core.arrays import DTYPES, JAX_OPS, row_width, take
 from jax_gnn._core.csr import SparseMatrix
-from jax_gnn._core.ids import MAX_SIZE, at_most, bounded
-from jax_gnn._core.kernels import narrow
+from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
+from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.types import Attribute, PyTree
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
-"""In the order of ``enum Reduce`` in segments.h."""
+"""Names of reductions, in the order of ``enum Reduce`` in segments.h."""
 
-# From so many bytes of a row on, and of the array that ids point into: beyond caches. Below, XLA
-# scatters as fast, and makes a gather in one loop with what reads it.
+# Least bytes of a row, and of the array that ids index, which exceeds caches. Below, XLA scatters
+# as fast, and fuses a gather with its consumer.
 _ROW_BYTES, _LARGE = 64, 2**22
 
 
 class Rows(NamedTuple):
-    """Operands of both ops.
+    """Operands of both ops: rows, and ids of the rows that are written or read.
 
     Attributes:
         x: ``(rows, *features)``.
-        ids: ``(entries,)``, where rows of x go to, or which of them are read.
+        ids: ``(entries,)``.
     """
 
     x: Any
     ids: Any
 
 
-def _call(platform: str, operands: Rows, **attributes: Any) -> Call | None:
+def _call(platform: str, operands: Rows, **attributes: Attribute) -> Call | None:
     del platform
     x, ids = operands
     size = attributes.get("num_rows", x.shape[0])
-    found = {"reduce": np.int64(REDUCTIONS.index(attributes["reduce"]))} if attributes else {}
-    return Call([x, narrow(ids, size)], found)
+    is_scatter = "reduce" in attributes
+    flags = {"reduce": np.int64(REDUCTIONS.index(attributes["reduce"]))} if is_scatter else {}
+    return Call([x, narrow_ids(ids, size)], flags)
 
 
-def _never_batched(bind: Bind, operands: Any, batched: Any, size: int) -> Any:
-    raise AssertionError("it is made when a reduction is lowered")
+def _never_batched(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> NoReturn:
+    raise AssertionError("the op occurs only when a reduction is lowered")
 
 
-def _define(name: str, result: Callable[..., Any], xla: Callable[..., Array]) -> Op:
+def _define(
+    name: str, result: Callable[..., jax.ShapeDtypeStruct], xla: Callable[..., Array]
+) -> Op:
     return define(
         Op(
             name=name,
@@ -66,40 +70,41 @@ def _define(name: str, result: Callable[..., Any], xla: Callable[..., Array]) ->
     )
 
 
-def _scattered(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeDtypeStruct:
+def _scatter_result(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeDtypeStruct:
     del reduce
     return jax.ShapeDtypeStruct((num_rows, *operands.x.shape[1:]), operands.x.dtype)
 
 
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
-    return JAX_OPS[reduce](x, bounded(ids, num_rows), num_rows)
+    return JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows)
 
 
-def _gathered(operands: Rows) -> jax.ShapeDtypeStruct:
+def _gather_result(operands: Rows) -> jax.ShapeDtypeStruct:
     x, ids = operands
     return jax.ShapeDtypeStruct((ids.shape[0], *x.shape[1:]), x.dtype)
 
 
-# out[r] = reduce of the rows of x whose id is r; and out[i] = x[ids[i]], zeros where there is none.
-segment_scatter = _define("segment_scatter", _scattered, _scatter)
-gather_rows = _define("gather_rows", _gathered, take)
+# out[r] = reduce of the rows of x whose id is r; and out[i] = x[ids[i]], zeros for padding.
+segment_scatter = _define("segment_scatter", _scatter_result, _scatter)
+gather_rows = _define("gather_rows", _gather_result, take)
 
 
 def composition(
     platform: str,
     implementation: str | None,
-    operands: Any,
+    operands: PyTree,
     *,
     reduce: str,
     heads: int,
     relu: bool = False,
 ) -> Callable[..., Array] | None:
-    """Of ``segment_reduce``, where one of these ops is faster."""
+    """Return ``segment_reduce`` by one of these ops where that is faster."""
     del heads
     x, weight, matrix, *epilogue = operands
-    plain = weight is None and not relu and all(each is None for each in epilogue)
+    plain = weight is None and not relu and all(operand is None for operand in epilogue)
     if platform != "cpu" or not plain or x.dtype not in DTYPES or not _sizes_known(x, matrix):
         return None
+    # A scatter pays for wide rows of a large array, with entries enough to touch most of it.
     row_bytes = row_width(x) * np.dtype(x.dtype).itemsize
     csr, unsorted = matrix.by_row, matrix.unsorted
     is_gather = csr.rows is None
@@ -114,18 +119,18 @@ def composition(
 
 
 def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
-    """Sizes are numbers that kernels can take."""
+    """Whether sizes are numbers that kernels can take."""
     sizes = (*x.shape, matrix.by_row.num_rows, matrix.by_row.count)
     return all(isinstance(size, int) and at_most(size, MAX_SIZE - 1) for size in sizes)
 
 
-def _as_gather(x: Array, matrix: SparseMatrix, **others: Any) -> Array:
-    del others
+def _as_gather(x: Array, matrix: SparseMatrix, **operands: object) -> Array:
+    del operands
     return gather_rows(x, matrix.by_row.cols)
 
 
-def _as_scatter(reduce: str, x: Array, matrix: SparseMatrix, **others: Any) -> Array:
-    del others
-    assert matrix.unsorted is not None  # it was asked for before
+def _as_scatter(reduce: str, x: Array, matrix: SparseMatrix, **operands: object) -> Array:
+    del operands
+    assert matrix.unsorted is not None  # `composition` has checked it
     ids, num_rows = matrix.unsorted.rows, matrix.by_row.num_rows
     return segment_scatter(x, ids, num_rows=num_rows, reduce=reduce)

@@ -1,8 +1,8 @@
-"""The primitives in plain ``jax.numpy``."""
+"""The primitives of reductions in plain ``jax.numpy``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +11,27 @@ from jax import Array
 from jax_gnn._core.arrays import (
     JAX_OPS,
     accumulator_dtype,
-    column,
+    as_column,
     feature_wise,
-    rounded,
+    round_to_dtype,
     row_wise,
     take,
 )
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
-from jax_gnn._core.ids import bounded
+from jax_gnn._core.ids import clip_ids
 
 
 def _scale(x: Array, weight: Array | None, heads: int) -> Array:
-    """Multiplies ``(entries, heads · features)`` by ``(entries, heads)``."""
+    """Multiply ``(entries, heads · features)`` by ``(entries, heads)``."""
     if weight is None:
         return x
     split = x.reshape(x.shape[0], heads, x.shape[1] // heads)
     return (split * weight[:, :, None]).reshape(x.shape)
 
 
-def into_rows(reduce: Any, messages: Array, valid: Array, csr: Csr) -> Array:
-    """Applies one of ``jax.ops``'s reductions to the messages of all valid entries."""
-    rows = bounded(csr.rows, csr.num_rows)
+def into_rows(reduce: Callable[..., Array], messages: Array, valid: Array, csr: Csr) -> Array:
+    """Apply a reduction of ``jax.ops`` to the messages of all valid entries."""
+    rows = clip_ids(csr.rows, csr.num_rows)
     if csr.cols is not None or csr.order is not None:  # jax.ops itself drops rows out of range
         rows = jnp.where(valid, rows, csr.num_rows)
     return reduce(messages, rows, csr.num_rows)
@@ -48,10 +48,7 @@ def epilogue(
     *,
     relu: bool,
 ) -> Array:
-    """What rows go on with, of what there is, in the accumulator type, whatever the result's is.
-
-    ``result_scale · relu(out_scale · (result + own_scale · x) + residual + bias)``.
-    """
+    """Apply the epilogue of `Messages` to reduced rows, in the accumulator type."""
     result = result.astype(accumulator_dtype(result.dtype))
     if own_scale is not None:
         result += row_wise(own_scale, result) * x.astype(result.dtype)
@@ -75,25 +72,23 @@ def segment_reduce(
     bias: Array | None = None,
     result_scale: Array | None = None,
     halo: Array | None = None,
-    far: LastRows | None = None,
-    end: Array | None = None,
+    halo_rows: LastRows | None = None,
+    num_valid: Array | None = None,
     *,
     reduce: str,
     heads: int,
     relu: bool = False,
 ) -> Array:
-    del far, end
+    del halo_rows, num_valid
     rows = x if halo is None else jnp.concatenate([x, halo])
-    result = _reduced(rows, weight, matrix, reduce, heads)
-    last = own_scale, out_scale, residual, bias, result_scale
-    if relu or any(each is not None for each in last):
-        result = epilogue(result, x, *last, relu=relu)
+    result = _reduce(rows, weight, matrix, reduce, heads)
+    operands = own_scale, out_scale, residual, bias, result_scale
+    if relu or any(operand is not None for operand in operands):
+        result = epilogue(result, x, *operands, relu=relu)
     return result.astype(x.dtype)
 
 
-def _reduced(
-    x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str, heads: int
-) -> Array:
+def _reduce(x: Array, weight: Array | None, matrix: SparseMatrix, reduce: str, heads: int) -> Array:
     csr = matrix.unsorted or matrix.by_row
     if csr.rows is None and weight is None:
         return take(x, csr.cols)
@@ -102,35 +97,30 @@ def _reduced(
     if weight is not None:
         x = _scale(x, take(weight, csr.order), heads)
     if csr.rows is None:
-        return jnp.where(column(valid), x, 0)
+        return jnp.where(as_column(valid), x, 0)
     if reduce == "mean":
         count = into_rows(JAX_OPS["sum"], valid.astype(x.dtype), valid, csr)
         result = into_rows(JAX_OPS["sum"], x, valid, csr)
         result /= row_wise(jnp.maximum(count, 1), result)
     elif reduce == "logsumexp":
-        top = into_rows(JAX_OPS["max"], x, valid, csr)
-        top = jnp.where(jnp.isfinite(top), top, 0)
-        powers = jnp.exp(x - take(top, csr.rows))
-        result = jnp.log(into_rows(JAX_OPS["sum"], powers, valid, csr)) + top
+        maximum = into_rows(JAX_OPS["max"], x, valid, csr)
+        maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
+        powers = jnp.exp(x - take(maximum, csr.rows))
+        result = jnp.log(into_rows(JAX_OPS["sum"], powers, valid, csr)) + maximum
     else:
         result = into_rows(JAX_OPS[reduce], x, valid, csr)
     return result
 
 
 def _matching(
-    row_key: Array,
-    col_key: Array,
-    weight: Array | None,
-    csr: Csr,
-    weight_on_row: bool,
-    heads: int,
+    row_key: Array, col_key: Array, weight: Array | None, csr: Csr, weight_on_row: bool, heads: int
 ) -> Array:
-    """``(entries, features)``, whether an entry's message is what the row has."""
-    p, q = take(rounded(row_key), csr.rows), take(rounded(col_key), csr.cols)
+    """Return ``(entries, features)``: whether an entry's message equals the key of its row."""
+    p, q = take(round_to_dtype(row_key), csr.rows), take(round_to_dtype(col_key), csr.cols)
     if weight is not None:
         weight = take(weight, csr.order)
         p, q = (_scale(p, weight, heads), q) if weight_on_row else (p, _scale(q, weight, heads))
-    return (p == q) & column(csr.valid(col_key.shape[0]))
+    return (p == q) & as_column(csr.valid(col_key.shape[0]))
 
 
 def segment_select(
@@ -167,7 +157,7 @@ def _dots(a: Array, b: Array, csr: Csr, heads: int, mask: Array) -> Array:
 
 def sddmm(a: Array, b: Array, matrix: SparseMatrix, *, heads: int) -> Array:
     csr = matrix.by_row
-    return _dots(a, b, csr, heads, column(csr.valid(b.shape[0])))
+    return _dots(a, b, csr, heads, as_column(csr.valid(b.shape[0])))
 
 
 def sddmm_select(

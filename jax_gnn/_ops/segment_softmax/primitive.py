@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.arrays import accumulator_dtype, column, row_width, take
-from jax_gnn._core.batching import all_batched, batch, disjoint_union
+from jax_gnn._core.arrays import accumulator_dtype, as_column, row_width, take
+from jax_gnn._core.batching import batch_features, broadcast_batch, disjoint_union
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import by_matrix
+from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece
+from jax_gnn._core.types import PyTree
 from jax_gnn._ops.segment_reduce.derivatives import not_padding
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -34,7 +35,7 @@ class Scores(NamedTuple):
 
 
 class Tangents(NamedTuple):
-    """Operands of ``segment_softmax_tangent``: the softmax, and the tangent of its operand."""
+    """Operands of ``segment_softmax_tangent``: the softmax y, and the tangent t of its operand."""
 
     y: Any
     t: Any
@@ -42,16 +43,16 @@ class Tangents(NamedTuple):
 
 
 def _call(platform: str, operands: Scores | Tangents) -> Call | None:
-    """For the softmax and its tangent."""
+    """Return the custom call of the softmax or of its tangent."""
     del platform
     *arrays, matrix = operands
     csr = matrix.by_row
-    found = csr_operands(csr, csr.count)
-    if found is None:
+    index = csr_operands(csr, csr.count)
+    if index is None:
         return None
-    (rows, *_), _ = found
+    (rows, *_), _ = index
     num_rows = csr.num_rows
-    if jax.export.is_symbolic_dim(num_rows):  # which is no attribute: marks what is past it
+    if jax.export.is_symbolic_dim(num_rows):  # no attribute: ids mark padding instead
         num_rows = MAX_SIZE
         rows = Operand.of(lambda ids: jnp.where(ids < csr.num_rows, ids, MAX_SIZE), rows)
     _, workspaces = plan("softmax", csr, arrays[0])
@@ -69,8 +70,8 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
     dy, dt, _ = tangents
     terms = [] if dt is None else [bind(primals._replace(t=dt))]
     if dy is not None:
-        counted = column(not_padding(matrix))
-        y, t, dy = (jnp.where(counted, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
+        valid = as_column(not_padding(matrix))
+        y, t, dy = (jnp.where(valid, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
 
         def mean(p: Array) -> Array:
             sums = total(p * t, matrix, bind.implementation)
@@ -84,30 +85,30 @@ def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
     return bind(operands._replace(t=ct))
 
 
-def _batch(fill: float, bind: Bind, operands: Any, batched: Any, size: int) -> Array:
+def _batch(fill: float, bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        return batch((), bind, operands, batched, size)
-    # There are no columns to mark padding in: it gets values that change nothing.
-    *values, matrix = all_batched(operands, batched, size)
+        return batch_features((), bind, operands, batched, size)
+    # No columns could mark padding in the joined matrix: it gets values that change no result.
+    *values, matrix = broadcast_batch(operands, batched, size)
     valid = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, :, None]
     operands = type(operands)(*(jnp.where(valid, value, fill) for value in values), matrix)
     result = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
     return jnp.where(valid, result, 0)
 
 
-def _flops(operands: Any) -> int:
+def _flops(operands: Scores | Tangents) -> int:
     return 5 * operands.matrix.by_row.count * row_width(operands[0])
 
 
 def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
-    """Of a run: its own softmax, and what the runs of its rows have together."""
+    """Return the softmax of a run of entries: its local softmax, times its share of each row."""
     x, matrix = operands
-    options: Any = {"heads": 1, "implementation": bind.implementation}
+    options: dict[str, Any] = {"heads": 1, "implementation": bind.implementation}
     wide = x.astype(accumulator_dtype(x.dtype))
-    own = segment_reduce(wide, None, matrix, reduce="logsumexp", **options)
-    top = piece.max(own)
-    top = jnp.where(jnp.isfinite(top), top, 0)
-    share = jnp.exp(own - top)
+    local = segment_reduce(wide, None, matrix, reduce="logsumexp", **options)
+    maximum = piece.max(local)
+    maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
+    share = jnp.exp(local - maximum)
     share /= jnp.maximum(piece.sum(share), jnp.finfo(wide.dtype).tiny)
     return (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
 
@@ -115,8 +116,8 @@ def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
 def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
     y, t, matrix = operands
     acc = accumulator_dtype(y.dtype)
-    counted = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, None]
-    y, t = (jnp.where(counted, z, 0).astype(acc) for z in (y, t))
+    valid = as_column(in_range(matrix.by_row.rows, matrix.by_row.num_rows))
+    y, t = (jnp.where(valid, z, 0).astype(acc) for z in (y, t))
     mean = piece.sum(total(y * t, matrix, bind.implementation))
     return (y * (t - take(mean, matrix.by_row.rows))).astype(operands.y.dtype)
 
@@ -134,7 +135,9 @@ segment_softmax = define(
         batch=functools.partial(_batch, -np.inf),
         flops=_flops,
         family=FAMILY,
-        sharding=by_matrix({"x": "entries features"}, "entries features", across=_softmax_across),
+        sharding=matrix_sharding(
+            {"x": "entries features"}, "entries features", across=_softmax_across
+        ),
     )
 )
 
@@ -152,7 +155,7 @@ segment_softmax_tangent = define(
         batch=functools.partial(_batch, 0.0),
         flops=_flops,
         family=FAMILY,
-        sharding=by_matrix(
+        sharding=matrix_sharding(
             dict.fromkeys(("y", "t"), "entries features"),
             "entries features",
             across=_tangent_across,

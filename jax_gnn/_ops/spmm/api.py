@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.activation import Activation, activated
+from jax_gnn._core.activation import Activation, apply_activation
 from jax_gnn._core.arguments import (
     as_ids,
     check_bias,
@@ -24,15 +24,16 @@ from jax_gnn._core.arguments import (
     check_size,
     check_weight,
 )
-from jax_gnn._core.arrays import accumulator_dtype, flat, promoted, row_wise
+from jax_gnn._core.arrays import accumulator_dtype, as_matrix, promoted, row_wise
 from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ffi import Implementation
-from jax_gnn._core.ids import ids_at
+from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.sharding import reshape
 from jax_gnn._core.sort import sorted_ids
+from jax_gnn._core.types import Attribute
 from jax_gnn._ops.segment_reduce import primitive
-from jax_gnn._ops.segment_reduce.primitive import gather, reduce_messages
+from jax_gnn._ops.segment_reduce.primitive import Messages, gather, reduce_messages, reduce_rows
 from jax_gnn.graph import Graph
 
 Reduce = Literal["sum", "mean", "max", "min"]
@@ -55,13 +56,13 @@ def spmm(
     result_scale: ArrayLike | None = None,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Reduces at each destination the weighted features of the sources of its edges.
+    """Reduce at each destination the weighted features of the sources of its edges.
 
     ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
-    sparse matrix of the weights and x. No array of messages is formed, forward or backward. What
-    layers do next may be asked for in the same call, which of a sum or mean is one kernel, and
-    forms no further array: ``result_scale[i] · activation(out_scale[i] · (out[i] + own_scale[i] ·
-    x[i]) + residual[i] + bias)``. Derivatives of any order to all of these.
+    sparse matrix of the weights and x. No array of messages is formed, forward or backward. The
+    epilogue, ``result_scale[i] · activation(out_scale[i] · (out[i] + own_scale[i] · x[i]) +
+    residual[i] + bias)``, is part of the same kernel after a sum or mean, and forms no further
+    array. Derivatives of any order exist to all of these.
 
     Args:
         graph: the graph.
@@ -70,21 +71,21 @@ def spmm(
             ``(num_src, heads, *features)``.
         reduce: ``"sum"``, ``"mean"`` over the number of edges, ``"max"`` or ``"min"``. Messages
             that tie for the maximum share its gradient equally.
-        own_scale: a number or ``(num_nodes,)``, how much a node's own features count, of a graph
-            that is not bipartite: GCN's 1, or GIN's ``1 + eps``. By default they do not count.
-        out_scale: a number or ``(num_dst,)``, a factor of each row so far: GCN's ``D^-1/2``.
+        own_scale: a number or ``(num_nodes,)``, the factor of a node's own features, in a graph
+            that is not bipartite: GCN's 1, or GIN's ``1 + eps``. None adds no own features.
+        out_scale: a number or ``(num_dst,)``, a factor of each reduced row: GCN's ``D^-1/2``.
         bias: ``(*features)``, added to all rows.
         activation: applied to the result: ``"relu"``, ``"silu"``, ``"gelu"`` (the approximation by
             tanh) or ``"tanh"``. Only the first is part of the kernel.
         residual: ``(num_dst, *features)``, added to the rows; converted to the dtype of ``x``.
-        result_scale: a number or ``(num_dst,)``, a factor of each row in the end: what the next
-            layer of a GCN multiplies its rows by.
+        result_scale: a number or ``(num_dst,)``, a factor of each row after the activation: what
+            the next layer of a GCN multiplies its rows by.
         implementation: see :func:`jax_gnn.implementation`.
 
     Returns:
         ``(num_dst, *features)`` in the dtype of ``x``; half types accumulate in float32, to which
         scales and bias are converted. Destinations without edges get 0, or -inf of a maximum and
-        inf of a minimum, before what is asked for next.
+        inf of a minimum, before the epilogue.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -99,63 +100,90 @@ def spmm(
         >>> spmm(graph, jnp.array([1.0, 2.0, 3.0]), own_scale=1, bias=-4, activation="relu")
         Array([2., 0., 0.], dtype=float32)
     """
-    return summed(
-        graph,
-        x,
-        weight,
-        reduce=reduce,
-        own_scale=own_scale,
-        out_scale=out_scale,
-        bias=bias,
-        activation=activation,
-        residual=residual,
-        result_scale=result_scale,
-        implementation=implementation,
+    options = SpmmOptions(
+        reduce, own_scale, out_scale, bias, activation, residual, result_scale, implementation
     )
+    args = parse_spmm_args(graph, x, weight, options)
+    return apply_spmm(args)
 
 
-def summed(
+class SpmmOptions(NamedTuple):
+    """Options of `spmm`, as users give them."""
+
+    reduce: Reduce = "sum"
+    own_scale: ArrayLike | None = None
+    out_scale: ArrayLike | None = None
+    bias: ArrayLike | None = None
+    activation: Activation | None = None
+    residual: ArrayLike | None = None
+    result_scale: ArrayLike | None = None
+    implementation: Implementation | None = None
+
+
+class SpmmArgs(NamedTuple):
+    """Parsed arguments of `spmm`: operands of the reduction, and its static options."""
+
+    messages: Messages
+    reduce: Reduce
+    activation: Activation | None
+    implementation: Implementation | None
+
+
+def parse_spmm_args(
     graph: Graph,
-    x: Array,
-    weight: Array | None = None,
-    *,
-    reduce: Reduce = "sum",
-    own_scale: ArrayLike | None = None,
-    out_scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    activation: Activation | None = None,
-    residual: ArrayLike | None = None,
-    result_scale: ArrayLike | None = None,
-    implementation: Implementation | None = None,
+    x: ArrayLike,
+    weight: ArrayLike | None,
+    options: SpmmOptions,
     halo: Array | None = None,
-    far: LastRows | None = None,
-) -> Array:
-    """`spmm`, where the last sources may lie in an array of their own: see `Messages`."""
+    halo_rows: LastRows | None = None,
+) -> SpmmArgs:
+    """Check the arguments of `spmm`, and convert them to one record; see `Messages` for a halo."""
     graph = check_container("graph", graph, Graph)
-    num_dst = graph.num_dst
-    num_src = graph.num_src - (0 if halo is None else halo.shape[0])
+    num_dst, num_src = graph.num_dst, graph.num_src - (0 if halo is None else halo.shape[0])
     x = check_features("x", x, "num_src", num_src)
+    residual = check_residual(options.residual, "num_dst", num_dst, x)
+    bias = check_bias(options.bias, x)
     weight = check_weight("weight", weight, "num_edges", graph.num_edges, x, "x", "num_src")
-    check_choice("reduce", reduce, get_args(Reduce))
-    acc = accumulator_dtype(x.dtype)
-    if own_scale is not None and num_src != num_dst:
+    check_choice("reduce", options.reduce, get_args(Reduce))
+    check_choice("activation", options.activation, (None, *get_args(Activation)))
+    if options.own_scale is not None and num_src != num_dst:
         raise ValueError(
             f"own_scale needs a graph that is not bipartite, got one of num_src={num_src} and "
             f"num_dst={num_dst}"
         )
-    own_scale = check_row_scale("own_scale", own_scale, "num_nodes", num_dst, acc)
-    out_scale = check_row_scale("out_scale", out_scale, "num_dst", num_dst, acc)
-    bias = check_bias(bias, x)
-    result_scale = check_row_scale("result_scale", result_scale, "num_dst", num_dst, acc)
-    check_choice("activation", activation, (None, *get_args(Activation)))
-    residual = check_residual(residual, "num_dst", num_dst, x)
+    acc = accumulator_dtype(x.dtype)
     graph, weight = graph._gated(weight, acc)
     matrix = graph.matrix(weighted=weight is not None)
-    relu = activation == "relu"
-    in_kernel = result_scale if relu or activation is None else None
-    last = own_scale, out_scale, residual, bias, in_kernel
-    result = reduce_messages(x, weight, matrix, reduce, implementation, last, relu, halo, far)
-    return activated(result, activation, result_scale)
+    own_scale = check_row_scale("own_scale", options.own_scale, "num_nodes", num_dst, acc)
+    out_scale = check_row_scale("out_scale", options.out_scale, "num_dst", num_dst, acc)
+    result_scale = check_row_scale("result_scale", options.result_scale, "num_dst", num_dst, acc)
+    epilogue = own_scale, out_scale, residual, bias, result_scale
+    messages = Messages(x, weight, matrix, *epilogue, halo, halo_rows)
+    return SpmmArgs(messages, options.reduce, options.activation, options.implementation)
+
+
+def spmm_with_halo(
+    graph: Graph,
+    x: Array,
+    weight: Array | None = None,
+    *,
+    halo: Array | None = None,
+    halo_rows: LastRows | None = None,
+    **options: Attribute,
+) -> Array:
+    """Apply `spmm` where the last sources lie in an array of their own: see `Messages`."""
+    args = parse_spmm_args(graph, x, weight, SpmmOptions(**options), halo, halo_rows)
+    return apply_spmm(args)
+
+
+def apply_spmm(args: SpmmArgs) -> Array:
+    """Reduce the messages, and apply the epilogue and the activation."""
+    messages, activation = args.messages, args.activation
+    result_scale, relu = messages.result_scale, activation == "relu"
+    if not relu and activation is not None:  # the scale follows the activation
+        messages = messages._replace(result_scale=None)
+    result = reduce_rows(messages, args.reduce, args.implementation, relu)
+    return apply_activation(result, activation, result_scale)
 
 
 @public
@@ -168,7 +196,7 @@ def sddmm(
     op: Op = "dot",
     implementation: Implementation | None = None,
 ) -> Array:
-    """Combines for each edge a row of its destination with a row of its source.
+    """Combine for each edge a row of its destination with a row of its source.
 
     ``out[e] = a[i] op b[j]`` for the edge e = (j → i).
 
@@ -194,33 +222,57 @@ def sddmm(
         >>> sddmm(graph, x, x)  # in the graph's order of edges: 1 → 0, 2 → 0, 0 → 1
         Array([2., 0., 2.], dtype=float32)
     """
+    args = parse_sddmm_args(graph, a, b, op, implementation)
+    return _edge_dots(args) if op == "dot" else _combine_ends(args)
+
+
+class SddmmArgs(NamedTuple):
+    """Parsed arguments of `sddmm`: both arrays in their common dtype."""
+
+    graph: Graph
+    a: Array
+    b: Array
+    op: Op
+    implementation: Implementation | None
+
+
+def parse_sddmm_args(
+    graph: Graph, a: ArrayLike, b: ArrayLike, op: Op, implementation: Implementation | None
+) -> SddmmArgs:
+    """Check the arguments of `sddmm`, and convert them to one record."""
     graph = check_container("graph", graph, Graph)
     a = check_features("a", a, "num_dst", graph.num_dst)
     b = check_features("b", b, "num_src", graph.num_src)
     check_choice("op", op, get_args(Op))
     if a.shape[1:] != b.shape[1:]:
         raise ValueError(f"a and b must have equal features, got shapes {a.shape} and {b.shape}")
+    if op == "dot" and a.ndim not in (2, 3):
+        shapes = "(num_dst, d) or (num_dst, heads, d)"
+        raise ValueError(f"op='dot' needs a of shape {shapes}, got shape {a.shape}")
     dtype = promoted(a.dtype, b.dtype)
-    a, b = a.astype(dtype), b.astype(dtype)
-    features, count = a.shape[1:], graph.num_edges
-    if op == "dot":
-        if len(features) not in (1, 2):
-            raise ValueError(
-                "op='dot' needs a of shape (num_dst, d) or (num_dst, heads, d), got shape "
-                f"{a.shape}"
-            )
-        if features[0] == 0 and len(features) == 2:  # kernels have one head at least
-            return sddmm(graph, a, b, op="mul", implementation=implementation).sum(2)
-        dots = primitive.sddmm(
-            *(flat(a), flat(b), graph.matrix(weighted=True)),
-            heads=features[0] if len(features) == 2 else 1,
-            implementation=implementation,
-        )
-        return reshape(dots, count, *features[:-1]).astype(dtype)
-    at_dst, at_src = graph.ends()
-    a, b = gather(a, at_dst, implementation), gather(b, at_src, implementation)
-    combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[op]
-    valid = graph.matrix().by_row.valid(graph.num_src)
+    return SddmmArgs(graph, a.astype(dtype), b.astype(dtype), op, implementation)
+
+
+def _edge_dots(args: SddmmArgs) -> Array:
+    a, b, graph = args.a, args.b, args.graph
+    heads = a.shape[1:-1]
+    if heads == (0,):  # kernels have one head at least
+        return jnp.zeros((graph.num_edges, 0), a.dtype)
+    dots = primitive.sddmm(
+        as_matrix(a),
+        as_matrix(b),
+        graph.matrix(weighted=True),
+        heads=heads[0] if heads else 1,
+        implementation=args.implementation,
+    )
+    return reshape(dots, graph.num_edges, *heads).astype(a.dtype)
+
+
+def _combine_ends(args: SddmmArgs) -> Array:
+    at_dst, at_src = args.graph.ends()
+    a, b = gather(args.a, at_dst, args.implementation), gather(args.b, at_src, args.implementation)
+    combine = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply}[args.op]
+    valid = args.graph.matrix().by_row.valid(args.graph.num_src)
     return jnp.where(row_wise(valid, a), combine(a, b), 0)
 
 
@@ -235,11 +287,11 @@ def index_segment_reduce(
     *,
     implementation: Implementation | None = None,
 ) -> Array:
-    """Reduces the gathered rows ``weight · x[index]`` in sorted segments, without forming them.
+    """Reduce the gathered rows ``weight · x[index]`` in sorted segments, without forming them.
 
-    What :func:`spmm` does for edges that are given by bare ids (GeoT's ``index_segment_reduce`` and
-    ``index_weight_segment_reduce``). The gradient to ``x`` sorts ``index``; where it is not asked
-    for, ``jax.jit`` drops that.
+    The counterpart of :func:`spmm` for edges given by bare ids (GeoT's ``index_segment_reduce`` and
+    ``index_weight_segment_reduce``). The gradient to ``x`` sorts ``index``; ``jax.jit`` drops the
+    sort where that gradient is not used.
 
     Args:
         x: ``(num_rows, *features)``: float16, bfloat16, float32 or float64.
@@ -265,8 +317,7 @@ def index_segment_reduce(
     """
     x = check_features("x", x)
     num_segments = check_size("num_segments", num_segments)
-    index = as_ids("index", index)
-    segment_ids = as_ids("segment_ids", segment_ids)
+    index, segment_ids = as_ids("index", index), as_ids("segment_ids", segment_ids)
     if index.shape != segment_ids.shape:
         raise ValueError(
             "index and segment_ids must have the same length, got "
@@ -276,9 +327,9 @@ def index_segment_reduce(
     index, segment_ids = index.astype(dtype), segment_ids.astype(dtype)
     weight = check_weight("weight", weight, "num_edges", index.shape[0], x, "x", "num_rows")
     check_choice("reduce", reduce, get_args(Reduce))
+    # The matrix by column is read only by the gradient to x: jax.jit drops its sort elsewhere.
     sources, order = sorted_ids(index, x.shape[0], implementation)
-    matrix = SparseMatrix(
-        Csr(segment_ids, index, num_rows=num_segments),
-        Csr(sources, ids_at(segment_ids, order), order, num_rows=x.shape[0]),
-    )
+    by_row = Csr(segment_ids, index, num_rows=num_segments)
+    by_col = Csr(sources, take_ids(segment_ids, order), order, num_rows=x.shape[0])
+    matrix = SparseMatrix(by_row, by_col)
     return reduce_messages(x, weight, matrix, reduce, implementation)
