@@ -31,53 +31,53 @@ class Model(NamedTuple):
     outputs: Sequence[Sink]
 
     @property
-    def accesses(self) -> list[Access]:
+    def accesses(self):
         return [access for access, _ in self.rows]
 
-    def region(self, dtype: str = "float32") -> Region:
+    def region(self, dtype="float32"):
         rows = [jax.ShapeDtypeStruct(shape, dtype) for _, shape in self.rows]
         return Region.of(self.function, rows, self.accesses, self.outputs)
 
 
-def gated_gcn(a: Array, b: Array, e: Array, v: Array) -> list[Array]:
+def gated_gcn(a, b, e, v):
     z = a + b + e
     gate = jax.nn.sigmoid(z)
     return [gate * v, gate, z]
 
 
-def cg_conv(a: Array, b: Array, e: Array) -> list[Array]:
+def cg_conv(a, b, e):
     z = a + b + e
     return [jax.nn.sigmoid(z[0]) * jax.nn.softplus(z[1])]
 
 
-def cf_conv(x: Array, distance: Array, centers: Array, w1: Array, w2: Array) -> list[Array]:
+def cf_conv(x, distance, centers, w1, w2):
     basis = jnp.exp(-3 * (distance - centers) ** 2)
     filters = (jax.nn.softplus(basis @ w1) - 0.5) @ w2
     cutoff = jnp.where(distance < 1, 0.5 * (jnp.cos(distance * 3) + 1), 0)
     return [x * filters * cutoff, jnp.sum(filters)]
 
 
-def painn(phi: Array, s: Array, v: Array, direction: Array) -> list[Array]:
+def painn(phi, s, v, direction):
     gates = phi.reshape(3, -1) * s.reshape(3, -1)
     turned = gates[2] * direction[:, None]
     return [gates[0], v * gates[1] + turned]
 
 
-def edge_conv(x: Array, y: Array, weight: Array) -> list[Array]:
+def edge_conv(x, y, weight):
     return [jnp.tanh((y - x) @ weight + x[0])]
 
 
-def pna(x: Array, e: Array) -> list[Array]:
+def pna(x, e):
     m = x * e
     return [m, m**2, m, m]
 
 
-def sums_to_sources(a: Array, b: Array, w: Array) -> list[Array]:
+def sums_to_sources(a, b, w):
     y = jnp.tanh(a * b @ w)
     return [y, jnp.sqrt(1 + y**2), jnp.outer(a, y), y[::-1]]
 
 
-def moves(a: Array, b: Array, e: Array) -> list[Array]:
+def moves(a, b, e):
     """Move elements, reduce rows and compare."""
     x = jax.nn.softmax(a.T @ b.reshape(2, 2))
     padded = jnp.pad(x, ((1, 0), (0, 1)), constant_values=2)[:, ::-1]
@@ -89,7 +89,7 @@ def moves(a: Array, b: Array, e: Array) -> list[Array]:
     ]
 
 
-def ties(x: Array) -> list[Array]:
+def ties(x):
     return [jnp.round(2 * x) + 0 * x + jnp.where(x > 0, x, x) * 0 + x, jax.nn.relu(x)]
 
 
@@ -150,12 +150,12 @@ class Edges(NamedTuple):
     count: int
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self):
         by_row, by_col = self.matrix
         return {"row": by_row.num_rows, "col": by_col.num_rows, "edge": self.count}
 
     @staticmethod
-    def random(rng: np.random.Generator, scenario: str) -> Edges:
+    def random(rng, scenario):
         incidence = Incidence.random(rng, scenario)
         sizes = {"num_src": incidence.num_left, "num_dst": incidence.num_right}
         with host_arrays():
@@ -166,7 +166,7 @@ class Edges(NamedTuple):
         matrix = jax.tree.map(jnp.asarray, matrix)
         return Edges(matrix, rows[valid], cols[valid], len(rows))
 
-    def arrays(self, rng: np.random.Generator, model: Model, dtype: str) -> list[np.ndarray]:
+    def arrays(self, rng, model, dtype):
         """Draw the arrays of a model, with NaN where only padding reads."""
         arrays = []
         for access, shape in model.rows:
@@ -177,7 +177,7 @@ class Edges(NamedTuple):
             arrays.append(x)
         return arrays
 
-    def plain(self, model: Model, arrays: Sequence[Array]) -> list[Array]:
+    def plain(self, model, arrays):
         """Compute the results in plain JAX, from entries without padding."""
         ids = {"row": self.rows, "col": self.cols, "edge": np.arange(len(self.rows))}
         rows = [
@@ -191,7 +191,7 @@ class Edges(NamedTuple):
             for x, (dest, reduce) in zip(values, model.outputs, strict=True)
         ]
 
-    def _reduce(self, x: Array, dest: str, reduce: str) -> Array:
+    def _reduce(self, x, dest, reduce):
         if dest == "edge":
             padding = self.count - len(self.rows)
             return jnp.pad(x, ((0, padding), *((0, 0) for _ in x.shape[1:])))

@@ -261,13 +261,13 @@ def test_gradients_read_residuals_where_that_is_less(rng):
     model = MODELS["gated_gcn"]
     region = model.region()
     assert region.residuals == (2,)
-    active, given = (0, 1, 2, 3), (0, 1, 2)
-    cotangent, residuals = region.cheapest_cotangent(active, given)
+    active, stored = (0, 1, 2, 3), (0, 1, 2)
+    cotangent, residuals = region.cheapest_cotangent(active, stored)
     assert residuals == (2,)
     assert cotangent.program.used == (3, *range(4, 8))  # v, the residual, and three cotangents
     values = [rng.normal(size=5).astype(np.float32) for _ in range(7)]
     z = model.function(*values[:4])[2]
-    want = region.cotangent(active, given)(*values)
+    want = region.cotangent(active, stored)(*values)
     got = cotangent(*values[:4], z, *values[4:])
     for x, y in zip(got, want, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -197,8 +197,8 @@ def test_walks_compute_the_region(model, rng):
 def test_gradients_of_programs_have_linear_maps_outside(rng):
     @program
     def convolution(g, x: Node, e: Edge, w, key):
-        kept = jax.random.bernoulli(g.key(key), 0.5, (1,))
-        return g.sum(g.src(x) * jnp.where(kept, jnp.tanh(jnp.tanh(e) @ w), 0.0))
+        mask = jax.random.bernoulli(g.key(key), 0.5, (1,))
+        return g.sum(g.src(x) * jnp.where(mask, jnp.tanh(jnp.tanh(e) @ w), 0.0))
 
     graph = Graph.from_edges(*rng.integers(0, 40, size=(2, 3000)), num_nodes=40)
     arrays = [jnp.ones(shape) for shape in ((40, 20), (3000, 12), (12, 20))]

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import emulation  # noqa: F401  (installs emulated kernels if asked to)
@@ -70,7 +69,7 @@ class Steps:
         steps: Description of each step, and its function of the values before it.
     """
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng):
         self.rng = rng
         self.depth = int(rng.choice([1, 2, 3, 4, 5, 8, 12, 16, 24, 33, 64]))
         self.heads = int(rng.choice([2, 3, 4]))
@@ -82,23 +81,23 @@ class Steps:
         self.steps: list[tuple[str, Callable[[list[Array]], Array]]] = []
         self.has_product = False
 
-    def run(self, arguments: Sequence[Array]) -> list[Array]:
+    def run(self, arguments):
         """Return the arguments and the value of each step."""
         values = list(arguments)
         for _, step in self.steps:
             values.append(step(values))
         return values
 
-    def shapes(self) -> list[tuple[int, ...]]:
+    def shapes(self):
         """Return the shapes of all values."""
         rows = [jax.ShapeDtypeStruct(shape, np.float32) for _, shape in self.rows]
         return [x.shape for x in jax.eval_shape(lambda *x: self.run(x), *rows)]
 
-    def add(self, name: str, function: Callable[..., Array], *operands: int) -> None:
+    def add(self, name, function, *operands):
         """Append a step, a function of the values with these indices."""
         self.steps.append((name, lambda values: function(*(values[i] for i in operands))))
 
-    def extend(self) -> None:
+    def extend(self):
         """Append a random step, if the drawn operands allow one."""
         rng, shapes = self.rng, self.shapes()
         i, j = (int(rng.integers(len(shapes))) for _ in range(2))
@@ -133,7 +132,7 @@ class Steps:
         elif len(a) == 1 and a[0] <= 16 and not self.has_product:
             self._multiply(i, a[0])
 
-    def _multiply(self, i: int, size: int) -> None:
+    def _multiply(self, i, size):
         """Append a product with a new argument, before which the other steps do not see it."""
         index = len(self.rows)
         self.steps = [(name, _without_argument(step, index)) for name, step in self.steps]
@@ -143,7 +142,7 @@ class Steps:
         self.add(f"product({i})", jnp.matmul, i, index)
 
 
-def _broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def _broadcasts(a, b):
     try:
         np.broadcast_shapes(a, b)
     except ValueError:
@@ -151,13 +150,11 @@ def _broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return True
 
 
-def _without_argument(
-    step: Callable[[list[Array]], Array], index: int
-) -> Callable[[list[Array]], Array]:
+def _without_argument(step, index):
     return lambda values: step(values[:index] + values[index + 1 :])
 
 
-def random_model(rng: np.random.Generator) -> tuple[Model, list[str]]:
+def random_model(rng):
     """Draw a function of edges; returns it with a description of its steps."""
     steps = Steps(rng)
     for _ in range(int(rng.integers(3, 13))):
@@ -179,19 +176,17 @@ def random_model(rng: np.random.Generator) -> tuple[Model, list[str]]:
     return model, [f"arguments: {arguments}", *names, f"results: {results}"]
 
 
-def loss(function: Callable[..., list[Array]], stable: Sequence[ArrayLike]) -> Callable[..., Array]:
+def loss(function, stable):
     """Return a scalar nonlinear in the stable elements of results."""
 
-    def scalar(*arrays: Array) -> Array:
+    def scalar(*arrays):
         results = zip(function(*arrays), stable, strict=True)
         return sum(jnp.sum(jnp.sin(jnp.where(mask, x, 0))) for x, mask in results)
 
     return scalar
 
 
-def stable_elements(
-    model: Model, edges: Edges, arrays: Sequence[np.ndarray], tolerance: float
-) -> list[np.ndarray]:
+def stable_elements(model, edges, arrays, tolerance):
     """Return, for each result, where its gradient goes to the same entries after rounding.
 
     A maximum of no entries has no gradient. In another precision, a maximum may be attained by
@@ -215,7 +210,7 @@ def stable_elements(
     return stable
 
 
-def relative_error(got: object, want: object) -> float:
+def relative_error(got, want):
     """Return the largest error, relative to the largest element of each array."""
     worst = 0.0
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -228,7 +223,7 @@ def relative_error(got: object, want: object) -> float:
     return float(worst)
 
 
-def check(rng: np.random.Generator, implementation: str, dtype: str, gradients: bool) -> list[str]:
+def check(rng, implementation, dtype, gradients):
     """Compare a random function; returns its steps and the problem, or nothing."""
     model, steps = random_model(rng)
     edges = Edges.random(rng, str(rng.choice(list(SCENARIOS))))
@@ -240,12 +235,12 @@ def check(rng: np.random.Generator, implementation: str, dtype: str, gradients: 
     with setting("xla", "float64"):
         stable = stable_elements(model, edges, wide, NEAR[dtype]) if gradients else []
 
-    def with_gradients(function: Callable[..., list[Array]]) -> Callable[..., object]:
+    def with_gradients(function):
         if not gradients:
             return jax.jit(function)
         return jax.jit(lambda *x: (function(*x), jax.grad(loss(function, stable), every)(*x)))
 
-    def op(*x: Array) -> list[Array]:
+    def op(*x):
         return edge_region(model.function, x, model.accesses, model.outputs, edges.matrix)
 
     try:
@@ -259,7 +254,7 @@ def check(rng: np.random.Generator, implementation: str, dtype: str, gradients: 
     return [] if error < TOLERANCE[dtype] else [*steps, f"error {error:.1e}"]
 
 
-def main() -> None:
+def main():
     """Run the fuzzer; exits with 1 if a function fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--functions", type=int, default=20)
