@@ -23,7 +23,7 @@ from jax_gnn._ops.attention.scores import (
     Tangents,
     TypedScores,
 )
-from jax_gnn._ops.edge_region.primitive import Known as RegionKnown
+from jax_gnn._ops.edge_region.primitive import LinearizationPoint
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.relational_attention import primitive as typed
 
@@ -225,7 +225,7 @@ LINEAR_SAMPLES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"reduce": "mean", "heads": 1},
     ),
     "edge_region_jvp": (
-        RegionKnown((floats(5, 2), floats(3, 2), floats(4, 2)), (), (), MATRIX),
+        LinearizationPoint((floats(5, 2), floats(3, 2), floats(4, 2)), (), (), MATRIX),
         (floats(5, 2), floats(3, 2), floats(4, 2)),
         {"region": region(np.float64, nonlinear=True)},
     ),

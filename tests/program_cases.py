@@ -1,9 +1,9 @@
-"""Programs of messages, the arrays that they take, and how two ways to run one are compared."""
+"""Programs of messages, random arguments for them, and the comparison of two runs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +36,7 @@ def rgat(g, x: Node, w: Relation, a: Relation, b: Relation):
 
 
 def rgat_of_heads(g, x: Node, w_h: Relation, a_h: Relation, b_h: Relation):
-    z, t = (jnp.einsum("k,khd->hd", end(x), g.relation(w_h)) for end in (g.src, g.dst))
+    z, t = (jnp.einsum("k,khd->hd", read_end(x), g.relation(w_h)) for read_end in (g.src, g.dst))
     s = jax.nn.leaky_relu((z * g.relation(a_h)).sum(-1) + (t * g.relation(b_h)).sum(-1), 0.2)
     return g.sum(g.softmax(s)[:, None] * z)
 
@@ -62,14 +62,14 @@ def gat(g, x: Node, w_s, a_s, b_s):
 
 def gat_of_pairs(g, x: Node, w_s, a2_s):
     z = x @ w_s
-    both = jnp.concatenate([g.src(z), g.dst(z)])
-    return g.sum(g.softmax(jax.nn.leaky_relu(both @ a2_s, 0.2)) * g.src(z))
+    features = jnp.concatenate([g.src(z), g.dst(z)])
+    return g.sum(g.softmax(jax.nn.leaky_relu(features @ a2_s, 0.2)) * g.src(z))
 
 
 def gatv2(g, x: Node, w1_sh, w2_sh, a_sh):
-    left, right = (jnp.einsum("k,khd->hd", x, w) for w in (w1_sh, w2_sh))
-    s = (a_sh * jax.nn.leaky_relu(g.src(left) + g.dst(right), 0.2)).sum(-1)
-    return g.sum(g.softmax(s)[:, None] * g.src(left))
+    src_features, dst_features = (jnp.einsum("k,khd->hd", x, w) for w in (w1_sh, w2_sh))
+    s = (a_sh * jax.nn.leaky_relu(g.src(src_features) + g.dst(dst_features), 0.2)).sum(-1)
+    return g.sum(g.softmax(s)[:, None] * g.src(src_features))
 
 
 def transformer(g, x: Node, w1_sh, w2_sh, w3_sh, c: Edge):
@@ -151,8 +151,8 @@ def not_finite_at_zero(g, x: Node, v: Relation, e: Edge, a_s):
 
 
 def chosen_heads(g, x: Node, w1_sh, m_h):
-    both = jnp.where(m_h[:, None] > 0, jnp.tile(g.src(x), (H, 1)), jnp.tile(g.dst(x), (H, 1)))
-    return g.max(jnp.tanh(jnp.einsum("hk,khd->hd", both, w1_sh)))
+    chosen = jnp.where(m_h[:, None] > 0, jnp.tile(g.src(x), (H, 1)), jnp.tile(g.dst(x), (H, 1)))
+    return g.max(jnp.tanh(jnp.einsum("hk,khd->hd", chosen, w1_sh)))
 
 
 def inside_vmap(g, x: Node, w1_sh):
@@ -164,15 +164,15 @@ def loop(g, x: Node, e: Edge):
     def step(h, row):
         return jnp.tanh(h + row), h
 
-    last, every = jax.lax.scan(step, g.src(x).sum(), e)
-    return g.sum(last * every)
+    final, history = jax.lax.scan(step, g.src(x).sum(), e)
+    return g.sum(final * history)
 
 
 RELATIONAL = rgcn, rgcn_of_ones, rgat, rgat_of_heads, hgt, two_layers, many_spaces
 RELATIONAL += (not_finite_at_zero,)
 PLAIN = gcn, gat, gat_of_pairs, gatv2, transformer, sage_max, edge_conv, mean_of_products, gated
 PLAIN += chosen_heads, inside_vmap, loop, cg_conv, cf_conv, painn, pna, regions_in_turn
-MODELS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (*RELATIONAL, *PLAIN)}
+MODELS: dict[str, Callable[..., Any]] = {model.__name__: model for model in (*RELATIONAL, *PLAIN)}
 
 SHAPES: dict[str, Any] = {
     "x": (K,),
@@ -198,14 +198,14 @@ SHAPES: dict[str, Any] = {
     **{f"w{i}_s": (K, D) for i in ("", 1, 2, 3)},
     **{f"w{i}_sh": (K, H, D) for i in (1, 2, 3)},
 }
-"""Of a row of each argument, by its name."""
+"""Shape of a row of each argument, by its name."""
 
 
 # --- Graphs and arrays ---------------------------------------------------------------------------
 
 
 class Sizes(NamedTuple):
-    """How large a graph is."""
+    """Sizes of a random graph."""
 
     nodes: int = 9
     edges: int = 30
@@ -213,22 +213,24 @@ class Sizes(NamedTuple):
     padding: int = 0
 
 
-def random_graph(rng: np.random.Generator, sizes: Sizes, **options: Any) -> RelationalGraph:
-    """Two types of nodes; the last relation has no edges, and some edges are there twice."""
+def random_graph(rng, sizes, **options):
+    """Return a graph of two node types, a relation without edges, and repeated edges."""
     half = sizes.nodes // 2
-    number = {"a": half, "b": sizes.nodes - half}
-    ends = list(itertools.product(TYPES, TYPES))
+    num_nodes = {"a": half, "b": sizes.nodes - half}
+    type_pairs = list(itertools.product(TYPES, TYPES))
     edges: dict[tuple[str, str, str], np.ndarray] = {}
-    share = sizes.edges // max(sizes.relations - 1, 1)
-    left = sizes.edges
+    count_per_relation = sizes.edges // max(sizes.relations - 1, 1)
+    num_left = sizes.edges
     for i in range(sizes.relations):
-        src, dst = ends[rng.integers(len(ends))]
-        count = left if i == sizes.relations - 2 else share if i < sizes.relations - 2 else 0
-        left -= count
-        pair = np.stack([rng.integers(number[end], size=count) for end in (src, dst)])
+        src, dst = type_pairs[rng.integers(len(type_pairs))]
+        # The last relation but one gets the remainder, the last one no edges.
+        count = count_per_relation if i < sizes.relations - 2 else num_left
+        count = 0 if i == sizes.relations - 1 else count
+        num_left -= count
+        pair = np.stack([rng.integers(num_nodes[end], size=count) for end in (src, dst)])
         pair[:, : count // 4] = pair[:, count // 4 : 2 * (count // 4)]
         edges[src, f"r{i}", dst] = pair
-    graph = RelationalGraph.from_edge_dict(edges, number, **options)
+    graph = RelationalGraph.from_edge_dict(edges, num_nodes, **options)
     if not sizes.padding:
         return graph
     room = {
@@ -239,8 +241,8 @@ def random_graph(rng: np.random.Generator, sizes: Sizes, **options: Any) -> Rela
     return graph.pad(num_edges=graph.num_edges + sizes.padding, **room)
 
 
-def rows_of(graph: Any, space: Space) -> tuple[int, ...]:
-    """How many rows an array has in front; none of a shared one."""
+def rows_of(graph, space):
+    """Return the leading shape of rows of a space; () of shared rows."""
     if space is Space.NODE:
         return (graph.num_nodes,)
     if space is Space.EDGE:
@@ -250,18 +252,16 @@ def rows_of(graph: Any, space: Space) -> tuple[int, ...]:
     return (len(TYPES),) if space is Space.TYPE else ()
 
 
-def random_arguments(
-    rng: np.random.Generator, function: Callable[..., Any], graph: Any
-) -> dict[str, Any]:
-    """Arrays for a program; those of edges have NaN where there is padding."""
+def random_arguments(rng, function, graph):
+    """Return random arguments of a program; padded rows of edges hold NaN."""
     spaces = annotated_spaces(function)
     names = list(function.__code__.co_varnames[1 : function.__code__.co_argcount])
-    found = {}
+    arguments = {}
     for name in names:
         space = spaces.get(name, Space.SHARED)
         rows = rows_of(graph, space)
 
-        def made(shape: tuple[int, ...], rows: tuple[int, ...] = rows, space: Space = space) -> Any:
+        def random_array(shape, rows=rows, space=space):
             array = rng.normal(size=(*rows, *shape))
             if space is Space.EDGE:
                 edges = graph if isinstance(graph, Graph) else graph.nodes
@@ -269,14 +269,16 @@ def random_arguments(
             return array
 
         shape = SHAPES[name]
-        found[name] = (
-            [made(s) for s in shape] if shape and shape[0].__class__ is tuple else made(shape)
+        arguments[name] = (
+            [random_array(s) for s in shape]
+            if shape and isinstance(shape[0], tuple)
+            else random_array(shape)
         )
-    return found
+    return arguments
 
 
-def all_passes() -> Iterator[tuple[str, ...]]:
-    """All combinations."""
+def all_passes():
+    """Yield all combinations of passes."""
     for count in range(len(PASSES) + 1):
         yield from itertools.combinations(PASSES, count)
 
@@ -284,25 +286,28 @@ def all_passes() -> Iterator[tuple[str, ...]]:
 # --- Comparing -----------------------------------------------------------------------------------
 
 
-def everything(run: Callable[..., Any], graph: Any, arguments: Any, seed: int) -> Any:
-    """Values, gradients, and the JVP of the gradients, as one function of arrays."""
+def with_derivatives(run, graph, arguments, seed):
+    """Return values, gradients, and the JVP of the gradients."""
     rng = np.random.default_rng(seed)
     results = jax.eval_shape(run, graph, **arguments)
-    weights = [rng.normal(size=each.shape) for each in jax.tree.leaves(results)]
-    moved = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), arguments)
+    weights = [rng.normal(size=result.shape) for result in jax.tree.leaves(results)]
+    tangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), arguments)
 
-    def loss(arguments: Any) -> Any:
-        found = jax.tree.leaves(run(graph, **arguments))
-        each = zip(weights, found, strict=True)
-        return sum(jnp.sum(w * jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for w, y in each)
+    def loss(arguments):
+        results = jax.tree.leaves(run(graph, **arguments))
+        finite = [jnp.where(jnp.isfinite(y), y, 0) for y in results]
+        return sum(jnp.sum(w * jnp.sin(y)) for w, y in zip(weights, finite, strict=True))
 
-    return run(graph, **arguments), *jax.jvp(jax.grad(loss), (arguments,), (moved,))
+    return run(graph, **arguments), *jax.jvp(jax.grad(loss), (arguments,), (tangents,))
 
 
-def largest_difference(found: Any, wanted: Any) -> float:
-    """Relative to the largest number of each array; infinite numbers must be the same."""
+def largest_difference(got, want):
+    """Return the largest difference, relative to the largest number of each array.
+
+    Infinite numbers must be equal.
+    """
     worst = 0.0
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape and a.dtype == b.dtype
         finite = np.isfinite(b)

@@ -1,17 +1,20 @@
-"""Functions of edges that regions are made of, by the models they are from, and a plain version."""
+"""Functions of edges from known models as regions, and the same in plain JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from op_spec import Incidence
 
 from jax_gnn import Graph, host_arrays
 from jax_gnn._core.csr import SparseMatrix
+from jax_gnn._ops.edge_region.region import Region, Sink
+from jax_gnn._ops.edge_region.row_program import Access
 
 
 class Model(NamedTuple):
@@ -19,59 +22,63 @@ class Model(NamedTuple):
 
     Attributes:
         function: Maps rows to a list of rows.
-        rows: Of each argument how it is read, and its shape.
-        outputs: Of each result where it goes, and how it is reduced.
+        rows: Access and shape of each argument.
+        outputs: Destination and reduction of each result.
     """
 
-    function: Callable[..., list[Any]]
-    rows: Sequence[tuple[Any, tuple[int, ...]]]
-    outputs: Sequence[tuple[Any, str]]
+    function: Callable[..., list[Array]]
+    rows: Sequence[tuple[Access, tuple[int, ...]]]
+    outputs: Sequence[Sink]
 
     @property
-    def reads(self) -> list[Any]:
-        return [read for read, _ in self.rows]
+    def accesses(self):
+        return [access for access, _ in self.rows]
+
+    def region(self, dtype="float32"):
+        rows = [jax.ShapeDtypeStruct(shape, dtype) for _, shape in self.rows]
+        return Region.of(self.function, rows, self.accesses, self.outputs)
 
 
-def gated_gcn(a: Any, b: Any, e: Any, v: Any) -> list[Any]:
+def gated_gcn(a, b, e, v):
     z = a + b + e
     gate = jax.nn.sigmoid(z)
     return [gate * v, gate, z]
 
 
-def cg_conv(a: Any, b: Any, e: Any) -> list[Any]:
+def cg_conv(a, b, e):
     z = a + b + e
     return [jax.nn.sigmoid(z[0]) * jax.nn.softplus(z[1])]
 
 
-def cf_conv(x: Any, distance: Any, centers: Any, first: Any, second: Any) -> list[Any]:
+def cf_conv(x, distance, centers, w1, w2):
     basis = jnp.exp(-3 * (distance - centers) ** 2)
-    filters = (jax.nn.softplus(basis @ first) - 0.5) @ second
+    filters = (jax.nn.softplus(basis @ w1) - 0.5) @ w2
     cutoff = jnp.where(distance < 1, 0.5 * (jnp.cos(distance * 3) + 1), 0)
     return [x * filters * cutoff, jnp.sum(filters)]
 
 
-def painn(phi: Any, s: Any, v: Any, direction: Any) -> list[Any]:
+def painn(phi, s, v, direction):
     gates = phi.reshape(3, -1) * s.reshape(3, -1)
     turned = gates[2] * direction[:, None]
     return [gates[0], v * gates[1] + turned]
 
 
-def edge_conv(x: Any, y: Any, weight: Any) -> list[Any]:
+def edge_conv(x, y, weight):
     return [jnp.tanh((y - x) @ weight + x[0])]
 
 
-def pna(x: Any, e: Any) -> list[Any]:
+def pna(x, e):
     m = x * e
     return [m, m**2, m, m]
 
 
-def both_ends(a: Any, b: Any, w: Any) -> list[Any]:
+def sums_to_sources(a, b, w):
     y = jnp.tanh(a * b @ w)
     return [y, jnp.sqrt(1 + y**2), jnp.outer(a, y), y[::-1]]
 
 
-def moves(a: Any, b: Any, e: Any) -> list[Any]:
-    """What moves numbers, reduces rows, and compares."""
+def moves(a, b, e):
+    """Move elements, reduce rows and compare."""
     x = jax.nn.softmax(a.T @ b.reshape(2, 2))
     padded = jnp.pad(x, ((1, 0), (0, 1)), constant_values=2)[:, ::-1]
     c = jnp.stack([b, jnp.roll(b, 1)]).max(0) * jnp.prod(1 + e**2) + jnp.repeat(e, 2)
@@ -82,7 +89,7 @@ def moves(a: Any, b: Any, e: Any) -> list[Any]:
     ]
 
 
-def ties(x: Any) -> list[Any]:
+def ties(x):
     return [jnp.round(2 * x) + 0 * x + jnp.where(x > 0, x, x) * 0 + x, jax.nn.relu(x)]
 
 
@@ -113,8 +120,8 @@ MODELS: dict[str, Model] = {
         [("col", (17,)), ("edge", (17,))],
         [("row", "sum"), ("row", "sum"), ("row", "max"), ("row", "min")],
     ),
-    "both_ends": Model(
-        both_ends,
+    "sums_to_sources": Model(
+        sums_to_sources,
         [("row", (3,)), ("col", (3,)), ("shared", (3, 4))],
         [("col", "sum"), ("col", "max"), ("all", "sum"), ("all", "max")],
     ),
@@ -128,13 +135,13 @@ MODELS: dict[str, Model] = {
 
 
 class Edges(NamedTuple):
-    """A matrix, and its entries that are not padding, in its order.
+    """A matrix and its entries without padding.
 
     Attributes:
         matrix: The matrix.
-        rows: Of these entries.
-        cols: Likewise.
-        count: Of all entries.
+        rows: Row of each entry, in the matrix's order.
+        cols: Column of each entry.
+        count: Number of entries with padding.
     """
 
     matrix: SparseMatrix
@@ -143,51 +150,53 @@ class Edges(NamedTuple):
     count: int
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self):
         by_row, by_col = self.matrix
         return {"row": by_row.num_rows, "col": by_col.num_rows, "edge": self.count}
 
     @staticmethod
-    def random(rng: np.random.Generator, scenario: str) -> Edges:
-        found = Incidence.random(rng, scenario)
-        sizes = found.num_right, found.num_left
-        num_dst, num_src = sizes
-        ends = found.left, found.right
+    def random(rng, scenario):
+        incidence = Incidence.random(rng, scenario)
+        sizes = {"num_src": incidence.num_left, "num_dst": incidence.num_right}
         with host_arrays():
-            graph = Graph.from_edges(*ends, num_src=num_src, num_dst=num_dst, validate=False)
+            graph = Graph.from_edges(incidence.left, incidence.right, **sizes, validate=False)
         matrix = graph.matrix(weighted=True)
         rows, cols = matrix.by_row.rows, matrix.by_row.cols
         valid = rows >= 0
         matrix = jax.tree.map(jnp.asarray, matrix)
         return Edges(matrix, rows[valid], cols[valid], len(rows))
 
-    def arrays(self, rng: np.random.Generator, model: Model, dtype: str) -> list[np.ndarray]:
-        """Random ones, NaN in what only padding reads."""
-        found = []
-        for read, shape in model.rows:
-            lead = () if read == "shared" else (self.sizes[read],)
-            x = rng.normal(size=(*lead, *shape)).astype(jnp.dtype(dtype))
-            if read == "edge":
+    def arrays(self, rng, model, dtype):
+        """Draw the arrays of a model, with NaN where only padding reads."""
+        arrays = []
+        for access, shape in model.rows:
+            rows = () if access == "shared" else (self.sizes[access],)
+            x = rng.normal(size=(*rows, *shape)).astype(jnp.dtype(dtype))
+            if access == "edge":
                 x[len(self.rows) :] = np.nan
-            found.append(x)
-        return found
+            arrays.append(x)
+        return arrays
 
-    def plain(self, model: Model, arrays: Sequence[Any]) -> list[Any]:
-        """The results in plain JAX, of entries that are no padding."""
+    def plain(self, model, arrays):
+        """Compute the results in plain JAX, from entries without padding."""
         ids = {"row": self.rows, "col": self.cols, "edge": np.arange(len(self.rows))}
-        read = [
-            x if by == "shared" else x[ids[by]] for x, by in zip(arrays, model.reads, strict=True)
+        rows = [
+            x if access == "shared" else x[ids[access]]
+            for x, access in zip(arrays, model.accesses, strict=True)
         ]
-        axes = [None if by == "shared" else 0 for by in model.reads]
-        made = jax.vmap(model.function, axes, axis_size=len(self.rows))(*read)
-        return [self._result(x, *to) for x, to in zip(made, model.outputs, strict=True)]
+        axes = [None if access == "shared" else 0 for access in model.accesses]
+        values = jax.vmap(model.function, axes, axis_size=len(self.rows))(*rows)
+        return [
+            self._reduce(x, dest, reduce)
+            for x, (dest, reduce) in zip(values, model.outputs, strict=True)
+        ]
 
-    def _result(self, x: Any, into: str, reduce: str) -> Any:
-        if into == "edge":
-            lost = self.count - len(self.rows)
-            return jnp.pad(x, ((0, lost), *((0, 0) for _ in x.shape[1:])))
+    def _reduce(self, x, dest, reduce):
+        if dest == "edge":
+            padding = self.count - len(self.rows)
+            return jnp.pad(x, ((0, padding), *((0, 0) for _ in x.shape[1:])))
         ids, size = jnp.zeros(len(self.rows), int), 1
-        if into != "all":
-            ids, size = {"row": self.rows, "col": self.cols}[into], self.sizes[into]
-        found = getattr(jax.ops, f"segment_{reduce}")(x, ids, size)
-        return found[0] if into == "all" else found
+        if dest != "all":
+            ids, size = {"row": self.rows, "col": self.cols}[dest], self.sizes[dest]
+        result = getattr(jax.ops, f"segment_{reduce}")(x, ids, size)
+        return result[0] if dest == "all" else result

@@ -1,7 +1,7 @@
 """What stands between the products and the custom calls of a compiled model: no copies."""
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ NODES, HYPEREDGES, ENTRIES, WIDTH = 900, 700, 40_000, 32
 """As many nodes as nothing else has, and enough for kernels to be chosen on a CPU."""
 
 
-def graph() -> Graph:
+def graph():
     rng = np.random.default_rng(0)
     return Graph.from_edges(*rng.integers(NODES, size=(2, ENTRIES)), num_nodes=NODES)
 
 
-def hypergraph() -> Hypergraph:
+def hypergraph():
     rng = np.random.default_rng(0)
     ids = rng.integers(NODES, size=ENTRIES), rng.integers(HYPEREDGES, size=ENTRIES)
     return Hypergraph.from_incidence(*ids, num_nodes=NODES, num_hyperedges=HYPEREDGES)
@@ -36,41 +36,41 @@ class Instruction(NamedTuple):
     rows: bool  # has a row a node
 
 
-def program(text: str) -> dict[str, Instruction]:
+def program(text):
     """The instructions of all computations of a compiled program, by name."""
-    found: dict[str, Instruction] = {}
+    instructions: dict[str, Instruction] = {}
     bodies: dict[str, set[str]] = {}
     body: set[str] = set()
     for line in text.splitlines():
         if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
             body = bodies.setdefault(head[1], set())
-        one = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)", line)
-        if not one:
+        match = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)", line)
+        if not match:
             continue
-        name, shape, kind, rest = one.groups()
+        name, shape, kind, arguments = match.groups()
         body.add(kind)
-        if called := re.search(r"calls=%?([\w.\-]+)", rest):
+        if called := re.search(r"calls=%?([\w.\-]+)", arguments):
             kind = " ".join(sorted(bodies[called[1]] - {"parameter", "constant"}))
-        if target := re.search(r'custom_call_target="([^"]+)"', rest):
+        if target := re.search(r'custom_call_target="([^"]+)"', arguments):
             kind = target[1]
-        operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
-        found[name] = Instruction(kind, operands, f"[{NODES}," in shape)
-    return found
+        operands = re.findall(r"%([\w.\-]+)", arguments.split("), ")[0])
+        instructions[name] = Instruction(kind, operands, f"[{NODES}," in shape)
+    return instructions
 
 
-def between(instructions: dict[str, Instruction]) -> list[str]:
-    """What makes the arrays of a row a node that this library's calls read."""
+def between(instructions):
+    """Return the kinds of the instructions whose rows of nodes this library's calls read."""
     transparent = {"bitcast", "get-tuple-element", "reshape", "tuple"}
 
-    def maker(name: str) -> Instruction:
-        one = instructions[name]
-        return maker(one.operands[0]) if one.kind in transparent else one
+    def maker(name):
+        instruction = instructions[name]
+        return maker(instruction.operands[0]) if instruction.kind in transparent else instruction
 
     return [
         maker(operand).kind
-        for one in instructions.values()
-        if one.kind.startswith("jax_gnn")
-        for operand in set(one.operands)
+        for instruction in instructions.values()
+        if instruction.kind.startswith("jax_gnn")
+        for operand in set(instruction.operands)
         if instructions[operand].rows
     ]
 
@@ -95,22 +95,22 @@ CASES = {
 @needs_kernels
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_copied_for_a_call(name: str, trains: bool) -> None:
+def test_nothing_is_copied_for_a_call(name, trains):
     model, sizes, make, passes = CASES[name]
-    definition, parameters, rest = nnx.split(model(*sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    definition, parameters, state = nnx.split(model(*sizes, rngs=nnx.Rngs(0)), nnx.Param, ...)
 
-    def forward(parameters: Any, rest: Any, graph: Any, x: Any) -> Any:
-        return nnx.merge(definition, parameters, rest)(graph, x, deterministic=True)
+    def forward(parameters, state, graph, x):
+        return nnx.merge(definition, parameters, state)(graph, x, deterministic=True)
 
-    def loss(*operands: Any) -> Any:
+    def loss(*operands):
         return jnp.sum(forward(*operands) ** 2)
 
     function = jax.grad(loss) if trains else forward
-    operands = parameters, rest, make(), jnp.ones((NODES, WIDTH))
-    made = between(program(jax.jit(function).lower(*operands).compile().as_text()))
-    assert made
+    operands = parameters, state, make(), jnp.ones((NODES, WIDTH))
+    read_kinds = between(program(jax.jit(function).lower(*operands).compile().as_text()))
+    assert read_kinds
     # A pass that multiplies what it reads may read a slice: XLA joins products of one cotangent.
-    kinds = [set(kind.split()) for kind in made]
+    kinds = [set(kind.split()) for kind in read_kinds]
     assert not [kind for kind in kinds if MOVES & kind and not ARITHMETIC & kind]
     if not trains and jax.default_backend() == "cpu":
         assert sum(bool(ARITHMETIC & kind) for kind in kinds) == passes
@@ -137,8 +137,8 @@ FEW = {"RGATConv": 10_000}
 """Edges, few enough to a pair for scores of rows, as AIFB's are; else as many as above."""
 
 
-def typed_graph(count: int) -> RelationalGraph:
-    """With a tenth of AIFB's relations."""
+def typed_graph(count):
+    """Return a random graph with a tenth of AIFB's relations."""
     rng = np.random.default_rng(0)
     src, dst = rng.geometric(0.01, count) % NODES, rng.integers(NODES, size=count)
     sizes = {"num_nodes": NODES, "num_relations": 9}
@@ -147,29 +147,29 @@ def typed_graph(count: int) -> RelationalGraph:
 
 @pytest.mark.skipif("cuda" not in KERNELS, reason="launches are those of a GPU's kernels")
 @pytest.mark.parametrize(("name", "mode"), LAUNCHES)
-def test_launches_of_attention_over_relations(name: str, mode: str) -> None:
+def test_launches_of_attention_over_relations(name, mode):
     layer = getattr(flax_layers, name)
-    made = layer(WIDTH, WIDTH, num_relations=9, use_bias=False, rngs=nnx.Rngs(0))
-    definition, parameters, rest = nnx.split(made, nnx.Param, ...)
+    module = layer(WIDTH, WIDTH, num_relations=9, use_bias=False, rngs=nnx.Rngs(0))
+    definition, parameters, state = nnx.split(module, nnx.Param, ...)
     operands = [parameters, typed_graph(FEW.get(name, ENTRIES)), jnp.ones((NODES, WIDTH))]
 
-    def forward(parameters: Any, graph: Any, x: Any, *folded: Any) -> Any:
+    def forward(parameters, graph, x, *folded):
         options = {"folded": folded[0]} if folded else {}
-        return nnx.merge(definition, parameters, rest)(graph, x, **options)
+        return nnx.merge(definition, parameters, state)(graph, x, **options)
 
-    def training(parameters: Any, graph: Any, x: Any, cotangent: Any) -> Any:
-        y, vjp = jax.vjp(lambda *each: forward(each[0], graph, each[1]), parameters, x)
+    def training(parameters, graph, x, cotangent):
+        y, vjp = jax.vjp(lambda *operands: forward(operands[0], graph, operands[1]), parameters, x)
         return y, vjp(cotangent)
 
     if mode == "weights folded":
-        operands.append(made.folded())
+        operands.append(module.folded())
     if mode == "training":
         operands.append(jnp.ones((NODES, WIDTH)))
     with jax_gnn.implementation("cuda"):
         compiled = jax.jit(training if mode == "training" else forward).lower(*operands).compile()
     entry = compiled.as_text().split("\nENTRY ")[1]
     kinds = re.findall(r"^ +(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", entry, re.MULTILINE)
-    found = sum(kind not in FREE for kind in kinds), entry.count('custom_call_target="jax_gnn')
+    counts = sum(kind not in FREE for kind in kinds), entry.count('custom_call_target="jax_gnn')
     most, calls = LAUNCHES[name, mode]
-    assert found[1] == calls
-    assert found[0] <= most
+    assert counts[1] == calls
+    assert counts[0] <= most

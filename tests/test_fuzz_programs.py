@@ -6,16 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FUZZER = Path(__file__).parent / "fuzz" / "programs.py"
 PROGRAMS = 12
 
 
-def test_random_programs_are_their_reference(request: pytest.FixtureRequest) -> None:
+def test_random_programs_are_their_reference(request):
     options = f"--programs={PROGRAMS}", f"--seed={request.config.option.seed}"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", str(FUZZER), *options], capture_output=True, text=True, timeout=1200
     )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-6000:]}"
-    assert f" {PROGRAMS} programs" in done.stdout
+    assert process.returncode == 0, f"{process.stdout[-2000:]}{process.stderr[-6000:]}"
+    assert f" {PROGRAMS} programs" in process.stdout

@@ -11,7 +11,6 @@ import pytest
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, _cpu
-from jax_gnn._ops.edge_region.primitive import edge_region
 
 NAMES = ("baseline", "AVX2", "AVX-512")
 HERE = _cpu.instruction_sets()
@@ -73,22 +72,8 @@ def outer(rng, dtype, width) -> jax.Array:
     return jax_gnn.segment_outer(lhs, rhs, sizes)
 
 
-def region(rng, dtype, width) -> jax.Array:
-    """Return the gradient of a linear map of edge values that are computed in a region."""
-    x = jnp.asarray(rng.uniform(-1, 1, (NODES, width)), dtype)
-    w = jnp.asarray(rng.uniform(-1, 1, (width, width)) / width**0.5, dtype)
-    matrix = graph_of(rng).matrix(weighted=True)
-
-    def total(x, w) -> jax.Array:
-        reads, outputs = ("col", "shared"), [("row", "sum")]
-        (y,) = edge_region(lambda x, w: [jax.nn.softplus(x) @ w], (x, w), reads, outputs, matrix)
-        return jnp.sum(jnp.square(y))
-
-    return jnp.concatenate(jax.grad(total, (0, 1))(x, w))
-
-
 OPS = {f"segment_{name}": reductions(name) for name in ("sum", "max", "logsumexp", "softmax")} | {
-    function.__name__: function for function in (spmm, sddmm, hypergraph, matmul, outer, region)
+    function.__name__: function for function in (spmm, sddmm, hypergraph, matmul, outer)
 }
 
 

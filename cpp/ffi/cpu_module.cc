@@ -15,7 +15,6 @@
 #include <thread>
 
 #include "../kernels/cpu/attention.h"
-#include "../kernels/cpu/edge_region.h"
 #include "../kernels/cpu/edge_split.h"
 #include "../kernels/cpu/gather_rows.h"
 #include "../kernels/cpu/half.h"
@@ -31,7 +30,6 @@
 #include "../kernels/cpu/segment_softmax.h"
 #include "../kernels/cpu/sort_triples.h"
 #include "attention.h"
-#include "edge_region.h"
 #include "hypergraph_aggregate.h"
 #include "module.h"
 #include "sample_block.h"
@@ -232,12 +230,6 @@ struct Cpu {
   static ffi::Error leaky_sum(Context& pool, std::string_view, Workspace, const Args&... args) {
     cpu::leaky_sum(parallel_for(pool), args...);
     return ffi::Error::Success();
-  }
-
-  using RegionProgram = cpu::RegionProgram;
-  static void edge_region(Context& pool, const RegionProgram& program, const Csr<int32_t>& csr,
-                          const void* const* inputs, void* const* results) {
-    cpu::edge_region(parallel_for(pool), program, csr, inputs, results);
   }
 
   // Float products are in full precision, and sums have one order.
@@ -583,8 +575,6 @@ void limit_instruction_set(const std::string& name) {
 // clang-format on
 #define JAX_GNN_HANDLER(op) JAX_GNN_SYMBOL(op, handler<op<Cpu>>)
 JAX_GNN_TARGETS(JAX_GNN_HANDLER)
-JAX_GNN_SYMBOL(edge_region_instantiate, read_region_handler<Cpu>)
-JAX_GNN_SYMBOL(edge_region_execute, region_handler<Cpu>)
 
 NB_MODULE(_cpu, m) {
   m.def("instruction_sets", &instruction_sets);
@@ -599,12 +589,7 @@ NB_MODULE(_cpu, m) {
   define_sampling<int64_t>(m);
   m.def("gather_rows", &fetch_rows, nb::arg().noconvert(), nb::arg().noconvert(),
         nb::arg().noconvert());
-  m.def("targets", [] {
-    nb::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
-    all["edge_region"] = targets({{"instantiate", jax_gnn_edge_region_instantiate},
-                                  {"execute", jax_gnn_edge_region_execute}});
-    return all;
-  });
+  m.def("targets", [] { return targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)}); });
   m.attr("ffi_version") = ffi_version();
   m.attr("compiler") = JAX_GNN_COMPILER;
   m.attr("cuda_build") = JAX_GNN_CUDA_BUILD;  // "" if _cuda was built too, else why it was not

@@ -14,19 +14,20 @@ import jax
 import jax.numpy as jnp
 
 from jax_gnn._core.arguments import to_array
+from jax_gnn._core.ffi import implementation
 from jax_gnn._core.ids import is_traced
 from jax_gnn._core.op import align_varying, varying_axes
 from jax_gnn._core.public import public
 from jax_gnn._program import reference
-from jax_gnn._program.explain import explained, kernels
-from jax_gnn._program.maps import Maps, Structure, parts_of
+from jax_gnn._program.explain import explain, kernels
+from jax_gnn._program.matrices import Matrices, Structure, parts_of
 from jax_gnn._program.passes import DISTRIBUTE, PASSES
-from jax_gnn._program.plan import Plan, planned, tuned
-from jax_gnn._program.regions import makers
-from jax_gnn._program.rows import Given, Row, in_order
+from jax_gnn._program.plan import Plan, make_plan, tune_plan
+from jax_gnn._program.regions import backend
+from jax_gnn._program.rows import Input, Row, topological_order
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts, Space
-from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace, written
+from jax_gnn._program.trace import Argument, EdgeView, Traced, annotated_spaces, trace, unwrap
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 
@@ -34,7 +35,7 @@ _BY_NAME = "_by_name"
 
 
 def _at_name(module: str, name: str) -> Any:
-    """The object of a module under a name, or None."""
+    """Return the object of a module under a name, or None."""
     try:
         return operator.attrgetter(name)(sys.modules[module])
     except (AttributeError, KeyError):
@@ -42,7 +43,7 @@ def _at_name(module: str, name: str) -> Any:
 
 
 def _restored(function: Callable[..., Any], passes: Sequence[str], tune: bool) -> Program:
-    """An unpickled program: that of its module, if there is one."""
+    """Return an unpickled program: that of its module, if there is one."""
     name = getattr(function, "__qualname__", "")
     program = _at_name(function.__module__, name.removesuffix(f".{_BY_NAME}"))
     if isinstance(program, Program) and vars(program).get(_BY_NAME) is function:
@@ -51,15 +52,15 @@ def _restored(function: Callable[..., Any], passes: Sequence[str], tune: bool) -
 
 
 class _Call(NamedTuple):
-    """One call.
+    """The arguments of one call.
 
     Attributes:
         graph: The graph.
-        arrays: All arrays that it gets.
-        names: What each is called.
-        spaces: Where their rows live.
-        with_rows: Calls the function with an edge, and rows in the places of the arrays.
-        key: What calls that share a plan have in common; None if that cannot be known.
+        arrays: All arrays among the arguments.
+        names: Name of each array in errors.
+        spaces: Space of each array.
+        with_rows: Calls the function with an edge, and rows in place of the arrays.
+        key: A key that calls with the same plan share; None if arguments are not hashable.
     """
 
     graph: Structure
@@ -71,7 +72,7 @@ class _Call(NamedTuple):
 
     @property
     def parts(self) -> Parts:
-        """What the graph has."""
+        """The spaces of the graph."""
         return parts_of(self.graph)
 
 
@@ -84,11 +85,11 @@ class Program:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._name = getattr(written(function), "__name__", "program")
+        self._name = getattr(unwrap(function), "__name__", "program")
         self._passes = tuple(passes)
         self._tune = tune
         self._plans: dict[Any, Plan] = {}
-        if not isinstance(written(function), FunctionType):
+        if not isinstance(unwrap(function), FunctionType):
             raise TypeError(
                 "program takes a function of an edge, g, and of rows, got "
                 f"{type(function).__name__}: write one with def"
@@ -116,9 +117,9 @@ class Program:
         return self
 
     def __reduce__(self) -> Any:
-        """The function and the options; plans are made again.
+        """Return the function and the options; plans are made again.
 
-        Under the function's name its module has the program, so that pickle would not find the
+        The module has the program under the function's name, so that pickle would not find the
         function. It finds `_by_name`.
         """
         is_named = _at_name(self.__module__, getattr(self, "__qualname__", "")) is self
@@ -127,29 +128,36 @@ class Program:
 
     @functools.cached_property
     def _by_name(self) -> FunctionType:
-        """A copy of the function under the name by which its module has it: this attribute's."""
-        of = self._function
-        assert isinstance(of, FunctionType)
+        """A copy of the function that pickle finds: its qualified name is this attribute."""
+        original = self._function
+        assert isinstance(original, FunctionType)
         copy = FunctionType(
-            of.__code__, of.__globals__, of.__name__, of.__defaults__, of.__closure__
+            original.__code__,
+            original.__globals__,
+            original.__name__,
+            original.__defaults__,
+            original.__closure__,
         )
-        functools.update_wrapper(copy, of).__dict__.pop("__wrapped__")
-        copy.__kwdefaults__, copy.__qualname__ = of.__kwdefaults__, f"{of.__qualname__}.{_BY_NAME}"
+        functools.update_wrapper(copy, original).__dict__.pop("__wrapped__")
+        copy.__kwdefaults__, copy.__qualname__ = (
+            original.__kwdefaults__,
+            f"{original.__qualname__}.{_BY_NAME}",
+        )
         return copy
 
     # --- What users call -----------------------------------------------------------------------
 
     def __call__(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program.
+        """Run the program.
 
         Args:
             graph: A `Graph`, bipartite ones too, or a `RelationalGraph`.
-            *args: What the function takes after ``g``: arrays, or pytrees of such, with a row for
-                each of what the annotation says; what is no array is passed on as it is.
-            **kwargs: Likewise.
+            *args: The function's arguments after ``g``: arrays, or pytrees of arrays, with a row
+                for each member of the annotated space; other values are passed on as they are.
+            **kwargs: Keyword arguments of the function.
 
         Returns:
-            What the function returns, with rows in front: nodes' and edges' results
+            The function's results, with rows in front: nodes' and edges' results
             ``(num_dst, *row)`` and ``(num_edges, *row)``; zeros for edges that are padding.
 
         Raises:
@@ -158,47 +166,47 @@ class Program:
             ValueError: rows do not fit together, or to the graph. Errors name the user's line.
         """
         call = self._call(graph, args, kwargs)
-        plan, known = self._plan(call)
-        given = [*call.arrays, *plan.traced.closed_over]
-        if known and not is_traced(*jax.tree.leaves((call.graph, given))):
-            return plan.compiled(call.graph, given)
-        return plan.run(call.graph, given)
+        plan, is_cached = self._plan(call)
+        inputs = [*call.arrays, *plan.traced.closed_over]
+        if is_cached and not is_traced(*jax.tree.leaves((call.graph, inputs))):
+            return plan.compiled(call.graph, inputs)
+        return plan.run(call.graph, inputs)
 
     def reference(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
-        """The same in plain JAX, as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
+        """Run the program in plain JAX as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
 
-        For debugging, and for tests. Arguments, results and errors are those of a call.
+        Used for debugging and tests. Arguments, results and errors are those of a call.
         """
         call = self._call(graph, args, kwargs)
         traced, sides = self._traced(call)
-        given = [*call.arrays, *traced.closed_over]
-        results = reference.evaluate(traced.results, Maps(call.graph), given, sides)
+        inputs = [*call.arrays, *traced.closed_over]
+        results = reference.evaluate(traced.results, Matrices(call.graph), inputs, sides)
         return jax.tree.unflatten(traced.tree, results)
 
     def explain(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
-        """What becomes of the program: its rows after each pass, and the ops that make them.
+        """Return the rows of the program after each pass, and the ops that compute them.
 
-        Arguments and errors are those of a call. Times are counted for an H200, to compare ways.
+        Arguments and errors are those of a call. Times are estimates for an H200.
         """
         call = self._call(graph, args, kwargs)
         plan, _ = self._plan(call)
-        return explained(plan, call.graph, self._passes)
+        return explain(plan, call.graph, self._passes)
 
     def kernels(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
-        """What is generated for the program's edge regions, and for their gradients.
+        """Return the code that is generated for the program's edge regions and their gradients.
 
-        Arguments and errors are those of a call. For each region the instructions that a CPU's
-        interpreter runs, and the text of its kernels for GPUs, as it is compiled there; of a
-        program without regions nothing. No GPU is needed.
+        Arguments and errors are those of a call. For each region the instructions, and the CUDA
+        source that is compiled on a GPU; of a program without regions nothing. No GPU is needed.
         """
-        call = self._call(graph, args, kwargs)
-        plan, _ = self._plan(call)
-        return kernels(plan, call.graph)
+        with implementation("cuda"):
+            call = self._call(graph, args, kwargs)
+            plan, _ = self._plan(call)
+            return kernels(plan, call.graph)
 
     # --- Arguments -----------------------------------------------------------------------------
 
     def _call(self, graph: Any, args: Any, kwargs: Any) -> _Call:
-        """The arguments of a call, their arrays apart from all else."""
+        """Bind the arguments of a call and collect their arrays."""
         if not isinstance(graph, Graph | RelationalGraph):
             raise TypeError(
                 f"program {self._name}: graph must be a Graph or a RelationalGraph, got "
@@ -215,7 +223,7 @@ class Program:
             {name: bound.arguments[name] for name in names}
         )
         arrays: dict[int, Any] = {}
-        found: list[tuple[str, Space]] = []
+        names_and_spaces: list[tuple[str, Space]] = []
         for place, (path, leaf) in enumerate(leaves):
             first = path[0]
             assert isinstance(first, jax.tree_util.DictKey)
@@ -230,7 +238,7 @@ class Program:
                         f"jnp.asarray({first.key})"
                     )
                 arrays[place] = leaf if _is_array(leaf) else to_array(name, leaf)
-                found.append((name, space))
+                names_and_spaces.append((name, space))
 
         def with_rows(view: EdgeView, rows: Sequence[Any]) -> Any:
             new = [leaf for _, leaf in leaves]
@@ -241,14 +249,14 @@ class Program:
             return self._function(*call.args, **call.kwargs)
 
         key: Any = (
-            makers(),
+            backend(),
             jax.tree.structure(graph),
             _varying((graph, arrays)),
-            *(_sort(each) for each in jax.tree.leaves(graph)),
+            *(_static(leaf) for leaf in jax.tree.leaves(graph)),
             tree,
             # 1, 1.0 and True are equal, as are 0.0 and -0.0, also within other values.
             *(
-                _sort(x) if i in arrays else (type(x), x, repr(x))
+                _static(x) if i in arrays else (type(x), x, repr(x))
                 for i, (_, x) in enumerate(leaves)
             ),
         )
@@ -256,24 +264,25 @@ class Program:
             hash(key)
         except TypeError:
             key = None
-        each_name, each_space = zip(*found, strict=True) if found else ((), ())
-        return _Call(graph, [*arrays.values()], [*each_name], [*each_space], with_rows, key)
+        argument_names = [name for name, _ in names_and_spaces]
+        spaces = [space for _, space in names_and_spaces]
+        return _Call(graph, [*arrays.values()], argument_names, spaces, with_rows, key)
 
     def _check_space(self, name: str, space: Space, call: _Call) -> None:
-        """Refuses an argument of a space that the graph has not."""
+        """Reject an argument of a space that the graph lacks."""
         if space in call.parts.rows:
             return
-        wanted = {
+        requirement = {
             Space.RELATION: "relations: pass a RelationalGraph",
             Space.TYPE: "types of nodes: RelationalGraph.from_edge_dict makes one that has",
         }[space]
         raise ValueError(
             f"program {self._name}: {name} has a row for each {space.value}, and the graph has no "
-            f"{wanted}, got {call.graph}"
+            f"{requirement}, got {call.graph}"
         )
 
     def _traced(self, call: _Call) -> tuple[Traced, Sides]:
-        """The program of these arguments, which are checked."""
+        """Trace the program for checked arguments."""
         arguments = []
         for name, space, array in zip(call.names, call.spaces, call.arrays, strict=True):
             shape = tuple(array.shape)
@@ -290,18 +299,18 @@ class Program:
             if _varying(array):  # over manual mesh axes, as what is made of it will
                 like = jax.typeof(array).update(shape=shape, weak_type=False)
             arguments.append(Argument(name, space, shape, dtype, like))
-        wanted = self._spaces.get("return")
-        traced = trace(self._function, self._name, arguments, call.with_rows, wanted)
-        apart = call.parts.num_src != call.parts.num_dst
-        sides = Sides(traced.results, self._name, apart=apart)
+        result_space = self._spaces.get("return")
+        traced = trace(self._function, self._name, arguments, call.with_rows, result_space)
+        bipartite = call.parts.num_src != call.parts.num_dst
+        sides = Sides(traced.results, self._name, bipartite=bipartite)
         self._check_rows(traced.results, call, sides)
         return traced, sides
 
     def _check_rows(self, results: Sequence[Row], call: _Call, sides: Sides) -> None:
-        """Refuses arrays with another number of rows than the graph has."""
+        """Reject arrays with another number of rows than the graph has."""
         parts = call.parts
-        for row in in_order(results):
-            if not isinstance(row.op, Given) or row.space is Space.SHARED:
+        for row in topological_order(results):
+            if not isinstance(row.op, Input) or row.space is Space.SHARED:
                 continue
             size, what = parts.rows[row.space], row.space.value
             if row.space is Space.NODE and parts.num_src != parts.num_dst:
@@ -316,20 +325,20 @@ class Program:
                 )
 
     def _plan(self, call: _Call) -> tuple[Plan, bool]:
-        """The plan of a call, and whether it is kept for the next one."""
+        """Return the plan of a call, and whether it is cached."""
         if call.key is not None and call.key in self._plans:
             return self._plans[call.key], True
         traced, _ = self._traced(call)
-        given = [*call.arrays, *traced.closed_over]
-        if self._tune and not is_traced(*jax.tree.leaves((call.graph, given))):
-            plan = tuned(Plan(traced, call.parts, self._passes), call.graph, given)
+        inputs = [*call.arrays, *traced.closed_over]
+        if self._tune and not is_traced(*jax.tree.leaves((call.graph, inputs))):
+            plan = tune_plan(Plan(traced, call.parts, self._passes), call.graph, inputs)
         else:
-            plan = planned(traced, call.parts, self._passes)
+            plan = make_plan(traced, call.parts, self._passes)
         # What is closed over may be another array next time.
-        known = call.key is not None and not traced.closed_over
-        if known:
+        is_cacheable = call.key is not None and not traced.closed_over
+        if is_cacheable:
             self._plans[call.key] = plan
-        return plan, known
+        return plan, is_cacheable
 
 
 def _is_array(leaf: Any) -> bool:
@@ -337,13 +346,13 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _varying(tree: Any) -> frozenset[str]:
-    """The manual mesh axes that arrays vary over, inside of ``jax.shard_map``."""
-    traced = [each for each in jax.tree.leaves(tree) if isinstance(each, jax.core.Tracer)]
-    return frozenset().union(*(varying_axes(jax.typeof(each)) for each in traced))
+    """Return the manual mesh axes that arrays vary over, inside ``jax.shard_map``."""
+    tracers = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.core.Tracer)]
+    return frozenset().union(*(varying_axes(jax.typeof(tracer)) for tracer in tracers))
 
 
-def _aligned(graph: Structure, arguments: Any) -> tuple[Structure, Any]:
-    """The same arguments, all of which vary over the axes that one of them does."""
+def _aligned(graph: Structure, arguments: Any) -> tuple[Structure, dict[str, Any]]:
+    """Return the arguments, varying over the same manual mesh axes."""
     if not _varying((graph, dict(arguments))):
         return graph, arguments
     leaves, tree = jax.tree.flatten((graph, dict(arguments)))
@@ -351,11 +360,12 @@ def _aligned(graph: Structure, arguments: Any) -> tuple[Structure, Any]:
     arrays = align_varying([jnp.asarray(leaves[i]) for i in places])
     for place, array in zip(places, arrays, strict=True):
         leaves[place] = array
-    return jax.tree.unflatten(tree, leaves)
+    graph, arguments = jax.tree.unflatten(tree, leaves)
+    return graph, arguments
 
 
-def _sort(array: Any) -> tuple[Any, ...]:
-    """What is static of an array."""
+def _static(array: Any) -> tuple[Any, ...]:
+    """Return shape and dtype of an array."""
     return tuple(array.shape), str(
         jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
     )
@@ -368,7 +378,7 @@ def program(
     passes: Sequence[str] = PASSES,
     tune: bool = False,
 ) -> Any:
-    """Makes a function of one edge's rows a function of a graph, lowered to this library's ops.
+    """Turn a function of one edge's rows into one of a graph, lowered to this library's ops.
 
     The function's first argument, ``g``, reads rows along the edge and reduces them over edges:
     ``g.src(x)``, ``g.dst(x)``, ``g.relation(w)``, ``g.src_type(w)``, ``g.dst_type(w)`` and
@@ -383,14 +393,14 @@ def program(
     ``jax.jit``, ``jax.grad``, ``jax.vmap`` and all others apply to the result.
 
     Args:
-        function: of ``g`` and rows.
-        passes: Names of the rewritings that are applied. ``"equal"``: equal values are computed
-            once; ``"sums"``: products of concatenations are sums of products; ``"order"``: products
-            and sums over edges take the order that costs least; ``"compact"``: functions of what
-            nodes, relations or their pairs have are computed for these. All of them by default.
-            ``"distribute"`` must be asked for: linear maps go behind sums and differences, as in
-            ``(x_u - x_v) @ w``, which loses digits where their terms cancel.
-        tune: whether to measure the three ways that are counted best, once for each size of
+        function: A function of ``g`` and rows.
+        passes: Names of the passes that are applied, by default the first four. ``"cse"``: equal
+            values are computed once; ``"hoist_linear_maps"``: products of concatenations become
+            sums of products; ``"contraction_order"``: products and sums over edges take the
+            cheapest order; ``"compact_pairs"``: functions of nodes, relations or their pairs are
+            computed for these. ``"distribute"``: linear maps of sums and differences, as in
+            ``(x_u - x_v) @ w``, become sums of linear maps, which loses digits where terms cancel.
+        tune: Whether to measure the three ways that are counted best, once for each size of
             arguments, outside of ``jax.jit``.
 
     Returns:
@@ -412,12 +422,12 @@ def program(
                [1.],
                [0.]], dtype=float32)
     """
-    known = *PASSES, DISTRIBUTE
+    choices = *PASSES, DISTRIBUTE
     if isinstance(passes, str):
         raise TypeError(f"passes must be a sequence of names, got {passes!r}: write ({passes!r},)")
-    unknown = [each for each in passes if each not in known]
+    unknown = [name for name in passes if name not in choices]
     if unknown:
-        raise ValueError(f"passes must be among {', '.join(known)}, got {', '.join(unknown)}")
+        raise ValueError(f"passes must be among {', '.join(choices)}, got {', '.join(unknown)}")
     if function is None:
         return functools.partial(program, passes=passes, tune=tune)
     return Program(function, passes, tune)

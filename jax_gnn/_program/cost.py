@@ -1,13 +1,13 @@
-"""What the op of a row takes: counted as the ops' own schedules count, on an H200.
+"""Costs of rows: time, bytes and flops of their ops, as the schedules of ops estimate for an H200.
 
-Bytes and flops of each launch follow from how many rows spaces have; a gather counts what misses
-L2. Times are there to compare ways, not to predict.
+Bytes and flops of each launch follow from the sizes of spaces; gathers count what misses L2. Times
+serve to compare alternatives, not to predict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,37 +23,38 @@ from jax_gnn._ops.relational_aggregate.schedule import (
     once,
 )
 from jax_gnn._program import patterns, relational
-from jax_gnn._program.match import Matcher, needed
+from jax_gnn._program.match import Matcher, needed_rows
 from jax_gnn._program.patterns import HGT, RGAT, Factor, Pattern, is_read, rows_in, width
-from jax_gnn._program.regions import EdgeRegion, makers, maps_of
+from jax_gnn._program.regions import EdgeRegion, linear_maps_of
 from jax_gnn._program.rows import (
     Apply,
     Constant,
     Contract,
-    Given,
-    Place,
+    Index,
+    Input,
     Pull,
+    Push,
     Row,
     Softmax,
     sizes_of,
 )
 from jax_gnn._program.spaces import Parts, Space
 
-_ID = 4  # bytes
-_BLOCKS = 396  # that make sums of their own
-_PLAIN = 8  # flops of matrix units in the time of one of another unit
-_SLOWER = 12  # times longer than a sum takes a function that is a series
+_ID_BYTES = 4
+_BLOCKS = 396  # that sum gradients of shared matrices separately
+_SCALAR_FLOP = 8  # in flops of matrix units
+_SLOW_FUNCTION = 12  # in additions
 _SLOW = SLOW | {"gelu", "reciprocal", "silu", "softplus"}
-_BREAK_TIES = 1e-10  # microseconds of a byte or of a flop, where launches are all that counts
+_TIE_BREAK = 1e-10  # microseconds of a byte or a flop, where only launches count
 
 
 class Cost(NamedTuple):
-    """What a row takes.
+    """Cost of a row.
 
     Attributes:
-        op: What makes it.
+        op: The op.
         time: Microseconds.
-        bytes: That move.
+        bytes: Bytes that are moved.
         flops: Additions and multiplications.
     """
 
@@ -63,296 +64,297 @@ class Cost(NamedTuple):
     flops: float = 0
 
     def times(self, count: int) -> Cost:
-        """Of so many."""
+        """Return the cost of several ops."""
         return Cost(self.op, count * self.time, count * self.bytes, count * self.flops)
 
 
 class Costs:
-    """Costs of rows of a program on graphs of given sizes.
+    """Costs of the rows of a program, for a graph of given sizes.
 
     Attributes:
-        parts: What the graph has, with typical numbers in the place of symbolic ones.
-        matcher: Finds patterns.
-        apart: Whether each product has a launch, as where it is not known what comes before it.
+        parts: The spaces of the graph, with typical sizes in place of symbolic ones.
+        matcher: The patterns.
+        separate: Whether each product has a launch of its own, if its operands are unknown.
     """
 
-    def __init__(self, parts: Parts, matcher: Matcher, *, apart: bool = False) -> None:
-        """Of the rows that a matcher finds the ops of."""
+    def __init__(self, parts: Parts, matcher: Matcher, *, separate: bool = False) -> None:
         rows = {space: concrete_size(size) for space, size in parts.rows.items()}
-        num_src, num_dst = map(concrete_size, (parts.num_src, parts.num_dst))
+        num_src, num_dst = concrete_size(parts.num_src), concrete_size(parts.num_dst)
         self.parts = parts._replace(rows=rows, num_src=num_src, num_dst=num_dst)
         self.matcher = matcher
-        self.apart = apart
+        self.separate = separate
 
-    def total(self, results: Any) -> float:
-        """Microseconds of all that results need."""
-        return sum(self.of(row).time for row in needed(results, self.matcher))
+    def total(self, results: Sequence[Row]) -> float:
+        """Return the microseconds of all rows that results need."""
+        return sum(self.of(row).time for row in needed_rows(results, self.matcher))
 
-    def training(self, results: Any) -> float:
-        """Microseconds of all that results need, and of gradients to all of it."""
-        rows = needed(results, self.matcher)
+    def training(self, results: Sequence[Row]) -> float:
+        """Return the microseconds of all rows that results need, and of their gradients."""
+        rows = needed_rows(results, self.matcher)
         return sum(self.of(row).time + self.gradient(row).time for row in rows)
 
     def of(self, row: Row) -> Cost:
-        """Of the op of a row alone; of a region, of the first of its results."""
+        """Return the cost of a row's op; that of a region belongs to its first result."""
         if row in self.matcher.regions:
             return self._region(row, self.matcher.regions[row])
         match row.op:
-            case Given() | Constant() | Place():
+            case Input() | Constant() | Index():
                 return Cost("", 0.0)
             case Pull():
-                launch = self._read(row.operands[0], row) + self._stored(row)
-                return _fused("gather", launch)
+                return _fused("gather", self._gather(row.operands[0], row) + self._stored(row))
             case Softmax():
                 score = self._stored(row)
                 return _cost("segment_softmax", score, score)
             case Apply(name="squeeze" | "reshape"):
                 return Cost("reshape", 0.0)
-        if self._is_fused(row):
-            apart = [each for each in row.operands if not self._is_made(each)]
-            read = sum((self._stored(each) for each in apart), Launch())
-            return self._made(row, read + self._stored(row) + Launch(0, 0, self._work(row)))
-        return self._of_pattern(row, self.matcher(row))
+        if self._is_elementwise(row):
+            operands = (x for x in row.operands if not self._is_fused(x))
+            launch = sum(map(self._stored, operands), Launch())
+            return self._elementwise(row, launch + self._stored(row) + _flops(self._work(row)))
+        return self._pattern(row, self.matcher(row))
 
     def gradient(self, row: Row) -> Cost:
-        """Of what takes the gradient of a row to those that it is made of.
+        """Return the cost of the gradients of a row to its operands.
 
-        What a row's function needs again is read once more, what it gives is written. Of ops that
-        no region has in its place it is twice the op.
+        Functions read operands again and write gradients. Ops that regions may replace are
+        counted; others take twice the op.
         """
         if row in self.matcher.regions:
             return self._region_gradient(row, self.matcher.regions[row])
         match row.op:
-            case Given() | Constant() | Place() | Apply(name="squeeze" | "reshape"):
+            case Input() | Constant() | Index() | Apply(name="squeeze" | "reshape"):
                 return Cost("", 0.0)
             case Pull():
-                sums = self._stored(row) + self._whole(row.operands[0]) + once(self.rows(row) * _ID)
-                return _cost("segment_sum", sums)
-        if self._is_fused(row):
-            apart = [each for each in row.operands if not self._is_fused(each)]
-            read = sum((self._stored(each) for each in apart), Launch())
-            return self._made(row, read + read + self._stored(row))
+                sums = self._stored(row) + self._whole(row.operands[0])
+                return _cost("segment_sum", sums + once(self.rows(row) * _ID_BYTES))
+        if self._is_elementwise(row):
+            operands = (x for x in row.operands if not self._is_elementwise(x))
+            launch = sum(map(self._stored, operands), Launch())
+            return self._elementwise(row, launch + launch + self._stored(row))
         pattern = self.matcher(row)
         if isinstance(pattern, patterns.Sum) and pattern.scores is None:
             return self._sum_gradient(row, pattern)
         if isinstance(pattern, patterns.Einsum):
-            varying = [each for each in row.operands if each.space is not Space.SHARED]
-            return self.of(row).times(max(len(varying), 1))
+            return self.of(row).times(max(sum(not x.is_shared for x in row.operands), 1))
         return self.of(row).times(2)
 
-    def spared(self, row: Row) -> float:
-        """Microseconds of dot products that attention takes itself: all but the sources' rows."""
+    def saved_by_attention(self, row: Row) -> float:
+        """Return the microseconds of dot products that attention computes itself as scores."""
         pattern = self.matcher(row)
         if not isinstance(pattern, patterns.EdgeDots) or pattern.dst.way != "dst":
             return 0.0
         return self.of(row).time - self._factor(pattern.src, row).time
 
-    def _of_pattern(self, row: Row, pattern: Pattern) -> Cost:
+    def _pattern(self, row: Row, pattern: Pattern) -> Cost:
         out = self._stored(row)
         match pattern:
             case patterns.TypedProduct(x, weight):
-                read = self._factor(x, row) + self._whole(weight.base)
-                return _cost("segment_matmul", read + out + self._flops(row))
+                launch = self._factor(x, row) + self._whole(weight.base)
+                return _cost("segment_matmul", launch + out + self._product(row))
             case patterns.TypedDots(x, weight):
-                read = self._factor(x, row) + self._factor(weight, row)
-                return _cost("sddmm", read + out + self._flops(row))
+                launch = self._factor(x, row) + self._factor(weight, row)
+                return _cost("sddmm", launch + out + self._product(row))
             case patterns.EdgeDots(dst, src):
-                read = self._factor(dst, row) + self._factor(src, row)
-                return _cost("sddmm", read + self._edges() + out + self._flops(row))
+                launch = self._factor(dst, row) + self._factor(src, row) + self._edge_ids()
+                return _cost("sddmm", launch + out + self._product(row))
             case patterns.RelationalSum():
                 return self._relational(row, pattern)
             case patterns.Sum():
                 return self._sum(row, pattern)
             case RGAT() | HGT():
-                method, time = relational.choice(self.parts, pattern)
-                op = f"{type(pattern).__name__.lower()}_attention ({method})"
-                return Cost(op, _after(time))
+                method, time = relational.cheapest_method(self.parts, pattern)
+                return Cost(f"{type(pattern).__name__.lower()}_attention ({method})", _queued(time))
             case patterns.Count():
                 return _cost("count", out)
-            case patterns.PairSum(of):
-                return _cost("segment_sum", self._stored(of) + out)
-        read = sum((self._stored(each) for each in row.operands), Launch())
-        return _cost("einsum", read + out + self._flops(row))
+            case patterns.PairSum(pairs):
+                return _cost("segment_sum", self._stored(pairs) + out)
+        launch = sum(map(self._stored, row.operands), Launch())
+        return _cost("einsum", launch + out + self._product(row))
 
-    def _is_fused(self, row: Row) -> bool:
-        """Whether XLA makes it of numbers, in one launch with others like it."""
+    def _is_elementwise(self, row: Row) -> bool:
+        """Whether XLA makes a row elementwise, in one launch with others like it."""
         if isinstance(row.op, Apply):
             return True
-        if self.apart or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
+        if self.separate or not isinstance(row.op, Contract) or row.space is not Space.EDGE:
             return False
-        sums = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
-        return not sums and isinstance(self.matcher(row), patterns.Einsum)
+        summed = set(sizes_of(row.operands, row.op.terms)) - set(row.op.out)
+        return not summed and isinstance(self.matcher(row), patterns.Einsum)
 
-    def _is_made(self, row: Row) -> bool:
-        return self._is_fused(row) or isinstance(row.op, Pull)
+    def _is_fused(self, row: Row) -> bool:
+        return self._is_elementwise(row) or isinstance(row.op, Pull)
 
-    def _made(self, row: Row, launch: Launch) -> Cost:
-        """Of a function, which XLA takes into the launch of what made its operands."""
-        fused = any(map(self._is_fused, row.operands))
+    def _elementwise(self, row: Row, launch: Launch) -> Cost:
+        """Return the cost of a function, which XLA fuses with those of its operands."""
+        fused = any(map(self._is_elementwise, row.operands))
         op = row.op.name if isinstance(row.op, Apply) else "einsum"
         return (_fused if fused else _cost)(op, launch)
 
-    # --- What moves ----------------------------------------------------------------------------
+    # --- Bytes and flops -----------------------------------------------------------------------
 
     def rows(self, row: Row) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         return self.parts.rows.get(row.space, 1)
+
+    @property
+    def _num_edges(self) -> int:
+        return self.parts.rows[Space.EDGE]
 
     def _bytes(self, row: Row) -> int:
         return max(row.size, 1) * int(row.dtype.itemsize)
 
-    def _numbers(self, row: Row) -> float:
-        return float(self.rows(row) * row.size)
-
     def _stored(self, row: Row) -> Launch:
-        """Written by one launch and read by the next."""
+        """Return the moves of an array that one launch writes and the next one reads."""
         return between(self.rows(row), self._bytes(row))
 
     def _whole(self, row: Row) -> Launch:
+        """Return the moves of an array that is read or written once."""
         return once(self.rows(row) * self._bytes(row))
 
-    def _read(self, of: Row, at: Row) -> Launch:
-        """Rows of one array at the rows of another."""
-        if of.space is Space.SHARED:
-            return self._whole(of)
-        return gathered(self.rows(at), self._bytes(of), self.rows(of)) + once(self.rows(at) * _ID)
+    def _gather(self, source: Row, row: Row) -> Launch:
+        """Return the moves of a gather from `source` to the rows of `row`."""
+        if source.is_shared:
+            return self._whole(source)
+        count = self.rows(row)
+        return gathered(count, self._bytes(source), self.rows(source)) + once(count * _ID_BYTES)
 
-    def _factor(self, factor: Factor, at: Row) -> Launch:
-        if factor.way:
-            return self._read(factor.base, at)
-        return self._stored(factor.row)
+    def _gather_to_edges(self, source: Row) -> Launch:
+        return gathered(self._num_edges, self._bytes(source), max(self.rows(source), 1))
 
-    def _edges(self) -> Launch:
-        return once(2 * _ID * self.parts.rows[Space.EDGE])
+    def _factor(self, factor: Factor, row: Row) -> Launch:
+        return self._gather(factor.base, row) if factor.way else self._stored(factor.row)
 
-    def _flops(self, row: Row) -> Launch:
+    def _edge_ids(self) -> Launch:
+        return once(2 * _ID_BYTES * self._num_edges)
+
+    def _product(self, row: Row) -> Launch:
+        """Return the flops of a product."""
         assert isinstance(row.op, Contract)
-        sizes = sizes_of(row.operands, row.op.terms)
         flops = 2.0 * self.rows(row)
-        for size in sizes.values():
+        for size in sizes_of(row.operands, row.op.terms).values():
             flops *= size
-        return Launch(0, 0, flops)
+        return _flops(flops)
 
     # --- Reductions ----------------------------------------------------------------------------
 
     def _sum(self, row: Row, pattern: patterns.Sum) -> Cost:
-        value, weight, scores, *_ = pattern
-        edges = self.parts.rows[Space.EDGE]
-        of = value.base if is_read(value, pattern.into) else value.row
-        launch = self._edges() + self._whole(row)
-        launch += gathered(edges, self._bytes(of), max(self.rows(of), 1))
-        launch += Launch(0, 0, 2.0 * edges * max(row.size, of.size))
+        value, weight, scores = pattern.value, pattern.weight, pattern.scores
+        source = value.base if is_read(value, pattern.dest) else value.row
+        launch = self._edge_ids() + self._whole(row) + self._gather_to_edges(source)
+        launch += _flops(2.0 * self._num_edges * max(row.size, source.size))
         if weight is not None:
             launch += self._stored(weight)
         if scores is None:
             return _cost("spmm", launch)
-        for key in (each for each in rows_in(scores) if each is not of):
-            if key.space is Space.EDGE:
-                launch += self._stored(key)
-            elif key.space is not Space.SHARED:
-                launch += gathered(edges, self._bytes(key), self.rows(key))
-        return _cost(f"attention ({type(scores).__name__.lower()})", launch)
+        for key in rows_in(scores):
+            if key is source or key.is_shared:
+                continue
+            is_edge = key.space is Space.EDGE
+            launch += self._stored(key) if is_edge else self._gather_to_edges(key)
+        kind = type(scores).__name__.removesuffix("Scores").lower()
+        return _cost(f"attention ({kind})", launch)
 
     def _sum_gradient(self, row: Row, pattern: patterns.Sum) -> Cost:
-        value, weight, *_ = pattern
-        edges = self.parts.rows[Space.EDGE]
-        read = is_read(value, pattern.into)
-        of = value.base if read else value.row
-        launch = self._edges() + gathered(edges, self._bytes(row), max(self.rows(row), 1))
-        launch += self._whole(of) if read else self._stored(of)
+        value, weight = pattern.value, pattern.weight
+        gathers = is_read(value, pattern.dest)
+        source = value.base if gathers else value.row
+        launch = self._edge_ids() + self._gather_to_edges(row)
+        launch += self._whole(source) if gathers else self._stored(source)
         if weight is not None:
-            launch += self._whole(of) + self._stored(weight) + self._stored(weight)
-        if pattern.reduce in ("max", "min"):  # and which entries attain them
-            attained = self._whole(row) + (self._read(of, value.row) if read else self._stored(of))
+            launch += self._whole(source) + self._stored(weight) + self._stored(weight)
+        if pattern.reduce in ("max", "min"):  # which edges attain the extremes comes first
+            values = self._gather(source, value.row) if gathers else self._stored(source)
+            attained = self._whole(row) + values
             return _cost("select", attained, launch + attained)
         return _cost("spmm", launch)
+
+    def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
+        x, weight = pattern.x, pattern.weight
+        sizes = sizes_of([x.row, weight.row], [x.labels, weight.labels])
+        k, n = width(pattern.summed, sizes), width(pattern.weight_only, sizes)
+        times = expected(relational.counts(self.parts, k, n, np.dtype(row.dtype).itemsize))
+        method = min(times, key=lambda method: times[method])
+        return Cost(f"relational_aggregate ({method})", _queued(times[method]))
+
+    # --- Regions -------------------------------------------------------------------------------
 
     def _region(self, row: Row, region: EdgeRegion) -> Cost:
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
         launch = self._walk(region, "row") + self._all(region.results)
-        return _cost("edge_region", launch + Launch(0, 0, self._work(*region.members)))
+        return _cost("edge_region", launch + _flops(self._work(*region.members)))
 
     def _region_gradient(self, row: Row, region: EdgeRegion) -> Cost:
-        """A walk by row, one by column, and one that finds what attains maxima."""
+        """Return the cost of a walk by row, one by column, and one that finds extremes."""
         if row is not region.results[0]:
             return Cost("edge_region", 0.0)
-        edges, work = self.parts.rows[Space.EDGE], Launch(0, 0, self._work(*region.members))
+        work = _flops(self._work(*region.members))
+        floats = [(x, access) for x, access in region.inputs if x.dtype in FLOATS]
         launches = []
-        for by in ("row", "col"):
-            into = [of for of, read in region.inputs if read == by and of.dtype in FLOATS]
-            if by == "row":
-                into += [of for of, read in region.inputs if read in ("edge", "shared")]
-            if not into:
-                continue
-            cotangents = (
-                self._all(region.results)
-                if by == "row"
-                else self._all(region.kept)
-                + sum((self._gathered(edges, each) for each in region.pushes), Launch())
-            )
-            walk = self._walk(region, by) + cotangents + self._all(into)
-            launches.append(walk + work + work + work)
-        shared = {of for of, read in region.inputs if read == "shared" and of.dtype in FLOATS}
-        for given, parts in (
-            (shared - region.maps, self.parts.num_dst),
-            (shared & region.maps, _BLOCKS),
+        for order in ("row", "col"):
+            outputs = [x for x, access in floats if access == order]
+            if order == "row":
+                outputs += [x for x, access in region.inputs if access in ("edge", "shared")]
+                cotangents = self._all(region.results)
+            else:
+                cotangents = self._all(region.edge_results)
+                cotangents += sum(map(self._gather_to_edges, region.pushes), Launch())
+            if outputs:
+                walk = self._walk(region, order) + cotangents + self._all(outputs)
+                launches.append(walk + work + work + work)
+        # Gradients of shared rows are summed by destination, or by block, and then in all.
+        shared = {x for x, access in floats if access == "shared"}
+        for rows, count in (
+            (shared - region.linear_maps, self.parts.num_dst),
+            (shared & region.linear_maps, _BLOCKS),
         ):
-            if given and makers() != "cpu":  # sums by row or by block, which are added up
-                size = sum(map(self._bytes, given))
-                launches += [between(parts, size), between(parts, size)]
-        if any(push.op.reduce in ("max", "min") for push in region.pushes):  # type: ignore[union-attr]
+            if rows:
+                size = sum(map(self._bytes, rows))
+                launches += [between(count, size), between(count, size)]
+        if any(isinstance(x.op, Push) and x.op.reduce in ("max", "min") for x in region.pushes):
             launches.append(self._walk(region, "row") + self._all(region.results) + work)
         return _cost("edge_region", *launches) if launches else Cost("edge_region", 0.0)
 
-    def _walk(self, region: EdgeRegion, by: str) -> Launch:
-        """What edges read, in the order of their rows or of their columns."""
-        edges, launch = self.parts.rows[Space.EDGE], self._edges()
-        for of, read in region.inputs:
-            in_turn = read in ("edge", "shared", by)
-            launch += self._stored(of) if in_turn else self._gathered(edges, of)
+    def _walk(self, region: EdgeRegion, order: str) -> Launch:
+        """Return what edges read, in the order of their rows or of their columns."""
+        launch = self._edge_ids()
+        for source, access in region.inputs:
+            is_streamed = access in ("edge", "shared", order)
+            launch += self._stored(source) if is_streamed else self._gather_to_edges(source)
         return launch
-
-    def _gathered(self, rows: int, of: Row) -> Launch:
-        return gathered(rows, self._bytes(of), max(self.rows(of), 1))
 
     def _all(self, rows: Iterable[Row]) -> Launch:
         return sum(map(self._whole, rows), Launch())
 
     def _work(self, *rows: Row) -> float:
-        """What functions of numbers take, in flops of matrix units."""
-        found = 0.0
+        """Return the work of elementwise functions and products, in flops of matrix units."""
+        work = 0.0
         for row in rows:
             if isinstance(row.op, Contract):
-                on_matrix_units = makers() == "cpu" or maps_of(row)
-                found += (1 if on_matrix_units else _PLAIN) * self._flops(row).flops
-            else:
-                slow = row.op.name.removeprefix("custom_jvp ") in _SLOW  # type: ignore[union-attr]
-                found += self._numbers(row) * _PLAIN * (_SLOWER if slow else 1)
-        return found
+                weight = 1 if linear_maps_of(row) else _SCALAR_FLOP
+                work += weight * self._product(row).flops
+            elif isinstance(row.op, Apply):
+                is_slow = row.op.name.removeprefix("custom_jvp ") in _SLOW
+                weight = _SCALAR_FLOP * (_SLOW_FUNCTION if is_slow else 1)
+                work += float(self.rows(row) * row.size) * weight
+        return work
 
-    def _relational(self, row: Row, pattern: patterns.RelationalSum) -> Cost:
-        sizes = sizes_of(
-            [pattern.x.row, pattern.weight.row], [pattern.x.labels, pattern.weight.labels]
-        )
-        k, n = width(pattern.summed, sizes), width(pattern.rest, sizes)
-        counts = relational.counts(self.parts, k, n, np.dtype(row.dtype).itemsize)
-        times = expected(counts)
-        method = min(times, key=lambda each: times[each])
-        return Cost(f"relational_aggregate ({method})", _after(times[method]))
+
+def _flops(flops: float) -> Launch:
+    return Launch(0, 0, flops)
 
 
 def _cost(op: str, *launches: Launch) -> Cost:
-    moved, flops = sum(each.moved for each in launches), sum(each.flops for each in launches)
-    return Cost(op, _after(in_turn(*launches)) + _BREAK_TIES * (moved + flops), moved, flops)
+    """Return the cost of launches in turn."""
+    moved, flops = sum(x.moved for x in launches), sum(x.flops for x in launches)
+    return Cost(op, _queued(in_turn(*launches)) + _TIE_BREAK * (moved + flops), moved, flops)
 
 
 def _fused(op: str, launch: Launch) -> Cost:
-    """Of what XLA does in the launch of what reads or made it."""
-    time = launch.time - Launch().time + _BREAK_TIES * (launch.moved + launch.flops)
+    """Return the cost of what XLA does in the launch of a producer or consumer."""
+    time = launch.time - Launch().time + _TIE_BREAK * (launch.moved + launch.flops)
     return Cost(op, time, launch.moved, launch.flops)
 
 
-def _after(time: float) -> float:
-    """Of what waits for another launch."""
+def _queued(time: float) -> float:
+    """Return the time of what waits for another launch."""
     return time + in_turn(Launch(), Launch()) - 2 * Launch().time

@@ -1,11 +1,11 @@
-"""Einsums of arrays whose axes have labels: of all rows at once, and of one row."""
+"""Einsums of arrays whose axes have labels, with or without a first axis of rows."""
 
 from __future__ import annotations
 
 import math
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,100 +14,112 @@ from jax_gnn._core.arrays import as_matrix
 from jax_gnn._ops.segment_matmul.api import is_tall, segment_matmul
 from jax_gnn._program.rows import Contract, Labels, Row
 
-Labelled = tuple[Array, Labels, bool]  # whether a first axis of rows is there
+
+class Labelled(NamedTuple):
+    """An array with labels.
+
+    Attributes:
+        array: The array.
+        labels: Labels of its axes.
+        has_rows: Whether an axis of rows, without a label, comes first.
+    """
+
+    array: Array
+    labels: Labels
+    has_rows: bool
 
 
 def einsum(row: Row, operands: Sequence[tuple[Array, bool]]) -> Array:
-    """An einsum, one factor after the other.
+    """Compute an einsum, one factor after the other.
 
     Args:
-        row: What is made.
-        operands: Of its operands the arrays, and whether these have a first axis of rows.
+        row: The einsum.
+        operands: For each operand the array, and whether it has an axis of rows.
     """
     assert isinstance(row.op, Contract)
     out, precision = row.op.out, row.op.precision
-    left: list[Labelled] = [
-        (x, labels, rows) for (x, rows), labels in zip(operands, row.op.terms, strict=True)
+    factors = [
+        Labelled(x, labels, has_rows)
+        for (x, has_rows), labels in zip(operands, row.op.terms, strict=True)
     ]
-    while len(left) > 2:
-        a, b, *rest = left
-        later = {label for _, labels, _ in rest for label in labels} | set(out)
-        kept = tuple(dict.fromkeys(label for label in (*a[1], *b[1]) if label in later))
-        left = [(times(a, b, kept, precision), kept, a[2] or b[2]), *rest]
-    present = {label for _, labels, _ in left for label in labels}
-    kept = tuple(label for label in out if label in present)
-    found = times(left[0], left[1] if len(left) == 2 else None, kept, precision)
-    return placed(found, kept, out, row.shape, leading=any(each[2] for each in left))
+    while len(factors) > 2:
+        a, b, *later = factors
+        needed = {label for factor in later for label in factor.labels} | set(out)
+        labels = tuple(dict.fromkeys(label for label in (*a.labels, *b.labels) if label in needed))
+        product = multiply(a, b, labels, precision)
+        factors = [Labelled(product, labels, a.has_rows or b.has_rows), *later]
+    present = {label for factor in factors for label in factor.labels}
+    labels = tuple(label for label in out if label in present)
+    second = factors[1] if len(factors) == 2 else None
+    product = multiply(factors[0], second, labels, precision)
+    has_rows = any(factor.has_rows for factor in factors)
+    return arranged(Labelled(product, labels, has_rows), out, row.shape)
 
 
-def times(a: Labelled, b: Labelled | None, out: Labels, precision: Any = None) -> Array:
-    """A product of arrays by label, summed over what is not in the result."""
-    operands = [each for each in (a, b) if each is not None]
-    counts = {
-        label: sum(label in each[1] for each in operands) for each in operands for label in each[1]
-    }
-    summed = [label for label in counts if label not in out]
-    varies = any(each[2] for each in operands)
-    if len(operands) == 2 and _elementwise(a, operands[1], out):
+def multiply(a: Labelled, b: Labelled | None, out: Labels, precision: Any = None) -> Array:
+    """Multiply one or two arrays, summed over the labels that are not in the result."""
+    factors = [a] if b is None else [a, b]
+    labels = dict.fromkeys(label for factor in factors for label in factor.labels)
+    summed = [label for label in labels if label not in out]
+    has_rows = any(factor.has_rows for factor in factors)
+    if b is not None and _is_elementwise(a, b, out):
         order = (*out, *summed)
-        x, y = (_aligned(each, order, varies) for each in operands)
-        found = x * y
-        return jnp.sum(found, tuple(range(-len(summed), 0))) if summed else found
-    if len(operands) == 2:
-        rows, weight = sorted(operands, key=lambda each: not each[2])
-        product = _tall(rows, weight, out, precision)
-        if product is not None:
-            return product
-    names = dict(zip(counts, string.ascii_letters[1:], strict=False))
+        product = _aligned(a, order, has_rows) * _aligned(b, order, has_rows)
+        return jnp.sum(product, tuple(range(-len(summed), 0))) if summed else product
+    if b is not None:
+        x, weight = (a, b) if a.has_rows else (b, a)
+        tall = _multiply_tall(x, weight, out, precision)
+        if tall is not None:
+            return tall
+    letters = dict(zip(labels, string.ascii_letters[1:], strict=False))
 
-    def term(labels: Labels, rows: bool) -> str:
-        return ("a" if rows else "") + "".join(names[label] for label in labels)
+    def term(labels: Labels, has_rows: bool) -> str:
+        return ("a" if has_rows else "") + "".join(letters[label] for label in labels)
 
-    spec = ",".join(term(labels, rows) for _, labels, rows in operands)
-    return jnp.einsum(
-        f"{spec}->{term(out, varies)}", *(each[0] for each in operands), precision=precision
-    )
+    spec = ",".join(term(factor.labels, factor.has_rows) for factor in factors)
+    arrays = (factor.array for factor in factors)
+    return jnp.einsum(f"{spec}->{term(out, has_rows)}", *arrays, precision=precision)
 
 
-def _tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -> Array | None:
-    """A product of many rows with a shared matrix, or None, as layers choose."""
-    rest = [label for label in weight[1] if label not in x[1]]
-    if not x[2] or weight[2] or set(x[1]) - set(weight[1]) or sorted(rest) != sorted(out):
+def _multiply_tall(x: Labelled, weight: Labelled, out: Labels, precision: Any) -> Array | None:
+    """Multiply many rows with a shared matrix by `segment_matmul`, or None, as in layers."""
+    new = [label for label in weight.labels if label not in x.labels]
+    is_map = not set(x.labels) - set(weight.labels) and sorted(new) == sorted(out)
+    if not x.has_rows or weight.has_rows or not is_map:
         return None
-    kernel = weight[0].transpose([weight[1].index(label) for label in (*x[1], *out)])
-    shape, rows = kernel.shape[len(x[1]) :], as_matrix(x[0])
+    order = [weight.labels.index(label) for label in (*x.labels, *out)]
+    kernel = weight.array.transpose(order)
+    shape, rows = kernel.shape[len(x.labels) :], as_matrix(x.array)
     kernel = kernel.reshape(rows.shape[1], math.prod(shape))
     if min(kernel.shape) == 1 or not is_tall(rows, kernel, precision):
-        return None  # XLA fuses products with a vector with what surrounds them
+        return None  # XLA fuses products with a vector into their neighbours
     y = segment_matmul(rows, kernel[None], jnp.full((1,), rows.shape[0], jnp.int32))
     return y.reshape(y.shape[0], *shape)
 
 
-def _elementwise(a: Labelled, b: Labelled, out: Labels) -> bool:
-    """Whether no matrix product is in it."""
-    summed = {label for label in (*a[1], *b[1]) if label not in out}
-    if not summed:
+def _is_elementwise(a: Labelled, b: Labelled, out: Labels) -> bool:
+    """Whether a product contains no matrix product."""
+    if {*a.labels, *b.labels} <= set(out):
         return True
-    rows = a[2] and b[2]
-    return rows and set(a[1]) == set(b[1])
+    return a.has_rows and b.has_rows and set(a.labels) == set(b.labels)
 
 
-def _aligned(each: Labelled, order: Labels, varies: bool) -> Array:
-    """With an axis for each label, of size 1 where it has none."""
-    x, labels, rows = each
-    lead = int(rows)
-    x = x.transpose(*range(lead), *(lead + labels.index(i) for i in order if i in labels))
-    shape = [next(sizes) if i in labels else 1 for sizes in [iter(x.shape[lead:])] for i in order]
-    head = x.shape[:1] if rows else (1,) if varies else ()
-    return x.reshape(*head, *shape)
+def _aligned(x: Labelled, order: Labels, has_rows: bool) -> Array:
+    """Return an array with an axis for each label in order, of size 1 where it has none."""
+    array, labels, _ = x
+    lead = int(x.has_rows)
+    array = array.transpose(*range(lead), *(lead + labels.index(i) for i in order if i in labels))
+    sizes = iter(array.shape[lead:])
+    shape = [next(sizes) if i in labels else 1 for i in order]
+    rows = array.shape[:1] if x.has_rows else (1,) if has_rows else ()
+    return array.reshape(*rows, *shape)
 
 
-def placed(
-    x: Array, labels: Labels, out: Labels, shape: tuple[int, ...], *, leading: bool
-) -> Array:
-    """With its axes in the order of the result's, and those of copies."""
-    lead = int(leading)
-    x = x.transpose(*range(lead), *(lead + labels.index(i) for i in out if i in labels))
-    full = [size if i in labels else 1 for i, size in zip(out, shape, strict=True)]
-    x = jnp.reshape(x, (*x.shape[:lead], *full))  # of constants NumPy has the array
-    return jnp.broadcast_to(x, (*x.shape[:lead], *shape))
+def arranged(x: Labelled, out: Labels, shape: tuple[int, ...]) -> Array:
+    """Return an array with its axes in the order of `out`, broadcast to a shape of rows."""
+    array, labels, has_rows = x
+    lead = int(has_rows)
+    array = array.transpose(*range(lead), *(lead + labels.index(i) for i in out if i in labels))
+    sizes = [size if i in labels else 1 for i, size in zip(out, shape, strict=True)]
+    array = jnp.reshape(array, (*array.shape[:lead], *sizes))  # constants may be numpy arrays
+    return jnp.broadcast_to(array, (*array.shape[:lead], *shape))

@@ -1,163 +1,151 @@
-"""What becomes of a program, for people to read."""
+"""Explanations of plans: tables of rows after each pass, ops, regions and fallbacks."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from jax_gnn._core.arrays import FLOATS
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import is_traced
-from jax_gnn._ops.edge_region.cuda import texts
-from jax_gnn._ops.edge_region.interpreter import code_of
+from jax_gnn._ops.edge_region.cuda import sources
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import RowProgram, Unsupported
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.maps import Maps, Structure
+from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.passes import DISTRIBUTE, PASSES, steps
 from jax_gnn._program.patterns import Einsum, Sum, is_read
-from jax_gnn._program.plan import Plan, planned, with_regions
-from jax_gnn._program.regions import EdgeRegion, makers, missing
+from jax_gnn._program.plan import Plan, make_plan, match_regions
+from jax_gnn._program.regions import EdgeRegion, unsupported_reason
 from jax_gnn._program.rows import (
     Apply,
     Constant,
     Contract,
-    Given,
+    Input,
     Pull,
     Row,
-    in_order,
     title,
+    topological_order,
 )
 from jax_gnn._program.spaces import Space
 from jax_gnn.relational import RelationalGraph
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+Names = Mapping[Row, str]
 
 
-def explained(plan: Plan, graph: Structure, wanted: Sequence[str] = PASSES) -> str:
-    """The rows of a program as written, after each pass that changed them, and as ops.
+def explain(plan: Plan, graph: Structure, passes: Sequence[str] = PASSES) -> str:
+    """Return the rows of a program as written, after each pass that changed them, and its ops.
 
     Args:
-        plan: The program.
+        plan: The plan.
         graph: The graph.
-        wanted: The passes that might have been taken.
+        passes: The passes that the program asks for.
     """
     lines = [f"program {plan.traced.name} on {graph}"]
-    before = ""
-    written = [("as written", list(plan.traced.results))]
-    for name, results in itertools.chain(
-        written, steps(plan.traced.results, plan.passes, plan.parts)
-    ):
-        table = listed(results, plan, lines=name == "as written")
-        if table != before:
+    previous = ""
+    written = ("as written", list(plan.traced.results))
+    for name, results in (written, *steps(plan.traced.results, plan.passes, plan.parts)):
+        table = table_of_rows(results, plan, lines=name == "as written")
+        if table != previous:
             lines += ["", _heading(name, results, plan), table]
-        before = table
-    lines += ["", "ops", _ops(plan)]
-    left_out = ", ".join(repr(each) for each in wanted if each not in plan.passes)
-    if left_out:
-        lines.append(f"  without {left_out}, with which edge regions are counted to gain less")
-    if DISTRIBUTE not in wanted:
-        other = planned(plan.traced, plan.parts, (*wanted, DISTRIBUTE), plan.maps)
-        if other.training < plan.training:
+        previous = table
+    lines += ["", "ops", _table_of_ops(plan)]
+    omitted = ", ".join(repr(name) for name in passes if name not in plan.passes)
+    if omitted:
+        lines.append(f"  without {omitted}, with which edge regions are counted to gain less")
+    if DISTRIBUTE not in passes:
+        trial = make_plan(plan.traced, plan.parts, (*passes, DISTRIBUTE), plan.linear_maps)
+        if trial.training_time < plan.training_time:
             lines.append(
-                f"  the pass {DISTRIBUTE!r} would spare {plan.training - other.training:.1f} µs, "
+                f"  the pass {DISTRIBUTE!r} would spare "
+                f"{plan.training_time - trial.training_time:.1f} µs, "
                 "gradients included; it loses digits where terms cancel"
             )
-    lines += _regions(plan, graph) + _fallen_back(plan) + _missing_parts(plan, graph)
+    lines += _regions(plan, graph) + _fallbacks(plan) + _missing_parts(plan, graph)
     return "\n".join(lines)
 
 
 def _heading(name: str, results: Sequence[Row], plan: Plan) -> str:
     if name == "as written":
         return name
-    costs = Costs(plan.parts, with_regions(results, plan.parts, plan.passes))
+    costs = Costs(plan.parts, match_regions(results, plan.parts, plan.passes))
     return f"after {name!r}, counted {costs.total(results):.1f} µs"
 
 
-def _names(rows: Iterable[Row]) -> dict[Row, str]:
-    number = itertools.count()
+# --- Tables --------------------------------------------------------------------------------------
+
+
+def _names(rows: Iterable[Row]) -> Names:
+    numbers = itertools.count()
     return {
-        row: title(row.op) if isinstance(row.op, Given | Constant) else f"%{next(number)}"
+        row: title(row.op) if isinstance(row.op, Input | Constant) else f"%{next(numbers)}"
         for row in rows
         if not isinstance(row.op, Pull)
     }
 
 
-def _read(row: Row, names: Mapping[Row, str]) -> str:
-    """An operand, and how it is read."""
+def _plan_names(plan: Plan) -> Names:
+    return _names(dict.fromkeys([*topological_order(plan.results), *plan.materialized]))
+
+
+def _operand(row: Row, names: Names) -> str:
+    """Return an operand, with the ways by which it is read."""
     if isinstance(row.op, Pull):
-        return f"{row.op.way}({_read(row.operands[0], names)})"
+        return f"{row.op.way}({_operand(row.operands[0], names)})"
     return names.get(row, "?")
 
 
-def _made(row: Row, names: Mapping[Row, str]) -> str:
-    """How a row is made."""
-    operands = ", ".join(_read(each, names) for each in row.operands)
+def _definition(row: Row, names: Names) -> str:
+    operands = ", ".join(_operand(operand, names) for operand in row.operands)
     if isinstance(row.op, Contract):
-        labels = {i: next_ for i, next_ in zip(_labels(row.op), itertools.cycle(_LETTERS))}
-        terms = ",".join("".join(labels[i] for i in term) for term in row.op.terms)
-        return f"einsum {terms}->{''.join(labels[i] for i in row.op.out)} ({operands})"
+        labels = dict.fromkeys(i for term in (*row.op.terms, row.op.out) for i in term)
+        letters = dict(zip(labels, itertools.cycle(_LETTERS), strict=False))
+        terms = ",".join("".join(letters[i] for i in term) for term in row.op.terms)
+        return f"einsum {terms}->{''.join(letters[i] for i in row.op.out)} ({operands})"
     return f"{title(row.op)}({operands})"
 
 
-def _labels(op: Contract) -> list[int]:
-    return list(dict.fromkeys(i for term in (*op.terms, op.out) for i in term))
-
-
-def listed(results: Sequence[Row], plan: Plan, *, lines: bool = False) -> str:
-    """The rows of a program, arguments and constants apart, perhaps with the user's lines."""
-    rows = in_order(results)
+def table_of_rows(results: Sequence[Row], plan: Plan, *, lines: bool = False) -> str:
+    """Return the table of a program's rows, with the user's lines if `lines`."""
+    rows = topological_order(results)
     names = _names(rows)
-    shown = [
+    cells = [
         [
             names[row],
-            _made(row, names),
-            row.space.value,
-            f"{plan.parts.rows.get(row.space, 1)}",
-            f"{row.shape}",
-            _size(_bytes(row, plan)),
+            _definition(row, names),
+            *_sizes(row, plan),
             *([row.line.partition(",")[0]] if lines else []),  # without the code
         ]
         for row in rows
-        if not isinstance(row.op, Given | Constant | Pull)
+        if not isinstance(row.op, Input | Constant | Pull)
     ]
-    given = ", ".join(_read(row, names) for row in results)
     heads = ["", "value", "space", "rows", "row", "bytes", *(["line"] if lines else [])]
-    return _table(heads, shown, f"result: {given}")
+    return _table(heads, cells, f"result: {', '.join(_operand(row, names) for row in results)}")
 
 
-def _ops(plan: Plan) -> str:
-    """What makes each row that is made."""
-    rows = plan.lowered
-    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
-    shown = []
-    for row in rows:
-        if isinstance(row.op, Given | Constant):
-            continue
-        cost = plan.costs.of(row)
-        shown.append(
-            [
-                _read(row, names),
-                cost.op,
-                row.space.value,
-                f"{plan.parts.rows.get(row.space, 1)}",
-                f"{row.shape}",
-                _size(_bytes(row, plan)),
-                f"{cost.time:.1f} µs",
-            ]
-        )
-    total = f"counted {plan.counted:.1f} µs on an H200"
-    return _table(["", "op", "space", "rows", "row", "bytes", "time"], shown, total)
+def _table_of_ops(plan: Plan) -> str:
+    names = _plan_names(plan)
+    cells = []
+    for row in plan.materialized:
+        if not isinstance(row.op, Input | Constant):
+            cost = plan.costs.of(row)
+            name = _operand(row, names)
+            cells.append([name, cost.op, *_sizes(row, plan), f"{cost.time:.1f} µs"])
+    heads = ["", "op", "space", "rows", "row", "bytes", "time"]
+    return _table(heads, cells, f"counted {plan.time:.1f} µs on an H200")
 
 
-def _bytes(row: Row, plan: Plan) -> int:
-    return plan.parts.rows.get(row.space, 1) * max(row.size, 1) * int(row.dtype.itemsize)
+def _sizes(row: Row, plan: Plan) -> list[str]:
+    """Return the cells of space, rows, shape and bytes."""
+    rows = plan.parts.rows.get(row.space, 1)
+    num_bytes = rows * max(row.size, 1) * int(row.dtype.itemsize)
+    return [row.space.value, f"{rows}", f"{row.shape}", _format_bytes(num_bytes)]
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -165,157 +153,148 @@ def _size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], last: str) -> str:
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], footer: str) -> str:
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = [
-        "  " + "  ".join(f"{each:<{width}}" for each, width in zip(row, widths, strict=True))
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         for row in (heads, *rows)
     ]
-    return "\n".join([line.rstrip() for line in lines] + [f"  {last}"])
+    return "\n".join([line.rstrip() for line in lines] + [f"  {footer}"])
+
+
+# --- Regions -------------------------------------------------------------------------------------
 
 
 def _regions(plan: Plan, graph: Structure) -> list[str]:
-    """What edges make in one pass: of what, what that takes, and what it spares."""
-    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
-    found = []
+    """Return the regions: functions, reads, cost and savings."""
+    names = _plan_names(plan)
+    lines = []
     for region in plan.regions:
-        made = ", ".join(names[row] for row in region.results)
-        functions = ", ".join(
-            dict.fromkeys(
-                "einsum" if isinstance(row.op, Contract) else title(row.op)
-                for row in region.members
-            )
+        results = ", ".join(names[row] for row in region.results)
+        functions = dict.fromkeys(
+            "einsum" if isinstance(row.op, Contract) else title(row.op) for row in region.members
         )
         forward, gradient = plan.costs.of(region.results[0]), plan.costs.gradient(region.results[0])
-        found += [
-            f"  {made}: of {functions} for each edge; gradients make again what no result keeps",
+        if region.linear_maps and plan.differentiated is not plan:
+            training = "where it is differentiated, ops make its linear maps"
+        else:
+            training = (
+                f"with gradients {forward.time + gradient.time:.1f} µs, "
+                f"{_format_bytes(forward.bytes + gradient.bytes)}, where ops take "
+                f"{plan.time_saved(region):.1f} µs more"
+            )
+        lines += [
+            f"  {results}: of {', '.join(functions)} for each edge; gradients make again what no "
+            "result keeps",
             f"    reads {_reads(region, names)}",
-            f"    counted {forward.time:.1f} µs, {_size(forward.bytes)}; "
-            + (
-                "where it is differentiated, ops make its linear maps"
-                if region.maps and plan.differentiated is not plan
-                else f"with gradients {forward.time + gradient.time:.1f} µs, "
-                f"{_size(forward.bytes + gradient.bytes)}, where ops take "
-                f"{plan.spared(region):.1f} µs more"
-            ),
-            *(f"    by plain XLA on a {where}: {why}" for where, why in _unmade(region, graph)),
+            f"    counted {forward.time:.1f} µs, {_format_bytes(forward.bytes)}; {training}",
         ]
-    found += [
-        f"  {names[push]}: no region, which is counted to take {more:.1f} µs more than ops, "
+        try:
+            sources(region.region, region.matrix(Matrices(graph)))
+        except Unsupported as error:
+            lines.append(f"    by plain XLA on a GPU: {error.reason}")
+    lines += [
+        f"  {names[push]}: no region, which is counted to take {time:.1f} µs more than ops, "
         "gradients included"
-        for push, more in plan.left_to_ops.items()
+        for push, time in plan.left_to_ops.items()
     ]
-    return ["", "edge regions", *found] if found else []
+    return ["", "edge regions", *lines] if lines else []
 
 
-def _reads(region: EdgeRegion, names: Mapping[Row, str]) -> str:
-    """What edges read, and by what."""
-    by = {"col": "source", "row": "destination", "edge": "edge", "shared": "all"}
-    if region.sources is Space.SOURCE_PAIR:
-        by["col"] = "(source, relation) pair"
-    found = [
-        f"{', '.join(_read(row, names) for row, each in region.inputs if each == read)} by {way}"
-        for read, way in by.items()
-        if any(each == read for _, each in region.inputs)
-    ]
-    return "; ".join(found)
-
-
-def _unmade(region: EdgeRegion, graph: Structure) -> Iterator[tuple[str, str]]:
-    """Where kernels have not what a region needs, and what that is."""
-    code = code_of(region.region)
-    if isinstance(code, Unsupported):
-        yield "CPU", code.reason
-    if region.maps and makers() == "cpu":
-        return  # on a GPU it may be another region
-    try:
-        texts(region.region, region.matrix(Maps(graph)))
-    except Unsupported as error:
-        yield "GPU", error.reason
+def _reads(region: EdgeRegion, names: Names) -> str:
+    column = "(source, relation) pair" if region.columns is Space.SOURCE_PAIR else "source"
+    groups = {"col": column, "row": "destination", "edge": "edge", "shared": "all"}
+    texts = []
+    for access, group in groups.items():
+        rows = [_operand(row, names) for row, x in region.inputs if x == access]
+        if rows:
+            texts.append(f"{', '.join(rows)} by {group}")
+    return "; ".join(texts)
 
 
 def kernels(plan: Plan, graph: Structure) -> str:
-    """The instructions of edge regions, and the text of their kernels for GPUs."""
+    """Return the instructions of edge regions, and the generated source of their CUDA kernels."""
     if plan.differentiated is not plan:
         return "\n\n".join([*_kernels(plan, graph, False), kernels(plan.differentiated, graph)])
     return "\n\n".join(_kernels(plan, graph, True))
 
 
-def _kernels(plan: Plan, graph: Structure, gradients: bool) -> list[str]:
-    """Those of a plan's regions, of their gradients only if they are wanted."""
-    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
-    found = []
-    for region in plan.regions:
-        moving = tuple(i for i, row in enumerate(region.taken) if row.dtype in FLOATS)
-        forward = region.region
-        offset = len(forward.reads) - len(region.ways)  # of what is closed over
-        gradient, _ = forward.cheapest_cotangent(
-            tuple(i + offset for i in moving), tuple(range(len(forward.outputs)))
-        )
-        for name, each in [("", forward), *[(", gradients", gradient)] * gradients]:
-            found += [
-                f"{', '.join(names[row] for row in region.results)}{name}",
-                _instructions(each.program),
-                *_texts(each, region.matrix(Maps(graph))),
-            ]
-    return found
+def _kernels(plan: Plan, graph: Structure, gradients: bool) -> Iterator[str]:
+    names = _plan_names(plan)
+    for edge_region in plan.regions:
+        region = edge_region.region
+        regions = {"": region}
+        if gradients:
+            offset = len(region.accesses) - len(edge_region.accesses)  # closed-over arrays
+            active = tuple(
+                offset + i for i, row in enumerate(edge_region.input_rows) if row.dtype in FLOATS
+            )
+            results = tuple(range(len(region.outputs)))
+            regions[", gradients"] = region.cheapest_cotangent(active, results)[0]
+        results_text = ", ".join(names[row] for row in edge_region.results)
+        for suffix, region in regions.items():
+            yield f"{results_text}{suffix}"
+            yield _instructions(region.program)
+            yield from _sources(region, edge_region.matrix(Matrices(graph)))
 
 
 def _instructions(program: RowProgram | Unsupported) -> str:
-    """A row program, a value a line."""
+    """Return a row program, a value on each line."""
     if isinstance(program, Unsupported):
         return f"no instructions: {program.reason}"
-    lines = [f"%{i} = {x.read} of {x.dtype}[{x.width}]" for i, x in enumerate(program.inputs)]
-    for i, each in enumerate(program.instructions, len(program.inputs)):
-        operands = [f"%{operand}" for operand in each.operands]
-        params = [str(param) for param in each.params[:8]] + ["…"] * (len(each.params) > 8)
-        made = " ".join([each.name, *operands, *params])
-        lines.append(f"%{i} = {made} of {each.dtype}[{each.width}]")
-    for out in program.outputs:
-        lines.append(f"%{out.value} to {out.into}, {out.reduce}")
+    lines = [f"%{i} = {x.access} of {x.dtype}[{x.width}]" for i, x in enumerate(program.inputs)]
+    for i, step in enumerate(program.instructions, len(program.inputs)):
+        operands = [f"%{operand}" for operand in step.operands]
+        params = [str(param) for param in step.params[:8]] + ["…"] * (len(step.params) > 8)
+        text = " ".join([step.name, *operands, *params])
+        lines.append(f"%{i} = {text} of {step.dtype}[{step.width}]")
+    lines += [f"%{output.value} to {output.dest}, {output.reduce}" for output in program.outputs]
     return "\n".join(lines)
 
 
-def _texts(region: Region, matrix: SparseMatrix) -> list[str]:
+def _sources(region: Region, matrix: SparseMatrix) -> list[str]:
     try:
-        return texts(region, matrix)
+        return sources(region, matrix)
     except Unsupported as error:
-        return [f"no text for GPUs: {error.reason}"]
+        return [f"no kernel for GPUs: {error.reason}"]
 
 
-def _fallen_back(plan: Plan) -> list[str]:
-    """Rows of edges that no op of the library makes, and why."""
-    names = _names(dict.fromkeys([*in_order(plan.results), *plan.lowered]))
-    found = []
-    for row in plan.lowered:
+# --- Hints ---------------------------------------------------------------------------------------
+
+
+def _fallbacks(plan: Plan) -> list[str]:
+    """Return the rows of edges that no op of the library makes, and why."""
+    names = _plan_names(plan)
+    lines = []
+    for row in plan.materialized:
         if row.space is not Space.EDGE or row in plan.matcher.regions:
             continue
         pattern = plan.matcher(row)
         if isinstance(row.op, Apply):
-            why = missing(row)
-            found.append(
-                f"  {names[row]}: {row.op.name} is a function of edges, by jax.vmap"
-                + (f", as {why}" if why else "")
-            )
+            reason = unsupported_reason(row)
+            suffix = f", as {reason}" if reason else ""
+            text = f"{row.op.name} is a function of edges, by jax.vmap{suffix}"
         elif isinstance(pattern, Einsum):
-            varying = [each for each in pattern.factors if each.row.space is not Space.SHARED]
-            if len(varying) < 2:
-                continue  # a product of matrices
-            ways = ", ".join(sorted({each.way or "edges" for each in pattern.factors}))
-            found.append(f"  {names[row]}: no op has a product of rows read by {ways}")
-        elif isinstance(pattern, Sum) and not is_read(pattern.value, pattern.into):
-            found.append(f"  {names[row]}: what is reduced is stored for each edge")
-    return ["", "fell back", *found] if found else []
+            if sum(not factor.row.is_shared for factor in pattern.factors) < 2:
+                continue  # a product with a matrix
+            ways = ", ".join(sorted({factor.way or "edges" for factor in pattern.factors}))
+            text = f"no op has a product of rows read by {ways}"
+        elif isinstance(pattern, Sum) and not is_read(pattern.value, pattern.dest):
+            text = "what is reduced is stored for each edge"
+        else:
+            continue
+        lines.append(f"  {names[row]}: {text}")
+    return ["", "fell back", *lines] if lines else []
 
 
 def _missing_parts(plan: Plan, graph: Structure) -> list[str]:
-    """What parts that a graph lacks would gain."""
+    """Return the time that parts would save which the graph lacks."""
     if not isinstance(graph, RelationalGraph) or is_traced(graph.edge_types):
         return []
     edges = graph.nodes
     valid = np.asarray(edges.rows) >= 0
     types = np.asarray(graph.edge_types)[valid].astype(np.int64)
-    found = []
+    lines = []
     for part, space, ids in (
         ("from_pairs", Space.SOURCE_PAIR, edges.cols),
         ("to_pairs", Space.DESTINATION_PAIR, edges.rows),
@@ -323,11 +302,11 @@ def _missing_parts(plan: Plan, graph: Structure) -> list[str]:
         if space in plan.parts.rows:
             continue
         nodes = np.asarray(ids)[valid].astype(np.int64)
-        pairs = len(np.unique(nodes * graph.num_relations + types))
-        parts: Any = plan.parts._replace(rows={**plan.parts.rows, space: pairs})
-        gain = plan.counted - planned(plan.traced, parts, plan.passes).counted
-        found.append(
+        num_pairs = len(np.unique(nodes * graph.num_relations + types))
+        parts = plan.parts._replace(rows={**plan.parts.rows, space: num_pairs})
+        gain = plan.time - make_plan(plan.traced, parts, plan.passes).time
+        lines.append(
             f'the graph lacks its part "{part}", with which {max(gain, 0):.1f} µs of '
-            f"{plan.counted:.1f} would be spared: graph.with_parts({part!r})"
+            f"{plan.time:.1f} would be spared: graph.with_parts({part!r})"
         )
-    return ["", *found] if found else []
+    return ["", *lines] if lines else []

@@ -1,10 +1,10 @@
-"""What ops make of rows: each pattern is a named tuple of the rows that its op takes."""
+"""Patterns: for each op, a named tuple of the rows that it takes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_gnn._ops.attention.xla import LEAKY_COMPARISON
 from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, pull
@@ -15,8 +15,8 @@ class Factor(NamedTuple):
     """A factor of a product.
 
     Attributes:
-        row: As the product reads it.
-        labels: Of its axes.
+        row: The row as the product reads it.
+        labels: Labels of its axes.
     """
 
     row: Row
@@ -24,17 +24,17 @@ class Factor(NamedTuple):
 
     @property
     def way(self) -> str:
-        """How it is read; "" is the row itself."""
+        """The way by which it is read; "" if it is not a read."""
         return self.row.op.way if isinstance(self.row.op, Pull) else ""
 
     @property
     def base(self) -> Row:
-        """What is read."""
+        """The row that is read, or the row itself."""
         return self.row.operands[0] if isinstance(self.row.op, Pull) else self.row
 
 
 class Einsum(NamedTuple):
-    """An einsum of rows that are there in full; the fallback."""
+    """An einsum of materialized rows; the fallback."""
 
     factors: tuple[Factor, ...]
 
@@ -45,17 +45,17 @@ class TypedProduct(NamedTuple):
     Attributes:
         x: The rows.
         weight: The weights.
-        batch: Labels that both have and the result: products of their own.
-        summed: Labels that both have.
-        more: Labels that only x has.
-        out: Labels that only weights have.
+        batch: Labels of x, weights and result: independent products.
+        summed: Labels of x and weights that are summed over.
+        x_only: Labels of x and result.
+        out: Labels of weights and result.
     """
 
     x: Factor
     weight: Factor
     batch: Labels
     summed: Labels
-    more: Labels
+    x_only: Labels
     out: Labels
 
 
@@ -64,9 +64,9 @@ class TypedDots(NamedTuple):
 
     Attributes:
         x: The rows.
-        vector: Those of relations.
+        vector: The rows of relations.
         heads: Labels of the result.
-        summed: The others.
+        summed: Labels that are summed over.
     """
 
     x: Factor
@@ -76,13 +76,13 @@ class TypedDots(NamedTuple):
 
 
 class EdgeDots(NamedTuple):
-    """Dot products of rows of both ends: ``sddmm``.
+    """Dot products of rows of destinations and sources: ``sddmm``.
 
     Attributes:
-        dst: Of destinations.
-        src: Of sources.
+        dst: The rows of destinations.
+        src: The rows of sources.
         heads: Labels of the result.
-        summed: The others.
+        summed: Labels that are summed over.
     """
 
     dst: Factor
@@ -92,77 +92,77 @@ class EdgeDots(NamedTuple):
 
 
 class Arranged(NamedTuple):
-    """A row whose axes are put in groups, each of which is one axis of an array.
+    """A row whose axes are grouped; each group is one axis of an array.
 
     Attributes:
-        row: As it is, not as it is read.
-        groups: Of its axes, by number.
+        row: The row, not a read of it.
+        groups: Axes of each group.
     """
 
     row: Row
     groups: tuple[tuple[int, ...], ...]
 
 
-class Ends(NamedTuple):
-    """Scores LeakyReLU(row + col) of numbers at both ends."""
+class SumScores(NamedTuple):
+    """Scores LeakyReLU(row + col) of numbers of destinations and sources."""
 
-    row: Any
-    col: Any
+    row: Row
+    col: Row
     slope: float
 
 
-class Given(NamedTuple):
-    """Scores of edges alone."""
+class EdgeScores(NamedTuple):
+    """Scores that are a row of edges."""
 
-    score: Any
+    score: Row
 
 
-class Dots(NamedTuple):
+class DotScores(NamedTuple):
     """Scores scale · ⟨row_key, col_key⟩."""
 
-    row_key: Any
-    col_key: Any
-    scale: Any
+    row_key: Row
+    col_key: Row
+    scale: Row | None
 
 
-class Leaky(NamedTuple):
+class LeakyScores(NamedTuple):
     """Scores ⟨vector, LeakyReLU(row_key + col_key)⟩."""
 
-    row_key: Any
-    col_key: Any
-    vector: Any
+    row_key: Row
+    col_key: Row
+    vector: Row
     slope: float
 
 
-class Typed(NamedTuple):
-    """Scores LeakyReLU(⟨value, vector of the relation⟩ + numbers).
+class TypedScores(NamedTuple):
+    """Scores LeakyReLU(⟨value, vector of the relation⟩ + terms).
 
     Attributes:
-        vector: Of relations or shared, (heads, features).
-        numbers: Of edges, added up.
-        slope: Of the LeakyReLU.
+        vector: Vectors of relations or shared, (heads, features).
+        terms: Rows of edges that are added.
+        slope: Slope of the LeakyReLU.
     """
 
     vector: Arranged
-    numbers: tuple[Row, ...]
+    terms: tuple[Row, ...]
     slope: float
 
 
-Scores = Ends | Given | Dots | Leaky | Typed
+Scores = SumScores | EdgeScores | DotScores | LeakyScores | TypedScores
 
 
 class Sum(NamedTuple):
-    """Weighted rows reduced at each destination, or (destination, relation): ``spmm``, attention.
+    """Weighted rows reduced at each destination, or its pair: ``spmm``, or attention.
 
     Attributes:
-        value: What is reduced, read by sources, their pairs, or an edge's own.
-        weight: Of edges, or None.
-        scores: Of the softmax that weights it, too, or None.
+        value: The reduced rows, read from sources, their pairs, or by edge.
+        weight: Weights of edges, or None.
+        scores: Scores whose softmax is a further weight, or None.
         heads: Labels of weights.
         out: Labels of the result.
         after: Shared factors of the result.
-        reduce: How.
-        into: The space of the result.
+        reduce: The reduction.
+        dest: Space of the result.
     """
 
     value: Factor
@@ -172,20 +172,20 @@ class Sum(NamedTuple):
     out: Labels
     after: tuple[Factor, ...]
     reduce: str
-    into: Space
+    dest: Space
 
 
 class RGAT(NamedTuple):
-    """All of RGAT's attention: ``rgat_attention``.
+    """RGAT's attention as a whole: ``rgat_attention``.
 
     Attributes:
-        sum: What it is as a sum of values.
-        x: Of nodes, (k,).
-        kernel: Of relations, (k, heads, n).
-        src: Of relations or shared, (heads, n).
-        dst: Of relations, (heads, k).
-        numbers: Of edges, added to scores before the LeakyReLU.
-        slope: Of that.
+        sum: The same as a sum of values.
+        x: Features of nodes, (k,).
+        kernel: Weights of relations, (k, heads, n).
+        src: Vectors of relations or shared, (heads, n).
+        dst: Vectors of relations, (heads, k).
+        terms: Rows of edges that are added to scores before the LeakyReLU.
+        slope: Slope of the LeakyReLU.
     """
 
     sum: Sum
@@ -193,21 +193,21 @@ class RGAT(NamedTuple):
     kernel: Arranged
     src: Arranged
     dst: Arranged
-    numbers: tuple[Row, ...]
+    terms: tuple[Row, ...]
     slope: float
 
 
 class HGT(NamedTuple):
-    """All of HGT's attention: ``hgt_attention``.
+    """HGT's attention as a whole: ``hgt_attention``.
 
     Attributes:
-        sum: What it is as a sum of values.
-        query: Of nodes, (heads · d,).
-        key: Of nodes, (k,) or (heads · k,).
-        to_key: Of relations, (k, heads, d).
-        value: Of nodes, likewise.
-        to_value: Of relations, likewise.
-        scale: Shared, or None.
+        sum: The same as a sum of values.
+        query: Queries of nodes, (heads · d,).
+        key: Keys of nodes, (k,) or (heads · k,).
+        to_key: Weights of relations, (k, heads, d).
+        value: Values of nodes, (k,) or (heads · k,).
+        to_value: Weights of relations, (k, heads, d).
+        scale: Shared scale of scores, or None.
     """
 
     sum: Sum
@@ -220,14 +220,14 @@ class HGT(NamedTuple):
 
 
 class RelationalSum(NamedTuple):
-    """Weighted products by relation, summed up: ``relational_aggregate``.
+    """Weighted products by relation, summed at destinations: ``relational_aggregate``.
 
     Attributes:
-        x: Of sources.
-        weight: Of relations.
-        edge_weight: Of edges, one number each; or None.
-        summed: Labels that both have.
-        rest: Labels that weights have.
+        x: Features of sources.
+        weight: Weights of relations.
+        edge_weight: A number of each edge, or None.
+        summed: Labels of x and weights.
+        weight_only: Labels of weights and result.
         out: Labels of the result.
         after: Shared factors of the result.
     """
@@ -236,13 +236,13 @@ class RelationalSum(NamedTuple):
     weight: Factor
     edge_weight: Row | None
     summed: Labels
-    rest: Labels
+    weight_only: Labels
     out: Labels
     after: tuple[Factor, ...]
 
 
 class Count(NamedTuple):
-    """A reduction of what does not vary over the edges of a destination."""
+    """A reduction of rows that are the same for all edges of a destination."""
 
     row: Row
     reduce: str
@@ -263,15 +263,15 @@ Pattern = Product | Reduction | None
 
 
 def factors_of(row: Row) -> tuple[list[Factor], Labels]:
-    """The factors of an einsum and the labels of its result."""
+    """Return the factors of an einsum, and the labels of its result."""
     assert isinstance(row.op, Contract)
     return list(map(Factor, row.operands, row.op.terms)), row.op.out
 
 
 def leaky_of(row: Row) -> tuple[float, Row]:
-    """The slope of a LeakyReLU of attention's kernels, and its operand; otherwise 1 and the row.
+    """Return slope and operand of a LeakyReLU that attention's kernels compute; else 1 and the row.
 
-    These have the same derivative at 0, and -inf, which masks scores, stays -inf.
+    These have the same derivative at 0, and leave the -inf of masked scores.
     """
     if isinstance(row.op, Apply) and row.op.name == "leaky_relu":
         slope = row.op.params["slope"]
@@ -280,29 +280,29 @@ def leaky_of(row: Row) -> tuple[float, Row]:
     return 1.0, row
 
 
-def in_order_of(factor: Factor, labels: Labels, sizes: Mapping[int, int]) -> Row:
-    """A row with its axes in another order, and copies where it lacks one."""
+def with_labels(factor: Factor, labels: Labels, sizes: Mapping[int, int]) -> Row:
+    """Return a factor's row with its axes in another order, broadcast where it lacks a label."""
     if factor.labels == labels:
         return factor.row
     row = factor.row
     if isinstance(row.op, Pull):
-        base = in_order_of(Factor(row.operands[0], factor.labels), labels, sizes)
+        base = with_labels(Factor(row.operands[0], factor.labels), labels, sizes)
         return pull(base, row.space, row.op.way)
     return contract([row], [factor.labels], labels, row, sizes=sizes)
 
 
-def rows_in(fields: Any) -> list[Row]:
-    """The rows in a named tuple and the tuples in it."""
+def rows_in(fields: object) -> list[Row]:
+    """Return the rows in a tuple and the tuples in it."""
     if isinstance(fields, Row):
         return [fields]
-    return [row for each in fields for row in rows_in(each)] if isinstance(fields, tuple) else []
+    return [row for item in fields for row in rows_in(item)] if isinstance(fields, tuple) else []
 
 
 def width(labels: Labels, sizes: Mapping[int, int]) -> int:
-    """How many numbers axes have together."""
+    """Return the product of the sizes of labels."""
     return math.prod(sizes[label] for label in labels)
 
 
-def is_read(value: Factor, into: Space) -> bool:
-    """Whether a sum reads a value where it is, at sources or their pairs."""
-    return value.way == "src" or (value.way == "src_pair" and into is Space.NODE)
+def is_read(value: Factor, dest: Space) -> bool:
+    """Whether a sum gathers a value itself, from sources or their pairs."""
+    return value.way == "src" or (value.way == "src_pair" and dest is Space.NODE)

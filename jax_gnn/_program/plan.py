@@ -1,4 +1,4 @@
-"""A program for graphs and arrays of given sizes: rewritten, and ready to run."""
+"""Plans: a program rewritten for given sizes, with its patterns, regions and costs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.lower import Lowering, derived_from
-from jax_gnn._program.maps import Maps, Structure
-from jax_gnn._program.match import Matcher, needed
+from jax_gnn._program.lower import Lowering, differentiated_as
+from jax_gnn._program.match import Matcher, needed_rows
+from jax_gnn._program.matrices import Matrices, Structure
 from jax_gnn._program.passes import DISTRIBUTE, PASSES, run
-from jax_gnn._program.regions import Candidates, EdgeRegion, chosen, makers
-from jax_gnn._program.rows import Row, uses_of
+from jax_gnn._program.regions import Candidates, EdgeRegion, backend, choose_regions
+from jax_gnn._program.rows import Row, count_uses
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Parts
 from jax_gnn._program.trace import Traced
@@ -28,159 +29,169 @@ class Plan:
     """A program after its passes.
 
     Attributes:
-        traced: As it was written.
-        parts: What the graph has.
-        passes: Those that it went through.
-        maps: Whether edge regions may have linear maps.
+        traced: The program as written.
+        parts: The spaces of the graph.
+        passes: The passes that are applied.
+        linear_maps: Whether edge regions may contain linear maps.
     """
 
     traced: Traced
     parts: Parts
     passes: tuple[str, ...]
-    maps: bool = True
+    linear_maps: bool = True
 
     @functools.cached_property
     def results(self) -> list[Row]:
-        """The results, rewritten."""
+        """The rewritten results."""
         return run(self.traced.results, self.passes, self.parts)
 
     @functools.cached_property
     def matcher(self) -> Matcher:
-        """Finds the op of each row."""
-        return with_regions(self.results, self.parts, self.passes, self.maps)
+        """The patterns and regions."""
+        return match_regions(self.results, self.parts, self.passes, self.linear_maps)
 
     @functools.cached_property
     def sides(self) -> Sides:
-        """Which nodes rows are of."""
+        """Sides of nodes' rows."""
         return Sides(self.results)
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """What rows take."""
+        """Costs of rows."""
         return Costs(self.parts, self.matcher)
 
     @functools.cached_property
-    def counted(self) -> float:
-        """Microseconds of all rows."""
+    def time(self) -> float:
+        """Estimated microseconds of all rows."""
         return self.costs.total(self.results)
 
     @functools.cached_property
-    def training(self) -> float:
-        """Microseconds of all rows and of their gradients."""
+    def training_time(self) -> float:
+        """Estimated microseconds of all rows and of their gradients."""
         return self.costs.training(self.results)
 
     @property
     def regions(self) -> list[EdgeRegion]:
-        """What edges make in one pass."""
+        """The edge regions."""
         return list(dict.fromkeys(self.matcher.regions.values()))
 
-    def spared(self, region: EdgeRegion) -> float:
-        """Microseconds more that ops would take in the place of a region, gradients included."""
-        found = self.matcher.regions
-        return self._training({row: found[row] for row in found if found[row] is not region})
+    def time_saved(self, region: EdgeRegion) -> float:
+        """Return the microseconds that a region saves over ops, gradients included."""
+        regions = self.matcher.regions
+        return self._extra_time({row: x for row, x in regions.items() if x is not region})
 
     @functools.cached_property
     def left_to_ops(self) -> dict[Row, float]:
-        """Reductions in no region, and how many microseconds more they would take in one."""
-        candidates = Candidates(self.results, self.matcher, self.maps)
-        given = [push for region in self.regions for push in region.pushes]
-        others = {push: candidates.found([*given, push]) for push in candidates.pushes}
+        """Reductions in no region, with the microseconds that a region would add."""
+        if backend() == "cpu":
+            return {}
+        candidates = Candidates(self.results, self.matcher, self.linear_maps)
+        chosen = [push for region in self.regions for push in region.pushes]
+        extended = {push: candidates.regions([*chosen, push]) for push in candidates.pushes}
         return {
-            push: self._training(found)
-            for push, found in others.items()
-            if push not in given and push in found
+            push: self._extra_time(regions)
+            for push, regions in extended.items()
+            if push not in chosen and push in regions
         }
 
-    def _training(self, regions: Mapping[Row, EdgeRegion]) -> float:
-        """Microseconds more with other regions."""
-        matcher = Matcher(uses_of(self.results), self.parts, "compact" in self.passes)
+    def _extra_time(self, regions: Mapping[Row, EdgeRegion]) -> float:
+        matcher = _matcher(self.results, self.parts, self.passes)
         matcher.regions = regions
-        return Costs(self.parts, matcher).training(self.results) - self.training
+        return Costs(self.parts, matcher).training(self.results) - self.training_time
 
     @property
-    def lowered(self) -> list[Row]:
-        """The rows that are made, each after what it takes."""
-        return needed(self.results, self.matcher)
+    def materialized(self) -> list[Row]:
+        """The rows that are made, each after the rows that it takes."""
+        return needed_rows(self.results, self.matcher)
 
     @functools.cached_property
     def differentiated(self) -> Plan:
-        """What runs in its place where it is differentiated.
+        """The plan that runs under differentiation.
 
-        On a GPU XLA makes gradients of linear maps sooner than edge regions do.
+        On a GPU, XLA computes gradients of linear maps faster than edge regions do.
         """
-        if makers() != "cuda" or not any(region.maps for region in self.regions):
+        if backend() != "cuda" or not any(region.linear_maps for region in self.regions):
             return self
-        return planned(self.traced, self.parts, self.passes, maps=False)
+        return make_plan(self.traced, self.parts, self.passes, linear_maps=False)
 
-    def run(self, graph: Structure, given: Sequence[Any]) -> Any:
-        """What the program gives."""
+    def run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
+        """Run the program."""
         if self.differentiated is self:
-            return self._run(graph, given)
-        return derived_from(self._run, self.differentiated._run)(graph, list(given))
+            return self._run(graph, inputs)
+        return differentiated_as(self._run, self.differentiated._run)(graph, list(inputs))
 
-    def _run(self, graph: Structure, given: Sequence[Any]) -> Any:
+    def _run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         with jax.named_scope(self.traced.name):
-            lowering = Lowering(Maps(graph), self.matcher, self.sides, given)
+            lowering = Lowering(Matrices(graph), self.matcher, self.sides, inputs)
             return jax.tree.unflatten(self.traced.tree, lowering.results(self.results))
 
     @functools.cached_property
-    def compiled(self) -> Callable[[Structure, Sequence[Any]], Any]:
-        """The same as one compiled call."""
+    def compiled(self) -> Callable[[Structure, Sequence[ArrayLike]], Any]:
+        """The program as one compiled call."""
         return jax.jit(self.run)
 
 
-def with_regions(
-    results: Sequence[Row], parts: Parts, passes: Sequence[str], maps: bool = True
+def _matcher(results: Sequence[Row], parts: Parts, passes: Sequence[str]) -> Matcher:
+    return Matcher(count_uses(results), parts, "compact_pairs" in passes)
+
+
+def match_regions(
+    results: Sequence[Row], parts: Parts, passes: Sequence[str], linear_maps: bool = True
 ) -> Matcher:
-    """What finds the op of each row of a program, and the regions that pay."""
-    matcher = Matcher(uses_of(results), parts, "compact" in passes)
+    """Return the patterns of a program, with the regions that gain time."""
+    matcher = _matcher(results, parts, passes)
+    if backend() == "cpu":  # XLA fuses functions of edges, and stores what gradients need
+        return matcher
     costs = Costs(parts, matcher)
 
-    def count(regions: Mapping[Row, EdgeRegion]) -> float:
+    def training_time(regions: Mapping[Row, EdgeRegion]) -> float:
         matcher.regions = regions
         return costs.training(results)
 
-    matcher.regions = chosen(Candidates(results, matcher, maps), count)
+    candidates = Candidates(results, matcher, linear_maps)
+    matcher.regions = choose_regions(candidates, training_time)
     return matcher
 
 
-def planned(traced: Traced, parts: Parts, passes: tuple[str, ...], maps: bool = True) -> Plan:
-    """The program after these passes; without those that regions gain more without.
+def make_plan(
+    traced: Traced, parts: Parts, passes: tuple[str, ...], linear_maps: bool = True
+) -> Plan:
+    """Return the plan with these passes, or with fewer if regions then save more.
 
-    Passes count what ops take. Where edges make more in one pass before a linear map is moved or a
-    product is made elsewhere, fewer passes are better.
+    Passes are priced by ops. A region may save more if a linear map is not moved out of it.
     """
-    plan = Plan(traced, parts, passes, maps)
-    if not Plan(traced, parts, (), maps).matcher.regions:
+    plan = Plan(traced, parts, passes, linear_maps)
+    if not Plan(traced, parts, (), linear_maps).matcher.regions:
         return plan
-    return min([plan, *_fewer(plan)], key=lambda each: each.training)
+    return min([plan, *_with_fewer_passes(plan)], key=lambda plan: plan.training_time)
 
 
-def _fewer(plan: Plan) -> list[Plan]:
-    """The same with some of its passes, but for "equal", which costs nothing."""
-    others = [name for name in (*PASSES, DISTRIBUTE) if name != "equal" and name in plan.passes]
+def _with_fewer_passes(plan: Plan) -> list[Plan]:
+    """Return the plans with some of the passes; "cse" costs nothing, and stays."""
+    optional = [name for name in (*PASSES, DISTRIBUTE) if name != "cse" and name in plan.passes]
     choices = [
-        tuple(name for name in plan.passes if name not in left_out)
-        for count in range(1, len(others) + 1)
-        for left_out in itertools.combinations(others, count)
+        tuple(name for name in plan.passes if name not in omitted)
+        for count in range(1, len(optional) + 1)
+        for omitted in itertools.combinations(optional, count)
     ]
     return [replace(plan, passes=passes) for passes in dict.fromkeys(choices)]
 
 
-def tuned(plan: Plan, graph: Structure, given: Sequence[Any]) -> Plan:
-    """Of the three plans of a program that are counted to take least, the one that does."""
-    plans = [plan, *_fewer(plan)]
-    different = list({round(each.counted, 3): each for each in reversed(plans)}.values())
-    best = sorted(different, key=lambda each: each.counted)[:3]
-    return min(best, key=lambda each: _measured(each, graph, given))
+def tune_plan(plan: Plan, graph: Structure, inputs: Sequence[ArrayLike]) -> Plan:
+    """Return the fastest of the three plans with the least estimated times."""
+    plans = [plan, *_with_fewer_passes(plan)]
+    different = list({round(plan.time, 3): plan for plan in reversed(plans)}.values())
+    candidates = sorted(different, key=lambda plan: plan.time)[:3]
+    return min(candidates, key=lambda plan: _measure(plan, graph, inputs))
 
 
-def _measured(plan: Plan, graph: Structure, given: Sequence[Any]) -> float:
-    """Seconds of a call."""
-    jax.block_until_ready(plan.compiled(graph, given))
+def _measure(plan: Plan, graph: Structure, inputs: Sequence[ArrayLike]) -> float:
+    """Return the seconds of a call."""
+    wait: Callable[[Any], Any] = jax.block_until_ready
+    wait(plan.compiled(graph, inputs))
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        jax.block_until_ready(plan.compiled(graph, given))
+        wait(plan.compiled(graph, inputs))
         times.append(time.perf_counter() - start)
     return min(times)

@@ -1,6 +1,6 @@
-"""A program as plain JAX: each function under ``jax.vmap``, gathers, and ``jax.ops.segment_…``.
+"""The reference of a program: ``jax.vmap`` of each function, gathers, and ``jax.ops.segment_…``.
 
-What tests compare with, and what to step through in a debugger: nothing is rewritten.
+Tests compare with it, and it can be stepped through in a debugger: nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -12,126 +12,133 @@ import jax
 import jax.export
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core.op import align_varying
-from jax_gnn._program.maps import Maps
+from jax_gnn._program.matrices import Matrices
 from jax_gnn._program.rows import (
     Apply,
     Constant,
-    Given,
-    Place,
+    Index,
+    Input,
     Pull,
     Push,
     Row,
     Softmax,
-    in_order,
+    topological_order,
 )
 from jax_gnn._program.sides import Sides
 from jax_gnn._program.spaces import Space
 
 
-def evaluate(results: Sequence[Row], maps: Maps, given: Sequence[Any], sides: Sides) -> list[Array]:
-    """The results of a program that no pass has touched.
+def evaluate(
+    results: Sequence[Row], matrices: Matrices, inputs: Sequence[ArrayLike], sides: Sides
+) -> list[Array]:
+    """Return the results of a program to which no pass was applied.
 
     Args:
         results: The program.
-        maps: The graph.
-        given: The arguments and what is closed over.
-        sides: Which nodes rows are of.
+        matrices: The graph.
+        inputs: The arguments and the arrays that the program closes over.
+        sides: Sides of nodes' rows.
     """
-    num_dst, edges = maps.parts.num_dst, maps.parts.rows[Space.EDGE]
-    valid = maps.edge_ids("dst") >= 0
-    into = jnp.where(valid, maps.edge_ids("dst"), num_dst)
-    found: dict[Row, Array] = {}
+    num_dst, num_edges = matrices.parts.num_dst, matrices.parts.rows[Space.EDGE]
+    destinations = matrices.edge_ids("dst")
+    valid = destinations >= 0
+    ids = jnp.where(valid, destinations, num_dst)
+    arrays: dict[Row, Array] = {}
 
-    def spread(row: Row) -> Array:
-        """An edge's row, or a shared one at each edge."""
-        value = found[row]
-        return jnp.broadcast_to(value, (edges, *row.shape)) if _shared(row) else value
+    def at_edges(row: Row) -> Array:
+        value = arrays[row]
+        return jnp.broadcast_to(value, (num_edges, *row.shape)) if row.is_shared else value
 
-    def at(x: Array, ids: Array) -> Array:
-        """Padding, which comes last, reads what the first edge reads."""
+    def gather(x: Array, ids: Array) -> Array:
+        """Gather rows; padding, which comes last, reads what the first edge reads."""
         if is_empty(x) or is_empty(ids):
             return jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype)
         return x[jnp.where(ids >= 0, ids, jnp.maximum(ids[:1], 0))]
 
-    def pulled(row: Row, way: str) -> Array:
-        x = found[row.operands[0]]
+    def pull(row: Row, way: str) -> Array:
+        x = arrays[row.operands[0]]
         if way == "type":
-            return x[jnp.minimum(maps.type_of_nodes(sides.of(row)), len(x) - 1)]
+            return x[jnp.minimum(matrices.type_of_nodes(sides.of(row)), len(x) - 1)]
         if way.endswith("_type"):
-            end = way.removesuffix("_type")
-            return at(x[jnp.minimum(maps.type_of_nodes(end), len(x) - 1)], maps.edge_ids(end))
-        return at(x, maps.edge_ids(way))
+            side = way.removesuffix("_type")
+            types = jnp.minimum(matrices.type_of_nodes(side), len(x) - 1)
+            return gather(x[types], matrices.edge_ids(side))
+        return gather(x, matrices.edge_ids(way))
 
-    def pushed(row: Row, reduce: str) -> Array:
-        x = spread(row.operands[0])
+    def push(row: Row, reduce: str) -> Array:
+        x = at_edges(row.operands[0])
         if reduce in ("max", "min"):
-            return getattr(jax.ops, f"segment_{reduce}")(x, into, num_dst)
-        total = jax.ops.segment_sum(x, into, num_dst)
+            extreme: Array = getattr(jax.ops, f"segment_{reduce}")(x, ids, num_dst)
+            return extreme
+        total = jax.ops.segment_sum(x, ids, num_dst)
         if reduce == "sum":
             return total
-        counts = jax.ops.segment_sum(valid.astype(x.dtype), into, num_dst)
-        return total / jnp.maximum(counts, 1).reshape(-1, *[1] * (x.ndim - 1))
+        counts = jax.ops.segment_sum(valid.astype(x.dtype), ids, num_dst)
+        return total / jnp.maximum(spread(counts, total), 1)
 
     def softmax(row: Row) -> Array:
-        x = spread(row.operands[0])
-        top = jax.ops.segment_max(jax.lax.stop_gradient(x), into, num_dst)
-        top = jnp.where(jnp.isfinite(top), top, 0)
-        exp = jnp.exp(x - top[jnp.minimum(into, num_dst - 1)]) if num_dst else x
-        exp = jnp.where(valid.reshape(-1, *[1] * (x.ndim - 1)), exp, 0)
-        sums = jax.ops.segment_sum(exp, into, num_dst)
+        x = at_edges(row.operands[0])
+        maxima = jax.ops.segment_max(jax.lax.stop_gradient(x), ids, num_dst)
+        maxima = jnp.where(jnp.isfinite(maxima), maxima, 0)
+        exp = jnp.exp(x - maxima[jnp.minimum(ids, num_dst - 1)]) if num_dst else x
+        exp = jnp.where(spread(valid, x), exp, 0)
+        sums = jax.ops.segment_sum(exp, ids, num_dst)
         sums = jnp.where(sums == 0, 1, sums)
-        return exp / sums[jnp.minimum(into, num_dst - 1)] if num_dst else x
+        return exp / sums[jnp.minimum(ids, num_dst - 1)] if num_dst else x
 
-    for row in in_order(results):
+    for row in topological_order(results):
         match row.op:
-            case Given(index=index):
-                value = jnp.asarray(given[index])
+            case Input(index=index):
+                value = jnp.asarray(inputs[index])
                 if row.space is Space.EDGE and not is_empty(value):
-                    value = jnp.where(valid.reshape(-1, *[1] * (value.ndim - 1)), value, value[:1])
-            case Constant(value=value):
-                value = jnp.asarray(value)
-            case Place():
-                value = jnp.arange(edges, dtype=row.dtype)
+                    value = jnp.where(spread(valid, value), value, value[:1])
+            case Constant(value=number):
+                value = jnp.asarray(number)
+            case Index():
+                value = jnp.arange(num_edges, dtype=row.dtype)
             case Pull(way=way):
-                value = pulled(row, way)
+                value = pull(row, way)
             case Push(reduce=reduce):
-                value = pushed(row, reduce)
+                value = push(row, reduce)
             case Softmax():
                 value = softmax(row)
             case Apply():
-                value = each_row(row, [found[each] for each in row.operands])[row.op.index]
+                operands = [arrays[operand] for operand in row.operands]
+                value = apply_to_rows(row, operands)[row.op.index]
             case _:
                 raise AssertionError(row.op)
-        found[row] = value
-    return [finished(row, found[row], maps) for row in results]
+        arrays[row] = value
+    return [without_padding(row, arrays[row], matrices) for row in results]
 
 
-def each_row(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
-    """All results of a function of all rows."""
+def apply_to_rows(row: Row, operands: Sequence[Array]) -> Sequence[Array]:
+    """Apply a function to all rows; returns all of its results."""
     assert isinstance(row.op, Apply)
-    operands = align_varying(operands)  # inside of jax.shard_map a count varies as its graph does
-    if _shared(row):
+    operands = align_varying(operands)  # inside `jax.shard_map`, a count varies as its graph does
+    if row.is_shared:
         return row.op.function(*operands)
-    axes = [None if _shared(each) else 0 for each in row.operands]
+    axes = [None if operand.is_shared else 0 for operand in row.operands]
     return jax.vmap(row.op.function, axes)(*operands)
 
 
 def is_empty(x: Array) -> bool:
-    """Whether there are no rows; of symbolic sizes there are."""
-    size = x.shape[0]
+    """Whether there are no rows; symbolic sizes count as positive."""
+    size: Any = x.shape[0]
     return not jax.export.is_symbolic_dim(size) and size == 0
 
 
-def finished(row: Row, value: Array, maps: Maps) -> Array:
-    """A result, zeros for edges that are padding."""
+def without_padding(row: Row, value: Array, matrices: Matrices) -> Array:
+    """Return a result, zero at padding edges."""
     if row.space is not Space.EDGE:
         return value
-    valid = maps.counted(Space.EDGE)
+    valid = matrices.counted(Space.EDGE)
     assert valid is not None
-    return jnp.where(valid.reshape(-1, *[1] * len(row.shape)), value, jnp.zeros((), value.dtype))
+    return jnp.where(spread(valid, value), value, jnp.zeros((), value.dtype))
 
 
-def _shared(row: Row) -> bool:
-    return row.space is Space.SHARED
+def spread(mask: Array, x: Array) -> Array:
+    """Return a value per row with axes of size 1, to broadcast against rows."""
+    return mask.reshape(-1, *[1] * (x.ndim - 1))

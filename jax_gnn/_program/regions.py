@@ -1,7 +1,7 @@
-"""Functions of edges that no op makes, each group as one edge region.
+"""Edge regions of programs: functions of edges that no op computes, up to reductions.
 
-A region is what edges make of what they read, up to reductions into destinations: rows that nothing
-else takes, so that none of them needs an array of all edges.
+A region contains rows of edges that only its own rows and reductions into destinations read, so
+that none of them needs an array of all edges.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,421 +22,432 @@ from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.primitive import edge_region
-from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import MAX_PRODUCT, Into, Read, Unsupported
+from jax_gnn._ops.edge_region.region import Region, Sink
+from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
 from jax_gnn._program.einsum import einsum
-from jax_gnn._program.maps import Maps
 from jax_gnn._program.match import Matcher
+from jax_gnn._program.matrices import Matrices
 from jax_gnn._program.patterns import Einsum, Sum, is_read, width
 from jax_gnn._program.rows import (
     Apply,
     Constant,
     Contract,
-    Given,
-    Place,
+    Index,
+    Input,
     Pull,
     Push,
     Row,
-    in_order,
+    RowFunction,
     pull,
     sizes_of,
+    topological_order,
 )
 from jax_gnn._program.spaces import Space
 
-_OF_SOURCES = {
+if TYPE_CHECKING:
+    from jax_gnn._program.lower import Lowering
+
+# Ways of edges that read columns, and the ways of a column: nodes, or (source, relation) pairs.
+_COLUMN_WAYS = {
     Space.NODE: {"src": ""},
     Space.SOURCE_PAIR: {way: way for way in ("src", "relation", "src_type")} | {"src_pair": ""},
 }
-"""What edges read of their source, or of their (source, relation) pair, and how that reads it."""
 
-_MOST_WEIGHTS = 64
-"""Of a shared matrix of which each edge makes the gradient."""
-_MOST_ON_TENSOR_CORES = 1 << 12
-"""Of one that blocks of edges are multiplied with on a GPU; others are left to XLA."""
-
-
-def makers() -> str:
-    """Whose kernels have linear maps: ``"cpu"``, ``"cuda"``, or ``"xla"`` where none do."""
-    there = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
-    chosen: str = chosen_implementation.value or there
-    return "xla" if chosen == "cuda" and not cuda_compile.takes_maps() else chosen
-
+# Weights of a shared matrix whose product, and gradient, is written out for each edge.
+_MAX_UNROLLED_WEIGHTS = 64
+# Weights of a matrix in a region that tensor cores multiply with; larger ones are left to XLA.
+_MAX_TENSOR_CORE_WEIGHTS = 1 << 12
 
 _LOOPS = frozenset({"cond", "scan", "while"})
 
 
+def backend() -> str:
+    """Return what computes regions: ``"cuda"``, ``"xla"`` without linear maps, ``"cpu"`` nothing.
+
+    On a CPU no regions are formed. ``implementation="xla"`` forms them in plain XLA everywhere.
+    """
+    default = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "xla")
+    chosen: str = chosen_implementation.value or default
+    has_maps = chosen != "cuda" or cuda_compile.supports_linear_maps()
+    return chosen if has_maps else "xla"
+
+
 @dataclass(frozen=True, eq=False)
 class EdgeRegion:
-    """Rows that one region makes.
+    """The rows of one region.
 
     Attributes:
-        members: What edges make, each after its operands.
-        pushes: What they are reduced to.
-        kept: Members that are results of the program.
-        sources: What edges read columns of: nodes, or (source, relation) pairs.
+        members: Rows of edges inside the region, each after its operands.
+        pushes: Reductions of members.
+        edge_results: Members that are results of the program.
+        columns: Space of the columns that edges read: nodes, or (source, relation) pairs.
     """
 
     members: tuple[Row, ...]
     pushes: tuple[Row, ...]
-    kept: tuple[Row, ...]
-    sources: Space = Space.NODE
+    edge_results: tuple[Row, ...]
+    columns: Space = Space.NODE
 
     @functools.cached_property
-    def _reads(self) -> dict[Row, tuple[Row, Read]]:
-        """Of each operand that is no member the row whose array is read, and how."""
-        inner, pulled = set(self.members), dict[Any, Row]()
-        found: dict[Row, tuple[Row, Read]] = {}
-        for row in dict.fromkeys(each for member in self.members for each in member.operands):
-            way = row.op.way if isinstance(row.op, Pull) else ""
-            if row in inner or isinstance(row.op, Constant):
+    def _operands(self) -> dict[Row, tuple[Row, Access]]:
+        """For each operand outside of the region, the row whose array is read, and the access."""
+        members, columns = set(self.members), dict[tuple[Row, str], Row]()
+        operands: dict[Row, tuple[Row, Access]] = {}
+        ways = _COLUMN_WAYS[self.columns]
+        for row in dict.fromkeys(x for member in self.members for x in member.operands):
+            if row in members or isinstance(row.op, Constant):
                 continue
-            if row.space is Space.SHARED:
-                found[row] = row, "shared"
+            way = row.op.way if isinstance(row.op, Pull) else ""
+            if row.is_shared:
+                operands[row] = row, "shared"
             elif way == "dst":
-                found[row] = row.operands[0], "row"
-            elif way in _OF_SOURCES[self.sources]:
-                of, at = row.operands[0], _OF_SOURCES[self.sources][way]
-                found[row] = pulled.setdefault((of, at), pull(of, self.sources, at)), "col"
+                operands[row] = row.operands[0], "row"
+            elif way in ways:
+                key = row.operands[0], ways[way]
+                column = columns.setdefault(key, pull(key[0], self.columns, key[1]))
+                operands[row] = column, "col"
             else:
-                found[row] = row, "edge"
-        return found
+                operands[row] = row, "edge"
+        return operands
 
     @functools.cached_property
-    def inputs(self) -> tuple[tuple[Row, Read], ...]:
-        """What the region takes, and how edges read it."""
-        return tuple(dict.fromkeys(self._reads.values()))
+    def inputs(self) -> tuple[tuple[Row, Access], ...]:
+        """The rows that the region takes, and how edges read them."""
+        return tuple(dict.fromkeys(self._operands.values()))
 
     @property
-    def taken(self) -> list[Row]:
-        """The rows whose arrays it takes."""
+    def input_rows(self) -> list[Row]:
+        """The rows whose arrays the region takes."""
         return [row for row, _ in self.inputs]
 
     @functools.cached_property
-    def maps(self) -> frozenset[Row]:
-        """The shared matrices that blocks of edges are multiplied with."""
-        return frozenset(each for row in self.members for each in maps_of(row))
+    def linear_maps(self) -> frozenset[Row]:
+        """The shared matrices that tensor cores multiply with."""
+        return frozenset(matrix for row in self.members for matrix in linear_maps_of(row))
 
     @property
     def reads_pairs(self) -> bool:
-        """Whether edges read what (source, relation) pairs suffice for, and sources do not."""
-        ways = _OF_SOURCES[Space.SOURCE_PAIR].keys() - _OF_SOURCES[Space.NODE].keys()
-        return any(isinstance(row.op, Pull) and row.op.way in ways for row in self._reads)
+        """Whether edges read what their (source, relation) pair has, and their source does not."""
+        ways = _COLUMN_WAYS[Space.SOURCE_PAIR].keys() - _COLUMN_WAYS[Space.NODE].keys()
+        return any(isinstance(row.op, Pull) and row.op.way in ways for row in self._operands)
 
     @property
     def results(self) -> tuple[Row, ...]:
-        """The rows that it gives."""
-        return self.pushes + self.kept
+        """The rows that the region makes."""
+        return self.pushes + self.edge_results
 
-    def function(self, *rows: Any) -> list[Any]:
-        """What an edge makes of the rows that it reads: a row for each result."""
-        *of_rows, share = rows if self.shares else (*rows, None)
-        read: dict[Any, Any] = dict(zip(self.inputs, of_rows, strict=True))
-        found: dict[Row, Any] = {}
-        several: dict[Any, Sequence[Any]] = {}
+    def function(self, *rows: Array) -> list[Array]:
+        """Compute an edge's results from the rows that it reads."""
+        share = rows[-1] if self.share_dtype else None
+        inputs = rows[:-1] if self.share_dtype else rows
+        input_values = dict(zip(self.inputs, inputs, strict=True))
+        values: dict[Row, Array] = {}
+        functions: dict[Any, Sequence[Array]] = {}
 
-        def value(row: Row) -> Any:
+        def value_of(row: Row) -> Array:
             if isinstance(row.op, Constant):
                 return jnp.asarray(row.op.value)
-            return found[row] if row in found else read[self._reads[row]]
+            return values[row] if row in values else input_values[self._operands[row]]
 
         for row in self.members:
-            operands = align_varying([value(each) for each in row.operands])
+            operands = align_varying([value_of(operand) for operand in row.operands])
             if isinstance(row.op, Contract):
-                found[row] = einsum(row, [(each, False) for each in operands])
+                values[row] = einsum(row, [(operand, False) for operand in operands])
             else:
                 assert isinstance(row.op, Apply)
                 key = row.op.function, row.operands
-                if key not in several:
-                    several[key] = row.op.function(*operands)
-                found[row] = several[key][row.op.index]
-        made = [found[push.operands[0]] for push in self.pushes]
+                if key not in functions:
+                    functions[key] = row.op.function(*operands)
+                values[row] = functions[key][row.op.index]
+        results = [values[push.operands[0]] for push in self.pushes]
         if share is not None:
-            made = [x * share if _is_mean(y) else x for x, y in zip(made, self.pushes, strict=True)]
-        return made + [found[row] for row in self.kept]
+            results = [
+                x * share if _is_mean(push) else x
+                for x, push in zip(results, self.pushes, strict=True)
+            ]
+        return results + [values[row] for row in self.edge_results]
 
     @functools.cached_property
-    def shares(self) -> Any:
-        """Dtype of what edges read last, the part of a mean that they are; None without.
+    def share_dtype(self) -> Any:
+        """Dtype of an edge's share 1/degree, a last input by which means are sums; else None.
 
-        Of half types, whose parts are not precise enough, sums are divided.
+        Shares of half types are not precise enough: their sums are divided.
         """
         dtypes = {np.dtype(push.dtype) for push in self.pushes if _is_mean(push)}
         return dtypes.pop() if len(dtypes) == 1 and min(dtypes).itemsize >= 4 else None
 
     @property
-    def outputs(self) -> list[tuple[Into, str]]:
-        """Of each result where it goes, and how."""
-        found: list[tuple[Into, str]] = [
-            ("row", "sum" if _is_mean(push) else push.op.reduce)  # type: ignore[union-attr]
-            for push in self.pushes
-        ]
-        return found + [("edge", "none")] * len(self.kept)
+    def outputs(self) -> list[Sink]:
+        """Destination and reduction of each result."""
+        sinks: list[Sink] = []
+        for push in self.pushes:
+            assert isinstance(push.op, Push)
+            sinks.append(("row", "sum" if _is_mean(push) else push.op.reduce))
+        return sinks + [("edge", "none")] * len(self.edge_results)
 
-    def matrix(self, maps: Maps) -> SparseMatrix:
-        """The edges, with what they read as columns."""
-        return maps.edges("src" if self.sources is Space.NODE else "src_pair", Space.NODE)
+    def matrix(self, matrices: Matrices) -> SparseMatrix:
+        """Return the edges as a matrix from the columns to nodes."""
+        return matrices.edges("src" if self.columns is Space.NODE else "src_pair", Space.NODE)
 
     @functools.cached_property
     def region(self) -> Region:
-        """What the primitive gets."""
-        rows = [jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.taken]
-        rows += [jax.ShapeDtypeStruct((), self.shares)] if self.shares else []
-        return Region.closing(self.function, rows, self.ways, self.outputs)[0]
+        """The region of the primitive."""
+        rows = [abstract_row(row.shape, row.dtype) for row in self.input_rows]
+        rows += [abstract_row((), self.share_dtype)] if self.share_dtype else []
+        return Region.closing(self.function, rows, self.accesses, self.outputs)[0]
 
     @property
-    def ways(self) -> list[Read]:
-        """How edges read all that they take."""
-        ways: list[Read] = [read for _, read in self.inputs]
-        return [*ways, "row"] if self.shares else ways
+    def accesses(self) -> list[Access]:
+        """The access by which an edge reads each array."""
+        accesses: list[Access] = [access for _, access in self.inputs]
+        return [*accesses, "row"] if self.share_dtype else accesses
 
-    def lowered(self, lowering: Any) -> list[Array]:
-        """An array of each result."""
-        maps = lowering.maps
-
-        def array(row: Row) -> Array:
-            if isinstance(row.op, Given) and row.space is Space.EDGE:
-                return jnp.asarray(lowering.given[row.op.index])  # what padding holds is not read
-            found: Array = lowering.array(row)
-            return found
-
-        arrays = [array(row) for row in self.taken]
-        if self.shares:
-            arrays.append(1 / jnp.maximum(maps.degrees(self.shares), 1))
-        found = edge_region(self.function, arrays, self.ways, self.outputs, self.matrix(maps))
+    def lower(self, lowering: Lowering) -> list[Array]:
+        """Compute the array of each result."""
+        matrices = lowering.matrices
+        arrays = []
+        for row in self.input_rows:
+            if isinstance(row.op, Input) and row.space is Space.EDGE:  # padding is not read
+                arrays.append(jnp.asarray(lowering.inputs[row.op.index]))
+            else:
+                arrays.append(lowering.array(row))
+        if self.share_dtype:
+            arrays.append(1 / jnp.maximum(matrices.degrees(self.share_dtype), 1))
+        matrix = self.matrix(matrices)
+        results = edge_region(self.function, arrays, self.accesses, self.outputs, matrix)
         for i, push in enumerate(self.pushes):
-            if _is_mean(push) and not self.shares:
-                counts = jnp.maximum(maps.degrees(found[i].dtype), 1)
-                found[i] = found[i] / counts.reshape(-1, *[1] * len(push.shape))
-        return found
+            if _is_mean(push) and not self.share_dtype:
+                counts = jnp.maximum(matrices.degrees(results[i].dtype), 1)
+                results[i] = results[i] / counts.reshape(-1, *[1] * len(push.shape))
+        return results
 
 
 def _is_mean(push: Row) -> bool:
-    return push.op.reduce == "mean"  # type: ignore[union-attr]
+    return isinstance(push.op, Push) and push.op.reduce == "mean"
 
 
-# --- Finding them --------------------------------------------------------------------------------
+# --- Search --------------------------------------------------------------------------------------
 
 
 class Candidates:
-    """The regions that a program may have, for each choice of reductions that are in some.
+    """The regions that a program may have, for each choice of reductions in regions.
 
     Attributes:
-        pushes: The reductions that may be in one.
+        pushes: The reductions that may be in a region.
         has_pairs: Whether the graph has (source, relation) pairs.
     """
 
-    def __init__(self, results: Sequence[Row], matcher: Matcher, maps: bool = True) -> None:
+    def __init__(self, results: Sequence[Row], matcher: Matcher, linear_maps: bool = True) -> None:
         self.has_pairs = Space.SOURCE_PAIR in matcher.parts.rows
-        self._wanted = set(results)
+        self._results = set(results)
         self._matcher = matcher
-        self._rows = in_order(results)
+        self._rows = topological_order(results)
         self._readers: dict[Row, list[Row]] = {row: [] for row in self._rows}
         for row in self._rows:
-            for each in row.operands:
-                self._readers[each].append(row)
+            for operand in row.operands:
+                self._readers[operand].append(row)
         self._edges = {
             row
             for row in self._rows
-            if (row.dtype in FLOATS or row not in self._wanted)  # results are no truth values
-            and _is_of_edges(row, matcher, maps)
+            if (row.dtype in FLOATS or row not in self._results)  # results are no booleans
+            and _fits_region(row, matcher, linear_maps)
         }
-        self._edges -= self._drawn()
-        self.pushes = self._with_members(row for row in self._rows if _is_reduction(row, matcher))
+        self._edges -= self._random_rows()
+        self.pushes = self._feasible(row for row in self._rows if _is_reduction(row, matcher))
 
-    def _drawn(self) -> set[Row]:
-        """Keys, random bits and functions of such alone, up to truth values: regions read these."""
-        found: set[Row] = set()
+    def _random_rows(self) -> set[Row]:
+        """Return keys, random bits and functions of these up to booleans, which regions read."""
+        drawn: set[Row] = set()
         for row in self._rows:
-            varying = [each for each in row.operands if each.space is not Space.SHARED]
-            if isinstance(row.op, Place) or (
+            varying = [operand for operand in row.operands if not operand.is_shared]
+            if isinstance(row.op, Index) or (
                 isinstance(row.op, Apply | Contract)
                 and row.space is Space.EDGE
-                and (not _is_number(row) or all(x in found and x.dtype != bool for x in varying))
+                and (not _is_number(row) or all(x in drawn and x.dtype != bool for x in varying))
             ):
-                found.add(row)
-        return found
+                drawn.add(row)
+        return drawn
 
-    def found(self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()) -> dict[Row, EdgeRegion]:
-        """The regions of these reductions, by each of their results.
+    def regions(
+        self, pushes: Iterable[Row], by_pairs: Collection[Row] = ()
+    ) -> dict[Row, EdgeRegion]:
+        """Return the regions of reductions, by each of their results.
 
         Args:
             pushes: The reductions.
-            by_pairs: Those whose regions read rows of (source, relation) pairs.
+            by_pairs: Reductions whose regions read columns of (source, relation) pairs.
         """
-        kept = self._with_members(pushes)
-        return self._grouped(kept, self._members(kept), by_pairs)
+        feasible = self._feasible(pushes)
+        return self._group(feasible, self._members(feasible), by_pairs)
 
-    def _with_members(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
-        """Those reductions whose operand only they read."""
-        found = tuple(pushes)
+    def _feasible(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
+        """Return the reductions whose operand is read by them and members alone."""
+        chosen = tuple(pushes)
         while True:
-            members = self._members(found)
-            kept = tuple(push for push in found if push.operands[0] in members)
-            if kept == found:
-                return kept
-            found = kept
+            members = self._members(chosen)
+            remaining = tuple(push for push in chosen if push.operands[0] in members)
+            if remaining == chosen:
+                return chosen
+            chosen = remaining
 
     def _members(self, pushes: Iterable[Row]) -> set[Row]:
-        """What edges make that only others of these and the reductions read."""
-        given, found = set(pushes), set[Row]()
+        """Return the rows of edges that only the reductions and other members read."""
+        inside = set(pushes)
+        members = set[Row]()
         for row in reversed(self._rows):
             if row in self._edges and all(
-                each in found or each in given for each in self._readers[row]
+                reader in members or reader in inside for reader in self._readers[row]
             ):
-                found.add(row)
-        return found
+                members.add(row)
+        return members
 
-    def _grouped(
+    def _group(
         self, pushes: Sequence[Row], members: set[Row], by_pairs: Collection[Row]
     ) -> dict[Row, EdgeRegion]:
-        """Reductions that have members in common are one region, unless one needs another."""
-        level: dict[Row, int] = {}
+        """Group reductions with common members, unless one depends on another."""
+        # Number of reductions on the longest path to each row.
+        depth: dict[Row, int] = {}
         for row in self._rows:
-            level[row] = max((level[each] for each in row.operands), default=0) + (row in pushes)
+            depth[row] = max((depth[x] for x in row.operands), default=0) + (row in pushes)
         groups: list[tuple[int, list[Row], set[Row]]] = []
         for push in pushes:
-            inner = set(_closure(push.operands[0], members))
-            same = [each for each in groups if each[0] == level[push] and each[2] & inner]
-            joined = [each for _, more, _ in same for each in more] + [push]
-            inner = inner.union(*(each[2] for each in same))
-            groups = [each for each in groups if each not in same] + [(level[push], joined, inner)]
-        found: dict[Row, EdgeRegion] = {}
-        given: set[Row] = set()
-        for _, joined, inner in sorted(groups, key=lambda each: each[0]):
-            if all(_is_served(push, self._matcher) for push in joined):
+            inner = set(
+                topological_order(
+                    [push.operands[0]], lambda row: [x for x in row.operands if x in members]
+                )
+            )
+            same = [group for group in groups if group[0] == depth[push] and group[2] & inner]
+            joined = [x for _, joined, _ in same for x in joined] + [push]
+            inner = inner.union(*(group[2] for group in same))
+            groups = [group for group in groups if group not in same]
+            groups.append((depth[push], joined, inner))
+        regions: dict[Row, EdgeRegion] = {}
+        assigned: set[Row] = set()
+        for _, joined, inner in sorted(groups, key=lambda group: group[0]):
+            if all(_is_spmm(push, self._matcher) for push in joined):
                 continue
             ordered = tuple(row for row in self._rows if row in inner)
-            kept = tuple(row for row in ordered if row in self._wanted and row not in given)
-            given |= set(kept)
-            sources = Space.SOURCE_PAIR if set(joined) <= set(by_pairs) else Space.NODE
-            region = EdgeRegion(ordered, tuple(joined), kept, sources)
-            found |= dict.fromkeys(region.results, region)
-        return found
+            results = tuple(row for row in ordered if row in self._results - assigned)
+            assigned |= set(results)
+            columns = Space.SOURCE_PAIR if set(joined) <= set(by_pairs) else Space.NODE
+            region = EdgeRegion(ordered, tuple(joined), results, columns)
+            regions |= dict.fromkeys(region.results, region)
+        return regions
 
 
-def chosen(
-    candidates: Candidates, count: Callable[[Mapping[Row, EdgeRegion]], float]
+def choose_regions(
+    candidates: Candidates, cost: Callable[[Mapping[Row, EdgeRegion]], float]
 ) -> dict[Row, EdgeRegion]:
-    """The regions that pay, by each of their results.
+    """Return the regions that gain, by each of their results.
 
     Args:
-        candidates: Those that there may be.
-        count: What the program takes with given ones.
+        candidates: The regions that there may be.
+        cost: Maps regions to the time of the program.
     """
     pushes = candidates.pushes
-    found = candidates.found(pushes)
-    if not found:
-        return found
-    least = count(found)
-    whole = [region.pushes for region in dict.fromkeys(found.values())]
-    single = [(push,) for group in whole if len(group) > 1 for push in group]
-    for group in [*whole, *single]:
+    regions = candidates.regions(pushes)
+    if not regions:
+        return regions
+    best = cost(regions)
+    # Reductions leave regions, whole or one by one, where ops take no longer.
+    wholes = [region.pushes for region in dict.fromkeys(regions.values())]
+    singles = [(push,) for group in wholes if len(group) > 1 for push in group]
+    for group in [*wholes, *singles]:
         fewer = tuple(push for push in pushes if push not in group)
-        other = candidates.found(fewer)
-        if (time := count(other)) <= least:
-            pushes, found, least = fewer, other, time
+        trial = candidates.regions(fewer)
+        if (time := cost(trial)) <= best:
+            pushes, regions, best = fewer, trial, time
     by_pairs: tuple[Row, ...] = ()
-    for region in dict.fromkeys(found.values()) if candidates.has_pairs else ():
+    for region in dict.fromkeys(regions.values()) if candidates.has_pairs else ():
         if region.reads_pairs:
-            more = *by_pairs, *region.pushes
-            other = candidates.found(pushes, more)
-            if (time := count(other)) < least:
-                by_pairs, found, least = more, other, time
-    return found
+            extended = *by_pairs, *region.pushes
+            trial = candidates.regions(pushes, extended)
+            if (time := cost(trial)) < best:
+                by_pairs, regions, best = extended, trial, time
+    return regions
 
 
 def _is_reduction(row: Row, matcher: Matcher) -> bool:
-    """Whether edges are reduced to it as they are."""
+    """Whether a row is a plain reduction of edges into nodes."""
     if not isinstance(row.op, Push) or row.space is not Space.NODE:
         return False
     pattern = matcher(row)
     return isinstance(pattern, Sum) and pattern.scores is None and row.dtype in FLOATS
 
 
-def _is_served(push: Row, matcher: Matcher) -> bool:
-    """Whether an op takes a sum, but for weights that are much smaller than what it reads."""
+def _is_spmm(push: Row, matcher: Matcher) -> bool:
+    """Whether ``spmm`` takes a sum, with weights much smaller than its values."""
     pattern = matcher(push)
     assert isinstance(pattern, Sum)
-    if not is_read(pattern.value, pattern.into):
+    if not is_read(pattern.value, pattern.dest):
         return False
     return pattern.weight is None or pattern.weight.size * 4 <= push.size
 
 
-def _is_of_edges(row: Row, matcher: Matcher, maps: bool) -> bool:
-    """Whether it is a function of edges that a region can hold, linear maps only if they may be."""
+def _fits_region(row: Row, matcher: Matcher, linear_maps: bool) -> bool:
+    """Whether a row is a function of edges that a region may contain."""
     if row.space is not Space.EDGE or not _is_number(row):
         return False
     if isinstance(row.op, Apply):
-        return missing(row) is None
+        return unsupported_reason(row) is None
     pattern = matcher(row)
     if not isinstance(row.op, Contract) or not isinstance(pattern, Einsum):
         return False
     sizes = sizes_of(row.operands, row.op.terms)
     summed = set(sizes) - set(row.op.out)
     weights = [
-        width(each.labels, sizes)
-        for each in pattern.factors
-        if each.row.space is Space.SHARED and set(each.labels) & summed
+        width(factor.labels, sizes)
+        for factor in pattern.factors
+        if factor.row.is_shared and set(factor.labels) & summed
     ]
-    reads = all(each.way or each.row.space is Space.SHARED for each in pattern.factors)
     if not weights:
         return True
-    few = max(weights) <= (_most_weights(row, pattern) if maps else _MOST_WEIGHTS)
-    return few and not reads  # what edges read is multiplied where it is read
+    # What edges only read is multiplied where it is read.
+    only_reads = all(factor.way or factor.row.is_shared for factor in pattern.factors)
+    limit = _max_weights(row, pattern) if linear_maps else _MAX_UNROLLED_WEIGHTS
+    return max(weights) <= limit and not only_reads
 
 
-def _most_weights(row: Row, product: Einsum) -> int:
-    """Of a shared matrix inside a region: more where blocks of edges are multiplied with it."""
+def _max_weights(row: Row, product: Einsum) -> int:
+    """Return the most weights of a product in a region; more for tensor cores."""
     if len(product.factors) == 2:
-        matrix, x = sorted(product.factors, key=lambda each: each.row.space is not Space.SHARED)
-        if x.row.space is not Space.SHARED and set(x.labels) < set(matrix.labels):
+        matrix, x = sorted(product.factors, key=lambda factor: not factor.row.is_shared)
+        if not x.row.is_shared and set(x.labels) < set(matrix.labels):
             sides = x.row.size, matrix.row.size // max(x.row.size, 1)
-            if makers() == "cpu":
-                return MAX_PRODUCT
-            if makers() == "cuda" and row.dtype != np.float64 and _lanes_share(sides):
-                return _MOST_ON_TENSOR_CORES
-    return _MOST_WEIGHTS
+            # A warp's lanes hold rows of these sizes in full, and evenly.
+            fits = all(side <= 32 or (side <= 128 and side % 4 == 0) for side in sides)
+            if backend() == "cuda" and row.dtype != np.float64 and fits:
+                return _MAX_TENSOR_CORE_WEIGHTS
+    return _MAX_UNROLLED_WEIGHTS
 
 
-def _lanes_share(sides: Sequence[int]) -> bool:
-    """Whether a warp's lanes have rows of these sizes in full, and evenly."""
-    return all(side <= 32 or (side <= 128 and side % 4 == 0) for side in sides)
+def linear_maps_of(row: Row) -> list[Row]:
+    """Return the shared matrices of a region's product that tensor cores multiply with."""
+    operands = row.operands if isinstance(row.op, Contract) else ()
+    return [x for x in operands if x.is_shared and x.size > _MAX_UNROLLED_WEIGHTS]
 
 
-def maps_of(row: Row) -> list[Row]:
-    """The shared matrices of a region's product that blocks of edges are multiplied with."""
-    shared = row.operands if isinstance(row.op, Contract) else ()
-    return [each for each in shared if each.space is Space.SHARED and each.size > _MOST_WEIGHTS]
-
-
-def missing(row: Row) -> str | None:
-    """Why kernels for regions do not know a function; None if they do."""
-    op = row.op
-    assert isinstance(op, Apply)
-    if op.name in _LOOPS:
-        return f"{op.name} is a loop"
-    for each in (row, *row.operands):
-        if not _is_number(each):
-            return f"regions have no {each.dtype}"
-    operands = tuple((each.shape, each.dtype, each.space is Space.SHARED) for each in row.operands)
-    return _missing(op.function, op.index, operands)
+def unsupported_reason(row: Row) -> str | None:
+    """Return why regions cannot contain a function; None if they can."""
+    assert isinstance(row.op, Apply)
+    if row.op.name in _LOOPS:
+        return f"{row.op.name} is a loop"
+    for operand in (row, *row.operands):
+        if not _is_number(operand):
+            return f"regions have no {operand.dtype}"
+    operands = tuple((x.shape, x.dtype, x.is_shared) for x in row.operands)
+    return _unsupported_reason(row.op.function, row.op.index, operands)
 
 
 @functools.lru_cache(maxsize=1024)
-def _missing(
-    function: Callable[..., Sequence[Any]], index: int, operands: tuple[Any, ...]
+def _unsupported_reason(
+    function: RowFunction, index: int, operands: tuple[tuple[tuple[int, ...], Any, bool], ...]
 ) -> str | None:
-    """Why a function of operands, each with whether it is shared, has no instructions."""
-    rows = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in operands]
-    reads: list[Read] = ["shared" if shared else "edge" for _, _, shared in operands]
-    region = Region.of(lambda *x: [function(*x)[index]], rows, reads, [("edge", "none")])
+    rows = [abstract_row(shape, dtype) for shape, dtype, _ in operands]
+    accesses: list[Access] = ["shared" if is_shared else "edge" for _, _, is_shared in operands]
+    region = Region.of(lambda *x: [function(*x)[index]], rows, accesses, [("edge", "none")])
     return region.program.reason if isinstance(region.program, Unsupported) else None
 
 
 def _is_number(row: Row) -> bool:
     return row.dtype in FLOATS or row.dtype == bool or isinstance(row.op, Constant)
-
-
-def _closure(row: Row, members: set[Row]) -> list[Row]:
-    """The members that one is made of, and itself."""
-    return in_order([row], lambda each: [x for x in each.operands if x in members])

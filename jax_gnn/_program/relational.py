@@ -1,6 +1,6 @@
-"""Attention over typed edges: sums that are RGAT's or HGT's, whose op chooses its method.
+"""Attention over typed edges: sums that are RGAT's or HGT's attention as a whole.
 
-They are found where values are products by (source, relation) pair, and computed as the layers do.
+Their values are products by (source, relation) pair. Their op chooses a method, as the layers do.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from jax_gnn._program.patterns import (
     HGT,
     RGAT,
     Arranged,
-    Dots,
+    DotScores,
+    EdgeScores,
     Factor,
-    Given,
     Sum,
-    Typed,
+    TypedScores,
     factors_of,
-    in_order_of,
     leaky_of,
+    with_labels,
 )
 from jax_gnn._program.rows import Apply, Contract, Labels, Pull, Row, contract, sizes_of
 from jax_gnn._program.spaces import Parts, Space
@@ -43,60 +43,66 @@ from jax_gnn.relational import RelationalGraph
 
 
 class Program(Protocol):
-    """What is asked of the rows of a program."""
+    """The part of `Matcher` that these patterns use."""
 
     parts: Parts
 
-    def is_lone(self, row: Row, uses: int = 1) -> bool:
-        """Whether nothing else reads a row that is read so often."""
+    def is_internal(self, row: Row, uses: int = 1) -> bool:
+        """Whether a row is read at most `uses` times."""
 
     def flat(self, row: Row) -> Row:
-        """An einsum with the factors of its factors, as far as nothing else reads these."""
+        """Return an einsum with the factors of its internal factors."""
 
 
-# --- Finding it ----------------------------------------------------------------------------------
+# --- Matching ------------------------------------------------------------------------------------
 
 
-def typed_scores(program: Program, score: Row, value: Factor, heads: Labels) -> Typed | None:
-    """Scores that a value's dots with a vector of its relation are part of, or None.
+def match_scores(program: Program, score: Row, value: Factor, heads: Labels) -> TypedScores | None:
+    """Match scores that contain dot products of the value with a vector of its relation.
 
     Args:
-        program: Whose rows they are.
-        score: Of edges.
-        value: What the scores weight.
-        heads: The value's labels of scores.
+        program: The program.
+        score: The scores of edges.
+        value: The value that they weight.
+        heads: Labels of the value that scores have.
     """
     if value.way != "src_pair" or not set(heads) <= set(value.labels):
         return None
-    slope, of = leaky_of(score)
-    if of is not score and not program.is_lone(of):
+    slope, inner = leaky_of(score)
+    if inner is not score and not program.is_internal(inner):
         return None
-    terms = list(_terms(of, program))
+    terms = list(_terms(inner, program))
     for i, term in enumerate(terms):
-        vector = _vector(program, term, value, heads)
+        vector = _vector_of_value(program, term, value, heads)
         if vector is not None:
-            return Typed(vector, (*terms[:i], *terms[i + 1 :]), slope)
+            return TypedScores(vector, (*terms[:i], *terms[i + 1 :]), slope)
     return None
 
 
 def _terms(row: Row, program: Program) -> Iterator[Row]:
-    """What is added up to a row, of its shape."""
-    if isinstance(row.op, Apply) and row.op.name == "add":
-        for each in row.operands:
-            if program.is_lone(each) and each.shape == row.shape:
-                yield from _terms(each, program)
-            else:
-                yield each
-    else:
+    """Yield the terms of nested sums, all of the row's shape."""
+    if not isinstance(row.op, Apply) or row.op.name != "add":
         yield row
+        return
+    for operand in row.operands:
+        if program.is_internal(operand) and operand.shape == row.shape:
+            yield from _terms(operand, program)
+        else:
+            yield operand
 
 
-def _vector(program: Program, term: Row, value: Factor, heads: Labels) -> Arranged | None:
-    """The vector whose dots with the values are a term of scores."""
-    if not isinstance(term.op, Pull) or term.op.way != "src_pair":
+def _dots_of_pairs(program: Program, term: Row, way: str) -> Row | None:
+    """Return the row of pairs that a term reads, if nothing else reads either; else None."""
+    if not isinstance(term.op, Pull) or term.op.way != way:
         return None
     (dots,) = term.operands
-    if not isinstance(dots.op, Contract) or not (program.is_lone(term) and program.is_lone(dots)):
+    return dots if program.is_internal(term) and program.is_internal(dots) else None
+
+
+def _vector_of_value(program: Program, term: Row, value: Factor, heads: Labels) -> Arranged | None:
+    """Return the vector whose dot products with the values are a term of scores."""
+    dots = _dots_of_pairs(program, term, "src_pair")
+    if dots is None or not isinstance(dots.op, Contract):
         return None
     factors, out = factors_of(dots)
     if len(factors) != 2:
@@ -104,169 +110,167 @@ def _vector(program: Program, term: Row, value: Factor, heads: Labels) -> Arrang
     of_value, vector = factors if factors[0].row is value.base else factors[::-1]
     if of_value.row is not value.base or set(vector.labels) - set(of_value.labels):
         return None
-    if vector.way != "relation" and vector.row.space is not Space.SHARED:
+    if vector.way != "relation" and not vector.row.is_shared:
         return None
-    names = dict(zip(value.labels, of_value.labels, strict=True))
-    at_heads = tuple(names[label] for label in heads)
-    features = tuple(names[label] for label in value.labels if label not in heads)
-    if out != at_heads or not set(features) <= set(vector.labels):
+    renamed = dict(zip(value.labels, of_value.labels, strict=True))
+    head_labels = tuple(renamed[label] for label in heads)
+    features = tuple(renamed[label] for label in value.labels if label not in heads)
+    if out != head_labels or not set(features) <= set(vector.labels):
         return None
     sizes = sizes_of(dots.operands, dots.op.terms)
-    order = (*at_heads, *features)
-    row = in_order_of(Factor(vector.base, vector.labels), order, sizes)
+    order = (*head_labels, *features)
+    row = with_labels(Factor(vector.base, vector.labels), order, sizes)
     count = len(heads)
     return Arranged(row, (tuple(range(count)), tuple(range(count, len(order)))))
 
 
-def attention(program: Program, found: Sum, score: Row) -> Sum | RGAT | HGT:
-    """A sum under the softmax of a score as the attention that it is, or itself."""
-    parts = program.parts
-    there = parts.rows.keys() >= {Space.SOURCE_PAIR, Space.DESTINATION_PAIR}
-    there = there and may_reorder(found.value.row.dtype)
-    made: RGAT | HGT | None = None
-    if isinstance(found.scores, Typed):
-        if there and parts.num_src == parts.num_dst:
-            made = _rgat(program, found, found.scores)
-        if made is None and not scores_by_edge_pay(counts(parts, 1, 1, 1)):
-            return found._replace(scores=Given(score))
-    elif (
-        isinstance(found.scores, Dots)
-        and found.weight is None
-        and found.value.way == "src_pair"
-        and parts.num_src == parts.num_dst
-        and may_reorder(found.value.row.dtype)
-    ):
-        made = _hgt(program, found, found.scores)
-    return found if made is None else made
+def match_attention(program: Program, pattern: Sum, score: Row) -> Sum | RGAT | HGT:
+    """Return the attention that a sum under the softmax of a score is, or the sum."""
+    parts, scores = program.parts, pattern.scores
+    reorders = may_reorder(pattern.value.row.dtype)
+    is_square = parts.num_src == parts.num_dst
+    if isinstance(scores, TypedScores):
+        has_pairs = parts.rows.keys() >= {Space.SOURCE_PAIR, Space.DESTINATION_PAIR}
+        if has_pairs and reorders and is_square:
+            rgat = _match_rgat(program, pattern, scores)
+            if rgat is not None:
+                return rgat
+        if not scores_by_edge_pay(counts(parts, 1, 1, 1)):
+            return pattern._replace(scores=EdgeScores(score))
+        return pattern
+    may_be_hgt = pattern.value.way == "src_pair" and pattern.weight is None
+    if isinstance(scores, DotScores) and may_be_hgt and reorders and is_square:
+        return _match_hgt(program, pattern, scores) or pattern
+    return pattern
 
 
-def _rgat(program: Program, found: Sum, scores: Typed) -> RGAT | None:
-    value = found.value
-    if not program.is_lone(value.row):
+def _match_rgat(program: Program, pattern: Sum, scores: TypedScores) -> RGAT | None:
+    value = pattern.value
+    if not program.is_internal(value.row):
         return None
-    heads = tuple(value.labels.index(label) for label in found.heads)
-    maps = _maps(program, value.base, heads, uses=2)
-    if maps is None or maps.is_own:
+    heads = tuple(value.labels.index(label) for label in pattern.heads)
+    maps = _linear_maps(program, value.base, heads, uses=2)
+    if maps is None or maps.is_per_head:
         return None
-    for i, term in enumerate(scores.numbers):
-        dst = _destinations(program, term, maps.x)
+    for i, term in enumerate(scores.terms):
+        dst = _vector_of_destination(program, term, maps.x)
         if dst is not None:
-            rest = (*scores.numbers[:i], *scores.numbers[i + 1 :])
-            return RGAT(found, maps.x, maps.kernel, scores.vector, dst, rest, scores.slope)
+            terms = (*scores.terms[:i], *scores.terms[i + 1 :])
+            return RGAT(pattern, maps.x, maps.kernel, scores.vector, dst, terms, scores.slope)
     return None
 
 
-def _destinations(program: Program, term: Row, x: Arranged) -> Arranged | None:
-    """The vectors whose dots with destinations' rows are a term of scores."""
-    if not isinstance(term.op, Pull) or term.op.way != "dst_pair":
+def _vector_of_destination(program: Program, term: Row, x: Arranged) -> Arranged | None:
+    """Return the vector whose dot products with destinations' rows are a term of scores."""
+    dots = _dots_of_pairs(program, term, "dst_pair")
+    product = None if dots is None else _node_product(program, dots, "dst")
+    if product is None or product.x.base is not x.row or product.per_head:
         return None
-    (dots,) = term.operands
-    if not (program.is_lone(term) and program.is_lone(dots)):
-        return None
-    found = _of_nodes(program, dots, "dst")
-    if found is None or found.x.base is not x.row or found.own:
-        return None
-    summed = tuple(found.x.labels[axis] for group in x.groups for axis in group)
-    return found.arranged((found.out, summed))
+    summed = tuple(product.x.labels[axis] for group in x.groups for axis in group)
+    return product.arranged_maps((product.out, summed))
 
 
-def _hgt(program: Program, found: Sum, scores: Dots) -> HGT | None:
-    value, count = found.value, len(found.heads)
-    if not set(found.heads) <= set(value.labels) or not program.is_lone(value.row, uses=2):
+def _match_hgt(program: Program, pattern: Sum, scores: DotScores) -> HGT | None:
+    value, count = pattern.value, len(pattern.heads)
+    if not set(pattern.heads) <= set(value.labels) or not program.is_internal(value.row, uses=2):
         return None
     uses = 2 if scores.col_key is value.base else 1
-    heads = tuple(value.labels.index(label) for label in found.heads)
-    of_value = _maps(program, value.base, heads, uses=uses)
-    of_key = _maps(program, scores.col_key, tuple(range(count)), uses=uses)
+    heads = tuple(value.labels.index(label) for label in pattern.heads)
+    of_value = _linear_maps(program, value.base, heads, uses=uses)
+    of_key = _linear_maps(program, scores.col_key, tuple(range(count)), uses=uses)
     if of_value is None or of_key is None:
         return None
     query = Arranged(scores.row_key, (tuple(range(len(scores.row_key.shape))),))
-    rows = of_key.x, of_key.kernel, of_value.x, of_value.kernel
-    return HGT(found, query, *rows, scores.scale)
+    return HGT(pattern, query, of_key.x, of_key.kernel, of_value.x, of_value.kernel, scores.scale)
 
 
-class _Maps(NamedTuple):
-    """What makes rows of (source, relation) pairs.
+class _LinearMaps(NamedTuple):
+    """A product by (source, relation) pair.
 
     Attributes:
-        x: Of sources, (k,) or, if each head has its own, (heads · k,).
-        kernel: Of relations, (k, heads, n).
-        is_own: See above.
+        x: Features of sources, (k,) or, if each head has its own, (heads · k,).
+        kernel: Weights of relations, (k, heads, n).
+        is_per_head: Whether each head has its own features.
     """
 
     x: Arranged
     kernel: Arranged
-    is_own: bool
+    is_per_head: bool
 
 
-def _maps(program: Program, row: Row, heads: tuple[int, ...], uses: int) -> _Maps | None:
-    """Of a product; None if it is none, or something else needs it."""
-    found = _of_nodes(program, row, "src") if program.is_lone(row, uses) else None
-    if found is None:
+def _linear_maps(
+    program: Program, row: Row, heads: tuple[int, ...], uses: int
+) -> _LinearMaps | None:
+    """Return a product of sources and relations; None if it is none, or is read elsewhere."""
+    product = _node_product(program, row, "src") if program.is_internal(row, uses) else None
+    if product is None:
         return None
-    at_heads = tuple(found.out[axis] for axis in heads)
-    if found.own and set(found.own) != set(at_heads):
+    head_labels = tuple(product.out[axis] for axis in heads)
+    if product.per_head and set(product.per_head) != set(head_labels):
         return None
-    own = at_heads if found.own else ()
-    x = Arranged(found.x.base, (tuple(map(found.x.labels.index, (*own, *found.summed))),))
-    rest = tuple(label for label in found.out if label not in at_heads)
-    return _Maps(x, found.arranged((found.summed, at_heads, rest)), bool(own))
+    per_head = head_labels if product.per_head else ()
+    axes = tuple(map(product.x.labels.index, (*per_head, *product.summed)))
+    features = tuple(label for label in product.out if label not in head_labels)
+    kernel = product.arranged_maps((product.summed, head_labels, features))
+    return _LinearMaps(Arranged(product.x.base, (axes,)), kernel, bool(per_head))
 
 
-class _OfNodes(NamedTuple):
-    """A product of rows of nodes with what relations have, at pairs of both.
+class _NodeProduct(NamedTuple):
+    """A product of rows of nodes with linear maps of relations, by pair.
 
     Attributes:
-        x: Of nodes, as they are read.
-        maps: Of relations.
+        x: The rows of nodes, as they are read.
+        maps: The maps of relations.
         summed: Labels of x that are summed over.
-        own: Those that the result has, too.
-        out: Of the result.
+        per_head: Labels of x that the result has, too.
+        out: Labels of the result.
     """
 
     x: Factor
     maps: Factor
     summed: Labels
-    own: Labels
+    per_head: Labels
     out: Labels
 
-    def arranged(self, groups: tuple[Labels, ...]) -> Arranged:
-        """The maps, in groups of labels."""
-        of = tuple(tuple(map(self.maps.labels.index, group)) for group in groups)
-        return Arranged(self.maps.row, of)
+    def arranged_maps(self, groups: tuple[Labels, ...]) -> Arranged:
+        """Return the maps with their axes grouped by labels."""
+        index = self.maps.labels.index
+        return Arranged(self.maps.row, tuple(tuple(map(index, group)) for group in groups))
 
 
-def _of_nodes(program: Program, row: Row, way: str) -> _OfNodes | None:
-    """Of a row of pairs, whose nodes are read by a way; all other factors as one."""
+def _node_product(program: Program, row: Row, way: str) -> _NodeProduct | None:
+    """Match a product of one row of nodes, read by a way, with factors that relations have."""
     if not isinstance(row.op, Contract):
         return None
     factors, out = factors_of(program.flat(row))
-    xs = [each for each in factors if each.way == way]
-    others = [each for each in factors if each.way != way]
-    if len(xs) != 1 or all(each.row.space is Space.SHARED for each in others):
+    xs = [factor for factor in factors if factor.way == way]
+    maps = [factor for factor in factors if factor.way != way]
+    if len(xs) != 1 or all(factor.row.is_shared for factor in maps):
         return None
-    if any(each.way != "relation" and each.row.space is not Space.SHARED for each in others):
+    if any(factor.way != "relation" and not factor.row.is_shared for factor in maps):
         return None
     (x,) = xs
-    held = dict.fromkeys(label for each in others for label in each.labels)
-    kept = tuple(label for label in held if label in out or label in x.labels)
-    summed = tuple(label for label in kept if label in x.labels and label not in out)
-    own = tuple(label for label in x.labels if label in out)
-    if set(x.labels) != {*summed, *own} or not summed or not {*own, *out} <= set(kept):
+    labels = dict.fromkeys(label for factor in maps for label in factor.labels)
+    outer = tuple(label for label in labels if label in out or label in x.labels)
+    summed = tuple(label for label in outer if label in x.labels and label not in out)
+    per_head = tuple(label for label in x.labels if label in out)
+    if set(x.labels) != {*summed, *per_head} or not summed:
         return None
-    if len(others) == 1 and set(kept) == set(others[0].labels):
-        return _OfNodes(x, Factor(others[0].base, others[0].labels), summed, own, out)
-    bases, terms = [each.base for each in others], [each.labels for each in others]
-    precision = row.op.precision
-    maps = contract(bases, terms, kept, row, precision)
-    return _OfNodes(x, Factor(maps, kept), summed, own, out)
+    if not {*per_head, *out} <= set(outer):
+        return None
+    if len(maps) == 1 and set(outer) == set(maps[0].labels):
+        product = Factor(maps[0].base, maps[0].labels)
+    else:
+        bases, terms = [factor.base for factor in maps], [factor.labels for factor in maps]
+        product = Factor(contract(bases, terms, outer, row, row.op.precision), outer)
+    return _NodeProduct(x, product, summed, per_head, out)
 
 
-# --- What it takes -------------------------------------------------------------------------------
+# --- Cost ----------------------------------------------------------------------------------------
 
 
 def counts(parts: Parts, k: int, n: int, itemsize: int) -> Counts:
-    """What the choice of a method looks at, of rows of k features to n."""
+    """Return the sizes by which a method is chosen, for maps from k features to n."""
     rows = {space: max(concrete_size(size), 1) for space, size in parts.rows.items()}
     return Counts(
         num_src=concrete_size(parts.num_src),
@@ -281,64 +285,73 @@ def counts(parts: Parts, k: int, n: int, itemsize: int) -> Counts:
     )
 
 
-def choice(parts: Parts, found: RGAT | HGT) -> tuple[Method, float]:
-    """The method that is taken, and the microseconds that it is expected to take."""
-    kernel = found.to_value if isinstance(found, HGT) else found.kernel
+def cheapest_method(parts: Parts, pattern: RGAT | HGT) -> tuple[Method, float]:
+    """Return the method that is chosen, and its expected time in microseconds."""
+    kernel = pattern.to_value if isinstance(pattern, HGT) else pattern.kernel
     k, heads, n = (math.prod(kernel.row.shape[i] for i in group) for group in kernel.groups)
-    known = counts(parts, k, heads * n, np.dtype(kernel.row.dtype).itemsize)
-    times = expected(known, heads, dots=isinstance(found, HGT))
-    method = min(times, key=lambda each: times[each])
+    sizes = counts(parts, k, heads * n, np.dtype(kernel.row.dtype).itemsize)
+    times = expected(sizes, heads, dots=isinstance(pattern, HGT))
+    method = min(times, key=lambda method: times[method])
     return method, times[method]
 
 
-# --- Computing it --------------------------------------------------------------------------------
+# --- Lowering ------------------------------------------------------------------------------------
 
 
 def rgat(
-    found: RGAT,
+    pattern: RGAT,
     graph: RelationalGraph,
-    arrays: Callable[[Arranged], Array],
-    numbers: Array | None,
+    arrange: Callable[[Arranged], Array],
+    terms: Array | None,
     scale: Array | None,
     precision: Any,
 ) -> Array:
-    """``(nodes, heads · n)``.
+    """Compute RGAT's attention ``(nodes, heads · n)``.
 
     Args:
-        found: What is attended.
+        pattern: The attention.
         graph: The graph.
-        arrays: Makes arrays of rows, (rows, *groups).
-        numbers: ``(edges, heads)``, added to scores, or None.
+        arrange: Makes arrays ``(rows, *groups)`` of rows.
+        terms: ``(edges, heads)``, added to scores, or None.
         scale: ``(edges, heads)``, factors after the softmax, or None.
-        precision: Of products.
+        precision: Precision of products.
     """
-    x, kernel, src, dst = map(arrays, (found.x, found.kernel, found.src, found.dst))
+    x, kernel, src, dst = map(arrange, (pattern.x, pattern.kernel, pattern.src, pattern.dst))
     relations, k, heads, n = kernel.shape
     src = jnp.broadcast_to(src, (relations, heads, n))
-    at_src = jnp.sum(jnp.swapaxes(kernel, 1, 2) * src[:, :, None], -1)
-    both = jnp.concatenate([dst, at_src], 1)  # dead where the method does without
-    weights = RGATWeights(kernel.reshape(relations, k, -1), src, dst, both)
+    folded_src = jnp.sum(jnp.swapaxes(kernel, 1, 2) * src[:, :, None], -1)
+    folded = jnp.concatenate([dst, folded_src], 1)  # dead code in methods that do not fold
+    weights = RGATWeights(kernel.reshape(relations, k, -1), src, dst, folded)
     method = choose_method(graph, "auto", weights.kernel, heads, dots=False)
-    scores = RGATScores(False, found.slope, numbers, False, scale)
-    return attend_rgat(graph, x, x, weights, scores, method=method, precision=precision)
+    scores = RGATScores(False, pattern.slope, terms, False, scale)
+    y: Array = attend_rgat(graph, x, x, weights, scores, method=method, precision=precision)
+    return y
 
 
 def hgt(
-    found: HGT,
+    pattern: HGT,
     graph: RelationalGraph,
-    arrays: Callable[[Arranged], Array],
+    arrange: Callable[[Arranged], Array],
     scale: Array | None,
     precision: Any,
 ) -> Array:
-    """``(nodes, heads · n)``; `scale` is a number by which scores are multiplied, or None."""
-    query, key, value = map(arrays, (found.query, found.key, found.value))
-    to_key, to_value = map(arrays, (found.to_key, found.to_value))
+    """Compute HGT's attention ``(nodes, heads · n)``; `scale` multiplies scores, if not None.
+
+    Other arguments: as in `rgat`.
+    """
+    query, key, value = map(arrange, (pattern.query, pattern.key, pattern.value))
+    to_key, to_value = map(arrange, (pattern.to_key, pattern.to_value))
     if scale is not None:
         to_key = to_key * scale.astype(to_key.dtype)
     relations, k, heads, d = to_key.shape
     to_query = to_key.transpose(0, 3, 2, 1).reshape(relations, d, heads * k)
-    maps = to_key.reshape(relations, k, -1), to_value.reshape(*to_value.shape[:2], -1), to_query
-    weights = HGTWeights(*map(RelationMaps, maps))
+    weights = HGTWeights(
+        RelationMaps(to_key.reshape(relations, k, -1)),
+        RelationMaps(to_value.reshape(*to_value.shape[:2], -1)),
+        RelationMaps(to_query),
+    )
     method = choose_method(graph, "auto", weights.value.kernel, heads, dots=True)
-    operands = graph, key, value, query, weights
-    return attend_hgt(*operands, heads=heads, method=method, precision=precision)
+    y: Array = attend_hgt(
+        graph, key, value, query, weights, heads=heads, method=method, precision=precision
+    )
+    return y

@@ -1,28 +1,40 @@
-"""What a program is made of: rows, each made of others by an operation, up to its arguments.
+"""The representation of programs: a graph of rows, each made of other rows by an operation.
 
-A program is a graph of `Row`: what no result needs is not in it. Passes make new rows of old ones.
+A `Row` stands for an array with a row for each member of its space. Rows are immutable: a pass
+makes new rows of old ones. Rows that no result needs are not part of a program.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from jax_gnn._ops.edge_region.row_program import abstract_row
 from jax_gnn._program.spaces import READS, Space
 
 Labels = tuple[int, ...]
+"""Labels of axes, as in an einsum."""
+
+RowFunction = Callable[..., Sequence[Any]]
+"""A function of one row of each operand that returns a list of rows."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """An argument, or an array that the program closes over: number ``index`` of all of them."""
+class Input:
+    """An argument, or an array that the program closes over.
+
+    Attributes:
+        index: Index among all of them.
+        name: Name in errors and explanations.
+    """
 
     index: int
     name: str
@@ -30,19 +42,19 @@ class Given:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number that the program names."""
+    """A constant array."""
 
-    value: Any
+    value: np.ndarray
 
     @property
-    def key(self) -> Any:
-        """What is equal of equal numbers."""
+    def key(self) -> Hashable:
+        """A key that equal constants share."""
         return str(self.value.dtype), self.value.tobytes()
 
 
 @dataclass(frozen=True)
-class Place:
-    """The number of each row of a space."""
+class Index:
+    """The index of each row of a space."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +66,25 @@ class Pull:
 
 @dataclass(frozen=True)
 class Push:
-    """Reduces rows: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``."""
+    """A reduction of edges into nodes: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``."""
 
     reduce: str
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Over the edges into each destination."""
+    """The softmax over the edges into each destination."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A product of rows summed over some axes: one einsum over their axes.
+    """An einsum of rows.
 
     Attributes:
-        terms: For each operand the labels of its axes.
-        out: The labels of the result's axes; one that no operand has is an axis of copies.
-        precision: Of products of matrices.
-        read_by: The same as in `Apply`.
+        terms: Labels of the axes of each operand.
+        out: Labels of the axes of the result; one that no operand has is broadcast.
+        precision: Precision of matrix products.
+        read_by: As in `Apply`.
     """
 
     terms: tuple[Labels, ...]
@@ -86,37 +98,37 @@ class Apply:
     """A function of rows.
 
     Attributes:
-        name: What it is called, for reading.
+        name: Name in explanations.
         function: Maps the operands to a list of results.
-        index: Which of these.
-        key: What is equal of equal functions.
-        params: Of the JAX primitive that it is.
-        read_by: The ways by which edges read the result, where a pass moved it. Rows that no edge
-            reads do not count then.
+        index: Index of the result.
+        key: A key that equal functions share; None if it is unknown.
+        params: Parameters of the JAX primitive.
+        read_by: The ways by which edges read the result, if a pass moved it to another space; rows
+            that no edge reads do not count then. None if all rows count.
     """
 
     name: str
-    function: Callable[..., Sequence[Any]] = field(compare=False)
+    function: RowFunction = field(compare=False)
     index: int = 0
-    key: Any = None
+    key: Hashable = None
     params: Any = field(default=None, compare=False)
     read_by: frozenset[str] | None = None
 
 
-Operation = Given | Constant | Place | Pull | Push | Softmax | Contract | Apply
+Operation = Input | Constant | Index | Pull | Push | Softmax | Contract | Apply
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What a space has for each of its members.
+    """An array with a row for each member of a space.
 
     Attributes:
-        op: How it is made.
-        operands: Of what.
-        space: Where it lives.
-        shape: Of one row.
-        dtype: Of its numbers.
-        line: The user's, which it comes from.
+        op: The operation that makes it.
+        operands: Operands of the operation.
+        space: The space.
+        shape: Shape of one row.
+        dtype: Dtype of the elements.
+        line: The user's line that it comes from.
     """
 
     op: Operation
@@ -128,25 +140,30 @@ class Row:
 
     @property
     def size(self) -> int:
-        """Numbers in one row."""
+        """Number of elements of one row."""
         return math.prod(self.shape)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all members of all spaces share the row."""
+        return self.space is Space.SHARED
+
     def with_operands(self, operands: Sequence[Row]) -> Row:
-        """The same of other operands; itself if they are the same."""
+        """Return the row with other operands; itself if these are its own."""
         if all(a is b for a, b in zip(operands, self.operands, strict=True)):
             return self
         return replace(self, operands=tuple(operands))
 
 
-# --- Making rows ---------------------------------------------------------------------------------
+# --- Constructors --------------------------------------------------------------------------------
 
 
 def pull(row: Row, space: Space, way: str) -> Row:
-    """What rows of a space read by a way; shared rows need none, nor does the space itself."""
-    if row.space is Space.SHARED or not way:
+    """Return what the rows of a space read of a row by a way; shared rows need no read."""
+    if row.is_shared or not way:
         return row
     assert READS[space][way] is row.space, (space, way, row.space)
-    if isinstance(row.op, Pull):  # an end's type: by one way
+    if isinstance(row.op, Pull):  # two reads in turn that are one way
         base = row.operands[0]
         joined = {"src": "src_type", "dst": "dst_type"} if row.op.way == "type" else {}
         joined |= {"relation": row.op.way} if row.space is Space.RELATION else {}
@@ -164,68 +181,67 @@ def contract(
     precision: Any = None,
     sizes: Mapping[int, int] | None = None,
 ) -> Row:
-    """An einsum, whose operands live in one space or are shared.
+    """Return an einsum of operands in one space, or shared.
 
     Args:
         operands: The factors.
-        terms: Their labels.
-        out: Those of the result.
-        like: What has its dtype and its line, and is read by the same ways.
-        precision: Of products.
-        sizes: Of labels that no operand has; by default the shape of `like`.
+        terms: Labels of each factor.
+        out: Labels of the result.
+        like: A row with the result's dtype, line and readers.
+        precision: Precision of matrix products.
+        sizes: Sizes of labels that no operand has; by default from the shape of `like`.
     """
     if sizes is None:
         sizes = dict(zip(out, like.shape, strict=True)) if len(out) == len(like.shape) else {}
-    known = {**sizes, **sizes_of(operands, terms)}
+    sizes = {**sizes, **sizes_of(operands, terms)}
     space = common_space(operands)
-    is_alike = isinstance(like.op, Apply | Contract) and space is like.space
-    read_by = like.op.read_by if is_alike else None  # type: ignore[union-attr]
+    read_by = None
+    if isinstance(like.op, Apply | Contract) and space is like.space:
+        read_by = like.op.read_by
     op = Contract(tuple(terms), tuple(out), precision, read_by)
-    shape = tuple(known[label] for label in out)
+    shape = tuple(sizes[label] for label in out)
     return Row(op, tuple(operands), space, shape, like.dtype, like.line)
 
 
-def apply(name: str, function: Callable[..., Any], *operands: Row, key: Any = None) -> Row:
-    """A function of one result of rows of one space, or shared."""
-    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
-    out = jax.eval_shape(function, *structs)
+def apply(name: str, function: Callable[..., Any], *operands: Row, key: Hashable = None) -> Row:
+    """Return a function with one result, of operands in one space, or shared."""
+    out = jax.eval_shape(function, *(abstract_row(x.shape, x.dtype) for x in operands))
 
-    def listed(*rows: Any) -> list[Any]:
+    def list_of_one(*rows: Any) -> list[Any]:
         return [function(*rows)]
 
-    op = Apply(name, listed, key=(name, key))
-    space = common_space(operands)
-    return Row(op, operands, space, out.shape, out.dtype, operands[0].line)
+    op = Apply(name, list_of_one, key=(name, key))
+    return Row(op, operands, common_space(operands), out.shape, out.dtype, operands[0].line)
 
 
 MAX_CONSTANT = 1 << 16
-"""Most numbers of a constant array that is evaluated while a program is traced."""
+"""Largest number of elements of a constant that is evaluated while a program is traced."""
 
 REACHED = "reached"
-"""The name of the function that is 0 at nodes without edges, and the identity elsewhere."""
+"""Name of the function that zeroes the rows of nodes without edges."""
 
 
 def reached(row: Row) -> Row:
-    """A row of nodes that is 0 where a node has no edges."""
+    """Return a row of nodes, zero where a node has no edges."""
     op = Apply(REACHED, lambda x: [x], key=REACHED)
     return Row(op, (row,), row.space, row.shape, row.dtype, row.line)
 
 
-def constant(value: Any, dtype: Any, line: str = "") -> Row:
-    """A number."""
+def constant(value: object, dtype: Any, line: str = "") -> Row:
+    """Return a constant row."""
     array = np.asarray(value, dtype)
     return Row(Constant(array), (), Space.SHARED, array.shape, array.dtype, line)
 
 
 def common_space(operands: Iterable[Row]) -> Space:
-    """Where rows live that are not shared."""
-    found = {each.space for each in operands} - {Space.SHARED}
-    assert len(found) <= 1, found
-    return found.pop() if found else Space.SHARED
+    """Return the space of the operands that are not shared."""
+    spaces = {operand.space for operand in operands} - {Space.SHARED}
+    assert len(spaces) <= 1, spaces
+    return spaces.pop() if spaces else Space.SHARED
 
 
 def sizes_of(operands: Iterable[Row], terms: Iterable[Labels]) -> dict[int, int]:
-    """How long the axis of each label is."""
+    """Return the size of the axis of each label."""
     return {
         label: size
         for row, labels in zip(operands, terms, strict=True)
@@ -233,66 +249,68 @@ def sizes_of(operands: Iterable[Row], terms: Iterable[Labels]) -> dict[int, int]
     }
 
 
-def fingerprint(row: Row, known: dict[Row, int]) -> int:
-    """A number that equal rows share, the same in each process."""
-    for each in [] if row in known else in_order([row]):
-        if each not in known:
-            of = [known[operand] for operand in each.operands]
-            text = f"{title(each.op)} {each.space} {each.shape} {of}"
-            known[each] = zlib.crc32(text.encode())
-    return known[row]
+def fingerprint(row: Row, cache: dict[Row, int]) -> int:
+    """Return a number that equal rows share, the same in each process."""
+    for node in [] if row in cache else topological_order([row]):
+        if node not in cache:
+            operands = [cache[operand] for operand in node.operands]
+            text = f"{title(node.op)} {node.space} {node.shape} {operands}"
+            cache[node] = zlib.crc32(text.encode())
+    return cache[row]
 
 
-# --- Walking -------------------------------------------------------------------------------------
+# --- Traversal -----------------------------------------------------------------------------------
 
 
-def in_order(
+def topological_order(
     results: Iterable[Row], operands: Callable[[Row], Sequence[Row]] = lambda row: row.operands
 ) -> list[Row]:
-    """All rows, each after its operands, or after what else it is said to need."""
-    found: dict[Row, None] = {}
+    """Return all rows that results need, each after its operands.
+
+    Args:
+        results: The results.
+        operands: Maps a row to the rows that it needs.
+    """
+    visited: dict[Row, None] = {}
     stack = [(row, False) for row in reversed(list(results))]
     while stack:
-        row, ready = stack.pop()
-        if row in found:
+        row, is_ready = stack.pop()
+        if row in visited:
             continue
-        if ready:
-            found[row] = None
+        if is_ready:
+            visited[row] = None
             continue
         stack.append((row, True))
-        stack += [(each, False) for each in reversed(operands(row))]
-    return list(found)
+        stack += [(operand, False) for operand in reversed(operands(row))]
+    return list(visited)
 
 
-def uses_of(results: Sequence[Row]) -> dict[Row, int]:
-    """How often each row is an operand or a result."""
-    found = dict.fromkeys(in_order(results), 0)
-    for each in [*results, *(each for row in found for each in row.operands)]:
-        found[each] += 1
-    return found
+def count_uses(results: Sequence[Row]) -> dict[Row, int]:
+    """Return how often each row is an operand or a result."""
+    rows = topological_order(results)
+    operands = (operand for row in rows for operand in row.operands)
+    uses = dict.fromkeys(rows, 0)
+    for row in itertools.chain(results, operands):
+        uses[row] += 1
+    return uses
 
 
-def rewritten(results: Sequence[Row], rule: Callable[[Row], Row]) -> list[Row]:
-    """The same where each row, its operands being rewritten, is what a rule makes of it."""
+def rewrite(results: Sequence[Row], rule: Callable[[Row], Row]) -> list[Row]:
+    """Apply a rule to each row, after its operands."""
     new: dict[Row, Row] = {}
-    for row in in_order(results):
-        new[row] = rule(row.with_operands([new[each] for each in row.operands]))
+    for row in topological_order(results):
+        new[row] = rule(row.with_operands([new[operand] for operand in row.operands]))
     return [new[row] for row in results]
 
 
 @functools.singledispatch
-def title(op: Any) -> str:
-    """What an operation is called."""
+def title(op: Operation) -> str:
+    """Return the name of an operation in explanations."""
     return type(op).__name__.lower()
 
 
 @title.register
-def _(op: Apply) -> str:
-    return op.name
-
-
-@title.register
-def _(op: Given) -> str:
+def _(op: Apply | Input) -> str:
     return op.name
 
 

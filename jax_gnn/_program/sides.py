@@ -1,64 +1,65 @@
-"""Which nodes a node's row is of where sources and destinations are apart."""
+"""Sides of nodes' rows: sources or destinations, which differ in bipartite graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax_gnn._program.rows import Given, Pull, Push, Row, in_order
+from jax_gnn._program.rows import Input, Pull, Push, Row, topological_order
 from jax_gnn._program.spaces import Space
 
 
 class Sides:
-    """For each node's row whether it is of sources or of destinations.
+    """The side of each row of nodes: "src" or "dst".
 
-    What ``g.src`` reads is of sources; what ``g.dst`` reads or a reduction makes, of destinations;
-    and whatever is combined is of the same. On a graph that is not bipartite both are the same.
+    Rows that ``g.src`` reads are of sources. Rows that ``g.dst`` reads, and reductions, are of
+    destinations. Rows that are combined have the same side.
     """
 
-    def __init__(self, results: Sequence[Row], name: str = "", *, apart: bool = False) -> None:
-        """Finds them.
+    def __init__(self, results: Sequence[Row], name: str = "", *, bipartite: bool = False) -> None:
+        """Infer the sides.
 
         Args:
             results: The program.
-            name: What errors call it.
-            apart: Whether the graph is bipartite.
+            name: Name of the program in errors.
+            bipartite: Whether sources and destinations are different nodes.
 
         Raises:
-            ValueError: a row would be of both, and these are apart.
+            ValueError: A row would have both sides in a bipartite graph.
         """
-        self._leaders: dict[Row, Row] = {}
+        # Disjoint sets of rows that are combined, by union-find, and the side of each set.
+        self._parents: dict[Row, Row] = {}
         self._sides: dict[Row, str] = {}
-        for row in in_order(results):
+        rows = topological_order(results)
+        for row in rows:
             if row.space is Space.NODE and not isinstance(row.op, Push):
-                for each in row.operands:
-                    if each.space is Space.NODE:
-                        self._join(row, each)
-        for row in in_order(results):
-            wanted = {}
+                for operand in row.operands:
+                    if operand.space is Space.NODE:
+                        self._join(row, operand)
+        for row in rows:
+            sides = {}
             if isinstance(row.op, Push) and row.space is Space.NODE:
-                wanted[row] = "dst"
+                sides[row] = "dst"
             if isinstance(row.op, Pull) and row.op.way in ("src", "dst"):
-                wanted[row.operands[0]] = row.op.way
-            for each, side in wanted.items():
-                leader = self._leader(each)
-                if apart and self._sides.setdefault(leader, side) != side:
-                    what = each.op.name if isinstance(each.op, Given) else each.line or "a row"
+                sides[row.operands[0]] = row.op.way
+            for node_row, side in sides.items():
+                if self._sides.setdefault(self._root(node_row), side) != side and bipartite:
+                    is_input = isinstance(node_row.op, Input)
+                    what = node_row.op.name if is_input else node_row.line or "a row"  # type: ignore[union-attr]
                     raise ValueError(
                         f"program {name}: {what} would be of sources and of destinations, which "
                         f"are apart in a bipartite graph: {row.line} reads it as the other"
                     )
-                self._sides.setdefault(leader, side)
 
     def of(self, row: Row) -> str:
-        """Either "src" or "dst"."""
-        return self._sides.get(self._leader(row), "dst")
+        """Return "src" or "dst"; "dst" for rows that nothing reads."""
+        return self._sides.get(self._root(row), "dst")
 
-    def _leader(self, row: Row) -> Row:
-        while row in self._leaders:
-            row = self._leaders[row]
+    def _root(self, row: Row) -> Row:
+        while row in self._parents:
+            row = self._parents[row]
         return row
 
     def _join(self, a: Row, b: Row) -> None:
-        a, b = self._leader(a), self._leader(b)
+        a, b = self._root(a), self._root(b)
         if a is not b:
-            self._leaders[a] = b
+            self._parents[a] = b

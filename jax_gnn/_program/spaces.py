@@ -1,13 +1,13 @@
-"""Where rows live, and which rows a row can read.
+"""Spaces: the sets that arrays have rows for, and the ways by which their rows read others.
 
-A program has arrays of rows: one for each edge, node, relation or type of nodes, or one that all
-share. Each edge has a source, a destination and perhaps a relation; each node may have a type. Such
-a map is called a *way* here: a row of edges that reads a row of nodes by the way ``"src"`` has, at
-each edge, what its source has.
+The rows of a *space* are edges, nodes, relations or types of nodes, or the one row that all share.
+Each edge has a source, a destination and perhaps a relation; each node may have a type. Such a map
+is a *way*: a row of edges that reads a row of nodes by the way ``"src"`` holds, at each edge, what
+its source holds.
 
-Whatever an edge computes of its source and its relation alone is the same for all edges of that
-(source, relation) pair: pairs are spaces, too, which a program does not name. `HOMES` says which
-space suffices for what is read by given ways.
+A function of the source and the relation alone is the same for all edges of that (source, relation)
+pair. Pairs are therefore spaces, too, which programs do not name. `HOMES` lists the smaller spaces
+that suffice for functions of some ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax_gnn._core.schedule import concrete_size
 
 
 class Space(enum.Enum):
-    """What an array has a row for."""
+    """The set that an array has a row for."""
 
     SHARED = "shared"
     TYPE = "node type"
@@ -31,32 +31,34 @@ class Space(enum.Enum):
     EDGE = "edge"
 
 
-_ENDS = {"src_type": Space.TYPE, "dst_type": Space.TYPE}
-_OF_EDGES = {"src": Space.NODE, "dst": Space.NODE, "relation": Space.RELATION, **_ENDS}
+_TYPES = {"src_type": Space.TYPE, "dst_type": Space.TYPE}
+_RELATION_OF_PAIR = {"relation": Space.RELATION, **_TYPES}
 
 READS: dict[Space, dict[str, Space]] = {
     Space.SHARED: {},
     Space.TYPE: {},
-    Space.RELATION: _ENDS,
+    Space.RELATION: _TYPES,
     Space.NODE: {"type": Space.TYPE},
-    Space.SOURCE_PAIR: {"src": Space.NODE, "relation": Space.RELATION, **_ENDS},
-    Space.DESTINATION_PAIR: {"dst": Space.NODE, "relation": Space.RELATION, **_ENDS},
+    Space.SOURCE_PAIR: {"src": Space.NODE, **_RELATION_OF_PAIR},
+    Space.DESTINATION_PAIR: {"dst": Space.NODE, **_RELATION_OF_PAIR},
     Space.EDGE: {
-        **_OF_EDGES,
+        "src": Space.NODE,
+        "dst": Space.NODE,
+        **_RELATION_OF_PAIR,
         "src_pair": Space.SOURCE_PAIR,
         "dst_pair": Space.DESTINATION_PAIR,
     },
 }
-"""For each space the ways of its rows, and what they lead to."""
+"""For each space, its ways and the spaces that they read."""
 
 
 class Home(NamedTuple):
-    """A space that suffices for some ways of another one.
+    """A smaller space that suffices for functions of some ways of another space.
 
     Attributes:
-        space: Which.
-        way: How the other one's rows read its rows.
-        ways: Of ways of the other space what they are called here; "" is `way` itself.
+        space: The smaller space.
+        way: The way by which rows of the other space read it.
+        ways: For each sufficient way of the other space, the way of this one; "" is `way` itself.
     """
 
     space: Space
@@ -64,51 +66,40 @@ class Home(NamedTuple):
     ways: dict[str, str]
 
 
-_AT_ENDS = {way: way for way in _ENDS}
+_SAME_TYPES = {way: way for way in _TYPES}
+_TYPE_HOMES = tuple(Home(Space.TYPE, way, {way: ""}) for way in _TYPES)
+_RELATION_HOME = Home(Space.RELATION, "relation", {"relation": "", **_SAME_TYPES})
+_SOURCE_HOME = Home(Space.NODE, "src", {"src": "", "src_type": "type"})
+_DESTINATION_HOME = Home(Space.NODE, "dst", {"dst": "", "dst_type": "type"})
+_SAME_IN_PAIR = {"relation": "relation", **_SAME_TYPES}
 
 HOMES: dict[Space, tuple[Home, ...]] = {
     Space.SHARED: (),
     Space.TYPE: (),
     Space.NODE: (Home(Space.TYPE, "type", {"type": ""}),),
-    Space.RELATION: tuple(Home(Space.TYPE, way, {way: ""}) for way in _ENDS),
-    Space.SOURCE_PAIR: (
-        *(Home(Space.TYPE, way, {way: ""}) for way in _ENDS),
-        Home(Space.RELATION, "relation", {"relation": "", **_AT_ENDS}),
-        Home(Space.NODE, "src", {"src": "", "src_type": "type"}),
-    ),
-    Space.DESTINATION_PAIR: (
-        *(Home(Space.TYPE, way, {way: ""}) for way in _ENDS),
-        Home(Space.RELATION, "relation", {"relation": "", **_AT_ENDS}),
-        Home(Space.NODE, "dst", {"dst": "", "dst_type": "type"}),
-    ),
+    Space.RELATION: _TYPE_HOMES,
+    Space.SOURCE_PAIR: (*_TYPE_HOMES, _RELATION_HOME, _SOURCE_HOME),
+    Space.DESTINATION_PAIR: (*_TYPE_HOMES, _RELATION_HOME, _DESTINATION_HOME),
     Space.EDGE: (
-        *(Home(Space.TYPE, way, {way: ""}) for way in _ENDS),
-        Home(Space.RELATION, "relation", {"relation": "", **_AT_ENDS}),
-        Home(Space.NODE, "src", {"src": "", "src_type": "type"}),
-        Home(Space.NODE, "dst", {"dst": "", "dst_type": "type"}),
-        Home(
-            Space.SOURCE_PAIR,
-            "src_pair",
-            {"src_pair": "", "src": "src", "relation": "relation", **_AT_ENDS},
-        ),
-        Home(
-            Space.DESTINATION_PAIR,
-            "dst_pair",
-            {"dst_pair": "", "dst": "dst", "relation": "relation", **_AT_ENDS},
-        ),
+        *_TYPE_HOMES,
+        _RELATION_HOME,
+        _SOURCE_HOME,
+        _DESTINATION_HOME,
+        Home(Space.SOURCE_PAIR, "src_pair", {"src_pair": "", "src": "src", **_SAME_IN_PAIR}),
+        Home(Space.DESTINATION_PAIR, "dst_pair", {"dst_pair": "", "dst": "dst", **_SAME_IN_PAIR}),
     ),
 }
-"""For each space those that suffice for some of its ways, smaller ones first."""
+"""For each space, the homes of its functions, smaller spaces first."""
 
 
 class Parts(NamedTuple):
-    """What a graph has, of what spaces need.
+    """The spaces of a graph.
 
     Attributes:
-        rows: How many rows each space has; those that it lacks are not there.
+        rows: Number of rows of each space that the graph has.
         num_src: Number of sources.
         num_dst: Number of destinations.
-        ends_known: Whether each relation has one type at either end.
+        ends_known: Whether each relation has one node type at either end.
     """
 
     rows: dict[Space, int]
@@ -117,20 +108,20 @@ class Parts(NamedTuple):
     ends_known: bool
 
     def home(self, space: Space, ways: Iterable[str]) -> Home | None:
-        """The smallest space that suffices for these ways of a space, or None: it itself."""
+        """Return the smallest space that suffices for ways of a space; None if it is the space."""
         needed = set(ways)
         for home in HOMES[space]:
-            fits = needed <= home.ways.keys() and home.space in self.rows
-            if fits and self._known(home, needed) and self._fewer(home.space, space):
+            if (
+                needed <= home.ways.keys()
+                and home.space in self.rows
+                and self._knows_types(home, needed)
+                and concrete_size(self.rows[home.space]) <= concrete_size(self.rows[space])
+            ):
                 return home
         return None
 
-    def _fewer(self, space: Space, than: Space) -> bool:
-        """Whether a space has no more rows than another one."""
-        return concrete_size(self.rows[space]) <= concrete_size(self.rows[than])
-
-    def _known(self, home: Home, needed: set[str]) -> bool:
-        """Whether the types at ends, if needed, can be seen from there."""
-        kept = {way for way in needed if home.ways[way] in _ENDS}
-        own = {Space.SOURCE_PAIR: {"src_type"}, Space.DESTINATION_PAIR: {"dst_type"}}
-        return self.ends_known or kept <= own.get(home.space, set())
+    def _knows_types(self, home: Home, ways: set[str]) -> bool:
+        """Whether a home can read the types at the ends that it needs."""
+        types = {way for way in ways if home.ways[way] in _TYPES}
+        readable = {Space.SOURCE_PAIR: {"src_type"}, Space.DESTINATION_PAIR: {"dst_type"}}
+        return self.ends_known or types <= readable.get(home.space, set())

@@ -26,7 +26,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -40,15 +40,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from program_cases import (
     Sizes,
     all_passes,
-    everything,
     largest_difference,
     random_graph,
     rows_of,
+    with_derivatives,
 )
 
 from jax_gnn import Edge, Node, NodeType, Relation, program
 from jax_gnn._program.cost import Costs
-from jax_gnn._program.explain import explained, kernels, listed
+from jax_gnn._program.explain import explain, kernels, table_of_rows
 from jax_gnn._program.passes import PASSES
 from jax_gnn._program.plan import Plan
 from jax_gnn._program.spaces import Space
@@ -71,21 +71,21 @@ ANNOTATIONS: dict[Space, Any] = {
 }
 
 
-def _number(x: Any, value: float) -> Any:
+def _number(x, value):
     return jnp.asarray(value, x.dtype)
 
 
-def _averaged(x: Any) -> Any:
-    ones = jnp.ones(x.shape[-1:], x.dtype)
-    return x - jnp.average(x, -1, weights=ones, keepdims=True) if x.ndim else x
+def _averaged(x):
+    weights = jnp.ones(x.shape[-1:], x.dtype)
+    return x - jnp.average(x, -1, weights=weights, keepdims=True) if x.ndim else x
 
 
-def _averaged_where(x: Any) -> Any:
-    kept = jnp.arange(x.shape[-1]) != 1 if x.ndim else None
-    return x + jnp.mean(x, -1, where=kept, keepdims=True) if x.ndim else x
+def _averaged_where(x):
+    mask = jnp.arange(x.shape[-1]) != 1 if x.ndim else None
+    return x + jnp.mean(x, -1, where=mask, keepdims=True) if x.ndim else x
 
 
-def _quotient(a: Any, b: Any) -> Any:
+def _quotient(a, b):
     return a / jnp.where(b == 0, _number(b, 1), b)
 
 
@@ -137,9 +137,9 @@ class Step(NamedTuple):
     """One step of a program.
 
     Attributes:
-        name: What is done.
-        operands: To which rows, by number.
-        function: How.
+        name: Name of the operation.
+        operands: Indices of the rows that it takes.
+        function: Function of the edge `g` and the operands.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Step(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Where a row lives, and its shape."""
+    """Space and shape of a row."""
 
     space: Space
     shape: tuple[int, ...]
@@ -158,23 +158,23 @@ class Written(NamedTuple):
     """A random program.
 
     Attributes:
-        inputs: What it takes.
-        steps: What it does, each making one row more.
-        results: Which rows it gives.
+        inputs: Kinds of the arguments.
+        steps: Steps, each of which appends a row.
+        results: Indices of the rows that are returned.
     """
 
     inputs: tuple[Kind, ...]
     steps: tuple[Step, ...]
     results: tuple[int, ...]
 
-    def function(self) -> Callable[..., Any]:
-        """It as a function, which says where its arguments live."""
+    def function(self):
+        """Return the program as a function with annotated spaces."""
 
-        def written(g: Any, *rows: Any) -> list[Any]:
-            found = list(rows)
+        def written(g, *rows):
+            values = list(rows)
             for _, operands, function in self.steps:
-                found.append(function(g, *(found[i] for i in operands)))
-            return [found[i] for i in self.results]
+                values.append(function(g, *(values[i] for i in operands)))
+            return [values[i] for i in self.results]
 
         names = [f"x{i}" for i in range(len(self.inputs))]
         scope = {"written": written}
@@ -187,7 +187,7 @@ class Written(NamedTuple):
         }
         return fuzzed
 
-    def __str__(self) -> str:
+    def __str__(self):
         lines = [f"x{i}: {kind.space.value} {kind.shape}" for i, kind in enumerate(self.inputs)]
         first = len(self.inputs)
         lines += [
@@ -200,7 +200,7 @@ class Written(NamedTuple):
 class Writer:
     """Writes a program, step by step."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng):
         self.rng = rng
         spaces = [Space.NODE, Space.NODE, Space.EDGE, Space.RELATION, Space.RELATION, Space.SHARED]
         spaces += [Space.TYPE, Space.SHARED]
@@ -218,8 +218,8 @@ class Writer:
         self.inputs = tuple(self.kinds)
         self.steps: list[Step] = []
 
-    def write(self) -> Written:
-        """A program whose results are its last rows of edges and nodes."""
+    def write(self):
+        """Write a program whose results are its last unused rows."""
         count = self.rng.integers(5, 31)
         ways = [self.read, self.reduce, self.unary, self.combine, self.spread, self.multiply]
         ways += [self.dots, self.reshape, self.weighted, self.attend, self.multiply, self.read]
@@ -229,40 +229,40 @@ class Writer:
             ways[self.rng.integers(len(ways))]()
         used = {i for step in self.steps for i in step.operands}
         first = len(self.inputs)
-        last = [i for i in range(first, len(self.kinds)) if i not in used][-4:]
-        return Written(self.inputs, tuple(self.steps), tuple(last))
+        unused = [i for i in range(first, len(self.kinds)) if i not in used][-4:]
+        return Written(self.inputs, tuple(self.steps), tuple(unused))
 
     # --- Choosing ------------------------------------------------------------------------------
 
-    def any(self, *, late: bool = True, **wanted: Any) -> int | None:
-        """A row of a kind, of late ones rather."""
-        found = [
+    def any(self, *, late=True, **fields):
+        """Draw a row of the wanted kind, preferably a late one; None if there is none."""
+        rows = [
             i
             for i, kind in enumerate(self.kinds)
             if i not in self.unread_inputs
-            and all(getattr(kind, name) in values for name, values in wanted.items())
+            and all(getattr(kind, name) in values for name, values in fields.items())
         ]
-        if not found:
+        if not rows:
             return None
         if late and self.rng.random() < 0.7:
-            found = found[-4:]
-        return found[self.rng.integers(len(found))]
+            rows = rows[-4:]
+        return rows[self.rng.integers(len(rows))]
 
-    def fitting(self, row: int, **wanted: Any) -> int | None:
-        """A row of the same space, or a shared one."""
-        return self.any(space=(self.kinds[row].space, Space.SHARED), **wanted)
+    def fitting(self, row, **fields):
+        """Draw a row of the same space, or a shared one."""
+        return self.any(space=(self.kinds[row].space, Space.SHARED), **fields)
 
-    def add(self, name: str, operands: Sequence[int], function: Any, kind: Kind) -> None:
+    def add(self, name, operands, function, kind):
         self.steps.append(Step(name, tuple(operands), function))
         self.kinds.append(kind)
 
-    def space_of(self, *rows: int) -> Space:
+    def space_of(self, *rows):
         spaces = {self.kinds[row].space for row in rows} - {Space.SHARED}
         return spaces.pop() if spaces else Space.SHARED
 
     # --- Steps ---------------------------------------------------------------------------------
 
-    def read(self) -> None:
+    def read(self):
         row = self.any(space=(Space.NODE, Space.RELATION, Space.TYPE))
         if row is None:
             return
@@ -276,58 +276,58 @@ class Writer:
         space = Space.NODE if name == "node_type" else Space.EDGE
         self.add(f"g.{name}", [row], lambda g, x: getattr(g, name)(x), Kind(space, kind.shape))
 
-    def reduce(self) -> None:
+    def reduce(self):
         row = self.any(space=(Space.EDGE,))
         if row is None:
             return
         name = REDUCED[self.rng.integers(len(REDUCED))]
         space = Space.EDGE if name == "softmax" else Space.NODE
 
-        def function(g: Any, x: Any) -> Any:
-            y = getattr(g, name)(x)  # of no edges infinite
+        def function(g, x):
+            y = getattr(g, name)(x)  # infinite without edges
             return jnp.where(jnp.isfinite(y), y, 0) if name in ("max", "min") else y
 
         self.add(f"g.{name}", [row], function, Kind(space, self.kinds[row].shape))
 
-    def unary(self) -> None:
+    def unary(self):
         row = self.any()
         assert row is not None
         name = list(UNARY)[self.rng.integers(len(UNARY))]
         self.add(name, [row], lambda g, x: UNARY[name](x), self.kinds[row])
 
-    def disturb(self) -> None:
-        """Some numbers of edges are others, which are drawn."""
+    def disturb(self):
+        """Replace some numbers of edges by random ones."""
         row = self.any(space=(Space.EDGE,))
         if row is None:
             return
 
-        def function(g: Any, x: Any) -> Any:
+        def function(g, x):
             key = g.key(jax.random.key(0))
-            kept = jax.random.bernoulli(key, 0.7, x.shape)
-            return jnp.where(kept, x, jax.random.normal(key, x.shape, x.dtype) / 2)
+            mask = jax.random.bernoulli(key, 0.7, x.shape)
+            return jnp.where(mask, x, jax.random.normal(key, x.shape, x.dtype) / 2)
 
         self.add("random", [row], function, self.kinds[row])
 
-    def by_degree(self) -> None:
-        """A row of edges by the degree of the destination, whose reciprocal may be infinite."""
+    def by_degree(self):
+        """Divide a row of edges by the degree of the destination, which may be 0."""
         row = self.any(space=(Space.EDGE,))
         if row is None:
             return
 
-        def function(g: Any, x: Any) -> Any:
+        def function(g, x):
             return x * g.dst(1 / g.sum(jnp.ones((), x.dtype)))
 
         self.add("by degree", [row], function, self.kinds[row])
 
-    def unread(self) -> None:
-        """A function of what edges read of arguments that hold NaN elsewhere."""
+    def unread(self):
+        """Read arguments that hold NaN in rows that no edge reads."""
         x, v = self.unread_inputs
         weight = self.any(space=(Space.SHARED,), shape=((D, D),), late=False)
-        other = self.any(space=(Space.NODE,), shape=((D,),))
-        assert weight is not None and other is not None
+        partner = self.any(space=(Space.NODE,), shape=((D,),))
+        assert weight is not None and partner is not None
         choice = int(self.rng.integers(4))
 
-        def function(g: Any, x: Any, v: Any, w: Any, y: Any) -> Any:
+        def function(g, x, v, w, y):
             return (
                 lambda: g.src(x) @ w / 2,
                 lambda: g.src(x) * g.src(y),
@@ -336,17 +336,17 @@ class Writer:
             )[choice]()
 
         kind = Kind(Space.EDGE, (D,))
-        self.add(f"unread {choice}", [x, v, weight, other], function, kind)
+        self.add(f"unread {choice}", [x, v, weight, partner], function, kind)
 
-    def difference(self) -> None:
-        """A product with the difference of the rows of both ends, and its sum."""
+    def difference(self):
+        """Multiply the difference of an edge's end rows, and perhaps reduce it."""
         row = self.any(space=(Space.NODE,), shape=((D,), (H, D)))
         weight = self.any(space=(Space.SHARED,), shape=((D, D),), late=False)
         if row is None or weight is None:
             return
         name = ("sum", "max", "")[self.rng.integers(3)]
 
-        def function(g: Any, x: Any, w: Any) -> Any:
+        def function(g, x, w):
             y = (g.src(x) - g.dst(x)) @ w
             y = getattr(g, name)(y) if name else y
             return jnp.where(jnp.isfinite(y), y, 0) if name == "max" else y
@@ -354,42 +354,42 @@ class Writer:
         kind = Kind(Space.NODE if name else Space.EDGE, self.kinds[row].shape)
         self.add(f"difference {name}", [row, weight], function, kind)
 
-    def combine(self) -> None:
+    def combine(self):
         row = self.any()
         assert row is not None
-        other = self.fitting(row, shape=(self.kinds[row].shape, ()))
-        if other is None:
+        partner = self.fitting(row, shape=(self.kinds[row].shape, ()))
+        if partner is None:
             return
         name = list(COMBINED)[self.rng.integers(len(COMBINED))]
-        kind = Kind(self.space_of(row, other), self.kinds[row].shape)
-        self.add(name, [row, other], lambda g, a, b: COMBINED[name](a, b), kind)
+        kind = Kind(self.space_of(row, partner), self.kinds[row].shape)
+        self.add(name, [row, partner], lambda g, a, b: COMBINED[name](a, b), kind)
 
-    def spread(self) -> None:
-        """Numbers of heads times rows of heads."""
+    def spread(self):
+        """Multiply a number per head with a row per head."""
         row = self.any(shape=((H, D),))
-        other = None if row is None else self.fitting(row, shape=((H,),))
-        if row is None or other is None:
+        partner = None if row is None else self.fitting(row, shape=((H,),))
+        if row is None or partner is None:
             return
-        kind = Kind(self.space_of(row, other), (H, D))
-        self.add("per head", [row, other], lambda g, a, b: b[:, None] * a, kind)
+        kind = Kind(self.space_of(row, partner), (H, D))
+        self.add("per head", [row, partner], lambda g, a, b: b[:, None] * a, kind)
 
-    def multiply(self) -> None:
+    def multiply(self):
         row = self.any(shape=((D,), (H, D), (D, D)))
-        other = None if row is None else self.fitting(row, shape=((D, D),))
-        if row is None or other is None:
+        partner = None if row is None else self.fitting(row, shape=((D, D),))
+        if row is None or partner is None:
             return
-        kind = Kind(self.space_of(row, other), self.kinds[row].shape)
-        self.add("matmul", [row, other], lambda g, a, b: a @ b / 2, kind)
+        kind = Kind(self.space_of(row, partner), self.kinds[row].shape)
+        self.add("matmul", [row, partner], lambda g, a, b: a @ b / 2, kind)
 
-    def dots(self) -> None:
+    def dots(self):
         row = self.any(shape=((D,), (H, D), (D, D)))
-        other = None if row is None else self.fitting(row, shape=(self.kinds[row].shape,))
-        if row is None or other is None:
+        partner = None if row is None else self.fitting(row, shape=(self.kinds[row].shape,))
+        if row is None or partner is None:
             return
-        kind = Kind(self.space_of(row, other), self.kinds[row].shape[:-1])
-        self.add("dots", [row, other], lambda g, a, b: jnp.sum(a * b, -1) / 2, kind)
+        kind = Kind(self.space_of(row, partner), self.kinds[row].shape[:-1])
+        self.add("dots", [row, partner], lambda g, a, b: jnp.sum(a * b, -1) / 2, kind)
 
-    def reshape(self) -> None:
+    def reshape(self):
         row = self.any(shape=((D,), (H, D), (D, D)))
         assert row is not None
         kind, choice = self.kinds[row], self.rng.integers(4)
@@ -404,20 +404,20 @@ class Writer:
         elif choice == 3 and kind.shape == (H, D):
             self.add("one head", [row], lambda g, x: x[1], Kind(kind.space, (D,)))
 
-    def concatenate(self) -> None:
+    def concatenate(self):
         row = self.any(shape=((D,),))
-        other = None if row is None else self.fitting(row, shape=((D,),))
+        partner = None if row is None else self.fitting(row, shape=((D,),))
         weight = self.any(space=(Space.SHARED,), shape=((D, D),))
-        if row is None or other is None or weight is None:
+        if row is None or partner is None or weight is None:
             return
 
-        def function(g: Any, a: Any, b: Any, w: Any) -> Any:
+        def function(g, a, b, w):
             return jnp.concatenate([a, b]) @ jnp.concatenate([w, w.T]) / 2
 
-        kind = Kind(self.space_of(row, other), (D,))
-        self.add("concatenate", [row, other, weight], function, kind)
+        kind = Kind(self.space_of(row, partner), (D,))
+        self.add("concatenate", [row, partner, weight], function, kind)
 
-    def weighted(self) -> None:
+    def weighted(self):
         """A weighted sum over edges."""
         row = self.any(space=(Space.EDGE,))
         weight = None if row is None else self.any(space=(Space.EDGE,), shape=((),))
@@ -426,7 +426,7 @@ class Writer:
         kind = Kind(Space.NODE, self.kinds[row].shape)
         self.add("weighted sum", [row, weight], lambda g, a, w: g.sum(w * a), kind)
 
-    def attend(self) -> None:
+    def attend(self):
         """A sum under the softmax of scores."""
         row = self.any(space=(Space.EDGE,), shape=((D,), (H, D)))
         if row is None:
@@ -436,44 +436,44 @@ class Writer:
         if score is None:
             return
 
-        def function(g: Any, a: Any, s: Any) -> Any:
+        def function(g, a, s):
             shares = g.softmax(s)
             return g.sum((shares[:, None] if shares.ndim else shares) * a)
 
         self.add("attention", [row, score], function, Kind(Space.NODE, self.kinds[row].shape))
 
-    def attend_by_relation(self) -> None:
-        """RGAT's or HGT's attention, perhaps of heads, and with numbers of edges."""
+    def attend_by_relation(self):
+        """Attend as RGAT or HGT do, perhaps with heads and numbers of edges."""
         x, w = self.any(space=(Space.NODE,), shape=((D,),)), self._of_relations()
-        other, number = self._of_relations(), self.any(space=(Space.EDGE,), shape=((),))
+        key_map, number = self._of_relations(), self.any(space=(Space.EDGE,), shape=((),))
         assert x is not None
         by_keys, scaled, by_head, shared = self.rng.random(4) < 0.5
-        operands = [x, w, other, *([] if number is None else [number])]
+        operands = [x, w, key_map, *([] if number is None else [number])]
 
-        def function(g: Any, x: Any, w: Any, other: Any, *number: Any) -> Any:
-            maps, others = (
-                jnp.stack([each, each.T], 1) if by_head else each[:, None]
-                for each in (g.relation(w), g.relation(other))
+        def function(g, x, w, key_map, *numbers):
+            maps, key_maps = (
+                jnp.stack([matrix, matrix.T], 1) if by_head else matrix[:, None]
+                for matrix in (g.relation(w), g.relation(key_map))
             )
-            ends = [jnp.einsum("k,khd->hd", end(x), maps) / 2 for end in (g.src, g.dst)]
+            values = [jnp.einsum("k,khd->hd", x_end, maps) / 2 for x_end in (g.src(x), g.dst(x))]
             if by_keys:
-                keys = jnp.einsum("k,khd->hd", g.src(x), others) / 2
+                keys = jnp.einsum("k,khd->hd", g.src(x), key_maps) / 2
                 queries = jnp.stack([x, 2 * x]) if by_head else x[None]
                 score = (g.dst(queries) * keys).sum(-1)
             else:
-                vectors = (jnp.cos(jnp.arange(D) + 1.0) if shared else others[0]), others[-1]
-                s, t = ((end * vector).sum(-1) for end, vector in zip(ends, vectors, strict=True))
-                score = jax.nn.leaky_relu(sum([s, t, *([] if scaled else number)]), 0.2)
+                vectors = (jnp.cos(jnp.arange(D) + 1.0) if shared else key_maps[0]), key_maps[-1]
+                s, t = ((y * vector).sum(-1) for y, vector in zip(values, vectors, strict=True))
+                score = jax.nn.leaky_relu(sum([s, t, *([] if scaled else numbers)]), 0.2)
             shares = g.softmax(score)
-            for each in number if scaled else ():
-                shares *= each
-            y = g.sum(shares[:, None] * ends[0])
+            for number in numbers if scaled else ():
+                shares *= number
+            y = g.sum(shares[:, None] * values[0])
             return y if by_head else y[0]
 
         kind = Kind(Space.NODE, (H, D) if by_head else (D,))
         self.add(f"{'hgt' if by_keys else 'rgat'} attention", operands, function, kind)
 
-    def _of_relations(self) -> int:
+    def _of_relations(self):
         row = self.any(space=(Space.RELATION,), shape=((D, D),), late=False)
         assert row is not None
         return row
@@ -492,18 +492,21 @@ GRAPHS = (
 
 
 @functools.cache
-def _graph(number: int) -> Any:
-    """One of a few graphs, so that what JAX compiles of single operations is used again."""
+def _graph(number):
+    """Return one of a few graphs, so that JAX compiles single operations once."""
     rng = np.random.default_rng(number)
     sizes, parts = GRAPHS[number]
     return random_graph(rng, sizes, parts=parts)
 
 
-def check(seed: int, number: int) -> str:
-    """The program of a number, or what is wrong with it.
+def check(seed, number):
+    """Compare a random program with its reference.
+
+    Returns:
+        The listing of the program, or "" if its numbers are too large to compare.
 
     Raises:
-        AssertionError: it is not what its reference is.
+        AssertionError: The program differs from its reference.
     """
     rng = np.random.default_rng([seed, number])
     writer = Writer(rng)
@@ -521,75 +524,72 @@ def check(seed: int, number: int) -> str:
             x[_unread(graph, kind.space)] = np.nan
         arguments[f"x{i}"] = jnp.asarray(x, dtype)
     function = written.function()
-    made = program(function)
-    call = made._call(graph, (), arguments)
+    compiled = program(function)
+    call = compiled._call(graph, (), arguments)
     drawn_regions = mock.patch.object(Costs, "training", lambda costs, rows: float(rng.random()))
     with drawn_regions if rng.random() < 0.7 else contextlib.nullcontext():
-        whole, _ = made._plan(call)
+        full, _ = compiled._plan(call)
         plans = {
-            listed((plan := Plan(whole.traced, whole.parts, passes)).results, plan): plan
+            table_of_rows((plan := Plan(full.traced, full.parts, passes)).results, plan): plan
             for passes in all_passes()
         }
         some = rng.permutation(list(plans))[:COMBINATIONS]
         plans = {text: plans[text] for text in some}
-        for plan in (whole, *plans.values()):
-            assert plan.matcher  # is found, and kept
-    assert explained(whole, graph) and kernels(whole, graph).count("gradients") == len(
-        whole.regions
-    )
-    drawn = whole if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
+        for plan in (full, *plans.values()):
+            assert plan.matcher  # cached before the patch of costs ends
+    assert explain(full, graph) and kernels(full, graph).count("gradients") == len(full.regions)
+    drawn = full if rng.random() < 0.5 else list(plans.values())[rng.integers(len(plans))]
 
-    def run(plan: Plan) -> Callable[..., Any]:
+    def run(plan):
         return lambda graph, **arguments: plan.run(
             graph, [*(arguments[name] for name in call.names), *plan.traced.closed_over]
         )
 
     described = f"program {number} in {dtype} near {offset:.0f}", str(written)
-    runs = {plan.passes: run(plan) for plan in (*plans.values(), whole)}
+    runs = {plan.passes: run(plan) for plan in (*plans.values(), full)}
     if dtype != "float64":
         by_softmax = any("softmax" in name or "attention" in name for name, *_ in written.steps)
         derived = None if offset and by_softmax else drawn.passes
         is_compared = _compare_errors(
-            made, {**runs, drawn.passes: run(drawn)}, derived, graph, arguments, rng, described
+            compiled, {**runs, drawn.passes: run(drawn)}, derived, graph, arguments, rng, described
         )
         return str(written) if is_compared else ""
     batch = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), arguments)
 
     @jax.jit
-    def found(graph: Any, arguments: Any) -> Any:
-        reference = everything(made.reference, graph, arguments, number)
+    def run_all(graph, arguments):
+        reference = with_derivatives(compiled.reference, graph, arguments, number)
         values = [run_plan(graph, **arguments) for run_plan in runs.values()]
-        derived = everything(run(drawn), graph, arguments, number)
-        batched = jax.vmap(lambda each: run(whole)(graph, **each))(batch)
-        half = made.reference(graph, **jax.tree.map(lambda x: 0.5 * x, arguments))
+        derived = with_derivatives(run(drawn), graph, arguments, number)
+        batched = jax.vmap(lambda row: run(full)(graph, **row))(batch)
+        half = compiled.reference(graph, **jax.tree.map(lambda x: 0.5 * x, arguments))
         return reference, values, derived, jax.tree.map(lambda y: y[1], batched), half
 
-    def pairs(arguments: Any) -> list[tuple[Sequence[str], str, Any, Any]]:
-        reference, values, derived, batched, half = found(graph, arguments)
-        each = [(passes, y) for passes, y in zip(runs, values, strict=True)]
+    def pairs(arguments):
+        reference, values, derived, batched, half = run_all(graph, arguments)
+        passes_and_values = [(passes, y) for passes, y in zip(runs, values, strict=True)]
         orders = zip(("values", "gradients", "second"), derived, reference, strict=True)
         return [
-            *((passes, "values", y, reference[0]) for passes, y in each),
+            *((passes, "values", y, reference[0]) for passes, y in passes_and_values),
             *((drawn.passes, name, a, b) for name, a, b in orders),
             (PASSES, "vmap", batched, half),
         ]
 
     compared = pairs(arguments)
-    for each in jax.tree.leaves([wanted for *_, wanted in compared]):
-        each = np.asarray(each)
-        if np.isnan(each).any() or np.abs(each[np.isfinite(each)]).max(initial=0) > 1e6:
+    for array in jax.tree.leaves([want for *_, want in compared]):
+        x = np.asarray(array)
+        if np.isnan(x).any() or np.abs(x[np.isfinite(x)]).max(initial=0) > 1e6:
             return ""  # nothing to compare
-    for i, (passes, what, mine, wanted) in enumerate(compared):
-        worst = largest_difference(mine, wanted)
-        if (
-            worst >= TOLERANCE
-        ):  # as much as rounding makes of it, where small numbers are divided by
+    for i, (passes, what, got, want) in enumerate(compared):
+        worst = largest_difference(got, want)
+        if worst >= TOLERANCE:
+            # Divisions by small numbers amplify rounding: compare with the effect of nudges.
             nudges = [
                 {k: x * (1 + 2.0**-50 * rng.normal(size=x.shape)) for k, x in arguments.items()}
                 for _ in range(NUDGES)
             ]
             limit = ROUNDED * max(
-                largest_difference(pairs(nudged)[i][3], wanted) for nudged in nudges
+                largest_difference(pairs(nudged)[i][3], want) for nudged in nudges
             )
             assert worst < limit, (
                 f"{described[0]}: {what} differ by {worst:.1e}, by rounding {limit:.1e}, after "
@@ -598,46 +598,46 @@ def check(seed: int, number: int) -> str:
     return str(written)
 
 
-def _unread(graph: Any, space: Space) -> np.ndarray:
-    """The rows of sources or relations that no edge reads."""
+def _unread(graph, space):
+    """Return the sources or relations that no edge reads."""
     edges = int(graph.nodes.indptr[-1])
-    read = graph.nodes.cols if space is Space.NODE else graph.matrix(weighted=True).types
-    return np.setdiff1d(np.arange(*rows_of(graph, space)), np.asarray(read)[:edges])
+    ids = graph.nodes.cols if space is Space.NODE else graph.matrix(weighted=True).types
+    return np.setdiff1d(np.arange(*rows_of(graph, space)), np.asarray(ids)[:edges])
 
 
 def _compare_errors(
-    made: Any,
-    runs: dict[Any, Callable[..., Any]],
-    drawn: Any,
-    graph: Any,
-    arguments: dict[str, Any],
-    rng: np.random.Generator,
-    described: tuple[str, str],
-) -> bool:
-    """Compares errors of values and gradients with those of the reference in the same dtype.
+    compiled,
+    runs,
+    drawn,
+    graph,
+    arguments,
+    rng,
+    described,
+):
+    """Compare errors of values and gradients with those of the reference in the same dtype.
 
     The reference's are the largest of some, at arguments that differ by a rounding: kinks may be on
     either side there. Returns whether there was something to compare.
     """
-    shapes = jax.eval_shape(made.reference, graph, **arguments)
-    weights = [rng.normal(size=each.shape) for each in jax.tree.leaves(shapes)]
+    shapes = jax.eval_shape(compiled.reference, graph, **arguments)
+    weights = [rng.normal(size=xs.shape) for xs in jax.tree.leaves(shapes)]
 
-    def loss(arguments: Any, run: Callable[..., Any], graph: Any) -> Any:
-        found = jax.tree.leaves(run(graph, **arguments))
-        finite = (jnp.where(jnp.isfinite(y), y, 0) for y in found)
+    def loss(arguments, run, graph):
+        results = jax.tree.leaves(run(graph, **arguments))
+        finite = (jnp.where(jnp.isfinite(y), y, 0) for y in results)
         return sum(jnp.sum(w * y) for w, y in zip(weights, finite, strict=True))
 
-    def both(run: Callable[..., Any], graph: Any, arguments: Any) -> Any:
+    def with_gradients(run, graph, arguments):
         return jax.tree.leaves((run(graph, **arguments), jax.grad(loss)(arguments, run, graph)))
 
     @jax.jit
-    def reference(arguments: Any) -> Any:
-        return both(made.reference, graph, arguments)
+    def reference(arguments):
+        return with_gradients(compiled.reference, graph, arguments)
 
     @jax.jit
-    def ours(graph: Any, arguments: Any) -> Any:
+    def ours(graph, arguments):
         return {
-            passes: both(run, graph, arguments)
+            passes: with_gradients(run, graph, arguments)
             if passes == drawn
             else jax.tree.leaves(run(graph, **arguments))
             for passes, run in runs.items()
@@ -653,24 +653,24 @@ def _compare_errors(
             name: (x * (1 + (i > 0) * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
             for name, x in arguments.items()
         }
-        found = jax.tree.leaves(reference(near))
+        results = jax.tree.leaves(reference(near))
         wide_near = jax.tree.leaves(reference({k: x.astype(np.float64) for k, x in near.items()}))
-        plain += [[np.asarray(x, np.float64) for x in each] for each in (found, wide_near)]
+        plain += [[np.asarray(x, np.float64) for x in xs] for xs in (results, wide_near)]
     is_compared = False
     for passes, values in ours(graph, arguments).items():
-        for i, mine in enumerate(np.asarray(x, np.float64) for x in values):
-            several = np.stack([each[i] for each in plain])
+        for i, value in enumerate(np.asarray(x, np.float64) for x in values):
+            several = np.stack([xs[i] for xs in plain])
             finite = np.isfinite(truth[i]) & np.isfinite(several).all(0)
             if not finite.any():
                 continue
             is_compared = True
-            wanted = truth[i][finite]
-            errors = np.abs(several[:, finite] - wanted).max(initial=0)
-            scale = np.abs(wanted).max(initial=0)
+            want = truth[i][finite]
+            errors = np.abs(several[:, finite] - want).max(initial=0)
+            scale = np.abs(want).max(initial=0)
             limit = 16 * errors + 16 * eps * scale
             # An overflow counts as the largest number: the limit may reach beyond it.
-            within = np.clip(mine[finite], -largest, largest)
-            worst = np.abs(within - wanted).max(initial=0)
+            within = np.clip(value[finite], -largest, largest)
+            worst = np.abs(within - want).max(initial=0)
             assert worst <= limit, (
                 f"{described[0]}: result {i} is off by {worst:.1e}, the reference by "
                 f"{errors:.1e} of {scale:.1e}, after {', '.join(passes) or 'no'} passes\n"
@@ -679,31 +679,31 @@ def _compare_errors(
     return is_compared
 
 
-def _array(rng: np.random.Generator, graph: Any, kind: Kind) -> np.ndarray:
+def _array(rng, graph, kind):
     array = rng.normal(size=(*rows_of(graph, kind.space), *kind.shape))
     if kind.space is Space.EDGE:
         array[int(graph.nodes.indptr[-1]) :] = np.nan
     return array
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one program")
-    parser.add_argument("--keep-going", action="store_true", help="report all that are wrong")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--keep-going", action="store_true", help="report all programs that differ")
+    options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
-    numbers = range(given.programs) if given.only is None else [given.only]
+    numbers = range(options.programs) if options.only is None else [options.only]
     wrong, compared = [], 0
     for number in numbers:
         try:
-            compared += bool(check(given.seed, number))
+            compared += bool(check(options.seed, number))
         except Exception as error:
-            if not given.keep_going:
-                print(f"--seed {given.seed} --only {number}")
+            if not options.keep_going:
+                print(f"--seed {options.seed} --only {number}")
                 raise
             wrong.append(number)
             print(f"program {number}: {type(error).__name__}: {str(error)[:3000]}\n", flush=True)
@@ -711,7 +711,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{number + 1} programs", flush=True)
         if number % 100 == 99:
             jax.clear_caches()
-    print(f"seed {given.seed}: {len(numbers)} programs, {compared} compared, wrong: {wrong}")
+    print(f"seed {options.seed}: {len(numbers)} programs, {compared} compared, wrong: {wrong}")
     assert not wrong
 
 

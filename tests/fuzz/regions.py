@@ -1,11 +1,11 @@
-"""Draws random functions of edges, and compares edge regions of them with plain JAX in float64.
+"""Fuzzer of edge regions: random functions of edges against plain JAX in float64.
 
 ``python tests/fuzz/regions.py --functions N --seed S --implementation cuda``
 
 A function has 3 to 12 steps on rows of a few shapes: functions of numbers, products, reductions,
 softmaxes, concatenations, slices, moves of axes, small products with shared arrays. Results are by
-edge, sums and maxima by row, by column and over all. Values are compared, and all gradients, but
-for those of maxima that rounding may give to another entry.
+edge, sums and maxima by row, by column and over all. Values and all gradients are compared, except
+those of maxima that rounding may give to another entry.
 
 A failure names the function and lists its steps: ``--only FUNCTION`` with the same seed repeats it.
 """
@@ -16,23 +16,25 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import emulation  # noqa: F401  (installs emulated kernels where they are wanted)
+import emulation  # noqa: F401  (installs emulated kernels if asked to)
 from op_spec import SCENARIOS, setting
 from region_cases import Edges, Model
 
 from jax_gnn._ops.edge_region.primitive import edge_region
+from jax_gnn._ops.edge_region.region import Sink
+from jax_gnn._ops.edge_region.row_program import Access
 
 TOLERANCE = {"float64": 1e-9, "float32": 2e-4}
 NEAR = {"float64": 1e-12, "float32": 1e-5}
-"""Entries this near to a maximum may attain it once they are rounded."""
-UNARY: dict[str, Callable[[Any], Any]] = {
+"""Relative distance from a maximum within which an entry may attain it once rounded."""
+UNARY: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
     "softplus": jax.nn.softplus,
@@ -51,7 +53,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "clip": lambda x: jnp.clip(x, -1, 1),
     "third": lambda x: x / 3,
 }
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "plus": jnp.add,
     "minus": jnp.subtract,
     "times": jnp.multiply,
@@ -59,139 +61,157 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def random_model(rng: np.random.Generator) -> tuple[Model, list[str]]:
-    """A function of edges and a list of its steps."""
-    depth = int(rng.choice([1, 2, 3, 4, 5, 8, 12, 16, 24, 33, 64]))
-    heads = int(rng.choice([2, 3, 4]))
-    shapes = [(), (depth,), (heads,), (heads, depth)]
-    rows = []
-    for read in ("row", "col", "edge", "shared"):
-        for _ in range(int(rng.integers(1, 3))):
-            rows.append((read, shapes[int(rng.integers(len(shapes)))]))
-    steps: list[tuple[str, Callable[[list[Any]], Any]]] = []
+class Steps:
+    """A random function of edges, step by step.
 
-    def add(name: str, function: Callable[[list[Any]], Any]) -> None:
-        steps.append((name, function))
+    Attributes:
+        rows: Access and shape of each argument.
+        steps: Description of each step, and its function of the values before it.
+    """
 
-    count = len(rows)
+    def __init__(self, rng):
+        self.rng = rng
+        self.depth = int(rng.choice([1, 2, 3, 4, 5, 8, 12, 16, 24, 33, 64]))
+        self.heads = int(rng.choice([2, 3, 4]))
+        shapes = [(), (self.depth,), (self.heads,), (self.heads, self.depth)]
+        self.rows: list[tuple[Access, tuple[int, ...]]] = []
+        for access in ("row", "col", "edge", "shared"):
+            for _ in range(int(rng.integers(1, 3))):
+                self.rows.append((access, shapes[int(rng.integers(len(shapes)))]))
+        self.steps: list[tuple[str, Callable[[list[Array]], Array]]] = []
+        self.has_product = False
 
-    def shapes_now() -> list[tuple[int, ...]]:
-        values = [jax.ShapeDtypeStruct(shape, np.float32) for _, shape in rows]
-        return [x.shape for x in jax.eval_shape(lambda *x: _run(steps, x), *values)]
+    def run(self, arguments):
+        """Return the arguments and the value of each step."""
+        values = list(arguments)
+        for _, step in self.steps:
+            values.append(step(values))
+        return values
 
-    for _ in range(int(rng.integers(3, 13))):
-        known = shapes_now()
-        i, j = (int(rng.integers(len(known))) for _ in range(2))
-        a, b = known[i], known[j]
+    def shapes(self):
+        """Return the shapes of all values."""
+        rows = [jax.ShapeDtypeStruct(shape, np.float32) for _, shape in self.rows]
+        return [x.shape for x in jax.eval_shape(lambda *x: self.run(x), *rows)]
+
+    def add(self, name, function, *operands):
+        """Append a step, a function of the values with these indices."""
+        self.steps.append((name, lambda values: function(*(values[i] for i in operands))))
+
+    def extend(self):
+        """Append a random step, if the drawn operands allow one."""
+        rng, shapes = self.rng, self.shapes()
+        i, j = (int(rng.integers(len(shapes))) for _ in range(2))
+        a, b = shapes[i], shapes[j]
         choice = rng.random()
         if choice < 0.35:
             name = str(rng.choice(list(UNARY)))
-            add(f"{name}({i})", lambda v, i=i, name=name: UNARY[name](v[i]))
+            self.add(f"{name}({i})", UNARY[name], i)
         elif choice < 0.65:
             name = str(rng.choice(list(BINARY)))
+            function = BINARY[name]
             if len(a) == 2 and len(b) == 1 and b[0] == a[0] and a[0] != a[1]:
-                add(
-                    f"{name}({i}, {j}[:, None])",
-                    lambda v, i=i, j=j, name=name: BINARY[name](v[i], v[j][:, None]),
-                )
+                self.add(f"{name}({i}, {j}[:, None])", lambda x, y: function(x, y[:, None]), i, j)
             elif len(a) == 1 and len(b) == 1 and a != b:
-                add(f"outer({i}, {j})", lambda v, i=i, j=j: jnp.outer(v[i], v[j]))
-            else:
-                try:
-                    np.broadcast_shapes(a, b)
-                except ValueError:
-                    continue
-                add(f"{name}({i}, {j})", lambda v, i=i, j=j, name=name: BINARY[name](v[i], v[j]))
+                self.add(f"outer({i}, {j})", jnp.outer, i, j)
+            elif _broadcasts(a, b):
+                self.add(f"{name}({i}, {j})", function, i, j)
         elif choice < 0.77 and a:
             reduce = (jnp.sum, jnp.max, jnp.mean)[int(rng.integers(3))]
             axis = int(rng.integers(len(a)))
-            add(
-                f"{reduce.__name__}({i}, {axis})",
-                lambda v, i=i, axis=axis, reduce=reduce: reduce(v[i], axis),
-            )
+            self.add(f"{reduce.__name__}({i}, {axis})", lambda x: reduce(x, axis), i)
         elif choice < 0.83 and a:
-            add(f"softmax({i})", lambda v, i=i: jax.nn.softmax(v[i]))
+            self.add(f"softmax({i})", jax.nn.softmax, i)
         elif choice < 0.88 and a:
-            add(f"reverse({i})", lambda v, i=i: v[i][..., ::-1])
+            self.add(f"reverse({i})", lambda x: x[..., ::-1], i)
         elif choice < 0.93 and len(a) == 1 and len(b) == 1:
             size = max(a[0], b[0])
-            add(
-                f"concatenate({i}, {j})[:{size}]",
-                lambda v, i=i, j=j, size=size: jnp.concatenate([v[i], v[j]])[:size],
-            )
+            name = f"concatenate({i}, {j})[:{size}]"
+            self.add(name, lambda x, y: jnp.concatenate([x, y])[:size], i, j)
         elif len(a) == 2:
-            add(f"transpose({i})", lambda v, i=i: v[i].T[: v[i].shape[0]].sum(0))
-        elif len(a) == 1 and a[0] <= 16:
-            rows_of_weights = ("shared", (a[0], heads))
-            place = len(rows)
-            if count == len(rows):  # one product a function: arguments come before steps
-                steps[:] = [(name, _shifted(step, place)) for name, step in steps]
-                rows.append(rows_of_weights)
-                at = i if i < place else i + 1
-                add(f"product({at})", lambda v, i=at, place=place: v[i] @ v[place])
-    known = shapes_now()
-    outputs, values = [], []
+            self.add(f"transpose({i})", lambda x: x.T[: x.shape[0]].sum(0), i)
+        elif len(a) == 1 and a[0] <= 16 and not self.has_product:
+            self._multiply(i, a[0])
+
+    def _multiply(self, i, size):
+        """Append a product with a new argument, before which the other steps do not see it."""
+        index = len(self.rows)
+        self.steps = [(name, _without_argument(step, index)) for name, step in self.steps]
+        self.rows.append(("shared", (size, self.heads)))
+        self.has_product = True
+        i = i if i < index else i + 1
+        self.add(f"product({i})", jnp.matmul, i, index)
+
+
+def _broadcasts(a, b):
+    try:
+        np.broadcast_shapes(a, b)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_argument(step, index):
+    return lambda values: step(values[:index] + values[index + 1 :])
+
+
+def random_model(rng):
+    """Draw a function of edges; returns it with a description of its steps."""
+    steps = Steps(rng)
+    for _ in range(int(rng.integers(3, 13))):
+        steps.extend()
+    count = len(steps.shapes())
+    outputs: list[Sink] = []
+    values = []
     for _ in range(int(rng.integers(1, 5))):
-        into = str(rng.choice(["row", "row", "col", "edge", "all"]))
-        how = "none" if into == "edge" else str(rng.choice(["sum", "sum", "sum", "max", "min"]))
-        outputs.append((into, how))
-        values.append(len(known) - 1 - int(rng.integers(min(4, len(known)))))
-    model = Model(lambda *x: [_run(steps, x)[i] for i in values], rows, outputs)
-    made = ", ".join(
-        f"{how} of {i} into {into}" for i, (into, how) in zip(values, outputs, strict=True)
+        dest = str(rng.choice(["row", "row", "col", "edge", "all"]))
+        reduce = "none" if dest == "edge" else str(rng.choice(["sum", "sum", "sum", "max", "min"]))
+        outputs.append((dest, reduce))
+        values.append(count - 1 - int(rng.integers(min(4, count))))
+    model = Model(lambda *x: [steps.run(x)[i] for i in values], steps.rows, outputs)
+    results = ", ".join(
+        f"{reduce} of {i} into {dest}" for i, (dest, reduce) in zip(values, outputs, strict=True)
     )
-    arguments = ", ".join(f"{read} {shape}" for read, shape in rows)
-    return model, [f"arguments: {arguments}", *(name for name, _ in steps), f"results: {made}"]
+    arguments = ", ".join(f"{access} {shape}" for access, shape in steps.rows)
+    names = [name for name, _ in steps.steps]
+    return model, [f"arguments: {arguments}", *names, f"results: {results}"]
 
 
-def _run(steps: Any, arguments: Any) -> list[Any]:
-    values = list(arguments)
-    for _, step in steps:
-        values.append(step(values))
-    return values
+def loss(function, stable):
+    """Return a scalar nonlinear in the stable elements of results."""
 
-
-def _shifted(step: Callable[[list[Any]], Any], place: int) -> Callable[[list[Any]], Any]:
-    """A step that does not see the argument at a place."""
-    return lambda values: step(values[:place] + values[place + 1 :])
-
-
-def total(function: Callable[..., Any], counted: Any) -> Callable[..., Any]:
-    """Nonlinear in the results that count."""
-
-    def scalar(*arrays: Any) -> Any:
-        results = zip(function(*arrays), counted, strict=True)
-        return sum(jnp.sum(jnp.sin(jnp.where(keep, x, 0))) for x, keep in results)
+    def scalar(*arrays):
+        results = zip(function(*arrays), stable, strict=True)
+        return sum(jnp.sum(jnp.sin(jnp.where(mask, x, 0))) for x, mask in results)
 
     return scalar
 
 
-def settled(model: Model, edges: Edges, arrays: Any, near: float) -> list[Any]:
-    """Of each result, where its gradient is that of the same entries however these are rounded.
+def stable_elements(model, edges, arrays, tolerance):
+    """Return, for each result, where its gradient goes to the same entries after rounding.
 
-    A maximum of nothing has none. One that other entries come near to may be any of theirs in
-    another precision: where a function is flat at its top, roots of roundings apart.
+    A maximum of no entries has no gradient. In another precision, a maximum may be attained by
+    another entry that comes near to it.
     """
     singly = model._replace(outputs=[("edge", "none")] * len(model.outputs))
-    found: list[Any] = []
-    for x, y, (into, how) in zip(
+    stable = []
+    for x, y, (dest, reduce) in zip(
         edges.plain(singly, arrays), edges.plain(model, arrays), model.outputs, strict=True
     ):
-        if how in ("max", "min"):
-            ids = {"row": edges.rows, "col": edges.cols, "all": np.zeros(len(edges.rows), int)}
-            tops = np.asarray(y[None] if into == "all" else y)
-            gaps = np.abs(np.asarray(x)[: len(edges.rows)] - tops[ids[into]])
-            others = (gaps > 0) & (gaps < near * (1 + np.abs(tops[ids[into]])))
-            open_ = np.zeros(tops.shape, bool)
-            np.logical_or.at(open_, ids[into], others)
-            found.append((np.isfinite(tops) & ~open_).reshape(y.shape))
-        else:
-            found.append(True)
-    return found
+        if reduce not in ("max", "min"):
+            stable.append(np.asarray(True))
+            continue
+        ids = {"row": edges.rows, "col": edges.cols, "all": np.zeros(len(edges.rows), int)}[dest]
+        extremes = np.asarray(y[None] if dest == "all" else y)
+        gaps = np.abs(np.asarray(x)[: len(edges.rows)] - extremes[ids])
+        rivals = (gaps > 0) & (gaps < tolerance * (1 + np.abs(extremes[ids])))
+        is_open = np.zeros(extremes.shape, bool)
+        np.logical_or.at(is_open, ids, rivals)
+        stable.append((np.isfinite(extremes) & ~is_open).reshape(y.shape))
+    return stable
 
 
-def error(got: Any, want: Any) -> float:
-    """The largest, relative to the largest value of each array."""
+def relative_error(got, want):
+    """Return the largest error, relative to the largest element of each array."""
     worst = 0.0
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -203,39 +223,39 @@ def error(got: Any, want: Any) -> float:
     return float(worst)
 
 
-def check(rng: np.random.Generator, implementation: str, dtype: str, gradients: bool) -> list[str]:
-    """What is wrong with a random function: nothing, or its steps."""
+def check(rng, implementation, dtype, gradients):
+    """Compare a random function; returns its steps and the problem, or nothing."""
     model, steps = random_model(rng)
     edges = Edges.random(rng, str(rng.choice(list(SCENARIOS))))
     arrays = edges.arrays(rng, model, dtype)
-    if rng.random() < 0.3:  # kinks are met exactly
+    if rng.random() < 0.3:  # arguments at kinks
         arrays = [np.where(rng.random(x.shape) < 0.3, np.zeros((), x.dtype), x) for x in arrays]
     every = tuple(range(len(arrays)))
     wide = [np.asarray(x, np.float64) for x in arrays]
     with setting("xla", "float64"):
-        counted = settled(model, edges, wide, NEAR[dtype]) if gradients else None
+        stable = stable_elements(model, edges, wide, NEAR[dtype]) if gradients else []
 
-    def both(function: Callable[..., Any]) -> Any:
+    def with_gradients(function):
         if not gradients:
             return jax.jit(function)
-        return jax.jit(lambda *x: (function(*x), jax.grad(total(function, counted), every)(*x)))
+        return jax.jit(lambda *x: (function(*x), jax.grad(loss(function, stable), every)(*x)))
 
-    def ours(*x: Any) -> Any:
-        return edge_region(model.function, x, model.reads, model.outputs, edges.matrix)
+    def op(*x):
+        return edge_region(model.function, x, model.accesses, model.outputs, edges.matrix)
 
     try:
         with setting(implementation, dtype):
-            got = jax.device_get(both(ours)(*arrays))
+            got = jax.device_get(with_gradients(op)(*arrays))
     except Exception as failure:
         return [*steps, f"{type(failure).__name__}: {failure}"]
     with setting("xla", "float64"):
-        want = jax.device_get(both(lambda *x: edges.plain(model, x))(*wide))
-    found = error(got, want)
-    return [] if found < TOLERANCE[dtype] else [*steps, f"error {found:.1e}"]
+        want = jax.device_get(with_gradients(lambda *x: edges.plain(model, x))(*wide))
+    error = relative_error(got, want)
+    return [] if error < TOLERANCE[dtype] else [*steps, f"error {error:.1e}"]
 
 
-def main() -> None:
-    """Ends the process with a count of failures."""
+def main():
+    """Run the fuzzer; exits with 1 if a function fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--functions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -244,14 +264,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=TOLERANCE)
     parser.add_argument("--values", action="store_true", help="no gradients")
     args = parser.parse_args()
+    numbers = range(args.functions) if args.only is None else [args.only]
     failures = 0
-    for number in range(args.functions) if args.only is None else [args.only]:
+    for number in numbers:
         rng = np.random.default_rng([args.seed, number])
-        wrong = check(rng, args.implementation, args.dtype, not args.values)
-        failures += bool(wrong)
-        if wrong:
-            print(f"function {number} of seed {args.seed}:", *wrong, sep="\n  ", flush=True)
-    print(f"{args.functions if args.only is None else 1} functions, {failures} failures")
+        problem = check(rng, args.implementation, args.dtype, not args.values)
+        failures += bool(problem)
+        if problem:
+            print(f"function {number} of seed {args.seed}:", *problem, sep="\n  ", flush=True)
+    print(f"{len(numbers)} functions, {failures} failures")
     sys.exit(failures != 0)
 
 

@@ -1,8 +1,8 @@
-"""Compiles texts at run time: NVRTC by way of ``cuda-core``, which also keeps what was compiled.
+"""Compilation of generated CUDA source at run time: NVRTC by way of ``cuda-core``.
 
-Needs the extra ``jax-gnn-kernels[program]``, and no GPU. Compiled texts are in
-``$XDG_CACHE_HOME/jax_gnn/kernels`` (``~/.cache/...``), at most 256 MiB of them. Each file begins
-with a digest of the rest: a damaged one is compiled again.
+Needs the extra ``jax-gnn-kernels[program]``, and no GPU. Binaries are cached in
+``$XDG_CACHE_HOME/jax_gnn/kernels`` (``~/.cache/...``), at most 256 MiB. Each file begins with a
+digest of its content, and a damaged one is compiled again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NAMESPACE = "jax_gnn::cuda"
 
 
 class CompilerError(Exception):
-    """A text that the compiler refuses; its message is the compiler's."""
+    """A source that the compiler rejects; holds the compiler's message."""
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled text.
+    """A compiled kernel.
 
     Attributes:
-        code: a cubin.
-        name: of its kernel.
+        code: The cubin.
+        name: Mangled name of the kernel.
     """
 
     code: bytes
@@ -44,23 +44,23 @@ class Binary:
 
     @property
     def digest(self) -> str:
-        """What tells it from all others."""
+        """Hash of the code, by which the handler caches loaded kernels."""
         return hashlib.sha256(self.code).hexdigest()
 
 
 @functools.cache
 def missing() -> str | None:
-    """Why there is no compiler, if so."""
+    """Return why there is no compiler; None if there is one."""
     try:
         core = importlib.import_module("cuda.core")
         importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    except Exception as error:  # libraries that cannot be loaded raise all kinds
+    except Exception as error:  # a library that fails to load raises any exception
         return f"no runtime compiler ({error}); pip install 'jax-gnn-kernels[program]'"
     return None if hasattr(core, "Program") else "cuda-core is too old, 1.0 is needed"
 
 
 def architecture() -> str | None:
-    """What kernels are compiled for, as ``"90"``: JAX's first GPU; None if there is none."""
+    """Return the compute capability of JAX's first GPU, such as ``"90"``; None without a GPU."""
     try:
         device = jax.local_devices(backend="cuda")[0]
     except RuntimeError:
@@ -68,21 +68,21 @@ def architecture() -> str | None:
     return str(device.compute_capability).replace(".", "")
 
 
-def takes_maps() -> bool:
-    """Whether kernels have linear maps: there is a compiler, and tensor cores take float32."""
-    arch = architecture() or "90"  # without a GPU, what one would do
+def supports_linear_maps() -> bool:
+    """Whether kernels multiply with matrices: a compiler, and tensor cores for float32."""
+    arch = architecture() or "90"  # without a GPU, plan as for an H100
     return missing() is None and (not arch.isdigit() or int(arch) >= 80)
 
 
-def source_of(text: str) -> str:
-    """All that is compiled."""
+def source_of(definition: str) -> str:
+    """Return the translation unit with the definition of the struct ``Text``."""
     includes = '#include "edge_region.cuh"'
-    return f"{includes}\nnamespace {_NAMESPACE} {{\nnamespace {{\n{text}}}\n}}\n"
+    return f"{includes}\nnamespace {_NAMESPACE} {{\nnamespace {{\n{definition}}}\n}}\n"
 
 
 @functools.cache
 def headers() -> Path:
-    """Where the headers are that texts include: installed, or in the source folder."""
+    """Return the folder of the device headers: installed, or in the source tree."""
     package = Path(__file__).parents[2]
     installed = package / "include"
     return installed if installed.is_dir() else package.parent / "cpp"
@@ -98,26 +98,26 @@ def _headers_digest() -> bytes:
     return digest.digest()
 
 
-def compile_text(text: str, arch: str, *, fma: bool) -> Binary:
-    """Compiles the text of a message for an architecture, or finds it compiled.
+def compile_source(definition: str, arch: str, *, fma: bool) -> Binary:
+    """Compile a kernel, or return it from this process's cache.
 
     Args:
-        text: see :mod:`jax_gnn._ops.edge_region.cuda_text`.
-        arch: as of :func:`architecture`.
-        fma: whether products may be contracted with sums, here so and there otherwise.
+        definition: The struct ``Text``, see :mod:`jax_gnn._ops.edge_region.cuda_codegen`.
+        arch: As from :func:`architecture`.
+        fma: Whether multiplications and additions may be contracted.
 
     Raises:
-        CompilerError: the compiler refuses it.
+        CompilerError: The compiler rejects the source.
     """
-    key = text, arch, fma
-    if key not in _binaries:  # two threads may both compile it, to the same bytes
-        _binaries[key] = compiler(text, arch, fma)
+    key = definition, arch, fma
+    if key not in _binaries:  # two threads may compile the same source, to the same bytes
+        _binaries[key] = compiler(definition, arch, fma)
     return _binaries[key]
 
 
-def _nvrtc(text: str, arch: str, fma: bool) -> Binary:
+def _nvrtc(definition: str, arch: str, fma: bool) -> Binary:
     core = importlib.import_module("cuda.core")
-    root, source = headers(), source_of(text)
+    root, source = headers(), source_of(definition)
     options = core.ProgramOptions(
         std="c++17",
         arch=f"sm_{arch}",
@@ -126,7 +126,8 @@ def _nvrtc(text: str, arch: str, fma: bool) -> Binary:
         fma=fma,
         prec_div=False,
         prec_sqrt=False,
-        frandom_seed=hashlib.sha256(source.encode()).hexdigest()[:16],  # of names, else the time
+        # The seed of generated names; the default is the time.
+        frandom_seed=hashlib.sha256(source.encode()).hexdigest()[:16],
     )
     message, op, rows = (
         f"{_NAMESPACE}::{name}<{_NAMESPACE}::Text>"
@@ -141,15 +142,15 @@ def _nvrtc(text: str, arch: str, fma: bool) -> Binary:
         except Exception as error:
             raise CompilerError(str(error)) from error
 
-    code = _kept(source, options, build)
+    code = _cached(source, options, build)
     names = set(re.findall(rb"\.nv\.constant0\.([\w$.]+)\0", code))
     if len(names) != 1:
-        raise CompilerError("the compiled text has no kernel")
+        raise CompilerError("the compiled source has no kernel")
     return Binary(code, names.pop().decode())
 
 
-def _kept(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
-    """What is in the cache, or what is built and put there."""
+def _cached(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
+    """Return the cubin from the cache, or build it and store it there."""
     utils = importlib.import_module("cuda.core.utils")
     if not hasattr(utils, "FileStreamProgramCache"):  # before 1.0
         return build()
@@ -157,7 +158,8 @@ def _kept(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
         folder = schedule_cache.path().parent / "kernels"
         cache = utils.FileStreamProgramCache(folder, max_size_bytes=_CACHE_BYTES)
     except OSError as error:
-        warnings.warn(f"kernels are compiled, but not kept: {error}", RuntimeWarning, stacklevel=2)
+        message = f"compiled kernels are not cached: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
         return build()
     key = utils.make_program_cache_key(
         code=source,
@@ -167,18 +169,18 @@ def _kept(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
         extra_digest=_headers_digest(),
     )
     with cache:
-        found = bytes(cache.get(key, b""))
-        digest, code = found[:_DIGEST_BYTES], found[_DIGEST_BYTES:]
+        content = bytes(cache.get(key, b""))
+        digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if code and hashlib.sha256(code).digest() == digest:
             return code
         code = build()
         try:
             cache[key] = hashlib.sha256(code).digest() + code
         except OSError as error:
-            warnings.warn(f"a kernel cannot be kept: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"a kernel is not cached: {error}", RuntimeWarning, stacklevel=2)
         return code
 
 
-# What compiles, and its results of this process. Tests put another compiler here.
+# The compiler, and its results of this process. Tests replace both.
 compiler: Callable[[str, str, bool], Binary] = _nvrtc
 _binaries: dict[tuple[str, str, bool], Binary] = {}

@@ -2,89 +2,93 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, fits_block_diagonal
-from jax_gnn._core.kernels import csr_operands
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, abstract_like, align_varying, define
+from jax_gnn._core.op import Bind, Op, abstract_like, align_varying, define
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import UNSPLIT, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
-from jax_gnn._ops.edge_region.interpreter import code_of
-from jax_gnn._ops.edge_region.region import Region
-from jax_gnn._ops.edge_region.row_program import Into, Read, Unsupported, described
+from jax_gnn._ops.edge_region.region import Region, Sink
+from jax_gnn._ops.edge_region.row_program import Access, Dest, Unsupported, abstract_row
 
 
 class Operands(NamedTuple):
-    """Arrays by row, column or entry of the matrix, or shared, and the matrix."""
+    """Operands of a region.
+
+    Attributes:
+        arrays: Arrays by row, column or entry of the matrix, or shared rows.
+        matrix: The sparse matrix.
+    """
 
     arrays: tuple[Any, ...]
     matrix: SparseMatrix
 
 
-class Known(NamedTuple):
-    """What a derivative is taken at: arrays of the region, results of it, and the matrix.
+class LinearizationPoint(NamedTuple):
+    """Operands and results of a region at which a derivative is evaluated.
 
-    Results are its maxima, and what it has kept of each entry.
+    Attributes:
+        arrays: The region's arrays.
+        extremes: Results of the region that are maxima or minima.
+        residuals: Results by entry that gradients may read.
+        matrix: The sparse matrix.
     """
 
     arrays: tuple[Any, ...]
-    maxima: tuple[Any, ...]
-    kept: tuple[Any, ...]
+    extremes: tuple[Array, ...]
+    residuals: tuple[Array, ...]
     matrix: SparseMatrix
 
 
 def edge_region(
     function: Callable[..., Sequence[Any]],
-    arrays: Sequence[Any],
-    reads: Sequence[Read],
-    outputs: Sequence[tuple[Into, str]],
+    arrays: Sequence[ArrayLike],
+    accesses: Sequence[Access],
+    outputs: Sequence[Sink],
     matrix: SparseMatrix,
     *,
     implementation: str | None = None,
 ) -> list[Array]:
-    """A function of each entry of a matrix between gathers and reductions.
+    """Apply a function to each entry of a matrix, between gathers and reductions.
 
-    Entries whose ids are out of range count for nothing, whatever arrays hold.
+    Padding entries (ids out of range) do not count, whatever arrays hold for them.
 
     Args:
-        function: Maps rows to a list of rows; it may close over arrays, which are shared.
-        arrays: Of rows; a shared one is one row.
-        reads: For each whether an entry reads the row of its ``"row"``, ``"col"`` or ``"edge"``, or
-            it is ``"shared"``.
-        outputs: For each result where it goes, ``"row"``, ``"col"``, ``"edge"`` or ``"all"``; and
-            ``"sum"``, ``"max"`` or ``"min"``, but ``"none"`` of edges.
-        matrix: Its entries are the edges, and with an ``order`` the numbers of their rows.
+        function: Maps rows to a list of rows; may close over arrays, which are shared.
+        arrays: The arrays of rows; a shared one is one row.
+        accesses: For each array, the row that an entry reads: that of its ``"row"``, ``"col"`` or
+            ``"edge"``, or ``"shared"``.
+        outputs: For each result, its destination (``"row"``, ``"col"``, ``"edge"`` or ``"all"``)
+            and its reduction (``"sum"``, ``"max"`` or ``"min"``; ``"none"`` for edges).
+        matrix: The entries; with an ``order``, their numbers as edges.
         implementation: See :func:`jax_gnn.implementation`.
 
     Returns:
-        For each result ``(rows, …)``, ``(columns, …)``, ``(entries, …)`` or one row. A maximum of
-        nothing is -inf.
+        For each result ``(rows, …)``, ``(columns, …)``, ``(entries, …)`` or one row. The maximum
+        of no entries is -inf.
     """
-    *arrays, _ = align_varying([*map(jnp.asarray, arrays), matrix.by_row.ids])
+    *inputs, _ = align_varying([*map(jnp.asarray, arrays), matrix.by_row.ids])
     rows = [
-        abstract_like(
-            x, jax.ShapeDtypeStruct(x.shape if read == "shared" else x.shape[1:], x.dtype)
-        )
-        for x, read in zip(map(jax.typeof, arrays), reads, strict=True)
+        abstract_like(x, abstract_row(x.shape if access == "shared" else x.shape[1:], x.dtype))
+        for x, access in zip(map(jax.typeof, inputs), accesses, strict=True)
     ]
-    region, consts = Region.closing(function, rows, reads, outputs)
-    both = (*map(jnp.asarray, consts), *arrays)
-    return region_op(both, matrix, region=region, implementation=implementation)
+    region, consts = Region.closing(function, rows, accesses, outputs)
+    operands = (*map(jnp.asarray, consts), *inputs)
+    results: list[Array] = region_op(operands, matrix, region=region, implementation=implementation)
+    return results
 
 
-def _result(operands: Any, *, region: Region) -> list[Any]:
+def _result_shapes(operands: Operands | LinearizationPoint, region: Region) -> list[Any]:
     matrix = operands.matrix
     sizes = {
         "row": (matrix.by_row.num_rows,),
@@ -93,200 +97,174 @@ def _result(operands: Any, *, region: Region) -> list[Any]:
         "all": (),
     }
     return [
-        jax.ShapeDtypeStruct((*sizes[into], *row.shape), row.dtype)
-        for row, (into, _) in zip(region.results, region.outputs, strict=True)
+        abstract_row((*sizes[dest], *row.shape), row.dtype)
+        for row, (dest, _) in zip(region.results, region.outputs, strict=True)
     ]
+
+
+def _result(operands: Operands, *, region: Region) -> list[Any]:
+    return _result_shapes(operands, region)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
-def _jvp(bind: Bind, primals: Operands, tangents: Operands) -> tuple[Any, Any]:
+def _jvp(
+    bind: Bind, primals: Operands, tangents: Operands
+) -> tuple[list[Array], list[Array] | None]:
     region: Region = bind.attributes["region"]
     results = bind(primals)
-    moving = tuple(region.varying(tangents.arrays))
-    if all(each is None for each in moving):
+    active = tuple(region.without_extremes(tangents.arrays))
+    if all(tangent is None for tangent in active):
         return results, None
-    maxima = tuple(results[i] for i in region.extremes)
-    kept = tuple(results[i] for i in region.kept)
-    known = Known(tuple(primals.arrays), maxima, kept, primals.matrix)
-    found = region_jvp(known, moving, region=region, implementation=bind.implementation)
-    if maxima:  # those that attain a maximum share its tangent; none does of nothing and of NaN
-        both = Operands((*primals.arrays, *maxima), primals.matrix)
-        for i, ties in zip(region.extremes, bind(both, region=region.ties), strict=True):
-            found[i] = found[i] / jnp.maximum(ties, 1)
-    return results, found
+    extremes = tuple(results[i] for i in region.extremes)
+    residuals = tuple(results[i] for i in region.residuals)
+    point = LinearizationPoint(tuple(primals.arrays), extremes, residuals, primals.matrix)
+    out = region_jvp(point, active, region=region, implementation=bind.implementation)
+    if extremes:  # the entries that attain an extreme share its tangent equally
+        operands = Operands((*primals.arrays, *extremes), primals.matrix)
+        for i, ties in zip(region.extremes, bind(operands, region=region.ties), strict=True):
+            out[i] = out[i] / jnp.maximum(ties, 1)  # no entry attains NaN, nor a maximum of none
+    return results, out
 
 
-def _transpose(bind: Bind, cts: Sequence[Any], operands: Operands) -> tuple[Any, ...]:
-    """Of a region that is linear in the arrays that are missing, together."""
+def _transpose(
+    bind: Bind, cotangents: Sequence[Array | None], operands: Operands
+) -> tuple[Array | None, ...]:
+    """Transpose a region in all of its undefined arrays, in which it is linear together."""
     region: Region = bind.attributes["region"]
-    places = range(len(operands.arrays))
-    known = tuple(i for i in places if hasattr(operands.arrays[i], "dtype"))
-    undefined = tuple(i for i in places if i not in known)
-    given = _moving(cts)
-    arrays = (*(operands.arrays[i] for i in known), *(cts[i] for i in given))
-    found = bind(Operands(arrays, operands.matrix), region=region.transposed(undefined, given))
-    by_place: dict[int, Any] = dict(zip(undefined, found, strict=True))
-    return tuple(by_place.get(i) for i in places)
+    indices = range(len(operands.arrays))
+    fixed = tuple(i for i in indices if hasattr(operands.arrays[i], "dtype"))
+    linear = tuple(i for i in indices if i not in fixed)
+    ct_results = _present(cotangents)
+    arrays = (*(operands.arrays[i] for i in fixed), *(cotangents[i] for i in ct_results))
+    results = bind(Operands(arrays, operands.matrix), region=region.transposed(linear, ct_results))
+    by_argument = dict(zip(linear, results, strict=True))
+    return tuple(by_argument.get(i) for i in indices)
 
 
-def _moving(moving: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(i for i, each in enumerate(moving) if each is not None)
+def _present(arrays: Sequence[Array | None]) -> tuple[int, ...]:
+    return tuple(i for i, array in enumerate(arrays) if array is not None)
 
 
-def _tangent(known: Known, moving: Sequence[Any], *, region: Region) -> list[Array]:
-    there = _moving(moving)
-    arrays = (*known.arrays, *known.maxima, *(moving[i] for i in there))
-    return region_op(arrays, known.matrix, region=region.tangent(there))
+def _tangent(
+    point: LinearizationPoint, tangents: Sequence[Array | None], *, region: Region
+) -> list[Array]:
+    active = _present(tangents)
+    arrays = (*point.arrays, *point.extremes, *(tangents[i] for i in active))
+    results: list[Array] = region_op(arrays, point.matrix, region=region.tangent(active))
+    return results
 
 
 def _cotangent(
-    known: Known, moving: Sequence[Any], cts: Sequence[Any], *, region: Region
-) -> list[Any]:
-    there, given = _moving(moving), _moving(cts)
-    cotangent, kept = region.cheapest_cotangent(there, given)
-    results = dict(zip(region.kept, known.kept, strict=True))
-    read = (*known.maxima, *(results[i] for i in kept), *(cts[i] for i in given))
-    found = region_op((*known.arrays, *read), known.matrix, region=cotangent)
-    by_place: dict[int, Any] = dict(zip(there, found, strict=True))
-    return [by_place.get(i) for i in range(len(moving))]
+    point: LinearizationPoint,
+    tangents: Sequence[Array | None],
+    cotangents: Sequence[Array | None],
+    *,
+    region: Region,
+) -> list[Array | None]:
+    active, ct_results = _present(tangents), _present(cotangents)
+    cotangent, residuals = region.cheapest_cotangent(active, ct_results)
+    stored = dict(zip(region.residuals, point.residuals, strict=True))
+    extra = (*(stored[i] for i in residuals), *(cotangents[i] for i in ct_results))
+    results = region_op((*point.arrays, *point.extremes, *extra), point.matrix, region=cotangent)
+    by_argument = dict(zip(active, results, strict=True))
+    return [by_argument.get(i) for i in range(len(tangents))]
 
 
-def _tangent_result(known: Known, moving: Any, *, region: Region) -> list[Any]:
-    del moving
-    return _result(known, region=region)
+def _tangent_result(point: LinearizationPoint, tangents: object, *, region: Region) -> list[Any]:
+    del tangents
+    return _result_shapes(point, region)
 
 
 # --- Batches -------------------------------------------------------------------------------------
 
 
-def _batch(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Array]:
+def _batch(bind: Bind, operands: Operands, batched: Operands, size: int) -> list[Array]:
     region: Region = bind.attributes["region"]
     if any(jax.tree.leaves(batched.matrix)):
-        return _apart(bind, operands, batched, size)
-    axes = region.together(batched.arrays)
-    every = (
-        jnp.broadcast_to(x, (size, *x.shape)) if wants and not has else x
-        for x, has, wants in zip(operands.arrays, batched.arrays, axes, strict=True)
-    )
-    arrays = tuple(
-        jnp.moveaxis(x, 0, 1) if has and read != "shared" else x
-        for x, has, read in zip(every, axes, region.reads, strict=True)
-    )
-    found = bind(operands._replace(arrays=arrays), region=region.batched(axes, size))
+        return _batch_matrices(bind, operands, batched, size)
+    # One matrix: the batch becomes the first axis of rows.
+    is_batched = region.batched_arguments(batched.arrays)
+    arrays = []
+    for x, has_batch, needs_batch, access in zip(
+        operands.arrays, batched.arrays, is_batched, region.accesses, strict=True
+    ):
+        if needs_batch and not has_batch:
+            x = jnp.broadcast_to(x, (size, *x.shape))
+        arrays.append(jnp.moveaxis(x, 0, 1) if needs_batch and access != "shared" else x)
+    operands = operands._replace(arrays=tuple(arrays))
+    results = bind(operands, region=region.batched(is_batched, size))
     return [
-        x if into == "all" else jnp.moveaxis(x, 1, 0)
-        for x, (into, _) in zip(found, region.outputs, strict=True)
+        x if dest == "all" else jnp.moveaxis(x, 1, 0)
+        for x, (dest, _) in zip(results, region.outputs, strict=True)
     ]
 
 
-def _apart(bind: Bind, operands: Operands, batched: Any, size: int) -> list[Array]:
-    """Matrices joined to one without common rows."""
+def _batch_matrices(bind: Bind, operands: Operands, batched: Operands, size: int) -> list[Array]:
+    """Batch over matrices, as one block-diagonal matrix."""
     region: Region = bind.attributes["region"]
     every = broadcast_batch(operands, batched, size)
     num_rows = operands.matrix.by_row.num_rows
-    by_row = [
-        has and read == "shared" for has, read in zip(batched.arrays, region.reads, strict=True)
+    # A shared array that differs between matrices becomes one by row.
+    is_by_row = [
+        has_batch and access == "shared"
+        for has_batch, access in zip(batched.arrays, region.accesses, strict=True)
     ]
-
-    def joined(x: Array, moved: bool) -> Array:
-        if moved:
+    by_row = region.per_row(is_by_row)
+    if by_row is None or not fits_block_diagonal(size, every.matrix):
+        results: list[Array] = map_batch(bind, every)
+        return results
+    arrays = []
+    for original, x, access, spread in zip(
+        operands.arrays, every.arrays, region.accesses, is_by_row, strict=True
+    ):
+        if access == "shared" and not spread:
+            arrays.append(original)
+            continue
+        if spread:
             x = jnp.broadcast_to(x[:, None], (size, num_rows, *x.shape[1:]))
-        return reshape(x, size * x.shape[1], *x.shape[2:])
+        arrays.append(reshape(x, size * x.shape[1], *x.shape[2:]))
+    joined = bind(Operands(tuple(arrays), block_diagonal(every.matrix)), region=by_row)
 
-    apart = region.apart(by_row)
-    if apart is None or not fits_block_diagonal(size, every.matrix):
-        return map_batch(bind, every)
-    arrays = tuple(
-        one if read == "shared" and not moved else joined(x, moved)
-        for one, x, read, moved in zip(
-            operands.arrays, every.arrays, region.reads, by_row, strict=True
-        )
-    )
-    found = bind(Operands(arrays, block_diagonal(every.matrix)), region=apart)
-
-    def split(x: Array, into: str, reduce: str) -> Array:
+    def split(x: Array, dest: Dest, reduce: str) -> Array:
         x = reshape(x, size, x.shape[0] // size, *x.shape[1:])
-        if into != "all":
+        if dest != "all":
             return x
-        least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
-        return getattr(jnp, reduce)(x, 1, initial=least).astype(x.dtype)
+        total: Array = getattr(jnp, reduce)(x, 1, initial=xla.NEUTRAL[reduce])
+        return total.astype(x.dtype)
 
-    return [split(x, *to) for x, to in zip(found, region.outputs, strict=True)]
-
-
-# --- Kernels -------------------------------------------------------------------------------------
-
-
-def _call(platform: str, operands: Operands, *, region: Region) -> Call | None:
-    code = code_of(region)
-    if isinstance(code, Unsupported):
-        raise ValueError(f"edge_region has no {platform} kernel for {described(code)}")
-    by_row, by_col = operands.matrix
-    if not all(isinstance(each.num_rows, int) for each in operands.matrix):
-        return None  # of symbolic sizes
-    walks = len(code.by_row) > 1, len(code.by_col) > 1
-    of_row = csr_operands(by_row, by_col.num_rows) if walks[0] else None
-    of_col = csr_operands(by_col, by_row.num_rows) if walks[1] else None
-    if (of_row is not None, of_col is not None) != walks:
-        return None
-    either = of_row or of_col
-    if either is None:  # there is no result
-        return None
-    (ids, flags), (t_ids, t_flags) = of_row or either, of_col or either
-    attributes = {
-        "by_row": code.by_row,
-        "by_col": code.by_col,
-        "numbers": code.numbers,
-        **flags,
-        **{f"t_{name}": flag for name, flag in t_flags.items()},
-        "num_rows": np.int64(by_row.num_rows),
-        "num_cols": np.int64(by_col.num_rows),
-    }
-    workspaces = [
-        jax.ShapeDtypeStruct((by_row.count, width), dtype) for width, dtype in code.workspaces
+    return [
+        split(x, dest, reduce) for x, (dest, reduce) in zip(joined, region.outputs, strict=True)
     ]
-    return Call([*operands.arrays, *ids, *t_ids], attributes, workspaces)
-
-
-def _prefers_xla(platform: str, operands: Operands, *, region: Region) -> bool:
-    del operands
-    code = code_of(region)
-    if not isinstance(code, Unsupported):
-        return False
-    _warn_once(f"edge_region has no {platform} kernel for {described(code)}: plain XLA makes it.")
-    return True
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 # --- Several devices -----------------------------------------------------------------------------
 
-_LIES = {"row": ["rows"], "col": ["cols"], "edge": ["entries"], "shared": [], "all": []}
+_AXES = {"row": ["rows"], "col": ["cols"], "edge": ["entries"], "shared": [], "all": []}
 
 
-def _sharding(operands: Operands, results: Any, *, region: Region) -> Sharding:
-    """Of a matrix that is a batch each device has its blocks, of another a run of entries."""
+def _sharding(operands: Operands, results: object, *, region: Region) -> Sharding:
+    """Split blocks of a batch of matrices, or runs of entries of one matrix, over devices."""
 
-    def text(of: str, row: Any) -> str:
-        return " ".join([*_LIES[of], *[UNSPLIT] * len(row.shape)])
+    def axes(key: Access | Dest, row: jax.core.ShapedArray) -> str:
+        return " ".join([*_AXES[key], *[UNSPLIT] * len(row.shape)])
 
-    by_row = operands.matrix.by_row
-    into = [place for place, _ in region.outputs]
-    runs = by_row.order is None and region.attained is None  # XLA finds maxima of all entries
-    arrays = enumerate(zip(region.reads, region.rows, strict=True))
+    destinations = [dest for dest, _ in region.outputs]
+    # XLA's form of a region with extremes finds them over all entries.
+    runs = operands.matrix.by_row.order is None and region.masks is None
     rule = matrix_sharding(
-        {f"arrays.{i}": text(*each) for i, each in arrays},
-        *map(text, into, region.results),
+        {
+            f"arrays.{i}": axes(access, row)
+            for i, (access, row) in enumerate(zip(region.accesses, region.rows, strict=True))
+        },
+        *map(axes, destinations, region.results),
         runs=runs,
-        transposed="col" in into,
+        transposed="col" in destinations,
         reduces=["sum" if reduce == "none" else reduce for _, reduce in region.outputs],
     )
-    return rule(operands, results, region=region)
+    sharding: Sharding = rule(operands, results, region=region)
+    return sharding
 
 
 # --- The record ----------------------------------------------------------------------------------
@@ -296,12 +274,14 @@ def _flops(operands: Operands, *, region: Region) -> int:
     program = region.program
     if isinstance(program, Unsupported):
         return 0
-    width = sum(
-        each.width * (2 * each.params[0] if each.name == "dot" else 1)
-        for each in program.instructions
-        if each.name not in ("constant", "take", "concatenate")
+    per_entry = sum(math.prod(row.shape) for row in region.results)
+    per_entry += sum(
+        step.width * (2 * step.params[0] if step.name == "dot" else 1)
+        for step in program.instructions
+        if step.name not in ("constant", "take", "concatenate")
     )
-    return operands.matrix.by_row.count * (width + sum(math.prod(r.shape) for r in region.results))
+    flops: int = operands.matrix.by_row.count * per_entry
+    return flops
 
 
 region_op = define(
@@ -316,9 +296,7 @@ region_op = define(
         several=True,
         composition=cuda.composition,
         flops=_flops,
-        platforms=("cpu",),
-        call=_call,
-        prefers_xla=_prefers_xla,
+        platforms=(),
         sharding=_sharding,
     )
 )

@@ -1,8 +1,8 @@
-"""What an edge region computes, and the regions that its derivatives and its batches are.
+"""Edge regions, and the regions of their derivatives and batches.
 
-An entry of a sparse matrix reads rows of arrays, a function makes others of them, and what entries
-make is kept for each of them or reduced by row, by column or over all. What an input of a region
-reads is where its cotangent goes, and the other way around: so the transpose is a region, too.
+In a *region*, each entry of a sparse matrix reads rows of arrays and applies a function; results
+are stored by entry or reduced by row, by column or over all entries. A cotangent goes where its
+input was read, and is read where its result went: so the transpose is a region, too.
 """
 
 from __future__ import annotations
@@ -18,152 +18,172 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import ShapedArray
 from jax.extend import core as jex
 
 from jax_gnn._core.op import replace_items
 from jax_gnn._core.sharding import without_mesh
 from jax_gnn._ops.edge_region.row_program import (
-    Into,
-    Read,
+    Access,
+    Dest,
     RowProgram,
     Unsupported,
     from_jaxpr,
 )
 
-INTO: dict[Read, Into] = {"edge": "edge", "row": "row", "col": "col", "shared": "all"}
-READ: dict[Into, Read] = {into: read for read, into in INTO.items()}
+Sink = tuple[Dest, str]
+"""Destination and reduction of a result."""
+
+Rows = Sequence[Any]
+"""Rows of one entry, abstract or traced."""
+
+DEST_OF: dict[Access, Dest] = {"edge": "edge", "row": "row", "col": "col", "shared": "all"}
+ACCESS_OF: dict[Dest, Access] = {dest: access for access, dest in DEST_OF.items()}
 
 
-class Attained(NamedTuple):
-    """What compares entries with maxima, made anew.
+class ExtremeMasks(NamedTuple):
+    """XLA's form of a region that compares entries with maxima or minima.
 
-    Kernels compare what entries make with the maxima that they have made of the same instructions.
-    XLA rounds one function differently in two programs: there both are made in the same one.
+    CUDA kernels compare what an entry makes with an extreme made by the same instructions, to the
+    same bits. XLA may round a function differently in two programs, so its form recomputes both
+    in one program and passes masks.
 
     Attributes:
-        of: The region whose maxima are attained; its arguments are the first of the other's.
-        places: The arguments that are these maxima.
-        region: The other region, where these are truth values of each entry.
+        source: The region of the extremes, whose arguments come first in the comparing region.
+        arguments: Indices of the extremes among the arguments.
+        region: The comparing region, with masks of entries in place of the extremes.
     """
 
-    of: Region
-    places: tuple[int, ...]
+    source: Region
+    arguments: tuple[int, ...]
     region: Region
 
 
-def _with(jaxpr: jex.Jaxpr, **parts: Any) -> jex.Jaxpr:
-    return jaxpr.replace(**parts, debug_info=jaxpr.debug_info.with_unknown_names())
-
-
 @jax.custom_jvp
-def _stands_for(made: Array, kept: Array) -> Array:
-    """What was kept, with the derivative of what would be made again."""
-    del made
-    return kept
+def _stand_in(recomputed: Array, stored: Array) -> Array:
+    """Return `stored`, with the derivative of `recomputed`."""
+    del recomputed
+    return stored
 
 
-@_stands_for.defjvp
-def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+@_stand_in.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     return primals[1], tangents[0]
 
 
-def _read_of(output: tuple[Into, str]) -> Read:
-    into, reduce = output
+def sum_sinks(accesses: Sequence[Access]) -> list[Sink]:
+    """Return the destinations of the cotangents of arguments."""
+    return [(DEST_OF[access], "none" if access == "edge" else "sum") for access in accesses]
+
+
+def _cotangent_access(sink: Sink) -> Access:
+    dest, reduce = sink
     if reduce in ("max", "min"):
         raise TypeError(f"edge_region is transposed, but a {reduce} is not linear")
-    return READ[into]
+    return ACCESS_OF[dest]
 
 
-def _traced(function: Callable[..., Sequence[Any]], rows: Sequence[Any]) -> Any:
-    """Return the closed jaxpr of a function of one entry's rows.
+def _trace(function: Callable[..., Sequence[Any]], rows: Rows) -> jex.ClosedJaxpr:
+    """Return the jaxpr of a function of one entry's rows.
 
-    Rows are on no mesh, unless within `jax.shard_map`, whose axes the function may name.
+    Rows are on no mesh, unless inside `jax.shard_map`, whose axes the function may name.
     """
     is_manual = jax.sharding.get_abstract_mesh().manual_axes
     with contextlib.nullcontext() if is_manual else without_mesh():
         return jax.make_jaxpr(lambda *rows: list(function(*rows)))(*rows)
 
 
+def _updated(aval: Any, **fields: Any) -> ShapedArray:
+    row: ShapedArray = aval.update(**fields)
+    return row
+
+
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A function of rows, and what it reads and makes.
+    """A function of one entry's rows, its reads and its results.
 
-    Two are equal that make the same of arrays of the same shapes.
+    Regions with the same instructions on rows of the same shapes are equal.
 
     Attributes:
-        jaxpr: The function of rows, closed over nothing.
-        reads: How each argument is read.
-        outputs: For each result where it goes, and how it is reduced.
-        attained: Where it compares entries with maxima, how XLA does that.
+        jaxpr: The function, without consts.
+        accesses: The row that an entry reads of each argument.
+        outputs: Destination and reduction of each result.
+        masks: XLA's form if the region compares entries with extremes, else None.
     """
 
     jaxpr: jex.ClosedJaxpr
-    reads: tuple[Read, ...]
-    outputs: tuple[tuple[Into, str], ...]
-    attained: Attained | None = None
+    accesses: tuple[Access, ...]
+    outputs: tuple[Sink, ...]
+    masks: ExtremeMasks | None = None
 
     @staticmethod
     def of(
         function: Callable[..., Sequence[Any]],
-        rows: Sequence[Any],
-        reads: Sequence[Read],
-        outputs: Sequence[tuple[Into, str]],
+        rows: Rows,
+        accesses: Sequence[Access],
+        outputs: Sequence[Sink],
     ) -> Region:
-        """The region of a function that closes over nothing.
+        """Return the region of a function that closes over no arrays.
 
         Args:
             function: Maps rows to a list of rows.
             rows: An abstract row of each argument.
-            reads: How each is read.
-            outputs: For each result where it goes, and how it is reduced.
+            accesses: The row that an entry reads of each argument.
+            outputs: Destination and reduction of each result.
         """
-        closed = _traced(function, rows)
+        closed = _trace(function, rows)
         assert not closed.consts, closed
-        return Region(closed, tuple(reads), tuple(outputs))
+        return Region(closed, tuple(accesses), tuple(outputs))
 
     @staticmethod
     def closing(
         function: Callable[..., Sequence[Any]],
-        rows: Sequence[Any],
-        reads: Sequence[Read],
-        outputs: Sequence[tuple[Into, str]],
-    ) -> tuple[Region, list[Any]]:
-        """Likewise of any function; what it closes over come first of its arguments, shared."""
-        closed = _traced(function, rows)
+        rows: Rows,
+        accesses: Sequence[Access],
+        outputs: Sequence[Sink],
+    ) -> tuple[Region, list[Array]]:
+        """Return the region of any function, and the arrays that it closes over.
+
+        These become shared arguments before the others. Arguments: as in `of`.
+        """
+        closed: Any = _trace(function, rows)
         jaxpr = closed.jaxpr
         jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
-        alone = closed.replace(jaxpr=jaxpr, consts=[])
-        shared: list[Read] = ["shared"] * len(closed.consts)
-        return Region(alone, (*shared, *reads), tuple(outputs)), list(closed.consts)
+        shared: list[Access] = ["shared"] * len(closed.consts)
+        region = Region(
+            closed.replace(jaxpr=jaxpr, consts=[]), (*shared, *accesses), tuple(outputs)
+        )
+        return region, list(closed.consts)
 
     @property
-    def rows(self) -> list[Any]:
+    def rows(self) -> list[ShapedArray]:
         """The abstract row of each argument."""
-        return [aval.update(weak_type=False) for aval in self.jaxpr.in_avals]
+        return [_updated(aval, weak_type=False) for aval in self.jaxpr.in_avals]
 
     @property
-    def results(self) -> list[Any]:
+    def results(self) -> list[ShapedArray]:
         """The abstract row of each result."""
-        return [aval.update(weak_type=False) for aval in self.jaxpr.out_avals]
+        return [_updated(aval, weak_type=False) for aval in self.jaxpr.out_avals]
 
-    def __call__(self, *rows: Any) -> list[Any]:
-        """The function."""
-        return jex.jaxpr_as_fun(self.jaxpr)(*rows)
+    def __call__(self, *rows: Any) -> list[Array]:
+        """Apply the function to one entry's rows."""
+        results: list[Array] = jex.jaxpr_as_fun(self.jaxpr)(*rows)
+        return results
 
     @functools.cached_property
     def program(self) -> RowProgram | Unsupported:
-        """Its instructions, or why there are none."""
+        """The instructions, or the reason why there are none."""
         try:
-            return from_jaxpr(self.jaxpr, self.reads, self.outputs)
+            return from_jaxpr(self.jaxpr, self.accesses, self.outputs)
         except Unsupported as error:
             return error
 
     @functools.cached_property
-    def _key(self) -> Any:
+    def _key(self) -> object:
         if isinstance(self.program, Unsupported):
             return id(self.jaxpr)
         shapes = tuple(map(str, (*self.jaxpr.in_avals, *self.jaxpr.out_avals)))
-        return repr(self.program), shapes  # tells -0.0 from 0.0
+        return repr(self.program), shapes  # unlike ==, distinguishes -0.0 from 0.0
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -176,244 +196,259 @@ class Region:
         return isinstance(other, Region) and self._key == other._key
 
     def __repr__(self) -> str:
-        """What a printed program shows."""
-        made = " ".join(f"{reduce}→{into}" for into, reduce in self.outputs)
-        return f"{' '.join(self.reads)} ↦ {made}"
+        """Return the form in printed programs: reads, then reductions and destinations."""
+        sinks = " ".join(f"{reduce}→{dest}" for dest, reduce in self.outputs)
+        return f"{' '.join(self.accesses)} ↦ {sinks}"
 
     @property
     def extremes(self) -> list[int]:
-        """The results that are maxima or minima."""
+        """Indices of the results that are maxima or minima."""
         return [i for i, (_, reduce) in enumerate(self.outputs) if reduce in ("max", "min")]
 
     # --- Derivatives ---------------------------------------------------------------------------
+    #
+    # Regions of derivatives take, in this order: the arguments of the region, its extremes, and the
+    # rows at which the derivative is evaluated (tangents; or residuals and cotangents).
 
     @functools.cached_property
     def ties(self) -> Region:
-        """How many entries attain each maximum; arguments are the region's and its maxima."""
+        """The region that counts the entries attaining each extreme."""
 
-        def function(_: Region, rows: Any, attained: Any, more: Any) -> list[Array]:
-            del rows, more
+        def count(_: Region, rows: Rows, attained: Rows, extra: Rows) -> list[Array]:
+            del rows, extra
             like = (self.results[i] for i in self.extremes)
-            return [at.astype(x.dtype) for at, x in zip(attained, like, strict=True)]
+            return [mask.astype(x.dtype) for mask, x in zip(attained, like, strict=True)]
 
-        outputs = [(self.outputs[i][0], "sum") for i in self.extremes]
-        return self._derivative(function, (), outputs)
+        return self._derivative(count, (), [(self.outputs[i][0], "sum") for i in self.extremes])
 
-    def tangent(self, moving: tuple[int, ...]) -> Region:
-        """The derivative along some arguments.
+    def tangent(self, active: tuple[int, ...]) -> Region:
+        """Return the derivative along the `active` arguments; takes their tangents.
 
-        Arguments are the region's, its maxima, and the tangents. Of a maximum it is the sum over
-        those entries that attain it.
+        The tangent of an extreme is the sum over the entries that attain it.
         """
 
-        def function(region: Region, rows: Any, attained: Any, tangents: Any) -> list[Array]:
-            at = [rows[i] for i in moving]
-            _, found = jax.jvp(region._of(rows, moving), at, list(tangents))
-            return self._where(attained, found)
+        def jvp(region: Region, rows: Rows, attained: Rows, tangents: Rows) -> list[Array]:
+            primals = [rows[i] for i in active]
+            _, results = jax.jvp(region._partial(rows, active), primals, list(tangents))
+            return self._where_attained(attained, results)
 
-        along: list[Any] = [(self.reads[i], self.rows[i]) for i in moving]
-        outputs = [(into, "none" if into == "edge" else "sum") for into, _ in self.outputs]
-        return self._derivative(function, along, outputs)
+        along = [(self.accesses[i], self.rows[i]) for i in active]
+        outputs = [(dest, "none" if dest == "edge" else "sum") for dest, _ in self.outputs]
+        return self._derivative(jvp, along, outputs)
 
     @functools.cached_property
-    def kept(self) -> tuple[int, ...]:
-        """The results that are numbers of each entry, each made by an equation of its own."""
+    def residuals(self) -> tuple[int, ...]:
+        """Indices of results by entry that gradients may read in place of recomputing them."""
         single = {eqn.outvars[0] for eqn in self.jaxpr.jaxpr.eqns if len(eqn.outvars) == 1}
         return tuple(
             i
-            for i, (var, row, (into, _)) in enumerate(
+            for i, (var, row, (dest, _)) in enumerate(
                 zip(self.jaxpr.jaxpr.outvars, self.results, self.outputs, strict=True)
             )
-            if into == "edge" and var in single and jnp.issubdtype(row.dtype, jnp.floating)
+            if dest == "edge" and var in single and jnp.issubdtype(row.dtype, jnp.floating)
         )
 
     def cheapest_cotangent(
-        self, moving: tuple[int, ...], given: tuple[int, ...]
+        self, active: tuple[int, ...], ct_results: tuple[int, ...]
     ) -> tuple[Region, tuple[int, ...]]:
-        """The transpose of `tangent`, and the kept results that it reads.
-
-        It reads them where entries then read fewer bytes in all.
-        """
-        alone = self.cotangent(moving, given)
-        if not self.kept:
-            return alone, ()
-        other = self.cotangent(moving, given, self.kept)
-        return (other, self.kept) if other._moved < alone._moved else (alone, ())
+        """Return `cotangent` with or without residuals, whichever reads less; and the residuals."""
+        recomputing = self.cotangent(active, ct_results)
+        if not self.residuals:
+            return recomputing, ()
+        reading = self.cotangent(active, ct_results, self.residuals)
+        if reading._bytes_per_entry < recomputing._bytes_per_entry:
+            return reading, self.residuals
+        return recomputing, ()
 
     @property
-    def _moved(self) -> float:
-        """Bytes that an entry reads, where rows are made by row and columns by column."""
+    def _bytes_per_entry(self) -> float:
+        """Bytes that an entry reads, in a walk by row and one by column."""
         if isinstance(self.program, Unsupported):
             return math.inf
-        places: dict[bool, list[int]] = {False: [], True: []}
-        for i, (into, _) in enumerate(self.outputs):
-            places[into == "col"].append(i)
-        by_row, by_col = (self.program.only(places[by]) for by in (False, True))
-        return by_row.moved + by_col.transposed().moved
+        by_col = [i for i, (dest, _) in enumerate(self.outputs) if dest == "col"]
+        by_row = [i for i in range(len(self.outputs)) if i not in by_col]
+        rows, cols = self.program.only(by_row), self.program.only(by_col)
+        return rows.bytes_per_entry + cols.transposed().bytes_per_entry
 
     def cotangent(
-        self, moving: tuple[int, ...], given: tuple[int, ...], kept: tuple[int, ...] = ()
+        self, active: tuple[int, ...], ct_results: tuple[int, ...], residuals: tuple[int, ...] = ()
     ) -> Region:
-        """The transpose of `tangent`.
+        """Return the transpose of `tangent`: the cotangents of the `active` arguments.
 
-        Arguments are the region's, its maxima, the kept results that are named, which are not made
-        again, and the cotangents of the results that are given; results the cotangents of some
-        arguments.
+        Args:
+            active: Indices of arguments.
+            ct_results: Indices of the results whose cotangents it takes; others are zero.
+            residuals: Indices of the results that it takes before them, and does not recompute.
         """
 
-        def function(region: Region, rows: Any, attained: Any, more: Any) -> list[Array]:
-            there, cotangents = dict(zip(kept, more, strict=False)), more[len(kept) :]
-            results, pull = jax.vjp(region._of(rows, moving, there), *(rows[i] for i in moving))
-            by_place = dict(zip(given, cotangents, strict=True))
-            every = [by_place.get(i, jnp.zeros_like(x)) for i, x in enumerate(results)]
-            return list(pull(self._where(attained, every)))
+        def vjp(region: Region, rows: Rows, attained: Rows, extra: Rows) -> list[Array]:
+            stored, cotangents = dict(zip(residuals, extra, strict=False)), extra[len(residuals) :]
+            primals = (rows[i] for i in active)
+            results, pullback = jax.vjp(region._partial(rows, active, stored), *primals)
+            by_result = dict(zip(ct_results, cotangents, strict=True))
+            full = [by_result.get(i, jnp.zeros_like(x)) for i, x in enumerate(results)]
+            return list(pullback(self._where_attained(attained, full)))
 
-        along: list[Any] = [(READ[self.outputs[i][0]], self.results[i]) for i in (*kept, *given)]
-        into = [INTO[self.reads[i]] for i in moving]
-        outputs = [(each, "none" if each == "edge" else "sum") for each in into]
-        return self._derivative(function, along, outputs)
+        along = [
+            (ACCESS_OF[self.outputs[i][0]], self.results[i]) for i in (*residuals, *ct_results)
+        ]
+        return self._derivative(vjp, along, sum_sinks([self.accesses[i] for i in active]))
 
-    def varying(self, tangents: Sequence[Any]) -> list[Any]:
-        """Tangents, of which those of maxima to compare with change nothing: None."""
-        places = () if self.attained is None else self.attained.places
-        return [None if i in places else each for i, each in enumerate(tangents)]
+    def without_extremes(self, tangents: Sequence[Array | None]) -> list[Array | None]:
+        """Return tangents, None for those of extremes that entries are compared with."""
+        extremes = () if self.masks is None else self.masks.arguments
+        return [None if i in extremes else tangent for i, tangent in enumerate(tangents)]
 
     def _derivative(
         self,
-        function: Callable[[Region, Any, Any, Any], list[Array]],
-        along: Sequence[tuple[Read, Any]],
-        outputs: Sequence[tuple[Into, str]],
+        function: Callable[[Region, Rows, Rows, Rows], list[Array]],
+        along: Sequence[tuple[Access, ShapedArray]],
+        outputs: Sequence[Sink],
     ) -> Region:
-        """A region of a function of rows, of what attains maxima, and of what is read, too."""
-        first = len(self.reads)
-        last = first + len(self.extremes)
+        """Return a region of derivatives.
+
+        Args:
+            function: Maps the region, its rows, masks of the entries that attain the extremes, and
+                the rows of `along` to results.
+            along: Access and abstract row of each further argument.
+            outputs: Destination and reduction of each result.
+        """
+        first = len(self.accesses)
+        stop = first + len(self.extremes)
 
         def masked(*rows: Any) -> list[Array]:
-            return function(self, rows[:first], rows[first:last], rows[last:])
+            return function(self, rows[:first], rows[first:stop], rows[stop:])
 
         def compared(*rows: Any) -> list[Array]:
-            made = self(*rows[:first])  # as the region makes them, whatever derivatives make
-            at = [made[i] == y for i, y in zip(self.extremes, rows[first:last], strict=True)]
-            return function(self, rows[:first], at, rows[last:])
+            # The region as it is, whatever `function` recomputes: equal instructions, equal bits.
+            results = self(*rows[:first])
+            pairs = zip(self.extremes, rows[first:stop], strict=True)
+            attained = [results[i] == extreme for i, extreme in pairs]
+            return function(self, rows[:first], attained, rows[stop:])
 
-        more_reads, more_rows = [read for read, _ in along], [row for _, row in along]
-        maxima = [self.results[i] for i in self.extremes]
-        masks = [each.update(dtype=np.dtype(bool)) for each in maxima]
-        own: list[Read] = [READ[self.outputs[i][0]] for i in self.extremes]
-        edges: list[Read] = ["edge"] * len(masks)
-        reads = (*self.reads, *own, *more_reads)
-        found = Region.of(compared, [*self.rows, *maxima, *more_rows], reads, outputs)
-        if maxima:
-            reads = (*self.reads, *edges, *more_reads)
-            by_mask = Region.of(masked, [*self.rows, *masks, *more_rows], reads, outputs)
-            return replace(found, attained=Attained(self, tuple(range(first, last)), by_mask))
-        if self.attained is not None:
-            by_mask = self.attained.region._derivative(function, along, outputs)
-            return replace(found, attained=self.attained._replace(region=by_mask))
-        return found
+        along_accesses, along_rows = [access for access, _ in along], [row for _, row in along]
+        extremes = [self.results[i] for i in self.extremes]
+        extreme_accesses: list[Access] = [ACCESS_OF[self.outputs[i][0]] for i in self.extremes]
+        accesses = (*self.accesses, *extreme_accesses, *along_accesses)
+        region = Region.of(compared, [*self.rows, *extremes, *along_rows], accesses, outputs)
+        if extremes:
+            flags = [_updated(row, dtype=np.dtype(bool)) for row in extremes]
+            flag_accesses: list[Access] = ["edge"] * len(flags)
+            accesses = (*self.accesses, *flag_accesses, *along_accesses)
+            by_mask = Region.of(masked, [*self.rows, *flags, *along_rows], accesses, outputs)
+            return replace(region, masks=ExtremeMasks(self, tuple(range(first, stop)), by_mask))
+        return self._with_masks(region, lambda inner: inner._derivative(function, along, outputs))
 
-    def transposed(self, undefined: tuple[int, ...], given: tuple[int, ...]) -> Region:
-        """The transpose of a region that is linear in some arguments together.
+    def _with_masks(self, region: Region, transform: Callable[[Region], Region]) -> Region:
+        """Return a transformed region, its XLA form transformed alike."""
+        if self.masks is None:
+            return region
+        return replace(region, masks=self.masks._replace(region=transform(self.masks.region)))
 
-        Arguments are the others and the cotangents of the results that are given; results the
-        cotangents of those arguments.
+    def transposed(self, linear: tuple[int, ...], ct_results: tuple[int, ...]) -> Region:
+        """Return the transpose of a region that is linear in some arguments together.
+
+        Takes the other arguments and the cotangents of the results `ct_results`.
         """
-        known = [i for i in range(len(self.reads)) if i not in undefined]
-        shapes = [self.rows[i] for i in undefined]
+        fixed = [i for i in range(len(self.accesses)) if i not in linear]
+        shapes = [self.rows[i] for i in linear]
 
-        def function(*rows: Any) -> list[Array]:
-            at = replace_items([None] * len(self.reads), known, rows[: len(known)])
+        def transpose(*rows: Any) -> list[Array]:
+            arguments = replace_items([None] * len(self.accesses), fixed, rows[: len(fixed)])
 
-            def some(*values: Any) -> list[Array]:
-                found = self(*replace_items(at, undefined, values))
-                return [found[i] for i in given]
+            def some_results(*values: Any) -> list[Array]:
+                results = self(*replace_items(arguments, linear, values))
+                return [results[i] for i in ct_results]
 
-            return list(jax.linear_transpose(some, *shapes)(list(rows[len(known) :])))
+            return list(jax.linear_transpose(some_results, *shapes)(list(rows[len(fixed) :])))
 
-        reads = [self.reads[i] for i in known] + [_read_of(self.outputs[i]) for i in given]
-        rows = [self.rows[i] for i in known] + [self.results[i] for i in given]
-        into = [INTO[self.reads[i]] for i in undefined]
-        outputs = [(each, "none" if each == "edge" else "sum") for each in into]
-        found = Region.of(function, rows, reads, outputs)
-        if self.attained is None:
-            return found
-        by_mask = self.attained.region.transposed(undefined, given)
-        return replace(found, attained=self.attained._replace(region=by_mask))
+        accesses = [self.accesses[i] for i in fixed]
+        accesses += [_cotangent_access(self.outputs[i]) for i in ct_results]
+        rows = [self.rows[i] for i in fixed] + [self.results[i] for i in ct_results]
+        region = Region.of(transpose, rows, accesses, sum_sinks([self.accesses[i] for i in linear]))
+        return self._with_masks(region, lambda inner: inner.transposed(linear, ct_results))
 
-    def _of(
-        self, rows: Sequence[Any], moving: Sequence[int], kept: Mapping[int, Any] | None = None
-    ) -> Callable[..., list[Any]]:
-        """The function of some arguments, and of results that are there."""
-        return lambda *values: self._reading(kept or {}, replace_items(rows, moving, values))
+    def _partial(
+        self, rows: Rows, active: Sequence[int], stored: Mapping[int, Array] | None = None
+    ) -> Callable[..., list[Array]]:
+        """Return the function of the `active` arguments, with results that are `stored`."""
+        return lambda *values: self._call_with(stored or {}, replace_items(rows, active, values))
 
-    def _reading(self, kept: Mapping[int, Any], rows: Sequence[Any]) -> list[Any]:
-        """The function, where some results stand for what would be made of them again."""
-        if not kept:
+    def _call_with(self, stored: Mapping[int, Array], rows: Rows) -> list[Array]:
+        """Apply the function; equations read stored results, whose derivatives are recomputed."""
+        if not stored:
             return self(*rows)
         jaxpr = self.jaxpr.jaxpr
-        given = {jaxpr.outvars[i]: x for i, x in kept.items()}
-        there, values = list(given), list(given.values())
-        others = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in there]
-        made = jex.ClosedJaxpr(_with(jaxpr, outvars=there), ())
-        rest = jex.ClosedJaxpr(_with(jaxpr, invars=[*jaxpr.invars, *there], eqns=others), ())
-        stand = map(_stands_for, jex.jaxpr_as_fun(made)(*rows), values)
-        return jex.jaxpr_as_fun(rest)(*rows, *stand)
+        debug_info = jaxpr.debug_info.with_unknown_names()
+        cut = [jaxpr.outvars[i] for i in stored]
+        eqns = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in cut]
+        before = jaxpr.replace(outvars=cut, debug_info=debug_info)
+        after = jaxpr.replace(invars=[*jaxpr.invars, *cut], eqns=eqns, debug_info=debug_info)
+        recomputed = jex.jaxpr_as_fun(jex.ClosedJaxpr(before, ()))(*rows)
+        stand_ins = map(_stand_in, recomputed, stored.values())
+        results: list[Array] = jex.jaxpr_as_fun(jex.ClosedJaxpr(after, ()))(*rows, *stand_ins)
+        return results
 
-    def _where(self, attained: Sequence[Any], values: Sequence[Any]) -> list[Array]:
-        """What belongs to results, zeros where an entry does not attain a maximum."""
-        found = list(values)
-        for i, at in zip(self.extremes, attained, strict=True):
-            found[i] = jnp.where(at, found[i], jnp.zeros_like(found[i]))
-        return found
+    def _where_attained(self, attained: Rows, values: Sequence[Array]) -> list[Array]:
+        """Return values of results, zero where an entry does not attain an extreme."""
+        masked = list(values)
+        for i, mask in zip(self.extremes, attained, strict=True):
+            masked[i] = jnp.where(mask, masked[i], jnp.zeros_like(masked[i]))
+        return masked
 
     # --- Batches -------------------------------------------------------------------------------
 
-    def together(self, axes: Sequence[bool]) -> list[bool]:
-        """Which arguments have a batch, where maxima have one as what they are maxima of."""
-        found = list(axes)
-        if self.attained is not None:
-            of, places, _ = self.attained
-            given = range(len(of.reads))
-            has = any(found[i] for i in (*given, *places))
-            for i in places:
-                found[i] = has
-            if has and not any(found[i] for i in given):
-                found[0] = True
-        return found
+    def batched_arguments(self, is_batched: Sequence[bool]) -> list[bool]:
+        """Return which arguments must have a batch axis: extremes and their sources, together."""
+        batched = list(is_batched)
+        if self.masks is not None:
+            sources = range(len(self.masks.source.accesses))
+            extremes = self.masks.arguments
+            any_batched = any(batched[i] for i in (*sources, *extremes))
+            for i in extremes:
+                batched[i] = any_batched
+            if any_batched and not any(batched[i] for i in sources):
+                batched[0] = True
+        return batched
 
-    def batched(self, axes: Sequence[bool], size: int) -> Region:
-        """A batch whose axis is the first of rows, of the arguments that have one `together`."""
+    def batched(self, is_batched: Sequence[bool], size: int) -> Region:
+        """Return the region on rows whose first axis is the batch, for `batched_arguments`."""
         rows = [
-            row.update(shape=(size, *row.shape)) if has else row
-            for row, has in zip(self.rows, axes, strict=True)
+            _updated(row, shape=(size, *row.shape)) if batched else row
+            for row, batched in zip(self.rows, is_batched, strict=True)
         ]
-        function = jax.vmap(self, [0 if has else None for has in axes], axis_size=size)
-        found = Region.of(function, rows, self.reads, self.outputs)
-        if self.attained is None:
-            return found
-        of, places, region = self.attained
-        own = axes[: len(of.reads)]
-        of = of.batched(own, size) if any(own) else of
-        return replace(found, attained=Attained(of, places, region.batched(axes, size)))
+        axes = [0 if batched else None for batched in is_batched]
+        function = jax.vmap(self, axes, axis_size=size)
+        region = Region.of(function, rows, self.accesses, self.outputs)
+        if self.masks is None:
+            return region
+        source, arguments, by_mask = self.masks
+        own_axes = is_batched[: len(source.accesses)]
+        source = source.batched(own_axes, size) if any(own_axes) else source
+        masks = ExtremeMasks(source, arguments, by_mask.batched(is_batched, size))
+        return replace(region, masks=masks)
 
-    def apart(self, by_row: Sequence[bool]) -> Region | None:
-        """With arguments read by row that were shared; what goes to all goes to rows, too.
+    def per_row(self, is_by_row: Sequence[bool]) -> Region | None:
+        """Return the region with some shared arguments, and all results over all, by row.
 
-        None where it has a maximum of all, or compares with one: both are made alike.
+        Returns None for regions with an extreme over all entries, whose entries would be compared
+        with extremes of rows.
         """
         if any(self.outputs[i][0] == "all" for i in self.extremes):
             return None
-        reads: list[Read] = [
-            "row" if moved else read for read, moved in zip(self.reads, by_row, strict=True)
+        accesses: list[Access] = [
+            "row" if by_row else access
+            for access, by_row in zip(self.accesses, is_by_row, strict=True)
         ]
-        outputs: list[tuple[Into, str]] = [
-            ("row" if into == "all" else into, reduce) for into, reduce in self.outputs
+        outputs: list[Sink] = [
+            ("row" if dest == "all" else dest, reduce) for dest, reduce in self.outputs
         ]
-        found = Region(self.jaxpr, tuple(reads), tuple(outputs))
-        if self.attained is None:
-            return found
-        of, places, region = self.attained
-        own, other = of.apart(by_row[: len(of.reads)]), region.apart(by_row)
-        if own is None or other is None:
+        region = Region(self.jaxpr, tuple(accesses), tuple(outputs))
+        if self.masks is None:
+            return region
+        source, arguments, by_mask = self.masks
+        source_by_row = source.per_row(is_by_row[: len(source.accesses)])
+        mask_by_row = by_mask.per_row(is_by_row)
+        if source_by_row is None or mask_by_row is None:
             return None
-        return replace(found, attained=Attained(own, places, other))
+        return replace(region, masks=ExtremeMasks(source_by_row, arguments, mask_by_row))

@@ -10,85 +10,110 @@ from jax import Array
 
 from jax_gnn._core.arrays import JAX_OPS, accumulator_dtype, as_matrix, row_wise, scatter_rows, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
-from jax_gnn._ops.edge_region.region import READ, Attained, Region
-from jax_gnn._ops.edge_region.row_program import Into, Read
+from jax_gnn._ops.edge_region.region import ACCESS_OF, ExtremeMasks, Region
+from jax_gnn._ops.edge_region.row_program import Access, Dest
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
+
+NEUTRAL = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}
 
 
 def edge_region(arrays: Sequence[Array], matrix: SparseMatrix, *, region: Region) -> list[Array]:
-    """The results; XLA shares nothing of it with another region, as under `jax.checkpoint`."""
-    arrays = jax.lax.optimization_barrier(tuple(arrays))
+    """Return the results of a region.
+
+    Barriers keep XLA from sharing values with another region, as under `jax.checkpoint`.
+    """
+    arrays = _barrier(list(arrays))
     edges = Edges(matrix)
-    read = [edges.read(x, by) for x, by in zip(arrays, region.reads, strict=True)]
-    if region.attained is not None:
-        masks = _masks(edges, region.attained, read)
-        for place, mask in zip(region.attained.places, masks, strict=True):
-            read[place] = mask
-        region = region.attained.region
-    made = edges.applied(region, region.reads, read)
-    return [edges.reduced(x, *to) for x, to in zip(made, region.outputs, strict=True)]
+    rows = [edges.gather(x, access) for x, access in zip(arrays, region.accesses, strict=True)]
+    if region.masks is not None:
+        flags = _attained(edges, region.masks, rows)
+        for i, flag in zip(region.masks.arguments, flags, strict=True):
+            rows[i] = flag
+        region = region.masks.region
+    values = edges.apply(region, region.accesses, rows)
+    return [
+        edges.reduce(x, dest, reduce)
+        for x, (dest, reduce) in zip(values, region.outputs, strict=True)
+    ]
 
 
-def _masks(edges: Edges, attained: Attained, read: Sequence[Array]) -> list[Array]:
-    """Which entries attain maxima, of rows that entries have read."""
-    of = attained.of
-    made = jax.lax.optimization_barrier(edges.applied(of, of.reads, read[: len(of.reads)]))
-    found = []
-    for i in of.extremes:
-        into, reduce = of.outputs[i]
-        found.append(made[i] == edges.read(edges.reduced(made[i], into, reduce), READ[into]))
-    return found
+def _barrier(arrays: list[Array]) -> list[Array]:
+    results: list[Array] = jax.lax.optimization_barrier(arrays)  # type: ignore[no-untyped-call,unused-ignore]
+    return results
+
+
+def _attained(edges: Edges, masks: ExtremeMasks, rows: Sequence[Array]) -> list[Array]:
+    """Return, for each extreme, which entries attain it."""
+    source = masks.source
+    values = _barrier(edges.apply(source, source.accesses, rows[: len(source.accesses)]))
+    flags = []
+    for i in source.extremes:
+        dest, reduce = source.outputs[i]
+        flags.append(
+            values[i] == edges.gather(edges.reduce(values[i], dest, reduce), ACCESS_OF[dest])
+        )
+    return flags
 
 
 class Edges:
-    """What entries of a matrix read, and where what they make goes."""
+    """Gathers to the entries of a matrix, and reductions of what they make."""
 
     def __init__(self, matrix: SparseMatrix) -> None:
-        csr, num_cols = matrix.by_row, matrix.by_col.num_rows
+        csr, by_col = matrix.by_row, matrix.by_col
         entries = jnp.arange(csr.count, dtype=csr.ids.dtype)
         rows, cols = (entries if ids is None else ids for ids in (csr.rows, csr.cols))
         self.count = csr.count
-        self.valid = csr.valid(num_cols)
+        self.valid = csr.valid(by_col.num_rows)
         self.order = csr.order
         self._ids = {"row": rows, "col": cols, "edge": csr.order}
-        self._sizes = {"row": csr.num_rows, "col": num_cols}
-        by_col = matrix.by_col
-        at_col = None
+        self._sizes = {"row": csr.num_rows, "col": by_col.num_rows}
+        # Matrices that sum rows of entries by a kernel, where ids are sorted.
+        sum_to_cols = None
         if by_col.rows is not None and by_col.order is not None:
-            of_edges = Csr(None, cols, num_rows=csr.count)
-            at_col = SparseMatrix(Csr(by_col.rows, by_col.order, num_rows=num_cols), of_edges)
-        at_row = None if csr.rows is None else segments(csr.rows, csr.num_rows)
-        self._at = {"row": at_row, "col": at_col}  # what sums rows of edges
+            of_entries = Csr(None, cols, num_rows=csr.count)
+            sum_to_cols = SparseMatrix(
+                Csr(by_col.rows, by_col.order, num_rows=by_col.num_rows), of_entries
+            )
+        sum_to_rows = None if csr.rows is None else segments(csr.rows, csr.num_rows)
+        self._sums = {"row": sum_to_rows, "col": sum_to_cols}
 
-    def read(self, x: Array, by: Read) -> Array:
-        """The row of each entry; a shared one as it is."""
-        return x if by == "shared" else take(x, self._ids[by])
+    def gather(self, x: Array, access: Access) -> Array:
+        """Return the row that each entry reads; a shared row as it is."""
+        return x if access == "shared" else take(x, self._ids[access])
 
-    def applied(
-        self, function: Callable[..., list[Array]], reads: Sequence[Read], read: Sequence[Array]
+    def apply(
+        self,
+        function: Callable[..., list[Array]],
+        accesses: Sequence[Access],
+        rows: Sequence[Array],
     ) -> list[Array]:
-        """What a function of rows makes of each entry."""
-        axes = [None if by == "shared" else 0 for by in reads]
-        return jax.vmap(function, axes, axis_size=self.count)(*read)
+        """Apply a function of rows to all entries."""
+        axes = [None if access == "shared" else 0 for access in accesses]
+        return jax.vmap(function, axes, axis_size=self.count)(*rows)
 
-    def reduced(self, x: Array, into: Into, reduce: str) -> Array:
-        """A result of rows of entries."""
-        if into == "edge":
-            x = jnp.where(row_wise(self.valid, x), x, jnp.zeros_like(x))
-            if self.order is None:
-                return x
-            return scatter_rows(x, jnp.where(self.valid, self.order, self.count))
+    def reduce(self, x: Array, dest: Dest, reduce: str) -> Array:
+        """Reduce rows of entries to a result; padding does not count."""
+        valid = row_wise(self.valid, x)
+        if dest == "edge":
+            x = jnp.where(valid, x, jnp.zeros_like(x))
+            return x if self.order is None else self._in_order(x)
         wide = x.astype(accumulator_dtype(x.dtype))
-        least = {"sum": 0, "max": -jnp.inf, "min": jnp.inf}[reduce]
-        if into == "all":
-            wide = jnp.where(row_wise(self.valid, x), wide, jnp.full_like(wide, least))
-            return getattr(jnp, reduce)(wide, 0, initial=least).astype(x.dtype)
-        at = self._at[into]
-        if at is not None:  # by a kernel, if there is one
-            x = jnp.where(row_wise(self.valid, x), x, jnp.full_like(x, least))
-            if into == "col" and self.order is not None:
-                x = scatter_rows(x, jnp.where(self.valid, self.order, self.count))
-            found = segment_reduce(as_matrix(x), None, at, reduce=reduce, heads=1)
-            return found.reshape(-1, *x.shape[1:])
-        ids = jnp.where(self.valid, self._ids[into], self._sizes[into])
-        return JAX_OPS[reduce](wide, ids, self._sizes[into]).astype(x.dtype)
+        neutral = NEUTRAL[reduce]
+        if dest == "all":
+            wide = jnp.where(valid, wide, jnp.full_like(wide, neutral))
+            total: Array = getattr(jnp, reduce)(wide, 0, initial=neutral)
+            return total.astype(x.dtype)
+        matrix = self._sums[dest]
+        if matrix is None:
+            ids = jnp.where(self.valid, self._ids[dest], self._sizes[dest])
+            result: Array = JAX_OPS[reduce](wide, ids, self._sizes[dest])
+            return result.astype(x.dtype)
+        x = jnp.where(valid, x, jnp.full_like(x, neutral))
+        if dest == "col" and self.order is not None:
+            x = self._in_order(x)
+        result = segment_reduce(as_matrix(x), None, matrix, reduce=reduce, heads=1)
+        return result.reshape(-1, *x.shape[1:])
+
+    def _in_order(self, x: Array) -> Array:
+        """Return rows of entries in the order of the edges' own rows."""
+        return scatter_rows(x, jnp.where(self.valid, self.order, self.count))

@@ -1,48 +1,54 @@
-"""Passes: functions from a program to an equal one, each of which may be left out."""
+"""Passes: functions from a program to an equal one, each of which may be omitted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jax_gnn._program.normal import normal
-from jax_gnn._program.passes.compact import compact
-from jax_gnn._program.passes.equal import equal
-from jax_gnn._program.passes.order import order
-from jax_gnn._program.passes.sums import distribute, sums
+from jax_gnn._program.normal import normal_form
+from jax_gnn._program.passes.compact_pairs import compact_pairs
+from jax_gnn._program.passes.contraction_order import contraction_order
+from jax_gnn._program.passes.cse import cse
+from jax_gnn._program.passes.hoist_linear_maps import distribute, hoist_linear_maps
 from jax_gnn._program.rows import Row
 from jax_gnn._program.spaces import Parts
 
-PASSES = ("equal", "sums", "order", "compact")
+PASSES = ("cse", "hoist_linear_maps", "contraction_order", "compact_pairs")
 DISTRIBUTE = "distribute"
-"""A pass that programs have to ask for: it may lose digits where terms cancel."""
+"""A pass that programs must ask for: it may lose digits where terms cancel."""
 
-# Products are ordered between compact rows: what edges read says what an order costs.
-_SEQUENCE = ("equal", "sums", DISTRIBUTE, "equal", "compact", "order", "compact", "equal")
+# The order of products is chosen between compactions: what edges read decides what it costs.
+_SEQUENCE = (
+    *("cse", "hoist_linear_maps", DISTRIBUTE, "cse"),
+    *("compact_pairs", "contraction_order", "compact_pairs", "cse"),
+)
 
 
 def steps(
     results: Sequence[Row], passes: Sequence[str], parts: Parts
 ) -> Iterator[tuple[str, list[Row]]]:
-    """The program after each step: the normal form, and the passes that are wanted."""
-    found = normal(results)
-    yield "normal form", found
+    """Yield the program in normal form, and after each of the chosen passes."""
+    program = normal_form(results)
+    yield "normal form", program
     for name in _SEQUENCE:
         if name in passes:
-            found = apply(name, found, parts, passes)
-            yield name, found
+            program = apply(name, program, parts, passes)
+            yield name, program
 
 
 def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]) -> list[Row]:
-    """The program after one pass, of those that are wanted."""
-    if name == "equal":
-        return equal(results)
-    if name in ("sums", DISTRIBUTE):
-        return (sums if name == "sums" else distribute)(results, parts)
-    if name == "compact":
-        return compact(results, parts)
-    return order(results, parts, compact="compact" in passes)
+    """Return the program after one pass, of the chosen `passes`."""
+    match name:
+        case "cse":
+            return cse(results)
+        case "hoist_linear_maps":
+            return hoist_linear_maps(results, parts)
+        case "distribute":
+            return distribute(results, parts)
+        case "compact_pairs":
+            return compact_pairs(results, parts)
+    return contraction_order(results, parts, compact="compact_pairs" in passes)
 
 
 def run(results: Sequence[Row], passes: Sequence[str], parts: Parts) -> list[Row]:
-    """The program after all of them."""
-    return [found for _, found in steps(results, passes, parts)][-1]
+    """Return the program after all chosen passes."""
+    return [program for _, program in steps(results, passes, parts)][-1]

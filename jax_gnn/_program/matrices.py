@@ -1,10 +1,10 @@
-"""A graph as programs use it: how many rows spaces have, and what gathers and sums along ways."""
+"""The matrices of a graph, by which rows of one space are gathered to, or summed into, another."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,41 +23,41 @@ from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 
 Structure = Graph | RelationalGraph
+Part = TypeVar("Part")
 
 
 def parts_of(graph: Structure) -> Parts:
-    """What a graph has."""
+    """Return the spaces of a graph."""
     nodes = graph if isinstance(graph, Graph) else graph.nodes
     rows = {Space.SHARED: 1, Space.EDGE: graph.num_edges}
     rows[Space.NODE] = max(nodes.num_src, nodes.num_dst)
     ends_known = False
     if isinstance(graph, RelationalGraph):
-        rows[Space.RELATION] = graph.num_relations
-        if graph.num_src_pairs is not None:
-            rows[Space.SOURCE_PAIR] = graph.num_src_pairs
-        if graph.num_dst_pairs is not None:
-            rows[Space.DESTINATION_PAIR] = graph.num_dst_pairs
-        if graph.node_type_sizes is not None:
-            rows[Space.TYPE] = len(graph.node_type_sizes)
-        known = graph.relation_ends
-        ends_known = known is not None and None not in known
+        optional = {
+            Space.RELATION: graph.num_relations,
+            Space.SOURCE_PAIR: graph.num_src_pairs,
+            Space.DESTINATION_PAIR: graph.num_dst_pairs,
+            Space.TYPE: None if graph.node_type_sizes is None else len(graph.node_type_sizes),
+        }
+        rows |= {space: size for space, size in optional.items() if size is not None}
+        ends_known = graph.relation_ends is not None and None not in graph.relation_ends
     return Parts(rows, nodes.num_src, nodes.num_dst, ends_known)
 
 
-class Maps:
-    """The matrices of a graph: each sums the rows of a space in what they read by a way.
+class Matrices:
+    """Sparse matrices between the spaces of a graph, each made at its first use.
 
-    Their transposes gather. They are made where they are asked for, and once.
+    A matrix sums the rows of a space into those that they read by a way; its transpose gathers.
 
     Attributes:
         graph: The graph.
-        parts: What it has.
+        parts: Its spaces.
     """
 
     def __init__(self, graph: Structure) -> None:
         self.graph = graph
         self.parts = parts_of(graph)
-        self._found: dict[tuple[Space, str], SparseMatrix] = {}
+        self._cache: dict[tuple[Space, str], SparseMatrix] = {}
 
     # --- Matrices ------------------------------------------------------------------------------
 
@@ -72,51 +72,49 @@ class Maps:
         assert isinstance(self.graph, RelationalGraph)
         return self.graph.matrix(weighted=True)
 
-    def edges(self, read: str, into: Space) -> SparseMatrix:
-        """The edges as a matrix, from what they read to nodes or to (destination, relation) pairs.
+    def edges(self, source: str, dest: Space) -> SparseMatrix:
+        """Return the edges as a matrix.
 
         Args:
-            read: "src", "src_pair", or "": each edge reads its own row.
-            into: `Space.NODE` or `Space.DESTINATION_PAIR`.
+            source: The columns: "src", "src_pair", or "" for the edges themselves.
+            dest: The rows: `Space.NODE` or `Space.DESTINATION_PAIR`.
         """
-        if into is Space.NODE:
-            if read == "src":
+        if dest is Space.NODE:
+            if source == "src":
                 return self.nodes.matrix(weighted=True)
-            if read == "src_pair":
-                return _there(self.relational.from_pairs)
+            if source == "src_pair":
+                return _present(self.relational.from_pairs)
             return self.matrix(Space.EDGE, "dst")
-        if read == "src":
-            return _there(self.relational.to_pairs)
-        assert not read
+        if source == "src":
+            return _present(self.relational.to_pairs)
+        assert not source
         return self.matrix(Space.EDGE, "dst_pair")
 
     def pairs(self, space: Space) -> Pairs:
-        """Those of either end."""
+        """Return the (source, relation) or (destination, relation) pairs."""
         matrix = self.relational
-        return _there(matrix.pair_src if space is Space.SOURCE_PAIR else matrix.pair_dst)
+        return _present(matrix.pair_src if space is Space.SOURCE_PAIR else matrix.pair_dst)
 
     def matrix(self, space: Space, way: str) -> SparseMatrix:
-        """What sums the rows of a space in what they read by a way."""
-        if (space, way) not in self._found:
-            self._found[space, way] = self._matrix(space, way)
-        return self._found[space, way]
+        """Return the matrix that sums rows of a space into those that they read by a way."""
+        if (space, way) not in self._cache:
+            self._cache[space, way] = self._make(space, way)
+        return self._cache[space, way]
 
-    def _matrix(self, space: Space, way: str) -> SparseMatrix:
+    def _make(self, space: Space, way: str) -> SparseMatrix:
         if space is Space.EDGE:
             if way in ("src", "dst"):
                 return self.nodes.ends()[way == "src"]
             if way == "relation":
                 return types_matrix(self.relational, self.parts.rows[Space.RELATION])
             if way == "src_pair":
-                return end_matrices(_there(self.relational.from_pairs))[1]
-            return end_matrices(_there(self.relational.to_pairs))[0]
+                return end_matrices(_present(self.relational.from_pairs))[1]
+            return end_matrices(_present(self.relational.to_pairs))[0]
         if space is Space.RELATION:
             assert isinstance(self.graph, RelationalGraph) and self.graph.relation_ends
             side = way == "dst_type"
-            return _by_ids(
-                np.array([-1 if e is None else e[side] for e in self.graph.relation_ends]),
-                self.parts.rows[Space.TYPE],
-            )
+            types = [-1 if types is None else types[side] for types in self.graph.relation_ends]
+            return _sum_by_ids(np.array(types), self.parts.rows[Space.TYPE])
         pairs = self.pairs(space)
         if way in ("src", "dst"):
             return pairs.node_segments if pairs.by_node else pairs.gather.T
@@ -130,7 +128,7 @@ class Maps:
         )
 
     def types(self, side: str) -> SparseMatrix:
-        """What sums nodes by their types."""
+        """Return the matrix that sums nodes of a side by type."""
         assert isinstance(self.graph, RelationalGraph) and self.graph.node_type_sizes is not None
         sizes = self.graph.node_type_sizes
         rows = self.size(Space.NODE, side)
@@ -141,21 +139,21 @@ class Maps:
     # --- Rows ----------------------------------------------------------------------------------
 
     def size(self, space: Space, side: str = "") -> int:
-        """How many rows a space has; of nodes at one side of a bipartite graph."""
+        """Return the number of rows of a space; for nodes, at a side of a bipartite graph."""
         if space is Space.NODE:
             return self.parts.num_src if side == "src" else self.parts.num_dst
         return self.parts.rows[space]
 
-    def read(self, x: Array, space: Space, way: str, side: str = "") -> Array:
-        """What the rows of a space read of an array by a way; zeros for padding."""
+    def gather(self, x: Array, space: Space, way: str, side: str = "") -> Array:
+        """Return what the rows of a space read of an array by a way; zeros for padding."""
         if way == "type":
             return self._gather(x, self.types(side))
-        if way in ("src_type", "dst_type"):
-            if self.parts.ends_known and space is not Space.RELATION:
-                return self.read(self.read(x, Space.RELATION, way), space, "relation")
-            if space is not Space.RELATION:
-                end = way.removesuffix("_type")
-                return self.read(self.read(x, Space.NODE, "type", end), space, end)
+        if way in ("src_type", "dst_type") and space is not Space.RELATION:
+            if self.parts.ends_known:
+                of_relations = self.gather(x, Space.RELATION, way)
+                return self.gather(of_relations, space, "relation")
+            side = way.removesuffix("_type")
+            return self.gather(self.gather(x, Space.NODE, "type", side), space, side)
         return self._gather(x, self.matrix(space, way))
 
     @staticmethod
@@ -167,51 +165,68 @@ class Maps:
         return gather(x, matrix)
 
     def counted(self, space: Space, read_by: Collection[str] | None = None) -> Array | None:
-        """``(rows,)``, which rows are no padding and, if so, read by an edge; None: all are."""
+        """Return ``(rows,)``, which rows of a space count; None if all do.
+
+        Args:
+            space: The space.
+            read_by: Count only rows that edges read by these ways; None counts all but padding.
+        """
         if space is Space.EDGE:
-            return in_range(self.nodes.rows, self.parts.num_dst)
+            return _mask(in_range(self.nodes.rows, self.parts.num_dst))
         if space in (Space.SOURCE_PAIR, Space.DESTINATION_PAIR):
             pairs = self.pairs(space)
             nodes = pairs.sorted_nodes if pairs.by_node else pairs.nodes
-            return in_range(nodes, pairs.num_nodes)
+            return _mask(in_range(nodes, pairs.num_nodes))
         if read_by is None or space is Space.SHARED:
             return None
-        return functools.reduce(jnp.logical_or, (self._read(space, way) for way in sorted(read_by)))
+        masks = [self._is_read(space, way) for way in sorted(read_by)]
+        return functools.reduce(jnp.logical_or, masks)
 
-    def _read(self, space: Space, way: str) -> Array:
-        """``(rows,)``, which rows of nodes, relations or types edges read by a way."""
+    def _is_read(self, space: Space, way: str) -> Array:
+        """Return ``(rows,)``, which nodes, relations or types edges read by a way."""
         if space is Space.NODE:
             pointers = self.nodes.t_indptr if way == "src" else self.nodes.indptr
-            return jnp.diff(pointers) > 0
+            return _mask(jnp.diff(pointers) > 0)
         valid = in_range(self.nodes.rows, self.parts.num_dst).astype(jnp.float32)
         if space is Space.RELATION:
-            return self._any(valid, self.matrix(Space.EDGE, "relation"))
+            return _any(valid, self.matrix(Space.EDGE, "relation"))
         if way == "type":
             return jnp.asarray(self.graph.node_type_sizes) > 0  # type: ignore[union-attr]
-        end = "src" if way == "src_type" else "dst"
-        return self._any(self._read(Space.NODE, end).astype(jnp.float32), self.types(end))
-
-    @staticmethod
-    def _any(valid: Array, matrix: SparseMatrix) -> Array:
-        return segment_reduce(valid[:, None], None, matrix, reduce="sum", heads=1)[:, 0] > 0
+        side = "src" if way == "src_type" else "dst"
+        return _any(self._is_read(Space.NODE, side).astype(jnp.float32), self.types(side))
 
     def degrees(self, dtype: Any) -> Array:
-        """``(destinations,)``, how many edges go into each."""
+        """Return ``(destinations,)``, the number of edges into each."""
         return jnp.diff(self.nodes.indptr).astype(dtype)
 
     def edge_ids(self, way: str) -> Array:
-        """``(edges,)``, what each edge reads by a way: "src", "dst" or "relation"."""
+        """Return ``(edges,)``, the row that each edge reads by "src", "dst" or "relation"."""
+        ids: Array
         if way == "relation":
-            return self.relational.types
-        return self.nodes.cols if way == "src" else self.nodes.rows
+            ids = self.relational.types
+        else:
+            ids = self.nodes.cols if way == "src" else self.nodes.rows
+        return ids
 
     def type_of_nodes(self, side: str) -> Array:
-        """``(nodes,)``, the type of each; the number of types for padding."""
-        return self.types(side).by_row.rows
+        """Return ``(nodes,)``, the type of each; the number of types for padding."""
+        types: Array = self.types(side).by_row.rows
+        return types
 
 
-def _by_ids(ids: np.ndarray, size: int) -> SparseMatrix:
-    """What sums rows by ids that are known."""
+def _mask(mask: Any) -> Array:
+    """Return a mask of the untyped helpers of containers, typed."""
+    array: Array = mask
+    return array
+
+
+def _any(valid: Array, matrix: SparseMatrix) -> Array:
+    """Return which rows of a matrix have a valid entry."""
+    return _mask(segment_reduce(valid[:, None], None, matrix, reduce="sum", heads=1)[:, 0] > 0)
+
+
+def _sum_by_ids(ids: np.ndarray, size: int) -> SparseMatrix:
+    """Return the matrix that sums rows by ids of the host."""
     order = np.argsort(np.where(ids < 0, size, ids), kind="stable")
     ids, order = ids.astype(np.int32), order.astype(np.int32)
     return SparseMatrix(
@@ -220,7 +235,7 @@ def _by_ids(ids: np.ndarray, size: int) -> SparseMatrix:
     )
 
 
-def _there(part: Any) -> Any:
-    """A part that was chosen because it is there."""
+def _present(part: Part | None) -> Part:
+    """Return a part of the graph that was chosen because it exists."""
     assert part is not None
     return part
