@@ -80,6 +80,19 @@ def square(rng: np.random.Generator, num_nodes: int = 7, num_edges: int = 20) ->
 
 
 SMALL = Graph.from_edges([0, 1, 4, 1, 2], [1, 0, 2, 2, 2], num_nodes=6)
+# By container: a small one, one of other sizes, and sizes to pad the small one to.
+CONTAINERS: dict[str, tuple[Any, Any, dict[str, int]]] = {
+    "Graph": (
+        SMALL,
+        Graph.from_edges([0], [0], num_src=3, num_dst=1),
+        {"num_nodes": 9, "num_edges": 8},
+    ),
+    "Hypergraph": (
+        Hypergraph.from_hyperedges([[0, 1], [1, 2, 4], []], num_nodes=6),
+        Hypergraph.from_hyperedges([[0]]),
+        {"num_nodes": 9, "num_hyperedges": 4, "num_incidences": 8},
+    ),
+}
 
 
 # --- from_edges ----------------------------------------------------------------------------------
@@ -703,13 +716,13 @@ def test_pad(rng: np.random.Generator) -> None:
     nodes = SMALL.pad(num_nodes=9)
     assert (nodes.num_nodes, nodes.num_edges) == (9, 5)
     np.testing.assert_array_equal(dense(nodes)[:6, :6], dense(SMALL))
-    assert same_bits(graph.pad(), graph)
 
 
-def test_pad_inside_jit() -> None:
-    sizes = {"num_nodes": 9, "num_edges": 8}
-    got = jax.jit(lambda graph: graph.pad(**sizes))(SMALL)
-    assert same_bits(got, SMALL.pad(**sizes))
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_pad_inside_jit(kind: str) -> None:
+    small, _, sizes = CONTAINERS[kind]
+    assert same_bits(jax.jit(lambda graph: graph.pad(**sizes))(small), small.pad(**sizes))
+    assert same_bits(small.pad(), small)
 
 
 def test_transpose_of_padded() -> None:
@@ -718,13 +731,18 @@ def test_transpose_of_padded() -> None:
     assert same_bits(padded.transpose().transpose(), padded)
 
 
-@pytest.mark.parametrize("name", ["num_nodes", "num_src", "num_dst", "num_edges"])
-def test_bad_padding(name: str) -> None:
-    present = getattr(SMALL, name)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, (*_, sizes) in CONTAINERS.items() for name in sizes]
+    + [("Graph", "num_src"), ("Graph", "num_dst")],
+)
+def test_bad_padding(kind: str, name: str) -> None:
+    small = CONTAINERS[kind][0]
+    present = getattr(small, name)
     with pytest.raises(ValueError, match=f"{name} must be at least the present {present}, got 1"):
-        SMALL.pad(**{name: 1})
+        small.pad(**{name: 1})
     with pytest.raises(TypeError, match=f"{name} must be an integer, got float"):
-        SMALL.pad(**{name: 20.0})
+        small.pad(**{name: 20.0})
 
 
 def test_bad_padding_of_nodes() -> None:
@@ -745,23 +763,29 @@ def test_degrees(rng: np.random.Generator, scenario: str) -> None:
     np.testing.assert_array_equal(graph.in_degrees(), matrix.sum(0))
 
 
-def test_pytree() -> None:
-    leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 9
-    assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
-    bipartite = Graph.from_edges([0], [0], num_src=3, num_dst=1)
-    assert jax.tree.structure(bipartite) == structure  # all sizes are shapes, nothing is static
-    assert hash(structure) == hash(jax.tree.structure(bipartite))
-    same = jax.jit(lambda graph: graph)(SMALL)
-    assert isinstance(same, Graph)
-    assert same_bits(same, SMALL)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
-    assert paths == [f".{name}" for name in (*ARRAYS, "num_input_edges")]
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_pytree(kind: str) -> None:
+    small, unlike, _ = CONTAINERS[kind]
+    leaves, structure = jax.tree.flatten(small)
+    assert same_bits(jax.tree.unflatten(structure, leaves), small)
+    # All sizes are shapes, nothing is static: containers of any size share compiled functions.
+    assert jax.tree.structure(unlike) == structure
+    assert hash(structure) == hash(jax.tree.structure(unlike))
+    same = jax.jit(lambda tree: tree)(small)
+    assert type(same) is type(small) and same_bits(same, small)
+    # Checkpoints name arrays by these paths.
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(small)]
+    splits = [f"{name}.{part}" for name in ("split", "t_split") for part in ("ids", "places")]
+    prefix, splits = ("", []) if kind == "Graph" else (".graph", splits)
+    assert paths == [f"{prefix}.{name}" for name in (*ARRAYS, *splits, "num_input_edges")]
 
 
-def test_frozen() -> None:
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_frozen(kind: str) -> None:
+    small = CONTAINERS[kind][0]
+    name = dataclasses.fields(small)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SMALL.indptr = SMALL.t_indptr
+        setattr(small, name, getattr(small, name))
 
 
 def test_repr() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import scipy.sparse
 import test_graph
 from op_spec import SCENARIOS, STACKABLE, Incidence, assert_close, same_bits, stack
 
-from jax_gnn import Graph, Hypergraph, hypergraph_aggregate
+from jax_gnn import Hypergraph, hypergraph_aggregate
 from jax_gnn._core.ids import index_dtype
 
 
@@ -46,7 +45,7 @@ def dense(hypergraph: Hypergraph) -> np.ndarray:
 
 
 build = functools.partial(test_graph.build, kind="Hypergraph")
-SMALL = Hypergraph.from_hyperedges([[0, 1], [1, 2, 4], []], num_nodes=6)
+SMALL = test_graph.CONTAINERS["Hypergraph"][0]
 
 
 # --- from_incidence ------------------------------------------------------------------------------
@@ -455,20 +454,6 @@ def test_differing_hypergraphs_share_a_program_when_padded(rng: np.random.Genera
     assert traces == 1
 
 
-def test_padding_inside_jit() -> None:
-    sizes = {"num_nodes": 9, "num_hyperedges": 3, "num_incidences": 8}
-    got = jax.jit(lambda hypergraph: hypergraph.pad(**sizes))(SMALL)
-    assert same_bits(got, SMALL.pad(**sizes))
-    assert same_bits(SMALL.pad(), SMALL)
-
-
-@pytest.mark.parametrize("name", ["num_nodes", "num_hyperedges", "num_incidences"])
-def test_bad_padding(name: str) -> None:
-    present = getattr(SMALL, name)
-    with pytest.raises(ValueError, match=f"{name} must be at least the present {present}, got 1"):
-        SMALL.pad(**{name: 1})
-
-
 # --- The container -------------------------------------------------------------------------------
 
 
@@ -503,35 +488,12 @@ def test_dual(rng: np.random.Generator) -> None:
     assert hypergraph.dual.num_nodes == hypergraph.num_hyperedges
 
 
-def test_pytree() -> None:
-    leaves, structure = jax.tree.flatten(SMALL)
-    assert len(leaves) == 13
-    assert same_bits(jax.tree.unflatten(structure, leaves), SMALL)
-    single = Hypergraph.from_hyperedges([[0]])
-    assert jax.tree.structure(single) == structure  # all sizes are shapes, nothing is static
-    assert hash(structure) == hash(jax.tree.structure(single))
-    same = jax.jit(lambda hypergraph: hypergraph)(SMALL)
-    assert isinstance(same, Hypergraph)
-    assert same_bits(same, SMALL)
-    axes = jax.tree.unflatten(structure, [0] * 13)  # holds something else than arrays
-    assert axes.node_indptr == 0
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(SMALL)]
-    fields = [f.name for f in dataclasses.fields(Graph) if not f.metadata]
-    splits = [f"{name}.{part}" for name in ("split", "t_split") for part in ("ids", "places")]
-    assert fields[-3:] == ["split", "t_split", "num_input_edges"]
-    assert paths == [f".graph.{name}" for name in (*fields[:-3], *splits, fields[-1])]
-
-
-def test_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SMALL.graph = SMALL.graph.transpose()
-
-
 def test_repr() -> None:
     assert repr(SMALL) == "Hypergraph(num_nodes=6, num_hyperedges=3, num_incidences=5)"
     shapes = jax.eval_shape(lambda hypergraph: hypergraph, SMALL)
     assert repr(shapes) == repr(SMALL)
-    axes = jax.tree.map(lambda _: None, SMALL)
+    axes = jax.tree.map(lambda _: None, SMALL)  # as for jax.vmap: no arrays
+    assert axes.node_indptr is None
     assert repr(axes).startswith("Hypergraph(graph=Graph(indptr=None, ")
 
 
@@ -556,16 +518,8 @@ def test_vmap_over_stacked_hypergraphs(rng: np.random.Generator) -> None:
         (lambda: Hypergraph.from_knn([[1, 2], [3]], 1), ValueError, "features"),
         (lambda: Hypergraph.from_knn([["a", "b"]], 1), TypeError, "features"),
         (lambda: Hypergraph.from_knn([[1j], [2]], 1), TypeError, "features"),
-        (lambda: Hypergraph.from_hyperedges([[0]]).pad(num_nodes=2.5), TypeError, "num_nodes"),
     ],
-    ids=[
-        "ragged hyperedge",
-        "ragged ids",
-        "ragged features",
-        "text",
-        "complex",
-        "fractional capacity",
-    ],
+    ids=["ragged hyperedge", "ragged ids", "ragged features", "text", "complex"],
 )
 def test_errors_name_the_culprit(
     build_wrongly: Callable[[], Hypergraph], error: type[Exception], culprit: str
