@@ -6,7 +6,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ class Program:
     def __copy__(self) -> Program:
         return self  # as a function is
 
-    def __deepcopy__(self, memo: Any) -> Program:
+    def __deepcopy__(self, memo: object) -> Program:
         return self
 
     def __reduce__(self) -> Any:
@@ -147,7 +147,7 @@ class Program:
 
     # --- What users call -----------------------------------------------------------------------
 
-    def __call__(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, graph: Structure, *args: object, **kwargs: object) -> Any:
         """Run the program.
 
         Args:
@@ -172,7 +172,7 @@ class Program:
             return plan.compiled(call.graph, inputs)
         return plan.run(call.graph, inputs)
 
-    def reference(self, graph: Structure, *args: Any, **kwargs: Any) -> Any:
+    def reference(self, graph: Structure, *args: object, **kwargs: object) -> Any:
         """Run the program in plain JAX as it is written: ``jax.vmap`` and ``jax.ops.segment_…``.
 
         Used for debugging and tests. Arguments, results and errors are those of a call.
@@ -183,7 +183,7 @@ class Program:
         results = reference.evaluate(traced.results, Matrices(call.graph), inputs, sides)
         return jax.tree.unflatten(traced.tree, results)
 
-    def explain(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
+    def explain(self, graph: Structure, *args: object, **kwargs: object) -> str:
         """Return the rows of the program after each pass, and the ops that compute them.
 
         Arguments and errors are those of a call. Times are estimates for an H200.
@@ -192,7 +192,7 @@ class Program:
         plan, _ = self._plan(call)
         return explain(plan, call.graph, self._passes)
 
-    def kernels(self, graph: Structure, *args: Any, **kwargs: Any) -> str:
+    def kernels(self, graph: Structure, *args: object, **kwargs: object) -> str:
         """Return the code that is generated for the program's edge regions and their gradients.
 
         Arguments and errors are those of a call. For each region the instructions, and the CUDA
@@ -205,7 +205,7 @@ class Program:
 
     # --- Arguments -----------------------------------------------------------------------------
 
-    def _call(self, graph: Any, args: Any, kwargs: Any) -> _Call:
+    def _call(self, graph: object, args: Sequence[object], kwargs: Mapping[str, object]) -> _Call:
         """Bind the arguments of a call and collect their arrays."""
         if not isinstance(graph, Graph | RelationalGraph):
             raise TypeError(
@@ -341,11 +341,11 @@ class Program:
         return plan, is_cacheable
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _varying(tree: Any) -> frozenset[str]:
+def _varying(tree: object) -> frozenset[str]:
     """Return the manual mesh axes that arrays vary over, inside ``jax.shard_map``."""
     tracers = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.core.Tracer)]
     return frozenset().union(*(varying_axes(jax.typeof(tracer)) for tracer in tracers))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core.arguments import precision_level
 from jax_gnn._core.arrays import FLOATS, accumulator_dtype, as_matrix
@@ -351,7 +351,7 @@ class Lowering:
         shares: Array = segment_softmax(as_matrix(x).astype(acc), matrix)
         return shares.astype(x.dtype).reshape(x.shape)
 
-    def _entries(self, row: Row, dtype: Any) -> Array:
+    def _entries(self, row: Row, dtype: DTypeLike) -> Array:
         """Return ``(edges, numbers)`` for an op, which ignores padding itself."""
         if isinstance(row.op, Input) and row.space is Space.EDGE:
             x = jnp.asarray(self.inputs[row.op.index])
@@ -566,17 +566,17 @@ def differentiated_as(
 ) -> Callable[..., Any]:
     """Return a function of pytrees that is differentiated as another function of equal values."""
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: Array) -> Any:
         leaves, tree = jax.tree.flatten(operands)
 
         @jax.custom_jvp
-        def values(*leaves: Any) -> Any:
+        def values(*leaves: Array) -> Any:
             return function(*jax.tree.unflatten(tree, leaves))
 
-        def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        def jvp(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Any, Any]:
             active = [i for i, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
 
-            def partial(*some: Any) -> Any:
+            def partial(*some: Array) -> Any:
                 leaves = replace_items(list(primals), active, some)
                 return derivative(*jax.tree.unflatten(tree, leaves))
 
@@ -596,35 +596,24 @@ def _may_be_unread(row: Row) -> bool:
     return row.op.read_by is not None and row.space in spaces
 
 
-def _lowest(dtype: Any) -> Any:
+def _lowest(dtype: DTypeLike) -> Any:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else _integers(dtype).min
 
 
-def _highest(dtype: Any) -> Any:
+def _highest(dtype: DTypeLike) -> Any:
     return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else _integers(dtype).max
 
 
-def _integers(dtype: Any) -> Any:
+def _integers(dtype: DTypeLike) -> Any:
     return jnp.iinfo(dtype)  # type: ignore[no-untyped-call,unused-ignore]
 
 
-_FINITE_AT_ZERO = frozenset(
-    [
-        *(
-            "abs",
-            "add",
-            "and",
-            "ceil",
-            "clamp",
-            "concatenate",
-            "convert_element_type",
-            "copy",
-            "cos",
-        ),
-        *("eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "iota", "le", "leaky_relu"),
-        *("logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", REACHED),
-        *("or", "pad", "reduce_max", "reduce_min", "reduce_sum", "reshape", "rev", "round"),
-        *("select_n", "sign", "sin", "slice", "square", "squeeze", "sub", "tanh", "transpose"),
-    ]
+_FINITE_AT_ZERO = {REACHED}.union(
+    """
+    abs add and ceil clamp concatenate convert_element_type copy cos eq erf exp exp2 expm1
+    floor ge gt iota le leaky_relu logistic lt max min mul ne neg not one_minus_square or pad
+    reduce_max reduce_min reduce_sum reshape rev round select_n sign sin slice square squeeze
+    sub tanh transpose
+    """.split()  # noqa: SIM905 (a list would take a line for each name)
 )
 """Functions that are finite at 0, with all derivatives."""

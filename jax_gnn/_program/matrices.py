@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import FLOATS, take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
@@ -195,7 +196,7 @@ class Matrices:
         side = "src" if way == "src_type" else "dst"
         return _any(self._is_read(Space.NODE, side).astype(jnp.float32), self.types(side))
 
-    def degrees(self, dtype: Any) -> Array:
+    def degrees(self, dtype: DTypeLike) -> Array:
         """Return ``(destinations,)``, the number of edges into each."""
         return jnp.diff(self.nodes.indptr).astype(dtype)
 
@@ -214,7 +215,7 @@ class Matrices:
         return types
 
 
-def _mask(mask: Any) -> Array:
+def _mask(mask: Array) -> Array:
     """Return a mask of the untyped helpers of containers, typed."""
     array: Array = mask
     return array

@@ -41,7 +41,7 @@ def normal_form(results: Sequence[Row]) -> list[Row]:
     return rewrite(rewrite(results, _simplify), _as_einsum)
 
 
-def may_reorder(dtype: Any) -> bool:
+def may_reorder(dtype: object) -> bool:
     """Whether products and sums may be evaluated in another order.
 
     Not in float16: its largest number is 65,504, which another order may exceed.

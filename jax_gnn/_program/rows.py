@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
 
 from jax_gnn._ops.edge_region.row_program import abstract_row
 from jax_gnn._program.spaces import READS, Space
@@ -207,7 +209,7 @@ def apply(name: str, function: Callable[..., Any], *operands: Row, key: Hashable
     """Return a function with one result, of operands in one space, or shared."""
     out = jax.eval_shape(function, *(abstract_row(x.shape, x.dtype) for x in operands))
 
-    def list_of_one(*rows: Any) -> list[Any]:
+    def list_of_one(*rows: Array) -> list[Any]:
         return [function(*rows)]
 
     op = Apply(name, list_of_one, key=(name, key))
@@ -227,7 +229,7 @@ def reached(row: Row) -> Row:
     return Row(op, (row,), row.space, row.shape, row.dtype, row.line)
 
 
-def constant(value: object, dtype: Any, line: str = "") -> Row:
+def constant(value: object, dtype: DTypeLike, line: str = "") -> Row:
     """Return a constant row."""
     array = np.asarray(value, dtype)
     return Row(Constant(array), (), Space.SHARED, array.shape, array.dtype, line)

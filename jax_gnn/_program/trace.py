@@ -69,8 +69,8 @@ def _same_aval(aval: Any, **params: object) -> Any:
 
 
 def _batch(
-    primitive: jex.Primitive, operands: Sequence[Any], dims: Sequence[Any], **params: object
-) -> tuple[Any, Any]:
+    primitive: jex.Primitive, operands: Sequence[Array], dims: Sequence[int], **params: object
+) -> tuple[Any, int]:
     """Batch: an axis that ``jax.vmap`` adds inside a program is one more axis of the row."""
     return primitive.bind(*operands, **params), dims[0]
 
@@ -123,43 +123,43 @@ class EdgeView:
         hint = f": write {_SUGGESTIONS[name]}" if name in _SUGGESTIONS else ""
         raise AttributeError(f"a program's g has no {name}{hint}; it has {methods}")
 
-    def src(self, row: Any) -> Any:
+    def src(self, row: object) -> Any:
         """Return the row of the edge's source, of a row of nodes."""
         return _bind(_pull, row, way="src")
 
-    def dst(self, row: Any) -> Any:
+    def dst(self, row: object) -> Any:
         """Return the row of the edge's destination, of a row of nodes."""
         return _bind(_pull, row, way="dst")
 
-    def relation(self, row: Any) -> Any:
+    def relation(self, row: object) -> Any:
         """Return the row of the edge's relation, of a row of relations."""
         return _bind(_pull, row, way="relation")
 
-    def node_type(self, row: Any) -> Any:
+    def node_type(self, row: object) -> Any:
         """Return the row of a node's type, as a row of nodes."""
         return _bind(_pull, row, way="type")
 
-    def src_type(self, row: Any) -> Any:
+    def src_type(self, row: object) -> Any:
         """Return the row of the type of the edge's source."""
         return self.src(self.node_type(row))
 
-    def dst_type(self, row: Any) -> Any:
+    def dst_type(self, row: object) -> Any:
         """Return the row of the type of the edge's destination."""
         return self.dst(self.node_type(row))
 
-    def sum(self, row: Any) -> Any:
+    def sum(self, row: object) -> Any:
         """Sum over the edges into each node, as a row of nodes; 0 without edges."""
         return _bind(_push, row, reduce="sum")
 
-    def mean(self, row: Any) -> Any:
+    def mean(self, row: object) -> Any:
         """Average over the edges into each node; 0 without edges."""
         return _bind(_push, row, reduce="mean")
 
-    def max(self, row: Any) -> Any:
+    def max(self, row: object) -> Any:
         """Take the maximum over the edges into each node; -inf without edges."""
         return _bind(_push, row, reduce="max")
 
-    def min(self, row: Any) -> Any:
+    def min(self, row: object) -> Any:
         """Take the minimum over the edges into each node; inf without edges."""
         return _bind(_push, row, reduce="min")
 
@@ -172,12 +172,12 @@ class EdgeView:
         is_key = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         return _edge_key.bind(key if is_key else jax.random.wrap_key_data(key))
 
-    def softmax(self, row: Any) -> Any:
+    def softmax(self, row: object) -> Any:
         """Return the softmax over the edges into each node, elementwise: a row of edges."""
         return _bind(_softmax, row)
 
 
-def _bind(primitive: jex.Primitive, rows: Any, **params: object) -> Any:
+def _bind(primitive: jex.Primitive, rows: object, **params: object) -> Any:
     return jax.tree.map(lambda row: primitive.bind(jnp.asarray(row), **params), rows)
 
 
@@ -219,14 +219,14 @@ def annotated_spaces(function: Callable[..., Any]) -> dict[str, Space]:
     return space_of
 
 
-def _resolve(hint: Any) -> Any:
+def _resolve(hint: object) -> Any:
     if not isinstance(hint, str):
         return hint
     space = _ANNOTATIONS.get(hint.rpartition(".")[2])
     return hint if space is None else Annotated[Array, space]
 
 
-def _spaces_in(hint: Any) -> Iterator[Space]:
+def _spaces_in(hint: object) -> Iterator[Space]:
     """Yield the spaces that an annotation contains."""
     for argument in (*get_args(hint), *getattr(hint, "__metadata__", ())):
         if isinstance(argument, Space):

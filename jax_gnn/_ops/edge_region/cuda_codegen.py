@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -1111,7 +1111,7 @@ def _suffix(dtype: str) -> str:
     return "" if dtype == "float64" else "f"
 
 
-def _literal(value: Any, dtype: str) -> str:
+def _literal(value: float | np.generic, dtype: str) -> str:
     if dtype == "bool":
         return "true" if value else "false"
     kind = _register_type(dtype)

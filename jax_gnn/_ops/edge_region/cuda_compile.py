@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -149,7 +148,7 @@ def _nvrtc(definition: str, arch: str, fma: bool) -> Binary:
     return Binary(code, names.pop().decode())
 
 
-def _cached(source: str, options: Any, build: Callable[[], bytes]) -> bytes:
+def _cached(source: str, options: object, build: Callable[[], bytes]) -> bytes:
     """Return the cubin from the cache, or build it and store it there."""
     utils = importlib.import_module("cuda.core.utils")
     if not hasattr(utils, "FileStreamProgramCache"):  # before 1.0

@@ -165,7 +165,7 @@ class Region:
         """The abstract row of each result."""
         return [_updated(aval, weak_type=False) for aval in self.jaxpr.out_avals]
 
-    def __call__(self, *rows: Any) -> list[Array]:
+    def __call__(self, *rows: Array) -> list[Array]:
         """Apply the function to one entry's rows."""
         results: list[Array] = jex.jaxpr_as_fun(self.jaxpr)(*rows)
         return results
@@ -316,10 +316,10 @@ class Region:
         first = len(self.accesses)
         stop = first + len(self.extremes)
 
-        def masked(*rows: Any) -> list[Array]:
+        def masked(*rows: Array) -> list[Array]:
             return function(self, rows[:first], rows[first:stop], rows[stop:])
 
-        def compared(*rows: Any) -> list[Array]:
+        def compared(*rows: Array) -> list[Array]:
             # The region as it is, whatever `function` recomputes: equal instructions, equal bits.
             results = self(*rows[:first])
             pairs = zip(self.extremes, rows[first:stop], strict=True)
@@ -353,10 +353,10 @@ class Region:
         fixed = [i for i in range(len(self.accesses)) if i not in linear]
         shapes = [self.rows[i] for i in linear]
 
-        def transpose(*rows: Any) -> list[Array]:
+        def transpose(*rows: Array) -> list[Array]:
             arguments = replace_items([None] * len(self.accesses), fixed, rows[: len(fixed)])
 
-            def some_results(*values: Any) -> list[Array]:
+            def some_results(*values: Array) -> list[Array]:
                 results = self(*replace_items(arguments, linear, values))
                 return [results[i] for i in ct_results]
 

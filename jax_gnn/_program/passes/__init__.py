@@ -18,8 +18,14 @@ DISTRIBUTE = "distribute"
 
 # The order of products is chosen between compactions: what edges read decides what it costs.
 _SEQUENCE = (
-    *("cse", "hoist_linear_maps", DISTRIBUTE, "cse"),
-    *("compact_pairs", "contraction_order", "compact_pairs", "cse"),
+    "cse",
+    "hoist_linear_maps",
+    DISTRIBUTE,
+    "cse",
+    "compact_pairs",
+    "contraction_order",
+    "compact_pairs",
+    "cse",
 )
 
 

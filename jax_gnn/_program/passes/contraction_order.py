@@ -168,7 +168,9 @@ class _Search:
         """
         leaves = self._join_greedily(factors, out, like)
         count = len(leaves)
-        # The best tree of each set of factors, a bit mask, from those of its two halves.
+        # Dynamic programming over sets of factors, as bit masks in the order of their sizes: the
+        # best tree of a set joins those of two complementary subsets. Outer products are tried
+        # only if every split is one.
         trees = {1 << i: _Tree(factor, 0.0) for i, factor in enumerate(leaves)}
         full = (1 << count) - 1
         for mask in sorted(range(1, full + 1), key=int.bit_count):
@@ -221,7 +223,8 @@ class _Search:
         """Yield the ways to sum a product over edges."""
         factors, out = self._sorted_factors(product)
         yield from self._sum(push, factors, out, product)
-        # Factors that all edges into a destination share may follow the sum.
+        # Factors that all edges into a destination share may follow the sum: it then adds
+        # fewer or narrower rows, and the product has one row per node in place of one per edge.
         shared = [i for i, f in enumerate(factors) if f.row.is_shared or f.way == "dst"]
         for chosen in _subsets(shared):
             after = [factors[i] for i in chosen]
@@ -318,6 +321,7 @@ def _is_sum(row: Row) -> bool:
 
 def _enlarge_products(results: Sequence[Row]) -> list[Row]:
     """Return the program with products of nodes and pairs inside the only product reading them."""
+    # A new product of reads may itself be the only reader of another product: repeat until none is.
     while True:
         uses = count_uses(results)
         single = {
