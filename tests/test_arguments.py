@@ -250,7 +250,7 @@ RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_rel
 
 
 def signed(function, like) -> Callable[..., Any]:
-    """Take the signature of another function, whose defaults tell optional arguments."""
+    """Return the function with the signature of another one."""
     # Wrappers take **arguments; `takes_none` reads defaults from the signature.
     function.__signature__ = inspect.signature(like)
     return function
@@ -474,7 +474,7 @@ def test_all_public_functions_are_covered() -> None:
 
 
 def right_arguments(name: str) -> dict[str, Any]:
-    """Required arguments, and ids of segments."""
+    """Return required arguments, and ids of segments."""
     if "data" in CALLS[name].arguments:
         return ops.SEGMENTS
     function, arguments, _ = CALLS[name]

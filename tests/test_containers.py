@@ -70,11 +70,11 @@ ALL = BUILDERS | DERIVED
 
 # --- Transformations in all orders ---------------------------------------------------------------
 
-Call = Callable[[Any, Any], Any]  # of a container and weights
+Call = Callable[[Any, Any], Any]  # takes a container and weights
 
 
 def layer_case(make: Callable[[], Any], x=X, arguments=None) -> Callable[[], tuple[Call, Any]]:
-    """A layer's call, and the shapes of its weights."""
+    """Return a function that returns a layer's call and the shapes of its weights."""
 
     def case() -> tuple[Call, Any]:
         layer = nnx.eval_shape(make)
@@ -234,7 +234,7 @@ def test_forked_workers_build_equal_arrays() -> None:
     ours, theirs = context.Pipe()
     worker = context.Process(target=_worker, args=(theirs,), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a fork is not safe
+        warnings.simplefilter("ignore")  # JAX warns of forks
         worker.start()
     try:
         assert ours.poll(60), "the worker hangs"
