@@ -28,7 +28,7 @@ def nothing_installed() -> Iterator[None]:
     compat.uninstall()
 
 
-OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
+PRODUCT_TOLERANCE = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 """GPUs round what they multiply, unless told not to."""
 
 
@@ -227,7 +227,9 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
 
         return jax.value_and_grad(loss, (0, 1))(lhs, rhs)
 
-    assert_same(*replaced_and_original(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
+    assert_same(
+        *replaced_and_original(lambda: jax.jit(product)(lhs, rhs, sizes)), PRODUCT_TOLERANCE
+    )
     half, bits = jnp.asarray(lhs, jnp.bfloat16), jnp.asarray(rhs, jnp.bfloat16)
     corners: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((lhs, rhs, sizes), {"precision": jax.lax.Precision.HIGHEST}),
@@ -239,7 +241,7 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
     ]
     for args, kwargs in corners:
         got, want = replaced_and_original(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
-        assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else OF_PRODUCTS)
+        assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else PRODUCT_TOLERANCE)
 
 
 def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
@@ -275,7 +277,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
     got, want = replaced_and_original(trained)
     losses = want[1]
     assert losses[-1] < losses[0]
-    assert_same(got, want, OF_PRODUCTS)
+    assert_same(got, want, PRODUCT_TOLERANCE)
 
 
 # --- jraph ---------------------------------------------------------------------------------------

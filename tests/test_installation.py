@@ -24,7 +24,7 @@ from jax_gnn._core import ffi, refusal
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OF_CUDA = tomllib.loads((ROOT / "packaging" / "cuda13" / "pyproject.toml").read_text())
+CUDA_PROJECT = tomllib.loads((ROOT / "packaging" / "cuda13" / "pyproject.toml").read_text())
 OLDEST_FFI = (0, 3)  # jaxlib 0.10's
 
 
@@ -35,7 +35,7 @@ def test_built_with_the_oldest_headers() -> None:
     """Handlers built with newer headers are refused by older jaxlibs that pip accepts."""
     oldest = ".".join(map(str, refusal.OLDEST_JAX))
     assert f"jax>={oldest}" in PROJECT["project"]["dependencies"]
-    for build in (PROJECT, OF_CUDA):
+    for build in (PROJECT, CUDA_PROJECT):
         names = [requirement.partition(";")[0] for requirement in build["build-system"]["requires"]]
         assert f"jaxlib=={oldest}.0" in names
     assert _cpu.ffi_version == OLDEST_FFI
@@ -48,13 +48,13 @@ def test_one_version_for_all() -> None:
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert PROJECT["tool"]["scikit-build"]["wheel"] == {
         "packages": ["jax_gnn", "flax_layers"],
-        **{"py-api": OF_CUDA["tool"]["scikit-build"]["wheel"]["py-api"]},
+        **{"py-api": CUDA_PROJECT["tool"]["scikit-build"]["wheel"]["py-api"]},
     }
 
 
 def test_wheels_of_all_supported_pythons() -> None:
     """The workflow builds and tests both distributions with each Python."""
-    for build in (PROJECT, OF_CUDA):
+    for build in (PROJECT, CUDA_PROJECT):
         assert build["project"]["requires-python"] == ">=3.11"
     workflow = (ROOT / ".github/workflows/wheels.yml").read_text()
     assert 'python: ["3.11", "3.12"]' in workflow
