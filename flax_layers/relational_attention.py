@@ -44,7 +44,12 @@ from flax_layers._base import (
     product,
     source_rows,
 )
-from flax_layers._declaration import LinearOptions, ParameterFactory, glorot_init
+from flax_layers._declaration import (
+    LinearOptions,
+    ParameterFactory,
+    default_kernel_init,
+    glorot_init,
+)
 from flax_layers.relational import RelationOptions, block_diagonal, over_batch, takes_hetero
 from jax_gnn import (
     HeteroGraph,
@@ -971,7 +976,11 @@ class HGT(HGTOptions, TwoLayerStack):
         self.in_features = first.in_features
         self.node_types = first.node_types
         self.relation_ends = first.relation_ends
-        self.output = factory.linear(self.hidden_features, self.out_features)
+        # The map of the result is no map of a relation: its default is that of `nnx.Linear`.
+        is_default = factory.kernel_init is glorot_init
+        init = default_kernel_init if is_default else factory.kernel_init
+        head = factory._replace(kernel_init=init)
+        self.output = head.linear(self.hidden_features, self.out_features)
 
     def __call__(  # type: ignore[override]  # takes features by type, too
         self,

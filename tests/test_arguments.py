@@ -40,38 +40,43 @@ SRC, DST = np.array([0, 1, 2, 3, 3]), np.array([0, 1, 2, 3, 5])
 GRAPH = Graph.from_edges(SRC, DST, num_nodes=N)
 HYPERGRAPH = Hypergraph.from_incidence(SRC, DST, num_nodes=N, num_hyperedges=N)
 RELATIONAL = RelationalGraph.from_triples(SRC, DST % 2, DST, num_nodes=N, num_relations=2)
-X, ON_EDGES, OF_EDGES, OF_NODES = (
+X, EDGE_FEATURES, EDGE_WEIGHT, NODE_WEIGHT = (
     np.ones(shape, np.float32) for shape in ((N, F), (E, F), (E,), (N,))
 )
 DATASET = datasets.GraphDataset(name="d", num_nodes=N, y=SRC[[0, 1, 2, 3, 4, 0]], src=SRC, dst=DST)
 
-OF_CONV = {"in_features": F, "out_features": 2}
-OF_STACK = OF_CONV | {
+CONV_SIZES = {"in_features": F, "out_features": 2}
+MODEL_SIZES = CONV_SIZES | {
     "hidden_features": 4,
     "num_layers": 1,
     "dropout_rate": 0.5,
     "input_dropout_rate": 0.5,
 }
-ON_GRAPH = {"graph": GRAPH, "x": X}
-ON_HYPERGRAPH = {"hypergraph": HYPERGRAPH, "x": X}
+GRAPH_CALL = {"graph": GRAPH, "x": X}
+HYPERGRAPH_CALL = {"hypergraph": HYPERGRAPH, "x": X}
 HEADS = {"heads": 1, "negative_slope": 0.1, "attention_dropout_rate": 0.5}
 # By layer: arguments of the sizes, options, and arguments of the call.
 MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         flax_layers.GCNConv,
-        OF_CONV,
+        CONV_SIZES,
         {},
-        ON_GRAPH | {"edge_weight": OF_EDGES, "node_scale": OF_NODES},
+        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT, "node_scale": NODE_WEIGHT},
     ),
     (
         flax_layers.GINConv,
-        OF_CONV,
+        CONV_SIZES,
         {"mlp_features": 2, "eps": 0.0},
-        ON_GRAPH | {"edge_weight": OF_EDGES},
+        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT},
     ),
-    (flax_layers.SAGEConv, OF_CONV, {"reduce": "max"}, ON_GRAPH | {"edge_weight": OF_EDGES}),
+    (
+        flax_layers.SAGEConv,
+        CONV_SIZES,
+        {"reduce": "max"},
+        GRAPH_CALL | {"edge_weight": EDGE_WEIGHT},
+    ),
     *(
-        (layer, OF_CONV, HEADS | options, ON_GRAPH)
+        (layer, CONV_SIZES, HEADS | options, GRAPH_CALL)
         for layer, options in (
             (flax_layers.GATConv, {"add_self_loops": True}),
             (flax_layers.GATv2Conv, {"share_weights": False, "add_self_loops": True}),
@@ -79,86 +84,86 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ),
     (
         flax_layers.TransformerConv,
-        OF_CONV,
+        CONV_SIZES,
         {"heads": 1, "gated": True, "self_weight": True, "attention_dropout_rate": 0.5},
-        ON_GRAPH,
+        GRAPH_CALL,
     ),
     (
         flax_layers.HGNNConv,
-        OF_CONV,
+        CONV_SIZES,
         {"normalization": "row"},
-        ON_HYPERGRAPH | {"hyperedge_weight": OF_NODES, "incidence_weight": OF_EDGES},
+        HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT, "incidence_weight": EDGE_WEIGHT},
     ),
     (
         flax_layers.HGNNPConv,
-        OF_CONV,
+        CONV_SIZES,
         {"num_hyperedges": N},
-        ON_HYPERGRAPH | {"hyperedge_weight": OF_NODES},
+        HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT},
     ),
     (
         flax_layers.HypergraphAttentionConv,
-        OF_CONV,
+        CONV_SIZES,
         HEADS | {"softmax_by": "node", "degrees": "ones"},
-        ON_HYPERGRAPH | {"hyperedge_weight": OF_NODES, "hyperedge_features": X},
+        HYPERGRAPH_CALL | {"hyperedge_weight": NODE_WEIGHT, "hyperedge_features": X},
     ),
-    (flax_layers.UniGINConv, OF_CONV, {"hyperedge_reduce": "max", "eps": 0.0}, ON_HYPERGRAPH),
+    (flax_layers.UniGINConv, CONV_SIZES, {"hyperedge_reduce": "max", "eps": 0.0}, HYPERGRAPH_CALL),
     (
         flax_layers.UniSAGEConv,
-        OF_CONV,
+        CONV_SIZES,
         {"hyperedge_reduce": "max", "node_reduce": "sum"},
-        ON_HYPERGRAPH,
+        HYPERGRAPH_CALL,
     ),
-    (flax_layers.UniGATConv, OF_CONV, HEADS, ON_HYPERGRAPH),
+    (flax_layers.UniGATConv, CONV_SIZES, HEADS, HYPERGRAPH_CALL),
     (
         flax_layers.UniGCNIIConv,
         {"features": F},
         {"alpha": 0.1, "lamda": 0.5, "layer": 1},
-        ON_HYPERGRAPH | {"x0": X},
+        HYPERGRAPH_CALL | {"x0": X},
     ),
     (
         flax_layers.AllDeepSetsConv,
-        OF_CONV,
+        CONV_SIZES,
         {"reduce": "sum", "mlp_layers": 1, "dropout_rate": 0.1},
-        ON_HYPERGRAPH,
+        HYPERGRAPH_CALL,
     ),
     (
         flax_layers.AllSetTransformerConv,
-        OF_CONV,
+        CONV_SIZES,
         {"heads": 1, "mlp_layers": 1, "negative_slope": 0.1, "dropout_rate": 0.1},
-        ON_HYPERGRAPH,
+        HYPERGRAPH_CALL,
     ),
     (
         flax_layers.TypedLinear,
-        OF_CONV | {"num_types": 2},
+        CONV_SIZES | {"num_types": 2},
         {},
-        {"x": ON_EDGES, "types": [0, 1, 1, 0, 1]},
+        {"x": EDGE_FEATURES, "types": [0, 1, 1, 0, 1]},
     ),
     (
         flax_layers.RGCNConv,
-        OF_CONV | {"num_relations": 2},
+        CONV_SIZES | {"num_relations": 2},
         {"normalization": "sum", "num_bases": 2, "num_blocks": None},
-        {"graph": RELATIONAL, "x": X, "edge_weight": OF_EDGES},
+        {"graph": RELATIONAL, "x": X, "edge_weight": EDGE_WEIGHT},
     ),
     (
         flax_layers.RGATConv,
-        OF_CONV | {"num_relations": 2, "edge_in_features": F},
+        CONV_SIZES | {"num_relations": 2, "edge_in_features": F},
         HEADS
         | {"attention": "multiplicative", "softmax": "within", "num_bases": 2}
         | {"num_blocks": None, "method": "auto"},
-        {"graph": RELATIONAL, "x": X, "edge_features": ON_EDGES},
+        {"graph": RELATIONAL, "x": X, "edge_features": EDGE_FEATURES},
     ),
     (
         flax_layers.HGTConv,
-        OF_CONV | {"num_relations": 2},
+        CONV_SIZES | {"num_relations": 2},
         {"heads": 1, "node_types": 1, "method": "auto"},
         {"graph": RELATIONAL, "x": X, "node_types": [0] * len(X)},
     ),
     *(
-        (model, OF_STACK | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X})
+        (model, MODEL_SIZES | {"num_relations": 2}, {}, {"graph": RELATIONAL, "x": X})
         for model in (flax_layers.RGCN, flax_layers.RGAT, flax_layers.HGT)
     ),
     *(
-        (model, OF_STACK, {}, ON_GRAPH)
+        (model, MODEL_SIZES, {}, GRAPH_CALL)
         for model in (
             flax_layers.GCN,
             flax_layers.GIN,
@@ -169,7 +174,7 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         )
     ),
     *(
-        (model, OF_STACK, {}, {"graph": HYPERGRAPH, "x": X})
+        (model, MODEL_SIZES, {}, {"graph": HYPERGRAPH, "x": X})
         for model in (
             flax_layers.HGNN,
             flax_layers.HGNNP,
@@ -186,22 +191,22 @@ MODELS: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 INVERSE = RelationalGraph.from_triples(SRC, DST % 2, DST, N, 2, inverse=True)
-OF_RELATIONS = np.ones((4, F), np.float32)
+RELATION_FEATURES = np.ones((4, F), np.float32)
 MODELS += [
     (model, sizes | {"num_relations": 4}, {"composition": "sub"} | options, call)
-    for call in ({"graph": INVERSE, "x": X, "relations": OF_RELATIONS},)
+    for call in ({"graph": INVERSE, "x": X, "relations": RELATION_FEATURES},)
     for model, sizes, options in (
-        (flax_layers.CompGCNConv, OF_CONV, {"normalization": "mean"}),
-        (flax_layers.CompGCN, OF_STACK, {}),
+        (flax_layers.CompGCNConv, CONV_SIZES, {"normalization": "mean"}),
+        (flax_layers.CompGCN, MODEL_SIZES, {}),
     )
 ]
 
 NODE_FEATURES, IN_FEATURES = {"num_features": F}, {"in_features": F}
-ON_BATCH = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
+BATCH_CALL = {"batch": Batch.from_edges([[SRC, DST]], [N]), "x": X}
 RATE = {"dropout_rate": 0.5}
 GRAPHS = {"hidden_features": 4, "num_layers": 2, "layers": "GCN"}
 MODELS += [
-    (model, sizes, options, ON_BATCH)
+    (model, sizes, options, BATCH_CALL)
     for model, sizes, options in (
         (flax_layers.NodeBatchNorm, NODE_FEATURES, {"momentum": 0.9, "epsilon": 1e-5}),
         (flax_layers.GraphLayerNorm, NODE_FEATURES, {"epsilon": 1e-5}),
@@ -210,9 +215,9 @@ MODELS += [
         (flax_layers.AttentionReadout, IN_FEATURES, {}),
         (flax_layers.Set2Set, IN_FEATURES | {"num_steps": 1}, {}),
         (flax_layers.TopKReadout, IN_FEATURES | {"k": 2}, {}),
-        (flax_layers.GINBlock, OF_CONV, {"eps": 0.0}),
-        (flax_layers.GINClassifier, OF_CONV | {"hidden_features": 4, "num_layers": 1}, RATE),
-        (flax_layers.GraphClassifier, OF_CONV | GRAPHS, RATE),
+        (flax_layers.GINBlock, CONV_SIZES, {"eps": 0.0}),
+        (flax_layers.GINClassifier, CONV_SIZES | {"hidden_features": 4, "num_layers": 1}, RATE),
+        (flax_layers.GraphClassifier, CONV_SIZES | GRAPHS, RATE),
     )
 ]
 
@@ -220,9 +225,9 @@ MODELS += [
 KEYS = ("a", "r", "b"), ("b", "s", "b")
 EDGES, BY_TYPE = {key: np.stack([SRC, DST]) for key in KEYS}, {"a": X, "b": X}
 HETERO = HeteroGraph.from_edges(EDGES, {"a": N, "b": N}).with_graphs()
-QUERIES = {"subjects": ON_EDGES, "relations": ON_EDGES}
+QUERIES = {"subjects": EDGE_FEATURES, "relations": EDGE_FEATURES}
 FACTS = SRC, DST % 2, DST
-OF_LINKS = {"decoder": flax_layers.DistMult(), "nodes": X, "relations": OF_RELATIONS}
+LINK_CALL = {"decoder": flax_layers.DistMult(), "nodes": X, "relations": RELATION_FEATURES}
 
 
 def convolutions() -> Any:
@@ -237,7 +242,7 @@ def convolutions() -> Any:
 
 
 def predictor() -> flax_layers.LinkPredictor:
-    return flax_layers.LinkPredictor(N, 4, F, F, None, OF_LINKS["decoder"], rngs=nnx.Rngs(0))
+    return flax_layers.LinkPredictor(N, 4, F, F, None, LINK_CALL["decoder"], rngs=nnx.Rngs(0))
 
 
 RING = Graph.from_edges(np.arange(9), (np.arange(9) + 1) % 9)
@@ -250,7 +255,7 @@ RANKING = flax_layers.LinkRanking.from_facts(*FACTS, FACTS, num_nodes=N, num_rel
 
 
 def signed(function, like) -> Callable[..., Any]:
-    """Take the signature of another function, whose defaults tell optional arguments."""
+    """Return the function with the signature of another one."""
     # Wrappers take **arguments; `takes_none` reads defaults from the signature.
     function.__signature__ = inspect.signature(like)
     return function
@@ -277,8 +282,8 @@ def traced_call(model, sizes: dict[str, Any]) -> Callable[..., Any]:
 
 # An argument of nnx.Linear's is left to that.
 LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "gcn_norm": (flax_layers.gcn_norm, {"graph": GRAPH, "edge_weight": OF_EDGES}),
-    "readout": (flax_layers.readout, ON_BATCH | {"reduce": "max"}),
+    "gcn_norm": (flax_layers.gcn_norm, {"graph": GRAPH, "edge_weight": EDGE_WEIGHT}),
+    "readout": (flax_layers.readout, BATCH_CALL | {"reduce": "max"}),
     "jumping_knowledge": (flax_layers.jumping_knowledge, {"layers": [X, X], "mode": "max"}),
     "unigcn_norm": (flax_layers.unigcn_norm, {"hypergraph": HYPERGRAPH}),
     **{
@@ -327,7 +332,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"in_features": {"b": F}, "model": convolutions()[KEYS[1]]},
     ),
     # Links.
-    "DistMult": (OF_LINKS["decoder"], QUERIES),
+    "DistMult": (LINK_CALL["decoder"], QUERIES),
     "ComplEx": (flax_layers.ComplEx(), QUERIES),
     "ConvE": (flax_layers.ConvE(F, height=2, filters=1, kernel_size=1, rngs=nnx.Rngs(0)), QUERIES),
     "LinkPredictor made": (
@@ -338,13 +343,13 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "in_features": F,
             "relation_features": F,
             "encoder": None,
-            "decoder": OF_LINKS["decoder"],
+            "decoder": LINK_CALL["decoder"],
             "dropout_rate": 0.5,
         },
     ),
     "LinkPredictor.scores": (
         predictor().scores,
-        {"nodes": X, "relations": OF_RELATIONS, "subjects": SRC, "relation_ids": DST % 2},
+        {"nodes": X, "relations": RELATION_FEATURES, "subjects": SRC, "relation_ids": DST % 2},
     ),
     "LinkRanking.from_facts": (
         flax_layers.LinkRanking.from_facts,
@@ -356,7 +361,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "chunk_size": 4,
         },
     ),
-    "LinkRanking.ranks": (RANKING.ranks, OF_LINKS),
+    "LinkRanking.ranks": (RANKING.ranks, LINK_CALL),
     "GAE made": (flax_layers.GAE, {"encoder": ENCODER}),
     "GAE.scores": (flax_layers.GAE(ENCODER).scores, {"z": X, "edges": np.stack([SRC, DST])}),
     "VGAE made": (constructor(flax_layers.VGAE), {"encoder": ENCODER}),
@@ -386,7 +391,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "negative_sampling_loss": (
         flax_layers.negative_sampling_loss,
-        {"positive_scores": OF_EDGES, "negative_scores": ON_EDGES},
+        {"positive_scores": EDGE_WEIGHT, "negative_scores": EDGE_FEATURES},
     ),
     # Datasets.
     "random_split": (
@@ -477,7 +482,7 @@ def test_all_public_functions_are_covered() -> None:
 
 
 def right_arguments(name: str) -> dict[str, Any]:
-    """Required arguments, and ids of segments."""
+    """Return required arguments, and ids of segments."""
     if "data" in CALLS[name].arguments:
         return ops.SEGMENTS
     function, arguments, _ = CALLS[name]

@@ -130,7 +130,7 @@ def test_from_edges(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=r"edges\[2\] must have ids in \[0, sizes\[2\]=5\), got"):
         Batch.from_edges(edge_lists, SIZES)
     batched = Batch.from_edges(edge_lists, SIZES, validate=False)
-    assert int(batched.graph.indptr[-1]) == batched.graph.num_edges - 1  # none into the next graph
+    assert int(batched.graph.indptr[-1]) == batched.graph.num_edges - 1  # the bad edge is dropped
     assert Batch.from_edges([], []).num_graphs == 0
 
 

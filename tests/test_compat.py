@@ -28,7 +28,7 @@ def nothing_installed() -> Iterator[None]:
     compat.uninstall()
 
 
-OF_PRODUCTS = 1e-5 if jax.default_backend() == "cpu" else 2e-2
+PRODUCT_TOLERANCE = 1e-5 if jax.default_backend() == "cpu" else 2e-2
 """GPUs round what they multiply, unless told not to."""
 
 
@@ -51,7 +51,7 @@ def assert_same(got, want, tolerance: float = 1e-5) -> None:
 
 
 def with_gradient(function: Callable[[Any], Any], x) -> tuple[Any, Any]:
-    """The value, and its gradient under uneven weights."""
+    """Return the value, and its gradient under uneven cotangents."""
     # Uneven cotangents tell the rows apart.
     value, vjp = jax.vjp(function, x)
     return value, vjp(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
@@ -76,7 +76,7 @@ def ids(rng: np.random.Generator, request) -> np.ndarray:
 def test_segments_equal_jax_ops(
     rng: np.random.Generator, ids: np.ndarray, constant_ids: bool
 ) -> None:
-    """All reductions, with ids that are traced, and with ids that a program holds."""
+    """All reductions equal those of JAX, for traced ids and for constant ids."""
     x, constants = rng.normal(size=(2, 40, 3)).astype(np.float32), jnp.asarray(ids)
     is_sorted = bool((np.diff(ids) >= 0).all())
 
@@ -227,7 +227,9 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
 
         return jax.value_and_grad(loss, (0, 1))(lhs, rhs)
 
-    assert_same(*replaced_and_original(lambda: jax.jit(product)(lhs, rhs, sizes)), OF_PRODUCTS)
+    assert_same(
+        *replaced_and_original(lambda: jax.jit(product)(lhs, rhs, sizes)), PRODUCT_TOLERANCE
+    )
     half, bits = jnp.asarray(lhs, jnp.bfloat16), jnp.asarray(rhs, jnp.bfloat16)
     corners: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((lhs, rhs, sizes), {"precision": jax.lax.Precision.HIGHEST}),
@@ -239,11 +241,11 @@ def test_ragged_dot(rng: np.random.Generator) -> None:
     ]
     for args, kwargs in corners:
         got, want = replaced_and_original(lambda a=args, k=kwargs: jax.lax.ragged_dot(*a, **k))
-        assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else OF_PRODUCTS)
+        assert_same(got, want, 0.02 if want.dtype == jnp.bfloat16 else PRODUCT_TOLERANCE)
 
 
 def test_a_mixture_of_experts_trains_the_same(rng: np.random.Generator) -> None:
-    """Twenty steps of two products by expert, each token with two of four experts."""
+    """Train for twenty steps with two products by expert; each token has two of four experts."""
     tokens, experts = 24, 4
     x, target = rng.normal(size=(2, tokens, 8)).astype(np.float32)
     weights = {
@@ -275,7 +277,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
     got, want = replaced_and_original(trained)
     losses = want[1]
     assert losses[-1] < losses[0]
-    assert_same(got, want, OF_PRODUCTS)
+    assert_same(got, want, PRODUCT_TOLERANCE)
 
 
 # --- jraph ---------------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ def assert_trains_the_same(loss: Callable[[Any], Any], weights) -> None:
 
 @pytest.mark.parametrize("constant_ids", [False, True])
 def test_utilities_of_jraph(rng: np.random.Generator, ids: np.ndarray, constant_ids: bool) -> None:
-    """Ids out of range give jraph's result, which for a softmax is another segment's."""
+    """Utilities equal those of jraph, also for ids out of range."""
     jraph = pytest.importorskip("jraph")
     x, constants = rng.normal(size=(40, 3)).astype(np.float32), jnp.asarray(ids)
 
@@ -400,7 +402,7 @@ def test_install_and_uninstall() -> None:
 
 
 def test_patching_one_module() -> None:
-    """Names that are the original, defaults of arguments, attributes of classes; errors, too."""
+    """Patch names, defaults of arguments and attributes of classes; an error undoes it."""
 
     class Layer:
         reduce = staticmethod(JAX_OPS["max"])

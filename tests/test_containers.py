@@ -29,7 +29,7 @@ from jax_gnn import Graph, HeteroGraph, Hypergraph, RelationalGraph, SegmentInde
 KEYS = (("a", "r", "b"), ("b", "s", "b"), ("b", "t", "b"))
 EDGES = {key: np.stack([SRC, DST]) for key in KEYS}
 X = np.ones((SIZE, WIDTH), np.float32)
-REL, OF_EDGES = TRIPLES[1], np.arange(float(len(SRC)))
+REL, EDGE_WEIGHT = TRIPLES[1], np.arange(float(len(SRC)))
 
 
 def directed() -> Hypergraph:
@@ -58,11 +58,13 @@ DERIVED: dict[str, Callable[[], Any]] = {
     "padded relational graph": lambda: relational().pad(num_nodes=8, num_src_pairs=9),
     "sorted index": lambda: SegmentIndex.from_ids(np.sort(DST), SIZE),
     "plan of sizes": lambda: TypePlan.from_sizes([2, 3]),
-    "values of edges": lambda: BUILDERS["Graph"]().pad(num_edges=9).edge_values(OF_EDGES, -1),
+    "values of edges": lambda: BUILDERS["Graph"]().pad(num_edges=9).edge_values(EDGE_WEIGHT, -1),
     "values of relations": lambda: relational().edge_values(SRC),
     "values in the input's order": lambda: relational().to_input_order(SRC),
-    "values by type": lambda: BUILDERS["HeteroGraph"]().edge_values(dict.fromkeys(KEYS, OF_EDGES)),
-    "values of incidences": lambda: directed().incidence_values(OF_EDGES[:, None]),
+    "values by type": lambda: BUILDERS["HeteroGraph"]().edge_values(
+        dict.fromkeys(KEYS, EDGE_WEIGHT)
+    ),
+    "values of incidences": lambda: directed().incidence_values(EDGE_WEIGHT[:, None]),
     "degrees": lambda: (BUILDERS["Graph"]().in_degrees(), BUILDERS["Graph"]().out_degrees()),
 }
 ALL = BUILDERS | DERIVED
@@ -70,11 +72,11 @@ ALL = BUILDERS | DERIVED
 
 # --- Transformations in all orders ---------------------------------------------------------------
 
-Call = Callable[[Any, Any], Any]  # of a container and weights
+Call = Callable[[Any, Any], Any]  # takes a container and weights
 
 
 def layer_case(make: Callable[[], Any], x=X, arguments=None) -> Callable[[], tuple[Call, Any]]:
-    """A layer's call, and the shapes of its weights."""
+    """Return a function that returns a layer's call and the shapes of its weights."""
 
     def case() -> tuple[Call, Any]:
         layer = nnx.eval_shape(make)
@@ -234,7 +236,7 @@ def test_forked_workers_build_equal_arrays() -> None:
     ours, theirs = context.Pipe()
     worker = context.Process(target=_worker, args=(theirs,), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a fork is not safe
+        warnings.simplefilter("ignore")  # JAX warns of forks
         worker.start()
     try:
         assert ours.poll(60), "the worker hangs"
@@ -255,7 +257,7 @@ def test_methods_keep_arrays_on_host_or_device() -> None:
         graph, typed = BUILDERS["Graph"](), relational()
     for derived in (graph.pad(num_edges=9).symmetrized().transpose(), typed.with_parts()):
         assert {type(array) for array in jax.tree.leaves(derived)} == {np.ndarray}
-    assert isinstance(graph.edge_values(jnp.asarray(OF_EDGES)), jax.Array)
+    assert isinstance(graph.edge_values(jnp.asarray(EDGE_WEIGHT)), jax.Array)
     x = np.random.default_rng(0).normal(size=(SIZE, 2)).astype(np.float32)
     of_device = jax_gnn.spmm(jax.device_put(graph), x)
     np.testing.assert_array_equal(jax_gnn.spmm(graph, x), of_device)
@@ -296,7 +298,7 @@ def test_building_compiles_nothing(rng: np.random.Generator) -> None:
 def test_new_arrays_are_on_the_device_of_the_inputs() -> None:
     device = jax.devices()[-1]
     src, dst, values = jax.device_put(
-        (SRC.astype(np.int32), DST.astype(np.int32), OF_EDGES), device
+        (SRC.astype(np.int32), DST.astype(np.int32), EDGE_WEIGHT), device
     )
     graph = Graph.from_edges(src, dst, num_nodes=SIZE)
     containers = graph, graph.pad(num_edges=9).symmetrized(), graph.edge_values(values)

@@ -36,7 +36,7 @@ def integers(*shape) -> jax.ShapeDtypeStruct:
 
 
 def calls(exported: jax.export.Exported) -> set[str]:
-    """The custom calls of this library."""
+    """Return the custom calls of this library in an exported program."""
     module = exported.mlir_module()
     return {name for name in OPS if f"@jax_gnn_{name}(" in module}
 
@@ -201,7 +201,7 @@ SYMBOLIC: dict[str, tuple[Callable[..., Any], Sequence[Any], int, Callable[..., 
 def test_symbolic_shapes(
     rng: np.random.Generator, exact_products: None, case: str, implementation: str
 ) -> None:
-    """One program for all sizes, with kernels; gradients too."""
+    """One exported program serves all sizes, with kernels and gradients."""
     function, spec, num_index, make = SYMBOLIC[case]
     with setting(implementation):
         exported = export(jax.jit(function))(*spec)
@@ -225,7 +225,7 @@ def test_symbolic_shapes(
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:-1])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_bounds_of_symbolic_shapes(bounded: bool, implementation: str) -> None:
-    """Ids of 64 bits go to kernels where their sizes are known to fit in 32."""
+    """Ids of 64 bits go to kernels if bounds say that the sizes fit in 32 bits."""
     bounds = ["count <= 1000000", "rows <= 1000000"] if bounded else []
     count, rows = symbolic_shape("count, rows", constraints=bounds)
     with setting(implementation, "int64"):
@@ -253,7 +253,7 @@ def test_sizes_that_must_be_concrete() -> None:
 
 
 def test_platforms(rng: np.random.Generator) -> None:
-    """One program for several: with kernels where this installation has them."""
+    """One program serves several platforms, with the kernels of this installation."""
     arguments = segment_operands(rng, 20)
     function = on_segments("sum")
     with warnings.catch_warnings():

@@ -75,7 +75,7 @@ def build(incidence: Incidence, kind: str = "Graph", *, validate: bool = False) 
 
 
 def square(rng: np.random.Generator, num_nodes: int = 7, num_edges: int = 20) -> Graph:
-    """A multigraph with self-loops."""
+    """Return a random multigraph with self-loops."""
     return Graph.from_edges(*rng.integers(0, num_nodes, (2, num_edges)), num_nodes=num_nodes)
 
 
@@ -154,7 +154,7 @@ def test_edge_ids(rng: np.random.Generator, scenario: str) -> None:
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_ids_of_any_integer_type(kind: str, dtype: str) -> None:
-    """On the host and inside jit, also where the sizes do not fit the type of the ids."""
+    """Ids may be of a type that does not hold the sizes, on the host and inside jit."""
     src, dst = np.array([5, 0, 3, 100]), np.array([1, 1, 0, 0])
     function = builder(kind, 1000, 300)
     for call in (function, jax.jit(function)):
@@ -240,13 +240,10 @@ def test_from_sorted(rng: np.random.Generator, where: str, with_order: bool) -> 
         src = np.where(bad, rng.choice([-1, num_src, -(2**31)], count), src)
         valid = np.flatnonzero(~bad)
     sizes = {"num_src": int(num_src), "num_dst": int(num_dst)}
-    orders = [t_order] if with_order else []
-
-    def build(src, dst, *order) -> Graph:
-        return Graph.from_sorted(src, dst, t_order=order[0] if order else None, **sizes)
-
+    build = functools.partial(Graph.from_sorted, **sizes)
+    orders = {"t_order": t_order} if with_order else {}
     # On the host, ids are checked; only inside jit may padding stand anywhere.
-    graph = (jax.jit(build) if where == "jit" else build)(src, dst, *orders)
+    graph = (jax.jit(build) if where == "jit" else build)(src, dst, **orders)
     want = Graph.from_edges(src[valid], dst[valid], **sizes).pad(num_edges=count)
     np.testing.assert_array_equal(np.asarray(graph.edge_ids)[: len(valid)], valid)
     np.testing.assert_array_equal(np.asarray(graph.cols)[: len(valid)], src[valid])
@@ -298,7 +295,7 @@ def test_default_sizes() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_inside_jit_as_on_the_host(rng: np.random.Generator, kind: str, scenario: str) -> None:
-    """Either both arrays are traced, or one of them."""
+    """Builders take two traced arrays, or one of them traced."""
     incidence = Incidence.random(rng, scenario)
     function = builder(kind, incidence.num_left, incidence.num_right)
     src, dst = incidence.left.astype(np.int32), incidence.right.astype(np.int32)
@@ -355,12 +352,9 @@ def test_built_under_vmap(rng: np.random.Generator) -> None:
 
 
 def test_64_bit_indices() -> None:
-    """A size beyond 32 bits needs them; with no edges on that side nothing large is allocated."""
+    """A size beyond 32 bits needs 64-bit indices; only shapes are evaluated here."""
     sizes = {"num_src": 2**31, "num_dst": 2}
-
-    def build(src, dst) -> Graph:
-        return Graph.from_edges(src, dst, **sizes)
-
+    build = functools.partial(Graph.from_edges, **sizes)
     ids = jax.ShapeDtypeStruct((3,), np.int32)
     with pytest.raises(ValueError, match="need 64-bit indices: enable jax_enable_x64"):
         jax.eval_shape(build, ids, ids)
@@ -413,7 +407,7 @@ def test_from_scipy(rng: np.random.Generator, kind: str, family: str, dtype) -> 
     want = (3 * rng.normal(size=(6, 4)) * rng.integers(0, 2, (6, 4))).astype(dtype)
     matrix = getattr(scipy.sparse, f"{kind}_{family}")(want)
     graph = Graph.from_scipy(matrix)
-    stored = np.zeros((6, 4))  # of blocks zeros too
+    stored = np.zeros((6, 4))
     # Formats of blocks and diagonals store zeros between the entries, which are edges, too.
     stored[matrix.tocoo().row, matrix.tocoo().col] = 1
     np.testing.assert_array_equal(dense(graph), stored.T)
@@ -446,7 +440,7 @@ def test_bad_scipy(matrix, error: type[Exception], message: str) -> None:
 
 
 def forged(kind: str, **changes) -> Any:
-    """A matrix of 4 by 4 ones, in a format of scipy's, with arrays that its user put there."""
+    """Return a 4 by 4 matrix of ones in a format of scipy, some of its arrays replaced."""
     matrix = getattr(scipy.sparse, f"{kind}_array")(np.ones((4, 4), np.float32))
     for name, value in changes.items():
         setattr(matrix, name, np.array(value, np.int32) if isinstance(value, list) else value)
@@ -454,7 +448,7 @@ def forged(kind: str, **changes) -> Any:
 
 
 def rows_of(lengths: list[int]) -> np.ndarray:
-    """Rows of a matrix in scipy's format of lists."""
+    """Return rows of zeros for scipy's format of lists."""
     rows = np.empty(len(lengths), object)
     rows[:] = [[0] * length for length in lengths]
     return rows
@@ -593,7 +587,7 @@ def test_number_of_edge_values(count: int) -> None:
         ):
             graph.edge_values(values)
         with pytest.raises(ValueError, match="num_input_edges=5"):
-            jax.jit(graph.edge_values)(values)  # of values alone
+            jax.jit(graph.edge_values)(values)  # the graph is a constant
     # Inside jit the number of input edges is traced: missing values become NaN instead.
     got = np.asarray(jax.jit(Graph.edge_values)(SMALL, values))[:, 0]
     np.testing.assert_array_equal(np.isnan(got), np.asarray(SMALL.edge_ids) >= count)

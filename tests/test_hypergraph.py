@@ -529,6 +529,6 @@ def test_errors_name_the_culprit(
 
 
 def test_hyperedges_by_name() -> None:
-    """A dict would give its keys."""
+    """Iterating over a dict would build hyperedges of its keys."""
     with pytest.raises(TypeError, match=r"got dict; jax_gnn\.convert\.from_table takes names"):
         Hypergraph.from_hyperedges({"a": [0, 1]})

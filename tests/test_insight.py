@@ -120,7 +120,7 @@ HYPER: dict[str, Any] = {
 
 
 def other_model(name: str, rng: Rng) -> tuple[Any, Any, jax.Array]:
-    """A model of relations or hyperedges, a graph and features."""
+    """Return a model of relations or hyperedges, a graph and features."""
     of_relations = name in RELATIONAL
     graph, x = random_relations(rng) if of_relations else random_hypergraph(rng)
     options = {"num_relations": 3} if of_relations else {}
@@ -130,7 +130,7 @@ def other_model(name: str, rng: Rng) -> tuple[Any, Any, jax.Array]:
 
 
 def custom_messages(graph: Graph, x) -> Any:
-    """A model whose messages no op of the library knows."""
+    """Sum messages that are computed outside of the ops of the library."""
     messages = jnp.where((graph.rows >= 0)[:, None], jnp.tanh(x[graph.cols]), 0)
     return segment_sum(messages, graph.rows, graph.num_nodes)
 
@@ -159,7 +159,7 @@ def test_graphs_without_some_edges(rng: Rng) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gates(rng: Rng, name: str) -> None:
-    """Factors of messages are weights where layers take them; of ones nothing changes."""
+    """Gates act as edge weights where layers take weights; gates of 1 change nothing."""
     graph, x = random_graph(rng)
     model = model_of(name)
     gated = jax.jit(lambda gate: model(GatedGraph.of(graph, gate), x))
@@ -168,7 +168,7 @@ def test_gates(rng: Rng, name: str) -> None:
     if name in WEIGHTED:
         # Gates do not change degrees, so the scales of GCN are passed as of the ungated graph.
         scale = model(graph, x, node_scale=jnp.ones(N)) if name == "GCN" else None
-        if scale is not None:  # whose scales are of the unweighted degrees
+        if scale is not None:
             output = model(GatedGraph.of(graph, gate), x, node_scale=jnp.ones(N))
             want = model(graph, x, gate, jnp.ones(N))
             np.testing.assert_allclose(output, want, atol=1e-5)
@@ -350,7 +350,7 @@ def test_gnn_explainer_finds_relevant_edges_and_features(rng: Rng) -> None:
     values = graph.edge_values(kind)
     assert attribution.edges[values == 1].min() > attribution.edges[values == 0].max()
     assert attribution.features[1, 0] > attribution.features[1, 1]
-    assert not attribution.features[21].any()  # on which nothing depends
+    assert not attribution.features[21].any()  # no output depends on it
     assert {src for src, _, _ in attribution.top_edges(10)} == set(np.flatnonzero(x[:, 0]).tolist())
 
 
@@ -364,7 +364,7 @@ def test_on_a_subgraph(rng: Rng, method) -> None:
     # Two layers see two hops, so the subgraph holds all that the output depends on.
     part = attribute(model, graph, x, 1, num_hops=2, **options)
     assert part.edges.shape == (graph.num_edges,) and part.nodes.shape == (N,)
-    if method == "gnn_explainer":  # whose first masks depend on how many there are
+    if method == "gnn_explainer":  # its first masks depend on the number of edges
         full = attribute(model, graph, x, 1, **options)
         np.testing.assert_array_equal(part.edges > 0, full.edges > 0)
     else:

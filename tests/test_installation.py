@@ -24,7 +24,7 @@ from jax_gnn._core import ffi, refusal
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OF_CUDA = tomllib.loads((ROOT / "packaging" / "cuda13" / "pyproject.toml").read_text())
+CUDA_PROJECT = tomllib.loads((ROOT / "packaging" / "cuda13" / "pyproject.toml").read_text())
 OLDEST_FFI = (0, 3)  # jaxlib 0.10's
 
 
@@ -32,10 +32,10 @@ OLDEST_FFI = (0, 3)  # jaxlib 0.10's
 
 
 def test_built_with_the_oldest_headers() -> None:
-    """A handler of newer ones is refused by jaxlibs that pip installs beside this package."""
+    """Handlers built with newer headers are refused by older jaxlibs that pip accepts."""
     oldest = ".".join(map(str, refusal.OLDEST_JAX))
     assert f"jax>={oldest}" in PROJECT["project"]["dependencies"]
-    for build in (PROJECT, OF_CUDA):
+    for build in (PROJECT, CUDA_PROJECT):
         names = [requirement.partition(";")[0] for requirement in build["build-system"]["requires"]]
         assert f"jaxlib=={oldest}.0" in names
     assert _cpu.ffi_version == OLDEST_FFI
@@ -48,13 +48,13 @@ def test_one_version_for_all() -> None:
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert PROJECT["tool"]["scikit-build"]["wheel"] == {
         "packages": ["jax_gnn", "flax_layers"],
-        **{"py-api": OF_CUDA["tool"]["scikit-build"]["wheel"]["py-api"]},
+        **{"py-api": CUDA_PROJECT["tool"]["scikit-build"]["wheel"]["py-api"]},
     }
 
 
 def test_wheels_of_all_supported_pythons() -> None:
     """The workflow builds and tests both distributions with each Python."""
-    for build in (PROJECT, OF_CUDA):
+    for build in (PROJECT, CUDA_PROJECT):
         assert build["project"]["requires-python"] == ">=3.11"
     workflow = (ROOT / ".github/workflows/wheels.yml").read_text()
     assert 'python: ["3.11", "3.12"]' in workflow
@@ -108,7 +108,7 @@ def test_handlers_newer_than_jaxlib(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform
 ) -> None:
     """JAX takes them until a backend starts, which then fails with everything else on it."""
-    module = types.SimpleNamespace(ffi_version=(99, 1))  # whose targets nobody may ask for
+    module = types.SimpleNamespace(ffi_version=(99, 1))  # no targets: asking for them fails
     status = ffi._register(module, platform, "by a compiler")
     assert (status.available, status.targets) == (False, ())
     assert re.fullmatch(NEWER_FFI, status.reason or "")
@@ -192,7 +192,7 @@ def test_module_of_another_python(monkeypatch: pytest.MonkeyPatch, folder: Path)
 
 
 def test_damaged_module(folder: Path) -> None:
-    """A file that is no module for this processor, loaded for real."""
+    """Python's own loader refuses a file that is no module for this processor."""
     file = folder / "_cpu.abi3.so"
     file.write_bytes(b"\x7fELF of another processor")
     # The loader of Python must run, so a module that was loaded before is forgotten.
@@ -225,7 +225,7 @@ def test_files_of_another_package_are_refused(
     """PyPI's jax-gnn, whose import package has the same name, and what its removal leaves."""
     if file != "__init__.py":
         (tmp_path / "__init__.py").touch()
-    if file == "graph.py":  # of this package alone
+    if file == "graph.py":  # a file of this package
         return refusal.refuse_stranger(tmp_path)
     problem = "has no __init__.py: "
     if file != "__init__.py":
@@ -275,7 +275,7 @@ def test_old_flax_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, er
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "flax")
     line = "^jax has no HiPrimitive"
-    if error != "ModuleNotFoundError":  # of a package that Flax needs
+    if error != "ModuleNotFoundError":  # ModuleNotFoundError: a requirement of Flax
         line = r"^flax [\d.]+ cannot be imported with jax .*Hi.*; run: pip install --upgrade flax"
     with pytest.raises(ImportError, match=line):
         runpy.run_path(INSTALLATION)
@@ -320,34 +320,40 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     ffi._module.cache_clear()
 
 
-def test_cuda_module_of_this_build(cuda: types.SimpleNamespace) -> None:
+VERSION = jax_gnn.__version__
+
+
+@pytest.mark.parametrize(
+    ("build", "version", "reason", "hint"),
+    [
+        ("", None, None, ""),
+        ("no compiler", VERSION, None, ""),
+        (
+            "no compiler",
+            None,
+            "no compiler",
+            "pip install 'jax-gnn-kernels[cuda13]'; or build from",
+        ),
+        (
+            "no compiler",
+            "99.0",
+            f"jax-gnn-kernels-cuda13 is 99.0, jax-gnn-kernels {VERSION}",
+            "pip install --force-reinstall --no-deps "
+            f"jax-gnn-kernels=={VERSION} jax-gnn-kernels-cuda13=={VERSION}",
+        ),
+    ],
+    ids=["built", "distribution", "missing", "another version"],
+)
+def test_cuda_module(
+    cuda: types.SimpleNamespace, build: str, version: str | None, reason: str | None, hint: str
+) -> None:
+    cuda.build, cuda.version = build, version
     status = ffi._load_cuda()
-    assert (status.available, status.build) == (True, "nvcc, architectures 90")
-
-
-def test_cuda_module_not_built(cuda: types.SimpleNamespace) -> None:
-    cuda.build = "no compiler"
-    status = ffi._load_cuda()
-    assert (status.available, status.reason) == (False, "no compiler")
-    assert "pip install 'jax-gnn-kernels[cuda13]'; or build from source: put nvcc" in str(
-        status.hint
-    )
-
-
-def test_cuda_module_of_its_own_distribution(cuda: types.SimpleNamespace) -> None:
-    cuda.build, cuda.version = "no compiler", jax_gnn.__version__
-    status = ffi._load_cuda()
-    assert (status.available, status.build) == (True, "nvcc, architectures 90")
-
-
-def test_cuda_module_of_another_version(cuda: types.SimpleNamespace) -> None:
-    cuda.build, cuda.version = "no compiler", "99.0"
-    status = ffi._load_cuda()
-    assert (status.available, status.targets) == (False, ())
-    version = jax_gnn.__version__
-    assert status.reason == f"jax-gnn-kernels-cuda13 is 99.0, jax-gnn-kernels {version}"
-    requirements = f"jax-gnn-kernels=={version} jax-gnn-kernels-cuda13=={version}"
-    assert status.hint == f"pip install --force-reinstall --no-deps {requirements}"
+    assert (status.available, status.reason) == (reason is None, reason)
+    if status.available:
+        assert status.build == "nvcc, architectures 90"
+    else:
+        assert status.targets == () and hint in str(status.hint)
 
 
 @pytest.mark.parametrize("problem", ["entry point", "module", "version"])

@@ -43,7 +43,7 @@ WITHOUT_OBJECTS = {"Program"}  # see test_program.py
 
 
 def modules() -> Iterator[Any]:
-    """All public modules."""
+    """Yield all public modules."""
     for package in (jax_gnn, flax_layers):
         yield package
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -52,7 +52,7 @@ def modules() -> Iterator[Any]:
 
 
 def exported(is_kind: Callable[[Any], bool]) -> dict[str, Any]:
-    """Public objects of a kind, by their full name."""
+    """Return public objects of a kind, by their full name."""
     names = {
         f"{module.__name__}.{name}": getattr(module, name)
         for module in modules()
@@ -105,7 +105,7 @@ def modules_within(layer) -> Iterator[Any]:
 
 
 def filled_object(kind) -> Any:
-    """An object of a named tuple or a data class, of any values; None of another class."""
+    """Return an object of a named tuple or data class, with arbitrary values, or None."""
     if issubclass(kind, tuple):
         return kind(*(np.arange(2) for _ in kind._fields))
     if not dataclasses.is_dataclass(kind):
@@ -120,7 +120,7 @@ def filled_object(kind) -> Any:
 
 @functools.cache
 def objects() -> dict[str, Any]:
-    """An object, or several, of each public class."""
+    """Return one or more objects of each public class, by name."""
     values = [*containers(), *samples(), *parts(), *recipes_and_predictors()]
     for case in LAYERS.values():
         values += modules_within(case.make(jnp.float32))

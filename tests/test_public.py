@@ -46,11 +46,11 @@ def test_options_are_in_signatures() -> None:
     assert "ddof" not in inspect.signature(jax_gnn.segment_sum).parameters
 
 
-ON_THE_HOST = {"implementation", "host_arrays", "batch", "batch_budget", "pack", "unbatch"}
-ON_THE_HOST |= {"load", "save", "shared_library"}
+HOST_FUNCTIONS = {"implementation", "host_arrays", "batch", "batch_budget", "pack", "unbatch"}
+HOST_FUNCTIONS |= {"load", "save", "shared_library"}
 
 
-@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - ON_THE_HOST))
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - HOST_FUNCTIONS))
 def test_profiles_show_the_name(name: str) -> None:
     """Operations of a compiled program say which public function they belong to.
 

@@ -110,10 +110,7 @@ def extended(src, rel, dst, num_relations: int, num_nodes: int) -> Any:
 def test_from_triples(rng: Rng, traced: bool) -> None:
     src, rel, dst = triples(rng, 300, 41, 23, 7)
     sizes = {"num_src": 41, "num_dst": 23, "num_relations": 9}
-
-    def build(*parts) -> RelationalGraph:
-        return RelationalGraph.from_triples(*parts, **sizes)
-
+    build = partial(RelationalGraph.from_triples, **sizes)
     graph = (jax.jit(build) if traced else build)(src, rel, dst)
     check_relational(graph, src, rel, dst, np.arange(300))
     if traced:
@@ -134,12 +131,8 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
     valid = np.logical_and.reduce(
         [(part >= 0) & (part < size) for part, size in zip(corrupt, (19, 5, 19), strict=True)]
     )
-
-    def build(*parts) -> RelationalGraph:
-        return RelationalGraph.from_triples(
-            *parts, 19, 5, inverse=True, self_relation=True, validate=False
-        )
-
+    options = {"inverse": True, "self_relation": True, "validate": False}
+    build = partial(RelationalGraph.from_triples, num_nodes=19, num_relations=5, **options)
     graph = (jax.jit(build) if traced else build)(*corrupt)
     assert (graph.num_relations, graph.num_edges, graph.self_relation) == (11, 259, True)
     expected = extended(*(part[valid] for part in corrupt), 5, 19)
@@ -153,11 +146,8 @@ def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> N
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 3), (4, 0)])
 def test_no_edges(sizes: tuple[int, int], traced: bool) -> None:
-    empty = np.zeros(0, np.int32)
-
-    def build(*parts) -> RelationalGraph:
-        return RelationalGraph.from_triples(*parts, *sizes)
-
+    empty, names = np.zeros(0, np.int32), ("num_nodes", "num_relations")
+    build = partial(RelationalGraph.from_triples, **dict(zip(names, sizes, strict=True)))
     graph = (jax.jit(build) if traced else build)(empty, empty, empty)
     check_relational(graph, empty, empty, empty, empty)
     assert graph.norm().shape == (0,)
@@ -197,10 +187,8 @@ def test_parts_are_built_on_request(rng: Rng) -> None:
 def test_pad(rng: Rng, traced: bool) -> None:
     columns = triples(rng, 70, 9, 14, 6)
     graph = RelationalGraph.from_triples(*columns, num_src=9, num_dst=14, num_relations=6)
-
-    def pad(graph: RelationalGraph) -> RelationalGraph:
-        return graph.pad(num_src=11, num_dst=20, num_edges=75, num_src_pairs=60, num_dst_pairs=61)
-
+    sizes = {"num_src": 11, "num_dst": 20, "num_edges": 75}
+    pad = partial(RelationalGraph.pad, **sizes, num_src_pairs=60, num_dst_pairs=61)
     padded = (jax.jit(pad) if traced else pad)(graph)
     check_relational(padded, *columns, np.arange(70))
     assert (padded.num_src, padded.num_dst, padded.num_edges) == (11, 20, 75)
@@ -229,7 +217,7 @@ def test_norm(rng: Rng) -> None:
     means = np.zeros(graph.num_dst_pairs or 0)
     np.add.at(means, np.asarray(graph.to_pairs.rows), np.asarray(norm))
     np.testing.assert_allclose(means, np.ones_like(means), rtol=1e-5)
-    with jax.enable_x64(True):  # of features in float64, perhaps
+    with jax.enable_x64(True):  # the default dtype is float64 then
         np.testing.assert_allclose(graph.norm(), graph.edge_values(expected, 1.0), rtol=1e-15)
     with pytest.raises(ValueError, match="kind must be"):
         graph.norm("sum")
@@ -424,10 +412,8 @@ def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
     sizes = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
     valid = dst >= 0
     expected = src[valid], rel[valid], dst[valid], np.flatnonzero(valid)
-
-    def build(*columns) -> RelationalGraph:
-        return RelationalGraph.from_triples(*columns, **sizes, parts=("to_pairs",), validate=False)
-
+    options = {"parts": ("to_pairs",), "validate": False}
+    build = partial(RelationalGraph.from_triples, **sizes, **options)
     for implementation in (None, "xla", *(["cuda"] if emulation.WANTED else [])):
         with jax_gnn.implementation(implementation) if implementation else nullcontext():
             graph = jax.jit(build)(src, rel, dst)

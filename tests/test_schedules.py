@@ -63,7 +63,7 @@ DEVICE_KIND = schedule_cache.device_kind.__wrapped__  # tests replace it
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty cache, on a machine with a GPU called "gpu"."""
+    """Set up an empty cache, on a machine with a GPU called "gpu"."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(schedule_cache, "device_kind", lambda: "gpu")
     clear_process_caches()
@@ -141,7 +141,7 @@ def test_teams_of_both_gradients_hold_a_row():
         large | {"width": 32, "ordered": True, "cols": 1_000},
         large | {"width": 64, "itemsize": 2},
         large | {"width": 64, "gather": False},
-        large | {"width": 64, "depth": 1},  # of which a team would need 64 lanes
+        large | {"width": 64, "depth": 1},  # a team would need 64 lanes
         large | {"width": 256},
         small | {"width": 256},
     ):
@@ -213,9 +213,9 @@ def test_narrow_contiguous_rows_fill_the_device_once():
             assert schedule == Schedule("walk", lanes, 64, 1584)
     for shape in (
         narrow | {"width": 32},
-        narrow | {"width": 6},  # in words of one feature
+        narrow | {"width": 6},  # loads of one feature
         narrow | {"width": 16, "gather": True},
-        narrow | {"width": 16, "entries": 100_000},  # one step
+        narrow | {"width": 16, "entries": 100_000},  # the step kernel
     ):
         assert SEGMENT.choose("segment_reduce", **shape, sums=True).threads > 64
 
@@ -422,7 +422,7 @@ SEGMENT_KEY = SEGMENT.key(**SHAPE)
 
 
 def document(schedule, *times, key=SEGMENT_KEY):
-    """The text of a cache with one schedule."""
+    """Return the text of a cache with one schedule."""
     devices = {"gpu": {key: [schedule, *(times or (3, 4))]}}
     return json.dumps({"version": schedule_cache.VERSION, "devices": devices})
 
@@ -482,7 +482,7 @@ BROKEN_CACHES = {
 
 
 def test_ops_of_other_versions_are_kept_and_shown(cache, capsys):
-    """A file that a newer version wrote serves what this one knows, and loses nothing."""
+    """Entries of a newer version stay in the file, and the known entries are used."""
     # The writer keeps unknown entries, so two versions can share the file.
     cache.parent.mkdir()
     cache.write_text(document((7, 8), key="new_op width 4"))
@@ -560,7 +560,7 @@ def test_missing_home_folder(monkeypatch, capsys):
 
 
 class FullDisk(io.StringIO):
-    """A file of which nothing reaches the disk."""
+    """A file whose contents do not reach the disk."""
 
     def close(self):
         if not self.closed:
@@ -849,7 +849,7 @@ def test_files_that_hold_no_sizes_are_refused(tmp_path, capsys, sizes, message):
 
 
 def damaged(tmp_path):
-    """Files that are no .npz or .npy file, or only half of one, or one that was changed."""
+    """Yield files that are no .npz or .npy file, truncated files, and corrupt files."""
     archive = tmp_path / "whole.npz"
     np.savez_compressed(archive, src=np.arange(100), dst=np.arange(100))
     content = archive.read_bytes()
@@ -922,7 +922,7 @@ def test_edges_are_sorted_by_destination(tmp_path):
 
 
 def database(noise=0.0, seed=0):
-    """Every pass of all multiprocessors has a price, and so has every round.
+    """Return timings by a model of costs: a price for each pass over the device and each round.
 
     Blocks of 128 threads are best but for small ones.
     """

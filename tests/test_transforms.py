@@ -377,7 +377,7 @@ def test_random_walk_encoding(rng: Rng) -> None:
     edge_index = torch.tensor(edge_array(graph).T.copy()).long()
     data = geometric.data.Data(edge_index=edge_index, num_nodes=graph.num_nodes)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that sparse tensors are in beta
+        warnings.simplefilter("ignore")  # sparse tensors are in beta
         want = geometric.transforms.AddRandomWalkPE(5, "pe")(data).pe
     np.testing.assert_allclose(transforms.random_walk_encoding(graph, 5), want, atol=1e-6)
 
