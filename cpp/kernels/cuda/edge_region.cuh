@@ -1,6 +1,6 @@
 // Edge regions: what an entry brings is computed by a text that is written at run time
-// (jax_gnn/_ops/edge_region/cuda_codegen.py). The walk of segment_walk.cuh takes it as a message; the
-// sums, maxima and minima of a row are parts of one operator.
+// (jax_gnn/_ops/edge_region/cuda_codegen.py). The walk of segment_walk.cuh takes it as a message;
+// the sums, maxima and minima of a row are parts of one operator.
 //
 // A lane has kVec neighbouring slots of kWidth. What a slot means is up to the text. It has:
 //   Entry, Once          what is loaded of an entry, and of what all entries share
