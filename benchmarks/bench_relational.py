@@ -114,9 +114,10 @@ def _aggregate(method: Any) -> Callable[..., Any]:
 
 def jax_gnn_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Candidate]:
     """The op as users call it, which chooses a method, and each of the methods that it has."""
-    for way in (None, *METHODS):
+    for method in ("auto", *METHODS):
         operands = graph.graph, graph.mean
-        yield jax_candidate(way or OURS, _aggregate(way), problem, operands, INPUTS)
+        name = OURS if method == "auto" else method
+        yield jax_candidate(name, _aggregate(method), problem, operands, INPUTS)
 
 
 def counted_candidates(graph: Triples, case: Case, problem: Problem) -> Iterator[Candidate]:

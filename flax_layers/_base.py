@@ -398,7 +398,8 @@ def dropout_arguments(deterministic: bool | None, rngs: DropoutKeys) -> DropoutC
 
 def linear_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options that `nnx.Linear` takes, too."""
-    return {name: options[name] for name in option_names(LinearOptions) if name in options}
+    names = LinearOptions.__annotations__.keys() - {"rngs"}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def kept_options(options: Mapping[str, object]) -> tuple[tuple[str, object], ...]:

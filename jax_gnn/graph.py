@@ -455,8 +455,7 @@ class Graph:
         """
         rows, cols, t_order = self.rows, self.cols, inverse_permutation(self.t_order)
         split = self.split
-        ascends = (cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])  # within each row
-        if namespace(rows, cols) is np and not ascends.all():
+        if namespace(rows, cols) is np and not _columns_ascend(rows, cols):
             order = np.lexsort((cols, np.where(rows < 0, np.iinfo(rows.dtype).max, rows)))
             cols, t_order, split = cols[order], t_order[order], None
         return Graph(
@@ -674,6 +673,11 @@ class Graph:
         """Return the number of edges out of each source: ``(num_src,)`` integers."""
         degrees: Array = namespace(self.t_indptr).diff(self.t_indptr)
         return degrees
+
+
+def _columns_ascend(rows: Array, cols: Array) -> bool:
+    """Return whether the columns ascend within each row; not for traced or split arrays."""
+    return bool(((cols[1:] >= cols[:-1]) | (rows[1:] != rows[:-1])).all())
 
 
 def placed_like(array: Array, tree: T) -> T:

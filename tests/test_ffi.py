@@ -34,7 +34,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "sddmm_select": {"weight_on_row": False, "heads": 1},
     **{name: {"heads": 1, "slope": 0.2} for name in ("leaky_scores", "leaky_sum")},
     "attention": {"heads": 1, "slope": 0.2, "keeps_raw": False},
-    "attention_vjp": {"heads": 1, "slope": 0.2, "whole": False},
+    "attention_vjp": {"heads": 1, "slope": 0.2, "with_row": False},
     "edge_region": {"region": REGION},
     "segment_order": {"num_segments": 4},
     "relation_pairs": {"num_relations": 2, "num_pairs": 3},

@@ -304,7 +304,7 @@ BAD: list[tuple[Callable[[Any, Any], Any], type[Exception], str]] = [
     (
         lambda graphs, x: flax_layers.readout(graphs, x, "min"),
         ValueError,
-        "kind must be one of 'sum'",
+        "reduce must be one of 'sum'",
     ),
     (
         lambda graphs, x: flax_layers.readout(graphs, x[1:]),

@@ -166,14 +166,15 @@ class Edges(NamedTuple):
         src: source of each edge.
         dst: destination of each edge.
         ids: number of each edge in the input, -1 if it was added; None if unknown.
-        places: position of each edge in the graph's order.
+        places: position of each edge in the graph's order; None for
+            a type of a `HeteroGraph`.
         count: number of edges of the input, dropped ones included; None if unknown.
     """
 
     src: np.ndarray
     dst: np.ndarray
     ids: Any
-    places: np.ndarray
+    places: np.ndarray | None
     count: Any = None
 
     def values(self, name: str, tree: Tree) -> Any:
@@ -225,7 +226,7 @@ def edges_by_type(graph: HeteroGraph) -> dict[EdgeType, Edges]:
     counts = np.asarray(graph.num_input_edges).tolist() if is_known else [None]
     counts *= len(graph.edge_types)  # inverse types repeat the counts
     return {
-        key: Edges(*graph._edges(key), count)
+        key: Edges(*graph._edges(key), None, count)
         for key, count in zip(graph.edge_types, counts, strict=False)
     }
 

@@ -6,7 +6,6 @@ batch of seeds and fetches their rows.
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -257,6 +256,8 @@ class _Sample:
         `multiprocessing.Queue` drops what it cannot pickle, and only prints a traceback: the epoch
         would end without a batch, and without an exception.
         """
+        import multiprocessing  # brings ten modules, which the import of jax_gnn does without
+
         self.__dict__.update(state)
         if multiprocessing.parent_process() is None:
             return

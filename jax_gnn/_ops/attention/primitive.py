@@ -122,7 +122,7 @@ def _tangent_shapes(
 
 
 def _gradient_shapes(
-    residuals: Residuals, *, heads: int, with_row: bool, **attributes: object
+    residuals: Residuals, *, heads: int, with_row: bool = False, **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of ``attention_vjp``'s results; absent gradients have no rows."""
     del attributes
