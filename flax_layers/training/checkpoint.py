@@ -307,7 +307,7 @@ def _model_factory(description: Description, factory: Factory) -> Callable[[], n
 
 def _make(name: str, arguments: Mapping[str, object]) -> Any:
     """Make a model of this package from JSON values."""
-    kind = getattr(flax_layers, name) if name in flax_layers.__all__ else None
+    kind: Any = getattr(flax_layers, name) if name in flax_layers.__all__ else None
     # Classes of options are modules, too, but nobody can call them.
     is_module = isinstance(kind, type) and issubclass(kind, nnx.Module)
     if not (is_module and any("__call__" in vars(base) for base in kind.__mro__)):
