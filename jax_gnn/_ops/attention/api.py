@@ -26,6 +26,7 @@ from jax_gnn._core.arrays import accumulator_dtype, as_matrix, feature_wise, row
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.attention import xla
 from jax_gnn._ops.attention.leaky import leaky_scores
@@ -44,14 +45,14 @@ from jax_gnn.graph import Graph
 @public
 def additive_attention(
     graph: Graph,
-    dst_score: ArrayLike,
-    src_score: ArrayLike,
-    value: ArrayLike,
+    dst_score: Real[ArrayLike, "num_dst heads"],
+    src_score: Real[ArrayLike, "num_src heads"],
+    value: Float[ArrayLike, "num_src heads *features"],
     *,
     negative_slope: float = 0.2,
-    edge_bias: ArrayLike | None = None,
-    edge_scale: ArrayLike | None = None,
-    edge_features: ArrayLike | None = None,
+    edge_bias: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_scale: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_features: Float[ArrayLike, "num_edges heads *features"] | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -112,15 +113,15 @@ def additive_attention(
 @public
 def gatv2_attention(
     graph: Graph,
-    dst: ArrayLike,
-    src: ArrayLike,
-    attention: ArrayLike,
+    dst: Float[ArrayLike, "num_dst heads *features"],
+    src: Float[ArrayLike, "num_src heads *features"],
+    attention: Real[ArrayLike, "heads *features"],
     *,
-    value: ArrayLike | None = None,
+    value: Float[ArrayLike, "num_src heads *value_features"] | None = None,
     negative_slope: float = 0.2,
-    edge_bias: ArrayLike | None = None,
-    edge_scale: ArrayLike | None = None,
-    edge_features: ArrayLike | None = None,
+    edge_bias: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_scale: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_features: Float[ArrayLike, "num_edges heads *features"] | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:
@@ -209,14 +210,14 @@ def gatv2_attention(
 @public
 def dot_attention(
     graph: Graph,
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
+    query: Float[ArrayLike, "num_dst heads *features"],
+    key: Float[ArrayLike, "num_src heads *features"],
+    value: Float[ArrayLike, "num_src heads *value_features"],
     *,
-    scale: ArrayLike | None = None,
-    edge_bias: ArrayLike | None = None,
-    edge_scale: ArrayLike | None = None,
-    edge_features: ArrayLike | None = None,
+    scale: Real[ArrayLike, ""] | None = None,
+    edge_bias: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_scale: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_features: Float[ArrayLike, "num_edges heads *features"] | None = None,
     return_lse: bool = False,
     implementation: Implementation | None = None,
 ) -> Any:

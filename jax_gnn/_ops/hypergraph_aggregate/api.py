@@ -33,6 +33,7 @@ from jax_gnn._core.arrays import accumulator_dtype, as_matrix, row_wise
 from jax_gnn._core.csr import SparseMatrix, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import one_call, public
+from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.hypergraph_aggregate.primitive import aggregate
 from jax_gnn._ops.hypergraph_aggregate.xla import ones
@@ -54,23 +55,27 @@ Side = Literal["node", "hyperedge"]
 @one_call("activation", "normalization", "hyperedge_reduce", "node_reduce", "implementation")
 def hypergraph_aggregate(
     hypergraph: Hypergraph,
-    x: Array,
-    hyperedge_weight: Array | None = None,
+    x: Float[Array, "num_nodes *features"],
+    hyperedge_weight: Real[Array, "num_hyperedges"] | None = None,
     *,
-    incidence_weight: Array | None = None,
-    head_weight: Array | None = None,
-    node_scale_in: Array | None = None,
-    node_scale_out: Array | None = None,
-    hyperedge_scale: Array | None = None,
-    self_scale: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    incidence_weight: Real[Array, "num_incidences"]
+    | Real[Array, "num_incidences heads"]
+    | None = None,
+    head_weight: Real[Array, "num_head_incidences"]
+    | Real[Array, "num_head_incidences heads"]
+    | None = None,
+    node_scale_in: Real[Array, "num_nodes"] | None = None,
+    node_scale_out: Real[Array, "num_nodes"] | None = None,
+    hyperedge_scale: Real[Array, "num_hyperedges"] | None = None,
+    self_scale: Real[ArrayLike, ""] | Real[ArrayLike, "num_nodes"] | None = None,
+    residual: Float[ArrayLike, "num_nodes *features"] | None = None,
+    bias: Real[ArrayLike, "*features"] | None = None,
     activation: Activation | None = None,
     normalization: Normalization | None = None,
     hyperedge_reduce: Reduce = "sum",
     node_reduce: Reduce = "sum",
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_nodes *features"]:
     """Reduce node features over hyperedges, and the hyperedges' features over nodes.
 
     Computes ``Y = Dv_out H (W De) Hᵀ Dv_in X`` (HyperGef, equation 5 and listing 3) with the
@@ -220,10 +225,10 @@ class HypergraphNorm(NamedTuple):
 @public
 def hypergraph_norm(
     hypergraph: Hypergraph,
-    hyperedge_weight: Array | None = None,
+    hyperedge_weight: Real[Array, "num_hyperedges"] | None = None,
     *,
-    incidence_weight: Array | None = None,
-    head_weight: Array | None = None,
+    incidence_weight: Real[Array, "num_incidences"] | None = None,
+    head_weight: Real[Array, "num_head_incidences"] | None = None,
     normalization: Normalization = "symmetric",
     implementation: Implementation | None = None,
 ) -> HypergraphNorm:
@@ -278,12 +283,14 @@ def hypergraph_norm(
 @public
 def node_to_hyperedge(
     hypergraph: Hypergraph,
-    x: Array,
-    incidence_weight: Array | None = None,
+    x: Float[Array, "num_nodes *features"],
+    incidence_weight: Real[Array, "num_incidences"]
+    | Real[Array, "num_incidences heads"]
+    | None = None,
     *,
     reduce: Reduce = "sum",
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_hyperedges *features"]:
     """Reduce the weighted features of each hyperedge's nodes: the first stage alone.
 
     ``out[e] = reduce over the nodes v of e of incidence_weight[v, e] · x[v]``. No array of messages
@@ -324,12 +331,14 @@ def node_to_hyperedge(
 @public
 def hyperedge_to_node(
     hypergraph: Hypergraph,
-    h: Array,
-    incidence_weight: Array | None = None,
+    h: Float[Array, "num_hyperedges *features"],
+    incidence_weight: Real[Array, "num_incidences"]
+    | Real[Array, "num_incidences heads"]
+    | None = None,
     *,
     reduce: Reduce = "sum",
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_nodes *features"]:
     """Reduce the weighted features of each node's hyperedges: the second stage alone.
 
     ``out[v] = reduce over the hyperedges e of v of incidence_weight[v, e] · h[e]``. No array of
@@ -371,8 +380,12 @@ def hyperedge_to_node(
 
 @public
 def incidence_softmax(
-    hypergraph: Hypergraph, scores: Array, by: Side, *, implementation: Implementation | None = None
-) -> Array:
+    hypergraph: Hypergraph,
+    scores: Float[Array, "num_incidences *heads"],
+    by: Side,
+    *,
+    implementation: Implementation | None = None,
+) -> Float[Array, "num_incidences *heads"]:
     """Return the softmax of incidences' scores, over those of each node or of each hyperedge.
 
     Turns attention scores into weights of :func:`node_to_hyperedge` (``by="hyperedge"``) or of

@@ -19,6 +19,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype, promoted
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.shapes import Float, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.relational_aggregate import primitive
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method
@@ -33,15 +34,15 @@ _NEEDS = {"source_pairs": "from_pairs", "destination_pairs": "to_pairs"}
 @public
 def relational_aggregate(
     graph: RelationalGraph,
-    x: ArrayLike,
-    rhs: ArrayLike,
-    weight: ArrayLike | None = None,
+    x: Float[ArrayLike, "num_src k"],
+    rhs: Float[ArrayLike, "num_relations k n"] | Float[ArrayLike, "num_relations n k"],
+    weight: Real[ArrayLike, "num_edges"] | None = None,
     *,
     transpose_rhs: bool = False,
     method: Method | Literal["auto"] = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_dst n"]:
     """Sum at each destination the sources' features times the weights of the edges' relations.
 
     ``out[i] = sum over the edges e = (j → i) of weight[e] · x[j] rhs[relation of e]``: the
@@ -120,11 +121,11 @@ def relational_aggregate(
 @public
 def relational_lookup(
     graph: RelationalGraph,
-    table: ArrayLike,
-    weight: ArrayLike | None = None,
+    table: Float[ArrayLike, "num_relations num_src n"],
+    weight: Real[ArrayLike, "num_edges"] | None = None,
     *,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_dst n"]:
     """Sum at each destination the rows of a table for its edges' relations and sources.
 
     ``out[i] = sum over the edges e = (j → i) of weight[e] · table[relation of e, j]``: one sum that

@@ -25,6 +25,7 @@ from jax_gnn._core.arguments import (
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.shapes import Float, Real
 from jax_gnn._ops import use_implementation
 from jax_gnn._ops.relational_attention import schedule
 from jax_gnn._ops.relational_attention.methods import (
@@ -45,19 +46,19 @@ METHODS: tuple[str, ...] = ("auto", *schedule.METHODS)
 @public
 def rgat_attention(
     graph: RelationalGraph,
-    x: ArrayLike,
+    x: Float[ArrayLike, "num_src k"],
     weights: RGATWeights,
     *,
-    x_dst: ArrayLike | None = None,
+    x_dst: Float[ArrayLike, "num_dst k"] | None = None,
     negative_slope: float = 0.2,
     multiplicative: bool = False,
     within_relations: bool = False,
-    edge_bias: ArrayLike | None = None,
-    edge_scale: ArrayLike | None = None,
+    edge_bias: Real[ArrayLike, "num_edges heads"] | None = None,
+    edge_scale: Real[ArrayLike, "num_edges heads"] | None = None,
     method: Method = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_dst heads n"]:
     """Sum values under the softmax of RGAT's scores.
 
     ``out[i] = Σ softmax(s_e) · x[j] W_r`` over the edges ``e = (j → i)`` of relations r, for each
@@ -221,18 +222,18 @@ def _edge_weights(
 @public
 def hgt_attention(
     graph: RelationalGraph,
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
+    query: Float[ArrayLike, "num_dst query_features"],
+    key: Float[ArrayLike, "num_src key_features"],
+    value: Float[ArrayLike, "num_src value_features"],
     weights: HGTWeights,
     *,
     heads: int,
-    pair_query: ArrayLike | None = None,
+    pair_query: Float[ArrayLike, "num_dst pair_features"] | None = None,
     fold_query_into_key: bool = False,
     method: Method = "auto",
     precision: jax.lax.PrecisionLike = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_dst heads d"]:
     """Sum values under the softmax of HGT's scores.
 
     ``out[i] = Σ softmax(⟨query[i], key[j] A_r⟩ μ_r / √d) · value[j] M_r`` over the edges

@@ -26,6 +26,7 @@ from jax_gnn._core.csr import SparseMatrix, inverse_permutation, permutation
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import as_signed, at_most
 from jax_gnn._core.public import public
+from jax_gnn._core.shapes import Integer, Num
 from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_matmul import primitive, xla
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
@@ -44,22 +45,22 @@ def is_tall(x: Array, kernel: Array, precision: jax.lax.PrecisionLike) -> bool:
 
 @public
 def segment_matmul(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
-    group_sizes: ArrayLike,
+    lhs: Num[ArrayLike, "lhs_size k"],
+    rhs: Num[ArrayLike, "groups k n"] | Num[ArrayLike, "groups n k"],
+    group_sizes: Integer[ArrayLike, "num_sizes"],
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
-    group_offset: ArrayLike | None = None,
+    group_offset: Integer[ArrayLike, ""] | Integer[ArrayLike, "1"] | None = None,
     *,
-    lhs_rows: ArrayLike | SegmentIndex | None = None,
-    out_rows: ArrayLike | SegmentIndex | None = None,
-    scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
+    lhs_rows: Integer[ArrayLike, "rows"] | SegmentIndex | None = None,
+    out_rows: Integer[ArrayLike, "rows"] | SegmentIndex | None = None,
+    scale: Num[ArrayLike, "rows"] | None = None,
+    bias: Num[ArrayLike, "groups n"] | None = None,
+    residual: Num[ArrayLike, "rows n"] | None = None,
     activation: Activation | None = None,
     transpose_rhs: bool = False,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Num[Array, "rows n"]:
     """Multiply rows that are sorted by group with the weight of their group.
 
     Equals :func:`jax.lax.ragged_dot` (FASTEN's segmented matrix multiplication, Zhou et al., ICS
@@ -172,20 +173,20 @@ def segment_matmul(
 
 @public
 def segment_outer(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
-    group_sizes: ArrayLike,
+    lhs: Num[ArrayLike, "lhs_size k"],
+    rhs: Num[ArrayLike, "rhs_size n"],
+    group_sizes: Integer[ArrayLike, "num_sizes"],
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
-    group_offset: ArrayLike | None = None,
+    group_offset: Integer[ArrayLike, ""] | Integer[ArrayLike, "1"] | None = None,
     *,
-    lhs_rows: ArrayLike | SegmentIndex | None = None,
-    rhs_rows: ArrayLike | SegmentIndex | None = None,
-    scale: ArrayLike | None = None,
+    lhs_rows: Integer[ArrayLike, "rows"] | SegmentIndex | None = None,
+    rhs_rows: Integer[ArrayLike, "rows"] | SegmentIndex | None = None,
+    scale: Num[ArrayLike, "rows"] | None = None,
     num_groups: int | None = None,
     deterministic: bool = True,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Num[Array, "num_groups k n"]:
     """Sum the outer products of the rows of each group: a product that contracts ragged rows.
 
     ``out[g] = Σ scale[i] · lhs[lhs_rows[i]]ᵀ rhs[rhs_rows[i]]`` over the rows i of group g. This is

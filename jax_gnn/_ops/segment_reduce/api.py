@@ -21,6 +21,7 @@ from jax_gnn._core.arrays import accumulator_dtype, as_matrix
 from jax_gnn._core.csr import inverse_permutation, permutation, segments
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.public import public
+from jax_gnn._core.shapes import Float, Inexact, Int, Integer, Num, Real, Shaped
 from jax_gnn._core.sharding import reshape
 from jax_gnn._ops.segment_reduce.arguments import SegmentArgs, as_floating, parse_segment_args
 from jax_gnn._ops.segment_reduce.primitive import total
@@ -69,17 +70,17 @@ def _documented(function: F) -> F:
 @public
 @_documented
 def segment_sum(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Num[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: GatherScatterMode | str | None = None,
     *,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Num[Array, "num_segments *features"]:
     """Return the sum of each segment: :func:`jax.ops.segment_sum`.
 
     Returns:
@@ -99,15 +100,15 @@ def segment_sum(
 @public
 @_documented
 def segment_mean(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Num[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     *,
     mode: GatherScatterMode | str | None = None,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Inexact[Array, "num_segments *features"]:
     """Return the mean of each segment.
 
     Returns:
@@ -128,17 +129,17 @@ def segment_mean(
 @public
 @_documented
 def segment_max(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Shaped[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: GatherScatterMode | str | None = None,
     *,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Shaped[Array, "num_segments *features"]:
     """Return the maximum of each segment: :func:`jax.ops.segment_max`.
 
     Elements that tie for the maximum share its gradient equally.
@@ -161,17 +162,17 @@ def segment_max(
 @public
 @_documented
 def segment_min(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Shaped[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: GatherScatterMode | str | None = None,
     *,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Shaped[Array, "num_segments *features"]:
     """Return the minimum of each segment: :func:`jax.ops.segment_min`.
 
     Elements that tie for the minimum share its gradient equally.
@@ -194,17 +195,17 @@ def segment_min(
 @public
 @_documented
 def segment_prod(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Num[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: GatherScatterMode | str | None = None,
     *,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Num[Array, "num_segments *features"]:
     """Return the product of each segment: :func:`jax.ops.segment_prod`.
 
     Gradients are right where elements are 0, too. Complex numbers and products with a
@@ -227,16 +228,16 @@ def segment_prod(
 @public
 @_documented
 def segment_var(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Real[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     *,
     mode: GatherScatterMode | str | None = None,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     ddof: int = 0,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_segments *features"]:
     """Return the variance of each segment: the mean of the squared distances from its mean.
 
     The sum of squares is divided by the number of elements minus the integer ``ddof``.
@@ -259,16 +260,16 @@ def segment_var(
 @public
 @_documented
 def segment_std(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Real[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     *,
     mode: GatherScatterMode | str | None = None,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     ddof: int = 0,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_segments *features"]:
     """Return the standard deviation of each segment: the root of :func:`segment_var`.
 
     Returns:
@@ -289,15 +290,15 @@ def segment_std(
 @public
 @_documented
 def segment_logsumexp(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Real[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     *,
     mode: GatherScatterMode | str | None = None,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_segments *features"]:
     """Return the logarithm of the sum of exponentials of each segment, without overflow.
 
     Returns:
@@ -318,15 +319,15 @@ def segment_logsumexp(
 @public
 @_documented
 def segment_softmax(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Real[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     *,
     mode: GatherScatterMode | str | None = None,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_elements *features"]:
     """Return the softmax over the elements of each segment.
 
     Returns:
@@ -347,15 +348,15 @@ def segment_softmax(
 @public
 @_documented
 def segment_argmax(
-    data: ArrayLike,
-    segment_ids: ArrayLike | None = None,
+    data: Real[ArrayLike, "num_elements *features"],
+    segment_ids: Integer[ArrayLike, "num_elements"] | None = None,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     *,
     mode: GatherScatterMode | str | None = None,
-    indptr: ArrayLike | None = None,
+    indptr: Integer[ArrayLike, "num_segments+1"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Int[Array, "num_segments *features"]:
     """Return the position of the maximum of each segment; the first one of several.
 
     Returns:

@@ -29,6 +29,7 @@ from jax_gnn._core.csr import Csr, LastRows, SparseMatrix
 from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
+from jax_gnn._core.shapes import Float, Integer, Real
 from jax_gnn._core.sharding import reshape
 from jax_gnn._core.sort import sorted_ids
 from jax_gnn._core.types import Attribute
@@ -44,18 +45,18 @@ Op = Literal["dot", "add", "sub", "mul"]
 @one_call("reduce", "activation", "implementation")
 def spmm(
     graph: Graph,
-    x: Array,
-    weight: Array | None = None,
+    x: Float[Array, "num_src *features"],
+    weight: Real[Array, "num_edges"] | Real[Array, "num_edges heads"] | None = None,
     *,
     reduce: Reduce = "sum",
-    self_scale: ArrayLike | None = None,
-    out_scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    self_scale: Real[ArrayLike, ""] | Real[ArrayLike, "num_nodes"] | None = None,
+    out_scale: Real[ArrayLike, ""] | Real[ArrayLike, "num_dst"] | None = None,
+    bias: Real[ArrayLike, "*features"] | None = None,
     activation: Activation | None = None,
-    residual: ArrayLike | None = None,
-    result_scale: ArrayLike | None = None,
+    residual: Float[ArrayLike, "num_dst *features"] | None = None,
+    result_scale: Real[ArrayLike, ""] | Real[ArrayLike, "num_dst"] | None = None,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_dst *features"]:
     """Reduce at each destination the weighted features of the sources of its edges.
 
     ``out[i] = reduce over the edges e = (j → i) of weight[e] · x[j]``; as a sum, the product of the
@@ -190,12 +191,12 @@ def apply_spmm(args: SpmmArgs) -> Array:
 @one_call("op", "implementation")
 def sddmm(
     graph: Graph,
-    a: Array,
-    b: Array,
+    a: Float[Array, "num_dst *features"],
+    b: Float[Array, "num_src *features"],
     *,
     op: Op = "dot",
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_edges ..."]:
     """Combine for each edge a row of its destination with a row of its source.
 
     ``out[e] = a[i] op b[j]`` for the edge e = (j → i).
@@ -278,15 +279,15 @@ def _combine_ends(args: SddmmArgs) -> Array:
 
 @public
 def index_segment_reduce(
-    x: Array,
-    index: Array,
-    segment_ids: Array,
+    x: Float[Array, "num_rows *features"],
+    index: Integer[Array, "num_edges"],
+    segment_ids: Integer[Array, "num_edges"],
     num_segments: int,
-    weight: Array | None = None,
+    weight: Real[Array, "num_edges"] | Real[Array, "num_edges heads"] | None = None,
     reduce: Reduce = "sum",
     *,
     implementation: Implementation | None = None,
-) -> Array:
+) -> Float[Array, "num_segments *features"]:
     """Reduce the gathered rows ``weight · x[index]`` in sorted segments, without forming them.
 
     The counterpart of :func:`spmm` for edges given by bare ids (GeoT's ``index_segment_reduce`` and
