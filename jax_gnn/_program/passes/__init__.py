@@ -52,7 +52,9 @@ def apply(name: str, results: Sequence[Row], parts: Parts, passes: Sequence[str]
             return distribute(results, parts)
         case "compact_pairs":
             return compact_pairs(results, parts)
-    return contraction_order(results, parts, compact="compact_pairs" in passes)
+        case "contraction_order":
+            return contraction_order(results, parts, compact="compact_pairs" in passes)
+    raise ValueError(f"no pass is called {name!r}")
 
 
 def run(results: Sequence[Row], passes: Sequence[str], parts: Parts) -> list[Row]:
