@@ -291,6 +291,8 @@ class Costs:
         floats = [(x, access) for x, access in region.inputs if x.dtype in FLOATS]
         launches = []
         for order in ("row", "col"):
+            # Gradients of rows that edges read by column are sums over columns, hence the second
+            # walk. The first walk gives the gradients of all other arguments.
             outputs = [x for x, access in floats if access == order]
             if order == "row":
                 outputs += [x for x, access in region.inputs if access in ("edge", "shared")]
@@ -318,6 +320,8 @@ class Costs:
         """Return what edges read, in the order of their rows or of their columns."""
         launch = self._edge_ids()
         for source, access in region.inputs:
+            # Arrays in the order of the walk are read once from end to end; other rows are
+            # gathered, some of them repeatedly.
             is_streamed = access in ("edge", "shared", order)
             launch += self._stored(source) if is_streamed else self._gather_to_edges(source)
         return launch

@@ -187,6 +187,8 @@ class Lowering:
             counted = self.matrices.counted(row.space, row.op.read_by)
         if counted is None:
             return self._contract(row)
+        # The primal product reads rows as they are; only its derivatives see masked rows. The rows
+        # are arguments, since JAX differentiates with respect to arguments alone.
         matcher, sides = self.matcher, self.sides  # not self: JAX keeps what functions close over
         rows = list(dict.fromkeys(rows_taken(row, matcher)))
 
@@ -235,6 +237,8 @@ class Lowering:
         def by_rows(x: Array, kernel: Array) -> Array:
             return self._multiply(x, kernel, row, matrix, pairs)
 
+        # Kernels multiply matrices of rows. Labels that only `x` has share the weights, and batch
+        # labels have weights of their own, hence the two maps over axis 1.
         by_x = jax.vmap(by_rows, (1, None), 1) if x_only else by_rows
         by_batch = jax.vmap(by_x, (1, 1), 1) if batch else by_x
         if not x_only:
@@ -281,6 +285,7 @@ class Lowering:
             sizes, to_weights = groups.sizes(kernel.shape[0]), groups.to_weights
         else:
             sizes, to_weights = jnp.asarray(self._graph.node_type_sizes, jnp.int32), None
+        # Rows are sorted by relation or type, and `sizes` gives the number of rows of each group.
         zero = jnp.zeros((1,), jnp.int32)
         result = segment_matmul(
             x,
@@ -304,6 +309,8 @@ class Lowering:
         x, vector, heads, summed = pattern
         matrices, order, num_heads = self.matrices, (*heads, *summed), width(heads, sizes)
         vectors = as_matrix(self.grouped(vector.base, vector.labels, (order,)))
+        # A pair's dot product reads a node's row and a relation's row, which is a sampled product
+        # over the incidence of nodes and relations: no row per pair is formed.
         if row.space is not Space.EDGE and x.way in ("src", "dst"):
             pairs = matrices.pairs(row.space)
             nodes = as_matrix(self.grouped(x.base, x.labels, (order,)))
@@ -334,6 +341,8 @@ class Lowering:
     def grouped(self, row: Row, labels: Labels, groups: Sequence[Labels]) -> Array:
         """Return ``(rows, *groups)``, with the axes of a group as one."""
         order = tuple(labels.index(label) for group in groups for label in group)
+        # Several patterns may read one row in the same grouping; a shared array lets XLA transpose
+        # it once, and spares work in tracing.
         key = row, order, tuple(map(len, groups))
         if key not in self._grouped:
             x = self.array(row)
@@ -386,6 +395,8 @@ class Lowering:
         """Reduce rows that all edges into a destination share."""
         x = self.array(operand if operand.is_shared else operand.operands[0])
         counts = self.matrices.degrees(jnp.int32)
+        # All edges into a destination have equal rows, so that no edge is visited: a sum is the row
+        # times the degree, and other reductions are the row itself.
         x = jnp.broadcast_to(x, (counts.shape[0], *operand.shape))
         if reduce == "sum":
             acc = accumulator_dtype(x.dtype) if x.dtype in FLOATS else x.dtype
@@ -418,10 +429,13 @@ class Lowering:
         value, weight, scores, heads, out, after, reduce, dest = pattern
         gathers = is_read(value, dest)
         source, way = (value.base, value.way) if gathers else (value.row, "")
+        # Kernels reduce rows of floats that belong to nodes, pairs or edges.
         if source.dtype not in FLOATS or source.is_shared:
             return self._sum_by_xla(self._at_edges(value.row), row, reduce)
         matrix = self.matrices.edges(way, dest)
         sizes = dict(zip(value.labels, value.row.shape, strict=True))
+        # Kernels expect rows `(heads, features)` as one axis. A value without some of the heads is
+        # repeated for them, since weights or scores differ between heads.
         present = tuple(label for label in heads if label in value.labels)
         features = tuple(label for label in value.labels if label not in heads)
         x = self.grouped(source, value.labels, (present, features))
@@ -512,6 +526,8 @@ class Lowering:
         """Reduce dtypes that kernels do not support."""
         matrix = self.matrices.edges("", row.space)
         ids, size = matrix.by_row.rows, matrix.by_row.num_rows
+        # Padding has negative ids, which JAX would count from the end; ids out of range are
+        # dropped.
         ids = jnp.where(ids < 0, size, ids)
         if reduce == "mean":
             sums = jax.ops.segment_sum(x, ids, size)

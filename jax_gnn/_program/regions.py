@@ -94,6 +94,8 @@ class EdgeRegion:
         members, columns = set(self.members), dict[tuple[Row, str], Row]()
         operands: dict[Row, tuple[Row, Access]] = {}
         ways = _COLUMN_WAYS[self.columns]
+        # A region reads rows at their home: a pull becomes an access of the walk, so that no
+        # gathered rows are in memory. All other operands are read as rows of edges.
         for row in dict.fromkeys(x for member in self.members for x in member.operands):
             if row in members or isinstance(row.op, Constant):
                 continue
@@ -155,6 +157,7 @@ class EdgeRegion:
                 values[row] = einsum(row, [(operand, False) for operand in operands])
             else:
                 assert isinstance(row.op, Apply)
+                # Functions of several results have one row for each result, and are called once.
                 key = row.op.function, row.operands
                 if key not in functions:
                     functions[key] = row.op.function(*operands)
@@ -282,6 +285,8 @@ class Candidates:
 
     def _feasible(self, pushes: Iterable[Row]) -> tuple[Row, ...]:
         """Return the reductions whose operand is read by them and members alone."""
+        # Dropping one reduction makes its operand's rows readable from outside, which may make
+        # others infeasible: the loop runs to the fixed point.
         chosen = tuple(pushes)
         while True:
             members = self._members(chosen)
@@ -294,6 +299,7 @@ class Candidates:
         """Return the rows of edges that only the reductions and other members read."""
         inside = set(pushes)
         members = set[Row]()
+        # Rows come after their operands; the reversed order meets all readers of a row before it.
         for row in reversed(self._rows):
             if row in self._edges and all(
                 reader in members or reader in inside for reader in self._readers[row]
@@ -309,6 +315,9 @@ class Candidates:
         depth: dict[Row, int] = {}
         for row in self._rows:
             depth[row] = max((depth[x] for x in row.operands), default=0) + (row in pushes)
+        # Groups of equal depth have disjoint members: a reduction joins all groups whose members it
+        # shares. Different depths mean that one reduction may need another's result, which one walk
+        # over the edges cannot give.
         groups: list[tuple[int, list[Row], set[Row]]] = []
         for push in pushes:
             inner = set(

@@ -205,6 +205,7 @@ def annotated_spaces(function: Callable[..., Any]) -> dict[str, Space]:
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # names of type checkers alone, or of an enclosing function
+        # Annotations that Python cannot evaluate are matched by the last part of their text.
         annotations = getattr(function, "__annotations__", {})
         hints = {name: _resolve(hint) for name, hint in annotations.items()}
     space_of = {}
@@ -275,6 +276,7 @@ def _line_of(eqn: jex.JaxprEqn, code: CodeType) -> str:
 def _line_of_error(error: BaseException) -> str:
     """Return the innermost user's line in the traceback of an error."""
     line, traceback = "", error.__traceback__
+    # Tracebacks go from the outermost frame inwards: the last user's line is the innermost.
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if not _is_library(file):

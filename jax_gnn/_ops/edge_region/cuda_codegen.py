@@ -160,6 +160,8 @@ def generate(program: RowProgram) -> Kernel:
             if weights > _MAX_WRITTEN_OUT:
                 raise Unsupported(None, f"a product with {weights} weights")
     reasons: list[str] = []
+    # Limits are tried in order: fewer registers for loads in flight, and then more statements, are
+    # accepted only if no number of slots has a kernel under the limits before.
     for limits in _LIMITS:
         kernels = [
             kernel
@@ -176,6 +178,8 @@ def _cheapest(
 ) -> Kernel | None:
     """Return the cheapest kernel of the first schedule that has enough registers."""
     by_vec: dict[int, list[_Codegen]] = {}
+    # Code depends on the schedule only by the slots of a lane, so that generators are kept by
+    # `vec`, and their text is generated once for all numbers of entries and blocks.
     for schedule in _schedules(slots, _has_tiles(program)):
         if schedule.vec not in by_vec:
             by_vec[schedule.vec] = []
@@ -226,6 +230,7 @@ def _schedules(slots: int, has_tiles: bool) -> Iterator[_Schedule]:
                     yield _Schedule(vec, unroll, blocks, registers)
         return
     pairs = [(4, 8), (4, 4), (2, 8), (2, 4), (4, 2), (2, 2), (1, 8), (1, 4)]
+    # `sort` is stable: pairs with equal numbers of slots keep their order as measured.
     if slots > 2 * _WARP:  # one team for a row rather than two
         pairs.sort(key=lambda pair: -pair[0])
     for vec, unroll in pairs:
@@ -244,6 +249,8 @@ def _slot_counts(program: RowProgram) -> list[int]:
     widths = {value.width for value in program.values}
     widths |= {int(step.params[1]) for step in program.instructions if step.name == "reduce"}
     outputs = _output_widths(program)
+    # Every output must have a placement (see `_placement`): some elements for each slot, one
+    # element for a group of slots, or the whole row in one slot.
     fitting = [
         n
         for n in widths | outputs | {1, math.lcm(*outputs)}
@@ -403,6 +410,9 @@ class _Codegen:
         acc_type = _REGISTER_TYPES[self.acc]
         joins = self.part_joins
         self._generate_stages()
+        # An output by edge is stored while its entry is visited. An output by row is a part of the
+        # walk's reduction: the entry's code sets `parts`, the walk joins them over entries into
+        # `run`, and code in `stores` writes `run` once for each row.
         for number, output in enumerate(program.outputs):
             placement = self._placement(output)
             values = [self._value(output.value, indices) for indices in placement.components]
@@ -429,12 +439,16 @@ class _Codegen:
     def _placement(self, output: Output) -> _Placement:
         width, slots, vec = self._width(output.value), self.slots, self.vec
         index = self.all_slots
+        # Wide rows: a slot has `count` elements, either neighbours or `slots` apart. The second
+        # layout lets neighbouring lanes store neighbouring words.
         if width % slots == 0 and width // slots <= _MAX_COMPONENTS:
             count = width // slots
             if self.layout.interleaved and count > 1:
                 components = [count * index + i for i in range(count)]
                 return _Placement(components, f"{count} * first", count * vec, "", True)
             return _Placement([i * slots + index for i in range(count)], "first", vec, "", False)
+        # Narrow rows: `group` neighbouring slots share an element, and the first lane of the group
+        # stores it. A group must hold whole lanes, since a lane stores as one.
         group = slots // width
         if slots % width == 0 and (self.layout.grouped or width > _MAX_COMPONENTS):
             if group % vec:
@@ -492,6 +506,8 @@ class _Codegen:
         self.precise = any(
             step.name == "dot" and len(step.params) > 1 for step in program.instructions
         )
+        # Level 0 needs no product of tensor cores. A product is multiplied at the end of the stage
+        # of its operands, so that its readers belong to the next stage.
         # The stage after which each value can be computed.
         levels = [0] * len(program.values)
         products: list[list[int]] = []
@@ -502,6 +518,7 @@ class _Codegen:
                 products += [[] for _ in range(stage + 1 - len(products))]
                 products[stage].append(index)
                 levels[index] = stage + 1
+        # A dict without values is an ordered set: tiles are numbered in the order of the products.
         factors: dict[tuple[int, int], None] = {}  # value and width
         for index in itertools.chain(*products):
             step = program.instructions[index - first]
@@ -531,6 +548,8 @@ class _Codegen:
             count = min(slots, width - start)
             place = f"{start} + first" if start else "first"
             element = f"valid ? {value.at('i')} : 0"
+            # Words of several numbers need that no lane straddles the end of the row, or of the
+            # tile's row.
             if count % self.vec == tile.width % self.vec == start % self.vec == 0:
                 word = math.gcd(self.vec, 4)
                 self.body += [
@@ -553,6 +572,8 @@ class _Codegen:
         array, *strides = _matrix(self.program, step)
         precise = "true" if self.precise else "false"
         key = array, *strides, inner, columns
+        # Products with the same matrix share one copy of it in shared memory. The copy is padded to
+        # blocks of 8 × 8, the fragments that tensor cores read.
         if key not in self.matrix_offsets:
             kind = _stored_type(self.program.inputs[array].dtype.name)
             self.matrix_offsets[key] = self.matrix_size
@@ -597,6 +618,8 @@ class _Codegen:
         lines, offset = [], 0
         for i, tile in enumerate(self.tiles):
             rows = entries * self._width(tile.value) // tile.width
+            # Tensor cores multiply 16 rows at a time. A stride of 4 modulo 8 words puts
+            # neighbouring rows into different banks of shared memory.
             rows = -(-rows // 16) * 16
             stride = -(-tile.width // 8) * 8 + 4  # eight rows are in different banks
             lines.append(f"using Tile{i} = EntryTile<{offset}, {rows}, {tile.width}, {stride}>;")
@@ -612,6 +635,8 @@ class _Codegen:
             _Infeasible: It needs too many registers, or too much shared memory.
         """
         joins, unroll = self.part_joins, schedule.unroll
+        # Registers are estimated: elements of the entries in flight, values that all entries share,
+        # ids of entries, and the running sums of the row.
         entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
         ids, sums = 6 * unroll + 40, 4 * len(joins) * _BYTES[self.acc] / 4
         if ids + entry + sums > schedule.registers:
@@ -691,6 +716,7 @@ class _Codegen:
 
     def _value(self, number: int, indices: np.ndarray) -> _Value:
         """Return elements of a value: ``indices[s]`` for each slot s."""
+        # Values are memoised by their elements: the same value at other elements is other code.
         key = number, indices.tobytes()
         if key not in self.values:
             first = len(self.program.inputs)
@@ -716,6 +742,7 @@ class _Codegen:
         if name in ("constant", "concatenate", "reduce", "dot"):
             rule: Callable[[Instruction, np.ndarray], _Value] = getattr(self, f"_{name}")
             return rule(step, indices)
+        # Operands of width 1 broadcast: every slot reads their only element.
         zeros = np.zeros_like(indices)
         values = [self._value(i, zeros if self._width(i) == 1 else indices) for i in operands]
         dtypes = [self._dtype(i) for i in operands]
@@ -769,6 +796,8 @@ class _Codegen:
         if numbers.size == 1:
             indices = np.zeros_like(indices)
         chosen, dtype = numbers[indices], step.dtype.name
+        # A constant with one number for all slots is a literal (NaN counts as equal to NaN);
+        # others are tables in global memory, read by slot.
         if all(x == chosen[0] or (x != x and chosen[0] != chosen[0]) for x in chosen):
             return _Value(_literal(chosen[0], dtype), False)
         if len(chosen) > 1 << 12:
@@ -818,6 +847,8 @@ class _Codegen:
         run = _run_length(indices)
         is_joinable = kind in _JOINS and dtype in ("float32", "float64")
         if self._is_by_lane(indices) and is_joinable and count > 2 and run % self.vec == 0:
+            # Lanes share the elements of a reduction only if all slots of a group need the same
+            # result: each slot then reduces its share, and shuffles join the lanes.
             for group in (count, run):
                 even = run % group == count % group == 0 and count // group <= _MAX_TERMS
                 if even and self._lanes_of(group):
@@ -860,6 +891,7 @@ class _Codegen:
         else:
             terms = [_tree(kind, [slot[i] for slot in by_slot]) for i in range(terms_per_slot)]
         join, register_type = _JOINS[kind], _register_type(dtype)
+        # Lanes beyond the slots take part in shuffles, and must not change the result.
         if self.lanes * self.vec > self.slots:
             neutral = f"neutral_of<{join}, {register_type}>()"
             terms = [f"(active ? {term} : {neutral})" for term in terms]

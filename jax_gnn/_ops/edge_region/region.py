@@ -332,6 +332,8 @@ class Region:
         accesses = (*self.accesses, *extreme_accesses, *along_accesses)
         region = Region.of(compared, [*self.rows, *extremes, *along_rows], accesses, outputs)
         if extremes:
+            # The form for XLA reads masks as arguments: XLA need not produce the same bits twice,
+            # so that a comparison with recomputed entries is unsafe there.
             flags = [_updated(row, dtype=np.dtype(bool)) for row in extremes]
             flag_accesses: list[Access] = ["edge"] * len(flags)
             accesses = (*self.accesses, *flag_accesses, *along_accesses)
@@ -380,6 +382,8 @@ class Region:
             return self(*rows)
         jaxpr = self.jaxpr.jaxpr
         debug_info = jaxpr.debug_info.with_unknown_names()
+        # The jaxpr is cut at the stored results: `before` computes them for their derivatives, and
+        # `after` reads stand-ins that have the stored values.
         cut = [jaxpr.outvars[i] for i in stored]
         eqns = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in cut]
         before = jaxpr.replace(outvars=cut, debug_info=debug_info)

@@ -337,6 +337,7 @@ class Builder:
                 return self.constant(np.asarray(atom.val, atom.aval.dtype))  # type: ignore[attr-defined]
             return values[atom]
 
+        # Equations of a jaxpr are in topological order: the values of operands exist already.
         for eqn in jaxpr.eqns:
             results = self._emit_equation(eqn, [value_of(atom) for atom in eqn.invars])
             values.update(zip(eqn.outvars, results, strict=True))
@@ -349,6 +350,8 @@ class Builder:
         result: Any = eqn.outvars[0].aval
         equation = _Equation(eqn, operands, [aval.shape for aval in avals], result)
         shapes = equation.shapes
+        # Calls are inlined: a program is one list of instructions, and equal ones of several calls
+        # are merged.
         if name in _CALLS:
             inner = next(eqn.params[key] for key in _INNER_JAXPRS if key in eqn.params)
             consts = getattr(inner, "consts", ())
@@ -356,6 +359,7 @@ class Builder:
                 return self.walk(getattr(inner, "jaxpr", inner), consts, operands)
             except Unsupported as error:  # a cached inner jaxpr may name another caller's line
                 raise Unsupported(eqn, error.reason) from None
+        # Values are flat rows of elements in row-major order, so that a reshape changes nothing.
         if name in _IDENTITIES:
             if name == "reshape" and eqn.params["dimensions"] is not None:
                 raise Unsupported(eqn, "reshape with dimensions")
@@ -369,12 +373,15 @@ class Builder:
         if name == "unstack":
             slices = np.moveaxis(_indices(shapes[0]), eqn.params["axis"], 0)
             return [self.take(operands[0], indices) for indices in slices]
+        # Data movement is a `take`: the same move, applied to an array of indices on the host,
+        # tells which element of the operand each element of the result is.
         if name in _MOVES:
             indices = _MOVES[name](_indices(shapes[0]), result.shape, eqn.params)
             return [self.take(operands[0], indices)]
         if name.startswith("reduce_") and name.removeprefix("reduce_") in _REDUCED:
             kind = _REDUCED[name.removeprefix("reduce_")]
             return [self._reduce(kind, operands[0], shapes[0], eqn.params["axes"])]
+        # Other primitives have a method named after them; a new one needs no entry in a table.
         rule: Callable[[_Equation], int] | None = getattr(self, f"_emit_{name}", None)
         if rule is None:
             raise Unsupported(eqn, f"{name} has no instruction for rows of edges")
@@ -400,6 +407,8 @@ class Builder:
 
     def constant(self, value: np.ndarray) -> int:
         """Emit a constant."""
+        # float64 holds all smaller floats exactly. Python floats have a `repr` that is unique,
+        # which `emit` needs for its keys.
         wide = value.astype(np.float64) if jnp.issubdtype(value.dtype, jnp.floating) else value
         return self.emit("constant", (), value.size, value.dtype, wide.ravel().tolist())
 
@@ -433,6 +442,7 @@ class Builder:
             if dtype.kind == "b":
                 zero = self.constant(np.zeros(width, self.value(operands[0]).dtype))
                 return self.emit("ne", (operands[0], zero), width, dtype)
+        # Instructions have no broadcasting: operands get the width of the result first.
         operands = [
             self.take(value, np.broadcast_to(_indices(shape), result.shape))
             for value, shape in zip(operands, shapes, strict=True)
@@ -475,6 +485,7 @@ class Builder:
 
     def _reduce(self, kind: str, value: int, shape: Sequence[int], axes: Sequence[int]) -> int:
         """Emit a reduction over axes."""
+        # `reduce` has the last axis only: a take moves the reduced axes there first.
         indices = np.moveaxis(_indices(shape), tuple(axes), tuple(range(-len(axes), 0)))
         count = math.prod(shape[axis] for axis in axes)
         value = self.take(value, indices)
@@ -543,6 +554,9 @@ class Builder:
         sizes = [math.prod(shapes[i][axis] for axis in free[i]) for i in range(2)]
         count = math.prod(shapes[0][axis] for axis in summed[0])
         batches = math.prod(shapes[0][axis] for axis in batch[0])
+        # A product of a varying row with a shared matrix is one `dot`, which tensor cores may
+        # compute. If the matrix is on the left, the transposed product is emitted, and a take
+        # transposes its result.
         if batches == 1 and varies[0] != varies[1] and min(count, *sizes) > 0:
             lhs = 0 if varies[0] else 1
             rhs = 1 - lhs
@@ -620,6 +634,7 @@ def without_dead_code(
     """Return the program without instructions that no output needs."""
     count = len(inputs)
     needed = {output.value for output in outputs}
+    # Backwards, since operands precede their readers: one pass finds all needed values.
     for i in range(len(instructions) - 1, -1, -1):
         if count + i in needed:
             needed.update(instructions[i].operands)

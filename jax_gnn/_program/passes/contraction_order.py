@@ -125,6 +125,8 @@ class _Search:
     def _flat(self, old: Row, new: dict[Row, Row]) -> Row:
         """Return a product of all factors, with reordered rows."""
         flat = old
+        # `absorb` returns its argument when it can absorb no factor: then the product is as large
+        # as it gets, and the search below may order all factors.
         while (larger := absorb(flat, lambda inner: inner in self._inner)) is not flat:
             flat = larger
         return settle(flat.with_operands([new.get(row, row) for row in flat.operands]))
@@ -148,6 +150,8 @@ class _Search:
 
     def _time(self, row: Row, *, is_score: bool) -> float:
         """Return the time of one product, with the gathers that it needs."""
+        # A product that a library call computes as an einsum reads gathered rows from memory, so
+        # that its gathers count. Kernels for patterns gather rows themselves.
         product = row.operands[0] if isinstance(row.op, Pull) else row
         time = self._costs.of(product).time
         if isinstance(self._costs.matcher(product), Einsum):
@@ -173,9 +177,12 @@ class _Search:
         # only if every split is one.
         trees = {1 << i: _Tree(factor, 0.0) for i, factor in enumerate(leaves)}
         full = (1 << count) - 1
+        # Subsets precede their supersets, so that both halves of a split have their trees.
         for mask in sorted(range(1, full + 1), key=int.bit_count):
             if mask in trees:
                 continue
+            # Labels that neither the result nor a factor outside the set has are summed here:
+            # intermediate results are as narrow as they can be.
             outside = set(out).union(*(leaves[i].labels for i in range(count) if not mask >> i & 1))
             splits = [(a, mask ^ a) for a in _halves(mask) if a in trees and mask ^ a in trees]
             inner = [(a, b) for a, b in splits if _is_inner(trees[a].factor, trees[b].factor)]
@@ -197,6 +204,7 @@ class _Search:
         factors = list(factors)
         while len(factors) > MAX_EXHAUSTIVE:
             pairs = list(itertools.combinations(factors, 2))
+            # Outer products grow the result, and are the last resort here as in `_tree`.
             inner = [(a, b) for a, b in pairs if _is_inner(a, b)] or pairs[:1]
             a, b = min(
                 inner,
@@ -236,6 +244,8 @@ class _Search:
                 for summed in self._sum(push, inside, labels, product):
                     yield self._multiply(Factor(summed, labels), after, out, product)
             if self.compact and Space.DESTINATION_PAIR in self.parts.rows:
+                # Weights of relations may follow a sum over the edges of one relation: pairs of a
+                # destination and a relation are often far fewer than edges.
                 yield from self._sums_by_pairs(push, inside, after, out, product)
 
     def _sums_by_pairs(
@@ -256,6 +266,8 @@ class _Search:
                 continue
             node_labels = _labels_through(inside, after, out)
             labels = _labels_through(at_edges, at_pairs, node_labels)
+            # All edges of a pair have one relation, so that reading a relation's row at the pair is
+            # the same factor as at each edge.
             moved = [Factor(pull(f.base, space, "relation"), f.labels) for f in at_pairs]
             for summed in self._sum(push, at_edges, labels, like, space):
                 pairs = self._multiply(Factor(summed, labels), moved, node_labels, like)
@@ -290,6 +302,8 @@ class _Search:
             return Row(Push("sum"), (product,), space, product.shape, push.dtype, push.line)
 
         yield push_product(factors)
+        # Kernels of sums take a weight for each head and a value for each feature. The value is
+        # multiplied first, and weights stay apart so that the kernel applies them.
         weights = [factor for factor in factors if _is_weight(factor, factors, out)]
         value = [factor for factor in factors if factor not in weights]
         if len(value) > 1:

@@ -104,6 +104,8 @@ def _distribute_product(row: Row, parts: Parts, split: Splitter) -> Row | None:
     for index, operand in enumerate(row.operands):
         if not isinstance(operand.op, Apply) or operand.is_shared:
             continue
+        # A split gains only if some term has its product in a smaller space than edges, such as
+        # nodes: the product is then computed once per node in place of once per edge.
         parted = split(row, index)
         if parted is None or not any(
             not term.is_shared and _is_movable(row.space, [term, *others], parts)
@@ -213,6 +215,8 @@ def _distribute_push(row: Row, parts: Parts) -> Row | None:
         return None
     if _is_movable(operand.space, [operand], parts):
         return None
+    # Two sums over edges cost more than one, unless one of the terms can be computed in a smaller
+    # space.
     terms = [term for term in operand.operands if not term.is_shared]
     if not any(_is_movable(operand.space, [term], parts) for term in terms):
         return None
@@ -225,6 +229,8 @@ def _regroup(row: Row, parts: Parts) -> Row:
     terms = _terms(row)
     if len(terms) < 3:
         return row
+    # First fit: each term joins the first group that it leaves movable. Terms of one group are
+    # added in their smaller space, and edges add one row per group.
     groups: list[list[Row]] = []
     for term in terms:
         for group in groups:
