@@ -529,7 +529,7 @@ class GraphClassifier(_Classifier):
         self, batch: Batch[Graph], x: Array, deterministic: bool | None, rngs: DropoutKeys
     ) -> Array:
         dropout = dropout_arguments(deterministic, rngs)
-        # The stack ends with a convolution without activation.
+        # The stack's last convolution has no activation, so the ReLU is applied here.
         y = self.stack(batch.graph, x, **dropout)
         y = readout(batch, jax.nn.relu(y), self.graph_reduce)
         return linear(self.output, self.dropout(y, **dropout))

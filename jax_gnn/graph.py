@@ -604,7 +604,7 @@ class Graph:
         return graph
 
     def check_arrays(self, name: str = "graph") -> None:
-        """Check dtypes and shapes of the arrays as `check` does; leave arrays on the host there."""
+        """Check dtypes and shapes as `check` does, without moving host arrays to a device."""
         dtypes = {}
         edges = ("rows", "cols"), ("t_rows", "t_cols", "t_order")
         for names in (("indptr",), ("t_indptr",), *edges):

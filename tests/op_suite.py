@@ -648,7 +648,7 @@ class OpSuite(CoreChecks):
 
     @pytest.mark.parametrize("implementation", [None, "xla"])
     def test_sharded_indices(self, rng, implementation) -> None:
-        """Each device has indices of its own; all share the operands."""
+        """Indices are sharded over devices, operands are replicated."""
         cases = [self.spec.make_case(rng, scenario, (3,)) for scenario in STACKABLE[-4:]]
         indices, operands = [on_host(c.index) for c in cases], typed(cases[0].operands, "float32")
         everywhere, split = PartitionSpec(), PartitionSpec("devices")

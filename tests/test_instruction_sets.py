@@ -87,7 +87,7 @@ def test_value(instruction_set, op, dtype, width, rng) -> None:
             result = OPS[op](np.random.default_rng(seed), dtype, width)
         results[implementation] = np.asarray(result, np.float64)
     tolerance = 1e-4 if dtype == "float32" else 0.05
-    # Variants round differently, so that tolerances are relative to the largest result.
+    # Variants round differently, so the tolerance is relative to the largest result.
     scale = np.abs(results["xla"]).max()
     np.testing.assert_allclose(results["cpu"], results["xla"], atol=tolerance * scale, rtol=0)
 

@@ -143,7 +143,7 @@ class TrainedLinks(Predictor):
         """Return metrics of a part of a dataset, "val" or "test", as in training.
 
         Returns:
-            For edges with relations `link_metrics` of the `ranks`, for others `edge_metrics`.
+            `link_metrics` of the `ranks` if edges have relations, else `edge_metrics`.
         """
         if self.num_relations:
             return link_metrics(self.ranks(dataset, part))

@@ -52,8 +52,8 @@ class Cost(NamedTuple):
     """Cost of a row.
 
     Attributes:
-        op: The op.
-        time: Microseconds.
+        op: Name of the op.
+        time: Estimated time in microseconds.
         bytes: Bytes that are moved.
         flops: Additions and multiplications.
     """

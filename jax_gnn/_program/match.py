@@ -210,7 +210,7 @@ class Matcher:
         after: Sequence[Factor],
         result_labels: Labels,
     ) -> RelationalSum | None:
-        """Match values that are a source's row times the weights of the edge's relation."""
+        """Match sums of source rows times weights of their relation; None for other forms."""
         by_way = {value.way: value for value in values}
         if len(values) != 2 or set(by_way) != {"src", "relation"}:
             return None

@@ -80,7 +80,7 @@ def match_scores(program: Program, score: Row, value: Factor, heads: Labels) -> 
 
 
 def _terms(row: Row, program: Program) -> Iterator[Row]:
-    """Yield the terms of nested sums, all of the row's shape."""
+    """Yield the terms of a sum; nested sums of the row's shape are split further."""
     if not isinstance(row.op, Apply) or row.op.name != "add":
         yield row
         return

@@ -566,7 +566,7 @@ class _Codegen:
             self.work += 2 * count
 
     def _multiply(self, index: int, stage: int) -> str:
-        """Return the product of a tile with a matrix, which a block loads to shared memory once."""
+        """Return the CUDA statement that multiplies a tile by a matrix in shared memory."""
         step = self.program.instructions[index - len(self.program.inputs)]
         inner, columns = _dot_sizes(self.program, step)
         array, *strides = _matrix(self.program, step)
