@@ -56,7 +56,8 @@ def _documented_attributes(cls: type) -> Mapping[str, str]:
 def _plain(annotation: object) -> object:
     """Return the type that an `InitVar` stands for, any other annotation as it is."""
     if isinstance(annotation, str):
-        return re.sub(r"^InitVar\[(.*)\]$", r"\1", annotation)
+        is_argument = annotation.startswith("InitVar[")
+        return annotation[len("InitVar[") : -1] if is_argument else annotation
     return annotation.type if isinstance(annotation, InitVar) else annotation
 
 
