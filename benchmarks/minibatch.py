@@ -91,7 +91,7 @@ class _Task(NamedTuple):
 
         from jax_gnn.sampling import block_capacity
 
-        seeds = list(np.resize(self.ids, (2, batch)))
+        seeds = np.resize(self.ids, (2, batch))
         return block_capacity(self.graph, seeds, FANOUTS, jax.random.key(1))
 
     def batches(self, batch: int) -> np.ndarray:

@@ -20,7 +20,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from flax_layers._declaration import LinearOptions, ParameterFactory, option_names, option_values
-from flax_layers._declaration import default_kernel_init as default_kernel_init
 from jax_gnn import Graph, Hypergraph, RelationalGraph, hypergraph_aggregate, segment_matmul, spmm
 from jax_gnn.extend import (
     as_array,

@@ -32,7 +32,7 @@ from jax import Array
 from jax.experimental.multihost_utils import sync_global_devices
 
 import flax_layers
-from flax_layers import HeteroModel, Stack
+from flax_layers import HeteroModel
 from flax_layers._base import Named
 from flax_layers.training.data import Fingerprint, Numbering
 from flax_layers.training.link_models import LINK_RECIPES, make_link_model
@@ -508,40 +508,18 @@ def _training_description(trained: TrainedModel | TrainedLinks) -> Description:
 def _arguments(module: nnx.Module) -> dict[str, object]:
     """Return the arguments that make a module of this package again, as JSON values.
 
-    Each argument is an attribute of the module, or of a stack's convolutions, or an item of
-    ``options``. Initialisers are left out.
+    Each argument is an attribute of the module, or an item of ``options``; initialisers are left
+    out.
     """
-    # Attributes of the module itself take precedence, then those of its convolutions.
-    values = dict(getattr(module, "options", ())) | _attributes(module)
-    if isinstance(module, Stack):
-        chosen = {"features", "layer"}  # by the stack, for each convolution
-        convolution = _attributes(module.convolutions[0])
-        values = {k: v for k, v in convolution.items() if k not in chosen} | values
+    names = _parameters(type(module)) - INITIAL
+    attributes = {name: getattr(module, name) for name in sorted(names) if hasattr(module, name)}
+    values = dict(getattr(module, "options", ())) | attributes
     return {name: _as_json(name, value) for name, value in values.items()}
 
 
-def _attributes(module: nnx.Module) -> dict[str, object]:
-    """Return the arguments that are attributes of a module."""
-    names = _parameters(type(module)) - INITIAL
-    return {name: getattr(module, name) for name in sorted(names) if hasattr(module, name)}
-
-
 def _parameters(kind: type[nnx.Module]) -> set[str]:
-    """Return the names of a class's arguments, with those that it takes as ``**options``."""
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters
-        names |= parameters.keys()
-        if "options" not in parameters:
-            break
-        # The annotation is text: Any, for the base's arguments, or Unpack of a TypedDict.
-        annotation = parameters["options"].annotation
-        if annotation != "Any":
-            options: Any = getattr(flax_layers, annotation.removeprefix("Unpack[")[:-1])
-            return {*names, *options.__optional_keys__}
-    return names
+    """Return the names of the arguments of a class."""
+    return set(inspect.signature(kind).parameters)
 
 
 def _as_json(name: str, value: Any) -> object:

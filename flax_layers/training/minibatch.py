@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ class SampledNodes:
         largest = jax.eval_shape(draw).graphs[0].num_src
         if largest < _SMALL:
             return None
-        capacity = block_capacity(self.graph, cast(Any, batches), fanouts, key)
+        capacity = block_capacity(self.graph, batches, fanouts, key)
         return capacity if 5 * capacity[-1] < 4 * largest else None
 
     def start(self, config: TrainConfig, split: Split, seed: int) -> Data:

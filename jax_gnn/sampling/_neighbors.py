@@ -187,7 +187,7 @@ def sample_neighbors(
 @public
 def block_capacity(
     graph: Graph | RelationalGraph | HeteroGraph,
-    seeds: Sequence[Ids | Mapping[str, Ids]],
+    seeds: Sequence[Ids | Mapping[str, Ids]] | np.ndarray,
     fanouts: Sequence[FanoutLike],
     key: Array,
     *,
