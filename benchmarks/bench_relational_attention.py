@@ -314,7 +314,7 @@ def _layer(graph: Triples, case: Case, method: str) -> Callable[..., Any]:
         new = nnx.State({name: state[name] for name in state})
         nnx.replace_by_pure_dict(new, {**nnx.to_pure_dict(state), **weights})
         conv = nnx.merge(graphdef, new)
-        conv.eval()  # type: ignore[no-untyped-call]
+        conv.eval()
         return conv
 
     return layer_of
