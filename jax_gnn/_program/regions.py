@@ -56,7 +56,7 @@ _COLUMN_WAYS = {
 # Weights of a shared matrix whose product, and gradient, is written out for each edge.
 _MAX_UNROLLED_WEIGHTS = 64
 # Weights of a matrix in a region that tensor cores multiply with; larger ones are left to XLA.
-_MAX_TENSOR_CORE_WEIGHTS = 1 << 12
+_MAX_TENSOR_CORE_WEIGHTS = 1 << 14
 
 _LOOPS = frozenset({"cond", "scan", "while"})
 
@@ -421,12 +421,9 @@ def _max_weights(row: Row, product: Einsum) -> int:
     """Return the most weights of a product in a region; more for tensor cores."""
     if len(product.factors) == 2:
         matrix, x = sorted(product.factors, key=lambda factor: not factor.row.is_shared)
-        if not x.row.is_shared and set(x.labels) < set(matrix.labels):
-            sides = x.row.size, matrix.row.size // max(x.row.size, 1)
-            # A warp's lanes hold rows of these sizes in full, and evenly.
-            fits = all(side <= 32 or (side <= 128 and side % 4 == 0) for side in sides)
-            if backend() == "cuda" and row.dtype != np.float64 and fits:
-                return _MAX_TENSOR_CORE_WEIGHTS
+        is_map = not x.row.is_shared and set(x.labels) < set(matrix.labels)
+        if is_map and backend() == "cuda" and row.dtype != np.float64:
+            return _MAX_TENSOR_CORE_WEIGHTS
     return _MAX_UNROLLED_WEIGHTS
 
 

@@ -8,179 +8,17 @@
 //   value                makes the parts of an entry, and writes what is the entry's own
 //   store                writes the parts of a row
 //   kind                 how a part is joined to others
-//   load_matrices        brings what rows of entries are multiplied with to shared memory
-//   stage, multiply      put rows of entries into tiles, and multiply these, kStages times in turn;
-//                        values read the products (edge_products.cuh)
+//   load_matrices        loads the matrices of products to shared memory
+//   compute              computes the rows of the entries of a tile (edge_tiles.cuh), from where
+//                        `value` reads them
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
-#include "edge_products.cuh"
+#include "edge_tiles.cuh"
 #include "segment_walk.cuh"
 
 namespace jax_gnn::cuda {
 namespace {
-
-constexpr int kMostArrays = 32;
-constexpr int kRegionThreads = 128;  // of a block
-
-// The arrays of a region, in the order of its inputs or of its outputs.
-struct Arrays {
-  void* at[kMostArrays];
-};
-
-enum class Join { kSum, kMax, kMin };
-
-// ---- What texts are written with
-
-#define JAX_GNN_EACH_SLOT(i) _Pragma("unroll") for (int i = 0; i < kVec; ++i)
-
-// kCount numbers in words of kWord numbers, zeros where `valid` does not hold; kOnce where nothing
-// else reads them.
-template <int kWord, bool kOnce, int kCount, typename T>
-__device__ __forceinline__ void load_numbers(bool valid, const T* from, T (&to)[kCount]) {
-  if constexpr (sizeof(T) * kWord == 1) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = valid ? from[i] : T(0);
-  } else {
-    using W = Word<T, kWord>;
-    W words[kCount / kWord] = {};
-#pragma unroll
-    for (int i = 0; i < kCount / kWord; ++i) {
-      const W* const word = reinterpret_cast<const W*>(from) + i;
-      if constexpr (kOnce)
-        load_once_if(valid, word, words[i]);
-      else
-        load_if(valid, word, words[i]);
-    }
-    memcpy(to, words, sizeof(to));
-  }
-}
-
-template <bool kOnce, typename T>
-__device__ __forceinline__ void load_number(bool valid, const T* from, T& to) {
-  T one[1];
-  load_numbers<1, kOnce>(valid, from, one);
-  to = one[0];
-}
-
-// Likewise kept out of the caches' way: results are not read here again.
-template <int kWord, int kCount, typename T>
-__device__ __forceinline__ void store_numbers(T* to, const T (&from)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWord) {
-    if constexpr (sizeof(T) * kWord == 1) {
-      to[i] = from[i];
-    } else {
-      Word<T, kWord> word;
-      memcpy(&word, from + i, sizeof(word));
-      __stcs(reinterpret_cast<Word<T, kWord>*>(to + i), word);
-    }
-  }
-}
-
-// Numbers in shared memory, likewise in words.
-template <int kWord, int kCount>
-__device__ __forceinline__ void put_numbers(float* to, const float (&from)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWord) {
-    Word<float, kWord> word;
-    memcpy(&word, from + i, sizeof(word));
-    *reinterpret_cast<Word<float, kWord>*>(to + i) = word;
-  }
-}
-template <int kWord, int kCount>
-__device__ __forceinline__ void take_numbers(const float* from, float (&to)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; i += kWord) {
-    const auto word = *reinterpret_cast<const Word<float, kWord>*>(from + i);
-    memcpy(to + i, &word, sizeof(word));
-  }
-}
-
-// The row of an array whose rows have kWidth numbers.
-template <typename T, unsigned kWidth>
-__device__ __forceinline__ T* row_of(void* array, Index row) {
-  return row_at(static_cast<T*>(array), row, kWidth * static_cast<unsigned>(sizeof(T)));
-}
-
-template <typename T>
-__device__ __forceinline__ T number(T value) {
-  return value;
-}
-__device__ __forceinline__ float number(__half value) { return widen(value); }
-__device__ __forceinline__ float number(__nv_bfloat16 value) { return widen(value); }
-
-template <typename T, typename From>
-__device__ __forceinline__ T cast(From value) {
-  if constexpr (std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>) {
-    T result;
-    narrow(static_cast<float>(value), result);
-    return result;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return value != From(0);
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-// NaN wins.
-template <typename T>
-__device__ __forceinline__ T greater(T a, T b) {
-  return extremum<true>(a, b);
-}
-template <typename T>
-__device__ __forceinline__ T lesser(T a, T b) {
-  return extremum<false>(a, b);
-}
-__device__ __forceinline__ float logistic(float x) { return reciprocal(1 + expf(-x)); }
-__device__ __forceinline__ double logistic(double x) { return 1 / (1 + exp(-x)); }
-// log1p of numbers from 0 to 1, in half the instructions: x + x^2 times a polynomial, which was
-// fitted at 4,000 points. Within 1.3 units in the last place.
-__device__ __forceinline__ float log1p_of_fraction(float x) {
-  constexpr float kTerms[] = {-0.00382745266f, 0.0224889815f, -0.0619307756f,
-                              0.111093156f,    -0.15605633f,  0.197806343f,
-                              -0.249746814f,   0.333319843f,  -0.499999791f};
-  float sum = kTerms[0];
-#pragma unroll
-  for (int i = 1; i < 9; ++i) sum = fmaf(sum, x, kTerms[i]);
-  return fmaf(x * x, sum, x);
-}
-template <typename T>
-__device__ __forceinline__ T sign(T x) {
-  return x > 0 ? T(1) : x < 0 ? T(-1) : x;  // zeros and NaN are what they are
-}
-template <int kPower, typename T>
-__device__ __forceinline__ T power(T x) {
-  if constexpr (kPower < 0) {
-    return T(1) / power<-kPower>(x);
-  } else if constexpr (kPower == 0) {
-    return T(1);
-  } else if constexpr (kPower % 2 == 1) {
-    return kPower == 1 ? x : x * power<kPower - 1>(x);
-  } else {
-    const T half = power<kPower / 2>(x);
-    return half * half;
-  }
-}
-
-// What `lanes` neighbouring lanes have, a power of two, joined. Called by the whole warp.
-template <Join kJoin, typename T>
-__device__ __forceinline__ T join(T a, T b) {
-  if constexpr (kJoin == Join::kSum) return a + b;
-  if constexpr (kJoin != Join::kSum) return extremum<kJoin == Join::kMax>(a, b);
-}
-template <Join kJoin, int kLanes, typename T>
-__device__ __forceinline__ T join_lanes(T value) {
-#pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2)
-    value = join<kJoin>(value, __shfl_xor_sync(kWholeWarp, value, distance));
-  return value;
-}
-template <Join kJoin, typename T>
-__device__ __forceinline__ T neutral_of() {
-  if constexpr (kJoin == Join::kSum) return T(0);
-  if constexpr (kJoin != Join::kSum) return kLeast<kJoin == Join::kMax, T>;
-}
 
 // ---- What the walk takes
 
@@ -202,7 +40,7 @@ struct RegionMessage {
     unsigned valid, there;  // bit j: entry j counts; it has a place, which may be padding's
     unsigned first;         // slot of the lane
     bool active;
-    float* memory;  // of the warp, with its tiles
+    float* memory;  // shared memory of the warp
     int in_warp;    // the number of the team's first entry there
   };
   __device__ __forceinline__ void load(const Ids<kUnroll, Acc>& ids, const Sizes& sizes,
@@ -240,49 +78,43 @@ constexpr bool makes_parts<RegionMessage<Text>> = true;
 template <class Text>
 constexpr int max_threads<RegionMessage<Text>> = kRegionThreads;
 
-// Tells one stage's functions from another's.
-template <int kStage>
-struct Stage {};
-
-// Products with matrices. Shared memory has these, then the tiles of each warp.
+// The rows of a tile, computed by the warp. Shared memory has the matrices, then for each warp its
+// entries, scratch memory and tiles, kMemory words of which only texts with products have any.
 template <class Text>
 struct Together<RegionMessage<Text>> {
   using Message = RegionMessage<Text>;
   __device__ __forceinline__ Together(const Message& message, void* shared, int warp, int team)
       : message_(message),
         matrices_(static_cast<float*>(shared)),
-        memory_(matrices_ + Text::kMatrices + warp * Text::kTiles),
+        memory_(matrices_ + Text::kMatrices + warp * Text::kMemory),
         in_warp_(team * Text::kUnroll) {
-    if constexpr (Text::kStages > 0) {
+    if constexpr (Text::kMatrices > 0) {
       Text::load_matrices(message.in, matrices_);
-      for (int i = threadIdx.x % 32; i < Text::kTiles; i += 32) memory_[i] = 0;
       __syncthreads();
     }
   }
   __device__ __forceinline__ void make(typename Message::Loaded& loaded) const {
     loaded.memory = memory_;
     loaded.in_warp = in_warp_;
-    make_stages<0>(loaded);
-  }
-
- private:
-  template <int kStage>
-  __device__ __forceinline__ void make_stages(const typename Message::Loaded& loaded) const {
-    if constexpr (kStage < Text::kStages) {
+    if constexpr (Text::kMemory > 0) {
+      auto* const tile = reinterpret_cast<TileEntry*>(memory_);
+      // The first lane of a team tells the warp of the team's entries.
+      if (loaded.first == 0)
 #pragma unroll
-      for (int j = 0; j < Text::kUnroll; ++j)
-        Text::stage(Stage<kStage>(), loaded.entries[j], loaded.once, message_.in, loaded.active,
-                    loaded.valid >> j & 1, loaded.rows[j], loaded.cols[j], loaded.places[j],
-                    loaded.first, memory_, in_warp_ + j);
+        for (int j = 0; j < Text::kUnroll; ++j)
+          tile[in_warp_ + j] = {loaded.rows[j], loaded.cols[j], loaded.places[j],
+                                (loaded.valid >> j & 1u) | (loaded.there >> j & 1u) << 1};
       __syncwarp();
-      Text::multiply(Stage<kStage>(), memory_, matrices_);
+      const int g = static_cast<int>(threadIdx.x % 32 / 4);
+      const TileEntry entries[2] = {tile[g], tile[g + 8]};
+      Text::compute(message_.in, message_.out, matrices_, memory_, entries);
       __syncwarp();
-      make_stages<kStage + 1>(loaded);
     }
   }
 
+ private:
   const Message& message_;
-  float *matrices_, *memory_;  // the warp's tiles
+  float *matrices_, *memory_;
   int in_warp_;
 };
 

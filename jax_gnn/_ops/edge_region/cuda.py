@@ -25,7 +25,8 @@ from jax_gnn._core.ids import at_most, in_range
 from jax_gnn._core.kernels import block_workspace, csr_operands
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
-from jax_gnn._ops.edge_region.cuda_codegen import THREADS, Kernel, generate
+from jax_gnn._ops.edge_region.cuda_codegen import generate
+from jax_gnn._ops.edge_region.cuda_text import THREADS, Kernel
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Builder,

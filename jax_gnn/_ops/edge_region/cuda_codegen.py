@@ -6,9 +6,8 @@ array ``indices`` says which element every slot needs. A ``take`` only changes t
 that nothing moves between lanes except in a ``reduce``. The number of slots, and the layout of
 outputs over them, is the cheapest of a few candidates.
 
-Products with large shared matrices run on tensor cores (``cpp/kernels/cuda/edge_products.cuh``). A
-warp multiplies the rows of all its entries together. Rows lie in *tiles* in shared memory, and the
-code is cut into *stages*, each of which fills tiles and then multiplies them.
+Programs that have products with large shared matrices have another template
+(:mod:`jax_gnn._ops.edge_region.tile_kernel`).
 
 Entries are compared with extremes that another kernel made, to the same bits. Such kernels contract
 no products with sums, and add up the elements of a row in an order that is independent of slots.
@@ -21,11 +20,34 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from jax_gnn._ops.edge_region.cuda_text import (
+    BYTES,
+    FLOATS,
+    JOINS,
+    MAX_ARRAYS,
+    REGISTER_TYPES,
+    STORED_TYPES,
+    WARP,
+    Infeasible,
+    Kernel,
+    dot_sizes,
+    elementwise,
+    function,
+    has_tiles,
+    join_of_part,
+    literal,
+    loaded,
+    needs_exact_bits,
+    on_tensor_cores,
+    register_type,
+    stored_type,
+    struct,
+    tree,
+)
 from jax_gnn._ops.edge_region.row_program import (
     SLOW,
     Instruction,
@@ -33,117 +55,17 @@ from jax_gnn._ops.edge_region.row_program import (
     RowProgram,
     Unsupported,
 )
+from jax_gnn._ops.edge_region.tile_kernel import generate_tiles
 
-MAX_ARRAYS = 32
-"""Largest number of inputs, and of outputs; as in ``edge_region.cuh``."""
-THREADS = 128
-"""Threads of a block; as in ``edge_region.cuh``."""
-
-_MAX_UNROLLED_WEIGHTS = 64  # of a matrix; products with larger ones run on tensor cores
-_WARP = 32
 _MAX_SLOTS = 8192
 _MAX_COMPONENTS = 16  # elements of an output for each slot
 _MAX_TERMS = 64  # of a sum within a slot
 _MAX_WRITTEN_OUT = 1 << 10  # weights of a product that is written out: compile time
 _MAX_SHARED_REGISTERS = 24  # for values that all entries share
-_SHARED_BYTES = 227 << 10  # shared memory of a multiprocessor
-_WALK_BYTES = 4 << 10  # shared memory of the walk itself, for each block
 _WORD_BYTES = 16
 
-# Types in memory and in registers, and sizes in memory.
-_STORED_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "__half",
-    "bfloat16": "__nv_bfloat16",
-    "int32": "int",
-    "int64": "int64_t",
-    "uint32": "unsigned",
-    "bool": "unsigned char",
-}
-_REGISTER_TYPES = _STORED_TYPES | {"float16": "float", "bfloat16": "float", "bool": "bool"}
-_BYTES = {
-    name: 1 if name == "bool" else int(name.lstrip("abfiolntu")) // 8 for name in _STORED_TYPES
-}
-_HALVES = ("float16", "bfloat16")
-_FLOATS = ("float32", "float64", *_HALVES)
-_COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
-
-# Functions of one operand that have the same name in C++.
-_UNARY = (
-    "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p "
-    "sin sinh sqrt tan tanh"
-)
-# A C++ expression for each elementwise function. {f} is the suffix of functions of float.
-_EXPRESSIONS = {
-    **{name: f"{name}{{f}}({{0}})" for name in _UNARY.split()},
-    "abs": "({0} < 0 ? -{0} : {0})",
-    "add": "{0} + {1}",
-    "and": "{0} & {1}",
-    "atan2": "atan2{f}({0}, {1})",
-    "clamp": "lesser(greater({0}, {1}), {2})",
-    "div": "{0} / {1}",
-    "eq": "{0} == {1}",
-    "ge": "{0} >= {1}",
-    "gt": "{0} > {1}",
-    "is_finite": "{0} - {0} == 0",
-    "le": "{0} <= {1}",
-    "logistic": "logistic({0})",
-    "lt": "{0} < {1}",
-    "max": "greater({0}, {1})",
-    "min": "lesser({0}, {1})",
-    "mul": "{0} * {1}",
-    "ne": "{0} != {1}",
-    "neg": "-{0}",
-    "or": "{0} | {1}",
-    "pow": "pow{f}({0}, {1})",
-    "rsqrt": "1 / sqrt{f}({0})",
-    "sign": "sign({0})",
-    "square": "{0} * {0}",
-    "sub": "{0} - {1}",
-    "xor": "{0} ^ {1}",
-}
 # Cost of the walk itself for a lane, in elementary operations: per entry, step, and part of a step.
 _ENTRY_COST, _STEP_COST, _PART_COST = 24, 32, 24
-_JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Generated source of a walk, and its launch parameters.
-
-    Attributes:
-        source: The struct ``Text`` in C++, see ``edge_region.cuh``.
-        slots: Number of slots that are distributed over lanes.
-        vec: Slots of a lane.
-        lanes: Lanes of a team, a power of two up to 32.
-        unroll: Entries of a team's step.
-        parts: Elements of reduced rows that a lane holds.
-        blocks: Blocks of a multiprocessor.
-        shared: Bytes of matrices and tiles in shared memory.
-        acc: Dtype of sums.
-        words: Required alignment in bytes of the rows of each input, then of each output.
-        exact: Whether another kernel must produce the same bits.
-        cost: Estimated cost of an entry, to compare kernels.
-    """
-
-    source: str
-    slots: int
-    vec: int
-    lanes: int
-    unroll: int
-    parts: int
-    blocks: int
-    shared: int
-    acc: str
-    words: tuple[int, ...]
-    exact: bool
-    cost: float
-
-    @property
-    def room(self) -> int:
-        """Elements of the workspace for each slot; ``kRoom`` of ``edge_region.cuh``."""
-        return -(-self.parts // self.vec)
 
 
 def generate(program: RowProgram) -> Kernel:
@@ -155,10 +77,15 @@ def generate(program: RowProgram) -> Kernel:
     if max(len(program.inputs), len(program.outputs)) > MAX_ARRAYS:
         raise Unsupported(None, f"more than {MAX_ARRAYS} arrays")
     for instruction in program.instructions:
-        if instruction.name == "dot" and not _on_tensor_cores(program, instruction):
+        if instruction.name == "dot" and not on_tensor_cores(program, instruction):
             weights = program.values[instruction.operands[1]].width
             if weights > _MAX_WRITTEN_OUT:
                 raise Unsupported(None, f"a product with {weights} weights")
+    if has_tiles(program):
+        try:
+            return generate_tiles(program)
+        except Infeasible as error:
+            raise Unsupported(None, str(error)) from error
     reasons: list[str] = []
     # Limits are tried in order: fewer registers for loads in flight, and then more statements, are
     # accepted only if no number of slots has a kernel under the limits before.
@@ -180,14 +107,14 @@ def _cheapest(
     by_vec: dict[int, list[_Codegen]] = {}
     # Code depends on the schedule only by the slots of a lane, so that generators are kept by
     # `vec`, and their text is generated once for all numbers of entries and blocks.
-    for schedule in _schedules(slots, _has_tiles(program)):
+    for schedule in _schedules(slots):
         if schedule.vec not in by_vec:
             by_vec[schedule.vec] = []
             for layout in _layouts(program, slots):
                 try:
                     codegen = _Codegen(program, slots, schedule.vec, layout, limits)
                     by_vec[schedule.vec].append(codegen)
-                except _Infeasible as error:
+                except Infeasible as error:
                     reasons.append(str(error))
                 except RecursionError:
                     reasons.append("too many values one after another")
@@ -195,7 +122,7 @@ def _cheapest(
         for codegen in by_vec[schedule.vec]:
             try:
                 kernels.append(codegen.kernel(schedule))
-            except _Infeasible as error:
+            except Infeasible as error:
                 reasons.append(str(error))
         if kernels:
             return min(kernels, key=lambda kernel: kernel.cost)
@@ -218,20 +145,11 @@ class _Schedule(NamedTuple):
     registers: int
 
 
-def _schedules(slots: int, has_tiles: bool) -> Iterator[_Schedule]:
-    """Yield schedules, the fastest first as measured: wide words, then many entries in flight.
-
-    Tiles need whole warps, and 16 entries at a time.
-    """
-    if has_tiles:
-        for blocks, registers in ((3, 230), (2, 300), (1, 300)):
-            for vec, unroll in itertools.product((4, 2, 1, 8, 7, 6, 5, 3), (8, 4)):
-                if slots % vec == 0 and slots <= _WARP * vec:
-                    yield _Schedule(vec, unroll, blocks, registers)
-        return
+def _schedules(slots: int) -> Iterator[_Schedule]:
+    """Yield schedules, the fastest first as measured: wide words, then many entries in flight."""
     pairs = [(4, 8), (4, 4), (2, 8), (2, 4), (4, 2), (2, 2), (1, 8), (1, 4)]
     # `sort` is stable: pairs with equal numbers of slots keep their order as measured.
-    if slots > 2 * _WARP:  # one team for a row rather than two
+    if slots > 2 * WARP:  # one team for a row rather than two
         pairs.sort(key=lambda pair: -pair[0])
     for vec, unroll in pairs:
         if slots % vec == 0:
@@ -239,7 +157,7 @@ def _schedules(slots: int, has_tiles: bool) -> Iterator[_Schedule]:
             yield _Schedule(vec, unroll, 4, registers)
     yield _Schedule(1, 4, 2, 250)
     for vec in (8, 7, 6, 5, 3):  # rows that one warp must hold
-        if slots % vec == 0 and slots <= _WARP * vec:
+        if slots % vec == 0 and slots <= WARP * vec:
             for unroll, blocks, registers in ((8, 4, 128), (4, 4, 144), (4, 2, 250)):
                 yield _Schedule(vec, unroll, blocks, registers)
 
@@ -305,10 +223,6 @@ class _Limits(NamedTuple):
 _LIMITS = _Limits(math.inf, 400), _Limits(6, 400), _Limits(6, 1000)
 
 
-class _Infeasible(Exception):
-    """There is no kernel for this number of slots."""
-
-
 class _Value(NamedTuple):
     """A C++ expression of a value.
 
@@ -342,20 +256,6 @@ class _Placement(NamedTuple):
     interleaved: bool
 
 
-class _Tile(NamedTuple):
-    """Rows of a warp's entries in shared memory.
-
-    Attributes:
-        value: Index of the value.
-        stage: Stage that fills the tile.
-        width: Width of a row; an entry has one or several rows.
-    """
-
-    value: int
-    stage: int
-    width: int
-
-
 class _Codegen:
     """Code of a program for a number of slots, slots of a lane, and layout."""
 
@@ -365,10 +265,10 @@ class _Codegen:
         self.program, self.slots, self.vec, self.layout = program, slots, vec, layout
         self.limits = limits
         self.lanes = 1
-        while self.lanes < _WARP and self.lanes * vec < slots:
+        while self.lanes < WARP and self.lanes * vec < slots:
             self.lanes *= 2
         self.lane_tiles = -(-slots // (self.lanes * vec))
-        self.exact = _needs_exact_bits(program)
+        self.exact = needs_exact_bits(program)
         self.all_slots = np.arange(slots)
         self.values: dict[tuple[int, bytes], _Value] = {}
         self.fields: dict[tuple[object, ...], str] = {}
@@ -388,13 +288,6 @@ class _Codegen:
         self.registers_once = 0.0  # of what entries share
         self.work = 0.0
         self.statements = 0.0
-        self.tile_of: dict[tuple[int, int], int] = {}  # by value and width of rows
-        self.stage = 0  # the stage being generated
-        self.tiles: list[_Tile] = []
-        self.stages: list[tuple[list[str], list[str]]] = []  # code that fills tiles, products
-        self.matrices: list[str] = []
-        self.matrix_offsets: dict[tuple[object, ...], int] = {}
-        self.matrix_size = 0
         self._generate()
 
     # ---- Outputs and reductions -----------------------------------------------------------------
@@ -404,12 +297,11 @@ class _Codegen:
         if any(output.dest not in ("edge", "row") for output in program.outputs):
             raise ValueError("the outputs of a kernel are by edge or by row")
         dtypes = {self._dtype(output.value) for output in program.outputs if output.dest == "row"}
-        if not dtypes <= set(_FLOATS):
-            raise _Infeasible(f"sums of {', '.join(sorted(dtypes))}")
+        if not dtypes <= set(FLOATS):
+            raise Infeasible(f"sums of {', '.join(sorted(dtypes))}")
         self.acc = "float64" if "float64" in dtypes else "float32"
-        acc_type = _REGISTER_TYPES[self.acc]
+        acc_type = REGISTER_TYPES[self.acc]
         joins = self.part_joins
-        self._generate_stages()
         # An output by edge is stored while its entry is visited. An output by row is a part of the
         # walk's reduction: the entry's code sets `parts`, the walk joins them over entries into
         # `run`, and code in `stores` writes `run` once for each row.
@@ -424,7 +316,7 @@ class _Codegen:
             is_vector = placement.width > 1 or placement.condition == ""
             for value in values:
                 first = len(joins)
-                joins += [_JOINS[output.reduce]] * (self.vec if is_vector else 1)
+                joins += [JOINS[output.reduce]] * (self.vec if is_vector else 1)
                 stored.append(
                     _Value(f"run[{first} + {{i}}]" if is_vector else f"run[{first}]", is_vector)
                 )
@@ -433,7 +325,7 @@ class _Codegen:
                 self.body.append(self._for_slots(line) if is_vector else line)
             self._store(self.stores, number, output, placement, stored, "row", "")
         if not joins:  # the walk needs at least one part
-            joins += [_JOINS["sum"]]
+            joins += [JOINS["sum"]]
             self.body.append("parts[0] = 0;")
 
     def _placement(self, output: Output) -> _Placement:
@@ -452,11 +344,11 @@ class _Codegen:
         group = slots // width
         if slots % width == 0 and (self.layout.grouped or width > _MAX_COMPONENTS):
             if group % vec:
-                raise _Infeasible("an output has fewer numbers than lanes")
+                raise Infeasible("an output has fewer numbers than lanes")
             condition = f"first % {group} == 0"
             return _Placement([index // group], f"first / {group}", 1, condition, False)
         if width > _MAX_COMPONENTS:
-            raise _Infeasible("rows of outputs have too many numbers")
+            raise Infeasible("rows of outputs have too many numbers")
         components = [np.full_like(index, i) for i in range(width)]
         return _Placement(components, "0", 1, "first == 0", False)
 
@@ -472,7 +364,7 @@ class _Codegen:
     ) -> None:
         """Append the code that stores a lane's elements of output `number` to `lines`."""
         width, dtype = self._width(output.value), self._dtype(output.value)
-        kind, array = _STORED_TYPES[dtype], number + len(self.program.inputs)
+        kind, array = STORED_TYPES[dtype], number + len(self.program.inputs)
         conditions = " && ".join(filter(None, (condition, placement.condition)))
         lines.append(f"if ({conditions}) {{" if conditions else "{")
         lines.append(f"{kind}* const to = row_of<{kind}, {width}>(out.at[{number}], {row});")
@@ -498,193 +390,48 @@ class _Codegen:
         lines.append("}")
         self.work += 4 * width
 
-    # ---- Tiles ----------------------------------------------------------------------------------
-
-    def _generate_stages(self) -> None:
-        """Generate the code that fills tiles and multiplies them, stage by stage."""
-        program, first = self.program, len(self.program.inputs)
-        self.precise = any(
-            step.name == "dot" and len(step.params) > 1 for step in program.instructions
-        )
-        # Level 0 needs no product of tensor cores. A product is multiplied at the end of the stage
-        # of its operands, so that its readers belong to the next stage.
-        # The stage after which each value can be computed.
-        levels = [0] * len(program.values)
-        products: list[list[int]] = []
-        for index, step in enumerate(program.instructions, first):
-            levels[index] = max((levels[i] for i in step.operands), default=0)
-            if _on_tensor_cores(program, step):
-                stage = levels[index]
-                products += [[] for _ in range(stage + 1 - len(products))]
-                products[stage].append(index)
-                levels[index] = stage + 1
-        # A dict without values is an ordered set: tiles are numbered in the order of the products.
-        factors: dict[tuple[int, int], None] = {}  # value and width
-        for index in itertools.chain(*products):
-            step = program.instructions[index - first]
-            factors[step.operands[0], _dot_sizes(program, step)[0]] = None
-        for value, width in factors:
-            self._add_tile(value, width, levels[value])
-        for stage in range(max((tile.stage + 1 for tile in self.tiles), default=0)):
-            for i, tile in enumerate(self.tiles):
-                if tile.stage == stage:
-                    self._fill_tile(i, tile)
-            indices = products[stage] if stage < len(products) else ()
-            self.stages.append((self.body, [self._multiply(index, stage) for index in indices]))
-            # Variables of a stage are out of scope in the next one; tiles and loads remain.
-            self.stage, self.body, self.values = stage + 1, [], {}
-            self.fields = {key: name for key, name in self.fields.items() if "." in name}
-
-    def _add_tile(self, value: int, width: int, stage: int) -> None:
-        self.tile_of[value, width] = len(self.tiles)
-        self.tiles.append(_Tile(value, stage, width))
-
-    def _fill_tile(self, number: int, tile: _Tile) -> None:
-        """Write a lane's elements of a value to its tile."""
-        width, slots = self._width(tile.value), self.slots
-        rows = f"Tile{number}::row(memory, {width // tile.width} * in_warp)"
-        for start in range(0, width, slots):
-            value = self._value(tile.value, np.minimum(start + self.all_slots, width - 1))
-            count = min(slots, width - start)
-            place = f"{start} + first" if start else "first"
-            element = f"valid ? {value.at('i')} : 0"
-            # Words of several numbers need that no lane straddles the end of the row, or of the
-            # tile's row.
-            if count % self.vec == tile.width % self.vec == start % self.vec == 0:
-                word = math.gcd(self.vec, 4)
-                self.body += [
-                    "{",
-                    "float words[kVec];",
-                    self._for_slots(f"words[i] = {element};"),
-                    f"if (active && first < {count}) put_numbers<{word}>({rows} + "
-                    f"Tile{number}::place({place}), words);",
-                    "}",
-                ]
-            else:
-                line = f"{rows}[Tile{number}::place({place} + i)] = {element};"
-                self.body.append(self._for_slots(f"if (active && first + i < {count}) {line}"))
-            self.work += 2 * count
-
-    def _multiply(self, index: int, stage: int) -> str:
-        """Return the CUDA statement that multiplies a tile by a matrix in shared memory."""
-        step = self.program.instructions[index - len(self.program.inputs)]
-        inner, columns = _dot_sizes(self.program, step)
-        array, *strides = _matrix(self.program, step)
-        precise = "true" if self.precise else "false"
-        key = array, *strides, inner, columns
-        # Products with the same matrix share one copy of it in shared memory. The copy is padded to
-        # blocks of 8 × 8, the fragments that tensor cores read.
-        if key not in self.matrix_offsets:
-            kind = _stored_type(self.program.inputs[array].dtype.name)
-            self.matrix_offsets[key] = self.matrix_size
-            self.matrices.append(
-                f"load_matrix<{inner}, {columns}, {precise}>(static_cast<const {kind}*>"
-                f"(in.at[{array}]), {', '.join(map(str, strides))}, matrices + {self.matrix_size});"
-            )
-            self.matrix_size += -(-inner // 8) * -(-columns // 8) * 64
-        offset = self.matrix_offsets[key]
-        self._add_tile(index, columns, stage)
-        lhs, product = self.tile_of[step.operands[0], inner], len(self.tiles) - 1
-        self.work += step.width * inner / 16
-        return f"multiply_rows<Tile{lhs}, Tile{product}, {precise}>(memory, matrices + {offset});"
-
-    def _read_tile(self, number: int, indices: np.ndarray) -> _Value:
-        """Return elements of a tile."""
-        value, _, columns = self.tiles[number]
-        row = f"Tile{number}::row(memory, {self._width(value) // columns} * in_warp)"
-        start = int(indices[0])
-        is_contiguous = (indices == start + self.all_slots).all() and self.vec > 1
-        if is_contiguous and columns % self.vec == 0 and start % self.vec == 0:
-            name = f"y{len(self.values)}_{len(self.body)}"
-            place = f"{start} + first" if start else "first"
-            self.body += [
-                f"float {name}[kVec];",
-                f"take_numbers<{math.gcd(self.vec, 4)}>({row} + "
-                f"(active ? Tile{number}::place({place}) : 0), {name});",
-            ]
-            self.work += self.slots
-            return _Value(f"{name}[{{i}}]", True)
-        by_lane = self._is_by_lane(indices)
-
-        def text(i: str) -> str:
-            slot = "first" if by_lane else f"(first + {i})"
-            place = self._index(indices, slot, by_lane)
-            return f"{row}[active ? Tile{number}::place({place}) : 0]"
-
-        return self._define(self._dtype(value), text, not by_lane, 1)
-
-    def _tile_types(self, entries: int) -> tuple[list[str], int]:
-        """Return the types of the tiles of a warp's entries, and their elements in all."""
-        lines, offset = [], 0
-        for i, tile in enumerate(self.tiles):
-            rows = entries * self._width(tile.value) // tile.width
-            # Tensor cores multiply 16 rows at a time. A stride of 4 modulo 8 words puts
-            # neighbouring rows into different banks of shared memory.
-            rows = -(-rows // 16) * 16
-            stride = -(-tile.width // 8) * 8 + 4  # eight rows are in different banks
-            lines.append(f"using Tile{i} = EntryTile<{offset}, {rows}, {tile.width}, {stride}>;")
-            offset += rows * stride
-        return lines, offset
-
     # ---- The struct -----------------------------------------------------------------------------
 
     def kernel(self, schedule: _Schedule) -> Kernel:
         """Return the kernel of a schedule.
 
         Raises:
-            _Infeasible: It needs too many registers, or too much shared memory.
+            Infeasible: It needs too many registers, or too much shared memory.
         """
         joins, unroll = self.part_joins, schedule.unroll
         # Registers are estimated: elements of the entries in flight, values that all entries share,
         # ids of entries, and the running sums of the row.
         entry = unroll * (self.registers + 1) + self.registers_once + 2 * self.vec
-        ids, sums = 6 * unroll + 40, 4 * len(joins) * _BYTES[self.acc] / 4
+        ids, sums = 6 * unroll + 40, 4 * len(joins) * BYTES[self.acc] / 4
         if ids + entry + sums > schedule.registers:
-            raise _Infeasible("an entry has too many numbers for the registers of a GPU")
-        tile_types, tile_size = self._tile_types(_WARP // self.lanes * unroll)
-        shared = 4 * (self.matrix_size + THREADS // _WARP * tile_size)
-        if schedule.blocks * (shared + _WALK_BYTES) > _SHARED_BYTES:
-            raise _Infeasible("linear maps have too many numbers for the shared memory of a GPU")
+            raise Infeasible("an entry has too many numbers for the registers of a GPU")
         arrays = "const Arrays& in, "
         ids_of_entry = "Index row, Index col, Index place, unsigned first, "
         memory = "float* memory, unsigned in_warp"
         lines = [
             *self.tables,
             "struct Text {",
-            *tile_types,
-            f"using Acc = {_REGISTER_TYPES[self.acc]};",
+            f"using Acc = {REGISTER_TYPES[self.acc]};",
             f"static constexpr int kVec = {self.vec}, kParts = {len(joins)};",
             f"static constexpr int kUnroll = {unroll}, kMinBlocks = {schedule.blocks};",
             "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
-            f"return {_join_of_part(joins)};",
+            f"return {join_of_part(joins)};",
             "}",
-            *_struct("Entry", self.entry),
-            *_struct("Once", self.once),
-            *_function(
+            *struct("Entry", self.entry),
+            *struct("Once", self.once),
+            *function(
                 f"load_once({arrays}bool active, unsigned first, Once& once)", self.loads_once
             ),
-            *_function(f"load({arrays}bool valid, {ids_of_entry}Entry& entry)", self.loads),
-            *_function(
+            *function(f"load({arrays}bool valid, {ids_of_entry}Entry& entry)", self.loads),
+            *function(
                 f"value(const Entry& entry, const Once& once, {arrays}const Arrays& out, "
                 f"bool active, bool there, bool valid, {ids_of_entry}{memory}, "
                 "Acc (&parts)[kParts])",
                 self.body,
             ),
-            f"static constexpr int kStages = {len(self.stages)};",
-            f"static constexpr int kMatrices = {self.matrix_size}, kTiles = {tile_size};",
+            "static constexpr int kMatrices = 0, kMemory = 0;",
         ]
-        for i, (fills, products) in enumerate(self.stages):
-            lines += _function(
-                f"stage(Stage<{i}>, const Entry& entry, const Once& once, {arrays}"
-                f"bool active, bool valid, {ids_of_entry}{memory})",
-                fills,
-            )
-            lines += _function(
-                f"multiply(Stage<{i}>, float* memory, const float* matrices)", products
-            )
-        if self.stages:
-            lines += _function(f"load_matrices({arrays}float* matrices)", self.matrices)
-        lines += _function(
+        lines += function(
             "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",
             self.stores,
         )
@@ -699,7 +446,7 @@ class _Codegen:
             unroll=unroll,
             parts=len(joins),
             blocks=schedule.blocks,
-            shared=shared,
+            shared=0,
             acc=self.acc,
             words=tuple(self.words),
             exact=self.exact,
@@ -720,15 +467,7 @@ class _Codegen:
         key = number, indices.tobytes()
         if key not in self.values:
             first = len(self.program.inputs)
-            tiles = (
-                i
-                for i, tile in enumerate(self.tiles)
-                if tile.value == number and tile.stage < self.stage
-            )
-            tile = next(tiles, None)
-            if tile is not None:
-                value = self._read_tile(tile, indices)
-            elif number < first:
+            if number < first:
                 value = self._load(number, indices)
             else:
                 value = self._compute(self.program.instructions[number - first], indices)
@@ -745,15 +484,7 @@ class _Codegen:
         # Operands of width 1 broadcast: every slot reads their only element.
         zeros = np.zeros_like(indices)
         values = [self._value(i, zeros if self._width(i) == 1 else indices) for i in operands]
-        dtypes = [self._dtype(i) for i in operands]
-        expression = _expression(step, dtypes)
-        if name == "log1p" and dtypes[0] == "float32" and self._is_softplus_term(operands[0]):
-            expression = "log1p_of_fraction({0})".format
-        if name in _COMPARISONS:  # operands from memory are rounded, others are not yet
-            values = [
-                value._replace(text=_rounded(value.text, dtype))
-                for value, dtype in zip(values, dtypes, strict=True)
-            ]
+        expression = elementwise(self.program, step)
         is_vector = any(value.is_vector for value in values)
 
         def text(i: str) -> str:
@@ -761,20 +492,11 @@ class _Codegen:
 
         return self._define(step.dtype.name, text, is_vector, 4 if name in SLOW else 1)
 
-    def _is_softplus_term(self, number: int) -> bool:
-        """Whether a value is exp(-abs(x)), as in a softplus."""
-        names: list[str] = []
-        while number >= len(self.program.inputs) and len(names) < 3:
-            step = self.program.instructions[number - len(self.program.inputs)]
-            names.append(step.name)
-            number = step.operands[0] if step.operands else 0
-        return names == ["exp", "neg", "abs"]
-
     def _define(
         self, dtype: str, text: Callable[[str], str], is_vector: bool, work: float
     ) -> _Value:
         """Define a variable, whose expression for slot ``i`` is ``text(i)``."""
-        kind, name = _register_type(dtype), f"v{len(self.values)}_{len(self.body)}"
+        kind, name = register_type(dtype), f"v{len(self.values)}_{len(self.body)}"
         if is_vector:
             self.body.append(f"{kind} {name}[kVec];")
             self.body.append(self._for_slots(f"{name}[i] = {text('i')};"))
@@ -782,7 +504,7 @@ class _Codegen:
             self.body.append(f"const {kind} {name} = {text('0')};")
         self.statements += work
         if self.statements > self.limits.statements:
-            raise _Infeasible(f"more than {self.limits.statements} operations on a number")
+            raise Infeasible(f"more than {self.limits.statements} operations on a number")
         self.work += work * (self.slots if is_vector else self.slots / self.vec)
         return _Value(f"{name}[{{i}}]" if is_vector else name, is_vector)
 
@@ -799,10 +521,10 @@ class _Codegen:
         # A constant with one number for all slots is a literal (NaN counts as equal to NaN);
         # others are tables in global memory, read by slot.
         if all(x == chosen[0] or (x != x and chosen[0] != chosen[0]) for x in chosen):
-            return _Value(_literal(chosen[0], dtype), False)
+            return _Value(literal(chosen[0], dtype), False)
         if len(chosen) > 1 << 12:
-            raise _Infeasible("a constant of too many numbers")
-        name = self._table(_register_type(dtype), [_literal(x, dtype) for x in chosen])
+            raise Infeasible("a constant of too many numbers")
+        name = self._table(register_type(dtype), [literal(x, dtype) for x in chosen])
         self.work += 2 * self.slots
         if self._is_by_lane(indices):
             return self._define(dtype, lambda i: f"{name}[first]", False, 1)
@@ -845,7 +567,7 @@ class _Codegen:
         kind, count = str(step.params[0]), int(step.params[1])
         operand, dtype = step.operands[0], step.dtype.name
         run = _run_length(indices)
-        is_joinable = kind in _JOINS and dtype in ("float32", "float64")
+        is_joinable = kind in JOINS and dtype in ("float32", "float64")
         if self._is_by_lane(indices) and is_joinable and count > 2 and run % self.vec == 0:
             # Lanes share the elements of a reduction only if all slots of a group need the same
             # result: each slot then reduces its share, and shuffles join the lanes.
@@ -854,11 +576,11 @@ class _Codegen:
                 if even and self._lanes_of(group):
                     return self._reduce_over_lanes(step, indices, group)
         if count > _MAX_TERMS:
-            raise _Infeasible(f"a reduction over {count} numbers that lanes do not share evenly")
+            raise Infeasible(f"a reduction over {count} numbers that lanes do not share evenly")
         values = [self._value(operand, indices * count + i) for i in range(count)]
         is_vector = any(value.is_vector for value in values)
         return self._define(
-            dtype, lambda i: _tree(kind, [value.at(i) for value in values]), is_vector, count
+            dtype, lambda i: tree(kind, [value.at(i) for value in values]), is_vector, count
         )
 
     def _lanes_of(self, group: int) -> int:
@@ -871,7 +593,7 @@ class _Codegen:
     def _reduce_over_lanes(self, step: Instruction, indices: np.ndarray, group: int) -> _Value:
         """Reduce over groups of slots, which share the elements evenly.
 
-        The order is that of `_tree`, if a lane or the lanes have a power of two of the elements.
+        The order is that of `tree`, if a lane or the lanes have a power of two of the elements.
         """
         kind, count = str(step.params[0]), int(step.params[1])
         operand, dtype = step.operands[0], step.dtype.name
@@ -879,7 +601,7 @@ class _Codegen:
         side_by_side = _is_power_of_2(terms_per_slot * self.vec)
         in_order = side_by_side or (_is_power_of_2(group) and _is_power_of_2(self.vec))
         if self.exact and kind == "sum" and not in_order:
-            raise _Infeasible(f"a sum over {count} numbers in an order of its own")
+            raise Infeasible(f"a sum over {count} numbers in an order of its own")
         if side_by_side:
             offsets = [terms_per_slot * inside + i for i in range(terms_per_slot)]
         else:
@@ -887,26 +609,26 @@ class _Codegen:
         values = [self._value(operand, indices * count + offset) for offset in offsets]
         by_slot = [[value.at(str(i)) for value in values] for i in range(self.vec)]
         if side_by_side:
-            terms = [_tree(kind, [text for slot in by_slot for text in slot])]
+            terms = [tree(kind, [text for slot in by_slot for text in slot])]
         else:
-            terms = [_tree(kind, [slot[i] for slot in by_slot]) for i in range(terms_per_slot)]
-        join, register_type = _JOINS[kind], _register_type(dtype)
+            terms = [tree(kind, [slot[i] for slot in by_slot]) for i in range(terms_per_slot)]
+        join, kind_of_lane = JOINS[kind], register_type(dtype)
         # Lanes beyond the slots take part in shuffles, and must not change the result.
         if self.lanes * self.vec > self.slots:
-            neutral = f"neutral_of<{join}, {register_type}>()"
+            neutral = f"neutral_of<{join}, {kind_of_lane}>()"
             terms = [f"(active ? {term} : {neutral})" for term in terms]
         lanes = self._lanes_of(group)
         self.work += count / group * self.slots + 8 * len(terms) * self.slots / self.vec
         joined = [f"join_lanes<{join}, {lanes}>({term})" for term in terms]
         names = [self._define(dtype, _constantly(text), False, 1).text for text in joined]
-        return self._define(dtype, lambda i: _tree(kind, names), False, 1)
+        return self._define(dtype, lambda i: tree(kind, names), False, 1)
 
     def _dot(self, step: Instruction, indices: np.ndarray) -> _Value:
         """Write out a product with a small matrix."""
         left, right = step.operands
-        inner, columns = _dot_sizes(self.program, step)
+        inner, columns = dot_sizes(self.program, step)
         if inner > _MAX_TERMS:
-            raise _Infeasible(f"a product of {inner} terms")
+            raise Infeasible(f"a product of {inner} terms")
         row, column = indices // columns, indices % columns
         terms = [
             (self._value(left, row * inner + i), self._value(right, i * columns + column))
@@ -930,7 +652,7 @@ class _Codegen:
         if self._is_by_lane(indices):
             index = self._index(indices, "first", True)
             field = self._field(number, ("lane", index), 1, [index], 1)
-            return _Value(_loaded(f"{field}[0]", dtype), False)
+            return _Value(loaded(f"{field}[0]", dtype), False)
         step = int(indices[1] - indices[0])
         if 1 <= step <= 8 and (indices == indices[0] + step * self.all_slots).all():
             start = int(indices[0]) // step * step
@@ -940,13 +662,13 @@ class _Codegen:
                 place = f"{start} + {step} * first"
                 field = self._field(number, ("block", start, step), count, [place], word)
                 offset = int(indices[0]) - start
-                return _Value(_loaded(f"{field}[{step} * {{i}} + {offset}]", dtype), True)
+                return _Value(loaded(f"{field}[{step} * {{i}} + {offset}]", dtype), True)
         places = [
             self._index(indices, f"(first + {i})" if self.vec > 1 else "first", False)
             for i in range(self.vec)
         ]
         field = self._field(number, ("each", *places), self.vec, places, 1)
-        return _Value(_loaded(f"{field}[{{i}}]", dtype), True)
+        return _Value(loaded(f"{field}[{{i}}]", dtype), True)
 
     def _field(
         self, number: int, key: tuple[object, ...], count: int, places: Sequence[str], word: int
@@ -964,10 +686,10 @@ class _Codegen:
             return self.fields[number, *key]
         source = self.program.inputs[number]
         dtype = source.dtype.name
-        kind, shared = _stored_type(dtype), source.access == "shared"
+        kind, shared = stored_type(dtype), source.access == "shared"
         self.num_fields += 1
         name = f"x{self.num_fields}"
-        registers = max(1.0, count * _BYTES[dtype] / 4)
+        registers = max(1.0, count * BYTES[dtype] / 4)
         declaration = f"{kind} {name}[{count}];"
         if shared and self.registers_once + registers <= _MAX_SHARED_REGISTERS:
             lines, condition = self.loads_once, "active"
@@ -1000,9 +722,9 @@ class _Codegen:
 
     def _word_size(self, array: int, width: int, dtype: str, count: int, start: int) -> int:
         """Return the elements of the widest aligned word; records the alignment of the array."""
-        divisor = math.gcd(_WORD_BYTES // _BYTES[dtype], count, width, start)
+        divisor = math.gcd(_WORD_BYTES // BYTES[dtype], count, width, start)
         word = divisor & -divisor
-        self.words[array] = max(self.words[array], word * _BYTES[dtype])
+        self.words[array] = max(self.words[array], word * BYTES[dtype])
         return word
 
     def _index(self, indices: np.ndarray, slot: str, by_lane: bool) -> str:
@@ -1029,132 +751,12 @@ class _Codegen:
         return f"{self._table('int', [str(int(i)) for i in indices])}[{slot}]"
 
 
-# --- Row programs --------------------------------------------------------------------------------
-
-
-def _dot_sizes(program: RowProgram, step: Instruction) -> tuple[int, int]:
-    """Return the number of terms of a product, and of columns of its matrix."""
-    inner = int(step.params[0])
-    return inner, program.values[step.operands[1]].width // inner
-
-
-def _on_tensor_cores(program: RowProgram, step: Instruction) -> bool:
-    """Whether a warp computes an instruction for all its entries together."""
-    return (
-        step.name == "dot"
-        and step.dtype.name in ("float32", *_HALVES)
-        and program.values[step.operands[1]].width > _MAX_UNROLLED_WEIGHTS
-    )
-
-
-def _has_tiles(program: RowProgram) -> bool:
-    return any(_on_tensor_cores(program, step) for step in program.instructions)
-
-
-def _needs_exact_bits(program: RowProgram) -> bool:
-    """Whether values are compared with those of another kernel: extremes."""
-    return any(output.reduce in ("max", "min") for output in program.outputs) or any(
-        step.name == "eq" for step in program.instructions
-    )
-
-
-def _matrix(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int, int, int]:
-    """Return the input of a matrix, and the layout of its elements for ``load_matrix``.
-
-    Element (i, j) is at start + i * down + j % group * across + j // group * apart.
-    """
-    inner, columns = _dot_sizes(program, dot)
-    number, places = dot.operands[1], np.arange(inner * columns)
-    while number >= len(program.inputs):
-        step = program.instructions[number - len(program.inputs)]
-        if step.name == "take":
-            places = np.asarray(step.params, np.int64)[places]
-        elif step.name != "convert_element_type" or step.dtype.name != "float32":
-            raise _Infeasible("a matrix that is computed")
-        number = step.operands[0]
-    source = program.inputs[number]
-    if source.access != "shared" or source.dtype.name not in ("float32", *_HALVES):
-        raise _Infeasible(f"a matrix of {source.dtype}, by {source.access}")
-    start = int(places[0])
-    down = int(places[columns]) - start if inner > 1 else 0
-    across = int(places[1]) - start if columns > 1 else 0
-    j = np.arange(columns)
-    breaks = np.flatnonzero(places[:columns] != start + across * j)
-    group = int(breaks[0]) if len(breaks) else columns
-    apart = int(places[group]) - start if len(breaks) else 0
-    layout = start + down * np.arange(inner)[:, None] + j % group * across + j // group * apart
-    if (places != layout.ravel()).any():
-        raise _Infeasible("a matrix whose numbers lie in no order")
-    return number, start, down, across, group, apart
-
-
 # --- C++ -----------------------------------------------------------------------------------------
-
-
-def _register_type(dtype: str) -> str:
-    if dtype not in _REGISTER_TYPES:
-        raise _Infeasible(f"numbers of {dtype}")
-    return _REGISTER_TYPES[dtype]
-
-
-def _stored_type(dtype: str) -> str:
-    _register_type(dtype)
-    return _STORED_TYPES[dtype]
-
-
-def _rounded(text: str, dtype: str) -> str:
-    """Round a half type, which has the precision of float in registers, as in memory."""
-    return f"number(cast<{_STORED_TYPES[dtype]}>({text}))" if dtype in _HALVES else text
-
-
-def _loaded(text: str, dtype: str) -> str:
-    return f"({text} != 0)" if dtype == "bool" else f"number({text})"
-
-
-def _expression(step: Instruction, dtypes: Sequence[str]) -> Callable[..., str]:
-    """Return the C++ expression of an elementwise function, from those of its operands."""
-    name, dtype = step.name, step.dtype.name
-    if name == "convert_element_type":
-        return lambda x: _rounded(f"cast<{_register_type(dtype)}>({x})", dtype)
-    if name == "integer_pow":
-        return lambda x: f"power<{int(step.params[0])}>({x})"
-    if name == "round":
-        function = "rint" if int(step.params[0]) == 1 else "round"
-        return lambda x: f"{function}{_suffix(dtype)}({x})"
-    if name == "not":
-        return lambda x: f"!{x}" if dtype == "bool" else f"~{x}"
-    if name == "rem":
-        return lambda a, b: f"fmod{_suffix(dtype)}({a}, {b})" if dtype in _FLOATS else f"{a} % {b}"
-    if name == "select_n":
-        return lambda which, x, y: f"{which} ? {y} : {x}"
-    if name not in _EXPRESSIONS:
-        raise _Infeasible(f"{name}, which has no line of CUDA")
-    if "{f}" in _EXPRESSIONS[name] and dtypes[0] not in _FLOATS:
-        raise _Infeasible(f"{name} of {dtypes[0]}")
-    return lambda *operands: _EXPRESSIONS[name].format(*operands, f=_suffix(dtypes[0]))
 
 
 def _constantly(text: str) -> Callable[[str], str]:
     """Return the expression of a variable that is the same for all slots."""
     return lambda i: text
-
-
-def _suffix(dtype: str) -> str:
-    return "" if dtype == "float64" else "f"
-
-
-def _literal(value: float | np.generic, dtype: str) -> str:
-    if dtype == "bool":
-        return "true" if value else "false"
-    kind = _register_type(dtype)
-    if dtype not in _FLOATS:
-        return f"static_cast<{kind}>({int(value)}ll)"
-    number = float(value)
-    if math.isnan(number):
-        return f"std::numeric_limits<{kind}>::quiet_NaN()"
-    if math.isinf(number):
-        return f"({'-' if number < 0 else ''}std::numeric_limits<{kind}>::infinity())"
-    return f"({number!r}{'' if kind == 'double' else 'f'})"
 
 
 def _run_length(indices: np.ndarray) -> int:
@@ -1171,34 +773,3 @@ def _run_length(indices: np.ndarray) -> int:
 
 def _is_power_of_2(n: int) -> bool:
     return n & (n - 1) == 0
-
-
-def _tree(kind: str, terms: Sequence[str]) -> str:
-    """Join terms pairwise, neighbours first: an order that lanes can follow, too."""
-    while len(terms) > 1:
-        pairs = [_join(kind, terms[i], terms[i + 1]) for i in range(0, len(terms) - 1, 2)]
-        terms = pairs + list(terms[len(pairs) * 2 :])
-    return terms[0]
-
-
-def _join(kind: str, a: str, b: str) -> str:
-    if kind in ("sum", "prod"):
-        return f"({a} {'+' if kind == 'sum' else '*'} {b})"
-    return f"{'greater' if kind == 'max' else 'lesser'}({a}, {b})"
-
-
-def _join_of_part(joins: Sequence[str]) -> str:
-    """Return the C++ expression of the reduction of a part."""
-    expression, stop = "", 0
-    for join, group in itertools.groupby(joins):
-        stop += len(list(group))
-        expression += f"part < {stop} ? {join} : " if stop < len(joins) else join
-    return expression
-
-
-def _struct(name: str, fields: Sequence[str]) -> list[str]:
-    return [f"struct {name} {{", *fields, "};"]
-
-
-def _function(signature: str, lines: Sequence[str]) -> list[str]:
-    return [f"static __device__ __forceinline__ void {signature} {{", *lines, "}"]

@@ -1,0 +1,250 @@
+// Edge tiles: rows of 16 entries of a warp, in registers as tensor cores hold them, and products
+// with matrices that all entries share. Generated texts are written with this
+// (jax_gnn/_ops/edge_region/tile_codegen.py). Products need tensor cores of sm_80 or later.
+//
+// Lane 4 g + t has columns 8 j + 2 t and 8 j + 2 t + 1 of entries g and g + 8: x[j][e] of a *wide*
+// row, where e counts the columns of the first entry, then of the second one. All lanes of a quad
+// have *narrow* rows, x[k][q] of entry g + 8 k.
+//
+// Numbers are rounded to tf32, as XLA does by default; where kPrecise, they are sums of two such.
+#pragma once
+
+#include "edge_numbers.cuh"
+
+#define JAX_GNN_WIDE(blocks, elements)               \
+  _Pragma("unroll") for (int j = 0; j < blocks; ++j) \
+      _Pragma("unroll") for (int e = 0; e < elements; ++e)
+#define JAX_GNN_NARROW(entries, width)                \
+  _Pragma("unroll") for (int k = 0; k < entries; ++k) \
+      _Pragma("unroll") for (int q = 0; q < width; ++q)
+
+namespace jax_gnn::cuda {
+namespace {
+
+__host__ __device__ constexpr int in_steps(int size, int step) { return (size + step - 1) / step; }
+
+// An entry of a tile. It counts if it is valid; a padding entry may still have a place.
+struct alignas(16) TileEntry {
+  Index row, col, place;
+  unsigned flags;
+  __device__ __forceinline__ bool valid() const { return flags & 1; }
+  __device__ __forceinline__ bool there() const { return flags & 2; }
+};
+
+// Rows of a warp's entries in shared memory, kStart words from the start of the warp's.
+template <int kStart, int kStride>
+struct EntryTile {
+  static __device__ __forceinline__ float* row(float* memory, unsigned entry) {
+    return memory + kStart + entry * kStride;
+  }
+};
+
+// ---- Numbers of a row
+
+// The numbers of a list, by an index that is constant where loops are unrolled.
+template <int... kNumbers>
+__device__ __forceinline__ constexpr int lookup(int i) {
+  constexpr int kList[] = {kNumbers...};
+  return kList[i];
+}
+
+// Element i of a narrow row, which differs between lanes.
+template <int kWidth, typename T>
+__device__ __forceinline__ T chosen(const T (&row)[kWidth], int i) {
+  T x = row[0];
+#pragma unroll
+  for (int q = 1; q < kWidth; ++q) x = i == q ? row[q] : x;
+  return x;
+}
+
+// The number that a lane of the quad has, for all of its lanes.
+template <typename T>
+__device__ __forceinline__ T quad_read(T x, int lane) {
+  return __shfl_sync(kWholeWarp, x, static_cast<int>(threadIdx.x % 32 / 4 * 4) + lane);
+}
+__device__ __forceinline__ bool quad_read(bool x, int lane) {
+  return quad_read(static_cast<int>(x), lane) != 0;
+}
+
+template <Join kJoin>
+__device__ __forceinline__ float quad_join(float x) {
+  return join_lanes<kJoin, 4>(x);
+}
+
+template <typename T>
+__device__ __forceinline__ auto loaded_number(T x) {
+  if constexpr (sizeof(T) == 1)
+    return x != 0;
+  else
+    return number(x);
+}
+
+// A wide row of kWidth numbers, zeros unless `valid`, to elements kFirst and kFirst + 1 of each
+// block.
+template <int kWidth, int kWord, bool kOnce, int kFirst, typename T, typename R, int kBlocks,
+          int kElements>
+__device__ __forceinline__ void load_wide(bool valid, const T* row, int t,
+                                          R (&to)[kBlocks][kElements]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    const int column = 8 * j + 2 * t;
+    const auto inside = [&](int i) { return valid && (kWidth % 8 == 0 || column + i < kWidth); };
+    T pair[2];
+    if constexpr (kWord == 2) {
+      load_numbers<2, kOnce>(inside(0), row + column, pair);
+    } else {
+      load_number<kOnce>(inside(0), row + column, pair[0]);
+      load_number<kOnce>(inside(1), row + column + 1, pair[1]);
+    }
+    to[j][kFirst] = loaded_number(pair[0]);
+    to[j][kFirst + 1] = loaded_number(pair[1]);
+  }
+}
+
+// Two neighbouring numbers of a row of kWidth.
+template <int kWidth, int kWord, typename T>
+__device__ __forceinline__ void store_pair(bool valid, T* row, int column, const T (&pair)[2]) {
+  if (!valid) return;
+  if constexpr (kWord == 2) {
+    if (kWidth % 8 == 0 || column < kWidth) {
+      Word<T, 2> word;
+      memcpy(&word, pair, sizeof(word));
+      *reinterpret_cast<Word<T, 2>*>(row + column) = word;
+    }
+  } else {
+    if (kWidth % 8 == 0 || column < kWidth) row[column] = pair[0];
+    if (kWidth % 8 == 0 || column + 1 < kWidth) row[column + 1] = pair[1];
+  }
+}
+
+// ---- Rows of the walk, whose lanes have four neighbouring columns of each chunk
+
+template <class Tile, int kWidth, int kParts>
+__device__ __forceinline__ void read_tile(float* memory, unsigned entry, unsigned place,
+                                          float (&parts)[kParts], int first) {
+  float words[4];
+  take_numbers<4>(Tile::row(memory, entry) + (place < kWidth ? place : 0), words);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) parts[first + i] = words[i];
+}
+
+template <int kWidth, int kWord, typename T, int kParts>
+__device__ __forceinline__ void store_chunk(T* row, unsigned place, const float (&run)[kParts],
+                                            int first) {
+  T words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = cast<T>(run[first + i]);
+  if constexpr (kWidth % 4 == 0) {
+    if (place < kWidth) store_numbers<kWord>(row + place, words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (place + i < kWidth) row[place + i] = words[i];
+  }
+}
+
+// ---- Products
+
+// Not called in templates: for these, a host's compiler would want them declared.
+__device__ __forceinline__ unsigned bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ float float_of(unsigned bits) { return __uint_as_float(bits); }
+
+// A number for tensor cores, rounded or as the sum of two.
+template <bool kPrecise>
+struct Split {
+  unsigned high, low = 0;
+  Split() = default;
+  __device__ __forceinline__ explicit Split(float x) : high(to_tf32(bits_of(x))) {
+    if constexpr (kPrecise) {
+      const float rest = x - float_of(high);
+      if (rest - rest == 0) low = to_tf32(bits_of(rest));  // of infinities nothing is left
+    }
+  }
+  // Of a matrix, whose numbers are rounded once.
+  static __device__ __forceinline__ float kept(float x) {
+    return kPrecise ? x : float_of(to_tf32(bits_of(x)));
+  }
+  static __device__ __forceinline__ Split of_kept(float x) {
+    if constexpr (kPrecise) return Split(x);
+    Split split;
+    split.high = bits_of(x);
+    return split;
+  }
+};
+
+template <bool kPrecise>
+struct LeftFragment {
+  unsigned high[4], low[4];
+  // number(i, j): of row i and column j from where the lane's are.
+  template <class Number>
+  __device__ __forceinline__ void load(const Number& number) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const Split<kPrecise> x(number(e % 2 * 8, e / 2 * 4));
+      high[e] = x.high;
+      low[e] = x.low;
+    }
+  }
+};
+
+template <bool kPrecise>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const LeftFragment<kPrecise>& a,
+                                             const Split<kPrecise>& first,
+                                             const Split<kPrecise>& second) {
+  const unsigned high[2] = {first.high, second.high}, low[2] = {first.low, second.low};
+  if constexpr (kPrecise) {
+    multiply_tf32(sum, a.low, high);
+    multiply_tf32(sum, a.high, low);
+  }
+  multiply_tf32(sum, a.high, high);
+}
+
+// Loads a matrix to shared memory as fragments. Number (i, j) is at start + i * down + j % group *
+// across + j / group * apart of the array. Of each step of eight rows, lane 4 g + t of a fragment
+// has rows 2 t and 2 t + 1 of column g, so that a lane's neighbouring columns of one product are
+// its operands of the next one. Called by the whole block.
+template <int kInner, int kColumns, bool kPrecise, typename T>
+__device__ __forceinline__ void load_matrix(const T* from, int start, int down, int across,
+                                            int group, int apart, float* to) {
+  constexpr int kTiles = in_steps(kColumns, 8), kNumbers = in_steps(kInner, 8) * kTiles * 64;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kNumbers; i += blockDim.x) {
+    const int lane = i / 2 % 32, fragment = i / 64;
+    const int row = fragment / kTiles * 8 + lane % 4 * 2 + i % 2;
+    const int column = fragment % kTiles * 8 + lane / 4;
+    const bool there = row < kInner && column < kColumns;
+    const int at = start + row * down + column % group * across + column / group * apart;
+    to[i] = there ? Split<kPrecise>::kept(widen(from[at])) : 0.0f;
+  }
+}
+
+// Columns of the product of the rows of a tile with a matrix that load_matrix has loaded, from the
+// first fragment of these columns on. x(j, e) is element e of block j of the rows, of kSteps
+// blocks; a row of the matrix has kMatrixTiles blocks.
+template <int kSteps, int kMatrixTiles, bool kPrecise, class X, int kTiles>
+__device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
+                                              float (&product)[kTiles][4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  static_assert(kSteps == 0, "the GPU's tensor cores take no float");
+#endif
+  const auto* const pairs = reinterpret_cast<const Word<float, 2>*>(matrix) + threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) product[n][e] = 0;
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) {
+    LeftFragment<kPrecise> a;
+    a.load([&](int down, int across) { return x(j, down / 8 * 2 + across / 4); });
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const auto pair = pairs[(j * kMatrixTiles + n) * 32];
+      float b[2];
+      memcpy(b, &pair, sizeof(b));
+      multiply_add(product[n], a, Split<kPrecise>::of_kept(b[0]), Split<kPrecise>::of_kept(b[1]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jax_gnn::cuda

@@ -1,0 +1,321 @@
+"""C++ text of values: types, literals and elementwise functions, for both code generators.
+
+Generated source contains no user strings, only numbers and what stands in these files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
+
+MAX_ARRAYS = 32
+"""Largest number of inputs, and of outputs; as in ``edge_region.cuh``."""
+THREADS = 128
+"""Threads of a block; as in ``edge_region.cuh``."""
+WARP = 32
+SHARED_BYTES = 227 << 10
+"""Shared memory of a multiprocessor."""
+MAX_UNROLLED_WEIGHTS = 64
+"""Weights of a matrix whose product is written out; larger ones run on tensor cores."""
+
+# Types in memory and in registers, and sizes in memory.
+STORED_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "int32": "int",
+    "int64": "int64_t",
+    "uint32": "unsigned",
+    "bool": "unsigned char",
+}
+REGISTER_TYPES = STORED_TYPES | {"float16": "float", "bfloat16": "float", "bool": "bool"}
+BYTES = {name: 1 if name == "bool" else int(name.lstrip("abfiolntu")) // 8 for name in STORED_TYPES}
+HALVES = ("float16", "bfloat16")
+FLOATS = ("float32", "float64", *HALVES)
+COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
+
+# Functions of one operand that have the same name in C++.
+_UNARY = (
+    "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor log log1p "
+    "sin sinh sqrt tan tanh"
+)
+# A C++ expression for each elementwise function. {f} is the suffix of functions of float.
+_EXPRESSIONS = {
+    **{name: f"{name}{{f}}({{0}})" for name in _UNARY.split()},
+    "abs": "({0} < 0 ? -{0} : {0})",
+    "add": "{0} + {1}",
+    "and": "{0} & {1}",
+    "atan2": "atan2{f}({0}, {1})",
+    "clamp": "lesser(greater({0}, {1}), {2})",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "ge": "{0} >= {1}",
+    "gt": "{0} > {1}",
+    "is_finite": "{0} - {0} == 0",
+    "le": "{0} <= {1}",
+    "logistic": "logistic({0})",
+    "lt": "{0} < {1}",
+    "max": "greater({0}, {1})",
+    "min": "lesser({0}, {1})",
+    "mul": "{0} * {1}",
+    "ne": "{0} != {1}",
+    "neg": "-{0}",
+    "or": "{0} | {1}",
+    "pow": "pow{f}({0}, {1})",
+    "rsqrt": "1 / sqrt{f}({0})",
+    "sign": "sign({0})",
+    "square": "{0} * {0}",
+    "sub": "{0} - {1}",
+    "xor": "{0} ^ {1}",
+}
+JOINS = {"sum": "Join::kSum", "max": "Join::kMax", "min": "Join::kMin"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Generated source of a walk, and its launch parameters.
+
+    Attributes:
+        source: The struct ``Text`` in C++, see ``edge_region.cuh``.
+        slots: Number of slots that are distributed over lanes.
+        vec: Slots of a lane.
+        lanes: Lanes of a team, a power of two up to 32.
+        unroll: Entries of a team's step.
+        parts: Elements of reduced rows that a lane holds.
+        blocks: Blocks of a multiprocessor.
+        shared: Bytes of matrices and tiles in shared memory.
+        acc: Dtype of sums.
+        words: Required alignment in bytes of the rows of each input, then of each output.
+        exact: Whether another kernel must produce the same bits.
+        cost: Estimated cost of an entry, to compare kernels.
+    """
+
+    source: str
+    slots: int
+    vec: int
+    lanes: int
+    unroll: int
+    parts: int
+    blocks: int
+    shared: int
+    acc: str
+    words: tuple[int, ...]
+    exact: bool
+    cost: float
+
+    @property
+    def room(self) -> int:
+        """Elements of the workspace for each slot; ``kRoom`` of ``edge_region.cuh``."""
+        return -(-self.parts // self.vec)
+
+
+class Infeasible(Exception):
+    """A value, or the whole, is beyond what one kernel can hold."""
+
+
+# --- Row programs --------------------------------------------------------------------------------
+
+
+def dot_sizes(program: RowProgram, step: Instruction) -> tuple[int, int]:
+    """Return the number of terms of a product, and of columns of its matrix."""
+    inner = int(step.params[0])
+    return inner, program.values[step.operands[1]].width // inner
+
+
+def on_tensor_cores(program: RowProgram, step: Instruction) -> bool:
+    """Whether a warp computes an instruction for all its entries together."""
+    return (
+        step.name == "dot"
+        and step.dtype.name in ("float32", *HALVES)
+        and program.values[step.operands[1]].width > MAX_UNROLLED_WEIGHTS
+    )
+
+
+def has_tiles(program: RowProgram) -> bool:
+    """Whether a program has products for tensor cores."""
+    return any(on_tensor_cores(program, step) for step in program.instructions)
+
+
+def needs_exact_bits(program: RowProgram) -> bool:
+    """Whether values are compared with those of another kernel: extremes."""
+    return any(output.reduce in ("max", "min") for output in program.outputs) or any(
+        step.name == "eq" for step in program.instructions
+    )
+
+
+def matrix_layout(program: RowProgram, dot: Instruction) -> tuple[int, int, int, int, int, int]:
+    """Return the input of a matrix, and the layout of its elements for ``load_matrix``.
+
+    Element (i, j) is at start + i * down + j % group * across + j // group * apart.
+    """
+    inner, columns = dot_sizes(program, dot)
+    number, places = dot.operands[1], np.arange(inner * columns)
+    while number >= len(program.inputs):
+        step = program.instructions[number - len(program.inputs)]
+        if step.name == "take":
+            places = np.asarray(step.params, np.int64)[places]
+        elif step.name != "convert_element_type" or step.dtype.name != "float32":
+            raise Infeasible("a matrix that is computed")
+        number = step.operands[0]
+    source = program.inputs[number]
+    if source.access != "shared" or source.dtype.name not in ("float32", *HALVES):
+        raise Infeasible(f"a matrix of {source.dtype}, by {source.access}")
+    start = int(places[0])
+    down = int(places[columns]) - start if inner > 1 else 0
+    across = int(places[1]) - start if columns > 1 else 0
+    j = np.arange(columns)
+    breaks = np.flatnonzero(places[:columns] != start + across * j)
+    group = int(breaks[0]) if len(breaks) else columns
+    apart = int(places[group]) - start if len(breaks) else 0
+    layout = start + down * np.arange(inner)[:, None] + j % group * across + j // group * apart
+    if (places != layout.ravel()).any():
+        raise Infeasible("a matrix whose numbers lie in no order")
+    return number, start, down, across, group, apart
+
+
+# --- C++ -----------------------------------------------------------------------------------------
+
+
+def register_type(dtype: str) -> str:
+    if dtype not in REGISTER_TYPES:
+        raise Infeasible(f"numbers of {dtype}")
+    return REGISTER_TYPES[dtype]
+
+
+def stored_type(dtype: str) -> str:
+    register_type(dtype)
+    return STORED_TYPES[dtype]
+
+
+def rounded(text: str, dtype: str) -> str:
+    """Round a half type, which has the precision of float in registers, as in memory."""
+    return f"number(cast<{STORED_TYPES[dtype]}>({text}))" if dtype in HALVES else text
+
+
+def loaded(text: str, dtype: str) -> str:
+    return f"({text} != 0)" if dtype == "bool" else f"number({text})"
+
+
+def elementwise(program: RowProgram, step: Instruction) -> Callable[..., str]:
+    """Return the C++ expression of an elementwise function, from those of its operands.
+
+    Raises:
+        Infeasible: There is none.
+    """
+    dtypes = [program.values[i].dtype.name for i in step.operands]
+    expression = _expression(step, dtypes)
+    if step.name == "log1p" and dtypes[0] == "float32" and _is_softplus_term(program, step):
+        return lambda x: f"log1p_of_fraction({x})"
+    if step.name in COMPARISONS:  # operands from memory are rounded, others are not yet
+        return lambda *x: expression(*map(rounded, x, dtypes))
+    return expression
+
+
+def _is_softplus_term(program: RowProgram, step: Instruction) -> bool:
+    """Whether the operand of a function is exp(-abs(x)), as in a softplus."""
+    names: list[str] = []
+    while len(names) < 3 and step.operands and step.operands[0] >= len(program.inputs):
+        step = program.instructions[step.operands[0] - len(program.inputs)]
+        names.append(step.name)
+    return names == ["exp", "neg", "abs"]
+
+
+def _expression(step: Instruction, dtypes: Sequence[str]) -> Callable[..., str]:
+    """Return the C++ expression of an elementwise function, from those of its operands."""
+    name, dtype = step.name, step.dtype.name
+    if name == "convert_element_type":
+        return lambda x: rounded(f"cast<{register_type(dtype)}>({x})", dtype)
+    if name == "integer_pow":
+        return lambda x: f"power<{int(step.params[0])}>({x})"
+    if name == "round":
+        function = "rint" if int(step.params[0]) == 1 else "round"
+        return lambda x: f"{function}{_suffix(dtype)}({x})"
+    if name == "not":
+        return lambda x: f"!{x}" if dtype == "bool" else f"~{x}"
+    if name == "rem":
+        return lambda a, b: f"fmod{_suffix(dtype)}({a}, {b})" if dtype in FLOATS else f"{a} % {b}"
+    if name == "select_n":
+        return lambda which, x, y: f"{which} ? {y} : {x}"
+    if name not in _EXPRESSIONS:
+        raise Infeasible(f"{name}, which has no line of CUDA")
+    if "{f}" in _EXPRESSIONS[name] and dtypes[0] not in FLOATS:
+        raise Infeasible(f"{name} of {dtypes[0]}")
+    return lambda *operands: _EXPRESSIONS[name].format(*operands, f=_suffix(dtypes[0]))
+
+
+def _suffix(dtype: str) -> str:
+    return "" if dtype == "float64" else "f"
+
+
+def literal(value: float | np.generic, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    kind = register_type(dtype)
+    if dtype not in FLOATS:
+        return f"static_cast<{kind}>({int(value)}ll)"
+    number = float(value)
+    if math.isnan(number):
+        return f"std::numeric_limits<{kind}>::quiet_NaN()"
+    if math.isinf(number):
+        return f"({'-' if number < 0 else ''}std::numeric_limits<{kind}>::infinity())"
+    return f"({number!r}{'' if kind == 'double' else 'f'})"
+
+
+def affine(indices: np.ndarray, variable: str) -> str | None:
+    """Return ``indices[i]`` as a C++ expression of i, ``variable``; None if it is not affine.
+
+    The form is start + outer * (i / group) + inner * (i % group).
+    """
+    count, start = len(indices), int(indices[0])
+    places = np.arange(count)
+    inner = int(indices[1]) - start if count > 1 else 0
+    breaks = np.flatnonzero(indices != start + inner * places)
+    group = int(breaks[0]) if len(breaks) else count
+    outer = int(indices[group]) - start if len(breaks) else 0
+    if (indices != start + outer * (places // group) + inner * (places % group)).any():
+        return None
+    terms = [str(start)] if start else []
+    if outer:
+        terms.append(f"{outer} * ({variable} / {group})")
+    if inner:
+        place = f"({variable} % {group})" if group < count else variable
+        terms.append(f"{inner} * {place}" if inner != 1 else place)
+    return f"({' + '.join(terms) or '0'})"
+
+
+def tree(kind: str, terms: Sequence[str]) -> str:
+    """Join terms pairwise, neighbours first: an order that lanes can follow, too."""
+    while len(terms) > 1:
+        pairs = [_join(kind, terms[i], terms[i + 1]) for i in range(0, len(terms) - 1, 2)]
+        terms = pairs + list(terms[len(pairs) * 2 :])
+    return terms[0]
+
+
+def _join(kind: str, a: str, b: str) -> str:
+    if kind in ("sum", "prod"):
+        return f"({a} {'+' if kind == 'sum' else '*'} {b})"
+    return f"{'greater' if kind == 'max' else 'lesser'}({a}, {b})"
+
+
+def struct(name: str, fields: Sequence[str]) -> list[str]:
+    return [f"struct {name} {{", *fields, "};"]
+
+
+def function(signature: str, lines: Sequence[str]) -> list[str]:
+    return [f"static __device__ __forceinline__ void {signature} {{", *lines, "}"]
+
+
+def join_of_part(joins: Sequence[str]) -> str:
+    """Return the C++ expression of the reduction of a part."""
+    expression, stop = "", 0
+    for join, group in itertools.groupby(joins):
+        stop += len(list(group))
+        expression += f"part < {stop} ? {join} : " if stop < len(joins) else join
+    return expression

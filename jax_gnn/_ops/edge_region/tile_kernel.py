@@ -1,0 +1,171 @@
+"""Kernels of programs with products: a warp computes the rows of its entries together, by tiles.
+
+The code of the rows is :mod:`jax_gnn._ops.edge_region.tile_codegen`'s. It leaves the rows that are
+reduced in tiles of shared memory, from where the lanes of the walk read them: a lane owns four
+neighbouring columns of each *chunk* of a row, and reduces them over the entries of its team.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from jax_gnn._ops.edge_region.cuda_text import (
+    BYTES,
+    JOINS,
+    SHARED_BYTES,
+    STORED_TYPES,
+    THREADS,
+    WARP,
+    Infeasible,
+    Kernel,
+    function,
+    join_of_part,
+    struct,
+)
+from jax_gnn._ops.edge_region.row_program import RowProgram
+from jax_gnn._ops.edge_region.tile_codegen import TileCode, tile_code
+
+_VEC = 4  # columns of a lane in a chunk
+_ENTRY_WORDS = 4  # of ``TileEntry`` in ``edge_tiles.cuh``
+_TILE_ENTRIES = 16  # entries of a tile, as tensor cores take them
+_MAX_PARTS = 32  # columns of a lane in all chunks
+# Registers of the walk, beside the rows of a tile and the parts of a row.
+_WALK_REGISTERS = 56
+_BLOCK_REGISTERS = {3: 168, 2: 255}  # of a lane, by the blocks of a multiprocessor
+
+# The place of a lane in fragments, by which the code of tiles finds its columns and entries.
+_PLACES = (
+    "[[maybe_unused]] const int t = static_cast<int>(threadIdx.x % 4);",
+    "[[maybe_unused]] const int g = static_cast<int>(threadIdx.x % 32 / 4);",
+    "[[maybe_unused]] const auto scratch_row = [&](int k) {",
+    "return memory + kScratchStart + (g + 8 * k) * kScratch;",
+    "};",
+)
+_IDS = "Index row, Index col, Index place, unsigned first, "
+
+
+@functools.lru_cache(maxsize=256)
+def generate_tiles(program: RowProgram) -> Kernel:
+    """Generate the kernel of a program whose outputs are by edge or by row.
+
+    Raises:
+        Infeasible: A value, or the whole, is beyond what a kernel can hold.
+    """
+    code = tile_code(program)
+    widest = max((width for _, width in code.tiles), default=1)
+    # A team of lanes holds a chunk, and a step of the warp has the entries of one tile.
+    slots = next(n for n in (16, 32, 64) if n >= min(widest, 64))
+    lanes, unroll = slots // _VEC, slots // 8
+    words = list(code.words)
+    parts, joins, values, stores = _walk_text(program, code, slots, words)
+    if parts > _MAX_PARTS:
+        raise Infeasible(f"sums of {parts} numbers for each lane")
+    types, memory = _memory(code)
+    shared = 4 * (code.matrix_size + THREADS // WARP * memory)
+    blocks = _blocks(code, parts, shared, lanes)
+    arrays = "const Arrays& in, "
+    lines = [
+        *code.tables,
+        "struct Text {",
+        *types,
+        "using Acc = float;",
+        f"static constexpr int kVec = {_VEC}, kParts = {parts};",
+        f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
+        f"static constexpr int kMatrices = {code.matrix_size}, kMemory = {memory};",
+        "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
+        f"return {join_of_part(joins)};",
+        "}",
+        *struct("Entry", ()),
+        *struct("Once", ()),
+        *function(f"load_once({arrays}bool active, unsigned first, Once& once)", ()),
+        *function(f"load({arrays}bool valid, {_IDS}Entry& entry)", ()),
+        *function(
+            f"value(const Entry& entry, const Once& once, {arrays}const Arrays& out, bool active, "
+            f"bool there, bool valid, {_IDS}float* memory, unsigned in_warp, Acc (&parts)[kParts])",
+            values,
+        ),
+        *function(f"load_matrices({arrays}float* matrices)", code.matrices),
+        *function(
+            f"compute({arrays}const Arrays& out, const float* matrices, float* memory, "
+            "const TileEntry (&entries)[2])",
+            (*_PLACES, *code.lines),
+        ),
+        *function(
+            "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])", stores
+        ),
+        "};",
+    ]
+    return Kernel(
+        source="\n".join(lines) + "\n",
+        slots=slots,
+        vec=_VEC,
+        lanes=lanes,
+        unroll=unroll,
+        parts=parts,
+        blocks=blocks,
+        shared=shared,
+        acc="float32",
+        words=tuple(words),
+        exact=code.exact,
+        cost=code.work,
+    )
+
+
+def _walk_text(
+    program: RowProgram, code: TileCode, slots: int, words: list[int]
+) -> tuple[int, list[str], list[str], list[str]]:
+    """Return the parts of a lane, their joins, and the lines of ``value`` and ``store``.
+
+    Raises the alignment of results in `words`.
+    """
+    parts, joins, values, stores = 0, list[str](), list[str](), list[str]()
+    tiles = [value for value, _ in code.tiles]
+    for number, output in enumerate(program.outputs):
+        if output.dest == "edge":
+            continue  # stored by the code of the tile
+        width, dtype = program.values[output.value].width, program.values[output.value].dtype.name
+        kind, tile = STORED_TYPES[dtype], tiles.index(output.value)
+        array = len(program.inputs) + number
+        word = next(n for n in (4, 2, 1) if width % n == 0 and n * BYTES[dtype] <= 16)
+        words[array] = max(words[array], word * BYTES[dtype])
+        for start in range(0, width, slots):
+            place = f"first + {start}" if start else "first"
+            values.append(
+                f"read_tile<Tile{tile}, {width}>(memory, in_warp, {place}, parts, {parts});"
+            )
+            stores.append(
+                f"store_chunk<{width}, {word}>(row_of<{kind}, {width}>(out.at[{number}], row), "
+                f"{place}, run, {parts});"
+            )
+            parts += _VEC
+            joins += [JOINS[output.reduce]] * _VEC
+    if not parts:  # the walk needs at least one part
+        return 1, [JOINS["sum"]], ["parts[0] = 0;"], []
+    return parts, joins, values, stores
+
+
+def _memory(code: TileCode) -> tuple[list[str], int]:
+    """Return the types in a warp's shared memory, and its size in words."""
+    offset = _TILE_ENTRIES * _ENTRY_WORDS
+    lines = [
+        f"static constexpr int kScratch = {code.scratch}, kScratchStart = {offset};",
+    ]
+    offset += _TILE_ENTRIES * code.scratch
+    for i, (_, width) in enumerate(code.tiles):
+        # A stride of 4 modulo 8 words puts neighbouring rows into different banks.
+        stride = -(-width // 8) * 8 + 4
+        lines.append(f"using Tile{i} = EntryTile<{offset}, {stride}>;")
+        offset += _TILE_ENTRIES * stride
+    return lines, offset
+
+
+def _blocks(code: TileCode, parts: int, shared: int, lanes: int) -> int:
+    """Return the blocks of a multiprocessor, as registers and shared memory allow."""
+    walk = 4 * 2 * THREADS // WARP * lanes * parts + (2 << 10)
+    for blocks, registers in _BLOCK_REGISTERS.items():
+        fits = blocks * (shared + walk) <= SHARED_BYTES
+        if fits and code.registers + _WALK_REGISTERS + parts <= registers:
+            return blocks
+    if shared + walk > SHARED_BYTES:
+        raise Infeasible("linear maps have too many numbers for the shared memory of a GPU")
+    return 1 if 2 * (shared + walk) > SHARED_BYTES else 2

@@ -1,0 +1,173 @@
+"""Edge tiles: rows of entries in fragments, and products on tensor cores, in emulated kernels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fuzz import regions
+from jax import nn
+from op_suite import KERNELS
+from region_cases import Edges, Model
+
+from jax_gnn._ops.edge_region import cuda_text, tile_codegen, tile_kernel
+from jax_gnn._ops.edge_region.row_program import from_jaxpr
+
+needs_cuda = pytest.mark.skipif(
+    "cuda" not in KERNELS, reason="CUDA kernels are neither emulated nor on a GPU"
+)
+
+
+def egnn(width):
+    """Two products in turn, one with a single column, and a vector of three numbers."""
+
+    def function(hd, hs, xd, xs, e, wd, we, w2, w3, w4):
+        difference = xd - xs
+        distance = jnp.sum(difference**2, keepdims=True)
+        m = nn.silu(nn.silu(hd + hs + distance @ wd + e @ we) @ w2)
+        return [m, difference * (nn.silu(m @ w3) @ w4)]
+
+    rows = [("row", (width,)), ("col", (width,)), ("row", (3,)), ("col", (3,)), ("edge", (4,))]
+    rows += [("shared", (1, width)), ("shared", (4, width)), ("shared", (width, width))]
+    rows += [("shared", (width, width)), ("shared", (width, 1))]
+    return Model(function, rows, [("row", "sum"), ("row", "sum")])
+
+
+def painn(width):
+    """Gates of three parts, of which a product is wider than registers; vectors of features."""
+
+    def function(phi, v, r, w, b):
+        basis = jnp.sin(jnp.arange(1, 21) * jnp.sum(r**2)) / (1 + jnp.sum(r**2))
+        first, second, third = jnp.split(phi * (basis @ w + b), 3)
+        return [first, v * second + r[:, None] * third]
+
+    rows = [("col", (3 * width,)), ("col", (3, width)), ("edge", (3,))]
+    rows += [("shared", (20, 3 * width)), ("shared", (3 * width,))]
+    return Model(function, rows, [("row", "sum"), ("row", "sum")])
+
+
+def nnconv(width):
+    """A matrix for each edge, times what the edge reads."""
+
+    def function(x, e, w1, w2):
+        return [x @ (nn.relu(e @ w1) @ w2).reshape(width, width)]
+
+    rows = [("col", (width,)), ("edge", (9,)), ("shared", (9, 16)), ("shared", (16, width**2))]
+    return Model(function, rows, [("row", "sum")])
+
+
+def edge_conv(width):
+    """The maximum of a perceptron, whose gradient compares entries with it to the same bits."""
+
+    def function(a, b, w, s):
+        y = nn.relu(a + b) @ w
+        return [y, jnp.sum(y.reshape(-1, 5), 1) * s]
+
+    rows = [("row", (12,)), ("col", (12,)), ("shared", (12, width)), ("edge", (width // 5,))]
+    return Model(function, rows, [("row", "max"), ("row", "sum")])
+
+
+def heads(width):
+    """Sums within heads, a softmax of them, and numbers that change places between lanes."""
+
+    def function(q, k, v, w):
+        k = (k.reshape(3, -1) @ w).reshape(-1)
+        scores = jnp.sum((q * k).reshape(3, -1), 1)
+        y = v.reshape(3, -1) * nn.softmax(scores)[:, None]
+        moved = jnp.concatenate([y.T.reshape(-1)[::-1], scores, jnp.roll(q, 3)])
+        return [y, moved, jnp.max(y, 0), y > 0, scores]
+
+    rows = [("row", (3 * width,)), ("col", (3 * width,)), ("col", (3 * width,))]
+    rows += [("shared", (width, width))]
+    sinks = [("row", "sum"), ("edge", "none"), ("row", "min"), ("edge", "none"), ("row", "sum")]
+    return Model(function, rows, sinks)
+
+
+MODELS = {
+    "egnn": (egnn, (24, 37, 64)),
+    "painn": (painn, (16, 24, 64)),
+    "nnconv": (nnconv, (8, 12, 16)),
+    "edge_conv": (edge_conv, (10, 25, 40)),
+    "heads": (heads, (9, 13, 16)),
+}
+
+
+def cuda_region(model, edges):
+    return lambda *x: regions.edge_region(
+        model.function, x, model.accesses, model.outputs, edges.matrix, implementation="cuda"
+    )
+
+
+def kernel(model, dtype="float32"):
+    rows = [jax.ShapeDtypeStruct(shape, dtype) for _, shape in model.rows]
+    program = from_jaxpr(jax.make_jaxpr(model.function)(*rows), model.accesses, model.outputs)
+    return tile_kernel.generate_tiles(program)
+
+
+def arrays_of(rng, model, edges):
+    """Draw arrays, with matrices that keep the scale of rows."""
+    return [
+        np.asarray(x, np.float64) / (np.sqrt(len(x)) if access == "shared" and x.ndim > 1 else 1)
+        for x, access in zip(edges.arrays(rng, model, "float32"), model.accesses, strict=True)
+    ]
+
+
+# --- Text ----------------------------------------------------------------------------------------
+
+
+def test_a_product_reads_the_accumulators_of_another():
+    """Between two products nothing passes through memory."""
+    source = kernel(egnn(64)).source
+    assert source.count("multiply_tile<8, 8, false>") == 2
+    assert "scratch_row(" not in source.split("scratch_row = ")[1]
+
+
+def test_text_is_of_the_size_of_the_program():
+    """A function is written once, not once for each number of the row that reads it."""
+    assert kernel(egnn(64)).source.count("logistic(") == 3
+
+
+def test_wide_products_are_computed_in_chunks():
+    assert "multiply_tile<3, 24, false>" in kernel(painn(64)).source
+
+
+def test_rows_beyond_registers_have_no_kernel():
+    joined = Model(
+        lambda x, y, w: [jnp.concatenate([x, jnp.tanh(y), y, jnp.sin(x)]) @ w],
+        [("row", (128,)), ("col", (128,)), ("shared", (512, 16))],
+        [("row", "sum")],
+    )
+    with pytest.raises(cuda_text.Infeasible, match="registers"):
+        kernel(joined)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_tiles_have_32_bits(dtype):
+    with jax.enable_x64(True), pytest.raises(cuda_text.Infeasible, match=dtype):
+        kernel(nnconv(8), dtype)
+
+
+# --- Emulated runs -------------------------------------------------------------------------------
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("precision", ["default", "highest", "bfloat16"])
+def test_values(name, precision, rng):
+    make, widths = MODELS[name]
+    model = make(int(rng.choice(widths)))
+    edges = Edges.random(rng, str(rng.choice(["random", "giant"])))
+    exact = arrays_of(rng, model, edges)
+    inputs = [jnp.asarray(x, "bfloat16" if precision == "bfloat16" else "float32") for x in exact]
+    with jax.enable_x64(True):
+        want = jax.tree.map(np.asarray, edges.plain(model, [np.asarray(x, np.float64) for x in inputs]))
+    with jax.default_matmul_precision("highest" if precision == "highest" else None):
+        results = cuda_region(model, edges)(*inputs)
+    bound = {"default": 5e-3, "highest": 1e-5, "bfloat16": 0.1}[precision]
+    for got, expected in zip(results, want, strict=True):
+        if got.dtype == bool:  # the sign of a number near zero may differ
+            assert np.mean(got != expected) < 0.02
+            continue
+        got, finite = np.asarray(got, np.float64), np.isfinite(expected)
+        assert np.array_equal(np.isfinite(got), finite)
+        scale = max(1.0, float(np.max(np.abs(expected[finite]), initial=0)))
+        np.testing.assert_allclose(got[finite] / scale, expected[finite] / scale, rtol=0, atol=bound)
