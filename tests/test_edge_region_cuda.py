@@ -117,7 +117,7 @@ def test_walks_cover_all_results(rng):
     sinks = [("row", "sum"), ("col", "max"), ("edge", "none"), ("all", "sum")]
     outputs = [sinks[int(i)] for i in rng.integers(4, size=4)] + [("row", "sum")] * count
     model = Model(lambda x, y: [x * y * i for i in range(len(outputs))], pairwise(3).rows, outputs)
-    walks = cuda._walks(program_of(model), Edges.random(rng, "random").matrix)
+    walks = cuda._walks(program_of(model), False)
     assert sorted(i for walk in walks for i in walk.results) == list(range(len(outputs)))
     assert all(walk.by_col == (outputs[i][0] == "col") for walk in walks for i in walk.results)
     assert sum(not walk.by_col for walk in walks) == 2
@@ -140,7 +140,7 @@ STORED = Model(
 
 
 def test_second_walk_reads_stored_results(rng):
-    first, second = cuda._walks(program_of(STORED), Edges.random(rng, "random").matrix)
+    first, second = cuda._walks(program_of(STORED), False)
     assert (first.by_col, first.used, first.stored) == (False, (0, 1, 2), ())
     assert (second.by_col, second.used, second.stored) == (True, (0,), (0,))
     assert [step.name for step in second.program.instructions] == ["mul"]
@@ -151,7 +151,7 @@ def test_first_walk_stores_masks_of_extremes(rng):
     model = Model(lambda x, y: [jax.nn.relu(x - y)], pairwise(4).rows, [("row", "max")])
     gradient = model.region().cotangent((0, 1), (0,))
     assert isinstance(gradient.program, RowProgram)
-    first, second = cuda._walks(gradient.program, Edges.random(rng, "random").matrix)
+    first, second = cuda._walks(gradient.program, False)
     assert (first.results, second.results, second.stored) == ((0, 2), (1,), (2,))
     assert [source.dtype for source in second.program.inputs] == [np.float32, bool]
     assert [step.name for step in second.program.instructions] == ["constant", "select_n", "neg"]

@@ -9,7 +9,7 @@ from jax import nn
 from op_suite import KERNELS
 from region_cases import Edges, Model
 
-from jax_gnn._ops.edge_region import cuda_text, tile_codegen, tile_kernel
+from jax_gnn._ops.edge_region import cuda_text, tile_kernel
 from jax_gnn._ops.edge_region.row_program import from_jaxpr
 
 needs_cuda = pytest.mark.skipif(
@@ -97,8 +97,12 @@ def cuda_region(model, edges):
     )
 
 
+def shapes(model, dtype="float32"):
+    return [jax.ShapeDtypeStruct(shape, dtype) for _, shape in model.rows]
+
+
 def kernel(model, dtype="float32"):
-    rows = [jax.ShapeDtypeStruct(shape, dtype) for _, shape in model.rows]
+    rows = shapes(model, dtype)
     program = from_jaxpr(jax.make_jaxpr(model.function)(*rows), model.accesses, model.outputs)
     return tile_kernel.generate_tiles(program)
 
@@ -159,7 +163,9 @@ def test_values(name, precision, rng):
     exact = arrays_of(rng, model, edges)
     inputs = [jnp.asarray(x, "bfloat16" if precision == "bfloat16" else "float32") for x in exact]
     with jax.enable_x64(True):
-        want = jax.tree.map(np.asarray, edges.plain(model, [np.asarray(x, np.float64) for x in inputs]))
+        want = jax.tree.map(
+            np.asarray, edges.plain(model, [np.asarray(x, np.float64) for x in inputs])
+        )
     with jax.default_matmul_precision("highest" if precision == "highest" else None):
         results = cuda_region(model, edges)(*inputs)
     bound = {"default": 5e-3, "highest": 1e-5, "bfloat16": 0.1}[precision]
@@ -170,4 +176,53 @@ def test_values(name, precision, rng):
         got, finite = np.asarray(got, np.float64), np.isfinite(expected)
         assert np.array_equal(np.isfinite(got), finite)
         scale = max(1.0, float(np.max(np.abs(expected[finite]), initial=0)))
-        np.testing.assert_allclose(got[finite] / scale, expected[finite] / scale, rtol=0, atol=bound)
+        np.testing.assert_allclose(
+            got[finite] / scale, expected[finite] / scale, rtol=0, atol=bound
+        )
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("precision", ["default", "highest", "bfloat16"])
+def test_gradients(name, precision, rng):
+    """To all arrays at once: rows, columns, edges, and what edges share."""
+    make, widths = MODELS[name]
+    model = make(int(rng.choice(widths[:2])))
+    kept = [
+        i for i, x in enumerate(jax.eval_shape(model.function, *shapes(model))) if x.dtype != bool
+    ]
+    function = model.function
+    model = model._replace(
+        function=lambda *x: [function(*x)[i] for i in kept],
+        outputs=[model.outputs[i] for i in kept],
+    )
+    edges = Edges.random(rng, str(rng.choice(["random", "giant"])))
+    exact = arrays_of(rng, model, edges)
+    inputs = [jnp.asarray(x, "bfloat16" if precision == "bfloat16" else "float32") for x in exact]
+    bound = {"default": 1e-2, "highest": 2e-5, "bfloat16": 0.2}[precision]
+    every = tuple(range(len(inputs)))
+    with jax.enable_x64(True):
+        wide = [np.asarray(x, np.float64) for x in inputs]
+        stable = regions.stable_elements(model, edges, wide, bound)
+        cotangents = [
+            np.where(mask, np.float32(rng.normal(size=x.shape)), 0)
+            for mask, x in zip(stable, edges.plain(model, wide), strict=True)
+        ]
+        plain = loss(lambda *x: edges.plain(model, x), cotangents)
+        want = jax.tree.map(np.asarray, jax.grad(plain, every)(*wide))
+    with jax.default_matmul_precision("highest" if precision == "highest" else None):
+        got = jax.jit(jax.grad(loss(cuda_region(model, edges), cotangents), every))(*inputs)
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+        x = np.asarray(x, np.float64)
+        scale = max(1e-2, float(np.max(np.abs(y), initial=0)))
+        np.testing.assert_allclose(x / scale, y / scale, rtol=0, atol=bound, err_msg=f"array {i}")
+
+
+def loss(function, cotangents):
+    """Return a linear function of finite results, whose gradient no large result amplifies."""
+
+    def scalar(*x):
+        results = zip(function(*x), cotangents, strict=True)
+        return sum(jnp.sum(jnp.where(c != 0, y, 0) * c.astype(y.dtype)) for y, c in results)
+
+    return scalar

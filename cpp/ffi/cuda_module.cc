@@ -136,7 +136,6 @@ struct Cuda {
   }
 
   static constexpr size_t kMostRegionArrays = cuda::kMostRegionArrays;
-  static constexpr int kThreadsOfRegions = cuda::kThreadsOfRegions;
   static ffi::Error load_region(const RegionAttributes& attributes) {
     return status(cuda::load_region(text_of(attributes)));
   }
@@ -144,7 +143,7 @@ struct Cuda {
                                 Workspace workspace, const Csr<int32_t>& csr, void* const* in,
                                 void* const* out) {
     const cuda::Schedule schedule = {cuda::Kernel::kWalk, static_cast<int>(attributes.lanes),
-                                     cuda::kThreadsOfRegions, workspace.blocks};
+                                     static_cast<int>(attributes.threads), workspace.blocks};
     return status(
         cuda::edge_region(stream, schedule, csr, text_of(attributes), in, out, workspace.bytes));
   }

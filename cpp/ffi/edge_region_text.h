@@ -15,13 +15,13 @@ struct RegionAttributes {
   std::string_view code, digest, name;
   int64_t slots, vec, unroll, parts, acc_bytes, shared;  // of the text, see RegionText
   // How each input is read: by entry, row, column, or one row for all; and where each result goes:
-  // to an entry or a row.
+  // to an entry, a row, or a row of each block.
   ffi::Span<const int64_t> reads, into;
   // Of inputs, then results: bytes of a row, and to how many it must be aligned.
   ffi::Span<const int64_t> row_bytes, words;
   bool gather, ordered;
   int64_t num_rows, num_cols;
-  int64_t lanes;
+  int64_t lanes, threads;  // of a team, of a block
 };
 
 }  // namespace jax_gnn
@@ -36,7 +36,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<xla::ffi::Span<const int64_t>>("row_bytes"),
     StructMember<xla::ffi::Span<const int64_t>>("words"), StructMember<bool>("gather"),
     StructMember<bool>("ordered"), StructMember<int64_t>("num_rows"),
-    StructMember<int64_t>("num_cols"), StructMember<int64_t>("lanes"));
+    StructMember<int64_t>("num_cols"), StructMember<int64_t>("lanes"),
+    StructMember<int64_t>("threads"));
 
 namespace jax_gnn {
 
@@ -63,7 +64,8 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
       attributes.vec > 8 || attributes.parts < 1 || attributes.parts > 1 << 10 ||
       (attributes.unroll != 2 && attributes.unroll != 4 && attributes.unroll != 8) ||
       (attributes.acc_bytes != 4 && attributes.acc_bytes != 8) || attributes.shared < 0 ||
-      attributes.shared > 1 << 18 || !is_schedule(attributes.lanes, Backend::kThreadsOfRegions))
+      attributes.shared > 1 << 18 || attributes.threads > 256 ||
+      !is_schedule(attributes.lanes, attributes.threads))
     return invalid("the schedule of an edge region is wrong");
   const auto ids = [&](size_t i) { return *operands.get<ffi::AnyBuffer>(i); };
   const CsrOperands csr = {ids(0),
@@ -98,9 +100,9 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
   if (error.failure()) return error;
   const auto workspace = make_workspace(buffer);
   for (size_t i = 0; i < outputs; ++i) {
-    const int64_t sizes[] = {csr.count(), csr.num_rows};
+    const int64_t sizes[] = {csr.count(), csr.num_rows, workspace.blocks};
     ffi::AnyBuffer result = **results.get<ffi::AnyBuffer>(i);
-    if (into[i] < 0 || into[i] > 1 || !is_array(result, sizes[into[i]], inputs + i))
+    if (into[i] < 0 || into[i] > 2 || !is_array(result, sizes[into[i]], inputs + i))
       return invalid("result " + std::to_string(i) + " of an edge region has the wrong size");
     out[i] = result.untyped_data();
   }

@@ -300,7 +300,11 @@ class Costs:
             else:
                 cotangents = self._all(region.edge_results)
                 cotangents += sum(map(self._gather_to_edges, region.pushes), Launch())
-            if outputs:
+            if outputs and order == "col" and region.linear_maps:
+                # The first walk stores these gradients by edge, and the second one adds them up.
+                stored = between(self._num_edges, sum(map(self._bytes, outputs)))
+                launches.append(stored + stored + self._edge_ids() + self._all(outputs))
+            elif outputs:
                 walk = self._walk(region, order) + cotangents + self._all(outputs)
                 launches.append(walk + work + work + work)
         # Gradients of shared rows are summed by destination, or by block, and then in all.

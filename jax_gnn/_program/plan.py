@@ -106,13 +106,12 @@ class Plan:
 
     @functools.cached_property
     def differentiated(self) -> Plan:
-        """The plan that runs under differentiation.
-
-        On a GPU, XLA computes gradients of linear maps faster than edge regions do.
-        """
+        """The plan that runs under differentiation: without linear maps if that takes less time."""
         if backend() != "cuda" or not any(region.linear_maps for region in self.regions):
             return self
-        return make_plan(self.traced, self.parts, self.passes, linear_maps=False)
+        plan = make_plan(self.traced, self.parts, self.passes, linear_maps=False)
+        is_faster = self.training_time < plan.training_time
+        return self if is_faster and all(map(EdgeRegion.has_gradients, self.regions)) else plan
 
     def run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         """Run the program."""
@@ -161,6 +160,8 @@ def make_plan(
     Passes are priced by ops. A region may save more if a linear map is not moved out of it.
     """
     plan = Plan(traced, parts, passes, linear_maps)
+    if linear_maps and not all(map(EdgeRegion.has_kernels, plan.regions)):
+        return make_plan(traced, parts, passes, linear_maps=False)
     if not Plan(traced, parts, (), linear_maps).matcher.regions:
         return plan
     return min([plan, *_with_fewer_passes(plan)], key=lambda plan: plan.training_time)

@@ -21,6 +21,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import chosen_implementation
 from jax_gnn._core.op import align_varying
 from jax_gnn._ops.edge_region import cuda_compile
+from jax_gnn._ops.edge_region.cuda import has_kernels
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Unsupported, abstract_row
@@ -204,6 +205,19 @@ class EdgeRegion:
         """The access by which an edge reads each array."""
         accesses: list[Access] = [access for _, access in self.inputs]
         return [*accesses, "row"] if self.share_dtype else accesses
+
+    def has_kernels(self) -> bool:
+        """Whether a GPU has kernels for the region, which products with matrices may prevent."""
+        return backend() != "cuda" or not self.linear_maps or has_kernels(self.region)
+
+    def has_gradients(self) -> bool:
+        """Whether a GPU has kernels for the gradients to all arguments of floats."""
+        region = self.region
+        active = tuple(
+            i for i, row in enumerate(region.rows) if jnp.issubdtype(row.dtype, jnp.floating)
+        )
+        cotangent = region.cotangent(active, tuple(range(len(region.outputs))))
+        return not self.linear_maps or has_kernels(cotangent)
 
     def lower(self, lowering: Lowering) -> list[Array]:
         """Compute the array of each result."""

@@ -11,7 +11,6 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kMostArrays = 32;
-constexpr int kRegionThreads = 128;  // of a block
 
 // The arrays of a region, in the order of its inputs or of its outputs.
 struct Arrays {

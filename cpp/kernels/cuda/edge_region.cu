@@ -14,7 +14,7 @@
 namespace jax_gnn::cuda {
 namespace {
 
-static_assert(kMostRegionArrays == kMostArrays && kThreadsOfRegions == kRegionThreads);
+static_assert(kMostRegionArrays == kMostArrays);
 
 // What parameters look like whose types depend on the text: RegionMessage, Output and Tails.
 struct MessageParameter {
@@ -85,7 +85,7 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   MessageParameter message;
   std::copy_n(in, kMostArrays, message.in.at);
   std::copy_n(out, kMostArrays, message.out.at);
-  const int lanes = schedule.lanes, threads = kRegionThreads;
+  const int lanes = schedule.lanes, threads = schedule.threads;
   const int64_t tiles = ceil_div(text.slots, lanes * text.vec);
   const int64_t step = 32 / lanes * text.unroll, warps = schedule.blocks * (threads / 32);
   Cut cut = {};

@@ -10,7 +10,8 @@
 //   kind                 how a part is joined to others
 //   load_matrices        loads the matrices of products to shared memory
 //   compute              computes the rows of the entries of a tile (edge_tiles.cuh), from where
-//                        `value` reads them
+//                        `value` reads them, and adds to Sums, those over all entries of the block
+//   finish               writes these
 // Rows are aligned to the words that the text reads and writes: its handler checks that.
 #pragma once
 
@@ -76,24 +77,28 @@ struct RegionMessage {
 template <class Text>
 constexpr bool makes_parts<RegionMessage<Text>> = true;
 template <class Text>
-constexpr int max_threads<RegionMessage<Text>> = kRegionThreads;
+constexpr bool reads_ahead<RegionMessage<Text>> = Text::kMemory == 0;
+template <class Text>
+constexpr int max_threads<RegionMessage<Text>> = Text::kThreads;
 
-// The rows of a tile, computed by the warp. Shared memory has the matrices, then for each warp its
-// entries, scratch memory and tiles, kMemory words of which only texts with products have any.
+// The rows of a tile, computed by the warp. Shared memory has the matrices, what warps of the block
+// leave for each other, then for each warp its entries, scratch memory and tiles: kMatrices,
+// kBlockMemory and kMemory words, of which only texts with products have any.
 template <class Text>
 struct Together<RegionMessage<Text>> {
   using Message = RegionMessage<Text>;
   __device__ __forceinline__ Together(const Message& message, void* shared, int warp, int team)
       : message_(message),
         matrices_(static_cast<float*>(shared)),
-        memory_(matrices_ + Text::kMatrices + warp * Text::kMemory),
+        block_(matrices_ + Text::kMatrices),
+        memory_(block_ + Text::kBlockMemory + warp * Text::kMemory),
         in_warp_(team * Text::kUnroll) {
     if constexpr (Text::kMatrices > 0) {
       Text::load_matrices(message.in, matrices_);
       __syncthreads();
     }
   }
-  __device__ __forceinline__ void make(typename Message::Loaded& loaded) const {
+  __device__ __forceinline__ void make(typename Message::Loaded& loaded) {
     loaded.memory = memory_;
     loaded.in_warp = in_warp_;
     if constexpr (Text::kMemory > 0) {
@@ -106,16 +111,38 @@ struct Together<RegionMessage<Text>> {
                                 (loaded.valid >> j & 1u) | (loaded.there >> j & 1u) << 1};
       __syncwarp();
       const int g = static_cast<int>(threadIdx.x % 32 / 4);
-      const TileEntry entries[2] = {tile[g], tile[g + 8]};
-      Text::compute(message_.in, message_.out, matrices_, memory_, entries);
-      __syncwarp();
+      compute({tile[g], tile[g + 8]});
+    }
+  }
+  // Sums over all entries are added by the whole block: warps with fewer steps than its first one
+  // take part with entries that do not count.
+  __device__ __forceinline__ void finish(const Cut& cut, int64_t begin, int64_t count) {
+    if constexpr (Text::kSums) {
+      constexpr int kEntries = 16;
+      const int64_t first = int64_t{blockIdx.x} * (blockDim.x / 32) * cut.per_warp;
+      const int64_t most = min(cut.per_warp, count - first);
+      const int64_t own = max(min(cut.per_warp, count - begin), int64_t{0});
+      const TileEntry none = {0, 0, 0, 0};
+      for (int64_t i = (own + kEntries - 1) / kEntries; i < (most + kEntries - 1) / kEntries; ++i)
+        compute({none, none});
+      __syncthreads();
+      Text::finish(message_.out, block_, sums_);
     }
   }
 
  private:
+  struct Entries {
+    TileEntry of_lane[2];
+  };
+  __device__ __forceinline__ void compute(const Entries& entries) {
+    Text::compute(message_.in, message_.out, matrices_, block_, memory_, entries.of_lane, sums_);
+    __syncwarp();
+  }
+
   const Message& message_;
-  float *matrices_, *memory_;
+  float *matrices_, *block_, *memory_;
   int in_warp_;
+  typename Text::Sums sums_ = {};
 };
 
 template <class Text>

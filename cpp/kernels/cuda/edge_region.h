@@ -20,7 +20,6 @@ struct RegionText {
 };
 
 constexpr size_t kMostRegionArrays = 32;
-constexpr int kThreadsOfRegions = 128;  // of a block
 
 // Loads the text ahead of its first launch, which may be recorded.
 cudaError_t load_region(const RegionText& text);

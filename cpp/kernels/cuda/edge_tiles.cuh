@@ -185,6 +185,16 @@ struct LeftFragment {
       low[e] = x.low;
     }
   }
+  // The same of numbers that have been through Split::kept.
+  template <class Number>
+  __device__ __forceinline__ void load_kept(const Number& number) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto x = Split<kPrecise>::of_kept(number(e % 2 * 8, e / 2 * 4));
+      high[e] = x.high;
+      low[e] = x.low;
+    }
+  }
 };
 
 template <bool kPrecise>
@@ -244,6 +254,92 @@ __device__ __forceinline__ void multiply_tile(const float* matrix, const X& x,
       multiply_add(product[n], a, Split<kPrecise>::of_kept(b[0]), Split<kPrecise>::of_kept(b[1]));
     }
   }
+}
+
+// ---- Sums over all entries of a block, such as gradients of what entries share
+//
+// The warps of a block leave rows of their tiles in shared memory, those of entry i of warp w in
+// row 16 w + i, and share out the fragments of the sums.
+
+// Fragments of 16 x 8 sums that a warp has of rows x columns.
+__host__ __device__ constexpr int outer_fragments(int rows, int columns, int warps) {
+  return in_steps(in_steps(rows, 16) * in_steps(columns, 8), warps);
+}
+
+// Adds the products of the numbers of rows of `left` and `right`, in rows of kLeftStride and
+// kRightStride. Numbers have been through Split::kept.
+template <int kWarps, int kRows, int kColumns, int kLeftStride, int kRightStride, bool kPrecise,
+          int kFragments>
+__device__ __forceinline__ void accumulate_outer(const float* left, const float* right,
+                                                 float (&sums)[kFragments][4]) {
+  constexpr int kTiles = in_steps(kColumns, 8), kCount = in_steps(kRows, 16) * kTiles;
+  static_assert(kFragments == outer_fragments(kRows, kColumns, kWarps));
+  // A warp's fragments are side by side: those of the same rows share their left operands.
+  constexpr bool kShares = kTiles % kFragments == 0 || kFragments % kTiles == 0;
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const float* const left_at = left + lane % 4 * kLeftStride + lane / 4;
+  const float* const right_at = right + lane % 4 * kRightStride + lane / 4;
+#pragma unroll 2
+  for (int step = 0; step < kWarps * 16; step += 8) {
+    LeftFragment<kPrecise> a;
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+      const int fragment = warp * kFragments + i;
+      if (kCount % kWarps != 0 && fragment >= kCount) continue;
+      if (!kShares || i % kTiles == 0)
+        a.load_kept([&](int down, int across) {
+          return left_at[(step + across) * kLeftStride + fragment / kTiles * 16 + down];
+        });
+      const float* const b = right_at + step * kRightStride + fragment % kTiles * 8;
+      multiply_add(sums[i], a, Split<kPrecise>::of_kept(b[0]),
+                   Split<kPrecise>::of_kept(b[4 * kRightStride]));
+    }
+  }
+}
+
+template <int kRows, int kColumns, int kFragments>
+__device__ __forceinline__ void store_outer(float* to, const float (&sums)[kFragments][4]) {
+  constexpr int kTiles = in_steps(kColumns, 8), kCount = in_steps(kRows, 16) * kTiles;
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int i = 0; i < kFragments; ++i) {
+    const int fragment = warp * kFragments + i;
+    if (fragment >= kCount) continue;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = fragment / kTiles * 16 + lane / 4 + e / 2 * 8;
+      const int column = fragment % kTiles * 8 + lane % 4 * 2 + e % 2;
+      if (row < kRows && column < kColumns) to[row * kColumns + column] = sums[i][e];
+    }
+  }
+}
+
+// Adds the sums of a block's lanes over their entries, by way of shared memory. Wide rows have
+// kElements of a block of columns, narrow ones have all numbers in each lane of a quad. Called by
+// the whole block.
+template <int kWarps, int kWidth, bool kWide, int kBlocks, int kElements>
+__device__ __forceinline__ void store_columns(float* to, float* memory,
+                                              const float (&sums)[kBlocks][kElements]) {
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      float x = sums[j][e];
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2)
+        x += __shfl_xor_sync(kWholeWarp, x, distance);
+      const int column = kWide ? 8 * j + 2 * lane + e : e;
+      if (lane < (kWide ? 4 : 1) && column < kWidth) memory[warp * kWidth + column] = x;
+    }
+  __syncthreads();
+  for (int column = static_cast<int>(threadIdx.x); column < kWidth; column += 32 * kWarps) {
+    float x = memory[column];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) x += memory[w * kWidth + column];
+    to[column] = x;
+  }
+  __syncthreads();
 }
 
 }  // namespace

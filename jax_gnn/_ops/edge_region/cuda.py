@@ -26,7 +26,7 @@ from jax_gnn._core.kernels import block_workspace, csr_operands
 from jax_gnn._core.op import Bind, Call, Op, define
 from jax_gnn._ops.edge_region import cuda_compile
 from jax_gnn._ops.edge_region.cuda_codegen import generate
-from jax_gnn._ops.edge_region.cuda_text import THREADS, Kernel
+from jax_gnn._ops.edge_region.cuda_text import TILE_ENTRIES, WARP, Kernel, has_tiles
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.edge_region.row_program import (
     Builder,
@@ -47,7 +47,7 @@ _MAX_STORED = 4  # candidates to read from an earlier walk: all subsets are trie
 
 # Enums of edge_region.cuh.
 _READS = {"edge": 0, "row": 1, "col": 2, "shared": 3}
-_INTO = {"edge": 0, "row": 1}
+_INTO = {"edge": 0, "row": 1, "all": 2}
 
 
 # --- The op --------------------------------------------------------------------------------------
@@ -67,19 +67,34 @@ class WalkOperands(NamedTuple):
 
 def _num_blocks(kernel: Kernel, csr: Csr) -> Any:
     """Return the number of blocks that share the entries; symbolic if that of the entries is."""
-    blocks = 4 if not kernel.shared else kernel.blocks
-    needed = -(-csr.count // (THREADS // kernel.lanes))
-    return jax.core.min_dim(blocks * _MULTIPROCESSORS, jax.core.max_dim(1, needed))
+    if not kernel.shared:
+        needed = -(-csr.count // (kernel.threads // kernel.lanes))
+        return jax.core.min_dim(4 * _MULTIPROCESSORS, jax.core.max_dim(1, needed))
+    # The blocks that have entries, each of whose sums is a row of a result: every warp takes the
+    # same number of tiles.
+    warps = kernel.threads // WARP
+    needed = -(-csr.count // (warps * TILE_ENTRIES))
+    blocks = jax.core.min_dim(kernel.blocks * _MULTIPROCESSORS, jax.core.max_dim(1, needed))
+    tiles = -(-csr.count // (warps * blocks * TILE_ENTRIES))
+    return jax.core.max_dim(1, -(-csr.count // (warps * tiles * TILE_ENTRIES)))
 
 
 def _result(operands: WalkOperands, *, program: RowProgram, num_cols: int) -> list[Any]:
     del num_cols
     sizes = {"row": operands.csr.num_rows, "edge": operands.csr.count}
+    if any(output.dest == "all" for output in program.outputs):  # sums of blocks
+        sizes["all"] = _num_blocks(_kernel(program), operands.csr)
     values = [program.values[output.value] for output in program.outputs]
     return [
-        abstract_row((sizes[output.dest], value.width), value.dtype)
+        abstract_row((sizes[output.dest], value.width), _stored_dtype(program, output))
         for output, value in zip(program.outputs, values, strict=True)
     ]
+
+
+def _stored_dtype(program: RowProgram, output: Output) -> np.dtype[Any]:
+    """Return the dtype of an output's array: that of sums for the sums of blocks."""
+    dtype = program.values[output.value].dtype
+    return np.dtype(accumulator_dtype(dtype)) if output.dest == "all" else dtype
 
 
 def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: int) -> list[Array]:
@@ -90,9 +105,15 @@ def _xla(arrays: Sequence[Array], csr: Csr, *, program: RowProgram, num_cols: in
         for x, access in zip(arrays, accesses, strict=True)
     ]
     values = edges.apply(lambda *rows: evaluate(program, rows), accesses, rows)
-    return [
+    reduced = [
         edges.reduce(x, output.dest, output.reduce)
         for x, output in zip(values, program.outputs, strict=True)
+    ]
+    # A block's sum is a row, and all but the first one are zero here.
+    shapes = _result(WalkOperands(tuple(arrays), csr), program=program, num_cols=num_cols)
+    return [
+        jnp.zeros(shape.shape, shape.dtype).at[0].set(x) if output.dest == "all" else x
+        for x, output, shape in zip(reduced, program.outputs, shapes, strict=True)
     ]
 
 
@@ -105,7 +126,7 @@ def _call(
     if ids is None:
         return None
     kernel, binary = _kernel(program), _binary(program)
-    rows = [*program.inputs, *(program.values[output.value] for output in program.outputs)]
+    arrays = [*operands.arrays, *_result(operands, program=program, num_cols=num_cols)]
     acc = np.dtype(kernel.acc)
     attributes = {
         "code": binary.code,
@@ -119,11 +140,12 @@ def _call(
         "acc_bytes": np.int64(acc.itemsize),
         "reads": np.array([_READS[source.access] for source in program.inputs], np.int64),
         "into": np.array([_INTO[output.dest] for output in program.outputs], np.int64),
-        "row_bytes": np.array([x.width * x.dtype.itemsize for x in rows], np.int64),
+        "row_bytes": np.array([x.shape[1] * x.dtype.itemsize for x in arrays], np.int64),
         "words": np.array(kernel.words, np.int64),
         "num_rows": np.int64(csr.num_rows),
         "num_cols": np.int64(num_cols),
         "lanes": np.int64(kernel.lanes),
+        "threads": np.int64(kernel.threads),
         **ids[1],
     }
     workspace = block_workspace(_num_blocks(kernel, csr), kernel.slots * kernel.room, acc)
@@ -227,10 +249,23 @@ def sources(region: Region, matrix: SparseMatrix) -> list[str]:
     return [_kernel(walk.program).source for walk in _region_walks(region, matrix)]
 
 
+def has_kernels(region: Region) -> bool:
+    """Whether there are kernels for a region, on a GPU of any kind."""
+    try:
+        return bool(_walks(_program(region), edges_by_col=False))
+    except Unsupported:
+        return False
+
+
 def _region_walks(region: Region, matrix: SparseMatrix) -> list[_Walk]:
+    edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
+    return _walks(_program(region), edges_by_col)
+
+
+def _program(region: Region) -> RowProgram:
     if isinstance(region.program, Unsupported):
         raise region.program
-    return _walks(region.program, matrix)
+    return region.program
 
 
 def _has_sorted_ids(matrix: SparseMatrix) -> bool:
@@ -301,14 +336,18 @@ class _Walk(NamedTuple):
         ]
 
 
-def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
+@functools.lru_cache(maxsize=1024)
+def _walks(program: RowProgram, edges_by_col: bool) -> list[_Walk]:
     """Split a program into walks: results by row and over all by row, results by column by column.
 
     The walk that stores results by entry comes first; the second one reads them, or masks, where
     that takes fewer bytes.
+
+    Args:
+        program: The program.
+        edges_by_col: Whether the entries of columns, not those of rows, are in the edges' order.
     """
     program = _with_fewer_selects(program)
-    edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
     by_row: list[int] = []
     by_col: list[int] = []
     for i, output in enumerate(program.outputs):
@@ -318,6 +357,7 @@ def _walks(program: RowProgram, matrix: SparseMatrix) -> list[_Walk]:
     if first and second:
         count = len(program.outputs)
         program = _with_masks(program, first, second, edges_by_col)
+        program = _with_reduced_values(program, second)
         first += range(count, len(program.outputs))
     walks: list[_Walk] = []
     readable: list[int] = []
@@ -351,6 +391,19 @@ def _with_masks(
         program, ()
     )
     return extended if gains else program
+
+
+def _with_reduced_values(program: RowProgram, second: Sequence[int]) -> RowProgram:
+    """Add the values that the second walk reduces as results of the first one, if it has products.
+
+    The second walk then has none: it reads a row where it would compute all of them again.
+    """
+    if not has_tiles(program.only(second)):
+        return program
+    values = dict.fromkeys(program.outputs[i].value for i in second if has_tiles(program.only([i])))
+    stored = {output.value for output in program.outputs if output.dest == "edge"}
+    added = [Output(value, "edge", "none") for value in values if value not in stored]
+    return replace(program, outputs=(*program.outputs, *added))
 
 
 def _masks(program: RowProgram, results: Sequence[int]) -> list[int]:
@@ -399,7 +452,11 @@ def _cheapest_walk(
     )
     return min(
         (_walk(program, results, by_col, stored) for stored in subsets),
-        key=lambda walk: (walk.program.bytes_per_entry, len(walk.program.instructions)),
+        key=lambda walk: (
+            has_tiles(walk.program),
+            walk.program.bytes_per_entry,
+            len(walk.program.instructions),
+        ),
     )
 
 
@@ -409,19 +466,24 @@ def _walk(
     program = _with_inputs(program, [program.outputs[i].value for i in stored])
     program = program.transposed() if by_col else program
     inputs, instructions = program.inputs, list(program.instructions)
+    # Blocks of tiles add up all their entries. Other walks reduce by row, and rows are joined.
+    by_block = has_tiles(program.only(results))
     outputs, over_all = [], []
     for i in results:
         output = program.outputs[i]
-        index = output.value
-        over_all.append(output.reduce if output.dest == "all" else None)
-        if output.dest == "all":  # sums of rows are not rounded before they are added up
-            value = program.values[index]
-            acc = np.dtype(accumulator_dtype(value.dtype))
-            if acc != value.dtype:
-                wide = Instruction("convert_element_type", (index,), value.width, acc)
-                instructions.append(wide)
-                index = len(inputs) + len(instructions) - 1
-        outputs.append(Output(index, "edge" if output.dest == "edge" else "row", output.reduce))
+        index, dest = output.value, output.dest
+        over_all.append(output.reduce if dest == "all" else None)
+        is_sum_of_block = by_block and output.reduce == "sum"
+        value = program.values[index]
+        acc = np.dtype(accumulator_dtype(value.dtype))
+        if dest == "all" and acc != value.dtype and not is_sum_of_block:
+            # Sums of rows are not rounded before they are added up.
+            wide = Instruction("convert_element_type", (index,), value.width, acc)
+            instructions.append(wide)
+            index = len(inputs) + len(instructions) - 1
+        if dest != "edge" and not (dest == "all" and is_sum_of_block):
+            dest = "row"
+        outputs.append(Output(index, dest, output.reduce))
     pruned, used = _without_inputs(without_dead_code(inputs, instructions, outputs))
     num_arrays = len(inputs) - len(stored)
     return _Walk(

@@ -31,6 +31,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     MAX_ARRAYS,
     REGISTER_TYPES,
     STORED_TYPES,
+    THREADS,
     WARP,
     Infeasible,
     Kernel,
@@ -43,6 +44,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     loaded,
     needs_exact_bits,
     on_tensor_cores,
+    outer_sizes,
     register_type,
     stored_type,
     struct,
@@ -414,6 +416,7 @@ class _Codegen:
             f"using Acc = {REGISTER_TYPES[self.acc]};",
             f"static constexpr int kVec = {self.vec}, kParts = {len(joins)};",
             f"static constexpr int kUnroll = {unroll}, kMinBlocks = {schedule.blocks};",
+            f"static constexpr int kThreads = {THREADS};",
             "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
             f"return {join_of_part(joins)};",
             "}",
@@ -429,7 +432,9 @@ class _Codegen:
                 "Acc (&parts)[kParts])",
                 self.body,
             ),
-            "static constexpr int kMatrices = 0, kMemory = 0;",
+            "static constexpr int kMatrices = 0, kBlockMemory = 0, kMemory = 0;",
+            "static constexpr bool kSums = false;",
+            *struct("Sums", ()),
         ]
         lines += function(
             "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])",
@@ -445,6 +450,7 @@ class _Codegen:
             lanes=self.lanes,
             unroll=unroll,
             parts=len(joins),
+            threads=THREADS,
             blocks=schedule.blocks,
             shared=0,
             acc=self.acc,
@@ -478,7 +484,7 @@ class _Codegen:
         name, operands = step.name, step.operands
         if name == "take":
             return self._value(operands[0], np.asarray(step.params, np.int64)[indices])
-        if name in ("constant", "concatenate", "reduce", "dot"):
+        if name in ("constant", "concatenate", "reduce", "dot", "outer"):
             rule: Callable[[Instruction, np.ndarray], _Value] = getattr(self, f"_{name}")
             return rule(step, indices)
         # Operands of width 1 broadcast: every slot reads their only element.
@@ -640,6 +646,27 @@ class _Codegen:
             lambda i: " + ".join(f"{a.at(i)} * {b.at(i)}" for a, b in terms),
             is_vector,
             inner,
+        )
+
+    def _outer(self, step: Instruction, indices: np.ndarray) -> _Value:
+        count, _, columns = outer_sizes(self.program, step)
+        if count > _MAX_TERMS:
+            raise Infeasible(f"a product of {count} terms")
+        left, right = step.operands
+        rows = self._width(left) // count
+        terms = [
+            (
+                self._value(left, i * rows + indices // columns),
+                self._value(right, i * columns + indices % columns),
+            )
+            for i in range(count)
+        ]
+        is_vector = any(factor.is_vector for term in terms for factor in term)
+        return self._define(
+            step.dtype.name,
+            lambda i: " + ".join(f"{a.at(i)} * {b.at(i)}" for a, b in terms),
+            is_vector,
+            count,
         )
 
     # ---- Inputs ---------------------------------------------------------------------------------

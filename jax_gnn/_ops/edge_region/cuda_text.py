@@ -17,8 +17,10 @@ from jax_gnn._ops.edge_region.row_program import Instruction, RowProgram
 MAX_ARRAYS = 32
 """Largest number of inputs, and of outputs; as in ``edge_region.cuh``."""
 THREADS = 128
-"""Threads of a block; as in ``edge_region.cuh``."""
+"""Threads of a block that adds up nothing for all of its entries."""
 WARP = 32
+TILE_ENTRIES = 16
+"""Entries of a warp that tensor cores take together; as in ``edge_tiles.cuh``."""
 SHARED_BYTES = 227 << 10
 """Shared memory of a multiprocessor."""
 MAX_UNROLLED_WEIGHTS = 64
@@ -89,6 +91,7 @@ class Kernel:
         lanes: Lanes of a team, a power of two up to 32.
         unroll: Entries of a team's step.
         parts: Elements of reduced rows that a lane holds.
+        threads: Threads of a block.
         blocks: Blocks of a multiprocessor.
         shared: Bytes of matrices and tiles in shared memory.
         acc: Dtype of sums.
@@ -103,6 +106,7 @@ class Kernel:
     lanes: int
     unroll: int
     parts: int
+    threads: int
     blocks: int
     shared: int
     acc: str
@@ -130,17 +134,23 @@ def dot_sizes(program: RowProgram, step: Instruction) -> tuple[int, int]:
 
 
 def on_tensor_cores(program: RowProgram, step: Instruction) -> bool:
-    """Whether a warp computes an instruction for all its entries together."""
-    return (
-        step.name == "dot"
-        and step.dtype.name in ("float32", *HALVES)
-        and program.values[step.operands[1]].width > MAX_UNROLLED_WEIGHTS
-    )
+    """Whether tensor cores compute an instruction, for several entries together."""
+    if step.dtype.name not in ("float32", *HALVES):
+        return False
+    weights = step.width if step.name == "outer" else program.values[step.operands[-1]].width
+    return step.name in ("dot", "outer") and weights > MAX_UNROLLED_WEIGHTS
 
 
 def has_tiles(program: RowProgram) -> bool:
     """Whether a program has products for tensor cores."""
-    return any(on_tensor_cores(program, step) for step in program.instructions)
+    return any(on_tensor_cores(program, step) for step in program.instructions if step.operands)
+
+
+def outer_sizes(program: RowProgram, step: Instruction) -> tuple[int, int, int]:
+    """Return the rows of an outer product's operands, and the widths of these rows."""
+    count = int(step.params[0])
+    widths = [program.values[i].width // count for i in step.operands]
+    return count, widths[0], widths[1]
 
 
 def needs_exact_bits(program: RowProgram) -> bool:

@@ -58,8 +58,10 @@ class Instruction:
         name: A key of `FUNCTIONS` (elementwise, operands of equal width), or one of
             ``"constant"`` (params: the elements), ``"take"`` (params: an index into the operand for
             each element), ``"concatenate"``, ``"reduce"`` (params ``(kind, n)``: reduces an operand
-            ``(width, n)`` over its last axis), and ``"dot"`` (operands ``(m, k)`` and a shared
-            ``(k, n)``; params ``(k,)``, or ``(k, "highest")`` for full precision).
+            ``(width, n)`` over its last axis), ``"dot"`` (operands ``(m, k)`` and a shared
+            ``(k, n)``; params ``(k,)``, or ``(k, "highest")`` for full precision), and ``"outer"``
+            (operands ``(m, k)`` and ``(m, n)``, of which rows are multiplied to ``(k, n)`` and
+            added up; params ``(m,)`` or ``(m, "highest")``).
         operands: Indices of values: inputs first, then instructions in order.
         width: Number of elements of the result.
         dtype: Dtype of the result.
@@ -571,6 +573,8 @@ class Builder:
             if lhs == 0:
                 return product
             return self.take(product, np.arange(width).reshape(sizes[lhs], sizes[rhs]).T)
+        if batches == 1 and min(sizes) > 1 and math.prod(sizes) <= MAX_PRODUCT:
+            return self._outer(equation, operands, (summed, free), count)
         total = batches * sizes[0] * sizes[1] * count
         if total > MAX_PRODUCT:
             raise Unsupported(eqn, f"dot_general of {total} products")
@@ -583,6 +587,31 @@ class Builder:
             terms.append(self.take(operands[i], full))
         product = self.emit("mul", terms, total, dtype)
         return self._reduce("sum", product, (total // max(count, 1), count), (1,))
+
+    def _outer(
+        self,
+        equation: _Equation,
+        operands: Sequence[int],
+        axes: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+        count: int,
+    ) -> int:
+        """Emit a product of two rows of an entry, such as the gradient of a shared matrix.
+
+        Args:
+            equation: The equation.
+            operands: Its operands, in the dtype of the result.
+            axes: The axes of each operand that are summed, and the other ones.
+            count: Number of products in each sum.
+        """
+        summed, free = axes
+        pair = [
+            self.take(operands[i], _indices(equation.shapes[i]).transpose(*summed[i], *free[i]))
+            for i in range(2)
+        ]
+        is_default = equation.params["precision"] in _DEFAULT_PRECISIONS
+        params = (count,) if is_default else (count, "highest")
+        result = equation.result
+        return self.emit("outer", pair, math.prod(result.shape), result.dtype, params)
 
     def _convert(self, index: int, dtype: np.dtype[Any]) -> int:
         value = self.value(index)
@@ -675,6 +704,10 @@ def _evaluate(instruction: Instruction, operands: Sequence[Array]) -> Array:
             count, *precision = params
             x, w = operands[0].reshape(-1, count), operands[1].reshape(count, -1)
             return jnp.matmul(x, w, precision=precision[0] if precision else None).ravel()
+        case "outer":
+            count, *precision = params
+            x, y = (operand.reshape(count, -1) for operand in operands)
+            return jnp.matmul(x.T, y, precision=precision[0] if precision else None).ravel()
         case "convert_element_type":
             return lax.convert_element_type(operands[0], dtype)
     return FUNCTIONS[instruction.name].lax(*operands, *params)

@@ -14,7 +14,9 @@ is used. The code fills tiles of shared memory with the rows that the walk reduc
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +29,9 @@ from jax_gnn._ops.edge_region.cuda_text import (
     HALVES,
     JOINS,
     STORED_TYPES,
+    THREADS,
+    TILE_ENTRIES,
+    WARP,
     Infeasible,
     affine,
     dot_sizes,
@@ -36,21 +41,25 @@ from jax_gnn._ops.edge_region.cuda_text import (
     matrix_layout,
     needs_exact_bits,
     on_tensor_cores,
+    outer_sizes,
     register_type,
     stored_type,
     tree,
 )
-from jax_gnn._ops.edge_region.row_program import Input, Instruction, RowProgram
+from jax_gnn._ops.edge_region.row_program import FUNCTIONS, Instruction, RowProgram
 
-MAX_REGISTERS = 200
+MAX_REGISTERS = 256
 """Registers of the rows of a lane, as counted here."""
 
 _BLOCK = 8  # columns of a block
 _MAX_NARROW = 8  # numbers of a narrow row
 _MAX_STORED = 128  # numbers of a row in registers; of wider ones, readers compute their part
 _CHUNK = 64  # columns of a result that are computed and stored together
+_MAX_TEXT = 4000  # characters of a function that is written where it is read
 _MAX_TERMS = 64  # of a reduction within a lane
 _MAX_SCALAR_TERMS = 4  # of a product that takes no tensor cores, and columns of one
+
+_NEVER_VIRTUAL = ("take", "constant", "concatenate", "reduce")
 
 # C++ of a column of a wide row.
 _COLUMN = "(8 * j + 2 * t + e % 2)"
@@ -72,6 +81,21 @@ class Rows(NamedTuple):
     varies: bool
 
 
+class _Factor(NamedTuple):
+    """A side of an outer product: a value, and the width of its rows."""
+
+    operand: int
+    width: int
+
+
+class _Factors(NamedTuple):
+    """An outer product, a sum over `count` rows of both factors."""
+
+    count: int
+    left: _Factor
+    right: _Factor
+
+
 @dataclass(frozen=True)
 class TileCode:
     """Code of the rows of 16 entries.
@@ -82,6 +106,10 @@ class TileCode:
         matrix_size: Numbers of the matrices.
         tables: Definitions of constant arrays.
         tiles: Value and width of each tile that the code fills.
+        sums: Members of the struct of sums over all entries of a block.
+        finish: Lines that write these sums.
+        block_memory: Words of shared memory for them.
+        warps: Warps of a block.
         scratch: Numbers between rows of the warp's scratch memory; 0 if there is none.
         words: Required alignment in bytes of the rows of each input, then of each output.
         exact: Whether another kernel must produce the same bits.
@@ -94,6 +122,10 @@ class TileCode:
     matrix_size: int
     tables: tuple[str, ...]
     tiles: tuple[tuple[int, int], ...]
+    sums: tuple[str, ...]
+    finish: tuple[str, ...]
+    block_memory: int
+    warps: int
     scratch: int
     words: list[int]
     exact: bool
@@ -107,14 +139,21 @@ def tile_code(program: RowProgram) -> TileCode:
     Raises:
         Infeasible: A value, or the whole, is beyond what a warp can hold.
     """
-    return _TileCodegen(program).code()
+    code = _TileCodegen(program, recompute=False).code()
+    # Gradients read rows of the forward pass again. What one row in registers tells is computed
+    # again from it where all do not fit.
+    if code.registers > MAX_REGISTERS:
+        code = _TileCodegen(program, recompute=True).code()
+    if code.registers > MAX_REGISTERS:
+        raise Infeasible(f"rows of entries that take {code.registers} registers")
+    return code
 
 
 class _TileCodegen:
     """The code of one program."""
 
-    def __init__(self, program: RowProgram) -> None:
-        self.program = program
+    def __init__(self, program: RowProgram, *, recompute: bool) -> None:
+        self.program, self.recompute = program, recompute
         self.first = len(program.inputs)
         self.exact = needs_exact_bits(program)
         self.precise = any(len(x.params) > 1 for x in program.instructions if x.name == "dot")
@@ -124,11 +163,31 @@ class _TileCodegen:
         self.matrix_offsets: dict[tuple[int, ...], int] = {}
         self.matrix_size = 0
         self.rows: dict[int, Rows] = {}  # of each value that is in registers
+        # The phase in which rows were read last. A phase ends with a product, over which no rows
+        # are kept that other rows in registers tell.
+        self.phase_of: dict[str, int] = {}
+        self.phase = 0
+        self.uniform = set[str]()  # names of rows that entries share
         self.moved: dict[tuple[object, ...], Rows] = {}  # loads and moves, by what they hold
+        self.sums: list[str] = []
+        self.finish: list[str] = []
+        self.block_memory = 0
+        self.sum_registers = 0
+        # A larger block shares out its sums, and what they need of shared memory, over more warps.
+        has_sums = any(output.dest == "all" for output in program.outputs)
+        self.warps = (2 if has_sums else 1) * THREADS // WARP
         self.scratch_width = 0
         self.work = 0.0
         arrays = [*program.inputs, *(program.values[output.value] for output in program.outputs)]
         self.words = [array.dtype.itemsize for array in arrays]
+        self.layouts: dict[int, bool] = {}
+        self.readers: dict[int, list[str]] = {}  # names of instructions
+        for step in program.instructions:
+            for operand in set(step.operands):
+                self.readers.setdefault(operand, []).append(step.name)
+        for output in program.outputs:
+            self.readers.setdefault(output.value, []).append("output")
+        self.sources: dict[int, frozenset[int]] = {}
         self.virtual = self._virtual_values()
         self.tile_of: dict[int, int] = {}
         for output in program.outputs:
@@ -141,18 +200,17 @@ class _TileCodegen:
     def code(self) -> TileCode:
         """Generate the code."""
         program = self.program
-        # Results are stored as soon as they are known, so that their registers are free again.
+        # In the order of the program, so that gradients follow the rows that they need. Results are
+        # stored as soon as they are known: their registers are free again.
         ready: dict[int, list[int]] = {}
         for number, output in enumerate(program.outputs):
-            ready.setdefault(max(self._stored_values(output.value), default=-1), []).append(number)
-        for index in [-1, *range(len(program.values))]:
-            if index >= self.first:
-                self._compute(index, program.instructions[index - self.first])
+            ready.setdefault(output.value, []).append(number)
+        for index in range(len(program.values)):
+            if index >= self.first and self._is_kept(index):
+                self._rows_of(index)
             for number in ready.get(index, ()):
                 self._store(number)
-        registers = self._registers()
-        if registers > MAX_REGISTERS:
-            raise Infeasible(f"rows of entries that take {registers} registers")
+        registers = self._registers() + self.sum_registers
         scratch = -(-self.scratch_width // _BLOCK) * _BLOCK + 4 if self.scratch_width else 0
         return TileCode(
             lines=tuple(self.lines),
@@ -160,6 +218,10 @@ class _TileCodegen:
             matrix_size=self.matrix_size,
             tables=tuple(self.tables),
             tiles=tuple((value, self._width(value)) for value in self.tile_of),
+            sums=tuple(self.sums),
+            finish=tuple(self.finish),
+            block_memory=self.block_memory,
+            warps=self.warps,
             scratch=scratch,
             words=self.words,
             exact=self.exact,
@@ -184,23 +246,13 @@ class _TileCodegen:
         step = self._step(number)
         return step is not None and (step.name in ("take", "constant") or number in self.virtual)
 
-    def _stored_values(self, number: int) -> set[int]:
-        """Return the inputs, and the instructions with registers, from which a value is read."""
-        step = self._step(number)
-        if step is None or not self._is_lazy(number):
-            return {number}
-        return set().union(*(self._stored_values(i) for i in step.operands))
-
     def _virtual_values(self) -> set[int]:
         """Return the values too wide to be stored, whose readers compute what they read."""
         virtual = set[int]()
         for index, step in enumerate(self.program.instructions, self.first):
-            if step.width <= _MAX_STORED or step.name in (
-                "take",
-                "constant",
-                "concatenate",
-                "reduce",
-            ):
+            if step.name == "outer" and on_tensor_cores(self.program, step):
+                virtual.add(index)
+            if step.width <= _MAX_STORED or step.name in _NEVER_VIRTUAL:
                 continue
             if step.name == "dot":
                 columns = dot_sizes(self.program, step)[1]
@@ -210,51 +262,100 @@ class _TileCodegen:
         return virtual
 
     def _is_wide(self, number: int) -> bool:
-        """Whether a value's numbers, wherever they are stored, are spread over lanes."""
-        for stored in self._stored_values(number):
-            if stored in self.rows:
-                if self.rows[stored].is_wide:
-                    return True
-            elif stored < self.first and self.program.varies[stored]:
-                is_wide = self._width(stored) > _MAX_NARROW
-                if is_wide:
-                    return True
-        return False
+        """Whether the numbers of a value are spread over the lanes of a quad."""
+        if number not in self.layouts:
+            self.layouts[number] = self._find_layout(number)
+        return self.layouts[number]
+
+    def _find_layout(self, number: int) -> bool:
+        step, width = self._step(number), self._width(number)
+        if step is None:
+            return width > _MAX_NARROW and self.program.varies[number]
+        if step.name == "take":
+            return self._is_wide(step.operands[0])
+        if step.name == "constant":
+            return False
+        if width > _MAX_NARROW or step.name in ("reduce", "outer"):
+            return width > _MAX_NARROW
+        if step.name == "dot":
+            return width == dot_sizes(self.program, step)[1] and self._method(step) == "tensor"
+        # A lane computes what it has: the rest of a quad does not need another lane's numbers.
+        return any(
+            self._is_wide(i)
+            for i in step.operands
+            if self._width(i) == width or step.name[0] == "c"
+        )
 
     def _registers(self) -> int:
         """Return the registers of rows where most are alive."""
-        program = self.program
-        last: dict[int, int] = {}
-        for index, step in enumerate(program.instructions, self.first):
-            if not self._is_lazy(index):
-                for operand in step.operands:
-                    for stored in self._stored_values(operand):
-                        last[stored] = index
+        sizes, first, last = dict[str, int](), dict[str, int](), dict[str, int]()
+        for place, line in enumerate(self.lines):
+            declaration = re.fullmatch(r"\w+ (v\d+)\[(\d+)\]\[(\d+)\];", line)
+            if declaration:
+                name, blocks, elements = declaration.groups()
+                # Of what entries share, a lane needs a few numbers at a time.
+                sizes[name] = 0 if name in self.uniform else int(blocks) * int(elements)
+            else:
+                for name in re.findall(r"\bv\d+\b", line):
+                    first.setdefault(name, place)
+                    last[name] = place
+        changes = [0] * (len(self.lines) + 1)
+        for name in first:
+            changes[first[name]] += sizes[name]
+            changes[last[name] + 1] -= sizes[name]
+        return max(itertools.accumulate(changes))
 
-        def size(number: int) -> int:
-            value = program.values[number]
-            if isinstance(value, Input) and value.access == "shared":
-                return 0
-            rows = self.rows.get(number)
-            is_wide = rows.is_wide if rows else value.width > _MAX_NARROW
-            numbers = 2 * _blocks(value.width) if is_wide else value.width
-            return numbers * (2 if program.varies[number] else 1)
+    # --- Values that are computed again ----------------------------------------------------------
 
-        # Inputs are loaded where they are first read.
-        start = {i: i for i in last if i >= self.first}
-        for index, step in enumerate(program.instructions, self.first):
-            for operand in step.operands:
-                for stored in self._stored_values(operand):
-                    if stored < self.first and not self._is_lazy(index):
-                        start.setdefault(stored, index)
-        return max(
-            (
-                sum(size(i) for i in last if start[i] <= index <= last[i])
-                + (size(index) if index not in last and not self._is_lazy(index) else 0)
-                for index in range(self.first, len(program.values))
-            ),
-            default=0,
-        )
+    def _is_kept(self, number: int) -> bool:
+        """Whether an instruction has registers from its place in the program to its last reader.
+
+        Others are computed where they are read. Where rows must be computed again, these are the
+        functions of a single wide row that is kept itself.
+        """
+        if self._is_lazy(number):
+            return False
+        is_free = not self._is_wide(number) or not self.program.varies[number]
+        return not self.recompute or is_free or number in self._sources(number)
+
+    def _sources(self, number: int) -> frozenset[int]:
+        """Return the kept wide rows of which a value is a function."""
+        if number not in self.sources:
+            self.sources[number] = self._find_sources(number)
+        return self.sources[number]
+
+    def _find_sources(self, number: int) -> frozenset[int]:
+        step = self._step(number)
+        if not self.program.varies[number] or not self._is_wide(number):
+            return frozenset()
+        if step is None:
+            return frozenset([number])
+        sources: frozenset[int] = frozenset().union(*map(self._sources, step.operands))
+        is_cheap = step.name in FUNCTIONS or (step.name == "dot" and self._method(step) == "scalar")
+        if self._is_lazy(number) or (
+            is_cheap and (len(sources) <= 1 or self._is_read_by_a_function(number))
+        ):
+            return sources
+        return frozenset([number])
+
+    def _is_read_by_a_function(self, number: int) -> bool:
+        """Whether one elementwise function alone reads a value: both are then computed together."""
+        readers = self.readers.get(number, [])
+        return len(readers) == 1 and readers[0] in FUNCTIONS
+
+    def _rows_of(self, number: int) -> Rows:
+        """Return the rows of an instruction, computed where they are first read."""
+        step = self._step(number)
+        assert step is not None
+        if number not in self.rows:
+            self._compute(number, step)
+            self.phase_of[self.rows[number].name] = self.phase
+        rows = self.rows[number]
+        if self.recompute and rows.is_wide and self.phase_of[rows.name] != self.phase:
+            # Else a compiler would keep functions of the rows that it computed in another phase.
+            self.phase_of[rows.name] = self.phase
+            self._loop(f"hide({rows.name}[j][e]);", rows.width, True, rows.varies)
+        return rows
 
     # --- C++ of a value's numbers ----------------------------------------------------------------
 
@@ -277,13 +378,21 @@ class _TileCodegen:
             return self._constant_text(step, indices, wide)
         if number in self.virtual and step.name == "dot":
             return self._product_text(number, step, indices, wide)
+        if number in self.virtual and step.name == "outer":
+            return self._outer_text(step, indices, wide)
         if number in self.virtual:
             return elementwise(self.program, step)(
                 *(f"({self._text(operand, indices, wide)})" for operand in step.operands)
             )
-        if step.name == "concatenate" and number not in self.rows:
-            raise AssertionError("values are computed in order")
-        return self._row_text(self.rows[number], self._dtype(number), indices, wide)
+        if not self._is_kept(number) and number not in self.rows:
+            if step.name == "dot":
+                return self._scalar_text(step, 0, indices, wide)
+            text = elementwise(self.program, step)(
+                *(f"({self._text(operand, indices, wide)})" for operand in step.operands)
+            )
+            if len(text) < _MAX_TEXT:
+                return text
+        return self._row_text(self._rows_of(number), self._dtype(number), indices, wide)
 
     def _row_text(self, rows: Rows, dtype: str, indices: np.ndarray, wide: bool) -> str:
         """Return numbers of rows in registers, moved between lanes if they must be."""
@@ -375,10 +484,12 @@ class _TileCodegen:
 
     def _loaded(self, number: int, indices: np.ndarray, wide: bool) -> Rows:
         """Return the rows of an input at indices, from memory."""
-        key = number, wide, indices.tobytes()
+        source, count = self.program.inputs[number], len(indices)
+        # What entries share is in the cache: it is loaded again rather than kept.
+        is_reloaded = self.recompute and source.access == "shared"
+        key = number, wide, indices.tobytes(), self.phase if is_reloaded else 0
         if key in self.moved:
             return self.moved[key]
-        source, count = self.program.inputs[number], len(indices)
         dtype, kind = source.dtype.name, stored_type(source.dtype.name)
         varies = source.access != "shared"
         rows = self._declare(dtype, count, wide, varies)
@@ -427,6 +538,8 @@ class _TileCodegen:
         name = f"v{len(self.lines)}"
         sizes = (_blocks(width), 4 if varies else 2) if wide else (2 if varies else 1, width)
         self.lines.append(f"{register_type(dtype)} {name}[{sizes[0]}][{sizes[1]}];")
+        if not varies:
+            self.uniform.add(name)
         return Rows(name, width, wide, varies)
 
     def _loop(self, line: str, width: int, wide: bool, varies: bool) -> None:
@@ -485,19 +598,18 @@ class _TileCodegen:
     # --- Instructions ----------------------------------------------------------------------------
 
     def _compute(self, number: int, step: Instruction) -> None:
-        """Append the code of an instruction, unless its readers compute it."""
-        if self._is_lazy(number):
-            return
+        """Append the code of an instruction."""
         if step.name == "concatenate":
             self._concatenate(number, step)
         elif step.name == "reduce":
             self._reduce(number, step)
         elif step.name == "dot":
             self._dot(number, step)
+        elif step.name == "outer":
+            wide = step.width > _MAX_NARROW
+            self._define(number, self._outer_text(step, np.arange(step.width), wide), wide)
         else:
-            wide = step.width > _MAX_NARROW or any(
-                self._width(i) == step.width and self._is_wide(i) for i in step.operands
-            )
+            wide = self._is_wide(number)
             expression = elementwise(self.program, step)
             indices = np.arange(step.width)
             texts = [f"({self._text(i, indices, wide)})" for i in step.operands]
@@ -507,7 +619,7 @@ class _TileCodegen:
     def _concatenate(self, number: int, step: Instruction) -> None:
         widths = [self._width(i) for i in step.operands]
         starts = np.cumsum([0, *widths])[:-1].tolist()
-        wide = step.width > _MAX_NARROW or any(map(self._is_wide, step.operands))
+        wide = self._is_wide(number)
         dtype, varies = step.dtype.name, self.program.varies[number]
         # A text may append the lines of a load or a move, which precede the loop that reads them.
         texts = [self._text(i, np.arange(self._width(i)), wide) for i in step.operands]
@@ -527,52 +639,80 @@ class _TileCodegen:
         self.rows[number] = self._read_scratch(dtype, np.arange(step.width), varies)
 
     def _reduce(self, number: int, step: Instruction) -> None:
-        kind, count = str(step.params[0]), int(step.params[1])
-        operand, dtype, width = step.operands[0], step.dtype.name, step.width
-        varies = self.program.varies[number]
-        wide = width > _MAX_NARROW
-        self.work += 2 * width * count
-        if wide or not self._is_wide(operand):
-            if count > _MAX_TERMS:
-                raise Infeasible(f"a reduction over {count} numbers within a lane")
-            places = np.arange(width) * count
-            if self.exact or not wide:
-                terms = [f"({self._text(operand, places + i, wide)})" for i in range(count)]
-                self._define(number, tree(kind, terms), wide)
-                return
-            # Term by term: the columns that a term reads may be computed for it alone.
-            rows = self._declare(dtype, width, True, varies)
-            for i in range(count):
-                term = f"({self._text(operand, places + i, True)})"
-                total = tree(kind, ["@", term]).replace("@", f"{rows.name}[j][e]") if i else term
-                self._loop(f"{rows.name}[j][e] = {total};", width, True, varies)
-            self.rows[number] = rows
+        kind, count, operand = str(step.params[0]), int(step.params[1]), step.operands[0]
+        wide, places = step.width > _MAX_NARROW, np.arange(step.width) * count
+        self.work += 2 * step.width * count
+        in_lanes = not self._is_wide(operand) or (
+            wide
+            and (
+                self._keeps_lanes(operand, places)
+                or not self._keeps_lanes(operand, np.arange(count))
+            )
+        )
+        if not in_lanes:
+            self._reduce_over_lanes(number, step, kind, count)
             return
-        if kind not in JOINS or dtype not in ("float32", *HALVES):
-            raise Infeasible(f"a {kind} of {dtype} over lanes")
-        join, blocks = JOINS[kind], _blocks(count)
-        texts = [self._text(operand, q * count + np.arange(count), True) for q in range(width)]
-        rows = self._declare(dtype, width, False, varies)
-        neutral = f"neutral_of<{join}, float>()"
-        for q, text in enumerate(texts):
-            inside = "" if count % _BLOCK == 0 else f"{_COLUMN} < {count}"
-            term = f"({inside} ? {text} : {neutral})" if inside else f"({text})"
-            place = "e / 2" if varies else "0"
-            if self.exact:
-                # The order of `tree`: neighbouring columns, lanes, and then blocks.
-                self._exact_reduce(rows, q, term, kind, blocks)
-                continue
-            self._narrow_loop(f"{rows.name}[k][{q}] = {neutral};", 1, varies)
-            total = f"{rows.name}[{place}][{q}]"
-            self._loop(f"{total} = join<{join}>({total}, {term});", count, True, varies)
-            line = f"{rows.name}[k][{q}] = quad_join<{join}>({rows.name}[k][{q}]);"
-            self._narrow_loop(line, 1, varies)
+        if count > _MAX_TERMS:
+            raise Infeasible(f"a reduction over {count} numbers within a lane")
+        if self.exact or not wide:
+            terms = [f"({self._text(operand, places + i, wide)})" for i in range(count)]
+            self._define(number, tree(kind, terms), wide)
+            return
+        # Term by term: the columns that a term reads may be computed for it alone.
+        rows = self._declare(step.dtype.name, step.width, True, self.program.varies[number])
+        for i in range(count):
+            term = f"({self._text(operand, places + i, True)})"
+            total = tree(kind, ["@", term]).replace("@", f"{rows.name}[j][e]") if i else term
+            self._loop(f"{rows.name}[j][e] = {total};", step.width, True, rows.varies)
         self.rows[number] = rows
 
-    def _exact_reduce(self, rows: Rows, q: int, term: str, kind: str, blocks: int) -> None:
-        join, entries = JOINS[kind], 2 if rows.varies else 1
-        self.lines += ["{", f"float parts[{entries}][{blocks}], pair[2];"]
+    def _keeps_lanes(self, number: int, indices: np.ndarray) -> bool:
+        """Whether a wide row has numbers of a value, at indices, that need not change places."""
+        step, count = self._step(number), len(indices)
+        if self._width(number) == 1 or not self._is_wide(number):
+            return True
+        if step is not None and step.name == "take":
+            return self._keeps_lanes(step.operands[0], np.asarray(step.params, np.int64)[indices])
+        if step is not None and step.name in FUNCTIONS and not self._is_kept(number):
+            return all(self._keeps_lanes(i, indices) for i in step.operands)
+        starts = indices[::_BLOCK]
+        in_order = np.repeat(starts, _BLOCK)[:count] + np.arange(count) % _BLOCK
+        is_aligned = not (starts % _BLOCK).any() or step is None
+        return (is_aligned and np.array_equal(indices, in_order)) or self._is_by_block(indices)
+
+    def _reduce_over_lanes(self, number: int, step: Instruction, kind: str, count: int) -> None:
+        """Reduce runs of columns, of which all lanes of a quad have some."""
+        dtype, operand = step.dtype.name, step.operands[0]
+        if kind not in JOINS or dtype not in ("float32", *HALVES):
+            raise Infeasible(f"a {kind} of {dtype} over lanes")
+        wide, varies, join = step.width > _MAX_NARROW, self.program.varies[number], JOINS[kind]
+        rows = self._declare(dtype, step.width, wide, varies)
+        neutral = f"neutral_of<{join}, float>()"
+        for q in range(step.width):
+            term = f"({self._text(operand, q * count + np.arange(count), True)})"
+            if count % _BLOCK:
+                term = f"({_COLUMN} < {count} ? {term} : {neutral})"
+            total = self._declare(dtype, 1, False, varies)
+            if self.exact:
+                self._join_in_order(total, term, kind, _blocks(count))
+            else:
+                place = f"{total.name}[{'e / 2' if varies else '0'}][0]"
+                self._narrow_loop(f"{total.name}[k][q] = {neutral};", 1, varies)
+                self._loop(f"{place} = join<{join}>({place}, {term});", count, True, varies)
+                line = f"{total.name}[k][q] = quad_join<{join}>({total.name}[k][q]);"
+                self._narrow_loop(line, 1, varies)
+            target = f"{rows.name}[k][{q}]"
+            if wide:  # one lane of the quad has the column
+                target = f"if (t == {q % _BLOCK // 2}) {rows.name}[{q // _BLOCK}][2 * k + {q % 2}]"
+            self._narrow_loop(f"{target} = {total.name}[k][q];", 1, varies)
+        self.rows[number] = rows
+
+    def _join_in_order(self, total: Rows, term: str, kind: str, blocks: int) -> None:
+        """Reduce in the order of `tree`: neighbouring columns, lanes, and then blocks."""
+        join, entries = JOINS[kind], 2 if total.varies else 1
         self.lines += [
+            "{",
+            f"float parts[{entries}][{blocks}], pair[2];",
             f"{_UNROLL} for (int k = 0; k < {entries}; ++k) "
             f"{_UNROLL} for (int j = 0; j < {blocks}; ++j) {{",
             f"{_UNROLL} for (int c = 0; c < 2; ++c) {{",
@@ -581,8 +721,8 @@ class _TileCodegen:
             f"parts[k][j] = quad_join<{join}>(join<{join}>(pair[0], pair[1]));",
             "}",
         ]
-        total = tree(kind, [f"parts[k][{j}]" for j in range(blocks)])
-        self._narrow_loop(f"{rows.name}[k][{q}] = {total};", 1, rows.varies)
+        sum_of_blocks = tree(kind, [f"parts[k][{j}]" for j in range(blocks)])
+        self._narrow_loop(f"{total.name}[k][q] = {sum_of_blocks};", 1, total.varies)
         self.lines.append("}")
 
     # --- Products --------------------------------------------------------------------------------
@@ -608,6 +748,15 @@ class _TileCodegen:
             element = f"[j + {start // _BLOCK}][e]" if wide else f"[k][{start} + q]"
             self._loop(f"{joined.name}{element} = {text};", columns, wide, True)
         self.rows[number] = joined
+
+    def _method(self, step: Instruction) -> str:
+        """Return what computes a product: ``"scalar"`` code, a ``"quad"`` or ``"tensor"`` cores."""
+        inner, columns = dot_sizes(self.program, step)
+        is_small = not on_tensor_cores(self.program, step)
+        if inner <= _MAX_SCALAR_TERMS or (is_small and inner <= _MAX_NARROW):
+            return "scalar"
+        in_order = self.exact and is_small
+        return "quad" if columns <= _MAX_SCALAR_TERMS and not in_order else "tensor"
 
     def _product_text(self, number: int, step: Instruction, indices: np.ndarray, wide: bool) -> str:
         """Return numbers of a product of which only the columns that are read are computed."""
@@ -637,12 +786,12 @@ class _TileCodegen:
         inner, columns = dot_sizes(self.program, step)
         self.work += count * inner / 8
         indices, places = row * inner + np.arange(inner), first + np.arange(count)
-        small = not on_tensor_cores(self.program, step)
-        if inner <= _MAX_SCALAR_TERMS or (small and inner <= _MAX_NARROW):
-            return self._scalar_product(step, indices, columns, places)
-        if columns <= _MAX_SCALAR_TERMS and not (self.exact and small):
+        method = self._method(step)
+        if method == "scalar":
+            return self._scalar_product(step, row, places)
+        if method == "quad":
             return self._few_columns(step, indices, columns)
-        if small and self.exact:
+        if self.exact and not on_tensor_cores(self.program, step):
             raise Infeasible(f"a product of {inner} terms in an order of its own")
         array, *strides = matrix_layout(self.program, step)
         precise = "true" if self.precise else "false"
@@ -666,22 +815,28 @@ class _TileCodegen:
             f"multiply_tile<{_blocks(inner)}, {_blocks(columns)}, {precise}>(matrices + {offset}, "
             f"[&](int j, int e) {{ return static_cast<float>({text}); }}, {rows.name});"
         )
+        self.phase += 1
         return rows
 
-    def _scalar_product(
-        self, step: Instruction, indices: np.ndarray, columns: int, places: np.ndarray
-    ) -> Rows:
+    def _scalar_product(self, step: Instruction, row: int, places: np.ndarray) -> Rows:
         """Return columns of a product with a matrix of few rows."""
-        left, right = step.operands
         wide = len(places) > _MAX_NARROW
-        terms = []
-        for i, index in enumerate(indices.tolist()):
-            x = self._text(left, np.full(len(places), index), wide)
-            terms.append(f"({x}) * ({self._text(right, i * columns + places, wide)})")
+        text = self._scalar_text(step, row, places, wide)
         rows = self._declare(step.dtype.name, len(places), wide, True)
-        element = "[j][e]" if wide else "[k][q]"
-        self._loop(f"{rows.name}{element} = {' + '.join(terms)};", len(places), wide, True)
+        self._loop(
+            f"{rows.name}{'[j][e]' if wide else '[k][q]'} = {text};", len(places), wide, True
+        )
         return rows
+
+    def _scalar_text(self, step: Instruction, row: int, places: np.ndarray, wide: bool) -> str:
+        """Return columns of a product with a matrix of few rows, as C++."""
+        left, right = step.operands
+        inner, columns = dot_sizes(self.program, step)
+        terms = []
+        for i in range(inner):
+            x = self._text(left, np.full(len(places), row * inner + i), wide)
+            terms.append(f"({x}) * ({self._text(right, i * columns + places, wide)})")
+        return f"({' + '.join(terms)})"
 
     def _few_columns(self, step: Instruction, indices: np.ndarray, columns: int) -> Rows:
         """Return a product with a matrix of few columns, each a sum over the lanes of a quad."""
@@ -703,6 +858,9 @@ class _TileCodegen:
     def _store(self, number: int) -> None:
         """Append the code that stores a result, or fills the tile of a reduced one."""
         output = self.program.outputs[number]
+        if output.dest == "all":
+            self._accumulate(number)
+            return
         value, width, dtype = output.value, self._width(output.value), self._dtype(output.value)
         wide = width > _MAX_NARROW or self._is_wide(value)
         by_entry = output.dest == "edge"
@@ -732,16 +890,124 @@ class _TileCodegen:
             columns = np.arange(start, min(start + _CHUNK, width))
             text = self._text(value, columns, True)
             limit = len(columns) if by_entry else _blocks(len(columns)) * _BLOCK
-            self.lines += [
-                f"{_UNROLL} for (int j = 0; j < {_blocks(len(columns))}; ++j) "
-                f"{_UNROLL} for (int k = 0; k < 2; ++k) {{",
-                f"{kind} pair[2];",
-                f"{_UNROLL} for (int c = 0; c < 2; ++c) {{ const int e = 2 * k + c; "
-                f"pair[c] = {element.format(text)}; }}",
-                f"store_pair<{limit}, {word}>({condition}, {base} + {start}, 8 * j + 2 * t, pair);",
-                "}",
-            ]
+            call = f"store_pair<{limit}, {word}>({condition}, {base} + {start}"
+            self._store_pairs(kind, len(columns), element.format(text), call)
         self.work += 2 * width
+
+    def _store_pairs(self, kind: str, width: int, number: str, call: str) -> None:
+        """Append a call for each two neighbouring numbers of a wide row."""
+        self.lines += [
+            f"{_UNROLL} for (int j = 0; j < {_blocks(width)}; ++j) "
+            f"{_UNROLL} for (int k = 0; k < 2; ++k) {{",
+            f"{kind} pair[2];",
+            f"{_UNROLL} for (int c = 0; c < 2; ++c) {{",
+            f"const int e = 2 * k + c; pair[c] = {number};",
+            "}",
+            f"{call}, 8 * j + 2 * t, pair);",
+            "}",
+        ]
+
+    def _accumulate(self, number: int) -> None:
+        """Append the code that adds a result to the sum over all entries."""
+        value = self.program.outputs[number].value
+        place = f"static_cast<float*>(out.at[{number}]) + static_cast<int64_t>(blockIdx.x) * "
+        products = self._outer_products(value, np.arange(self._width(value)))
+        if products:
+            self._accumulate_outer(products, f"{place}{self._width(value)}")
+            return
+        width = self._width(value)
+        wide = width > _MAX_NARROW or self._is_wide(value)
+        if width > _MAX_STORED:
+            raise Infeasible(f"a sum over all entries of {width} numbers")
+        name = f"sum{len(self.sums)}"
+        blocks, elements = (_blocks(width), 2) if wide else (1, width)
+        self.sums.append(f"float {name}[{blocks}][{elements}];")
+        self.sum_registers += blocks * elements
+        self.block_memory = max(self.block_memory, self.warps * width)
+        text = self._text(value, np.arange(width), wide)
+        entry, element = ("e / 2", "[j][e % 2]") if wide else ("k", "[0][q]")
+        line = f"sums.{name}{element} += entries[{entry}].valid() ? static_cast<float>({text}) : 0;"
+        self._loop(line, width, wide, True)
+        is_wide = "true" if wide else "false"
+        self.finish.append(
+            f"store_columns<{self.warps}, {width}, {is_wide}>({place}{width}, block, sums.{name});"
+        )
+
+    def _outer_products(self, number: int, indices: np.ndarray) -> list[_Factors]:
+        """Return the outer products of which a value, at indices, is the sum; none if it is not."""
+        step = self._step(number)
+        if step is None or len(indices) != step.width:
+            return []
+        if step.name == "take":
+            return self._outer_products(
+                step.operands[0], np.asarray(step.params, np.int64)[indices]
+            )
+        if step.name == "add":
+            terms = [self._outer_products(operand, indices) for operand in step.operands]
+            return [term for products in terms for term in products] if all(terms) else []
+        if step.name != "outer" or not on_tensor_cores(self.program, step):
+            return []
+        count, rows, columns = outer_sizes(self.program, step)
+        factors = [_Factor(i, n) for i, n in zip(step.operands, (rows, columns), strict=True)]
+        in_order = np.arange(step.width).reshape(rows, columns)
+        if np.array_equal(indices, in_order.ravel()):
+            return [_Factors(count, *factors)]
+        is_transposed = np.array_equal(indices, in_order.T.ravel())
+        return [_Factors(count, *reversed(factors))] if is_transposed else []
+
+    def _accumulate_outer(self, products: Sequence[_Factors], place: str) -> None:
+        """Append products of rows of all warps of a block, with entries as the inner axis."""
+        rows, columns = products[0].left.width, products[0].right.width
+        if any((x.left.width, x.right.width) != (rows, columns) for x in products):
+            raise Infeasible("a sum of outer products of several shapes")
+        name = f"sum{len(self.sums)}"
+        fragments = -(-(-(-rows // 16) * _blocks(columns)) // self.warps)
+        self.sums.append(f"float {name}[{fragments}][4];")
+        self.sum_registers += 4 * fragments
+        precise = "true" if self.precise else "false"
+        # A stride of 8 modulo 32 words puts the rows of four entries into different banks.
+        strides = [-(-width // WARP) * WARP + 8 for width in (rows, columns)]
+        entries = self.warps * TILE_ENTRIES
+        starts = 0, entries * strides[0]
+        self.block_memory = max(self.block_memory, entries * sum(strides))
+        self.phase += 1
+        for count, *factors in products:
+            for i in range(count):
+                for factor, start, stride in zip(factors, starts, strides, strict=True):
+                    first = i * factor.width
+                    self._put_block_row(factor.operand, first, factor.width, start, stride)
+                self.lines += [
+                    "__syncthreads();",
+                    f"accumulate_outer<{self.warps}, {rows}, {columns}, {strides[0]}, "
+                    f"{strides[1]}, {precise}>(block, block + {starts[1]}, sums.{name});",
+                    "__syncthreads();",
+                ]
+            self.work += count * rows * columns / 8
+        self.finish.append(f"store_outer<{rows}, {columns}>({place}, sums.{name});")
+
+    def _put_block_row(self, operand: int, first: int, width: int, start: int, stride: int) -> None:
+        """Append the code that shows a row of each entry to all warps of the block."""
+        wide = width > _MAX_NARROW or self._is_wide(operand)
+        text = self._text(operand, first + np.arange(width), wide)
+        precise = "true" if self.precise else "false"
+        number = f"entries[k].valid() ? Split<{precise}>::kept({text}) : 0"
+        row = f"block_row(k, {start}, {stride})"
+        if not wide:
+            self._narrow_loop(f"if (t == 0) {row}[q] = {number};", width, True)
+            return
+        limit = _blocks(width) * _BLOCK
+        self._store_pairs("float", width, number, f"store_pair<{limit}, 2>(true, {row}")
+
+    def _outer_text(self, step: Instruction, indices: np.ndarray, wide: bool) -> str:
+        """Return numbers of an outer product of an entry."""
+        count, rows, columns = outer_sizes(self.program, step)
+        left, right = step.operands
+        terms = [
+            f"({self._text(left, i * rows + indices // columns, wide)}) * "
+            f"({self._text(right, i * columns + indices % columns, wide)})"
+            for i in range(count)
+        ]
+        return f"({' + '.join(terms)})"
 
     def _earlier_tiles(self, number: int) -> list[int]:
         return [i for i in range(number) if self.program.outputs[i].dest == "row"]

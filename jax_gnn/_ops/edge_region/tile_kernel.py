@@ -15,6 +15,7 @@ from jax_gnn._ops.edge_region.cuda_text import (
     SHARED_BYTES,
     STORED_TYPES,
     THREADS,
+    TILE_ENTRIES,
     WARP,
     Infeasible,
     Kernel,
@@ -27,11 +28,10 @@ from jax_gnn._ops.edge_region.tile_codegen import TileCode, tile_code
 
 _VEC = 4  # columns of a lane in a chunk
 _ENTRY_WORDS = 4  # of ``TileEntry`` in ``edge_tiles.cuh``
-_TILE_ENTRIES = 16  # entries of a tile, as tensor cores take them
 _MAX_PARTS = 32  # columns of a lane in all chunks
 # Registers of the walk, beside the rows of a tile and the parts of a row.
 _WALK_REGISTERS = 56
-_BLOCK_REGISTERS = {3: 168, 2: 255}  # of a lane, by the blocks of a multiprocessor
+_REGISTERS_OF_THREE = 168  # of a lane, with three blocks of a multiprocessor
 
 # The place of a lane in fragments, by which the code of tiles finds its columns and entries.
 _PLACES = (
@@ -40,7 +40,11 @@ _PLACES = (
     "[[maybe_unused]] const auto scratch_row = [&](int k) {",
     "return memory + kScratchStart + (g + 8 * k) * kScratch;",
     "};",
+    "[[maybe_unused]] const auto block_row = [&](int k, int start, int stride) {",
+    "return block + start + (static_cast<int>(threadIdx.x / 32) * 16 + g + 8 * k) * stride;",
+    "};",
 )
+_FINISH = "finish(const Arrays& out, float* block, const Sums& sums)"
 _IDS = "Index row, Index col, Index place, unsigned first, "
 
 
@@ -61,7 +65,7 @@ def generate_tiles(program: RowProgram) -> Kernel:
     if parts > _MAX_PARTS:
         raise Infeasible(f"sums of {parts} numbers for each lane")
     types, memory = _memory(code)
-    shared = 4 * (code.matrix_size + THREADS // WARP * memory)
+    shared = 4 * (code.matrix_size + code.block_memory + code.warps * memory)
     blocks = _blocks(code, parts, shared, lanes)
     arrays = "const Arrays& in, "
     lines = [
@@ -72,6 +76,9 @@ def generate_tiles(program: RowProgram) -> Kernel:
         f"static constexpr int kVec = {_VEC}, kParts = {parts};",
         f"static constexpr int kUnroll = {unroll}, kMinBlocks = {blocks};",
         f"static constexpr int kMatrices = {code.matrix_size}, kMemory = {memory};",
+        f"static constexpr int kBlockMemory = {code.block_memory}, kThreads = {WARP * code.warps};",
+        f"static constexpr bool kSums = {'true' if code.sums else 'false'};",
+        *struct("Sums", code.sums),
         "static __device__ constexpr Join kind([[maybe_unused]] int part) {",
         f"return {join_of_part(joins)};",
         "}",
@@ -86,10 +93,11 @@ def generate_tiles(program: RowProgram) -> Kernel:
         ),
         *function(f"load_matrices({arrays}float* matrices)", code.matrices),
         *function(
-            f"compute({arrays}const Arrays& out, const float* matrices, float* memory, "
-            "const TileEntry (&entries)[2])",
+            f"compute({arrays}const Arrays& out, const float* matrices, float* block, "
+            "float* memory, const TileEntry (&entries)[2], Sums& sums)",
             (*_PLACES, *code.lines),
         ),
+        *(function(_FINISH, code.finish) if code.sums else ()),
         *function(
             "store(const Arrays& out, Index row, unsigned first, const Acc (&run)[kParts])", stores
         ),
@@ -102,6 +110,7 @@ def generate_tiles(program: RowProgram) -> Kernel:
         lanes=lanes,
         unroll=unroll,
         parts=parts,
+        threads=WARP * code.warps,
         blocks=blocks,
         shared=shared,
         acc="float32",
@@ -121,7 +130,7 @@ def _walk_text(
     parts, joins, values, stores = 0, list[str](), list[str](), list[str]()
     tiles = [value for value, _ in code.tiles]
     for number, output in enumerate(program.outputs):
-        if output.dest == "edge":
+        if output.dest != "row":
             continue  # stored by the code of the tile
         width, dtype = program.values[output.value].width, program.values[output.value].dtype.name
         kind, tile = STORED_TYPES[dtype], tiles.index(output.value)
@@ -146,26 +155,26 @@ def _walk_text(
 
 def _memory(code: TileCode) -> tuple[list[str], int]:
     """Return the types in a warp's shared memory, and its size in words."""
-    offset = _TILE_ENTRIES * _ENTRY_WORDS
+    offset = TILE_ENTRIES * _ENTRY_WORDS
     lines = [
         f"static constexpr int kScratch = {code.scratch}, kScratchStart = {offset};",
     ]
-    offset += _TILE_ENTRIES * code.scratch
+    offset += TILE_ENTRIES * code.scratch
     for i, (_, width) in enumerate(code.tiles):
         # A stride of 4 modulo 8 words puts neighbouring rows into different banks.
         stride = -(-width // 8) * 8 + 4
         lines.append(f"using Tile{i} = EntryTile<{offset}, {stride}>;")
-        offset += _TILE_ENTRIES * stride
+        offset += TILE_ENTRIES * stride
     return lines, offset
 
 
 def _blocks(code: TileCode, parts: int, shared: int, lanes: int) -> int:
     """Return the blocks of a multiprocessor, as registers and shared memory allow."""
-    walk = 4 * 2 * THREADS // WARP * lanes * parts + (2 << 10)
-    for blocks, registers in _BLOCK_REGISTERS.items():
-        fits = blocks * (shared + walk) <= SHARED_BYTES
-        if fits and code.registers + _WALK_REGISTERS + parts <= registers:
-            return blocks
+    walk = 4 * 2 * code.warps * lanes * parts + (2 << 10)
     if shared + walk > SHARED_BYTES:
         raise Infeasible("linear maps have too many numbers for the shared memory of a GPU")
-    return 1 if 2 * (shared + walk) > SHARED_BYTES else 2
+    fitting = SHARED_BYTES // (shared + walk)
+    if code.warps * WARP > THREADS:
+        return 1
+    has_room = code.registers + _WALK_REGISTERS + parts <= _REGISTERS_OF_THREE
+    return min(fitting, 3 if has_room else 2)
