@@ -9,7 +9,7 @@ from jax import nn
 from op_suite import KERNELS
 from region_cases import Edges, Model
 
-from jax_gnn._ops.edge_region import cuda_text, tile_kernel
+from jax_gnn._ops.edge_region import cuda, cuda_text, tile_kernel
 from jax_gnn._ops.edge_region.row_program import from_jaxpr
 
 needs_cuda = pytest.mark.skipif(
@@ -82,12 +82,13 @@ def heads(width):
     return Model(function, rows, sinks)
 
 
+# Widths of values, and of gradients, which take more registers.
 MODELS = {
-    "egnn": (egnn, (24, 37, 64)),
-    "painn": (painn, (16, 24, 64)),
-    "nnconv": (nnconv, (8, 12, 16)),
-    "edge_conv": (edge_conv, (10, 25, 40)),
-    "heads": (heads, (9, 13, 16)),
+    "egnn": (egnn, (24, 37, 64), (24, 37)),
+    "painn": (painn, (16, 24, 64), (16, 24)),
+    "nnconv": (nnconv, (8, 12, 16), (8, 12)),
+    "edge_conv": (edge_conv, (10, 25, 40), (10, 25)),
+    "heads": (heads, (9, 13, 16), (9,)),
 }
 
 
@@ -157,7 +158,7 @@ def test_tiles_have_32_bits(dtype):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("precision", ["default", "highest", "bfloat16"])
 def test_values(name, precision, rng):
-    make, widths = MODELS[name]
+    make, widths, _ = MODELS[name]
     model = make(int(rng.choice(widths)))
     edges = Edges.random(rng, str(rng.choice(["random", "giant"])))
     exact = arrays_of(rng, model, edges)
@@ -186,8 +187,8 @@ def test_values(name, precision, rng):
 @pytest.mark.parametrize("precision", ["default", "highest", "bfloat16"])
 def test_gradients(name, precision, rng):
     """To all arrays at once: rows, columns, edges, and what edges share."""
-    make, widths = MODELS[name]
-    model = make(int(rng.choice(widths[:2])))
+    make, _, widths = MODELS[name]
+    model = make(int(rng.choice(widths)))
     kept = [
         i for i, x in enumerate(jax.eval_shape(model.function, *shapes(model))) if x.dtype != bool
     ]
@@ -226,3 +227,11 @@ def loss(function, cotangents):
         return sum(jnp.sum(jnp.where(c != 0, y, 0) * c.astype(y.dtype)) for y, c in results)
 
     return scalar
+
+
+@needs_cuda
+@pytest.mark.parametrize("gradients", [False, True])
+def test_random_functions(gradients, monkeypatch, rng):
+    """Tiles compute any function of an entry, though only those with products need them."""
+    monkeypatch.setattr(cuda, "_kernel", regions.tiles_if_feasible)
+    assert regions.check(rng, "cuda", "float32", gradients) == []

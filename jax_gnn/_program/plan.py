@@ -104,10 +104,15 @@ class Plan:
         """The rows that are made, each after the rows that it takes."""
         return needed_rows(self.results, self.matcher)
 
+    @property
+    def has_linear_maps(self) -> bool:
+        """Whether regions multiply rows of edges with matrices, on a GPU."""
+        return backend() == "cuda" and any(region.linear_maps for region in self.regions)
+
     @functools.cached_property
     def differentiated(self) -> Plan:
         """The plan that runs under differentiation: without linear maps if that takes less time."""
-        if backend() != "cuda" or not any(region.linear_maps for region in self.regions):
+        if not self.has_linear_maps:
             return self
         plan = make_plan(self.traced, self.parts, self.passes, linear_maps=False)
         is_faster = self.training_time < plan.training_time
@@ -115,9 +120,13 @@ class Plan:
 
     def run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         """Run the program."""
-        if self.differentiated is self:
+        if not self.has_linear_maps:
             return self._run(graph, inputs)
-        return differentiated_as(self._run, self.differentiated._run)(graph, list(inputs))
+
+        def differentiated(*operands: Any) -> Any:  # planned only where it is needed
+            return self.differentiated._run(*operands)
+
+        return differentiated_as(self._run, differentiated)(graph, list(inputs))
 
     def _run(self, graph: Structure, inputs: Sequence[ArrayLike]) -> Any:
         with jax.named_scope(self.traced.name):

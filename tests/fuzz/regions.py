@@ -27,9 +27,12 @@ import emulation  # noqa: F401  (installs emulated kernels if asked to)
 from op_spec import SCENARIOS, setting
 from region_cases import Edges, Model
 
+from jax_gnn._ops.edge_region import cuda, cuda_codegen
+from jax_gnn._ops.edge_region.cuda_text import Infeasible
 from jax_gnn._ops.edge_region.primitive import edge_region
 from jax_gnn._ops.edge_region.region import Sink
 from jax_gnn._ops.edge_region.row_program import Access
+from jax_gnn._ops.edge_region.tile_kernel import generate_tiles
 
 TOLERANCE = {"float64": 1e-9, "float32": 2e-4}
 NEAR = {"float64": 1e-12, "float32": 1e-5}
@@ -223,6 +226,14 @@ def relative_error(got, want):
     return float(worst)
 
 
+def tiles_if_feasible(program):
+    """Generate a kernel with edge tiles, which only programs with products have by themselves."""
+    try:
+        return generate_tiles(program)
+    except Infeasible:
+        return cuda_codegen.generate(program)
+
+
 def check(rng, implementation, dtype, gradients):
     """Compare a random function; returns its steps and the problem, or nothing."""
     model, steps = random_model(rng)
@@ -263,7 +274,10 @@ def main():
     parser.add_argument("--implementation", default="xla")
     parser.add_argument("--dtype", default="float32", choices=TOLERANCE)
     parser.add_argument("--values", action="store_true", help="no gradients")
+    parser.add_argument("--tiles", action="store_true", help="edge tiles for all functions")
     args = parser.parse_args()
+    if args.tiles:
+        cuda._kernel = tiles_if_feasible
     numbers = range(args.functions) if args.only is None else [args.only]
     failures = 0
     for number in numbers:
