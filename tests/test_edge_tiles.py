@@ -1,5 +1,7 @@
 """Edge tiles: rows of entries in fragments, and products on tensor cores, in emulated kernels."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +104,10 @@ def shapes(model, dtype="float32"):
     return [jax.ShapeDtypeStruct(shape, dtype) for _, shape in model.rows]
 
 
+def results_of(model):
+    return jax.eval_shape(model.function, *shapes(model))
+
+
 def kernel(model, dtype="float32"):
     rows = shapes(model, dtype)
     program = from_jaxpr(jax.make_jaxpr(model.function)(*rows), model.accesses, model.outputs)
@@ -189,13 +195,10 @@ def test_gradients(name, precision, rng):
     """To all arrays at once: rows, columns, edges, and what edges share."""
     make, _, widths = MODELS[name]
     model = make(int(rng.choice(widths)))
-    kept = [
-        i for i, x in enumerate(jax.eval_shape(model.function, *shapes(model))) if x.dtype != bool
-    ]
-    function = model.function
+    function, is_float = model.function, [x.dtype != bool for x in results_of(model)]
     model = model._replace(
-        function=lambda *x: [function(*x)[i] for i in kept],
-        outputs=[model.outputs[i] for i in kept],
+        function=lambda *x: list(itertools.compress(function(*x), is_float)),
+        outputs=list(itertools.compress(model.outputs, is_float)),
     )
     edges = Edges.random(rng, str(rng.choice(["random", "giant"])))
     exact = arrays_of(rng, model, edges)
