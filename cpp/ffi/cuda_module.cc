@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../host/shared_memory.h"
 #include "../kernels/cuda/attention.h"
 #include "../kernels/cuda/attention_gradients.h"
 #include "../kernels/cuda/edge_region.h"
@@ -369,17 +370,7 @@ NB_MODULE(_cuda, m) {
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;
 #endif
   m.attr("ffi_version") = ffi_version();
-  // Bytes of shared memory that a block may have on every GPU there is; 0: there is none.
-  m.def("shared_memory", [] {
-    int count = 0, least = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
-    for (int device = 0; device < count; ++device) {
-      int bytes = 0;
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      least = device == 0 ? bytes : std::min(least, bytes);
-    }
-    return least;
-  });
+  host::define_shared_memory(m);
   m.def("targets", [] {
     nanobind::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
     all["edge_walk"] = targets(
