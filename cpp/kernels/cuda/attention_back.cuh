@@ -361,11 +361,7 @@ __global__ void __launch_bounds__(
   using Rows = BackRows<kScores, kSame>;
   using Record = AttentionRecord<Acc>;
   using W = Word<T, kVec>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   const Attention<Acc>& attention = back.attention;
   const bool ordered = csr.order != nullptr, scaled = attention.edge_scale != nullptr;
   const bool additive = kScores == Scores::kOfHeads && attention.edge_score == nullptr;
@@ -409,14 +405,14 @@ __global__ void __launch_bounds__(
   Index* const ring =  // of rows; then of columns, order, and rows' types
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   if (back.parts != nullptr) allow_next_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
   const int count = static_cast<int>(min(per_team, csr.count - begin));
-  ask_for_edges(csr.rows, csr.count, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, block_runs.edges);
   // The first team of a warp has most.
   const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
 
@@ -555,17 +551,7 @@ __global__ void __launch_bounds__(
     });
   };
 
-  if (lane == 0) {
-    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-      if (is_there)
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
-      else
-        *to = -1;
-    };
-    ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < csr.count, begin + count, around + 1);
-    ask_for_row(count > 0, begin, around + 2);
-  }
+  if (lane == 0) ask_for_rows_around(csr.rows, csr.count, begin, count, around);
   Acc vector[kWords][kVec] = {}, to_vector[kFeatures] = {}, scale = 1;
   if constexpr (kLeaky) {
     if (column.active)
@@ -586,36 +572,21 @@ __global__ void __launch_bounds__(
   set_neutral<Op>(carry);
   set_neutral<Op>(run);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
   Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
                               column, shared, sizes, lane_out, carry, seen, left_open};
-  Index row = 0;       // of the run
-  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
-  bool whole = true;   // no entry of the chunk is padding
+  TeamRun<Op, Acc> open = {first_runs, around};
+  bool whole = true;  // no entry of the chunk is padding
   if (steps > 0) {
     whole = look_at_ids(0);
-    row = ring[0];
-    state = around[0] == row;
+    open.begin(ring[0]);
   }
   wait_for_previous_launch();  // for the records
   if (steps > 0) ask_for_entries(0, 0);
   __pipeline_commit();
   const auto close = [&]() {
-    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      ended[i] = run[i];
-      hide(ended[i]);
-    }
-    if (state == 1) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * kBackThreads + threadIdx.x] = ended[i];
-    } else {
-      output.store(lane_out, row, ended, sizes.rows);
-    }
-    state |= 2;
-    set_neutral<Op>(run);
+    open.close(run, kBackThreads,
+               [&](const Acc(&sum)[kParts]) { output.store(lane_out, open.row, sum, sizes.rows); });
   };
 
 #pragma unroll 1
@@ -751,14 +722,14 @@ __global__ void __launch_bounds__(
           for (int i = 0; i < kFeatures; ++i) z[j][i] = cols[j] < 0 ? Acc(0) : z[j][i];
       }
     unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
-    const Index row_before = row;
+    const Index row_before = open.row;
     Acc of_row[kFeatures] = {};
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (rows[j] != row) {
-        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
+      if (rows[j] != open.row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(open.row) != 1) gaps |= 1u << j;
         close();
-        row = rows[j];
+        open.row = rows[j];
       }
       Acc x[kFeatures];
       unpack_words<T>(ct[j], x);
@@ -796,11 +767,7 @@ __global__ void __launch_bounds__(
 
   __pipeline_wait_prior(0);
   __syncwarp();
-  // The last run may end where the team's entries do.
-  if (count > 0 && around[1] != row) {
-    close();
-    if (fills) runs.fill_gap(row, around[1]);
-  }
+  runs.close_last(open, count, fills, close);
   __syncthreads();         // what follows takes the place of the words
   if constexpr (kLeaky) {  // what the block has of the vector's gradient
     Acc* const parts = reinterpret_cast<Acc*>(bytes);  // [feature][thread]
@@ -819,11 +786,7 @@ __global__ void __launch_bounds__(
       }
     }
   }
-  Acc first_run[kParts];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * kBackThreads + threadIdx.x];
-  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
-  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.close_range(open, kBackThreads, run);
   runs.complete(per_block, cut.width, fills, tails);
 }
 

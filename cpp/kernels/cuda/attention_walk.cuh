@@ -172,11 +172,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   using Layout = AttendLayout<kScores, kSame, Op, T, Acc>;
   constexpr int kStep = Layout::kStep, kRing = Layout::kRing;
   using W = Word<T, kVec>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   constexpr bool kTyped = kScores == Scores::kTyped;
   const TypedKeys<T, Acc>& typed = attended.typed;
   const bool ordered = csr.order != nullptr, scaled = attended.edge_scale != nullptr;
@@ -201,14 +197,14 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   Index* const ring =  // of rows; then of columns, and third ids
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   wait_for_previous_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
   const int count = static_cast<int>(min(per_team, csr.count - begin));
-  ask_for_edges(csr.rows, csr.count, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, block_runs.edges);
   // The first team of a warp has most.
   const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
 
@@ -303,17 +299,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     return all_valid;
   };
 
-  if (lane == 0) {
-    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-      if (is_there)
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
-      else
-        *to = -1;
-    };
-    ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < csr.count, begin + count, around + 1);
-    ask_for_row(count > 0, begin, around + 2);
-  }
+  if (lane == 0) ask_for_rows_around(csr.rows, csr.count, begin, count, around);
   Acc vector[kVec] = {}, scale = 1;
   if constexpr (kScores == Scores::kLeaky) {
     if (column.active)
@@ -331,39 +317,23 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   set_neutral<Op>(carry);
   set_neutral<Op>(run);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
   Runs<Op, T, Acc, StoredStats<Acc>> runs{csr,    output, lanes, lane,     teams, team, warp,
                                           column, shared, sizes, lane_out, carry, seen, left_open};
   W of_type = {};        // the vector of the last entry's relation, and the lane's share of what
   Acc at_pair = 0;       // its row has with the other one
   Index last_type = -1;  // and that relation
-  Index row = 0;         // of the run
-  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
-  bool whole = true;   // no entry of the step is padding
+  TeamRun<Op, Acc> open = {first_runs, around};
+  bool whole = true;  // no entry of the step is padding
   if (steps > 0) {
-    row = ring[0];
-    state = around[0] == row;
+    open.begin(ring[0]);
     whole = ask_for_entries(0, 0);
   }
   ask_for_ids(1);
   __pipeline_commit();
   const auto close = [&]() {
-    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      ended[i] = run[i];
-      hide(ended[i]);
-    }
-    if (state == 1) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * kAttendThreads + threadIdx.x] = ended[i];
-    } else {
-      output.store(lane_out, row, ended, sizes.rows);
-    }
-    state |= 2;
-#pragma unroll
-    for (int i = 0; i <= kSum; ++i) run[i] = 0;
+    open.close(run, kAttendThreads,
+               [&](const Acc(&sum)[kParts]) { output.store(lane_out, open.row, sum, sizes.rows); });
   };
 
 #pragma unroll 1
@@ -381,7 +351,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       for (int j = 0; j < kStep; ++j) {
         const bool is_there = column.active && static_cast<unsigned>(types[j]) < num_thirds;
         const bool is_new = types[j] != (j > 0 ? types[j - 1] : last_type) || (j == 0 && step == 0);
-        const bool is_new_pair = is_new || rows[j] != (j > 0 ? rows[j - 1] : row);
+        const bool is_new_pair = is_new || rows[j] != (j > 0 ? rows[j - 1] : open.row);
         new_types |= static_cast<unsigned>(is_new) << j;
         new_pairs |= static_cast<unsigned>(is_new_pair) << j;
         const auto load = [&](bool wanted, const T* from, W& to) {
@@ -467,7 +437,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     }
     Acc top[kStep];  // what each is relative to
     const auto begins = [&](int j) {
-      return j > 0 ? rows[j] != rows[j - 1] : rows[0] != row || step == 0;
+      return j > 0 ? rows[j] != rows[j - 1] : rows[0] != open.row || step == 0;
     };
     const auto find_tops = [&](auto far) {
       bool is_far = false;
@@ -495,7 +465,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       }
     }
     unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
-    const Index row_before = row;
+    const Index row_before = open.row;
     Acc scales[kStep] = {};
     if (scaled)
       read_shared(
@@ -508,11 +478,11 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     }
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (rows[j] != row) {
-        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
+      if (rows[j] != open.row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(open.row) != 1) gaps |= 1u << j;
         if (j > 0) run[kTop] = top[j - 1];
         close();
-        row = rows[j];
+        open.row = rows[j];
       }
       run[kSum] += weight[j];
       const Acc factor = scaled ? weight[j] * scales[j] : weight[j];
@@ -532,18 +502,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
 
   __pipeline_wait_prior(0);
   __syncwarp();
-  // The last run may end where the team's entries do.
-  if (count > 0 && around[1] != row) {
-    close();
-    set_neutral<Op>(run);
-    if (fills) runs.fill_gap(row, around[1]);
-  }
+  runs.close_last(open, count, fills, close);
   __syncwarp();
-  Acc first_run[kParts];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * kAttendThreads + threadIdx.x];
-  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
-  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.close_range(open, kAttendThreads, run);
   runs.complete(per_block, cut.width, fills, tails);
 }
 

@@ -137,11 +137,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
   constexpr bool kDots = Dots::kAny && !Dots::kSlopes;
   using W = Word<T, kVec>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
   const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -168,7 +164,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   Acc* const shared_heads = closed + kClosed * kParts * blockDim.x;
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   W* const left_words = reinterpret_cast<W*>(shared_tails + warps * kParts * lanes) + threadIdx.x;
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
   if (!reads_ahead) wait_for_previous_launch();
@@ -181,7 +177,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   const int64_t per_block = block_teams * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, extent.count);
   const int count = static_cast<int>(min(per_team, extent.count - begin));
-  ask_for_edges(csr.rows, extent.count, per_block, edges);
+  ask_for_edges(csr.rows, extent.count, per_block, block_runs.edges);
   // The first team of a warp has most.
   const int chunks = (__shfl_sync(kWholeWarp, count, 0) + chunk_size - 1) >> cut.chunk_bits;
 
@@ -357,17 +353,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     }
   };
 
-  if (lane == 0) {
-    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-      if (is_there)
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
-      else
-        *to = -1;
-    };
-    ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < extent.count, begin + count, around + 1);
-    ask_for_row(count > 0, begin, around + 2);
-  }
+  if (lane == 0) ask_for_rows_around(csr.rows, extent.count, begin, count, around);
   if (!weighted)
     for (int i = lane; i < ring_size; i += lanes) weights[i] = 1;
 #pragma unroll
@@ -377,32 +363,21 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   set_neutral<Op>(carry);
   set_neutral<Op>(run);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
   Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
                               column, shared, sizes, lane_out, carry, seen, left_open};
 
-  Index row = 0;       // of the run
-  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
+  TeamRun<Op, Acc> open = {first_runs, around};
   unsigned waiting = 0;  // bit j: the run before the step's entry j waits for its epilogue
   const auto close = [&](int entry) {
-    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      ended[i] = run[i];
-      hide(ended[i]);
-    }
-    if (state == 1) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * blockDim.x + threadIdx.x] = ended[i];
-    } else if (entry < kClosed) {
-      closed_runs.put(ended, entry * blockDim.x + threadIdx.x);
-      waiting |= 1u << entry;
-    } else {
-      output.store(lane_out, row, ended, sizes.rows);
-    }
-    state |= 2;
-    set_neutral<Op>(run);
+    open.close(run, blockDim.x, [&](const Acc(&sum)[kParts]) {
+      if (entry < kClosed) {
+        closed_runs.put(sum, entry * blockDim.x + threadIdx.x);
+        waiting |= 1u << entry;
+      } else {
+        output.store(lane_out, open.row, sum, sizes.rows);
+      }
+    });
   };
 
   unsigned at = 0;  // of the step's rows, from where the ring begins, bytes
@@ -460,11 +435,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
           factors);
 #pragma unroll
     for (int j = 0; j < kHalf; ++j) {
-      if (rows[j] != row) {
-        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1)
+      if (rows[j] != open.row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(open.row) != 1)
           gaps |= 1u << (half * kHalf + j);
         close(half * kHalf + j);
-        row = rows[j];
+        open.row = rows[j];
         if constexpr (Softmax::kAny)
           run[Op::kTop] = at_least_lowest(
               *reinterpret_cast<const Acc*>(shared_bytes + half_scores + j * sizeof(Acc)));
@@ -511,8 +486,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     __syncwarp();
     all_valid = begin_chunk(0);
     ask_for_left(0);
-    row = ring[0];
-    state = around[0] == row;
+    open.begin(ring[0]);
     load_half(0, 0);
     load_half(0, 1);
     if (later) __pipeline_wait_prior(0);
@@ -556,7 +530,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
       ask_for_left(next);
     }
     const unsigned next_at = (at + kStep * sizeof(Index)) & (ring_bytes - 1);
-    const Index row_before = row;
+    const Index row_before = open.row;
     const W* const step_left = left_words + (step & 1) * kStep * blockDim.x;
     if constexpr (Dots::kAny) left = step_left[0];
     add_half(0, step_left);
@@ -598,17 +572,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
 
   __pipeline_wait_prior(0);
   __syncwarp();
-  // The last run may end where the team's entries do.
-  if (count > 0 && around[1] != row) {
-    close(kStep);
-    if (fills) runs.fill_gap(row, around[1]);
-  }
+  runs.close_last(open, count, fills, [&] { close(kStep); });
   __syncwarp();
-  Acc first_run[kParts];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * blockDim.x + threadIdx.x];
-  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
-  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.close_range(open, blockDim.x, run);
   // Computed again, as there are no registers to keep it in.
   runs.complete(
       block_teams * (int64_t{extent_of<kHasEnd>(csr, cut, block_teams).chunks} << cut.chunk_bits),

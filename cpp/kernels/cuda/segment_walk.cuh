@@ -156,11 +156,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   using T = typename Message::T;
   using Acc = typename Message::Acc;
   constexpr bool kStages = std::is_same_v<Last, Staged<T>>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   using Steps = Walk<Message, Op>;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
@@ -171,7 +167,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   Acc* const shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   void* const left_words = shared_tails + warps * kParts * lanes;
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   if (start == Start::kWaits) wait_for_previous_launch();
   __syncthreads();
 
@@ -180,7 +176,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   const int64_t end = min(begin + cut.per_warp, csr.count);
   const Index* rows = csr.rows;
   const int64_t per_block = warps * cut.per_warp;
-  ask_for_edges(csr.rows, csr.count, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, block_runs.edges);
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   if (!column.active) sizes = {0, 0, 0};
@@ -201,8 +197,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   Acc carry[kParts];
   set_neutral<Op>(carry);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
   Together<Message> together(message, left_words, warp, team);
   Steps walk{csr, message, cut, teams, team, column, rows, end, sizes, left_words, beside, whole};
   Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
