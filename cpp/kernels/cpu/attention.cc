@@ -25,15 +25,6 @@ constexpr int64_t kBlockEntries = 256;   // at most
 constexpr int64_t kBlockNumbers = 1024;  // entries times heads: at most, but for many heads
 constexpr int64_t kAhead = 16;           // entries: how far ahead rows are prefetched
 
-// Calls body(integral_constant kLanes, k) so as to cover [first, last) once, by powers of two of
-// elements.
-template <int kLanes, typename Body>
-JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
-  for (; first + kLanes <= last; first += kLanes)
-    body(std::integral_constant<int, kLanes>{}, first);
-  if constexpr (kLanes > 1) cover_once<kLanes / 2>(first, last, body);
-}
-
 template <typename Acc>
 constexpr int kVectorLanes = 32 / sizeof(Acc);
 
@@ -856,66 +847,35 @@ struct Walk {
 };
 
 template <typename Kernel, typename Index>
-bool run_in_tasks(const ParallelFor& parallel_for, const Kernel& kernel, const Csr<Index>& csr,
-                  const Bounds& bounds, int64_t tasks) {
-  using Acc = typename Kernel::Acc;
-  const Carries<Acc> carries(tasks, kernel.state_size());
-  std::atomic<bool> apart{true};
-  parallel_for(tasks, [&](int64_t task) {
-    const Position from = share(csr, bounds, task, tasks);
-    const Position to = share(csr, bounds, task + 1, tasks);
-    // Rows from the first to the last are covered: they overlap only where some go backward.
-    if (from.row > to.row) {
-      apart.store(false, std::memory_order_relaxed);
-      return;
-    }
-    const int64_t size = kernel.state_size();
-    const std::unique_ptr<Acc[]> inner(new Acc[2 * size]);
-    const Walk<Kernel, Index> walk = {kernel,
-                                      csr,
-                                      from,
-                                      to,
-                                      carries.head(task),
-                                      carries.tail(task),
-                                      inner.get(),
-                                      inner.get() + size};
-    with_vectors([&](auto variant) JAX_GNN_LAMBDA {
-      carries.of(task) = walk.template run<decltype(variant)>(bounds);
-    });
-  });
-  if (!apart) return false;
-  Acc* state = nullptr;  // of the parts so far of a row that tasks share
-  const auto add = [&](Acc* part) {
-    if (state) {
-      kernel.combine(state, part);
-    } else {
-      state = part;
-    }
-  };
-  for (int64_t task = 0; task < tasks; ++task) {
-    const Carry& carry = carries.of(task);
-    if (carry.head_row >= 0) {
-      add(carries.head(task));
-      kernel.finish(carry.head_row, state);
-      state = nullptr;
-    }
-    if (carry.tail_row >= 0) add(carries.tail(task));
-  }
-  return true;
-}
-
-template <typename Kernel, typename Index>
 void run_all(const ParallelFor& parallel_for, const Kernel& kernel, const Csr<Index>& csr) {
+  using Acc = typename Kernel::Acc;
   if (csr.num_rows == 0) return;
   const Features features = kernel.features;
   expect_writes(kernel.out, csr.num_rows * features.width);
-  const Bounds bounds = valid_entries(csr);
   const double items = static_cast<double>(csr.count) + static_cast<double>(csr.num_rows);
   const double cost =
       static_cast<double>(features.width) + 16 * static_cast<double>(features.heads);
-  const int64_t limit = std::clamp<int64_t>((1 << 22) / (kernel.state_size() + 1), 1, 1024);
-  if (!run_in_tasks(parallel_for, kernel, csr, bounds, task_count(items * cost, limit)))
-    run_in_tasks(parallel_for, kernel, csr, bounds, 1);  // rows are not sorted
+  const int64_t size = kernel.state_size();
+  const int64_t limit = std::clamp<int64_t>((1 << 22) / (size + 1), 1, 1024);
+  walk_in_tasks<Acc>(
+      parallel_for, csr, task_count(items * cost, limit), /*column_tasks=*/1, size,
+      [&](const Carries<Acc>& carries, int64_t, const Share& share) {
+        const std::unique_ptr<Acc[]> inner(new Acc[2 * size]);
+        const int64_t task = share.task;
+        const Walk<Kernel, Index> walk = {kernel,
+                                          csr,
+                                          share.from,
+                                          share.to,
+                                          carries.head(task),
+                                          carries.tail(task),
+                                          inner.get(),
+                                          inner.get() + size};
+        with_vectors([&](auto variant) JAX_GNN_LAMBDA {
+          carries.of(task) = walk.template run<decltype(variant)>(share.bounds);
+        });
+      },
+      [&](Acc* into, Acc* from) { kernel.combine(into, from); },
+      [&](int64_t row, Acc* state, int64_t) { kernel.finish(row, state); });
 }
 
 }  // namespace
@@ -971,21 +931,15 @@ void keyed_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr,
                               to_key, nullptr, to_score, records);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
-  template void attention(const ParallelFor&, const Csr<Index>&, const T*, const Attention<Acc>&, \
-                          Features, T*, SoftmaxStats<Acc>*);                                      \
-  template void attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,                    \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                               \
+  template void attention(const ParallelFor&, const Csr<int32_t>&, const T*,                      \
+                          const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*);               \
+  template void attention_vjp(const ParallelFor&, const Csr<int32_t>&, const T*,                  \
                               const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, Acc*, \
                               Acc*, AttentionRecord<Acc>*);                                       \
-  template void keyed_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,              \
+  template void keyed_attention_vjp(const ParallelFor&, const Csr<int32_t>&, const T*,            \
                                     const Attained<T, Acc>&, const Keys<T, Acc>&, const Acc*,     \
                                     Features, T*, T*, Acc*, AttentionRecord<Acc>*);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE(Half, float, Index)    \
-  JAX_GNN_INSTANTIATE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
+JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

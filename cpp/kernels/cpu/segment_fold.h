@@ -310,26 +310,15 @@ void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Redu
   const auto run = [&](const auto& reducer, double cost) {
     reduce_segments(parallel_for, reducer, csr, cost);
   };
-  const auto run_sum = [&](bool mean) {
-    const Fold<Sum<Acc>, T, Index> fold = {messages, {mean}};
-    if constexpr (!std::is_integral_v<Acc>)
+  with_operation<Acc>(reduce, [&](const auto& op) {
+    using Op = std::decay_t<decltype(op)>;
+    const Fold<Op, T, Index> fold = {messages, op};
+    if constexpr (std::is_same_v<Op, Sum<Acc>> && !std::is_integral_v<Acc>)
       if (epilogue.any()) return run(FinishedSum<T, Index>{fold, epilogue}, 1);
-    return run(fold, 1);
-  };
-  switch (reduce) {
-    case Reduce::kSum:
-      return run_sum(/*mean=*/false);
-    case Reduce::kMean:
-      return run_sum(/*mean=*/true);
-    case Reduce::kMax:
-      return run(Fold<Maximum<Acc>, T, Index>{messages, {0}}, 1);
-    case Reduce::kMin:
-      return run(Fold<Maximum<Acc>, T, Index>{messages, {Maximum<Acc>::kFlip}}, 1);
-    case Reduce::kProd:
-      return run(Fold<Product<Acc>, T, Index>{messages, {}}, 1);
-    case Reduce::kLogSumExp:
-      if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Index>{messages}, 8);
-  }
+    run(fold, 1);
+  });
+  if constexpr (!std::is_integral_v<Acc>)
+    if (reduce == Reduce::kLogSumExp) run(LogSumExp<T, Index>{messages}, 8);
 }
 
 }  // namespace jax_gnn::cpu

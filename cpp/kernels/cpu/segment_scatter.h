@@ -11,13 +11,6 @@
 namespace jax_gnn::cpu {
 namespace {
 
-// Tiles of kTile columns, then narrower ones: each column of [first, last) once.
-template <int kTile, typename Body>
-JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
-  for (; first + kTile <= last; first += kTile) body(std::integral_constant<int, kTile>{}, first);
-  if constexpr (kTile > 1) cover_once<kTile / 2>(first, last, body);
-}
-
 // A task has a rectangle of the result to itself, and goes through all ids for it. So each number
 // is reduced in the order of the entries, for any number of tasks.
 template <typename Op, typename T, typename Index>
@@ -100,7 +93,7 @@ void segment_scatter(const ParallelFor& parallel_for, int64_t threads, const Ind
   const int64_t lines = (width + kLine - 1) / kLine;
   const int64_t parts = std::clamp<int64_t>(lines, 1, threads);  // of the columns
   const int64_t owners = std::clamp<int64_t>(threads / parts, 1, kMostOwners);
-  const auto run = [&](const auto& op) {
+  with_operation<T>(reduce, [&](const auto& op) {
     const Scatter<std::decay_t<decltype(op)>, T, Index> scatter = {ids,   count, num_rows, in,
                                                                    width, out,   op};
     parallel_for(parts * owners, [&](int64_t task) {
@@ -113,17 +106,7 @@ void segment_scatter(const ParallelFor& parallel_for, int64_t threads, const Ind
                 cut(part), cut(part + 1));
       });
     });
-  };
-  switch (reduce) {
-    case Reduce::kSum:
-      return run(Sum<T>{false});
-    case Reduce::kMax:
-      return run(Maximum<T>{0});
-    case Reduce::kMin:
-      return run(Maximum<T>{Maximum<T>::kFlip});
-    default:
-      return run(Product<T>{});
-  }
+  });
 }
 
 }  // namespace jax_gnn::cpu

@@ -531,17 +531,11 @@ void segment_softmax_tangent(const ParallelFor& parallel_for, const Csr<Index>& 
   normalize(parallel_for, Tangent<T, Index>{csr.rows, y, t, out, width}, csr, 2, out);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
-  template void segment_softmax<T, Acc>(const ParallelFor&, const Csr<Index>&, const T*, int64_t, \
-                                        T*);                                                      \
-  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Csr<Index>&, const T*,  \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
+  template void segment_softmax<T, Acc>(const ParallelFor&, const Csr<int32_t>&, const T*,         \
+                                        int64_t, T*);                                              \
+  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Csr<int32_t>&, const T*, \
                                                 const T*, int64_t, T*);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE(Half, float, Index)    \
-  JAX_GNN_INSTANTIATE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
+JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

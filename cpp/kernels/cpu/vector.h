@@ -141,4 +141,11 @@ JAX_GNN_INLINE void for_each_tile(int64_t first, int64_t last, const Body& body)
   return cover<1>(first, last, body);
 }
 
+// Likewise with tiles of kTile columns, then narrower ones: each column of [first, last) once.
+template <int kTile, typename Body>
+JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
+  for (; first + kTile <= last; first += kTile) body(std::integral_constant<int, kTile>{}, first);
+  if constexpr (kTile > 1) cover_once<kTile / 2>(first, last, body);
+}
+
 }  // namespace jax_gnn::cpu
