@@ -45,20 +45,20 @@ namespace {
 // scheduled.
 void run_parallel(ffi::ThreadPool& pool, int64_t count, const std::function<void(int64_t)>& task) {
   struct State {
-    std::atomic<int64_t> next{0}, done{0};
+    std::atomic<int64_t> next{0}, num_done{0};
   };
   auto state = std::make_shared<State>();
   // `task` lives until all `count` tasks are done: whoever draws a number below count may use it.
   const auto work = [state, count, &task] {
     for (int64_t i; (i = state->next.fetch_add(1, std::memory_order_relaxed)) < count;) {
       task(i);
-      state->done.fetch_add(1, std::memory_order_release);
+      state->num_done.fetch_add(1, std::memory_order_release);
     }
   };
   const int64_t helpers = std::min(count, pool.num_threads()) - 1;
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work(); });
   work();
-  while (state->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+  while (state->num_done.load(std::memory_order_acquire) < count) std::this_thread::yield();
 }
 
 struct Cpu {

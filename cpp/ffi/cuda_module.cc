@@ -136,7 +136,7 @@ struct Cuda {
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
   }
 
-  static constexpr size_t kMostRegionArrays = cuda::kMostRegionArrays;
+  static constexpr size_t kMaxRegionArrays = cuda::kMaxRegionArrays;
   static constexpr int kThreadsOfRegions = cuda::kThreadsOfRegions;
   static ffi::Error load_region(const RegionAttributes& attributes) {
     return status(cuda::load_region(text_of(attributes)));

@@ -57,7 +57,7 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
   const size_t inputs = reads.size(), outputs = into.size();
   if (operands.size() != kRegionIds + inputs || results.size() != outputs + 1 ||
       row_bytes.size() != inputs + outputs || words.size() != inputs + outputs ||
-      inputs > Backend::kMostRegionArrays || outputs > Backend::kMostRegionArrays)
+      inputs > Backend::kMaxRegionArrays || outputs > Backend::kMaxRegionArrays)
     return invalid("an edge region has the wrong number of operands or results");
   if (attributes.slots < 1 || attributes.slots > 1 << 20 || attributes.vec < 1 ||
       attributes.vec > 8 || attributes.parts < 1 || attributes.parts > 1 << 10 ||
@@ -83,7 +83,7 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
            static_cast<int64_t>(buffer.size_bytes()) == rows * row_bytes[place] &&
            reinterpret_cast<uintptr_t>(buffer.untyped_data()) % word == 0;
   };
-  std::array<void*, Backend::kMostRegionArrays> in = {}, out = {};
+  std::array<void*, Backend::kMaxRegionArrays> in = {}, out = {};
   for (size_t i = 0; i < inputs; ++i) {
     const int64_t sizes[] = {csr.count(), csr.num_rows, csr.num_cols, 1};
     const ffi::AnyBuffer buffer = ids(kRegionIds + i);

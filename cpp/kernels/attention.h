@@ -7,7 +7,7 @@ namespace jax_gnn {
 
 // The kinds of scores, in the order that Python numbers them: edges have them; those of both ends,
 // see Attention; of keys, see Keys: dot products, or through a LeakyReLU; and see TypedKeys.
-enum class ScoreKind : int64_t { kGiven, kEnds, kDots, kLeaky, kTyped };
+enum class ScoreKind : int64_t { kPerEdge, kEnds, kDots, kLeaky, kTyped };
 
 // Scores of edges, and what becomes of their softmax over the edges into each destination. An
 // edge's score is edge_score, or where that is null leaky(dst_score + src_score), where leaky(z) is

@@ -315,11 +315,12 @@ struct Forward {
 
   // Makes a head of the state relative to another maximum.
   void rescale(Acc* state, int64_t h, Acc top) const {
-    Acc& own = tops_of(state)[h];
+    Acc& state_top = tops_of(state)[h];
     Acc& sum = sums_of(state)[h];
-    if (own == top) return;
-    const Acc factor = sum == 0 ? Acc(0) : std::exp(finite_or_zero(own) - finite_or_zero(top));
-    own = top;
+    if (state_top == top) return;
+    const Acc factor =
+        sum == 0 ? Acc(0) : std::exp(finite_or_zero(state_top) - finite_or_zero(top));
+    state_top = top;
     sum *= factor;
     const int64_t group = features.width / features.heads;
     for (int64_t k = h * group; k < (h + 1) * group; ++k) state[k] *= factor;
@@ -651,7 +652,7 @@ struct Backward {
     static_assert(sizeof *records == 4 * sizeof(Acc));
     if constexpr (kLanes == 8) {
       // Records four apart share a vector, which then are transposed by halves.
-      const auto both = [&](int k) JAX_GNN_LAMBDA {
+      const auto sum_pair = [&](int k) JAX_GNN_LAMBDA {
         const auto low = bit_cast<Vector<Acc, 4>>(records[ids[k]]),
                    high = bit_cast<Vector<Acc, 4>>(records[ids[k + 4]]);
         return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -662,7 +663,7 @@ struct Backward {
       const auto high = [](V a, V b) JAX_GNN_LAMBDA {
         return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
       };
-      const V a = both(0), b = both(1), c = both(2), d = both(3);
+      const V a = sum_pair(0), b = sum_pair(1), c = sum_pair(2), d = sum_pair(3);
       const V first = low(a, c), second = low(b, d), third = high(a, c), fourth = high(b, d);
       return {low(first, second), high(first, second), low(third, fourth), high(third, fourth)};
     } else {
@@ -741,7 +742,7 @@ struct Walk {
     for (int64_t begin = from.entry, end; begin < to.entry; begin = end) {
       end = std::min(begin + limit, to.entry);
       if (end < to.entry && rows[begin] != rows[end])  // back to where a row begins
-        end = partition(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
+        end = partition_point(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
       load_entries(block, begin, end);
       if (block.count == 0) continue;
       const Open before = open;
@@ -810,7 +811,7 @@ struct Walk {
 
   // Rows are those of the share in ascending order, unless ids are not sorted: then some are left
   // out.
-  JAX_GNN_INLINE void find_parts(Block<Acc, Index>& block, bool goes_on, int64_t& row, Open& open,
+  JAX_GNN_INLINE void find_parts(Block<Acc, Index>& block, bool continues, int64_t& row, Open& open,
                                  Carry& carry) const {
     block.num_parts = 0;
     for (int32_t i = 0; i < block.count; ++i) {  // without a branch at the ends of rows
@@ -818,31 +819,31 @@ struct Walk {
       block.num_parts += i + 1 == block.count || block.row[i] != block.row[i + 1];
     }
     Acc* const free = open.state == inner ? other_inner : inner;
-    int32_t begin = 0, kept = 0;
+    int32_t begin = 0, part_count = 0;
     for (int32_t p = 0; p < block.num_parts; ++p) {
       const int32_t end = block.parts[p].end;
       const int64_t id = block.row[begin];
-      Part<Acc>& part = block.parts[kept];
+      Part<Acc>& part = block.parts[part_count];
       part = {id, begin, end, nullptr};
       begin = end;
       if (id == open.row) {
         part.state = open.state;
-        ++kept;
+        ++part_count;
         continue;
       }
       if (id < row || id > to.row) continue;
       kernel.fill(row, id);
       row = id + 1;
       open = {id, nullptr};
-      if (id == to.row || (goes_on && p + 1 == block.num_parts)) {
+      if (id == to.row || (continues && p + 1 == block.num_parts)) {
         open.state = id == to.row ? tail : free;
         kernel.start(open.state);
         if (id == to.row) carry.tail_row = id;
         part.state = open.state;
       }
-      ++kept;
+      ++part_count;
     }
-    block.num_parts = kept;
+    block.num_parts = part_count;
   }
 };
 

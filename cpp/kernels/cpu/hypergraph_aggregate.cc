@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "half.h"
+#include "parallel.h"
 #include "vector.h"
 
 namespace jax_gnn::cpu {
@@ -44,7 +45,7 @@ struct GatherReduceTile {
   const In* in;
   const Scale* col_scale;
   Scale row_scale;
-  const Epilogue<Out, Scale>& last;
+  const Epilogue<Out, Scale>& epilogue;
   Out* out;
   int64_t width;
 
@@ -57,11 +58,12 @@ struct GatherReduceTile {
       const Out* from = rows + row * width + column;
       for (int k = 0; k < kTile; ++k) acc[k] += s * static_cast<Scale>(widen(from[k]));
     };
-    if (last.own) add(last.own, last.own_scale.data[row * last.own_scale.stride]);
-    if (last.residual) add(last.residual, Scale(1));
-    if (last.bias)
-      for (int k = 0; k < kTile; ++k) acc[k] += last.bias[column + k];
-    if (last.relu)
+    if (epilogue.self)
+      add(epilogue.self, epilogue.self_scale.data[row * epilogue.self_scale.stride]);
+    if (epilogue.residual) add(epilogue.residual, Scale(1));
+    if (epilogue.bias)
+      for (int k = 0; k < kTile; ++k) acc[k] += epilogue.bias[column + k];
+    if (epilogue.relu)
       for (int k = 0; k < kTile; ++k) acc[k] = acc[k] < 0 ? Scale(0) : acc[k];  // NaN stays
     Out* target = out + row * width + column;
     for (int k = 0; k < kTile; ++k) target[k] = narrow<Out>(acc[k]);
@@ -71,7 +73,7 @@ struct GatherReduceTile {
 template <typename In, typename Out, typename Scale, typename Index>
 JAX_GNN_INLINE void gather_reduce_rows(const RowPointers<Index>& incidences, int64_t first,
                                        int64_t end, const In* in, const Scale* col_scale,
-                                       const Scale* row_scale, const Epilogue<Out, Scale>& last,
+                                       const Scale* row_scale, const Epilogue<Out, Scale>& epilogue,
                                        Out* out, int64_t width) {
   for (int64_t row = first; row < end; ++row) {
     const int64_t from = clamped(incidences.indptr[row], 0, incidences.nnz);
@@ -79,8 +81,8 @@ JAX_GNN_INLINE void gather_reduce_rows(const RowPointers<Index>& incidences, int
     // A row without entries is zero even where its scale is not finite, as 1 / degree is.
     const Scale scale = from == to ? Scale(0) : row_scale ? row_scale[row] : Scale(1);
     for_each_tile<64>(0, width,
-                      GatherReduceTile<In, Out, Scale, Index>{incidences, row, from, to, in,
-                                                              col_scale, scale, last, out, width});
+                      GatherReduceTile<In, Out, Scale, Index>{
+                          incidences, row, from, to, in, col_scale, scale, epilogue, out, width});
   }
 }
 
@@ -90,26 +92,18 @@ JAX_GNN_INLINE void gather_reduce_rows(const RowPointers<Index>& incidences, int
 template <typename Index, typename Rows>
 void for_balanced_rows(const ParallelFor& parallel_for, const RowPointers<Index>& incidences,
                        int64_t width, const Rows& rows) {
-  constexpr int64_t kWorkPerTask = 1 << 16;  // scalar operations; about 10 us
   const int64_t items = incidences.nnz + incidences.rows;
-  const int64_t tasks =
-      std::clamp<int64_t>(items * std::max<int64_t>(width, 4) / kWorkPerTask, 1, 1024);
+  const int64_t tasks = task_count(
+      static_cast<double>(items) * static_cast<double>(std::max<int64_t>(width, 4)), 1024);
   // First row at or after an even share of the work. Row 0 and the last row are pinned, so that
   // every row is covered whatever indptr holds.
   const auto bound = [&](int64_t task) -> int64_t {
     if (task == 0) return 0;
     if (task == tasks) return incidences.rows;
-    const int64_t target = items / tasks * task;
-    int64_t low = 0, high = incidences.rows;
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (clamped(incidences.indptr[middle], 0, incidences.nnz) + middle < target) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
+    const int64_t target = even_share(items, task, tasks);
+    return partition_point(0, incidences.rows, [&](int64_t row) {
+      return clamped(incidences.indptr[row], 0, incidences.nnz) + row < target;
+    });
   };
   parallel_for(tasks, [&](int64_t task) { rows(bound(task), bound(task + 1)); });
 }
@@ -119,10 +113,10 @@ void for_balanced_rows(const ParallelFor& parallel_for, const RowPointers<Index>
 template <typename In, typename Out, typename Scale, typename Index>
 void gather_reduce(const ParallelFor& parallel_for, const RowPointers<Index>& incidences,
                    const In* in, const Scale* col_scale, const Scale* row_scale,
-                   const Epilogue<Out, Scale>& last, Out* out, int64_t width) {
+                   const Epilogue<Out, Scale>& epilogue, Out* out, int64_t width) {
   for_balanced_rows(parallel_for, incidences, width, [&](int64_t first, int64_t end) {
     with_vectors([&](auto) JAX_GNN_LAMBDA {
-      gather_reduce_rows(incidences, first, end, in, col_scale, row_scale, last, out, width);
+      gather_reduce_rows(incidences, first, end, in, col_scale, row_scale, epilogue, out, width);
     });
   });
 }
@@ -135,7 +129,7 @@ void hypergraph_aggregate(const ParallelFor& parallel_for,
   gather_reduce(parallel_for, all.to_hyperedges, all.x, all.scales.node_in, all.scales.hyperedge,
                 Epilogue<Acc, Acc>{}, all.sums, all.width);
   const Acc *sums = all.sums, *ones = nullptr;
-  gather_reduce(parallel_for, all.to_nodes, sums, ones, all.scales.node_out, all.last, all.y,
+  gather_reduce(parallel_for, all.to_nodes, sums, ones, all.scales.node_out, all.epilogue, all.y,
                 all.width);
 }
 

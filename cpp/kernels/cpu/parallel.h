@@ -19,4 +19,18 @@ inline int64_t even_share(int64_t count, int64_t index, int64_t shares) {
   return count / shares * index + count % shares * index / shares;
 }
 
+// The first of [low, high) for which `predicate` does not hold.
+template <typename Predicate>
+int64_t partition_point(int64_t low, int64_t high, const Predicate& predicate) {
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (predicate(middle)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 }  // namespace jax_gnn::cpu

@@ -201,7 +201,7 @@ struct FinishedSum : Fold<Sum<Accumulator<T>>, T, Index> {
     const int64_t column = tile.column + v * kLanes, place = row * this->features.width + column;
     const auto scale = [&](const RowScale<Acc>& scales)
                            JAX_GNN_LAMBDA { return scales.data[row * scales.stride]; };
-    if (epilogue.own) x += scale(epilogue.own_scale) * load<kLanes>(epilogue.own + place);
+    if (epilogue.self) x += scale(epilogue.self_scale) * load<kLanes>(epilogue.self + place);
     if (epilogue.out_scale.data) x *= scale(epilogue.out_scale);
     if (epilogue.residual) x += load<kLanes>(epilogue.residual + place);
     if (epilogue.bias) x += load<kLanes>(epilogue.bias + column);
@@ -291,8 +291,9 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
     const int64_t width = this->features.width;
     for (int64_t k = 0; k < width; ++k) {
       const Acc a = into[k], b = from[k], maximum = larger(a, b);
-      const auto part = [&](Acc sum, Acc own) {
-        return sum == 0 ? Acc(0) : sum * std::exp(finite_or_zero(own) - finite_or_zero(maximum));
+      const auto part = [&](Acc sum, Acc part_maximum) {
+        return sum == 0 ? Acc(0)
+                        : sum * std::exp(finite_or_zero(part_maximum) - finite_or_zero(maximum));
       };
       into[width + k] = part(into[width + k], a) + part(from[width + k], b);
       into[k] = maximum;

@@ -197,7 +197,7 @@ struct Matmul {
     constexpr int kLanes = Tile::template kLanes<Acc>, kRows = Tile::kRows;
     const int64_t first = even_share(num_rows, task, tasks);
     const int64_t last = even_share(num_rows, task + 1, tasks);
-    clear_others<kLanes>(first, last);
+    clear_other_groups<kLanes>(first, last);
     constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
     // Rows of the left factor that are gathered or widened, and stay in the cache, at a time.
@@ -276,7 +276,7 @@ struct Matmul {
 
   // Rows of the result that no row of the product is.
   template <int kLanes>
-  JAX_GNN_INLINE void clear_others(int64_t begin, int64_t end) const {
+  JAX_GNN_INLINE void clear_other_groups(int64_t begin, int64_t end) const {
     if (lists.inverse == nullptr) return;
     for (int64_t row = begin; row < end; ++row) {
       if (paired(lists.inverse, lists.out_rows, row, num_rows) < 0) clear_row<kLanes>(row);

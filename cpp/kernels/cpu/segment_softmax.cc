@@ -315,8 +315,8 @@ struct Softmax {
   void combine(Acc* into, const Acc* from) const {
     for (int64_t k = 0; k < width; ++k) {
       const Acc a = into[k], b = from[k], maximum = larger(a, b);
-      const auto part = [&](Acc sum, Acc own) {
-        return own == maximum ? sum : sum * std::exp(own - maximum);
+      const auto part = [&](Acc sum, Acc part_maximum) {
+        return part_maximum == maximum ? sum : sum * std::exp(part_maximum - maximum);
       };
       into[width + k] = part(into[width + k], a) + part(from[width + k], b);
       into[k] = maximum;
@@ -423,10 +423,10 @@ Part part_of(const Index* rows, const Bounds& bounds, int64_t begin, int64_t end
   Part part = {begin, begin, end, end};
   if (begin == end) return part;
   if (end < bounds.end && rows[end] == rows[end - 1])
-    part.tail_begin = partition(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
+    part.tail_begin = partition_point(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
   if (begin > bounds.begin && rows[begin - 1] == rows[begin] && part.tail_begin > begin)
     part.head_end =
-        partition(begin, part.tail_begin, [&](int64_t e) { return rows[e] == rows[begin]; });
+        partition_point(begin, part.tail_begin, [&](int64_t e) { return rows[e] == rows[begin]; });
   return part;
 }
 
@@ -439,7 +439,8 @@ void finish_whole_rows(const Kernel& kernel, const Index* rows, Area area) {
     if (area.end > area.begin) {
       run_block(kernel, area);
     } else {  // the row does not fit
-      area.end = partition(area.begin, end, [&](int64_t e) { return rows[e] == rows[area.begin]; });
+      area.end =
+          partition_point(area.begin, end, [&](int64_t e) { return rows[e] == rows[area.begin]; });
       const auto state = std::make_unique<typename Kernel::Acc[]>(Kernel::kStates * kernel.width);
       run_measure(kernel, area, state.get());
       run_apply(kernel, area, state.get());

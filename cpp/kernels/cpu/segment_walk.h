@@ -26,20 +26,6 @@ struct Position {
   int64_t entry, row;
 };
 
-// The first of [low, high) for which `predicate` does not hold.
-template <typename Predicate>
-int64_t partition(int64_t low, int64_t high, const Predicate& predicate) {
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (predicate(middle)) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // The entries between the padding at both ends. That may be -1 at either.
 struct Bounds {
   int64_t begin, end;
@@ -53,11 +39,11 @@ Bounds valid_entries(const Csr<Index>& csr) {
     if (rows[csr.count - 1] < 0) {  // at both ends
       while (begin < csr.count && rows[begin] < 0) ++begin;
     } else {
-      begin = partition(0, csr.count, [&](int64_t e) { return rows[e] < 0; });
+      begin = partition_point(0, csr.count, [&](int64_t e) { return rows[e] < 0; });
     }
   }
-  return {begin,
-          partition(begin, csr.count, [&](int64_t e) { return in_range(rows[e], csr.num_rows); })};
+  return {begin, partition_point(begin, csr.count,
+                                 [&](int64_t e) { return in_range(rows[e], csr.num_rows); })};
 }
 
 // The entries and rows of a task.
@@ -73,8 +59,8 @@ Position share(const Csr<Index>& csr, const Bounds& bounds, int64_t index, int64
   const int64_t entries = bounds.end - bounds.begin, items = entries + csr.num_rows;
   const int64_t item = even_share(items, index, count);
   const int64_t entry =
-      partition(std::max<int64_t>(item - csr.num_rows, 0), std::min(item, entries),
-                [&](int64_t e) { return csr.rows[bounds.begin + e] < item - e; });
+      partition_point(std::max<int64_t>(item - csr.num_rows, 0), std::min(item, entries),
+                      [&](int64_t e) { return csr.rows[bounds.begin + e] < item - e; });
   return {bounds.begin + entry, item - entry};
 }
 
@@ -163,7 +149,7 @@ struct ShareTile {
             reducer.features.width <= kTaskColumns &&
             reducer.prefers_scatter(to.entry - entry, to.row - row)) {
           const int64_t end =
-              partition(entry, to.entry, [&](int64_t e) { return rows[e] < to.row; });
+              partition_point(entry, to.entry, [&](int64_t e) { return rows[e] < to.row; });
           reducer.scatter(tile, entry, end, row, to.row);
           entry = end;
           row = to.row;

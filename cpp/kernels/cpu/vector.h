@@ -101,9 +101,9 @@ JAX_GNN_INLINE V larger(V a, V b) {  // NaN wins
 template <typename Acc>
 constexpr int kWidestTile = JAX_GNN_TILE_BYTES / sizeof(Acc);
 
-// Of those, in code for an instruction set, the widest up to kMost columns.
-template <typename Variant, typename Acc, int kMost = kWidestTile<Acc>>
-constexpr int kWidestTileOf = Variant::kFewTiles ? std::min<int>(kMost, 64 / sizeof(Acc)) : kMost;
+// Of those, in code for an instruction set, the widest up to kLimit columns.
+template <typename Variant, typename Acc, int kLimit = kWidestTile<Acc>>
+constexpr int kWidestTileOf = Variant::kFewTiles ? std::min<int>(kLimit, 64 / sizeof(Acc)) : kLimit;
 
 template <typename Index>
 JAX_GNN_INLINE bool in_range(Index id, int64_t size) {

@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   Output<T, Op, Acc, StoredStats<Acc>> output = result;
-  output.last.keep_for(column, cut.width);
+  output.epilogue.keep_for(column, cut.width);
 
   const unsigned head_bytes = static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Acc));
   const LaneShare share = lane_share(lane, lanes, cut.tile_heads);
@@ -248,11 +248,11 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     for (int i = lane; i < kStep; i += lanes) {
       const int entry = step * kStep + i;
       Index* id = ring + (entry & (kRing - 1));
-      const bool is_there = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
-                            static_cast<unsigned>(id[kRing]) < of_ids.cols &&
-                            (third == nullptr || static_cast<unsigned>(id[2 * kRing]) < num_thirds);
-      if (!is_there) id[kRing] = -1;
-      valid &= is_there;
+      const bool exists = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
+                          static_cast<unsigned>(id[kRing]) < of_ids.cols &&
+                          (third == nullptr || static_cast<unsigned>(id[2 * kRing]) < num_thirds);
+      if (!exists) id[kRing] = -1;
+      valid &= exists;
     }
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
@@ -288,9 +288,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       Acc* const to = numbers + (stage * kinds + kind) * layout.head_numbers;
       for_share(share, cut.tile_heads, kStep, [&](int j, int h) {
         const Index* id = ring + at + j;
-        const bool is_there = id[kRing] >= 0 && first_head + h < heads;
+        const bool exists = id[kRing] >= 0 && first_head + h < heads;
         const Index place = ordered ? id[2 * kRing] : static_cast<Index>(begin + step * kStep + j);
-        copy_async<sizeof(Acc)>(is_there, row_at(from + first_head + h, place, head_bytes),
+        copy_async<sizeof(Acc)>(exists, row_at(from + first_head + h, place, head_bytes),
                                 to + h * kStep + j);
       });
     };
@@ -349,18 +349,18 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       read_shared(reinterpret_cast<const unsigned char*>(ring + 2 * kRing + at), types);
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
-        const bool is_there = column.active && static_cast<unsigned>(types[j]) < num_thirds;
+        const bool exists = column.active && static_cast<unsigned>(types[j]) < num_thirds;
         const bool is_new = types[j] != (j > 0 ? types[j - 1] : last_type) || (j == 0 && step == 0);
         const bool is_new_pair = is_new || rows[j] != (j > 0 ? rows[j - 1] : open.row);
         new_types |= static_cast<unsigned>(is_new) << j;
         new_pairs |= static_cast<unsigned>(is_new_pair) << j;
-        const auto load = [&](bool wanted, const T* from, W& to) {
+        const auto load = [&](bool needed, const T* from, W& to) {
           to = {};
-          load_if(wanted,
+          load_if(needed,
                   reinterpret_cast<const W*>(row_at(from + column.first, types[j], row_bytes)), to);
         };
-        load(is_there && is_new, typed.of_value, of_value[j]);
-        load(is_there && is_new_pair && has_rows, typed.of_row, of_row[j]);
+        load(exists && is_new, typed.of_value, of_value[j]);
+        load(exists && is_new_pair && has_rows, typed.of_row, of_row[j]);
       }
       last_type = types[kStep - 1];
     }
@@ -425,11 +425,12 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     }
     if constexpr (kTyped) {
       if (typed.scores != nullptr && (column.active || heads == 1)) {
-        const int head_lanes = 1 << cut.head_bits, own = lane & (head_lanes - 1);
+        const int head_lanes = 1 << cut.head_bits, head_lane = lane & (head_lanes - 1);
         Acc* const to = typed.scores + (begin + step * kStep) * heads + first_head + head;
 #pragma unroll
         for (int j = 0; j < kStep; ++j)
-          if ((j & (head_lanes - 1)) == own && step * kStep + j < count) to[j * heads] = weight[j];
+          if ((j & (head_lanes - 1)) == head_lane && step * kStep + j < count)
+            to[j * heads] = weight[j];
       }
 #pragma unroll
       for (int j = 0; j < kStep; ++j)
@@ -444,9 +445,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       Acc last = run[kTop];
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
-        const Acc own = weight[j] > kLowest<Acc> ? weight[j] : kLowest<Acc>;
-        const bool takes_own = decltype(far)::value ? !(own <= last) : false;
-        last = begins(j) || takes_own ? own : last;
+        const Acc score = weight[j] > kLowest<Acc> ? weight[j] : kLowest<Acc>;
+        const bool takes_score = decltype(far)::value ? !(score <= last) : false;
+        last = begins(j) || takes_score ? score : last;
         top[j] = last;
         is_far |= !(weight[j] - last <= kFar<Acc>);
       }

@@ -35,7 +35,7 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 }
 
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
-__host__ __device__ constexpr int most(int a, int b) { return a > b ? a : b; }
+__host__ __device__ constexpr int largest(int a, int b) { return a > b ? a : b; }
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return a / b + (a % b != 0);

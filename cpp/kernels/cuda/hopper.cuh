@@ -178,7 +178,7 @@ class TileCopy {
 
 // What a lane of a warp knows of kMine rows that are read by ids: ids[i] is row 32 i + lane.
 template <int kMine>
-using RowIds = int[most(kMine / 32, 1)];
+using RowIds = int[largest(kMine / 32, 1)];
 
 // TileCopy of rows from anywhere, by all lanes of a warp: starts the copies of kMine of the kRows
 // rows of a tile, from row `first` on, with these ids. Zeros for ids out of [0, num_rows) and

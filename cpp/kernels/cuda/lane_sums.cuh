@@ -30,8 +30,8 @@ __device__ __forceinline__ Held add_over_lanes(Acc (&sum)[kSize], int lane_bits)
 #pragma unroll
     for (int i = 0; i < size / 2; ++i) {
       const Acc other = upper ? sum[i] : sum[i + size / 2];
-      const Acc own = upper ? sum[i + size / 2] : sum[i];
-      sum[i] = own + __shfl_xor_sync(kWholeWarp, other, 1 << bit);
+      const Acc half = upper ? sum[i + size / 2] : sum[i];
+      sum[i] = half + __shfl_xor_sync(kWholeWarp, other, 1 << bit);
     }
     held.count = size / 2;
     held.first += upper ? size / 2 : 0;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void add_over_many_lanes(Acc (&sum)[kCount], int lane
 #pragma unroll
       for (int i = first; i < first + size; ++i) {
         const Acc other = upper ? sum[i] : sum[i + size];
-        const Acc own = upper ? sum[i + size] : sum[i];
-        sum[i] = own + __shfl_xor_sync(kWholeWarp, other, distance);
+        const Acc half = upper ? sum[i + size] : sum[i];
+        sum[i] = half + __shfl_xor_sync(kWholeWarp, other, distance);
       }
     distance /= 2;
   }

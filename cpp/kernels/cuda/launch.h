@@ -40,9 +40,9 @@ std::make_unsigned_t<Index> id_bound(int64_t size) {
 // Of the current device; 0 if there is none.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  const bool found = cudaGetDevice(&device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
-  return found ? value : 0;
+  const bool success = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  return success ? value : 0;
 }
 
 // The major number. 9 is Hopper, whose matrix instructions are its own.
@@ -50,13 +50,11 @@ inline int compute_capability() { return device_attribute(cudaDevAttrComputeCapa
 
 // 1 if there is no device.
 inline int num_multiprocessors() {
-  return most(device_attribute(cudaDevAttrMultiProcessorCount), 1);
+  return largest(device_attribute(cudaDevAttrMultiProcessorCount), 1);
 }
 
 // Bytes that a block may have at most.
-inline int most_shared_memory() {
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
+inline int max_shared_memory() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 // What the host decides about a launch.
 struct Plan {

@@ -109,8 +109,8 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, u
 // kBlocks on a multiprocessor. Memory's latency times its bandwidth is 40 KB a multiprocessor.
 template <int kBlocks, int kStageBytes, int kOther>
 struct OuterRing {
-  static constexpr int kMost = 228 * 1024 / kBlocks - 6 * 1024;  // beside static memory
-  static constexpr int kStages = least(8, (kMost - kChunkAlign - kOther) / kStageBytes);
+  static constexpr int kMaxShared = 228 * 1024 / kBlocks - 6 * 1024;  // beside static memory
+  static constexpr int kStages = least(8, (kMaxShared - kChunkAlign - kOther) / kStageBytes);
   static constexpr int kSharedBytes = kStages * kStageBytes + kChunkAlign + kOther;
   static_assert(kStages >= 2 && kBlocks * kStages * kStageBytes >= 96 * 1024);
 };
@@ -123,7 +123,7 @@ struct OuterTile {
   static constexpr bool kLists = kLists_;
   static constexpr int kColumns = kTile == 128 ? 64 : 32;
   static constexpr int kWarpsDown = kTile / 32, kWarpsAcross = kTile / kColumns;
-  static constexpr int kParts = most(1, 4 / (kWarpsDown * kWarpsAcross));
+  static constexpr int kParts = largest(1, 4 / (kWarpsDown * kWarpsAcross));
   static constexpr int kWarps = kWarpsDown * kWarpsAcross * kParts;
   static constexpr int kThreads = 32 * (kWarps + kLoaders);
   static constexpr int kChunks = (kTile * static_cast<int>(sizeof(T)) + kChunkBytes - 1) /
@@ -546,11 +546,11 @@ __device__ __forceinline__ void sum_by_warps(const TensorMap& lhs, const TensorM
             function(sum[(first + j) / 4 / kAcross][(first + j) / 4 % kAcross][j % 4],
                      others[((other - 1) * kSums + j) * kPartThreads]);
         };
-        if (part > 0) for_sums(part, [](float& here, float& there) { there = here; });
+        if (part > 0) for_sums(part, [](float& sum, float& partial) { partial = sum; });
         sync_some<Shape::kParts * kPartThreads>(1);
         if (part == 0)
           for (int other = 1; other < Shape::kParts; ++other)
-            for_sums(other, [](float& here, float& there) { here += there; });
+            for_sums(other, [](float& sum, float& partial) { sum += partial; });
         sync_some<Shape::kParts * kPartThreads>(1);
       }
     }

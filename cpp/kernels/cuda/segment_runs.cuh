@@ -96,8 +96,8 @@ struct TeamRun {
 // Asks for the rows around a team's range of entries, for TeamRun. Called by one lane of the team.
 __device__ __forceinline__ void ask_for_rows_around(const Index* rows, int64_t num_entries,
                                                     int64_t begin, int count, Index* around) {
-  const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-    if (is_there)
+  const auto ask_for_row = [&](bool exists, int64_t at, Index* to) {
+    if (exists)
       copy_async<sizeof(Index)>(true, rows + at, to);
     else
       *to = -1;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void ask_for_rows_around(const Index* rows, int64_t n
 
 // The runs of a block, on what a thread has. All by reference: the code that comes out is that of
 // lambdas in the kernel.
-template <class Op, typename T, typename Acc, class Last>
+template <class Op, typename T, typename Acc, class RowEpilogue>
 struct Runs {
   static constexpr int kVec = Op::kVec, kParts = Op::kParts;
 
@@ -320,10 +320,10 @@ struct Runs {
         }
     }
     if (threadIdx.x >= lanes) return;
-    Acc kept[kParts];
+    Acc open_run[kParts];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) kept[i] = shared_.heads[i * lanes + lane];
-    append<Op>(run, kept);
+    for (int i = 0; i < kParts; ++i) open_run[i] = shared_.heads[i * lanes + lane];
+    append<Op>(run, open_run);
     if (relays)
       tails.put(block, column_, width, run);
     else
@@ -331,7 +331,7 @@ struct Runs {
   }
 
   const Csr<Index>& csr_;
-  const Output<T, Op, Acc, Last>& output_;
+  const Output<T, Op, Acc, RowEpilogue>& output_;
   const int &lanes_, &lane_;  // of a team
   const int &teams_, &team_;  // of a warp
   const int& warp_;           // of the block
