@@ -96,7 +96,7 @@ inline ffi::Error check_whole_heads(Features features, ffi::DataType dtype) {
   return ffi::Error::Success();
 }
 
-// What scores are made of, by kind (see ScoreKind); what a kind does not have is not looked at:
+// Operands of scores, by kind (see ScoreKind); buffers that a kind does not name are ignored:
 //   kPerEdge: entry;  kEnds: row, col;  kDots: row, col, and factor, the scale;
 //   kLeaky: row, col, and factor, the vector;
 //   kTyped: col, the vectors of values, types, and row and factor (see TypedKeys), or entry.
@@ -111,7 +111,7 @@ struct ScoreOperands {
   bool simple() const { return kind == ScoreKind::kPerEdge || kind == ScoreKind::kEnds; }
   bool keyed() const { return kind == ScoreKind::kDots || kind == ScoreKind::kLeaky; }
 
-  // How many numbers a head has, of entries: of what is there.
+  // The number of weights of a head: the rows of the per-edge operand, if there is one.
   int64_t num_weights(int64_t count) const {
     const bool per_edge = kind == ScoreKind::kPerEdge;
     if (!per_edge && !scaled) return count;

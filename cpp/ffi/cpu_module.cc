@@ -174,7 +174,7 @@ struct Cpu {
     return ffi::Error::Success();
   }
 
-  // Of dot products and keys that are not the values: else it is a composition here.
+  // Serves dot products whose keys are not the values; other scores are compositions on CPUs.
   template <typename T, typename Acc>
   static ffi::Error keyed_attention_vjp(Context& pool, Workspace, const Csr<int32_t>& csr,
                                         const T* value, const Attained<T, Acc>& attained,

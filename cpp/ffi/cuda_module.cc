@@ -297,7 +297,7 @@ struct Cuda {
                    std::to_string(attributes.threads) + " threads cannot do this call");
   }
 
-  // Of a launch that refuses what its kernel cannot do.
+  // The status of a launch that may refuse a call which its kernel cannot do.
   static ffi::Error status(cudaError_t error, std::string_view kernel) {
     if (error == cudaErrorInvalidConfiguration && kernel != "walk")
       return invalid("the kernel \"" + std::string(kernel) + "\" cannot do this call");

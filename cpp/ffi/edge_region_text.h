@@ -17,7 +17,7 @@ struct RegionAttributes {
   // How each input is read: by entry, row, column, or one row for all; and where each result goes:
   // to an entry or a row.
   ffi::Span<const int64_t> reads, into;
-  // Of inputs, then results: bytes of a row, and to how many it must be aligned.
+  // Bytes of a row, and the alignment that it needs, of inputs, then results.
   ffi::Span<const int64_t> row_bytes, words;
   bool gather, ordered;
   int64_t num_rows, num_cols;

@@ -1,5 +1,5 @@
-// What the handlers of segment primitives share: the checks of the index operands, of weights, of
-// schedules and of workspaces. Operands that a primitive does without are flagged by attributes;
+// Common parts of the handlers of segment primitives: the checks of the index operands, of weights,
+// of schedules and of workspaces. Operands that a primitive does without are flagged by attributes;
 // any buffer stands in their place, and is not looked at.
 #pragma once
 
@@ -115,7 +115,7 @@ struct CsrOperands {
 
 inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
 
-// As bytes: (blocks, workspace_bytes(...)).
+// Checks a workspace of bytes: (blocks, workspace_bytes(...)).
 inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
                                   ffi::DataType acc_dtype) {
   const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype));
@@ -135,7 +135,7 @@ inline bool is_schedule(int64_t lanes, int64_t threads) {
          threads <= 1024 && threads % 32 == 0;
 }
 
-// The same with a name of one of the kernels that go through sorted entries.
+// Checks a schedule that names one of the kernels over sorted entries.
 inline bool is_schedule(std::string_view kernel, int64_t lanes, int64_t threads) {
   return (kernel == "walk" || kernel == "gather" || kernel == "step") &&
          is_schedule(lanes, threads);

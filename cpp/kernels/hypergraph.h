@@ -27,7 +27,7 @@ struct EdgeSplit {
   int64_t num_rows, num_cols;
 };
 
-// What a hypergraph aggregation multiplies by. Null means ones.
+// Scales of a hypergraph aggregation. Null means ones.
 template <typename Acc>
 struct HypergraphScales {
   const Acc* node_in;    // (num_nodes,), multiplies what is summed

@@ -39,9 +39,9 @@ struct RowScale {
   int64_t stride;
 };
 
-// What becomes of a row's sum or mean before it is rounded and written: result_scale[r] times what
-// of out_scale[r] * (sum + self_scale[r] * own[r, :]) + residual[r, :] + bias is, if `relu`, not
-// below 0. All arrays but scales have the features of the result.
+// The epilogue of a row's sum or mean, before it is rounded and written: y = result_scale[r] *
+// relu(out_scale[r] * (sum + self_scale[r] * self[r, :]) + residual[r, :] + bias), relu if `relu`.
+// All arrays but scales have the features of the result.
 template <typename T, typename Acc>
 struct Epilogue {
   const T* self;             // (num_rows, width), null: none

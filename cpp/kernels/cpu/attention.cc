@@ -28,7 +28,7 @@ constexpr int64_t kAhead = 16;           // entries: how far ahead rows are pref
 template <typename Acc>
 constexpr int kVectorLanes = 32 / sizeof(Acc);
 
-// What a block has of a row: entries [begin, end) of those that are no padding.
+// The part of a row in a block: its valid entries [begin, end).
 template <typename Acc>
 struct Part {
   int64_t row;
@@ -336,7 +336,7 @@ struct Forward {
     for (int64_t k = 0; k < features.width; ++k) into[k] += from[k];
   }
 
-  // Of sums of exponentials: 0 and inf where there is nothing to sum up.
+  // Inverse and logarithm of a sum of exponentials: 0 and inf where there is nothing to sum up.
   template <typename V>
   static JAX_GNN_INLINE V inverse(V sum) {
     return sum == 0 ? broadcast<V>(Acc(0)) : 1 / sum;
@@ -583,7 +583,7 @@ struct Backward {
     });
   }
 
-  // Of rows that are the rows' and the columns'.
+  // Dots of an entry's row with its column.
   JAX_GNN_INLINE void take_dots(const Block<Acc, Index>& block, const Scratch& scratch,
                                 const T* of_rows, const T* of_cols,
                                 const Numbers<Acc>& dots) const {
@@ -640,13 +640,13 @@ struct Backward {
   }
 
  private:
-  // Those of several records, an AttentionRecord of vectors.
+  // The fields of several records: an AttentionRecord of vectors.
   template <typename V>
   struct Fields {
     V dst_score, top, log_sum, delta;
   };
 
-  // Of the records with these numbers.
+  // The fields of the records with these ids.
   JAX_GNN_INLINE Fields<Vector<Acc, kLanes>> fields(const int64_t* ids) const {
     using V = Vector<Acc, kLanes>;
     static_assert(sizeof *records == 4 * sizeof(Acc));
@@ -722,7 +722,7 @@ struct Walk {
   Position from, to;
   Acc *head, *tail, *inner, *other_inner;  // states
 
-  // What the task leaves of rows that it shares.
+  // Walks the share; returns the rows that the task has in common with others.
   template <typename Variant>
   JAX_GNN_INLINE Carry run(const Bounds& bounds) const {
     const Index* const rows = csr.rows;

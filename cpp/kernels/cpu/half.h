@@ -104,7 +104,7 @@ JAX_GNN_INLINE void store(T* to, Vector<Accumulator<T>, kLanes> value) {
   }
 }
 
-// What a stored value would be read as.
+// Rounds to the dtype of storage, and back.
 template <typename T, int kLanes, typename V>
 JAX_GNN_INLINE V rounded(V value) {
   if constexpr (std::is_same_v<T, Accumulator<T>>) {

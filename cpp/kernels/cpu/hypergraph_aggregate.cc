@@ -9,7 +9,7 @@
 namespace jax_gnn::cpu {
 namespace {
 
-// How many incidences ahead of use a row is prefetched. Rows lie one after another in `indices`,
+// Incidences between the prefetch of a row and its use. Rows lie one after another in `indices`,
 // so the stream of ids is known past the end of the row at hand.
 constexpr int64_t kPrefetchDistance = 16;
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int32_t kNone = -1;
 
-// What is known of a node: that the search has not met it, or has; else its part, from kFirst on.
+// State of a node: not met by the search, met, or in a part, numbered from kFirst on.
 constexpr int64_t kUnmet = 0, kMet = 1, kFirst = 2;
 
 constexpr int64_t kIdsAhead = 64;  // of how many neighbours memory is asked for ahead
@@ -179,16 +179,15 @@ class Dealer {
     }
   }
 
-  // What follows asks for memory. It is always inline: calls of a function that does nothing else
-  // are dropped by compilers.
+  // Prefetches are always inline: compilers drop calls of a function that does nothing else.
 
   JAX_GNN_INLINE void ask_for(Index neighbor) const {  // one past the end if out of range
     __builtin_prefetch(states_.get() + std::min(static_cast<uint64_t>(neighbor),
                                                 static_cast<uint64_t>(num_nodes_)));
   }
 
-  // Of three nodes that are visited soon, where the ids of neighbours are, then these ids, and then
-  // what is known of the neighbours.
+  // Prefetches for three nodes that are visited soon: the row pointer of the third, the ids of the
+  // second's neighbours, the states of the first's.
   JAX_GNN_INLINE void ask_for(int64_t third, int64_t second, int64_t first) const {
     constexpr int64_t kLine = 64 / sizeof(Index);
     for (int half = 0; half < num_halves_; ++half) {
@@ -224,7 +223,7 @@ class Dealer {
     num_met_ = 0;
   }
 
-  // Of a part and those of neighbours which have room, the one that is worth most.
+  // The best of a part and the parts of neighbours that have room.
   template <typename Worth>
   int32_t best(int64_t node, int32_t part, Worth worth) const {
     auto max_value = part == kNone ? decltype(worth(0)){} : worth(part);

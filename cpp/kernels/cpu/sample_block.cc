@@ -289,7 +289,7 @@ class NodeSet {
     return before;
   }
 
-  // How many nodes of the set are before this one.
+  // The number of nodes of the set before this one.
   template <typename Index>
   JAX_GNN_INLINE int64_t number(Index node) const {
     const Word word = words_[node >> 5];
@@ -392,8 +392,8 @@ void sort_by(std::vector<Index>& entries, const Key& key) {
   }
 }
 
-// The same by a sort, for graphs of more nodes than bits are worth; and where nodes of different
-// seeds are different sources, by id, then seed.
+// Numbers the nodes by a sort: for graphs of more nodes than bits are worth, and where nodes of
+// different seeds are different sources, by id, then seed.
 template <typename Index>
 int64_t number_sorted(const Drawn<Index>& drawn, const Block<Index>& block, const Index* nodes,
                       int64_t total) {

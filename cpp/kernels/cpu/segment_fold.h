@@ -44,7 +44,7 @@ struct Messages {
     return 1;
   }
 
-  // The same for entries from `begin` on that are of the row. Moves `begin` to where they end.
+  // Loads the entries from `begin` on that are of the row. Moves `begin` to where they end.
   template <bool kWeighted, int kTile, typename Body>
   JAX_GNN_INLINE int64_t load_run(const Tile<Acc, kTile>& tile, int64_t row, int64_t& begin,
                                   int64_t end, const Body& body) const {
@@ -110,8 +110,8 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
     return run;
   }
 
-  // Where neighbouring entries of a narrow tile are neighbours in memory: several in one vector.
-  // Returns where it stops.
+  // Joins several entries of a narrow tile in one vector, where neighbouring entries are neighbours
+  // in memory. Returns the first entry that is left.
   template <int kTile, typename V>
   JAX_GNN_INLINE int64_t join_dense(int64_t row, int64_t begin, int64_t end, V& state) const {
     constexpr int kLanes = 32 / sizeof(Acc), kBatch = kLanes / kTile;
@@ -194,7 +194,7 @@ struct FinishedSum : Fold<Sum<Accumulator<T>>, T, Index> {
   using Base = Fold<Sum<Acc>, T, Index>;
   Epilogue<T, Acc> epilogue;
 
-  // What becomes of vector v of a row's sum or mean.
+  // Applies the epilogue to vector v of a row's sum or mean.
   template <int kTile, typename V>
   JAX_GNN_INLINE V finish(const Tile<Acc, kTile>& tile, int64_t row, int v, V x) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;

@@ -26,7 +26,7 @@ void run_all(const ParallelFor& parallel_for, int64_t tasks, const Work& work) {
 
 // --- Groups --------------------------------------------------------------------------------------
 
-// Where the rows of each weight start, and where the last one's end.
+// Row pointers of the weights: the first row of each, and the end of the last.
 std::vector<int64_t> bounds_of(const Groups& groups) {
   std::vector<int64_t> starts(groups.num_sizes + 1, 0);
   for (int64_t i = 0; i < groups.num_sizes; ++i) {
@@ -115,14 +115,15 @@ JAX_GNN_INLINE const Accumulator<T>* widen_rows(const T* from, int64_t count,
   }
 }
 
-// Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
+// The row that a list names, -1 where that is outside [0, size); without a list, `row` itself.
 JAX_GNN_INLINE int64_t listed(const int32_t* list, int64_t row, int64_t size) {
   if (list == nullptr) return row;
   const int64_t id = list[row];
   return id >= 0 && id < size ? id : -1;
 }
 
-// The same of two lists that must be each other's inverse there: no two rows name one row.
+// The row that a list names, of two lists that must be each other's inverse there: no two rows name
+// one row.
 JAX_GNN_INLINE int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
                               int64_t size) {
   const int64_t id = listed(list, row, size);
@@ -521,7 +522,7 @@ void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64
 template <typename T, typename Acc, typename Out>
 void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
                    const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out) {
-  // As many tasks as the work is worth, but no more memory for them than the operands take.
+  // Makes as many tasks as the work is worth, but no more memory for them than the operands take.
   const int64_t rows = groups.num_rows, size = k * n;
   const double operations = static_cast<double>(rows) * static_cast<double>(size + 1);
   const double affordable = static_cast<double>(rows) * static_cast<double>(k + n) /

@@ -87,7 +87,7 @@ struct Row {
     for (int v = 0; v < kVectors; ++v) body(e, v, at[v]);
   }
 
-  // The same for entries of one row, from `begin` on and before `limit`; returns where they end.
+  // Loads the entries of one row, from `begin` on and before `limit`; returns where they end.
   template <typename Index, typename Body>
   JAX_GNN_INLINE int64_t for_each_of_row(const Index* rows, int64_t begin, int64_t limit,
                                          const Body& body) {

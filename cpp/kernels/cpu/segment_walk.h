@@ -53,7 +53,7 @@ struct Share {
   int64_t task;
 };
 
-// Where share `index` of `count` starts.
+// The start of share `index` of `count`.
 template <typename Index>
 Position share(const Csr<Index>& csr, const Bounds& bounds, int64_t index, int64_t count) {
   const int64_t entries = bounds.end - bounds.begin, items = entries + csr.num_rows;
@@ -64,8 +64,8 @@ Position share(const Csr<Index>& csr, const Bounds& bounds, int64_t index, int64
   return {bounds.begin + entry, item - entry};
 }
 
-// What tasks leave of rows that they share with others: of the first row that a task ends, if
-// entries of that row lie before, and of the row that it does not end.
+// The rows that a task has in common with others: the first row that it ends, if entries of that
+// row lie before, and the row that it does not end.
 struct Carry {
   int64_t head_row, head_entries, tail_row, tail_entries;  // a row is -1 where there is none
 };
@@ -85,7 +85,7 @@ class Carries {
   std::unique_ptr<Acc[]> states_;
 };
 
-// What a run of entries of one row makes: the state of the row, kStates accumulators a column.
+// The result of a run of entries of one row: its state, kStates accumulators a column.
 template <typename Acc, int kStates, int kTile>
 struct Run {
   using V = typename Shape<Acc, kTile>::V;

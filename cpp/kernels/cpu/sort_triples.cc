@@ -46,7 +46,7 @@ class Buffer {
   std::unique_ptr<T[]> memory_;
 };
 
-// Which triple stands at a place, with those that are added; false if it is padding.
+// Reads the triple at a place, added ones included; false if it is padding.
 template <typename Index>
 bool read(const Triples& t, int64_t place, Triple<Index>* triple) {
   const bool reversed = place >= t.count;
@@ -63,7 +63,7 @@ bool read(const Triples& t, int64_t place, Triple<Index>* triple) {
   return in_range(src, t.num_src) & in_range(dst, t.num_dst) & in_range(rel, t.num_relations);
 }
 
-// Of counts, kept one place after, where each key starts.
+// Turns counts, stored one place after, into the start of each key.
 template <typename Index>
 void add_up(Index* starts, int64_t num_keys) {
   for (int64_t k = 0; k < num_keys; ++k) starts[k + 1] += starts[k];
@@ -180,7 +180,7 @@ void scatter(const ParallelFor& parallel_for, int64_t count, const Index* places
   });
 }
 
-// Of counts in `starts`, one place after those of a range's nodes, where each node's edges start.
+// Turns counts of a range's nodes, stored one place after in `starts`, into row pointers.
 template <typename Index>
 void begin_nodes(Index* starts, int64_t num_nodes, const Ranges& ranges, int64_t range) {
   const int64_t end = std::min((range + 1) << ranges.shift, num_nodes);

@@ -1,4 +1,4 @@
-// What hot loops are written with: vectors, and tiles of columns.
+// Vectors, and tiles of columns, for hot loops.
 #pragma once
 
 #include <algorithm>
@@ -94,14 +94,14 @@ JAX_GNN_INLINE V larger(V a, V b) {  // NaN wins
   return ((b > a) | (b != b)) ? b : a;
 }
 
-// As many columns as stay in registers, and more of them would not be faster.
+// Columns of the widest tile: they stay in registers, and more of them would not be faster.
 #ifndef JAX_GNN_TILE_BYTES
 #define JAX_GNN_TILE_BYTES 256
 #endif
 template <typename Acc>
 constexpr int kWidestTile = JAX_GNN_TILE_BYTES / sizeof(Acc);
 
-// Of those, in code for an instruction set, the widest up to kLimit columns.
+// The widest tile in code for an instruction set, kLimit columns at most.
 template <typename Variant, typename Acc, int kLimit = kWidestTile<Acc>>
 constexpr int kWidestTileOf = Variant::kFewTiles ? std::min<int>(kLimit, 64 / sizeof(Acc)) : kLimit;
 
@@ -141,7 +141,7 @@ JAX_GNN_INLINE void for_each_tile(int64_t first, int64_t last, const Body& body)
   return cover<1>(first, last, body);
 }
 
-// Likewise with tiles of kTile columns, then narrower ones: each column of [first, last) once.
+// Covers each column of [first, last) once: by tiles of kTile columns, then narrower ones.
 template <int kTile, typename Body>
 JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
   for (; first + kTile <= last; first += kTile) body(std::integral_constant<int, kTile>{}, first);

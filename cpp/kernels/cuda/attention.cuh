@@ -10,8 +10,8 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// What an entry of a matrix whose rows are sources is to its source: the weight of what it gathers,
-// and what makes its dot its score's cotangent, factor * dot - less.
+// The contribution of an entry to its source, in a matrix whose rows are sources: the weight of the
+// row that it gathers, and the factors of its score's cotangent, factor * dot - less.
 template <typename Acc>
 struct Contribution {
   Acc weight, factor, less;
@@ -25,7 +25,7 @@ struct BySource {
   const AttentionRecord<Acc>* records;  // (num_dst, heads)
   int64_t heads;
 
-  // Where the entry has what it has for itself.
+  // The place of the entry in per-edge arrays.
   __device__ __forceinline__ int64_t place(int64_t entry) const {
     return csr.order != nullptr ? int64_t{csr.order[entry]} : entry;
   }
@@ -101,7 +101,7 @@ __global__ void finish_scores_kernel(BySource<Acc> edges, const Acc* dots, Acc* 
   }
 }
 
-// Of entries: slopes of a LeakyReLU at the sum of two keys, times their factors and a vector. For
+// Messages that are slopes of a LeakyReLU at the sum of two keys, times factors and a vector. For
 // few entries, and rows that are not read in words of 16 bytes; else see Slopes
 // (segment_output.cuh).
 template <typename T_, typename Acc_, int kVec_>
@@ -115,7 +115,7 @@ struct SlopeMessage {
   unsigned row_bytes;
   int heads;
 
-  // What can be read beside the ids.
+  // Weights that can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return nullptr; }
 
   struct Loaded {

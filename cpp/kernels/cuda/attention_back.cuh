@@ -164,8 +164,8 @@ struct ScoredSumOp {
   }
 };
 
-// Where a lane's words are in a row: the first of them, and how many features are from one to the
-// next, those of all lanes of a head. So lanes side by side read words side by side.
+// The words of a lane in a row: the first, and the number of features from one to the next, those
+// of all lanes of a head. So lanes side by side read words side by side.
 struct LaneWords {
   int64_t first;
   unsigned apart;
@@ -190,28 +190,28 @@ struct SumRows {
   LaneWords at;
 };
 
-// Where the sum of a head's numbers goes, too.
+// Output of the sum of a head's numbers, beside the row.
 template <typename Acc>
 struct HeadSums {
   Acc* out;  // (num_rows, heads), or null; of a lane that of its head, or null
   int64_t heads;
   LaneWords at;
 
-  // Of a lane: where its head begins, the sum of that, else none.
+  // Keeps the sum of the head for the lane with which a head begins, and none for others.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
     const bool begins = column.active && column.first == column.head * (width / heads);
     out = begins && out != nullptr ? out + column.head : nullptr;
   }
 };
 
-// Where the second of two sums goes, too.
+// Output of the second of two sums, beside the row.
 template <typename T>
 struct SecondRows {
   T* out;  // as the first
   LaneWords at;
 };
 
-// What all of these write of the sum of values.
+// The sum of values, which all of these outputs write.
 template <typename T, class Op, typename Acc, class RowEpilogue>
 struct WordsOutput {
   static constexpr int kVec = Op::kVec, kWords = kLaneWords<T, Op>;
@@ -282,7 +282,7 @@ struct Output<T, Op, Acc, SecondRows<T>> : WordsOutput<T, Op, Acc, SecondRows<T>
   }
 };
 
-// What gradients are made of. Rows of the matrix are sources, columns destinations.
+// Operands of the gradients. Rows of the matrix are sources, columns destinations.
 template <typename T, typename Acc>
 struct Back {
   const T* ct;                          // (num_cols, width)
@@ -296,7 +296,7 @@ struct Back {
   TypedVectors<T> of_rows;  // of scores of relations: theirs, which score' times is added to out
 };
 
-// Where a thread's rows are, those of kBackStep entries: [row][word][thread].
+// Layout of a thread's rows, those of kBackStep entries: [row][word][thread].
 template <Scores kScores, bool kSame>
 struct BackRows {
   static constexpr bool kKeyed = has_keys<kScores>;
@@ -501,7 +501,7 @@ __global__ void __launch_bounds__(
       for (int j = first_of_lane; j < kStep; j += head_lanes) f(j, ids + j);
     }
   };
-  // Where an entry has what it has for itself.
+  // The place of an entry in per-edge arrays.
   const auto place_of = [&](int step, int j, const Index* id) {
     return ordered ? id[2 * kRing] : static_cast<Index>(begin) + step * kStep + j;
   };

@@ -63,7 +63,7 @@ struct GradientSide {
   unsigned count, num_rows, num_cols, num_weights;
 };
 
-// What gradients are made of, and where they go.
+// Operands and results of the gradients.
 template <typename T, typename Acc>
 struct Gradients {
   GradientSide by_src, by_dst;
@@ -79,8 +79,8 @@ struct Gradients {
   int head_bits;  // log2 of the lanes of a head
 };
 
-// What blocks by destination have of the vector's gradient, as tails are handed on: in words of 16
-// bytes, of which 8 are the launch's tag, and from which that is removed where they are taken.
+// Parts of the vector's gradient, from blocks by destination, handed on as tails are: in words of
+// 16 bytes, of which 8 are the launch's tag; whoever takes a word removes the tag.
 template <typename Acc, int kVec>
 struct VectorParts {
   static constexpr int kPairs = kVec * static_cast<int>(sizeof(Acc)) / 8;
@@ -163,8 +163,8 @@ __device__ __forceinline__ void sum_vector(const VectorParts<Acc, kVec>& parts, 
   }
 }
 
-// What a kind of blocks sums up: of sources values' gradients, then keys', if these are apart; of
-// destinations those of keys. Of numbers of heads that of the number comes last.
+// Sums of a kind of blocks: for sources the gradients of values, then of keys if these are apart;
+// for destinations those of keys. Where scores are numbers of heads, their gradient comes last.
 template <Scores kScores, bool kSame, bool kBySource, typename T, typename Acc_>
 struct GradientOp {
   using Acc = Acc_;
@@ -294,7 +294,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   Index cols[kEntries];
   read_shared(reinterpret_cast<const unsigned char*>(shared.cols + place), cols);
 
-  // What entries bring: by source cotangent and result, by destination value and key.
+  // Rows of the entries: by source cotangent and result, by destination value and key.
   constexpr bool kHasWords2 = kBySource || (kKeyed && !kSame);
   W words1[kEntries], words2[kHasWords2 ? kEntries : 1];
   const T* const one_rows = kBySource ? from.attained.ct : from.value;
@@ -415,7 +415,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
         fill(rows[0] + 1, rows[1], 1);
     }
 
-  // Where in the window the row begins that is open where the team's entries begin; 0 if before.
+  // The begin, in the window, of the row that is open where the team's entries begin; 0 if before.
   int at = static_cast<int>(place / 32);
   unsigned bits = shared.ends[at] & ((1u << place % 32) - 1);
 #pragma unroll 1

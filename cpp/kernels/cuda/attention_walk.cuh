@@ -30,7 +30,7 @@ constexpr int kAttendThreads = 128;  // of a block
 constexpr int kAroundIds = 4;        // of which three are used
 constexpr int kRingSteps = 4;        // of a ring of ids: two ahead, and two more
 
-// What scores are: made of numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
+// Kinds of scores: numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
 // keys, or those of edges with relations (TypedKeys), whose row_key is that of TypedKeys, or null.
 enum class Scores { kOfHeads, kLeaky, kDots, kTyped };
 
@@ -50,7 +50,7 @@ constexpr int kAttendBlocks = sizeof(T) > 4               ? 3
                               : kScores == Scores::kLeaky ? 4
                                                           : 5;
 
-// What is attended to.
+// Operands of attention with keys.
 template <typename T, typename Acc>
 struct Attended {
   const T* value;  // (num_cols, width)
@@ -60,7 +60,7 @@ struct Attended {
   TypedKeys<T, Acc> typed;  // if scores are of relations
 };
 
-// The same, as the kernel of one step (segment_step.cuh) takes weights from it.
+// Scores from keys, for the kernel of one step (segment_step.cuh).
 template <Scores kScores, bool kSame, typename T, typename Acc>
 struct StepKeys {
   static constexpr bool kAny = true, kKeyed = true, kApart = !kSame;
@@ -70,7 +70,7 @@ struct StepKeys {
   int head_bits;      // log2 of the lanes of a head
 
   __device__ __forceinline__ const Acc* edge_scale() const { return scales; }
-  // What the lane's part of a score is made of, beside the rows.
+  // Loads the operand of the lane's part of a score, beside the rows.
   template <int kVec>
   __device__ __forceinline__ void load(unsigned first, bool active, Acc (&vector)[kVec]) const {
     if constexpr (kScores == Scores::kLeaky)

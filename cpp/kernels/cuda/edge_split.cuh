@@ -34,11 +34,11 @@ constexpr int kMaxThreads = 256;        // of a block
 constexpr int kLeastLanes = kSlotSize;  // of a team: each loads the scale of one entry for all
 constexpr Index kNothingFollows = -1;   // row of a slot
 constexpr int kHalfSlot = kSlotSize / 2;
-// Of a multiprocessor: 64 or 80 registers each.
+// Resident threads of a multiprocessor: 64 or 80 registers each.
 template <bool kOne>
 constexpr int resident_threads = kOne ? 1024 : 768;
 
-// What a launch sums up, and how it deals out slots.
+// Operands of a launch, and how it deals out slots.
 template <typename Acc, int kVec>
 struct Sum {
   const uint4* ids;     // of a slot
@@ -68,7 +68,7 @@ struct Team {
   bool active;
 };
 
-// Where a slot lies in the rows.
+// The position of a slot in the rows.
 struct Place {
   Index row;
   unsigned word;  // as in Sum
@@ -88,7 +88,7 @@ struct Slot : Place {
     for (int j = kHalfSlot + 1; j < kSlotSize; ++j) all &= ids[j];
     return all >= 0;
   }
-  // Of the row, if it is its last slot.
+  // Whether the row is empty, asked of its last slot.
   __device__ __forceinline__ bool is_empty() const {
     Index all = ids[0];
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ Slot load_slot(const Sum& sum, unsigned index, const 
   return result;
 }
 
-// What teams leave in shared memory, a part of each thread.
+// Partial sums of teams in shared memory, a part of each thread.
 template <typename Acc, int kVec>
 struct Shared {
   using Part = Pack<Acc, kVec>;
@@ -166,8 +166,8 @@ struct Shared {
   }
 };
 
-// What is asked for ahead of a row's end, for its epilogue: the lane's word of the row's own
-// features and their scale, or where these do not count of its residual, and one. There are no
+// Operands of an epilogue that are fetched before the row's end: the lane's word of the row's own
+// features and their scale, or, without these, the word of its residual, and 1. There are no
 // registers for both.
 template <class RowEpilogue, int kVec>
 struct Fetched {};
@@ -239,7 +239,7 @@ struct ResultRows {
   }
 };
 
-// What rows are multiplied by.
+// Scales of rows.
 template <typename Acc, int kVec>
 struct RowScales {
   const Sum<Acc, kVec>& sum;
@@ -289,7 +289,7 @@ struct SlotFeatures {
   }
 };
 
-// Which of a call's launches it is. The second reads ahead: the first writes its `in`, and nothing
+// The order of a call's launches. The second reads ahead: the first writes its `in`, and nothing
 // else that it reads.
 enum class Turn { kOnly, kFirst, kSecond };
 
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   const RowScales<Acc, kVec> scales = {sum, scaled_rows};
   Acc scale = scales.scale_of(now);
 
-  // What loads and stores need at every turn.
+  // Sizes that loads and stores need at every turn.
   const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
   const unsigned char* lane_in =
       row_at(reinterpret_cast<const unsigned char*>(in), team.word, sizeof(Word<In, kVec>));

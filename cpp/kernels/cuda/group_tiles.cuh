@@ -29,7 +29,7 @@ __device__ __forceinline__ int group_size(const Groups& groups, int64_t group) {
   return static_cast<int>(min(int64_t{max(groups.sizes[group], 0)}, groups.num_rows));
 }
 
-// Which weight a group has, if any.
+// The weight of a group, if it has one.
 struct Weight {
   unsigned index;
   bool exists;
@@ -233,7 +233,7 @@ class TileWalk {
     }
   }
 
-  // Where the next tile is on the scale of the costs.
+  // Position of the next tile on the scale of costs.
   __device__ __forceinline__ int64_t place() const { return at_; }
 
   // The tiles of a block are those in an even part of all places or, if `whole`, of the groups that

@@ -6,9 +6,9 @@
 
 namespace jax_gnn::cuda {
 
-// What a lane holds after add_over_lanes: the sums of `count` entries from `first` on. Several
-// lanes hold the same where there are more of them than entries; `writes` says which is to write
-// them.
+// The sums that a lane holds after add_over_lanes: those of `count` entries from `first` on.
+// Several lanes hold the same where there are more of them than entries; `writes` says which is to
+// write them.
 struct Held {
   int first, count;
   bool writes;
@@ -44,7 +44,7 @@ __device__ __forceinline__ Held add_over_lanes(Acc (&sum)[kSize], int lane_bits)
   return held;
 }
 
-// The same of at least kSize lanes, a power of two, for each kSize values of several kinds: the
+// Adds over at least kSize lanes, a power of two, each kSize values of several kinds: the
 // lane's first of a kind is then that of the entry (lane / (lanes / kSize)) % kSize. The same
 // additions in the same order. Called by whole warps.
 template <int kSize, int kCount, typename Acc>

@@ -37,7 +37,7 @@ std::make_unsigned_t<Index> id_bound(int64_t size) {
          (size > kMax);
 }
 
-// Of the current device; 0 if there is none.
+// An attribute of the current device; 0 if there is none.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   const bool success = cudaGetDevice(&device) == cudaSuccess &&
@@ -56,7 +56,7 @@ inline int num_multiprocessors() {
 // Bytes that a block may have at most.
 inline int max_shared_memory() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-// What the host decides about a launch.
+// Shape of a launch, which the host chooses.
 struct Plan {
   dim3 grid;
   int threads;           // of a block
@@ -90,7 +90,7 @@ inline cudaLaunchConfig_t configuration(cudaStream_t stream, const Plan& plan,
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
   config.attrs = &overlap;
-  // They came with Hopper.
+  // Overlapping launches came with Hopper.
   config.numAttrs = plan.overlaps && compute_capability() >= 9 ? 1 : 0;
   return config;
 }

@@ -248,7 +248,7 @@ __device__ __forceinline__ float approximate_tanh(float x) {
   return result;
 }
 
-// Of which NaN is the larger, and the smaller.
+// Maximum and minimum in which NaN wins.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));

@@ -9,7 +9,7 @@ namespace jax_gnn::cuda {
 
 constexpr int kPairThreads = 256;  // edges of a tile
 
-// What kernels tell the next ones. Pairs of no relation are counted as of one more.
+// Results of one kernel that the next ones read. Pairs of no relation are counted as of one more.
 template <typename Index>
 struct PairScratch {
   Index* valid;   // (tiles,), edges that are no padding

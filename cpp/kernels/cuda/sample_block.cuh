@@ -149,7 +149,7 @@ struct Runs : Sorted<Index> {
     const int64_t at = this->at[i];
     return this->seeds[at < this->num_dst ? at : this->rows[at - this->num_dst]];
   }
-  // Both are nodes.
+  // Whether two sorted ids are the same source. Both are nodes.
   __device__ bool same(int64_t i, int64_t j) const {
     return this->keys[i] == this->keys[j] && (this->seeds == nullptr || owner(i) == owner(j));
   }
@@ -172,7 +172,7 @@ struct Runs : Sorted<Index> {
     }
     return i + sign * low;
   }
-  // How many edges the run has of which i is the first destination.
+  // The number of edges of the run whose first destination is i.
   __device__ Index edges_of(int64_t i) const {
     const auto is_own = [&](int64_t j) { return same(i, j); };
     const auto is_destination = [&](int64_t j) { return same(i, j) && !is_edge(j); };
@@ -183,7 +183,7 @@ struct Runs : Sorted<Index> {
 // Counts that many threads add to stand so far apart that they are in different parts of the cache.
 constexpr int kCountStride = 32;
 
-// What kernels tell the next ones.
+// Results of one kernel that the next ones read.
 template <typename Index>
 struct DistinctScratch {
   Index* sums;         // (3, tiles): new sources, edges, and those from destinations
@@ -194,7 +194,7 @@ struct DistinctScratch {
   int64_t tiles, edge_tiles, dst_tiles;
 };
 
-// What there is at a place of the sorted ids: see DistinctScratch::sums. `edges_of` tells how many
+// Counts at a place of the sorted ids: see DistinctScratch::sums. `edges_of` tells how many
 // edges the destination there has as a source.
 template <typename Index, typename EdgesOf>
 __device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Index* parts,

@@ -14,7 +14,7 @@ __device__ __forceinline__ void count_one(Index* to) {
   atomicAdd(reinterpret_cast<Word*>(to), Word{1});
 }
 
-// How many edges of a row count.
+// The number of drawn edges of a row.
 template <typename Index>
 __device__ __forceinline__ Index clamped(const Index* counts, int64_t row, Index fanout) {
   const Index count = counts[row];
@@ -77,7 +77,7 @@ __device__ __forceinline__ Index largest_until(Index value, Index* of_warps) {
   return value;
 }
 
-// Where the edges of each row of a tile start, at most at num_edges. A block adds up all rows
+// Writes the row pointers of a tile's rows, num_edges at most. A block adds up all rows
 // before by itself, so that none waits for another.
 template <typename Index>
 __device__ __forceinline__ void write_starts(int64_t tile_number, const Index* counts,

@@ -38,7 +38,7 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kGatherThreads = 128;  // of a block
-// Of a multiprocessor: with more, registers are spilled.
+// Blocks of a multiprocessor: with more, registers are spilled.
 template <class Softmax, class Dots = NoDots>
 constexpr int kGatherBlocks = Softmax::kAny || Dots::kSlopes ? 4 : 5;
 constexpr int kStepBits = 3, kStep = 1 << kStepBits, kHalf = kStep / 2;  // entries in flight
@@ -54,7 +54,7 @@ struct GatherCut {
   int64_t width;
 };
 
-// How many entries there are, and how many chunks of them a team has.
+// The number of entries, and of chunks of them that a team has.
 struct Extent {
   int64_t count;
   int chunks;
@@ -71,7 +71,7 @@ __device__ __forceinline__ Extent extent_of(const Csr<Index>& csr, const GatherC
   return {count, static_cast<int>((of_team + (1 << cut.chunk_bits) - 1) >> cut.chunk_bits)};
 }
 
-// What is gathered.
+// The rows that are gathered, and their weights.
 template <typename T_, typename Acc_>
 struct Gathered {
   using T = T_;
@@ -82,7 +82,7 @@ struct Gathered {
   int heads;
 };
 
-// Of two arrays, as if the second were behind the first.
+// Rows of two arrays, as if the second were appended to the first.
 template <typename T, typename Acc>
 struct Joined : Gathered<T, Acc> {
   static constexpr bool kHasHalo = true;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   const int first_head =
       gathered.heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
 
-  // Where shared memory has what a step needs.
+  // Offsets in shared memory of the operands of a step.
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   unsigned ring_bytes = static_cast<unsigned>(ring_size * sizeof(Index));
   unsigned rows_at = static_cast<unsigned>(block_team * team_words * sizeof(Index));

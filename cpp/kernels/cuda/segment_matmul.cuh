@@ -23,21 +23,22 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
+// The row that a list names, -1 where that is outside [0, size); without a list, `row` itself.
 __device__ __forceinline__ int64_t listed(const int32_t* list, int64_t row, int64_t size) {
   if (list == nullptr) return row;
   const int64_t id = list[row];
   return id >= 0 && id < size ? id : -1;
 }
 
-// The same of two lists that must be each other's inverse there: no two rows name one row.
+// The row that a list names, of two lists that must be each other's inverse there: no two rows name
+// one row.
 __device__ __forceinline__ int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
                                           int64_t size) {
   const int64_t id = listed(list, row, size);
   return list == nullptr || (id >= 0 && inverse[id] == row) ? id : -1;
 }
 
-// What is multiplied, and where it goes.
+// Operands and result of a product.
 template <typename T, typename Out>
 struct Product {
   const T* lhs;
@@ -50,7 +51,7 @@ struct Product {
   Activation activation;
   RowLists<Accumulator<T>> lists;
 
-  // What the result is where there is no product.
+  // The result of a row without a product.
   template <bool kExact>
   __device__ __forceinline__ Accumulator<T> without_product(int64_t row, int column) const {
     if (residual == nullptr) return 0;
@@ -276,7 +277,7 @@ __device__ __forceinline__ void multiply_tile(const unsigned char* rows,
   warpgroup_wait();
 }
 
-// Which row of the tile and which of the thread's two columns sum j is.
+// The row of the tile, and the column, of the thread's two, of sum j.
 __device__ __forceinline__ int row_of_sum(int j) {
   return j / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
 }
@@ -468,7 +469,7 @@ struct RowGatherer {
   }
 };
 
-// Of three tiles in turn: where their rows go, and which row of the product each row of the result
+// Row lists of three tiles in turn: where their rows go, and which row of the product each row
 // is that has such a row's own number.
 template <class Shape>
 struct StoredRows {

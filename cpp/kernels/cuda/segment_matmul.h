@@ -30,7 +30,7 @@ constexpr bool can_be_single(int64_t k, const Groups& groups) {
          bytes % 16 == 0 && groups.num_sizes <= kMaxGroups;
 }
 
-// What segment_outer needs: two results a block, and a note.
+// Workspace of segment_outer: two results a block, and a note.
 constexpr int64_t outer_workspace_bytes(int64_t blocks, int64_t k, int64_t n, int64_t acc_bytes) {
   return (2 * blocks * k * n * acc_bytes + 15) / 16 * 16 + 8 * blocks;
 }

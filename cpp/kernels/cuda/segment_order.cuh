@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_counts_kernel(OrderPas
   allow_next_launch();
 }
 
-// Where the block's ids with a digit go, of the thread with that number: behind those of smaller
-// digits, and those of earlier parts.
+// The place of the block's ids with a digit, for the thread with its number: after those of smaller
+// digits and of earlier parts.
 template <typename Index>
 __device__ __forceinline__ Index first_place(const OrderPass<Index>& pass, Index* shared,
                                              Index* of_warps) {

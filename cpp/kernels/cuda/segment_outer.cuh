@@ -16,7 +16,7 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// What blocks leave for the second launch: a part (head) of the group that was open at their begin,
+// Records of blocks for the second launch: a part (head) of the group that was open at their begin,
 // where it ends, and one (tail) of the group that is open at their end. A block in the midst of a
 // group leaves a tail alone.
 struct OuterRecord {
@@ -270,7 +270,7 @@ struct OuterFragments {
   }
 };
 
-// What both kernels for Hopper and later have in common: rows on their way through shared memory,
+// Common parts of both kernels for Hopper and later: rows on their way through shared memory,
 // one warp that loads them, and where sums go. Barriers and tiles lie in shared memory.
 // Shape::kLists: product.lists holds some, and each side has a warp that loads.
 template <class Shape, typename T, typename Out>
@@ -347,7 +347,7 @@ class OuterPipeline {
     }
   }
 
-  // The same where rows are read, or scaled, by lists: in copies of 16 bytes, by all lanes of a
+  // Loads rows that are read, or scaled, by lists: in copies of 16 bytes, by all lanes of a
   // warp for each side.
   __device__ __forceinline__ void load_lists() {
     const auto& lists = product_.lists;

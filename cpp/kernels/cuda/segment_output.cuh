@@ -34,7 +34,7 @@ struct RunSlots {
   }
 };
 
-// What may be asked for ahead of a row's epilogue: what the row is multiplied with, and the lane's
+// Operands of an epilogue that are loaded ahead: the scales of the row, and the lane's
 // word of its own features, or where these do not count of its residual. There are no registers for
 // more.
 template <class RowEpilogue, int kVec>
@@ -79,7 +79,7 @@ struct Output {
     }
   }
 
-  // The same, asked for here.
+  // Stores a row whose operands of the epilogue are loaded here.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
     Ahead ahead;
@@ -157,7 +157,7 @@ struct Output {
   }
 };
 
-// In place of an Epilogue: some rows wait side by side in shared memory, as rows that are narrower
+// An Epilogue's substitute: some rows wait side by side in shared memory, as rows that are narrower
 // than a sector cost a write of one each, and neighbouring lanes have rows of far apart.
 template <typename T>
 struct Staged {
@@ -251,9 +251,10 @@ __device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
   return {rows[last_valid(csr, some, false)], rows[last_valid(csr, some, true)]};
 }
 
-// Where a kernel waits for the launch before it: at the start, or where it has read the ids, or all
-// that it reads. Then that launch must be one that does not let it start before all else has ended,
-// and that does not write what it reads first. A kernel of XLA's starts when that launch has ended.
+// The point at which a kernel waits for the launch before it: the start, or after reading the ids,
+// or all operands. Then that launch must be one that does not let it start before all else has
+// ended, and that does not write what it reads first. A kernel of XLA's starts when that launch has
+// ended.
 enum class Start { kWaits, kReadsAhead, kXla };
 
 // Sums alone, in place of Dots.
@@ -261,7 +262,7 @@ struct NoDots {
   static constexpr bool kAny = false, kSlopes = false;
 };
 
-// What a sum of gathered rows takes on its way: dots[e, head] = < left[r, head, :],
+// Dots that a sum of gathered rows computes on its way: dots[e, head] = < left[r, head, :],
 // in[cols[e], head, :] > of each entry e of row r, at the place of its weight. 0 for padding;
 // nothing for an entry whose place is out of range.
 template <typename T, typename Acc>
@@ -273,7 +274,7 @@ struct Dots {
   Start start;
 };
 
-// In place of Dots: what is summed up is a vector times the slopes of a LeakyReLU, 1 where
+// A substitute of Dots: the summands are a vector times the slopes of a LeakyReLU, 1 where
 // left[r, :] + in[cols[e], :] is 0 or above, and `slope` elsewhere.
 template <typename T, typename Acc>
 struct Slopes {

@@ -29,7 +29,7 @@ struct BlockRuns {
   int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
 };
 
-// The same with the runs that are open, in dynamic shared memory.
+// BlockRuns, and the runs that are open, in dynamic shared memory.
 template <typename Acc>
 struct Shared {
   BlockRuns& block;
@@ -238,7 +238,7 @@ struct Runs {
     const bool passed =
         crosses_in && crosses_out && shared_.block.edges[3] == shared_.block.edges[4];
     const bool relays = passed && blockIdx.x % kRelayEvery == kRelayEvery - 1;
-    // What waits for the blocks before this one takes the place of the first warp's first run.
+    // The run that waits for the blocks before this one replaces the first warp's first run.
     const auto keep = [&](const Acc(&run)[kParts]) {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) shared_.heads[i * lanes + lane] = run[i];

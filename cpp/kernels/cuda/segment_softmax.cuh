@@ -30,7 +30,7 @@ using Index = int32_t;
 constexpr int kChunk = 15;
 constexpr unsigned kWholeChunk = (1u << kChunk) - 1;
 constexpr int kUnroll = 4;  // ids in flight in each thread
-// As many as fill 48 KiB of shared memory at most.
+// Threads of a block: their tiles fill 48 KiB of shared memory at most.
 template <typename Acc>
 constexpr int kThreads = 1024 / sizeof(Acc);
 template <typename Acc>
@@ -39,7 +39,7 @@ constexpr int kResident = sizeof(Acc) == 8 ? 4 : 3;  // blocks on a multiprocess
 template <typename Acc>
 constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
 
-// What the host decides about both launches.
+// Shape of both launches, which the host chooses.
 struct Cut {
   int lane_bits;   // log2 of the lanes of a team: one lane a feature
   int features;    // of a block
@@ -64,7 +64,7 @@ struct Problem {
   Cut cut;
 };
 
-// What a block leaves to the second launch: [begin, head_end) belongs to a run that began in a
+// Record of a block for the second launch: [begin, head_end) belongs to a run that began in a
 // block before, [tail_begin, end) to one that began here and goes on. `through`: the head goes on
 // too.
 struct Header {
@@ -113,7 +113,7 @@ struct Shared {
 
 // ---- Copies
 
-// Where a tile lies in its buffer: words are aligned in the buffer as in the array.
+// Offset of a tile in its buffer: words are aligned in the buffer as in the array.
 template <typename T>
 __device__ __forceinline__ int tile_skip(const Cut& cut, int64_t first) {
   return cut.tiles == 1 ? static_cast<int>(first) & (16 / sizeof(T) - 1) : 0;
@@ -145,8 +145,7 @@ __device__ __forceinline__ void for_each_word(const Cut& cut, int features, int6
   }
 }
 
-// Where the first entry of the thread lies in the buffer; the others follow a row of features
-// apart.
+// Offset of the thread's first entry in the buffer; the others follow a row of features apart.
 template <bool kTangent, typename T, typename Acc>
 __device__ __forceinline__ int tile_offset(const Problem<kTangent, T>& problem,
                                            const Place<Acc>& place, int64_t at) {

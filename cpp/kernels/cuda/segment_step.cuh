@@ -53,7 +53,7 @@ __host__ __device__ constexpr int step_block(int lanes) {
   return kStepThreads / lanes * kStepEntries;
 }
 
-// What a launch sums up. Sizes fit 31 bits, and so do places of weights with their heads 32.
+// Operands of a launch. Sizes fit 31 bits, and so do places of weights with their heads 32.
 template <typename T, typename Acc>
 struct Step {
   const Index *rows, *cols, *order;  // as of a Csr
@@ -73,7 +73,7 @@ constexpr bool has_late_rows = !std::is_same_v<RowEpilogue, NoEpilogue>;
 template <typename Acc>
 constexpr bool has_late_rows<StoredStats<Acc>> = false;
 
-// What waits for its epilogue: sums of the rows that end in the block, [entry][lane].
+// Rows that wait for their epilogue: sums of the rows that end in the block, [entry][lane].
 template <class Op, typename Acc, bool kHasEpilogue>
 struct EndedRows {};
 template <class Op, typename Acc>
@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
         fill(rows[0] + 1, rows[1], 1);
     }
 
-  // Where in the window the row begins that is open where the team's entries begin; 0 if before.
+  // The begin, in the window, of the row that is open where the team's entries begin; 0 if before.
   int word = static_cast<int>(place / 32);
   unsigned bits = shared.ends[word] & ((1u << place % 32) - 1);
 #pragma unroll 1

@@ -46,7 +46,7 @@ struct Chain {
   }
 };
 
-// How many blocks the run that crosses into this one reaches back: one, and all it has passed.
+// The number of blocks that the run crossing into this one reaches back: one, and all passed ones.
 // Called by whole warps. `passed`: whether the run enters a block, any from 1 on, at its first
 // entry.
 template <class Passed>

@@ -33,7 +33,7 @@ cudaError_t launch_fill(cudaStream_t stream, Start next,
                 fill_kernel<Op, T, Acc, RowEpilogue>, output, next);
 }
 
-// Where a kernel waits that takes dots, or none.
+// The start of a kernel with or without dots.
 template <class Dots>
 Start start_of(const Dots& dots) {
   if constexpr (Dots::kAny) return dots.start;

@@ -70,7 +70,7 @@ struct StoredStats {
   SoftmaxStats<Acc>* stats;  // (num_rows, heads); of a lane those of its head, or null
   int64_t heads;
 
-  // Of a lane: where its head begins, statistics of that, else none.
+  // Keeps the statistics of the head for the lane with which a head begins, and none for others.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
     const bool begins = column.active && column.first == column.head * (width / heads);
     stats = begins ? stats + column.head : nullptr;
@@ -119,8 +119,8 @@ struct NoSoftmax {
   static constexpr int kKinds = 0;
 };
 
-// What the kernel of one step (segment_step.cuh) takes weights from, where scores are numbers for
-// each head. kKinds: of numbers that an entry's weight is made of, the last its scale.
+// Weights for the kernel of one step (segment_step.cuh), from scores that are numbers for each
+// head. kKinds: of numbers that an entry's weight is made of, the last its scale.
 template <typename Acc>
 struct StepSoftmax {
   static constexpr bool kAny = true, kKeyed = false, kApart = false;
@@ -171,9 +171,9 @@ struct RunSoftmax {
   }
 };
 
-// What a walk (segment_gather.cuh) takes weights from that are a softmax of scores, of numbers for
-// each head. A team's lanes share out what there is to do for the entries of a chunk: each has a
-// weight computed once, four entries of a head by a lane, and all read it from shared memory.
+// Weights for a walk (segment_gather.cuh): a softmax of scores that are numbers for each head. A
+// team's lanes share out what there is to do for the entries of a chunk: each has a weight computed
+// once, four entries of a head by a lane, and all read it from shared memory.
 //
 // Numbers of a team lie there as [kind][head][kQuad + entry]: scores, of which entry -1 is what the
 // run that goes on is relative to, weights, and where there are scales weights times these; after
@@ -325,7 +325,7 @@ struct ChunkWeights {
   __device__ __forceinline__ Acc& number(unsigned at) const {
     return *reinterpret_cast<Acc*>(bytes_ + at);
   }
-  // What has been asked for of a quad.
+  // The requested numbers of a quad.
   __device__ __forceinline__ void get_requests(unsigned at, Acc (&numbers)[kQuad]) const {
     if (softmax_.word_bits == 0) {
       read_shared(bytes_ + at, numbers);
