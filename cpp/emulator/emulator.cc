@@ -176,11 +176,11 @@ const Lanes& exchange(Instruction instruction, unsigned mask, uint64_t value) {
   const int index = static_cast<int>(threadIdx.x);  // blocks with warps have one dimension
   const int first = index / 32 * 32, lane = index % 32;
   if (!(mask >> lane & 1)) fail("a warp instruction whose mask leaves out a lane that runs it");
-  Fiber& own = *current;
-  own.state = State::kInWarp;
-  own.instruction = instruction;
-  own.mask = mask;
-  own.value = value;
+  Fiber& fiber = *current;
+  fiber.state = State::kInWarp;
+  fiber.instruction = instruction;
+  fiber.mask = mask;
+  fiber.value = value;
   for (int i = 0; i < 32; ++i) {
     if (!(mask >> i & 1)) continue;
     if (first + i >= size) fail("a warp instruction that names a lane that is not there");
@@ -189,7 +189,7 @@ const Lanes& exchange(Instruction instruction, unsigned mask, uint64_t value) {
       fail("a warp instruction that names a lane that has returned");
     if (other.state != State::kInWarp || other.mask != mask) {
       yield();  // until the last one comes
-      return own.lanes;
+      return fiber.lanes;
     }
     if (other.instruction != instruction) fail("lanes of a warp at different instructions");
   }
@@ -201,15 +201,15 @@ const Lanes& exchange(Instruction instruction, unsigned mask, uint64_t value) {
       fibers[first + i]->lanes = all;
       fibers[first + i]->state = State::kReady;
     }
-  return own.lanes;
+  return fiber.lanes;
 }
 
 void note_pair(const void* at, uint64_t tag) {
-  const auto [there, is_new] = pairs.emplace(at, tag);
+  const auto [entry, is_new] = pairs.emplace(at, tag);
   if (is_new) return;
-  if (there->second != ~tag)
+  if (entry->second != ~tag)
     fail("a second pair of words for a block that has not taken the first");
-  pairs.erase(there);
+  pairs.erase(entry);
 }
 
 bool meet(bool value) {

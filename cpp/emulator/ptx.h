@@ -75,8 +75,8 @@ inline void read_pair(const void* from, uint64_t& first, uint64_t& second) {
   second = pair[1];
 }
 // Blocks run in order: what has not been written will not be.
-inline bool wait_unless(bool there) {
-  if (!there) emulator::fail("waits for what no block before has written");
+inline bool wait_unless(bool complete) {
+  if (!complete) emulator::fail("waits for what no block before has written");
   return false;
 }
 

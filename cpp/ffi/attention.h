@@ -96,8 +96,8 @@ inline ffi::Error check_whole_heads(Features features, ffi::DataType dtype) {
   return ffi::Error::Success();
 }
 
-// What scores are made of, by kind (see ScoreKind); what a kind does not have is not looked at:
-//   kGiven: entry;  kEnds: row, col;  kDots: row, col, and factor, the scale;
+// Operands of scores, by kind (see ScoreKind); buffers that a kind does not name are ignored:
+//   kPerEdge: entry;  kEnds: row, col;  kDots: row, col, and factor, the scale;
 //   kLeaky: row, col, and factor, the vector;
 //   kTyped: col, the vectors of values, types, and row and factor (see TypedKeys), or entry.
 struct ScoreOperands {
@@ -108,14 +108,14 @@ struct ScoreOperands {
 
   bool typed() const { return kind == ScoreKind::kTyped; }
   int64_t num_types() const { return col.dimensions().size() == 0 ? 0 : col.dimensions()[0]; }
-  bool simple() const { return kind == ScoreKind::kGiven || kind == ScoreKind::kEnds; }
+  bool simple() const { return kind == ScoreKind::kPerEdge || kind == ScoreKind::kEnds; }
   bool keyed() const { return kind == ScoreKind::kDots || kind == ScoreKind::kLeaky; }
 
-  // How many numbers a head has, of entries: of what is there.
+  // The number of weights of a head: the rows of the per-edge operand, if there is one.
   int64_t num_weights(int64_t count) const {
-    const bool given = kind == ScoreKind::kGiven;
-    if (!given && !scaled) return count;
-    const ffi::AnyBuffer& buffer = given ? entry : edge_scale;
+    const bool per_edge = kind == ScoreKind::kPerEdge;
+    if (!per_edge && !scaled) return count;
+    const ffi::AnyBuffer& buffer = per_edge ? entry : edge_scale;
     return buffer.dimensions().size() == 2 ? buffer.dimensions()[0] : -1;
   }
 
@@ -127,7 +127,7 @@ struct ScoreOperands {
     if (scaled && !is_matrix(edge_scale, num_weights, heads, acc_dtype)) {
       return invalid("the entries' scales have the wrong shape or dtype");
     }
-    if ((kind == ScoreKind::kGiven && !is_matrix(entry, num_weights, heads, acc_dtype)) ||
+    if ((kind == ScoreKind::kPerEdge && !is_matrix(entry, num_weights, heads, acc_dtype)) ||
         (kind == ScoreKind::kEnds && (!is_matrix(row, num_dst, heads, acc_dtype) ||
                                       !is_matrix(col, num_src, heads, acc_dtype)))) {
       return invalid("the scores have the wrong shape or dtype");
@@ -156,8 +156,8 @@ struct ScoreOperands {
 
   template <typename Acc>
   Attention<Acc> attention() const {
-    const bool both = kind == ScoreKind::kEnds;
-    return {data_if<Acc>(both, row), data_if<Acc>(both, col), data_if<Acc>(!both, entry),
+    const bool of_ends = kind == ScoreKind::kEnds;
+    return {data_if<Acc>(of_ends, row), data_if<Acc>(of_ends, col), data_if<Acc>(!of_ends, entry),
             scale<Acc>(), static_cast<Acc>(slope)};
   }
 
@@ -323,18 +323,18 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
     if (error.failure()) return error;
     if (count == 0 || by_dst.count() != count || attributes.kind == 0 || typed ||
         !attributes.has_y) {
-      return invalid("there must be entries, as many by destination as by source, rows and y");
+      return invalid("is_present must be entries, as many by destination as by source, rows and y");
     }
   }
   // Results.
-  const int64_t of_row = simple ? heads : width, rows_there = whole ? num_dst : 0;
+  const int64_t of_row = simple ? heads : width, num_result_rows = whole ? num_dst : 0;
   const ffi::DataType of_rows = simple || typed ? acc_dtype : dtype;
-  const bool has_col = scores.kind != ScoreKind::kGiven && !same;
-  const auto is_result = [](const ffi::AnyBuffer& buffer, bool there, int64_t size, int64_t numbers,
-                            ffi::DataType type) {
-    return there ? is_matrix(buffer, size, numbers, type) : buffer.element_count() == 0;
+  const bool has_col = scores.kind != ScoreKind::kPerEdge && !same;
+  const auto is_result = [](const ffi::AnyBuffer& buffer, bool is_present, int64_t size,
+                            int64_t numbers, ffi::DataType type) {
+    return is_present ? is_matrix(buffer, size, numbers, type) : buffer.element_count() == 0;
   };
-  if (!is_result(*to_row, whole, rows_there, of_row, of_rows) ||
+  if (!is_result(*to_row, whole, num_result_rows, of_row, of_rows) ||
       !is_result(*to_col, has_col, num_src, keyed ? width : heads, of_rows) ||
       !is_result(*to_vector, leaky, 1, width, acc_dtype) ||
       !is_result(*to_score, !whole, num_weights, heads, acc_dtype)) {
@@ -343,7 +343,7 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
   // Scratch memory.
   const bool by_passes = simple && attributes.by_passes;
   if (simple && !by_passes) {
-    if (!Backend::kHasOnePass) return invalid("there is no kernel of one pass");
+    if (!Backend::kHasOnePass) return invalid("is_present is no kernel of one pass");
     error = check_whole_heads(features, dtype);
     if (error.failure()) return error;
   }
@@ -374,8 +374,8 @@ ffi::Error attention_vjp(typename Backend::Context context, ffi::AnyBuffer ct, f
     const Acc* const scale = scores.template scale<Acc>();
     T* const to_value = data<T>(*out);
     auto* const record = static_cast<AttentionRecord<Acc>*>(records->untyped_data());
-    const auto number = [](bool there, ffi::Result<ffi::AnyBuffer>& buffer) {
-      return there ? data<Acc>(*buffer) : nullptr;
+    const auto number = [](bool is_present, ffi::Result<ffi::AnyBuffer>& buffer) {
+      return is_present ? data<Acc>(*buffer) : nullptr;
     };
     if (keyed) {
       const Keys<T, Acc> keys = scores.template keys<T, Acc>();

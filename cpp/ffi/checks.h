@@ -1,6 +1,5 @@
-// What every handler needs: shape checks that end in an ffi::Error, and the switch from run-time
-// element types to templates. The Python side checks the same and says it better; this is the
-// second lock.
+// Checks of shapes, which end in an ffi::Error, and the switch from element types at run time to
+// templates. The Python side checks the same with better messages; this is the second lock.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +63,7 @@ ffi::Error dispatch_float(ffi::DataType dtype, const Body& body) {
   }
 }
 
-// The same for integers too.
+// Likewise for floats and integers.
 template <typename Backend, typename Body>
 ffi::Error dispatch_number(ffi::DataType dtype, const Body& body) {
   switch (dtype) {

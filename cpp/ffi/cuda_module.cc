@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../host/shared_memory.h"
 #include "../kernels/cuda/attention.h"
 #include "../kernels/cuda/attention_gradients.h"
 #include "../kernels/cuda/edge_region.h"
@@ -135,7 +136,7 @@ struct Cuda {
         cuda::hypergraph_aggregate(stream, static_cast<int>(attributes.threads), args...));
   }
 
-  static constexpr size_t kMostRegionArrays = cuda::kMostRegionArrays;
+  static constexpr size_t kMaxRegionArrays = cuda::kMaxRegionArrays;
   static ffi::Error load_region(const RegionAttributes& attributes) {
     return status(cuda::load_region(text_of(attributes)));
   }
@@ -295,7 +296,7 @@ struct Cuda {
                    std::to_string(attributes.threads) + " threads cannot do this call");
   }
 
-  // Of a launch that refuses what its kernel cannot do.
+  // The status of a launch that may refuse a call which its kernel cannot do.
   static ffi::Error status(cudaError_t error, std::string_view kernel) {
     if (error == cudaErrorInvalidConfiguration && kernel != "walk")
       return invalid("the kernel \"" + std::string(kernel) + "\" cannot do this call");
@@ -368,17 +369,7 @@ NB_MODULE(_cuda, m) {
   m.attr("architectures") = JAX_GNN_CUDA_ARCHITECTURES;
 #endif
   m.attr("ffi_version") = ffi_version();
-  // Bytes of shared memory that a block may have on every GPU there is; 0: there is none.
-  m.def("shared_memory", [] {
-    int count = 0, least = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
-    for (int device = 0; device < count; ++device) {
-      int bytes = 0;
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      least = device == 0 ? bytes : std::min(least, bytes);
-    }
-    return least;
-  });
+  host::define_shared_memory(m);
   m.def("targets", [] {
     nanobind::dict all = targets({JAX_GNN_TARGETS(JAX_GNN_TARGET)});
     all["edge_walk"] = targets(

@@ -17,7 +17,7 @@ struct RegionAttributes {
   // How each input is read: by entry, row, column, or one row for all; and where each result goes:
   // to an entry, a row, or a row of each block.
   ffi::Span<const int64_t> reads, into;
-  // Of inputs, then results: bytes of a row, and to how many it must be aligned.
+  // Bytes of a row, and the alignment that it needs, of inputs, then results.
   ffi::Span<const int64_t> row_bytes, words;
   bool gather, ordered;
   int64_t num_rows, num_cols;
@@ -58,7 +58,7 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
   const size_t inputs = reads.size(), outputs = into.size();
   if (operands.size() != kRegionIds + inputs || results.size() != outputs + 1 ||
       row_bytes.size() != inputs + outputs || words.size() != inputs + outputs ||
-      inputs > Backend::kMostRegionArrays || outputs > Backend::kMostRegionArrays)
+      inputs > Backend::kMaxRegionArrays || outputs > Backend::kMaxRegionArrays)
     return invalid("an edge region has the wrong number of operands or results");
   if (attributes.slots < 1 || attributes.slots > 1 << 20 || attributes.vec < 1 ||
       attributes.vec > 8 || attributes.parts < 1 || attributes.parts > 1 << 10 ||
@@ -85,7 +85,7 @@ ffi::Error edge_region(typename Backend::Context context, ffi::RemainingArgs ope
            static_cast<int64_t>(buffer.size_bytes()) == rows * row_bytes[place] &&
            reinterpret_cast<uintptr_t>(buffer.untyped_data()) % word == 0;
   };
-  std::array<void*, Backend::kMostRegionArrays> in = {}, out = {};
+  std::array<void*, Backend::kMaxRegionArrays> in = {}, out = {};
   for (size_t i = 0; i < inputs; ++i) {
     const int64_t sizes[] = {csr.count(), csr.num_rows, csr.num_cols, 1};
     const ffi::AnyBuffer buffer = ids(kRegionIds + i);

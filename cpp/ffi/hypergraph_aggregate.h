@@ -25,7 +25,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::AggregateAttributes,
 
 namespace jax_gnn {
 
-// y = relu(diag(node_scale_out) B diag(hyperedge_scale) A diag(node_scale_in) x + diag(own_scale) x
+// y = relu(diag(node_scale_out) B diag(hyperedge_scale) A diag(node_scale_in) x + diag(self_scale)
+// x
 // + residual + bias), where A is sorted by hyperedge and B by node; any buffer stands for what is
 // flagged as not there.
 // The first workspace holds the hyperedge features A … in the accumulator type: the one
@@ -33,7 +34,7 @@ namespace jax_gnn {
 template <typename Backend>
 ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffer x,
                                 ffi::AnyBuffer node_scale_in, ffi::AnyBuffer hyperedge_scale,
-                                ffi::AnyBuffer node_scale_out, ffi::AnyBuffer own_scale,
+                                ffi::AnyBuffer node_scale_out, ffi::AnyBuffer self_scale,
                                 ffi::AnyBuffer residual, ffi::AnyBuffer bias,
                                 ffi::AnyBuffer to_hyperedges, ffi::AnyBuffer to_hyperedges_too,
                                 ffi::AnyBuffer to_nodes, ffi::AnyBuffer to_nodes_too,
@@ -62,23 +63,23 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
       !is_scale(hyperedge_scale, num_hyperedges, acc_dtype)) {
     return invalid("a scale has the wrong shape or dtype");
   }
-  const EpilogueOperands last = {x,
-                                 own_scale,
-                                 own_scale,
-                                 residual,
-                                 bias,
-                                 own_scale,
-                                 attributes.has_own,
-                                 false,
-                                 attributes.has_residual,
-                                 attributes.has_bias,
-                                 attributes.relu,
-                                 false};
-  ffi::Error error = last.check(num_nodes, width, dtype);
+  const EpilogueOperands epilogue_operands = {x,
+                                              self_scale,
+                                              self_scale,
+                                              residual,
+                                              bias,
+                                              self_scale,
+                                              attributes.has_own,
+                                              false,
+                                              attributes.has_residual,
+                                              attributes.has_bias,
+                                              attributes.relu,
+                                              false};
+  ffi::Error error = epilogue_operands.check(num_nodes, width, dtype);
   if (error.failure()) return error;
   if (!is_schedule(1, attributes.threads)) return invalid("the schedule is wrong");
-  for (auto* each : {&workspace, &next_workspace}) {
-    error = check_workspace(**each, width, acc_dtype);
+  for (auto* scratch : {&workspace, &next_workspace}) {
+    error = check_workspace(**scratch, width, acc_dtype);
     if (error.failure()) return error;
   }
   return dispatch_float<Backend>(dtype, [&](auto t, auto acc) {
@@ -96,7 +97,7 @@ ffi::Error hypergraph_aggregate(typename Backend::Context context, ffi::AnyBuffe
           HypergraphScales<Acc>{scale_data<Acc>(node_scale_in, num_nodes),
                                 scale_data<Acc>(hyperedge_scale, num_hyperedges),
                                 scale_data<Acc>(node_scale_out, num_nodes)},
-          last.template epilogue<T, Acc>(),
+          epilogue_operands.template epilogue<T, Acc>(),
           width,
           data<T>(*y),
           data<Acc>(*sums)};

@@ -1,4 +1,4 @@
-// What a Python module of handlers is made of, which is a plain shared library, too.
+// Parts of a Python module of handlers, which is a plain shared library, too.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -28,7 +28,7 @@ inline nanobind::dict targets(
   return result;
 }
 
-// What handlers were compiled with: a jaxlib whose FFI is older refuses them.
+// The FFI version of the handlers: a jaxlib with an older one refuses them.
 inline nanobind::tuple ffi_version() {
   return nanobind::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 }
@@ -43,5 +43,5 @@ inline nanobind::tuple ffi_version() {
       XLA_FFI_CallFrame* frame) {                                                    \
     return __VA_ARGS__(frame);                                                       \
   }
-// What `targets` takes of it.
+// The entry of a handler in the list that `targets` takes.
 #define JAX_GNN_TARGET(name) {#name, jax_gnn_##name},

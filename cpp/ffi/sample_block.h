@@ -35,7 +35,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::DistinctAttributes,
 
 namespace jax_gnn {
 
-// Which edges of each row are drawn, and how many of them count.
+// Draws edges of each row, and counts the valid ones.
 template <typename Backend>
 ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degrees,
                           ffi::AnyBuffer key, ffi::Result<ffi::AnyBuffer> offsets,
@@ -56,7 +56,7 @@ ffi::Error sample_uniform(typename Backend::Context context, ffi::AnyBuffer degr
   });
 }
 
-// The same in proportion to integers of the edges, of which there are running sums.
+// Draws edges in proportion to integer weights, given as running sums.
 template <typename Backend>
 ffi::Error sample_weighted(typename Backend::Context context, ffi::AnyBuffer sums,
                            ffi::AnyBuffer starts, ffi::AnyBuffer degrees, ffi::AnyBuffer key,

@@ -28,7 +28,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_gnn::SddmmSelectAttributes,
 
 namespace jax_gnn {
 
-// What both have in common: a (num_rows, width), b (num_cols, width), out (count, heads).
+// Common operands: a (num_rows, width), b (num_cols, width), out (count, heads).
 inline ffi::Error check_sddmm(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
                               const ffi::AnyBuffer& rows, int64_t heads, ffi::AnyBuffer& out) {
   if (a.dimensions().size() != 2 || b.dimensions().size() != 2 ||
@@ -63,7 +63,7 @@ ffi::Error sddmm(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBu
   });
 }
 
-// The same over the features that match: see Select.
+// Dots over the features that match: see Select.
 template <typename Backend>
 ffi::Error sddmm_select(typename Backend::Context context, ffi::AnyBuffer a, ffi::AnyBuffer b,
                         ffi::AnyBuffer row_key, ffi::AnyBuffer col_key, ffi::AnyBuffer weight,

@@ -59,14 +59,14 @@ ffi::Error dispatch_product(ffi::DataType dtype, ffi::DataType out, const Body& 
 }
 
 // Whether a list of rows, if it is there, is one of so many ids.
-inline bool is_list(bool is_there, const ffi::AnyBuffer& rows, int64_t num_rows) {
-  return !is_there || is_index(rows, num_rows, ffi::S32);
+inline bool is_list(bool exists, const ffi::AnyBuffer& rows, int64_t num_rows) {
+  return !exists || is_index(rows, num_rows, ffi::S32);
 }
 
 // Whether factors of rows, if they are there, are so many in the type that is added up in.
-inline bool is_row_scale(bool is_there, const ffi::AnyBuffer& scale, int64_t num_rows,
+inline bool is_row_scale(bool exists, const ffi::AnyBuffer& scale, int64_t num_rows,
                          ffi::DataType dtype) {
-  return !is_there ||
+  return !exists ||
          (scale.element_type() == accumulator_type(dtype) && has_shape(scale, {num_rows}));
 }
 

@@ -70,11 +70,12 @@ namespace jax_gnn {
 // the epilogue. With a halo, `in` is followed by its rows.
 template <typename Backend>
 ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
-                          ffi::AnyBuffer weight, ffi::AnyBuffer own_scale, ffi::AnyBuffer out_scale,
-                          ffi::AnyBuffer residual, ffi::AnyBuffer bias, ffi::AnyBuffer result_scale,
-                          ffi::AnyBuffer halo, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
-                          ffi::AnyBuffer order, ffi::AnyBuffer end, ffi::Result<ffi::AnyBuffer> out,
-                          ffi::Result<ffi::AnyBuffer> workspace, ReduceAttributes attributes) {
+                          ffi::AnyBuffer weight, ffi::AnyBuffer self_scale,
+                          ffi::AnyBuffer out_scale, ffi::AnyBuffer residual, ffi::AnyBuffer bias,
+                          ffi::AnyBuffer result_scale, ffi::AnyBuffer halo, ffi::AnyBuffer rows,
+                          ffi::AnyBuffer cols, ffi::AnyBuffer order, ffi::AnyBuffer end,
+                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace,
+                          ReduceAttributes attributes) {
   const ffi::DataType dtype = in.element_type(), acc_dtype = accumulator_type(dtype);
   if (in.dimensions().size() == 0 || out->dimensions().size() == 0) {
     return invalid("the input and the result must have rows");
@@ -92,7 +93,7 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
       return invalid("the weights have the wrong shape or dtype");
     }
   }
-  const int64_t num_own = in.dimensions()[0];
+  const int64_t num_local = in.dimensions()[0];
   int64_t num_halo = 0;
   if (attributes.has_halo) {
     if (halo.dimensions().size() == 0) return invalid("the halo must have rows");
@@ -101,9 +102,14 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
       return invalid("the halo has the wrong shape or dtype");
     }
   }
-  const CsrOperands operands = {
-      rows,       cols, order, attributes.gather, attributes.ordered, num_rows, num_own + num_halo,
-      num_weights};
+  const CsrOperands operands = {rows,
+                                cols,
+                                order,
+                                attributes.gather,
+                                attributes.ordered,
+                                num_rows,
+                                num_local + num_halo,
+                                num_weights};
   ffi::Error error = operands.check(attributes.weighted);
   if (error.failure()) return error;
   if (attributes.reduce < 0 || attributes.reduce > static_cast<int64_t>(Reduce::kLogSumExp)) {
@@ -118,7 +124,7 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
     return invalid("products and logsumexp have no weights");
   }
   const EpilogueOperands epilogue = {in,
-                                     own_scale,
+                                     self_scale,
                                      out_scale,
                                      residual,
                                      bias,
@@ -132,7 +138,7 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
   if (epilogue.any() && !(real && (reduce == Reduce::kSum || reduce == Reduce::kMean))) {
     return invalid("only sums and means of floating-point numbers have an epilogue");
   }
-  if (attributes.has_own && num_own < num_rows) {
+  if (attributes.has_own && num_local < num_rows) {
     return invalid("own features need a row for each of the result");
   }
   error = epilogue.check(num_rows, width, dtype);
@@ -150,7 +156,7 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
     using Acc = typename decltype(acc)::type;
     return Backend::segment_reduce(
         context, attributes, make_workspace(*workspace), csr, reduce,
-        Input<T>{data<const T>(in), data_if<T>(attributes.has_halo, halo), num_own},
+        Input<T>{data<const T>(in), data_if<T>(attributes.has_halo, halo), num_local},
         data_if<Acc>(attributes.weighted, weight), Features{width, heads},
         epilogue.template epilogue<T, Acc>(), data<T>(*out));
   });

@@ -1,5 +1,5 @@
-// What the handlers of segment primitives share: the checks of the index operands, of weights, of
-// schedules and of workspaces. Operands that a primitive does without are flagged by attributes;
+// Common parts of the handlers of segment primitives: the checks of the index operands, of weights,
+// of schedules and of workspaces. Operands that a primitive does without are flagged by attributes;
 // any buffer stands in their place, and is not looked at.
 #pragma once
 
@@ -43,9 +43,9 @@ RowScale<T> row_scale(bool present, const ffi::AnyBuffer& scale) {
   return {data_if<T>(present, scale), present && scale.element_count() > 1};
 }
 
-// The operands of an Epilogue, and their check. `own` has the rows and features of the result.
+// The operands of an Epilogue, and their check. `self` has the rows and features of the result.
 struct EpilogueOperands {
-  ffi::AnyBuffer own, own_scale, out_scale, residual, bias, result_scale;
+  ffi::AnyBuffer self, self_scale, out_scale, residual, bias, result_scale;
   bool has_own, has_out_scale, has_residual, has_bias, relu, has_result_scale;
 
   bool any() const {
@@ -54,16 +54,16 @@ struct EpilogueOperands {
 
   ffi::Error check(int64_t num_rows, int64_t width, ffi::DataType dtype) const {
     const ffi::DataType acc_dtype = accumulator_type(dtype);
-    if ((has_own && !is_row_scale(own_scale, num_rows, acc_dtype)) ||
+    if ((has_own && !is_row_scale(self_scale, num_rows, acc_dtype)) ||
         (has_out_scale && !is_row_scale(out_scale, num_rows, acc_dtype)) ||
         (has_result_scale && !is_row_scale(result_scale, num_rows, acc_dtype))) {
       return invalid("the rows' scales have the wrong shape or dtype");
     }
-    const auto is_there = [](const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType type) {
+    const auto exists = [](const ffi::AnyBuffer& buffer, int64_t size, ffi::DataType type) {
       return buffer.element_type() == type && static_cast<int64_t>(buffer.element_count()) == size;
     };
-    if ((has_residual && !is_there(residual, num_rows * width, dtype)) ||
-        (has_bias && !is_there(bias, width, acc_dtype))) {
+    if ((has_residual && !exists(residual, num_rows * width, dtype)) ||
+        (has_bias && !exists(bias, width, acc_dtype))) {
       return invalid("the residual or the bias has the wrong shape or dtype");
     }
     return ffi::Error::Success();
@@ -71,8 +71,8 @@ struct EpilogueOperands {
 
   template <typename T, typename Acc>
   Epilogue<T, Acc> epilogue() const {
-    return {data_if<T>(has_own, own),
-            row_scale<Acc>(has_own, own_scale),
+    return {data_if<T>(has_own, self),
+            row_scale<Acc>(has_own, self_scale),
             row_scale<Acc>(has_out_scale, out_scale),
             data_if<T>(has_residual, residual),
             data_if<Acc>(has_bias, bias),
@@ -115,7 +115,7 @@ struct CsrOperands {
 
 inline bool divides(int64_t heads, int64_t width) { return heads >= 1 && width % heads == 0; }
 
-// As bytes: (blocks, workspace_bytes(...)).
+// Checks a workspace of bytes: (blocks, workspace_bytes(...)).
 inline ffi::Error check_workspace(const ffi::AnyBuffer& buffer, int64_t width,
                                   ffi::DataType acc_dtype) {
   const int64_t bytes = workspace_bytes(width, ffi::ByteWidth(acc_dtype));
@@ -135,7 +135,7 @@ inline bool is_schedule(int64_t lanes, int64_t threads) {
          threads <= 1024 && threads % 32 == 0;
 }
 
-// The same with a name of one of the kernels that go through sorted entries.
+// Checks a schedule that names one of the kernels over sorted entries.
 inline bool is_schedule(std::string_view kernel, int64_t lanes, int64_t threads) {
   return (kernel == "walk" || kernel == "gather" || kernel == "step") &&
          is_schedule(lanes, threads);

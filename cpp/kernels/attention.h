@@ -1,4 +1,4 @@
-// What the kernels of attention over edges have in common, on both backends.
+// Operands and results of attention over edges, for the kernels of both backends.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace jax_gnn {
 
 // The kinds of scores, in the order that Python numbers them: edges have them; those of both ends,
 // see Attention; of keys, see Keys: dot products, or through a LeakyReLU; and see TypedKeys.
-enum class ScoreKind : int64_t { kGiven, kEnds, kDots, kLeaky, kTyped };
+enum class ScoreKind : int64_t { kPerEdge, kEnds, kDots, kLeaky, kTyped };
 
 // Scores of edges, and what becomes of their softmax over the edges into each destination. An
 // edge's score is edge_score, or where that is null leaky(dst_score + src_score), where leaky(z) is
@@ -40,7 +40,7 @@ struct Keys {
   Acc slope;
 };
 
-// What scores of edges with relations are made of, beside their sources' values: of each head
+// Operands of the scores of edges with relations, beside the values of sources. A head's score is
 // leaky(< row, of_row[type] > + < value[col], of_value[type] >), where the first dot may be given.
 template <typename T, typename Acc>
 struct TypedKeys {
@@ -62,7 +62,7 @@ struct TypedVectors {
   const T* vectors;  // (num_types, width)
 };
 
-// What attention gave, and the cotangents of that.
+// Results of attention, and their cotangents.
 template <typename T, typename Acc>
 struct Attained {
   const T *y, *ct;                 // (num_dst, width); null for y: < ct, y > is taken for 0
@@ -70,8 +70,8 @@ struct Attained {
   const Acc* log_sum_ct;           // (num_dst, heads), of the statistics' log_sum, null: zeros
 };
 
-// What an edge's derivative needs of its destination, in one word of four numbers. `delta` is taken
-// from what a weight's cotangent is: score' = weight * (scale * < ct, value > - delta). It is
+// The part of a destination in the derivative of an edge, one word of four numbers. `delta` is
+// taken from what a weight's cotangent is: score' = weight * (scale * < ct, value > - delta). It is
 // < ct, y > less log_sum_ct.
 template <typename Acc>
 struct AttentionRecord {

@@ -27,7 +27,7 @@ struct EdgeSplit {
   int64_t num_rows, num_cols;
 };
 
-// What a hypergraph aggregation multiplies by. Null means ones.
+// Scales of a hypergraph aggregation. Null means ones.
 template <typename Acc>
 struct HypergraphScales {
   const Acc* node_in;    // (num_nodes,), multiplies what is summed
@@ -35,14 +35,15 @@ struct HypergraphScales {
   const Acc* node_out;   // (num_nodes,), multiplies the result
 };
 
-// y = last(diag(node_out) B diag(hyperedge) A diag(node_in) x), with the incidence matrices A of
-// `to_hyperedges`, (num_hyperedges, num_nodes), and B of `to_nodes`, (num_nodes, num_hyperedges).
+// y = epilogue(diag(node_out) B diag(hyperedge) A diag(node_in) x), with the incidence matrices A
+// of `to_hyperedges`, (num_hyperedges, num_nodes), and B of `to_nodes`, (num_nodes,
+// num_hyperedges).
 template <class Incidences, typename T, typename Acc>
 struct Aggregation {
   Incidences to_hyperedges, to_nodes;
   const T* x;  // (num_nodes, width)
   HypergraphScales<Acc> scales;
-  Epilogue<T, Acc> last;  // without out_scale and result_scale
+  Epilogue<T, Acc> epilogue;  // without out_scale and result_scale
   int64_t width;
   T* y;       // (num_nodes, width)
   Acc* sums;  // (num_hyperedges, width), the features of the hyperedges

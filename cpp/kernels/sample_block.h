@@ -7,13 +7,13 @@
 
 namespace jax_gnn {
 
-// Which random numbers a draw takes: two words of a key, and a stream below 256.
+// The random numbers of a draw: two words of a key, and a stream below 256.
 struct Random {
   const uint32_t* key;
   uint32_t stream;
 };
 
-// What was drawn of the edges into nodes.
+// Drawn edges into nodes.
 template <typename Index>
 struct Drawn {
   const Index* nodes;    // (num_dst,), ids of the destinations; out of range: padding
@@ -26,8 +26,8 @@ struct Drawn {
   bool ascending;  // whether those of a node are put in the whole graph's order
 };
 
-// The same edges one behind the other, and the ids of destinations and, behind these, of the edges'
-// sources, sorted: equal ones in their order.
+// Drawn edges one after another, and the sorted ids of destinations and, after these, of the edges'
+// sources; equal ids keep their order.
 template <typename Index>
 struct Sorted {
   const Index* nodes;                       // (num_dst,)

@@ -13,7 +13,7 @@ struct Groups {
   int64_t num_sizes, num_groups, num_rows;  // num_groups: of the weights
 };
 
-// Which rows segment_matmul reads, where it writes them, and what it multiplies them with. Null:
+// Row lists of segment_matmul: the rows that it reads and writes, and their scales. Null:
 // row i is row i of lhs, is written at i, or is multiplied with 1. Ids come from the user's arrays:
 // kernels must check them all.
 template <typename Acc>
@@ -32,7 +32,7 @@ struct RowLists {
   bool any() const { return lhs_rows != nullptr || out_rows != nullptr || scale != nullptr; }
 };
 
-// The same of segment_outer. Rows for which either id is out of range are left out, whatever the
+// Row lists of segment_outer. Rows for which either id is out of range are left out, whatever the
 // row that the other names holds.
 template <typename Acc>
 struct FactorLists {

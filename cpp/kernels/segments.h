@@ -24,12 +24,12 @@ struct Features {
   int64_t width, heads;
 };
 
-// The rows that entries read: those from num_own on lie in `halo`, where it is not null.
+// The rows that entries read: those from num_local on lie in `halo`, where it is not null.
 template <typename T>
 struct Input {
   const T* rows;
   const T* halo = nullptr;
-  int64_t num_own = 0;
+  int64_t num_local = 0;
 };
 
 // A factor for each row: data[r], or with a stride of 0 one for all. Null means ones.
@@ -39,13 +39,13 @@ struct RowScale {
   int64_t stride;
 };
 
-// What becomes of a row's sum or mean before it is rounded and written: result_scale[r] times what
-// of out_scale[r] * (sum + own_scale[r] * own[r, :]) + residual[r, :] + bias is, if `relu`, not
-// below 0. All arrays but scales have the features of the result.
+// The epilogue of a row's sum or mean, before it is rounded and written: y = result_scale[r] *
+// relu(out_scale[r] * (sum + self_scale[r] * self[r, :]) + residual[r, :] + bias), relu if `relu`.
+// All arrays but scales have the features of the result.
 template <typename T, typename Acc>
 struct Epilogue {
-  const T* own;             // (num_rows, width), null: none
-  RowScale<Acc> own_scale;  // null where `own` is
+  const T* self;             // (num_rows, width), null: none
+  RowScale<Acc> self_scale;  // null where `self` is
   RowScale<Acc> out_scale;
   const T* residual;  // (num_rows, width), null: none
   const Acc* bias;    // (width,), null: none
@@ -53,7 +53,7 @@ struct Epilogue {
   RowScale<Acc> result_scale;
 
   bool any() const {
-    return own != nullptr || out_scale.data != nullptr || residual != nullptr || bias != nullptr ||
+    return self != nullptr || out_scale.data != nullptr || residual != nullptr || bias != nullptr ||
            relu || result_scale.data != nullptr;
   }
 };

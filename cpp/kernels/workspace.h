@@ -5,13 +5,13 @@
 
 namespace jax_gnn {
 
-// What a block of entries leaves for those that its first and its last row reach into: 64 bytes,
+// Bytes that a block of entries hands to the blocks that its first and its last row reach into: 64,
 // then four accumulators a feature. Multiples of 16 bytes.
 constexpr int64_t workspace_bytes(int64_t width, int64_t acc_bytes) {
   return 64 + 2 * ((2 * width * acc_bytes + 15) / 16 * 16);
 }
 
-// What all blocks leave.
+// The parts of all blocks.
 struct Workspace {
   void* bytes;  // aligned to 16
   int64_t blocks;

@@ -208,8 +208,9 @@ def edge_split(indptr: IdArray, cols: IdArray) -> EdgeSplit:
     size = num_slots(num_rows, count)
     if not is_traced(indptr, cols):
         split = EdgeSplit(np.empty((size, SLOT_SIZE), dtype), np.empty((size, 2), dtype))
-        contiguous = map(np.ascontiguousarray, (indptr, cols))
-        ffi.host_function("edge_split")(*contiguous, *split)
+        ffi.host_function("edge_split")(
+            indptr=np.ascontiguousarray(indptr), cols=np.ascontiguousarray(cols), **split._asdict()
+        )
         return jax.device_put(split) if isinstance(indptr, jax.Array) else split
     starts = jax.lax.cummax(jnp.clip(jnp.asarray(indptr), 0, count))
     # Each slot finds its row from the slots before it, and its entries from its position in the

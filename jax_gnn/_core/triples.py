@@ -119,15 +119,21 @@ def sort_triples(
     count = src.shape[0] * (1 + inverse) + (num_src if loops else 0)
     dtype = index_dtype(num_src, num_dst, num_relations * (1 + inverse) + loops, count)
     if not is_traced(src, rel, dst):
-        # The compiled function fills these arrays, in the order of `SortedTriples`.
-        indptr, t_indptr = (empty_vector(size + 1, dtype) for size in (num_dst, num_src))
-        edges = [empty_vector(count, dtype) for _ in range(6)]
-        types = None if rel is None else empty_vector(count, dtype)
-        arrays = (indptr, *edges[:2], t_indptr, *edges[2:], types)
-        contiguous = (x if x is None else np.ascontiguousarray(x) for x in (src, rel, dst))
-        sort = ffi.host_function("sort_triples")
-        sort(*contiguous, num_relations, inverse, loops, *arrays)
-        return SortedTriples._make(arrays)
+        sizes = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
+        edges = SortedTriples._make(
+            None if name == "types" and rel is None else empty_vector(sizes.get(name, count), dtype)
+            for name in SortedTriples._fields
+        )
+        ffi.host_function("sort_triples")(
+            src=np.ascontiguousarray(src),
+            rel=None if rel is None else np.ascontiguousarray(rel),
+            dst=np.ascontiguousarray(dst),
+            num_relations=num_relations,
+            inverse=inverse,
+            loops=loops,
+            **edges._asdict(),
+        )
+        return edges
 
     without_types = rel is None
     rel = jnp.zeros_like(dst) if rel is None else rel
@@ -171,24 +177,23 @@ def sort_triples(
 
 
 def sort_by_source(
-    rows: np.ndarray, cols: np.ndarray, valid: int, num_src: int
+    rows: np.ndarray, cols: np.ndarray, num_valid: int, num_src: int
 ) -> tuple[Any, Any, Any, Any]:
     """Return the arrays of a `Graph` by source, for edges in numpy by destination.
 
     Args:
         rows: ``(edges,)``, destinations, which ascend.
         cols: ``(edges,)``, sources, in the same dtype.
-        valid: number of edges before the padding.
+        num_valid: number of edges before the padding.
         num_src: number of sources.
 
     Returns:
         ``t_indptr``, ``t_rows``, ``t_cols`` and ``t_order``.
     """
-    sizes = (num_src + 1, len(rows), len(rows), len(rows))
-    indptr, t_rows, t_cols, order = (empty_vector(size, rows.dtype) for size in sizes)
-    sort = ffi.host_function("sort_by_source")
-    sort(rows, cols, valid, indptr, t_rows, t_cols, order)
-    return indptr, t_rows, t_cols, order
+    sizes = {"t_indptr": num_src + 1, **dict.fromkeys(("t_rows", "t_cols", "t_order"), len(rows))}
+    arrays = {name: empty_vector(size, rows.dtype) for name, size in sizes.items()}
+    ffi.host_function("sort_by_source")(rows=rows, cols=cols, num_valid=num_valid, **arrays)
+    return arrays["t_indptr"], arrays["t_rows"], arrays["t_cols"], arrays["t_order"]
 
 
 def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOfPairs]:
@@ -198,10 +203,10 @@ def source_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, OutOf
     """
     num_src, count, dtype = edges.t_indptr.shape[0] - 1, *_kind(edges)
     if not is_traced(*edges):
-        results = [empty_vector(count + (i == 1), dtype) for i in range(5)]
-        pairs, size = _host_pairs("source_pairs", edges, num_relations, results)
-        results[1] = results[1][: size + 1]
-        return Pairs(*pairs, num_nodes=num_src, by_node=False), OutOfPairs(*results)
+        out = OutOfPairs(*(empty_vector(count + (i == 1), dtype) for i in range(5)))
+        pairs, size = _host_pairs("source_pairs", edges, num_relations, vars(out))
+        out = replace(out, t_indptr=out.t_indptr[: size + 1])
+        return Pairs(**pairs, num_nodes=num_src, by_node=False), out
 
     t_types = take_ids(edges.types, edges.t_order)
     t_types = jnp.where(in_range(t_types, num_relations), t_types, num_relations).astype(dtype)
@@ -233,10 +238,10 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
     """
     num_dst, count, dtype = edges.indptr.shape[0] - 1, *_kind(edges)
     if not is_traced(*edges):
-        results = [empty_vector(count + (i == 0), dtype) for i in range(3)]
-        pairs, size = _host_pairs("destination_pairs", edges, num_relations, results)
-        results[0] = results[0][: size + 1]
-        return Pairs(*pairs, num_nodes=num_dst, by_node=True), IntoPairs(*results)
+        into = IntoPairs(*(empty_vector(count + (i == 0), dtype) for i in range(3)))
+        pairs, size = _host_pairs("destination_pairs", edges, num_relations, vars(into))
+        into = replace(into, indptr=into.indptr[: size + 1])
+        return Pairs(**pairs, num_nodes=num_dst, by_node=True), into
 
     limit = max_pairs(count, num_dst, num_relations)
     arrays = relation_pairs(edges.rows, edges.types, num_relations=num_relations, num_pairs=limit)
@@ -265,18 +270,22 @@ def _kind(edges: SortedTriples) -> tuple[int, Any]:
 
 
 def _host_pairs(
-    name: str, edges: SortedTriples, num_relations: int, results: list[np.ndarray]
-) -> tuple[list[np.ndarray], int]:
+    name: str, edges: SortedTriples, num_relations: int, results: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], int]:
     """Call a compiled function, and return the arrays of the pairs and their number."""
-    edges = SortedTriples(*map(np.ascontiguousarray, edges))
     count, dtype = _kind(edges)
-    pairs = [empty_vector(num_relations if i == 1 else count, dtype) for i in range(5)]
-    function = ffi.host_function(name)
-    num_valid, num_src, num_dst = (
-        int(edges.indptr[-1]),
-        edges.t_indptr.size - 1,
-        edges.indptr.size - 1,
+    names = ("nodes", "sorted_nodes", "order", "places")
+    pairs = {field: empty_vector(count, dtype) for field in names}
+    sizes = empty_vector(num_relations, dtype)
+    size = ffi.host_function(name)(
+        edge_rows=np.ascontiguousarray(edges.rows),
+        edge_cols=np.ascontiguousarray(edges.cols),
+        edge_types=np.ascontiguousarray(edges.types),
+        num_valid=int(edges.indptr[-1]),
+        num_src=edges.t_indptr.size - 1,
+        num_dst=edges.indptr.size - 1,
+        sizes=sizes,
+        **pairs,
+        **results,
     )
-    ids = edges.rows, edges.cols, edges.types
-    size = function(*ids, num_valid, num_src, num_dst, *pairs, *results)
-    return [part if i == 1 else part[:size] for i, part in enumerate(pairs)], size
+    return {"sizes": sizes, **{field: ids[:size] for field, ids in pairs.items()}}, size

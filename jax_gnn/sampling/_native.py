@@ -135,25 +135,36 @@ sample_weighted = define(
 
 
 def _sample(
-    op: Op, rows: tuple[Array, ...], fanout: int, key: KeyWords, stream: int, replace: bool
+    op: Op, rows: dict[str, Array], fanout: int, key: KeyWords, stream: int, replace: bool
 ) -> tuple[Array, Array]:
-    if namespace(*rows) is not np:
-        words = jnp.stack(key)
-        results: list[Array] = op(*rows, words, fanout=fanout, stream=stream, replace=replace)
+    degrees: Any = rows["degrees"]
+    if namespace(*rows.values()) is not np:
+        operands = *rows.values(), jnp.stack(key)
+        results: list[Array] = op(*operands, fanout=fanout, stream=stream, replace=replace)
         return results[0], results[1]
-    degrees: Any = rows[-1]
     offsets: Any = np.empty((len(degrees), fanout), degrees.dtype)
     counts: Any = np.empty(len(degrees), degrees.dtype)
-    arrays = (np.ascontiguousarray(ids).view(np.ndarray) for ids in rows)
-    host_function(op.name)(*arrays, int(key[0]), int(key[1]), stream, replace, offsets, counts)
+    host_function(op.name)(
+        **_contiguous(rows),
+        key1=int(key[0]),
+        key2=int(key[1]),
+        stream=stream,
+        replace=replace,
+        offsets=offsets,
+        counts=counts,
+    )
     return offsets, counts
+
+
+def _contiguous(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.ascontiguousarray(ids).view(np.ndarray) for name, ids in arrays.items()}
 
 
 def uniform(
     degrees: Array, fanout: int, key: KeyWords, stream: int, *, replace: bool
 ) -> tuple[Array, Array]:
     """Draw as :func:`jax_gnn.sampling._draw.uniform`, by the kernel if there is one."""
-    return _sample(sample_uniform, (degrees,), fanout, key, stream, replace)
+    return _sample(sample_uniform, {"degrees": degrees}, fanout, key, stream, replace)
 
 
 def weighted(
@@ -167,7 +178,8 @@ def weighted(
     replace: bool,
 ) -> tuple[Array, Array]:
     """Draw as :func:`jax_gnn.sampling._weights.weighted`, by the kernel if there is one."""
-    return _sample(sample_weighted, (sums, starts, degrees), fanout, key, stream, replace)
+    rows = {"sums": sums, "starts": starts, "degrees": degrees}
+    return _sample(sample_weighted, rows, fanout, key, stream, replace)
 
 
 # --- Blocks --------------------------------------------------------------------------------------
@@ -346,11 +358,23 @@ def _as_block(arrays: list[Array], num_whole: Array) -> tuple[Graph, Array, Arra
 
 
 def _host_block(operands: BlockOperands, options: BlockOptions) -> list[Any]:
-    num_nodes, is_tree, ascending = (options[n] for n in ("num_nodes", "is_tree", "ascending"))
-    seeds = operands.nodes if operands.seeds is None else operands.seeds
     *shapes, _ = _block_shapes(operands.nodes, options["num_edges"], options["num_src"])
     results = [empty_vector(shape.shape[0], shape.dtype) for shape in shapes]
-    arrays = [np.ascontiguousarray(ids).view(np.ndarray) for ids in (*operands[:-1], seeds)]
-    flags = operands.seeds is not None, is_tree, ascending
-    overflow = host_function("sample_block")(*arrays, num_nodes, *flags, *results)
+    overflow = host_function("sample_block")(
+        **_contiguous(
+            {
+                "nodes": operands.nodes,
+                "starts": operands.starts,
+                "offsets": operands.offsets,
+                "counts": operands.counts,
+                "whole_cols": operands.cols,
+                "seeds": operands.nodes if operands.seeds is None else operands.seeds,
+            }
+        ),
+        num_nodes=options["num_nodes"],
+        disjoint=operands.seeds is not None,
+        tree=options["is_tree"],
+        ascending=options["ascending"],
+        **dict(zip((*GRAPH_FIELDS, "sources"), results, strict=True)),
+    )
     return [*results, overflow]

@@ -187,7 +187,9 @@ def fetch_rows(rows: np.ndarray, ids: Ids, *, out: np.ndarray | None = None) -> 
     elif rows.flags.c_contiguous and len(rows) <= MAX_SIZE:
         if indices.dtype != np.int32:
             indices = np.where(in_range(indices, len(rows)), indices, PADDING).astype(np.int32)
-        host_function("gather_rows")(_bytes_of(rows), np.ascontiguousarray(indices), _bytes_of(out))
+        host_function("gather_rows")(
+            rows=_bytes_of(rows), ids=np.ascontiguousarray(indices), out=_bytes_of(out)
+        )
     else:
         valid = in_range(indices, len(rows))
         out[...] = rows[np.where(valid, indices, 0)]

@@ -137,16 +137,16 @@ def partition_nodes(edges: Adjacency, num_parts: int, method: str) -> np.ndarray
     # Neighbours in one direction suffice for a symmetric graph.
     symmetric = np.array_equal(indptr, edges.t_indptr) and np.array_equal(edges.cols, edges.t_cols)
     host_function("partition")(
-        indptr,
-        edges.cols,
-        None if symmetric else edges.t_indptr,
-        None if symmetric else edges.t_cols,
-        num_parts,
-        max(MAX_NODE_RATIO * num_nodes / num_parts, -(-num_nodes // num_parts)),
-        MAX_EDGE_RATIO * float(indptr[-1]) / num_parts,
-        MAX_MOVES,
-        method == "metis",
-        parts,
+        indptr=indptr,
+        cols=edges.cols,
+        t_indptr=None if symmetric else edges.t_indptr,
+        t_cols=None if symmetric else edges.t_cols,
+        num_parts=num_parts,
+        max_nodes=max(MAX_NODE_RATIO * num_nodes / num_parts, -(-num_nodes // num_parts)),
+        max_edges=MAX_EDGE_RATIO * float(indptr[-1]) / num_parts,
+        rounds=MAX_MOVES,
+        refine=method == "metis",
+        parts=parts,
     )
     return parts
 

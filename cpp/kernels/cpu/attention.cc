@@ -25,19 +25,10 @@ constexpr int64_t kBlockEntries = 256;   // at most
 constexpr int64_t kBlockNumbers = 1024;  // entries times heads: at most, but for many heads
 constexpr int64_t kAhead = 16;           // entries: how far ahead rows are prefetched
 
-// Calls body(integral_constant kLanes, k) so as to cover [first, last) once, by powers of two of
-// elements.
-template <int kLanes, typename Body>
-JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
-  for (; first + kLanes <= last; first += kLanes)
-    body(std::integral_constant<int, kLanes>{}, first);
-  if constexpr (kLanes > 1) cover_once<kLanes / 2>(first, last, body);
-}
-
 template <typename Acc>
 constexpr int kVectorLanes = 32 / sizeof(Acc);
 
-// What a block has of a row: entries [begin, end) of those that are no padding.
+// The part of a row in a block: its valid entries [begin, end).
 template <typename Acc>
 struct Part {
   int64_t row;
@@ -324,11 +315,12 @@ struct Forward {
 
   // Makes a head of the state relative to another maximum.
   void rescale(Acc* state, int64_t h, Acc top) const {
-    Acc& own = tops_of(state)[h];
+    Acc& state_top = tops_of(state)[h];
     Acc& sum = sums_of(state)[h];
-    if (own == top) return;
-    const Acc factor = sum == 0 ? Acc(0) : std::exp(finite_or_zero(own) - finite_or_zero(top));
-    own = top;
+    if (state_top == top) return;
+    const Acc factor =
+        sum == 0 ? Acc(0) : std::exp(finite_or_zero(state_top) - finite_or_zero(top));
+    state_top = top;
     sum *= factor;
     const int64_t group = features.width / features.heads;
     for (int64_t k = h * group; k < (h + 1) * group; ++k) state[k] *= factor;
@@ -344,7 +336,7 @@ struct Forward {
     for (int64_t k = 0; k < features.width; ++k) into[k] += from[k];
   }
 
-  // Of sums of exponentials: 0 and inf where there is nothing to sum up.
+  // Inverse and logarithm of a sum of exponentials: 0 and inf where there is nothing to sum up.
   template <typename V>
   static JAX_GNN_INLINE V inverse(V sum) {
     return sum == 0 ? broadcast<V>(Acc(0)) : 1 / sum;
@@ -591,7 +583,7 @@ struct Backward {
     });
   }
 
-  // Of rows that are the rows' and the columns'.
+  // Dots of an entry's row with its column.
   JAX_GNN_INLINE void take_dots(const Block<Acc, Index>& block, const Scratch& scratch,
                                 const T* of_rows, const T* of_cols,
                                 const Numbers<Acc>& dots) const {
@@ -648,19 +640,19 @@ struct Backward {
   }
 
  private:
-  // Those of several records, an AttentionRecord of vectors.
+  // The fields of several records: an AttentionRecord of vectors.
   template <typename V>
   struct Fields {
     V dst_score, top, log_sum, delta;
   };
 
-  // Of the records with these numbers.
+  // The fields of the records with these ids.
   JAX_GNN_INLINE Fields<Vector<Acc, kLanes>> fields(const int64_t* ids) const {
     using V = Vector<Acc, kLanes>;
     static_assert(sizeof *records == 4 * sizeof(Acc));
     if constexpr (kLanes == 8) {
       // Records four apart share a vector, which then are transposed by halves.
-      const auto both = [&](int k) JAX_GNN_LAMBDA {
+      const auto sum_pair = [&](int k) JAX_GNN_LAMBDA {
         const auto low = bit_cast<Vector<Acc, 4>>(records[ids[k]]),
                    high = bit_cast<Vector<Acc, 4>>(records[ids[k + 4]]);
         return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -671,7 +663,7 @@ struct Backward {
       const auto high = [](V a, V b) JAX_GNN_LAMBDA {
         return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
       };
-      const V a = both(0), b = both(1), c = both(2), d = both(3);
+      const V a = sum_pair(0), b = sum_pair(1), c = sum_pair(2), d = sum_pair(3);
       const V first = low(a, c), second = low(b, d), third = high(a, c), fourth = high(b, d);
       return {low(first, second), high(first, second), low(third, fourth), high(third, fourth)};
     } else {
@@ -730,7 +722,7 @@ struct Walk {
   Position from, to;
   Acc *head, *tail, *inner, *other_inner;  // states
 
-  // What the task leaves of rows that it shares.
+  // Walks the share; returns the rows that the task has in common with others.
   template <typename Variant>
   JAX_GNN_INLINE Carry run(const Bounds& bounds) const {
     const Index* const rows = csr.rows;
@@ -750,7 +742,7 @@ struct Walk {
     for (int64_t begin = from.entry, end; begin < to.entry; begin = end) {
       end = std::min(begin + limit, to.entry);
       if (end < to.entry && rows[begin] != rows[end])  // back to where a row begins
-        end = partition(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
+        end = partition_point(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
       load_entries(block, begin, end);
       if (block.count == 0) continue;
       const Open before = open;
@@ -819,7 +811,7 @@ struct Walk {
 
   // Rows are those of the share in ascending order, unless ids are not sorted: then some are left
   // out.
-  JAX_GNN_INLINE void find_parts(Block<Acc, Index>& block, bool goes_on, int64_t& row, Open& open,
+  JAX_GNN_INLINE void find_parts(Block<Acc, Index>& block, bool continues, int64_t& row, Open& open,
                                  Carry& carry) const {
     block.num_parts = 0;
     for (int32_t i = 0; i < block.count; ++i) {  // without a branch at the ends of rows
@@ -827,95 +819,64 @@ struct Walk {
       block.num_parts += i + 1 == block.count || block.row[i] != block.row[i + 1];
     }
     Acc* const free = open.state == inner ? other_inner : inner;
-    int32_t begin = 0, kept = 0;
+    int32_t begin = 0, part_count = 0;
     for (int32_t p = 0; p < block.num_parts; ++p) {
       const int32_t end = block.parts[p].end;
       const int64_t id = block.row[begin];
-      Part<Acc>& part = block.parts[kept];
+      Part<Acc>& part = block.parts[part_count];
       part = {id, begin, end, nullptr};
       begin = end;
       if (id == open.row) {
         part.state = open.state;
-        ++kept;
+        ++part_count;
         continue;
       }
       if (id < row || id > to.row) continue;
       kernel.fill(row, id);
       row = id + 1;
       open = {id, nullptr};
-      if (id == to.row || (goes_on && p + 1 == block.num_parts)) {
+      if (id == to.row || (continues && p + 1 == block.num_parts)) {
         open.state = id == to.row ? tail : free;
         kernel.start(open.state);
         if (id == to.row) carry.tail_row = id;
         part.state = open.state;
       }
-      ++kept;
+      ++part_count;
     }
-    block.num_parts = kept;
+    block.num_parts = part_count;
   }
 };
 
 template <typename Kernel, typename Index>
-bool run_in_tasks(const ParallelFor& parallel_for, const Kernel& kernel, const Csr<Index>& csr,
-                  const Bounds& bounds, int64_t tasks) {
-  using Acc = typename Kernel::Acc;
-  const Carries<Acc> carries(tasks, kernel.state_size());
-  std::atomic<bool> apart{true};
-  parallel_for(tasks, [&](int64_t task) {
-    const Position from = share(csr, bounds, task, tasks);
-    const Position to = share(csr, bounds, task + 1, tasks);
-    // Rows from the first to the last are covered: they overlap only where some go backward.
-    if (from.row > to.row) {
-      apart.store(false, std::memory_order_relaxed);
-      return;
-    }
-    const int64_t size = kernel.state_size();
-    const std::unique_ptr<Acc[]> inner(new Acc[2 * size]);
-    const Walk<Kernel, Index> walk = {kernel,
-                                      csr,
-                                      from,
-                                      to,
-                                      carries.head(task),
-                                      carries.tail(task),
-                                      inner.get(),
-                                      inner.get() + size};
-    with_vectors([&](auto variant) JAX_GNN_LAMBDA {
-      carries.of(task) = walk.template run<decltype(variant)>(bounds);
-    });
-  });
-  if (!apart) return false;
-  Acc* state = nullptr;  // of the parts so far of a row that tasks share
-  const auto add = [&](Acc* part) {
-    if (state) {
-      kernel.combine(state, part);
-    } else {
-      state = part;
-    }
-  };
-  for (int64_t task = 0; task < tasks; ++task) {
-    const Carry& carry = carries.of(task);
-    if (carry.head_row >= 0) {
-      add(carries.head(task));
-      kernel.finish(carry.head_row, state);
-      state = nullptr;
-    }
-    if (carry.tail_row >= 0) add(carries.tail(task));
-  }
-  return true;
-}
-
-template <typename Kernel, typename Index>
 void run_all(const ParallelFor& parallel_for, const Kernel& kernel, const Csr<Index>& csr) {
+  using Acc = typename Kernel::Acc;
   if (csr.num_rows == 0) return;
   const Features features = kernel.features;
   expect_writes(kernel.out, csr.num_rows * features.width);
-  const Bounds bounds = valid_entries(csr);
   const double items = static_cast<double>(csr.count) + static_cast<double>(csr.num_rows);
   const double cost =
       static_cast<double>(features.width) + 16 * static_cast<double>(features.heads);
-  const int64_t limit = std::clamp<int64_t>((1 << 22) / (kernel.state_size() + 1), 1, 1024);
-  if (!run_in_tasks(parallel_for, kernel, csr, bounds, task_count(items * cost, limit)))
-    run_in_tasks(parallel_for, kernel, csr, bounds, 1);  // rows are not sorted
+  const int64_t size = kernel.state_size();
+  const int64_t limit = std::clamp<int64_t>((1 << 22) / (size + 1), 1, 1024);
+  walk_in_tasks<Acc>(
+      parallel_for, csr, task_count(items * cost, limit), /*column_tasks=*/1, size,
+      [&](const Carries<Acc>& carries, int64_t, const Share& share) {
+        const std::unique_ptr<Acc[]> inner(new Acc[2 * size]);
+        const int64_t task = share.task;
+        const Walk<Kernel, Index> walk = {kernel,
+                                          csr,
+                                          share.from,
+                                          share.to,
+                                          carries.head(task),
+                                          carries.tail(task),
+                                          inner.get(),
+                                          inner.get() + size};
+        with_vectors([&](auto variant) JAX_GNN_LAMBDA {
+          carries.of(task) = walk.template run<decltype(variant)>(share.bounds);
+        });
+      },
+      [&](Acc* into, Acc* from) { kernel.combine(into, from); },
+      [&](int64_t row, Acc* state, int64_t) { kernel.finish(row, state); });
 }
 
 }  // namespace
@@ -971,21 +932,15 @@ void keyed_attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr,
                               to_key, nullptr, to_score, records);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
-  template void attention(const ParallelFor&, const Csr<Index>&, const T*, const Attention<Acc>&, \
-                          Features, T*, SoftmaxStats<Acc>*);                                      \
-  template void attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,                    \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                               \
+  template void attention(const ParallelFor&, const Csr<int32_t>&, const T*,                      \
+                          const Attention<Acc>&, Features, T*, SoftmaxStats<Acc>*);               \
+  template void attention_vjp(const ParallelFor&, const Csr<int32_t>&, const T*,                  \
                               const Attained<T, Acc>&, const Attention<Acc>&, Features, T*, Acc*, \
                               Acc*, AttentionRecord<Acc>*);                                       \
-  template void keyed_attention_vjp(const ParallelFor&, const Csr<Index>&, const T*,              \
+  template void keyed_attention_vjp(const ParallelFor&, const Csr<int32_t>&, const T*,            \
                                     const Attained<T, Acc>&, const Keys<T, Acc>&, const Acc*,     \
                                     Features, T*, T*, Acc*, AttentionRecord<Acc>*);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE(Half, float, Index)    \
-  JAX_GNN_INSTANTIATE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
+JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -6,8 +6,8 @@
 
 namespace jax_gnn::cpu {
 
-// The same bits on every run, whatever the number of threads. What an entry's place is, that of its
-// edge_score, edge_scale and to_score, says csr.order. An entry whose row, column or place is out
+// Results have the same bits for any number of threads. csr.order gives the place of an entry in
+// edge_score, edge_scale and to_score. An entry whose row, column or place is out
 // of range is padding.
 
 // out[r, h, :] = sum over the entries of row r of weight * value[col, h, :], where the weight is
@@ -33,7 +33,7 @@ void attention_vjp(const ParallelFor& parallel_for, const Csr<Index>& csr, const
                    Features features, T* out, Acc* to_src_score, Acc* to_score,
                    AttentionRecord<Acc>* records);
 
-// The same by source of scores that are dot products, keys.scale * < row_key[col, h, :],
+// Gradients by source where scores are dot products, keys.scale * < row_key[col, h, :],
 // col_key[r, h, :] >. to_score is that of < , >, and
 //   to_key[r, h, :] = sum over the entries of row r of to_score[place, h] * row_key[col, h, :]
 template <typename T, typename Acc, typename Index>

@@ -22,7 +22,7 @@ JAX_GNN_INLINE Element<V> sum_of_elements(V x) {
 }
 
 // The sums of the elements of each of as many vectors of 32 bytes as have elements.
-JAX_GNN_INLINE Vector<float, 8> sums_of_each(const Vector<float, 8> (&x)[8]) {
+JAX_GNN_INLINE Vector<float, 8> sums_of_vectors(const Vector<float, 8> (&x)[8]) {
   using V = Vector<float, 8>;
   const auto pairs = [](V a, V b) JAX_GNN_LAMBDA {  // of neighbours, in halves of 16 bytes
     return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
@@ -33,7 +33,7 @@ JAX_GNN_INLINE Vector<float, 8> sums_of_each(const Vector<float, 8> (&x)[8]) {
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
          __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
 }
-JAX_GNN_INLINE Vector<double, 4> sums_of_each(const Vector<double, 4> (&x)[4]) {
+JAX_GNN_INLINE Vector<double, 4> sums_of_vectors(const Vector<double, 4> (&x)[4]) {
   using V = Vector<double, 4>;
   const auto pairs = [](V a, V b) JAX_GNN_LAMBDA {
     return __builtin_shufflevector(a, b, 0, 4, 2, 6) + __builtin_shufflevector(a, b, 1, 5, 3, 7);
@@ -50,13 +50,13 @@ JAX_GNN_INLINE Acc sum_of_terms(int64_t count, const Term& term) {
   Acc sum = 0;
   int64_t k = 0;
   if (count >= kLanes) {
-    auto sums = term.template operator()<kLanes>(0), more = sums - sums;
+    auto sums = term.template operator()<kLanes>(0), odd_sums = sums - sums;
     for (k = kLanes; k + 2 * kLanes <= count; k += 2 * kLanes) {
       sums += term.template operator()<kLanes>(k);
-      more += term.template operator()<kLanes>(k + kLanes);
+      odd_sums += term.template operator()<kLanes>(k + kLanes);
     }
     for (; k + kLanes <= count; k += kLanes) sums += term.template operator()<kLanes>(k);
-    sum = sum_of_elements(sums + more);
+    sum = sum_of_elements(sums + odd_sums);
   }
   for (; k + kFew <= count; k += kFew) sum += sum_of_elements(term.template operator()<kFew>(k));
   for (; k < count; ++k) sum += term.template operator()<1>(k);
@@ -74,14 +74,14 @@ JAX_GNN_INLINE void sums_of_terms(int64_t size, int64_t count, const Terms& term
   }
   for (int64_t i = 0; i < size; i += kLanes) {  // several at once, the last ones over again
     const int64_t left = std::min<int64_t>(size - i, kLanes);
-    Vector<Acc, kLanes> each[kLanes];
+    Vector<Acc, kLanes> lane_sums[kLanes];
     unrolled<kLanes>([&](int lane) JAX_GNN_LAMBDA {
       const auto term = terms(i + std::min<int64_t>(lane, left - 1));
-      each[lane] = term.template operator()<kLanes>(0);
+      lane_sums[lane] = term.template operator()<kLanes>(0);
       for (int64_t k = kLanes; k < count; k += kLanes)
-        each[lane] += term.template operator()<kLanes>(k);
+        lane_sums[lane] += term.template operator()<kLanes>(k);
     });
-    const auto result = sums_of_each(each);
+    const auto result = sums_of_vectors(lane_sums);
     std::memcpy(sums + i, &result, left * sizeof(Acc));
   }
 }

@@ -15,7 +15,7 @@ JAX_GNN_INLINE V finite_or_zero(V maximum) {
   return maximum - maximum == zero ? maximum : zero;
 }
 
-// What differs between float and double.
+// Constants of the exponential, by dtype.
 template <typename Acc>
 struct ExpOf;
 
@@ -94,7 +94,7 @@ JAX_GNN_INLINE V exp(V x) {
          reduction.power_of_two(reduction.power - half);
 }
 
-// The same where |x| is at most 80: the result is a normal number.
+// The exponential where |x| is at most 80: the result is a normal number.
 template <int kLanes, typename V>
 JAX_GNN_INLINE V exp_of_small(V x) {
   const Reduction<kLanes, V> reduction(x);

@@ -104,7 +104,7 @@ JAX_GNN_INLINE void store(T* to, Vector<Accumulator<T>, kLanes> value) {
   }
 }
 
-// What a stored value would be read as.
+// Rounds to the dtype of storage, and back.
 template <typename T, int kLanes, typename V>
 JAX_GNN_INLINE V rounded(V value) {
   if constexpr (std::is_same_v<T, Accumulator<T>>) {
@@ -125,5 +125,12 @@ JAX_GNN_INLINE T narrow(Accumulator<T> x) {
   store<1>(&result, x);
   return result;
 }
+
+// INSTANTIATE(T, Acc) for each dtype of features and what it accumulates in.
+#define JAX_GNN_FOR_FLOATS(INSTANTIATE) \
+  INSTANTIATE(float, float)             \
+  INSTANTIATE(double, double)           \
+  INSTANTIATE(Half, float)              \
+  INSTANTIATE(BFloat16, float)
 
 }  // namespace jax_gnn::cpu

@@ -18,10 +18,11 @@ namespace jax_gnn::cpu {
 // Loops on as many threads as so many items are worth. The calling thread is one of them, and the
 // only one where the system refuses others. What a task throws is thrown again.
 inline ParallelFor host_threads(int64_t items) {
-  constexpr int64_t kItems = 1 << 17, kMost = 16;
-  int64_t most = std::clamp<int64_t>(items / kItems, 1, kMost);
-  if (most > 1) most = std::min<int64_t>(most, std::thread::hardware_concurrency());
-  return [most](int64_t count, const std::function<void(int64_t)>& task) {
+  constexpr int64_t kItems = 1 << 17, kMaxThreads = 16;
+  int64_t num_threads = std::clamp<int64_t>(items / kItems, 1, kMaxThreads);
+  if (num_threads > 1)
+    num_threads = std::min<int64_t>(num_threads, std::thread::hardware_concurrency());
+  return [num_threads](int64_t count, const std::function<void(int64_t)>& task) {
     std::atomic<int64_t> next{0};
     std::exception_ptr error;
     std::mutex lock;
@@ -36,7 +37,7 @@ inline ParallelFor host_threads(int64_t items) {
     };
     std::vector<std::thread> threads;
     try {
-      while (static_cast<int64_t>(threads.size()) + 1 < std::min(count, most))
+      while (static_cast<int64_t>(threads.size()) + 1 < std::min(count, num_threads))
         threads.emplace_back(work);
     } catch (const std::system_error&) {
     }

@@ -13,14 +13,14 @@ JAX_GNN_INLINE V leaky(V z, Acc slope) {
   return (zero < z ? z : zero) + slope * (zero < z ? zero : z);
 }
 
-// The same of scores, of which -inf stays, too, whatever the slope is.
+// LeakyReLU of a score: -inf stays -inf, whatever the slope is.
 template <typename V, typename Acc>
 JAX_GNN_INLINE V leaky_score(V z, Acc slope) {
   const V least = broadcast<V>(std::numeric_limits<Acc>::lowest());
   return z < least ? z : leaky(z, slope);
 }
 
-// Its derivative.
+// The derivative of leaky.
 template <typename V, typename Acc>
 JAX_GNN_INLINE V leaky_slope(V z, Acc slope) {
   return z >= 0 ? broadcast<V>(Acc(1)) : broadcast<V>(slope);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int32_t kNone = -1;
 
-// What is known of a node: that the search has not met it, or has; else its part, from kFirst on.
+// State of a node: not met by the search, met, or in a part, numbered from kFirst on.
 constexpr int64_t kUnmet = 0, kMet = 1, kFirst = 2;
 
 constexpr int64_t kIdsAhead = 64;  // of how many neighbours memory is asked for ahead
@@ -38,10 +38,11 @@ struct Loads {
   // Whether a node without which a part is too full weighs more than its mean where edges are too
   // many, less where nodes are.
   bool relieves(int32_t part, int64_t degree) const {
-    const bool more = static_cast<double>(degree) * nodes[part] > static_cast<double>(edges[part]);
+    const bool many_edges =
+        static_cast<double>(degree) * nodes[part] > static_cast<double>(edges[part]);
     const bool few_nodes = nodes[part] + 1 <= limits.nodes;
     const bool few_edges = edges[part] + degree <= limits.edges;
-    return few_nodes ? more : few_edges ? !more : true;
+    return few_nodes ? many_edges : few_edges ? !many_edges : true;
   }
 
   // How full a part is; 1 at its limit.
@@ -51,12 +52,12 @@ struct Loads {
 
   // The emptiest part with room; of none, that with the fewest edges.
   int32_t emptiest(int64_t degree) const {
-    int32_t best = kNone, fewest = 0;
+    int32_t best = kNone, smallest = 0;
     for (int32_t part = 0; part < static_cast<int32_t>(nodes.size()); ++part) {
       if (has_room(part, degree) && (best == kNone || share(part) < share(best))) best = part;
-      if (edges[part] < edges[fewest]) fewest = part;
+      if (edges[part] < edges[smallest]) smallest = part;
     }
-    return best == kNone ? fewest : best;
+    return best == kNone ? smallest : best;
   }
 
   PartLimits limits;
@@ -98,8 +99,8 @@ class Dealer {
   // since the last look.
   void improve(int64_t rounds) {
     const auto worth = [&](int32_t part) { return near(part); };
-    bool more = true;
-    for (int64_t round = 0; round < rounds && more; ++round) {
+    bool is_improving = true;
+    for (int64_t round = 0; round < rounds && is_improving; ++round) {
       int64_t moves = 0;
       for (int64_t node = 0; node < num_nodes_; ++node) {
         const int32_t old = part_of(node);
@@ -116,7 +117,7 @@ class Dealer {
         for_neighbors(node,
                       [&, states = states_.get()](int64_t neighbor) { states[neighbor] |= 1; });
       }
-      more = moves * 1000 >= num_nodes_;
+      is_improving = moves * 1000 >= num_nodes_;
     }
   }
 
@@ -148,8 +149,8 @@ class Dealer {
   }
 
  private:
-  static State state_of(int64_t known, bool awake) {
-    return static_cast<State>(2 * known + (awake ? 1 : 0));
+  static State state_of(int64_t mark, bool awake) {
+    return static_cast<State>(2 * mark + (awake ? 1 : 0));
   }
 
   bool awake(int64_t node) const { return states_[node] & 1; }
@@ -178,16 +179,15 @@ class Dealer {
     }
   }
 
-  // What follows asks for memory. It is always inline: calls of a function that does nothing else
-  // are dropped by compilers.
+  // Prefetches are always inline: compilers drop calls of a function that does nothing else.
 
   JAX_GNN_INLINE void ask_for(Index neighbor) const {  // one past the end if out of range
     __builtin_prefetch(states_.get() + std::min(static_cast<uint64_t>(neighbor),
                                                 static_cast<uint64_t>(num_nodes_)));
   }
 
-  // Of three nodes that are visited soon, where the ids of neighbours are, then these ids, and then
-  // what is known of the neighbours.
+  // Prefetches for three nodes that are visited soon: the row pointer of the third, the ids of the
+  // second's neighbours, the states of the first's.
   JAX_GNN_INLINE void ask_for(int64_t third, int64_t second, int64_t first) const {
     constexpr int64_t kLine = 64 / sizeof(Index);
     for (int half = 0; half < num_halves_; ++half) {
@@ -208,9 +208,9 @@ class Dealer {
     int64_t* const near = near_.data();
     int64_t num_met = 0;
     for_neighbors<in_order>(node, [&](int64_t neighbor) {
-      const int64_t known = states[neighbor] >> 1;
-      met[num_met] = static_cast<int32_t>(known);
-      num_met += near[known]++ == 0;
+      const int64_t mark = states[neighbor] >> 1;
+      met[num_met] = static_cast<int32_t>(mark);
+      num_met += near[mark]++ == 0;
       visit(neighbor);
     });
     num_met_ = num_met;
@@ -223,17 +223,17 @@ class Dealer {
     num_met_ = 0;
   }
 
-  // Of a part and those of neighbours which have room, the one that is worth most.
+  // The best of a part and the parts of neighbours that have room.
   template <typename Worth>
   int32_t best(int64_t node, int32_t part, Worth worth) const {
-    auto most = part == kNone ? decltype(worth(0)){} : worth(part);
+    auto max_value = part == kNone ? decltype(worth(0)){} : worth(part);
     for (int64_t i = 0; i < num_met_; ++i) {
       const auto other = static_cast<int32_t>(met_[i] - kFirst);
       if (other < 0 || !loads_.has_room(other, degree_of(node))) continue;
-      const auto found = worth(other);
-      if (part != kNone && found <= most) continue;
+      const auto value = worth(other);
+      if (part != kNone && value <= max_value) continue;
       part = other;
-      most = found;
+      max_value = value;
     }
     return part;
   }

@@ -14,7 +14,7 @@ struct Neighbors {
   bool sound(int64_t num_nodes) const;
 };
 
-// How many nodes a part may have, and how many edges may end there.
+// Limits of a part: its nodes, and the edges that end there.
 struct PartLimits {
   double nodes, edges;
 };

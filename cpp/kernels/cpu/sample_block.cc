@@ -99,8 +99,8 @@ JAX_GNN_INLINE void draw_rows(const Random& random, const Index* degrees, int64_
   for (int64_t row = begin; row < end; ++row) {
     const Index degree = degrees[row];
     const auto size = static_cast<uint32_t>(degree);
-    const auto most = static_cast<Index>(fanout);
-    counts[row] = replace ? (degree > 0 ? most : Index(0)) : std::min(degree, most);
+    const auto max_count = static_cast<Index>(fanout);
+    counts[row] = replace ? (degree > 0 ? max_count : Index(0)) : std::min(degree, max_count);
     if (!replace && size <= static_cast<uint64_t>(fanout)) {  // all of them
       for (int64_t step = 0; step < fanout; ++step)
         offsets[row * fanout + step] = static_cast<Index>(step);
@@ -118,8 +118,8 @@ JAX_GNN_INLINE void draw_rows(const Random& random, const Index* degrees, int64_
 
 // Integers of edges that were drawn of a row, modulo 2^32, in the order of draws: where each
 // begins, the same without those drawn before, and its size.
-struct Taken {
-  explicit Taken(int64_t fanout) : begins(fanout), reduced(fanout), sizes(fanout) {}
+struct DrawnSet {
+  explicit DrawnSet(int64_t fanout) : begins(fanout), reduced(fanout), sizes(fanout) {}
   std::vector<uint32_t> begins, reduced, sizes;
 };
 
@@ -127,7 +127,7 @@ struct Taken {
 // were drawn and start up to it.
 template <typename Index>
 JAX_GNN_INLINE Index draw_weighted(const Random& random, const uint32_t* sums, int64_t row,
-                                   Index degree, int64_t fanout, bool replace, Taken& taken,
+                                   Index degree, int64_t fanout, bool replace, DrawnSet& drawn_set,
                                    Index* offsets) {
   uint32_t left = sums[degree] - sums[0];
   int64_t count = 0;
@@ -143,7 +143,8 @@ JAX_GNN_INLINE Index draw_weighted(const Random& random, const uint32_t* sums, i
     auto value = static_cast<uint32_t>((uint64_t{bits.high[step % kLanes]} * left + low) >> 32);
     if (!replace) {
       uint32_t passed = 0;
-      for (int64_t j = 0; j < step; ++j) passed += taken.reduced[j] <= value ? taken.sizes[j] : 0;
+      for (int64_t j = 0; j < step; ++j)
+        passed += drawn_set.reduced[j] <= value ? drawn_set.sizes[j] : 0;
       value += passed;
     }
     Index first = 0, last = degree - 1;
@@ -162,12 +163,12 @@ JAX_GNN_INLINE Index draw_weighted(const Random& random, const uint32_t* sums, i
     const uint32_t size = left > 0 ? sums[first + 1] - sums[first] : 0;
     uint32_t earlier = 0;
     for (int64_t j = 0; j < step; ++j) {
-      earlier += taken.begins[j] < begin ? taken.sizes[j] : 0;
-      taken.reduced[j] -= taken.begins[j] > begin ? size : 0;
+      earlier += drawn_set.begins[j] < begin ? drawn_set.sizes[j] : 0;
+      drawn_set.reduced[j] -= drawn_set.begins[j] > begin ? size : 0;
     }
-    taken.begins[step] = begin;
-    taken.reduced[step] = begin - earlier;
-    taken.sizes[step] = size;
+    drawn_set.begins[step] = begin;
+    drawn_set.reduced[step] = begin - earlier;
+    drawn_set.sizes[step] = size;
     left -= size;
   }
   return static_cast<Index>(count);
@@ -246,20 +247,20 @@ void by_source(const Block<Index>& block) {
 
 // Leaves edges without a source out; the others move up.
 template <typename Index>
-void keep_sourced(const Drawn<Index>& drawn, const Block<Index>& block) {
-  int64_t kept = 0, e = 0;
+void drop_without_source(const Drawn<Index>& drawn, const Block<Index>& block) {
+  int64_t position = 0, e = 0;
   for (int64_t row = 0; row < drawn.num_dst; ++row) {
     const int64_t end = block.indptr[row + 1];
     for (; e < end; ++e) {
       if (block.cols[e] < 0) continue;
-      block.rows[kept] = block.rows[e];
-      block.edge_ids[kept] = block.edge_ids[e];
-      block.cols[kept++] = block.cols[e];
+      block.rows[position] = block.rows[e];
+      block.edge_ids[position] = block.edge_ids[e];
+      block.cols[position++] = block.cols[e];
     }
-    block.indptr[row + 1] = static_cast<Index>(kept);
+    block.indptr[row + 1] = static_cast<Index>(position);
   }
   for (Index* ids : {block.rows, block.edge_ids, block.cols})
-    std::fill(ids + kept, ids + e, Index(-1));
+    std::fill(ids + position, ids + e, Index(-1));
 }
 
 // --- Distinct nodes ------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ class NodeSet {
     return before;
   }
 
-  // How many nodes of the set are before this one.
+  // The number of nodes of the set before this one.
   template <typename Index>
   JAX_GNN_INLINE int64_t number(Index node) const {
     const Word word = words_[node >> 5];
@@ -298,7 +299,7 @@ class NodeSet {
 
   // Calls body(node) for each, in ascending order.
   template <typename Body>
-  void each(const Body& body) const {
+  void for_each(const Body& body) const {
     for (int64_t w = 0; w < size_; ++w)
       for (uint32_t bits = words_[w].bits; bits != 0; bits &= bits - 1)
         body(32 * w + __builtin_ctz(bits));
@@ -325,10 +326,10 @@ void tree_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
   const int64_t total = line_up(parallel_for, drawn, block, block.sources + num_dst);
   std::fill_n(block.t_indptr, num_dst + 1, Index(0));
   for (int64_t e = 0; e < num_edges; ++e) {
-    const bool there = e < total;
-    block.cols[e] = block.t_rows[e] = static_cast<Index>(there ? num_dst + e : -1);
+    const bool valid = e < total;
+    block.cols[e] = block.t_rows[e] = static_cast<Index>(valid ? num_dst + e : -1);
     block.t_cols[e] = block.rows[e];
-    block.t_order[e] = static_cast<Index>(there ? e : -1);
+    block.t_order[e] = static_cast<Index>(valid ? e : -1);
     block.t_indptr[num_dst + 1 + e] = static_cast<Index>(std::min(e + 1, total));
   }
 }
@@ -352,7 +353,7 @@ int64_t number_nodes(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
       sources[set.number(drawn.nodes[i])] = static_cast<Index>(i);
   int64_t count = num_dst;
   auto source = sources.begin();
-  set.each([&](int64_t node) {
+  set.for_each([&](int64_t node) {
     if (*source < 0) {
       if (count < num_src) {
         *source = static_cast<Index>(count);
@@ -377,10 +378,10 @@ void sort_by(std::vector<Index>& entries, const Key& key) {
   using Word = decltype(key(Index()));
   constexpr int kBits = 11;
   constexpr size_t kDigits = size_t{1} << kBits;
-  Word most = 0;
-  for (const Index entry : entries) most = std::max(most, key(entry));
+  Word max_key = 0;
+  for (const Index entry : entries) max_key = std::max(max_key, key(entry));
   std::vector<Index> sorted(entries.size());
-  for (int shift = 0; shift < 8 * static_cast<int>(sizeof(Word)) && most >> shift != 0;
+  for (int shift = 0; shift < 8 * static_cast<int>(sizeof(Word)) && max_key >> shift != 0;
        shift += kBits) {
     const auto digit = [&](Index entry) { return key(entry) >> shift & (kDigits - 1); };
     size_t starts[kDigits + 1] = {};
@@ -391,8 +392,8 @@ void sort_by(std::vector<Index>& entries, const Key& key) {
   }
 }
 
-// The same by a sort, for graphs of more nodes than bits are worth; and where nodes of different
-// seeds are different sources, by id, then seed.
+// Numbers the nodes by a sort: for graphs of more nodes than bits are worth, and where nodes of
+// different seeds are different sources, by id, then seed.
 template <typename Index>
 int64_t number_sorted(const Drawn<Index>& drawn, const Block<Index>& block, const Index* nodes,
                       int64_t total) {
@@ -443,8 +444,10 @@ bool distinct_block(const ParallelFor& parallel_for, const Drawn<Index>& drawn,
                                : number_nodes(parallel_for, drawn, block, nodes, total);
   if (count < num_src) std::fill(block.sources + count, block.sources + num_src, Index(-1));
   std::fill(block.cols + total, block.cols + block.num_edges, Index(-1));
-  const int64_t most = drawn.seeds ? block.num_edges : std::min(block.num_edges, drawn.num_nodes);
-  if (num_src < num_dst + most) keep_sourced(drawn, block);  // it may be that some are left out
+  const int64_t max_sources =
+      drawn.seeds ? block.num_edges : std::min(block.num_edges, drawn.num_nodes);
+  if (num_src < num_dst + max_sources)
+    drop_without_source(drawn, block);  // it may be that some are left out
   by_source(block);
   return count > num_src;
 }
@@ -475,7 +478,7 @@ void sample_weighted(const ParallelFor& parallel_for, const Random& random,
   const double operations = static_cast<double>(rows.num_rows) * steps * (64 + steps);
   const int64_t tasks = task_count(operations, std::max<int64_t>(rows.num_rows, 1));
   parallel_for(tasks, [&](int64_t task) {
-    Taken taken(fanout);
+    DrawnSet drawn_set(fanout);
     const int64_t end = even_share(rows.num_rows, task + 1, tasks);
     with_instruction_set<InstructionSet::kAvx512>([&](auto) JAX_GNN_LAMBDA {
       for (int64_t row = even_share(rows.num_rows, task, tasks); row < end; ++row) {
@@ -485,7 +488,7 @@ void sample_weighted(const ParallelFor& parallel_for, const Random& random,
         std::fill_n(offsets + row * fanout, fanout, Index(0));
         if (degree == 0) continue;
         counts[row] = draw_weighted(random, rows.sums + start, row, static_cast<Index>(degree),
-                                    fanout, replace, taken, offsets + row * fanout);
+                                    fanout, replace, drawn_set, offsets + row * fanout);
       }
     });
   });

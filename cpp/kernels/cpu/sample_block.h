@@ -14,8 +14,8 @@ template <typename Index>
 void sample_uniform(const ParallelFor& parallel_for, const Random& random, const Index* degrees,
                     int64_t num_rows, int64_t fanout, bool replace, Index* offsets, Index* counts);
 
-// The same in proportion to integers of the edges, one after another: differences of `sums`, modulo
-// 2^32, which those of a row do not exceed.
+// Draws edges one after another, in proportion to their integer weights: differences of `sums`,
+// modulo 2^32, which those of a row do not exceed.
 template <typename Index>
 struct Weighted {
   const uint32_t* sums;  // (num_whole + 1,)

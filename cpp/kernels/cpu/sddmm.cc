@@ -171,17 +171,11 @@ void leaky_scores(const ParallelFor& parallel_for, const Csr<Index>& csr,
                  });
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                \
-  template void sddmm(const ParallelFor&, const Csr<Index>&, const T*, const T*,          \
-                      const Select<T, Acc>*, Features, Acc*);                             \
-  template void leaky_scores(const ParallelFor&, const Csr<Index>&, const Leaky<T, Acc>&, \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                         \
+  template void sddmm(const ParallelFor&, const Csr<int32_t>&, const T*, const T*,          \
+                      const Select<T, Acc>*, Features, Acc*);                               \
+  template void leaky_scores(const ParallelFor&, const Csr<int32_t>&, const Leaky<T, Acc>&, \
                              const Acc*, Features, Acc*);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE(Half, float, Index)    \
-  JAX_GNN_INSTANTIATE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
+JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -1,4 +1,4 @@
-// What an entry of sorted segments reads, and how weights spread over columns.
+// Reads of an entry of sorted segments, and weights spread over columns.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ JAX_GNN_INLINE void prefetch_ahead(const Csr<Index>& csr, int64_t e, const T* in
   if (ahead >= 0) prefetch(in + ahead * width + column, count * static_cast<int64_t>(sizeof(T)));
 }
 
-// The same of the weights that an entry has a little later, where these do not lie in a row.
+// Prefetches the weights that are read a little later, where these do not lie in a row.
 template <typename Acc, typename Index>
 JAX_GNN_INLINE void prefetch_weights_ahead(const Csr<Index>& csr, int64_t e, const Acc* weights,
                                            int64_t heads) {

@@ -44,7 +44,7 @@ struct Messages {
     return 1;
   }
 
-  // The same for entries from `begin` on that are of the row. Moves `begin` to where they end.
+  // Loads the entries from `begin` on that are of the row. Moves `begin` to where they end.
   template <bool kWeighted, int kTile, typename Body>
   JAX_GNN_INLINE int64_t load_run(const Tile<Acc, kTile>& tile, int64_t row, int64_t& begin,
                                   int64_t end, const Body& body) const {
@@ -110,8 +110,8 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
     return run;
   }
 
-  // Where neighbouring entries of a narrow tile are neighbours in memory: several in one vector.
-  // Returns where it stops.
+  // Joins several entries of a narrow tile in one vector, where neighbouring entries are neighbours
+  // in memory. Returns the first entry that is left.
   template <int kTile, typename V>
   JAX_GNN_INLINE int64_t join_dense(int64_t row, int64_t begin, int64_t end, V& state) const {
     constexpr int kLanes = 32 / sizeof(Acc), kBatch = kLanes / kTile;
@@ -194,14 +194,14 @@ struct FinishedSum : Fold<Sum<Accumulator<T>>, T, Index> {
   using Base = Fold<Sum<Acc>, T, Index>;
   Epilogue<T, Acc> epilogue;
 
-  // What becomes of vector v of a row's sum or mean.
+  // Applies the epilogue to vector v of a row's sum or mean.
   template <int kTile, typename V>
   JAX_GNN_INLINE V finish(const Tile<Acc, kTile>& tile, int64_t row, int v, V x) const {
     constexpr int kLanes = Tile<Acc, kTile>::kLanes;
     const int64_t column = tile.column + v * kLanes, place = row * this->features.width + column;
     const auto scale = [&](const RowScale<Acc>& scales)
                            JAX_GNN_LAMBDA { return scales.data[row * scales.stride]; };
-    if (epilogue.own) x += scale(epilogue.own_scale) * load<kLanes>(epilogue.own + place);
+    if (epilogue.self) x += scale(epilogue.self_scale) * load<kLanes>(epilogue.self + place);
     if (epilogue.out_scale.data) x *= scale(epilogue.out_scale);
     if (epilogue.residual) x += load<kLanes>(epilogue.residual + place);
     if (epilogue.bias) x += load<kLanes>(epilogue.bias + column);
@@ -291,8 +291,9 @@ struct LogSumExp : Messages<T, Accumulator<T>, Index> {
     const int64_t width = this->features.width;
     for (int64_t k = 0; k < width; ++k) {
       const Acc a = into[k], b = from[k], maximum = larger(a, b);
-      const auto part = [&](Acc sum, Acc own) {
-        return sum == 0 ? Acc(0) : sum * std::exp(finite_or_zero(own) - finite_or_zero(maximum));
+      const auto part = [&](Acc sum, Acc part_maximum) {
+        return sum == 0 ? Acc(0)
+                        : sum * std::exp(finite_or_zero(part_maximum) - finite_or_zero(maximum));
       };
       into[width + k] = part(into[width + k], a) + part(from[width + k], b);
       into[k] = maximum;
@@ -310,26 +311,15 @@ void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Redu
   const auto run = [&](const auto& reducer, double cost) {
     reduce_segments(parallel_for, reducer, csr, cost);
   };
-  const auto run_sum = [&](bool mean) {
-    const Fold<Sum<Acc>, T, Index> fold = {messages, {mean}};
-    if constexpr (!std::is_integral_v<Acc>)
+  with_operation<Acc>(reduce, [&](const auto& op) {
+    using Op = std::decay_t<decltype(op)>;
+    const Fold<Op, T, Index> fold = {messages, op};
+    if constexpr (std::is_same_v<Op, Sum<Acc>> && !std::is_integral_v<Acc>)
       if (epilogue.any()) return run(FinishedSum<T, Index>{fold, epilogue}, 1);
-    return run(fold, 1);
-  };
-  switch (reduce) {
-    case Reduce::kSum:
-      return run_sum(/*mean=*/false);
-    case Reduce::kMean:
-      return run_sum(/*mean=*/true);
-    case Reduce::kMax:
-      return run(Fold<Maximum<Acc>, T, Index>{messages, {0}}, 1);
-    case Reduce::kMin:
-      return run(Fold<Maximum<Acc>, T, Index>{messages, {Maximum<Acc>::kFlip}}, 1);
-    case Reduce::kProd:
-      return run(Fold<Product<Acc>, T, Index>{messages, {}}, 1);
-    case Reduce::kLogSumExp:
-      if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Index>{messages}, 8);
-  }
+    run(fold, 1);
+  });
+  if constexpr (!std::is_integral_v<Acc>)
+    if (reduce == Reduce::kLogSumExp) run(LogSumExp<T, Index>{messages}, 8);
 }
 
 }  // namespace jax_gnn::cpu

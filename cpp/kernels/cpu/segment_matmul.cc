@@ -26,7 +26,7 @@ void run_all(const ParallelFor& parallel_for, int64_t tasks, const Work& work) {
 
 // --- Groups --------------------------------------------------------------------------------------
 
-// Where the rows of each weight start, and where the last one's end.
+// Row pointers of the weights: the first row of each, and the end of the last.
 std::vector<int64_t> bounds_of(const Groups& groups) {
   std::vector<int64_t> starts(groups.num_sizes + 1, 0);
   for (int64_t i = 0; i < groups.num_sizes; ++i) {
@@ -115,14 +115,15 @@ JAX_GNN_INLINE const Accumulator<T>* widen_rows(const T* from, int64_t count,
   }
 }
 
-// Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
+// The row that a list names, -1 where that is outside [0, size); without a list, `row` itself.
 JAX_GNN_INLINE int64_t listed(const int32_t* list, int64_t row, int64_t size) {
   if (list == nullptr) return row;
   const int64_t id = list[row];
   return id >= 0 && id < size ? id : -1;
 }
 
-// The same of two lists that must be each other's inverse there: no two rows name one row.
+// The row that a list names, of two lists that must be each other's inverse there: no two rows name
+// one row.
 JAX_GNN_INLINE int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
                               int64_t size) {
   const int64_t id = listed(list, row, size);
@@ -197,7 +198,7 @@ struct Matmul {
     constexpr int kLanes = Tile::template kLanes<Acc>, kRows = Tile::kRows;
     const int64_t first = even_share(num_rows, task, tasks);
     const int64_t last = even_share(num_rows, task + 1, tasks);
-    clear_others<kLanes>(first, last);
+    clear_other_groups<kLanes>(first, last);
     constexpr int64_t kColumns = Tile::template kColumns<Acc>;
     const int64_t panels = (n + kColumns - 1) / kColumns;
     // Rows of the left factor that are gathered or widened, and stay in the cache, at a time.
@@ -276,7 +277,7 @@ struct Matmul {
 
   // Rows of the result that no row of the product is.
   template <int kLanes>
-  JAX_GNN_INLINE void clear_others(int64_t begin, int64_t end) const {
+  JAX_GNN_INLINE void clear_other_groups(int64_t begin, int64_t end) const {
     if (lists.inverse == nullptr) return;
     for (int64_t row = begin; row < end; ++row) {
       if (paired(lists.inverse, lists.out_rows, row, num_rows) < 0) clear_row<kLanes>(row);
@@ -521,7 +522,7 @@ void segment_matmul(const ParallelFor& parallel_for, const Groups& groups, int64
 template <typename T, typename Acc, typename Out>
 void segment_outer(const ParallelFor& parallel_for, const Groups& groups, int64_t k, int64_t n,
                    const T* lhs, const T* rhs, const FactorLists<Acc>& lists, Out* out) {
-  // As many tasks as the work is worth, but no more memory for them than the operands take.
+  // Makes as many tasks as the work is worth, but no more memory for them than the operands take.
   const int64_t rows = groups.num_rows, size = k * n;
   const double operations = static_cast<double>(rows) * static_cast<double>(size + 1);
   const double affordable = static_cast<double>(rows) * static_cast<double>(k + n) /

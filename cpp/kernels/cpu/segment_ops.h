@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "../segments.h"
 #include "vector.h"
 
 namespace jax_gnn::cpu {
@@ -85,5 +86,24 @@ struct Maximum {
   }
   bool counts() const { return false; }
 };
+
+// Calls body(operation) for each reduction that is one operation: all but logsumexp.
+template <typename Acc, typename Body>
+void with_operation(Reduce reduce, const Body& body) {
+  switch (reduce) {
+    case Reduce::kSum:
+      return body(Sum<Acc>{/*mean=*/false});
+    case Reduce::kMean:
+      return body(Sum<Acc>{/*mean=*/true});
+    case Reduce::kMax:
+      return body(Maximum<Acc>{0});
+    case Reduce::kMin:
+      return body(Maximum<Acc>{Maximum<Acc>::kFlip});
+    case Reduce::kProd:
+      return body(Product<Acc>{});
+    case Reduce::kLogSumExp:
+      return;
+  }
+}
 
 }  // namespace jax_gnn::cpu

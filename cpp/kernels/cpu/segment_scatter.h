@@ -11,18 +11,11 @@
 namespace jax_gnn::cpu {
 namespace {
 
-// Tiles of kTile columns, then narrower ones: each column of [first, last) once.
-template <int kTile, typename Body>
-JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
-  for (; first + kTile <= last; first += kTile) body(std::integral_constant<int, kTile>{}, first);
-  if constexpr (kTile > 1) cover_once<kTile / 2>(first, last, body);
-}
-
 // A task has a rectangle of the result to itself, and goes through all ids for it. So each number
 // is reduced in the order of the entries, for any number of tasks.
 template <typename Op, typename T, typename Index>
 struct Scatter {
-  static constexpr int64_t kMostEntries = 1024, kBytes = 1 << 16, kAhead = 16;
+  static constexpr int64_t kMaxEntries = 1024, kBytes = 1 << 16, kAhead = 16;
   const Index* ids;
   int64_t count, num_rows;
   const T* in;
@@ -43,27 +36,28 @@ struct Scatter {
   JAX_GNN_INLINE void operator()(int64_t row, int64_t last_row, int64_t first, int64_t last) const {
     fill(row, last_row, first, last);
     const int64_t row_bytes = (last - first) * static_cast<int64_t>(sizeof(T));
-    const int64_t most =
-        std::clamp<int64_t>(kBytes / std::max<int64_t>(row_bytes, 1), 16, kMostEntries);
-    for (int64_t begin = 0; begin < count; begin += most) {
+    const int64_t block =
+        std::clamp<int64_t>(kBytes / std::max<int64_t>(row_bytes, 1), 16, kMaxEntries);
+    for (int64_t begin = 0; begin < count; begin += block) {
       // The entries of a block that are the task's, without a branch for each.
-      int32_t own[kMostEntries + kAhead];
+      int32_t entries[kMaxEntries + kAhead];
       int64_t size = 0;
-      const int64_t end = std::min(most, count - begin);
+      const int64_t end = std::min(block, count - begin);
       for (int64_t e = 0; e < end; ++e) {
-        own[size] = static_cast<int32_t>(e);
+        entries[size] = static_cast<int32_t>(e);
         size += in_range(static_cast<int64_t>(ids[begin + e]) - row, last_row - row);
       }
       if (size == 0) continue;
-      std::fill_n(own + size, kAhead, own[size - 1]);
+      std::fill_n(entries + size, kAhead, entries[size - 1]);
       cover_once<Op::kMaxTile>(first, last, [&](auto tile, int64_t column) JAX_GNN_LAMBDA {
-        join<decltype(tile)::value>(begin, own, size, column);
+        join<decltype(tile)::value>(begin, entries, size, column);
       });
     }
   }
 
   template <int kTile>
-  JAX_GNN_INLINE void join(int64_t begin, const int32_t* own, int64_t size, int64_t column) const {
+  JAX_GNN_INLINE void join(int64_t begin, const int32_t* entries, int64_t size,
+                           int64_t column) const {
     constexpr int kLanes = Shape<T, kTile>::kLanes;
     using V = typename Shape<T, kTile>::V;
     const T* const source = in + begin * width + column;
@@ -71,9 +65,9 @@ struct Scatter {
       return out + static_cast<int64_t>(ids[begin + e]) * width + column;
     };
     for (int64_t k = 0; k < size; ++k) {
-      prefetch(target(own[k + kAhead]), kTile * sizeof(T));
-      T* const to = target(own[k]);
-      const T* const from = source + own[k] * width;
+      prefetch(target(entries[k + kAhead]), kTile * sizeof(T));
+      T* const to = target(entries[k]);
+      const T* const from = source + entries[k] * width;
       unrolled<Shape<T, kTile>::kVectors>([&](int v) JAX_GNN_LAMBDA {
         V state, message;
         std::memcpy(&state, to + v * kLanes, sizeof state);
@@ -96,11 +90,11 @@ void segment_scatter(const ParallelFor& parallel_for, int64_t threads, const Ind
     return segment_reduce<T, T>(parallel_for, csr, reduce, in, nullptr, {width, 1}, {}, out);
   }
   expect_writes(out, num_rows * width);
-  constexpr int64_t kLine = 64 / sizeof(T), kMostOwners = 16;
+  constexpr int64_t kLine = 64 / sizeof(T), kMaxOwners = 16;
   const int64_t lines = (width + kLine - 1) / kLine;
   const int64_t parts = std::clamp<int64_t>(lines, 1, threads);  // of the columns
-  const int64_t owners = std::clamp<int64_t>(threads / parts, 1, kMostOwners);
-  const auto run = [&](const auto& op) {
+  const int64_t owners = std::clamp<int64_t>(threads / parts, 1, kMaxOwners);
+  with_operation<T>(reduce, [&](const auto& op) {
     const Scatter<std::decay_t<decltype(op)>, T, Index> scatter = {ids,   count, num_rows, in,
                                                                    width, out,   op};
     parallel_for(parts * owners, [&](int64_t task) {
@@ -113,17 +107,7 @@ void segment_scatter(const ParallelFor& parallel_for, int64_t threads, const Ind
                 cut(part), cut(part + 1));
       });
     });
-  };
-  switch (reduce) {
-    case Reduce::kSum:
-      return run(Sum<T>{false});
-    case Reduce::kMax:
-      return run(Maximum<T>{0});
-    case Reduce::kMin:
-      return run(Maximum<T>{Maximum<T>::kFlip});
-    default:
-      return run(Product<T>{});
-  }
+  });
 }
 
 }  // namespace jax_gnn::cpu

@@ -143,17 +143,11 @@ void leaky_sum(const ParallelFor& parallel_for, const Csr<Index>& csr, const Lea
   reduce_segments(parallel_for, selection, csr, 2);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                         \
-  template void segment_select(const ParallelFor&, const Csr<Index>&, const Select<T, Acc>&,       \
-                               Features, T*);                                                      \
-  template void leaky_sum(const ParallelFor&, const Csr<Index>&, const Leaky<T, Acc>&, const Acc*, \
-                          const Acc*, Features, T*);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE(Half, float, Index)    \
-  JAX_GNN_INSTANTIATE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                            \
+  template void segment_select(const ParallelFor&, const Csr<int32_t>&, const Select<T, Acc>&, \
+                               Features, T*);                                                  \
+  template void leaky_sum(const ParallelFor&, const Csr<int32_t>&, const Leaky<T, Acc>&,       \
+                          const Acc*, const Acc*, Features, T*);
+JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -87,7 +87,7 @@ struct Row {
     for (int v = 0; v < kVectors; ++v) body(e, v, at[v]);
   }
 
-  // The same for entries of one row, from `begin` on and before `limit`; returns where they end.
+  // Loads the entries of one row, from `begin` on and before `limit`; returns where they end.
   template <typename Index, typename Body>
   JAX_GNN_INLINE int64_t for_each_of_row(const Index* rows, int64_t begin, int64_t limit,
                                          const Body& body) {
@@ -315,8 +315,8 @@ struct Softmax {
   void combine(Acc* into, const Acc* from) const {
     for (int64_t k = 0; k < width; ++k) {
       const Acc a = into[k], b = from[k], maximum = larger(a, b);
-      const auto part = [&](Acc sum, Acc own) {
-        return own == maximum ? sum : sum * std::exp(own - maximum);
+      const auto part = [&](Acc sum, Acc part_maximum) {
+        return part_maximum == maximum ? sum : sum * std::exp(part_maximum - maximum);
       };
       into[width + k] = part(into[width + k], a) + part(from[width + k], b);
       into[k] = maximum;
@@ -423,10 +423,10 @@ Part part_of(const Index* rows, const Bounds& bounds, int64_t begin, int64_t end
   Part part = {begin, begin, end, end};
   if (begin == end) return part;
   if (end < bounds.end && rows[end] == rows[end - 1])
-    part.tail_begin = partition(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
+    part.tail_begin = partition_point(begin, end, [&](int64_t e) { return rows[e] != rows[end]; });
   if (begin > bounds.begin && rows[begin - 1] == rows[begin] && part.tail_begin > begin)
     part.head_end =
-        partition(begin, part.tail_begin, [&](int64_t e) { return rows[e] == rows[begin]; });
+        partition_point(begin, part.tail_begin, [&](int64_t e) { return rows[e] == rows[begin]; });
   return part;
 }
 
@@ -439,7 +439,8 @@ void finish_whole_rows(const Kernel& kernel, const Index* rows, Area area) {
     if (area.end > area.begin) {
       run_block(kernel, area);
     } else {  // the row does not fit
-      area.end = partition(area.begin, end, [&](int64_t e) { return rows[e] == rows[area.begin]; });
+      area.end =
+          partition_point(area.begin, end, [&](int64_t e) { return rows[e] == rows[area.begin]; });
       const auto state = std::make_unique<typename Kernel::Acc[]>(Kernel::kStates * kernel.width);
       run_measure(kernel, area, state.get());
       run_apply(kernel, area, state.get());
@@ -531,17 +532,11 @@ void segment_softmax_tangent(const ParallelFor& parallel_for, const Csr<Index>& 
   normalize(parallel_for, Tangent<T, Index>{csr.rows, y, t, out, width}, csr, 2, out);
 }
 
-#define JAX_GNN_INSTANTIATE(T, Acc, Index)                                                        \
-  template void segment_softmax<T, Acc>(const ParallelFor&, const Csr<Index>&, const T*, int64_t, \
-                                        T*);                                                      \
-  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Csr<Index>&, const T*,  \
+#define JAX_GNN_INSTANTIATE(T, Acc)                                                                \
+  template void segment_softmax<T, Acc>(const ParallelFor&, const Csr<int32_t>&, const T*,         \
+                                        int64_t, T*);                                              \
+  template void segment_softmax_tangent<T, Acc>(const ParallelFor&, const Csr<int32_t>&, const T*, \
                                                 const T*, int64_t, T*);
-#define JAX_GNN_INSTANTIATE_INDEX(Index)     \
-  JAX_GNN_INSTANTIATE(float, float, Index)   \
-  JAX_GNN_INSTANTIATE(double, double, Index) \
-  JAX_GNN_INSTANTIATE(Half, float, Index)    \
-  JAX_GNN_INSTANTIATE(BFloat16, float, Index)
-
-JAX_GNN_INSTANTIATE_INDEX(int32_t)
+JAX_GNN_FOR_FLOATS(JAX_GNN_INSTANTIATE)
 
 }  // namespace jax_gnn::cpu

@@ -7,8 +7,8 @@
 
 namespace jax_gnn::cpu {
 
-// Both: (count, width) arrays, `rows` sorted (csr.cols and order are null); padding gets 0.
-// The workspace has `blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned.
+// Operands and results are (count, width), `rows` sorted; csr.cols and order are null; padding gets
+// 0. The workspace has `blocks` rows of workspace_bytes(...) bytes each, 16-byte aligned.
 
 // y = exp(x) over the sum of its row's.
 template <typename T, typename Acc, typename Index>

@@ -26,20 +26,6 @@ struct Position {
   int64_t entry, row;
 };
 
-// The first of [low, high) for which `predicate` does not hold.
-template <typename Predicate>
-int64_t partition(int64_t low, int64_t high, const Predicate& predicate) {
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (predicate(middle)) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // The entries between the padding at both ends. That may be -1 at either.
 struct Bounds {
   int64_t begin, end;
@@ -53,26 +39,33 @@ Bounds valid_entries(const Csr<Index>& csr) {
     if (rows[csr.count - 1] < 0) {  // at both ends
       while (begin < csr.count && rows[begin] < 0) ++begin;
     } else {
-      begin = partition(0, csr.count, [&](int64_t e) { return rows[e] < 0; });
+      begin = partition_point(0, csr.count, [&](int64_t e) { return rows[e] < 0; });
     }
   }
-  return {begin,
-          partition(begin, csr.count, [&](int64_t e) { return in_range(rows[e], csr.num_rows); })};
+  return {begin, partition_point(begin, csr.count,
+                                 [&](int64_t e) { return in_range(rows[e], csr.num_rows); })};
 }
 
-// Where share `index` of `count` starts.
+// The entries and rows of a task.
+struct Share {
+  const Bounds& bounds;
+  Position from, to;
+  int64_t task;
+};
+
+// The start of share `index` of `count`.
 template <typename Index>
 Position share(const Csr<Index>& csr, const Bounds& bounds, int64_t index, int64_t count) {
   const int64_t entries = bounds.end - bounds.begin, items = entries + csr.num_rows;
   const int64_t item = even_share(items, index, count);
   const int64_t entry =
-      partition(std::max<int64_t>(item - csr.num_rows, 0), std::min(item, entries),
-                [&](int64_t e) { return csr.rows[bounds.begin + e] < item - e; });
+      partition_point(std::max<int64_t>(item - csr.num_rows, 0), std::min(item, entries),
+                      [&](int64_t e) { return csr.rows[bounds.begin + e] < item - e; });
   return {bounds.begin + entry, item - entry};
 }
 
-// What tasks leave of rows that they share with others: of the first row that a task ends, if
-// entries of that row lie before, and of the row that it does not end.
+// The rows that a task has in common with others: the first row that it ends, if entries of that
+// row lie before, and the row that it does not end.
 struct Carry {
   int64_t head_row, head_entries, tail_row, tail_entries;  // a row is -1 where there is none
 };
@@ -92,7 +85,7 @@ class Carries {
   std::unique_ptr<Acc[]> states_;
 };
 
-// What a run of entries of one row makes: the state of the row, kStates accumulators a column.
+// The result of a run of entries of one row: its state, kStates accumulators a column.
 template <typename Acc, int kStates, int kTile>
 struct Run {
   using V = typename Shape<Acc, kTile>::V;
@@ -135,19 +128,19 @@ struct ShareTile {
   using Acc = typename Reducer::Acc;
   const Reducer& reducer;
   const Csr<Index>& csr;
-  const Bounds& bounds;
-  Position from, to;
+  const Share& share;
   const Carries<Acc>& carries;
-  int64_t task;
 
   template <int kTile>
   JAX_GNN_INLINE void operator()(std::integral_constant<int, kTile>, int64_t column) const {
     const Tile<Acc, kTile> tile(reducer.features, column);
+    const Position from = share.from, to = share.to;
+    const int64_t task = share.task;
     const Index* rows = csr.rows;
     Carry carry = {-1, 0, -1, 0};
     int64_t entry = from.entry, row = from.row;
     // The first row may have begun in the share before; even if none of its entries are left.
-    bool head = row < to.row && entry > bounds.begin && rows[entry - 1] == row;
+    bool head = row < to.row && entry > share.bounds.begin && rows[entry - 1] == row;
     while (head || entry < to.entry) {
       if constexpr (kTile <= Reducer::kScatterTile) {
         // Tiles share a Carry, and must all go the same way through ids, whatever these are. Where
@@ -156,7 +149,7 @@ struct ShareTile {
             reducer.features.width <= kTaskColumns &&
             reducer.prefers_scatter(to.entry - entry, to.row - row)) {
           const int64_t end =
-              partition(entry, to.entry, [&](int64_t e) { return rows[e] < to.row; });
+              partition_point(entry, to.entry, [&](int64_t e) { return rows[e] < to.row; });
           reducer.scatter(tile, entry, end, row, to.row);
           entry = end;
           row = to.row;
@@ -190,83 +183,87 @@ struct ShareTile {
   }
 };
 
-// Puts together the rows that more than one task had a part of.
-template <typename Reducer>
-void finish_carried(const Reducer& reducer, const Carries<typename Reducer::Acc>& carries,
-                    int64_t tasks) {
-  typename Reducer::Acc* sum = nullptr;  // of the parts so far
-  int64_t entries = 0;
-  const auto add = [&](typename Reducer::Acc* state, int64_t state_entries) {
-    if (sum) {
-      reducer.combine(sum, state);
-    } else {
-      sum = state;
-    }
-    entries += state_entries;
-  };
-  for (int64_t task = 0; task < tasks; ++task) {
-    const Carry& carry = carries.of(task);
-    if (carry.head_row >= 0) {
-      add(carries.head(task), carry.head_entries);
-      for (int64_t column = 0; column < reducer.features.width; ++column) {
-        Run<typename Reducer::Acc, Reducer::kStates, 1> run;
-        run.entries = entries;
-        run.restore(sum, reducer.features, column);
-        reducer.store(Tile<typename Reducer::Acc, 1>(reducer.features, column), carry.head_row,
-                      run);
-      }
-      sum = nullptr;
-      entries = 0;
-    }
-    if (carry.tail_row >= 0) add(carries.tail(task), carry.tail_entries);
-  }
-}
-
-// Reduces all rows in so many tasks for each share of the columns. False: nothing has come of it,
-// as the tasks' rows overlap, ids not being sorted.
-template <typename Reducer, typename Index>
-bool reduce_in_tasks(const ParallelFor& parallel_for, const Reducer& reducer, const Csr<Index>& csr,
-                     const Bounds& bounds, int64_t tasks) {
-  const int64_t width = reducer.features.width;
-  const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
-  const Carries<typename Reducer::Acc> carries(tasks, Reducer::kStates * width);
-  std::atomic<bool> apart{true};
-  parallel_for(tasks * column_tasks, [&](int64_t task) {
-    const int64_t index = task / column_tasks, first_column = task % column_tasks * kTaskColumns;
-    const Position from = share(csr, bounds, index, tasks);
-    const Position to = share(csr, bounds, index + 1, tasks);
-    // Rows from the first to the last are covered: they overlap only where some go backward.
-    if (from.row > to.row) {
-      apart.store(false, std::memory_order_relaxed);
-      return;
-    }
-    const ShareTile<Reducer, Index> tile = {reducer, csr, bounds, from, to, carries, index};
-    const int64_t last_column = std::min(first_column + kTaskColumns, width);
-    with_vectors([&](auto variant) JAX_GNN_LAMBDA {
-      constexpr int kMaxTile =
-          kWidestTileOf<decltype(variant), typename Reducer::Acc, Reducer::kMaxTile>;
-      for_each_tile<kMaxTile>(reducer.features, first_column, last_column, tile);
+// Deals sorted entries and rows out to tasks: walk(carries, column_task, share) for each, where
+// `carries` have `state_size` numbers a state; then joins the states of rows that tasks share, by
+// combine(into, from), and ends with finish(row, state, entries). Where the tasks' rows overlap, as
+// ids are not sorted after all, one task walks everything.
+template <typename Acc, typename Index, typename Walk, typename Combine, typename Finish>
+void walk_in_tasks(const ParallelFor& parallel_for, const Csr<Index>& csr, int64_t num_tasks,
+                   int64_t column_tasks, int64_t state_size, const Walk& walk,
+                   const Combine& combine, const Finish& finish) {
+  const Bounds bounds = valid_entries(csr);
+  const auto walk_all = [&](int64_t tasks) {
+    const Carries<Acc> carries(tasks, state_size);
+    std::atomic<bool> apart{true};
+    parallel_for(tasks * column_tasks, [&](int64_t task) {
+      const int64_t index = task / column_tasks;
+      const Share part = {bounds, share(csr, bounds, index, tasks),
+                          share(csr, bounds, index + 1, tasks), index};
+      // Rows from the first to the last are covered: they overlap only where some go backward.
+      if (part.from.row > part.to.row)
+        apart.store(false, std::memory_order_relaxed);
+      else
+        walk(carries, task % column_tasks, part);
     });
-  });
-  if (!apart) return false;
-  finish_carried(reducer, carries, tasks);
-  return true;
+    if (!apart) return false;
+    Acc* sum = nullptr;  // of the parts so far
+    int64_t entries = 0;
+    const auto add = [&](Acc* state, int64_t state_entries) {
+      if (sum) {
+        combine(sum, state);
+      } else {
+        sum = state;
+      }
+      entries += state_entries;
+    };
+    for (int64_t task = 0; task < tasks; ++task) {
+      const Carry& carry = carries.of(task);
+      if (carry.head_row >= 0) {
+        add(carries.head(task), carry.head_entries);
+        finish(carry.head_row, sum, entries);
+        sum = nullptr;
+        entries = 0;
+      }
+      if (carry.tail_row >= 0) add(carries.tail(task), carry.tail_entries);
+    }
+    return true;
+  };
+  if (!walk_all(num_tasks)) walk_all(1);
 }
 
 // Reduces all rows. `cost`: scalar operations for a column of an entry.
 template <typename Reducer, typename Index>
 void reduce_segments(const ParallelFor& parallel_for, const Reducer& reducer, const Csr<Index>& csr,
                      double cost) {
-  const int64_t width = reducer.features.width;
+  using Acc = typename Reducer::Acc;
+  const Features features = reducer.features;
+  const int64_t width = features.width;
   if (csr.num_rows == 0 || width == 0) return;
   constexpr int64_t kTasks = 1024;  // at most, where one has all columns
-  const Bounds bounds = valid_entries(csr);
   const int64_t column_tasks = (width + kTaskColumns - 1) / kTaskColumns;
   const double items = static_cast<double>(csr.count) + static_cast<double>(csr.num_rows);
   const int64_t tasks = task_count(
       items * std::max<double>(std::min(width, kTaskColumns), 4) * cost, kTasks / column_tasks);
-  if (!reduce_in_tasks(parallel_for, reducer, csr, bounds, tasks))
-    reduce_in_tasks(parallel_for, reducer, csr, bounds, 1);
+  walk_in_tasks<Acc>(
+      parallel_for, csr, tasks, column_tasks, Reducer::kStates * width,
+      [&](const Carries<Acc>& carries, int64_t column_task, const Share& share) {
+        const ShareTile<Reducer, Index> tile = {reducer, csr, share, carries};
+        const int64_t first_column = column_task * kTaskColumns;
+        const int64_t last_column = std::min(first_column + kTaskColumns, width);
+        with_vectors([&](auto variant) JAX_GNN_LAMBDA {
+          constexpr int kMaxTile = kWidestTileOf<decltype(variant), Acc, Reducer::kMaxTile>;
+          for_each_tile<kMaxTile>(features, first_column, last_column, tile);
+        });
+      },
+      [&](Acc* into, const Acc* from) { reducer.combine(into, from); },
+      [&](int64_t row, const Acc* state, int64_t entries) {
+        for (int64_t column = 0; column < width; ++column) {
+          Run<Acc, Reducer::kStates, 1> run;
+          run.entries = entries;
+          run.restore(state, features, column);
+          reducer.store(Tile<Acc, 1>(features, column), row, run);
+        }
+      });
 }
 
 }  // namespace jax_gnn::cpu

@@ -21,7 +21,7 @@ constexpr int kCachedBits = 13;       // as many places as there are triples
 constexpr int64_t kFew = 256;         // so few are sorted faster by comparing
 constexpr int64_t kRange = 4096;      // fewer in a range gain nothing
 constexpr int64_t kPart = 1 << 17;    // fewer are not worth a thread
-constexpr int64_t kMostParts = 64;
+constexpr int64_t kMaxParts = 64;
 
 int bit_width(int64_t number) {
   int width = 0;
@@ -46,7 +46,7 @@ class Buffer {
   std::unique_ptr<T[]> memory_;
 };
 
-// Which triple stands at a place, with those that are added; false if it is padding.
+// Reads the triple at a place, added ones included; false if it is padding.
 template <typename Index>
 bool read(const Triples& t, int64_t place, Triple<Index>* triple) {
   const bool reversed = place >= t.count;
@@ -63,7 +63,7 @@ bool read(const Triples& t, int64_t place, Triple<Index>* triple) {
   return in_range(src, t.num_src) & in_range(dst, t.num_dst) & in_range(rel, t.num_relations);
 }
 
-// Of counts, kept one place after, where each key starts.
+// Turns counts, stored one place after, into the start of each key.
 template <typename Index>
 void add_up(Index* starts, int64_t num_keys) {
   for (int64_t k = 0; k < num_keys; ++k) starts[k + 1] += starts[k];
@@ -89,12 +89,12 @@ template <typename Node, typename Write>
 Ranges deal(const ParallelFor& parallel_for, int64_t num_edges, int64_t num_nodes, const Node& node,
             const Write& write) {
   Ranges ranges(num_nodes, num_edges);
-  const int64_t parts = std::clamp<int64_t>(num_edges / kPart, 1, kMostParts);
+  const int64_t parts = std::clamp<int64_t>(num_edges / kPart, 1, kMaxParts);
   std::vector<std::vector<int64_t>> next(parts);
-  const auto visit = [&](int64_t part, const auto& found) {
+  const auto visit = [&](int64_t part, const auto& visit_edge) {
     const int64_t end = even_share(num_edges, part + 1, parts);
     for (int64_t i = even_share(num_edges, part, parts); i < end; ++i)
-      if (const int64_t id = node(i); id >= 0) found(next[part][id >> ranges.shift], i);
+      if (const int64_t id = node(i); id >= 0) visit_edge(next[part][id >> ranges.shift], i);
   };
   parallel_for(parts, [&](int64_t part) {
     next[part].resize(ranges.count());
@@ -136,10 +136,10 @@ Triple<Index>* sort_range(Triple<Index>* triples, Triple<Index>* other, int64_t 
                        [key = key](const auto& a, const auto& b) { return a.*key < b.*key; });
     return triples;
   }
-  const int most =
+  const int max_bits =
       size <= kCached ? std::clamp(bit_width(size), kDigitBits, kCachedBits) : kDigitBits;
   for (const auto& [key, bits] : keys) {
-    const int passes = (bits + most - 1) / most;
+    const int passes = (bits + max_bits - 1) / max_bits;
     for (int pass = 0, shift = 0; pass < passes; ++pass) {
       const int digit = (bits - shift) / (passes - pass);
       sort_by_digit(triples, other, size, key, shift, digit);
@@ -161,9 +161,9 @@ void sort_by_node(const ParallelFor& parallel_for, int64_t count, int64_t num_no
   parallel_for(ranges.count(), [&](int64_t range) {
     const int64_t start = ranges.starts[range], size = ranges.size(range);
     const Buffer<Triple<Index>> other(size);
-    const Triple<Index>* const found = sort_range<Index>(buffer.data() + start, other.data(), size,
-                                                         {{&Triple<Index>::src, ranges.shift}});
-    for (int64_t i = 0; i < size; ++i) write(start + i, found[i]);
+    const Triple<Index>* const triples = sort_range<Index>(
+        buffer.data() + start, other.data(), size, {{&Triple<Index>::src, ranges.shift}});
+    for (int64_t i = 0; i < size; ++i) write(start + i, triples[i]);
   });
 }
 
@@ -180,7 +180,7 @@ void scatter(const ParallelFor& parallel_for, int64_t count, const Index* places
   });
 }
 
-// Of counts in `starts`, one place after those of a range's nodes, where each node's edges start.
+// Turns counts of a range's nodes, stored one place after in `starts`, into row pointers.
 template <typename Index>
 void begin_nodes(Index* starts, int64_t num_nodes, const Ranges& ranges, int64_t range) {
   const int64_t end = std::min((range + 1) << ranges.shift, num_nodes);
@@ -209,13 +209,13 @@ void sort_by_source(const ParallelFor& parallel_for, int64_t count, int64_t vali
     const Buffer<Edge> edges(size), other(size);
     for (int64_t i = 0; i < size; ++i)
       edges[i] = {sorted.t_rows[start + i], 0, sorted.t_cols[start + i], sorted.t_order[start + i]};
-    const Edge* const found =
+    const Edge* const ordered =
         sort_range<Index>(edges.data(), other.data(), size, {{&Edge::src, to_src.shift}});
     for (int64_t i = 0; i < size; ++i) {
-      ++sorted.t_indptr[found[i].src + 1];
-      sorted.t_rows[start + i] = found[i].src;
-      sorted.t_cols[start + i] = found[i].dst;
-      sorted.t_order[start + i] = found[i].id;
+      ++sorted.t_indptr[ordered[i].src + 1];
+      sorted.t_rows[start + i] = ordered[i].src;
+      sorted.t_cols[start + i] = ordered[i].dst;
+      sorted.t_order[start + i] = ordered[i].id;
     }
     begin_nodes(sorted.t_indptr, num_src, to_src, range);
   });
@@ -254,11 +254,11 @@ void sort_triples(const ParallelFor& parallel_for, const Triples& triples,
     for (int64_t i = 0; i < count; ++i)
       edges[i] = {sorted.cols[start + i], sorted.types ? sorted.types[start + i] : Index(0),
                   sorted.rows[start + i], sorted.ids[start + i]};
-    const Edge* const found = sort_range<Index>(
+    const Edge* const ordered = sort_range<Index>(
         edges.data(), other.data(), count,
         {{&Edge::src, src_bits}, {&Edge::rel, rel_bits}, {&Edge::dst, to_dst.shift}});
     for (int64_t i = 0; i < count; ++i) {
-      const Edge edge = found[i];
+      const Edge edge = ordered[i];
       ++sorted.indptr[edge.dst + 1];
       sorted.rows[start + i] = edge.dst;
       sorted.cols[start + i] = edge.src;
@@ -298,26 +298,26 @@ int64_t source_pairs(const ParallelFor& parallel_for, const SortedEdges<Index>& 
     buffer[next[edges.types[i]]++] = {edges.cols[i], 0, edges.rows[i], static_cast<Index>(i)};
 
   // The edges of a pair meet where those of its relation are sorted by source.
-  int64_t most = 0;
+  int64_t max_size = 0;
   for (int64_t rel = 0; rel < num_relations; ++rel)
-    most = std::max(most, starts[rel + 1] - starts[rel]);
-  const Buffer<Edge> other(most);
+    max_size = std::max(max_size, starts[rel + 1] - starts[rel]);
+  const Buffer<Edge> other(max_size);
   const int src_bits = bit_width(edges.num_src - 1);
   int64_t pair = -1;
   for (int64_t rel = 0; rel < num_relations; ++rel) {
     const int64_t before = pair, start = starts[rel], count = starts[rel + 1] - start;
-    const Edge* const found =
+    const Edge* const ordered =
         sort_range<Index>(buffer.data() + start, other.data(), count, {{&Edge::src, src_bits}});
     Index node = -1;
     for (int64_t i = 0; i < count; ++i) {
-      if (found[i].src != node) {
-        node = found[i].src;
+      if (ordered[i].src != node) {
+        node = ordered[i].src;
         pairs.nodes[++pair] = node;
         t_indptr[pair] = static_cast<Index>(start + i);
       }
       t_rows[start + i] = static_cast<Index>(pair);
-      t_cols[start + i] = found[i].dst;
-      t_order[start + i] = found[i].id;
+      t_cols[start + i] = ordered[i].dst;
+      t_order[start + i] = ordered[i].id;
     }
     pairs.sizes[rel] = static_cast<Index>(pair - before);
   }

@@ -19,7 +19,7 @@ struct Triples {
   int64_t total_relations() const { return num_relations * (inverse ? 2 : 1) + (loops ? 1 : 0); }
 };
 
-// Where the results go: edges by destination, relation and source and, in the second half, by
+// Results: edges by destination, relation and source and, in the second half, by
 // source, destination and relation; padding last and -1 throughout.
 template <typename Index>
 struct SortedTriples {

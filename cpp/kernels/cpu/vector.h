@@ -1,4 +1,4 @@
-// What hot loops are written with: vectors, and tiles of columns.
+// Vectors, and tiles of columns, for hot loops.
 #pragma once
 
 #include <algorithm>
@@ -94,16 +94,16 @@ JAX_GNN_INLINE V larger(V a, V b) {  // NaN wins
   return ((b > a) | (b != b)) ? b : a;
 }
 
-// As many columns as stay in registers, and more of them would not be faster.
+// Columns of the widest tile: they stay in registers, and more of them would not be faster.
 #ifndef JAX_GNN_TILE_BYTES
 #define JAX_GNN_TILE_BYTES 256
 #endif
 template <typename Acc>
 constexpr int kWidestTile = JAX_GNN_TILE_BYTES / sizeof(Acc);
 
-// Of those, in code for an instruction set, the widest up to kMost columns.
-template <typename Variant, typename Acc, int kMost = kWidestTile<Acc>>
-constexpr int kWidestTileOf = Variant::kFewTiles ? std::min<int>(kMost, 64 / sizeof(Acc)) : kMost;
+// The widest tile in code for an instruction set, kLimit columns at most.
+template <typename Variant, typename Acc, int kLimit = kWidestTile<Acc>>
+constexpr int kWidestTileOf = Variant::kFewTiles ? std::min<int>(kLimit, 64 / sizeof(Acc)) : kLimit;
 
 template <typename Index>
 JAX_GNN_INLINE bool in_range(Index id, int64_t size) {
@@ -139,6 +139,13 @@ JAX_GNN_INLINE void for_each_tile(int64_t first, int64_t last, const Body& body)
   if (width >= 4) return cover<4>(first, last, body);
   if (width >= 2) return cover<2>(first, last, body);
   return cover<1>(first, last, body);
+}
+
+// Covers each column of [first, last) once: by tiles of kTile columns, then narrower ones.
+template <int kTile, typename Body>
+JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
+  for (; first + kTile <= last; first += kTile) body(std::integral_constant<int, kTile>{}, first);
+  if constexpr (kTile > 1) cover_once<kTile / 2>(first, last, body);
 }
 
 }  // namespace jax_gnn::cpu

@@ -10,8 +10,8 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// What an entry of a matrix whose rows are sources is to its source: the weight of what it gathers,
-// and what makes its dot its score's cotangent, factor * dot - less.
+// The contribution of an entry to its source, in a matrix whose rows are sources: the weight of the
+// row that it gathers, and the factors of its score's cotangent, factor * dot - less.
 template <typename Acc>
 struct Contribution {
   Acc weight, factor, less;
@@ -25,14 +25,14 @@ struct BySource {
   const AttentionRecord<Acc>* records;  // (num_dst, heads)
   int64_t heads;
 
-  // Where the entry has what it has for itself.
+  // The place of the entry in per-edge arrays.
   __device__ __forceinline__ int64_t place(int64_t entry) const {
     return csr.order != nullptr ? int64_t{csr.order[entry]} : entry;
   }
 
   // Whether an entry is no padding, and its contribution then.
   __device__ __forceinline__ bool find(int64_t entry, int64_t place, int64_t head,
-                                       Contribution<Acc>& found) const {
+                                       Contribution<Acc>& contribution) const {
     const Index row = csr.rows[entry];
     const Index col = csr.cols != nullptr ? csr.cols[entry] : static_cast<Index>(entry);
     if (!is_below(row, csr.num_rows) || !is_below(col, csr.num_cols) ||
@@ -41,16 +41,16 @@ struct BySource {
     AttentionRecord<Acc> record;
     load_struct(records + col * heads + head, record);
     const bool additive = attention.edge_score == nullptr;
-    const Acc own = additive ? attention.src_score[row * heads + head]
-                             : attention.edge_score[place * heads + head];
+    const Acc summand = additive ? attention.src_score[row * heads + head]
+                                 : attention.edge_score[place * heads + head];
     const Acc scale =
         attention.edge_scale != nullptr ? attention.edge_scale[place * heads + head] : Acc(1);
-    const Acc sum = additive ? record.dst_score + own : own;
+    const Acc sum = additive ? record.dst_score + summand : summand;
     const bool is_sloped = additive && !(sum >= 0);
     const Acc score = is_sloped ? rounded_product(attention.slope, sum) : sum;
     const Acc part = exponential((score - record.stats.top) - record.stats.log_sum);
     const Acc sloped = is_sloped ? part * attention.slope : part;
-    found = {part * scale, sloped * scale, sloped * record.delta};
+    contribution = {part * scale, sloped * scale, sloped * record.delta};
     return true;
   }
 
@@ -79,9 +79,9 @@ __global__ void weigh_kernel(BySource<Acc> edges, Acc* weights) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t entry = divide(i, heads);
-    Contribution<Acc> found;
-    const bool is_there = edges.find(entry, edges.place(entry), i - entry * heads, found);
-    weights[i] = is_there ? found.weight : Acc(0);
+    Contribution<Acc> contribution;
+    const bool exists = edges.find(entry, edges.place(entry), i - entry * heads, contribution);
+    weights[i] = exists ? contribution.weight : Acc(0);
   }
 }
 
@@ -93,15 +93,15 @@ __global__ void finish_scores_kernel(BySource<Acc> edges, const Acc* dots, Acc* 
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < size;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t entry = divide(i, heads), head = i - entry * heads, place = edges.place(entry);
-    Contribution<Acc> found;
-    if (edges.find(entry, place, head, found))
-      to_score[place * heads + head] = found.factor * dots[i] - found.less;
+    Contribution<Acc> contribution;
+    if (edges.find(entry, place, head, contribution))
+      to_score[place * heads + head] = contribution.factor * dots[i] - contribution.less;
     else if (edges.csr.order == nullptr)
       to_score[i] = 0;
   }
 }
 
-// Of entries: slopes of a LeakyReLU at the sum of two keys, times their factors and a vector. For
+// Messages that are slopes of a LeakyReLU at the sum of two keys, times factors and a vector. For
 // few entries, and rows that are not read in words of 16 bytes; else see Slopes
 // (segment_output.cuh).
 template <typename T_, typename Acc_, int kVec_>
@@ -115,7 +115,7 @@ struct SlopeMessage {
   unsigned row_bytes;
   int heads;
 
-  // What can be read beside the ids.
+  // Weights that can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return nullptr; }
 
   struct Loaded {

@@ -27,17 +27,17 @@ cudaError_t attention(cudaStream_t stream, Kernel kernel, const Csr<int32_t>& cs
                       const Attention<Acc>& attention, Features features, T* out,
                       SoftmaxStats<Acc>* stats, const Workspace& workspace);
 
-// The same of scores that are made of keys (see Keys), whose heads have the features of values:
-// up to 32 words of 16 bytes, and where there are several heads a power of two.
-// edge_scale: (num_weights, heads), null: ones.
+// Attention whose scores are computed from keys (see Keys), whose heads have the features of
+// values: up to 32 words of 16 bytes, and where there are several heads a power of two. edge_scale:
+// (num_weights, heads), null: ones.
 template <typename T, typename Acc>
 cudaError_t keyed_attention(cudaStream_t stream, Kernel kernel, const Csr<int32_t>& csr,
                             const T* value, const Keys<T, Acc>& keys, const Acc* edge_scale,
                             Features features, T* out, SoftmaxStats<Acc>* stats,
                             const Workspace& workspace);
 
-// The same of scores of edges with relations (see TypedKeys), for the same heads. There is no
-// order.
+// Attention with scores of edges with relations (see TypedKeys), for the same heads. Entries have
+// no order.
 template <typename T, typename Acc>
 cudaError_t typed_attention(cudaStream_t stream, Kernel kernel, const Csr<int32_t>& csr,
                             const T* value, const TypedKeys<T, Acc>& keys, const Acc* edge_scale,

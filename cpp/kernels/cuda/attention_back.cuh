@@ -164,8 +164,8 @@ struct ScoredSumOp {
   }
 };
 
-// Where a lane's words are in a row: the first of them, and how many features are from one to the
-// next, those of all lanes of a head. So lanes side by side read words side by side.
+// The words of a lane in a row: the first, and the number of features from one to the next, those
+// of all lanes of a head. So lanes side by side read words side by side.
 struct LaneWords {
   int64_t first;
   unsigned apart;
@@ -190,42 +190,42 @@ struct SumRows {
   LaneWords at;
 };
 
-// Where the sum of a head's numbers goes, too.
+// Output of the sum of a head's numbers, beside the row.
 template <typename Acc>
 struct HeadSums {
   Acc* out;  // (num_rows, heads), or null; of a lane that of its head, or null
   int64_t heads;
   LaneWords at;
 
-  // Of a lane: where its head begins, the sum of that, else none.
+  // Keeps the sum of the head for the lane with which a head begins, and none for others.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
     const bool begins = column.active && column.first == column.head * (width / heads);
     out = begins && out != nullptr ? out + column.head : nullptr;
   }
 };
 
-// Where the second of two sums goes, too.
+// Output of the second of two sums, beside the row.
 template <typename T>
 struct SecondRows {
   T* out;  // as the first
   LaneWords at;
 };
 
-// What all of these write of the sum of values.
-template <typename T, class Op, typename Acc, class Last>
+// The sum of values, which all of these outputs write.
+template <typename T, class Op, typename Acc, class RowEpilogue>
 struct WordsOutput {
   static constexpr int kVec = Op::kVec, kWords = kLaneWords<T, Op>;
 
   T* out;
   int64_t num_rows, width;
-  Last last;
+  RowEpilogue epilogue;
 
  protected:
   __device__ __forceinline__ unsigned row_bytes() const {
     return static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
   }
   __device__ __forceinline__ void put(T* lane_out, Index row, const Acc* x) const {
-    last.at.template put<kWords, kVec>(row_at(lane_out, row, row_bytes()), x);
+    epilogue.at.template put<kWords, kVec>(row_at(lane_out, row, row_bytes()), x);
   }
 };
 
@@ -238,7 +238,7 @@ struct Output<T, Op, Acc, SumRows> : WordsOutput<T, Op, Acc, SumRows> {
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     const Acc x[Op::kVec] = {};
-    if (column.active) this->put(this->out + this->last.at.first, static_cast<Index>(row), x);
+    if (column.active) this->put(this->out + this->epilogue.at.first, static_cast<Index>(row), x);
   }
 };
 
@@ -249,19 +249,19 @@ struct Output<T, Op, Acc, HeadSums<Acc>> : WordsOutput<T, Op, Acc, HeadSums<Acc>
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) >= limit) return;
     this->put(lane_out, row, run);
-    if (this->last.out != nullptr) put_sum(row, run[Op::kVec]);
+    if (this->epilogue.out != nullptr) put_sum(row, run[Op::kVec]);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     const Acc x[Op::kVec] = {};
-    this->put(this->out + this->last.at.first, static_cast<Index>(row), x);
-    if (this->last.out != nullptr) put_sum(static_cast<Index>(row), 0);
+    this->put(this->out + this->epilogue.at.first, static_cast<Index>(row), x);
+    if (this->epilogue.out != nullptr) put_sum(static_cast<Index>(row), 0);
   }
 
  private:
   __device__ __forceinline__ void put_sum(Index row, Acc sum) const {
-    *row_at(this->last.out, row,
-            static_cast<unsigned>(this->last.heads) * static_cast<unsigned>(sizeof(sum))) = sum;
+    *row_at(this->epilogue.out, row,
+            static_cast<unsigned>(this->epilogue.heads) * static_cast<unsigned>(sizeof(sum))) = sum;
   }
 };
 
@@ -272,17 +272,17 @@ struct Output<T, Op, Acc, SecondRows<T>> : WordsOutput<T, Op, Acc, SecondRows<T>
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) >= limit) return;
     this->put(lane_out, row, run);
-    this->put(this->last.out + (lane_out - this->out), row, run + Op::kVec);
+    this->put(this->epilogue.out + (lane_out - this->out), row, run + Op::kVec);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     const Acc x[Op::kVec] = {};
-    this->put(this->out + this->last.at.first, static_cast<Index>(row), x);
-    this->put(this->last.out + this->last.at.first, static_cast<Index>(row), x);
+    this->put(this->out + this->epilogue.at.first, static_cast<Index>(row), x);
+    this->put(this->epilogue.out + this->epilogue.at.first, static_cast<Index>(row), x);
   }
 };
 
-// What gradients are made of. Rows of the matrix are sources, columns destinations.
+// Operands of the gradients. Rows of the matrix are sources, columns destinations.
 template <typename T, typename Acc>
 struct Back {
   const T* ct;                          // (num_cols, width)
@@ -296,14 +296,14 @@ struct Back {
   TypedVectors<T> of_rows;  // of scores of relations: theirs, which score' times is added to out
 };
 
-// Where a thread's rows are, those of kBackStep entries: [row][word][thread].
+// Layout of a thread's rows, those of kBackStep entries: [row][word][thread].
 template <Scores kScores, bool kSame>
 struct BackRows {
   static constexpr bool kKeyed = has_keys<kScores>;
   static constexpr int kStep = kBackStep;
   static constexpr int kCt = 0, kKey = kStep, kValue = kKeyed ? kKey + kStep : kKey,
-                       kOwnKey = kKeyed && !kSame ? kValue + kStep : kValue,
-                       kCount = kOwnKey + kStep;
+                       kSelfKey = kKeyed && !kSame ? kValue + kStep : kValue,
+                       kCount = kSelfKey + kStep;
 };
 
 // Dynamic shared memory: words [row][word][thread]; of each head of a team records [stage][entry],
@@ -344,11 +344,11 @@ struct BackLayout {
   }
 };
 
-template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class Last>
+template <Scores kScores, bool kSame, class Op, typename T, typename Acc, class RowEpilogue>
 __global__ void __launch_bounds__(
     kBackThreads, kBackBlocks<kScores, kSame, kLaneWords<T, Op>, kWordFeatures<T>, Acc>)
-    back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut, Output<T, Op, Acc, Last> result,
-                bool fills, Tails<Op, Acc> tails) {
+    back_kernel(Csr<Index> csr, Back<T, Acc> back, AttendCut cut,
+                Output<T, Op, Acc, RowEpilogue> result, bool fills, Tails<Op, Acc> tails) {
   constexpr int kWords = kLaneWords<T, Op>, kVec = kWordFeatures<T>, kFeatures = Op::kVec;
   constexpr int kParts = Op::kParts, kStep = kBackStep, kRing = kBackRing;
   constexpr int kChunkSteps = kBackChunk / kStep;
@@ -361,11 +361,7 @@ __global__ void __launch_bounds__(
   using Rows = BackRows<kScores, kSame>;
   using Record = AttentionRecord<Acc>;
   using W = Word<T, kVec>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   const Attention<Acc>& attention = back.attention;
   const bool ordered = csr.order != nullptr, scaled = attention.edge_scale != nullptr;
   const bool additive = kScores == Scores::kOfHeads && attention.edge_score == nullptr;
@@ -383,17 +379,17 @@ __global__ void __launch_bounds__(
   const int first_head =
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
-  Output<T, Op, Acc, Last> output = result;
-  output.last.at = at_row;
-  if constexpr (!kKeyed) output.last.keep_for(column, cut.width);
+  Output<T, Op, Acc, RowEpilogue> output = result;
+  output.epilogue.at = at_row;
+  if constexpr (!kKeyed) output.epilogue.keep_for(column, cut.width);
   // Entries of a step that are the lane's own, of its head: from which on, and how far apart. Where
   // it has one at most, that whose sums it holds.
-  int first_own = head_lane;
+  int first_of_lane = head_lane;
   if constexpr (kOnce) {
     const int bits = cut.head_bits - 2;
-    first_own = (head_lane & ((1 << bits) - 1)) == 0 ? head_lane >> bits : kStep;
+    first_of_lane = (head_lane & ((1 << bits) - 1)) == 0 ? head_lane >> bits : kStep;
   }
-  if (!column.active && heads > 1) first_own = kStep;
+  if (!column.active && heads > 1) first_of_lane = kStep;
 
   unsigned char* const bytes = dynamic_shared();
   W* const lane_words = reinterpret_cast<W*>(bytes) + threadIdx.x;
@@ -409,14 +405,14 @@ __global__ void __launch_bounds__(
   Index* const ring =  // of rows; then of columns, order, and rows' types
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   if (back.parts != nullptr) allow_next_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
   const int count = static_cast<int>(min(per_team, csr.count - begin));
-  ask_for_edges(csr.rows, csr.count, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, block_runs.edges);
   // The first team of a warp has most.
   const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
 
@@ -482,11 +478,11 @@ __global__ void __launch_bounds__(
     for (int i = lane; i < kBackChunk; i += lanes) {
       const int entry = chunk * kBackChunk + i;
       Index* id = ring + (entry & (kRing - 1));
-      const bool is_there = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
-                            static_cast<unsigned>(id[kRing]) < of_ids.cols &&
-                            (!ordered || static_cast<unsigned>(id[2 * kRing]) < of_ids.weights);
-      if (!is_there) id[kRing] = -1;
-      valid &= is_there;
+      const bool exists = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
+                          static_cast<unsigned>(id[kRing]) < of_ids.cols &&
+                          (!ordered || static_cast<unsigned>(id[2 * kRing]) < of_ids.weights);
+      if (!exists) id[kRing] = -1;
+      valid &= exists;
       if constexpr (kTyped)
         copy_async<sizeof(Index)>(static_cast<unsigned>(id[0]) < of_ids.rows,
                                   back.of_rows.types + id[0], id + 3 * kRing);
@@ -496,16 +492,16 @@ __global__ void __launch_bounds__(
     return all_valid;
   };
   // Calls f(entry of the step, its ids) for the lane's own.
-  const auto for_own = [&](int step, const auto& f) {
+  const auto for_lane_entries = [&](int step, const auto& f) {
     Index* const ids = ring + (step * kStep & (kRing - 1));
     if constexpr (kOnce) {
-      if (first_own < kStep) f(first_own, ids + first_own);
+      if (first_of_lane < kStep) f(first_of_lane, ids + first_of_lane);
     } else {
 #pragma unroll 1
-      for (int j = first_own; j < kStep; j += head_lanes) f(j, ids + j);
+      for (int j = first_of_lane; j < kStep; j += head_lanes) f(j, ids + j);
     }
   };
-  // Where an entry has what it has for itself.
+  // The place of an entry in per-edge arrays.
   const auto place_of = [&](int step, int j, const Index* id) {
     return ordered ? id[2 * kRing] : static_cast<Index>(begin) + step * kStep + j;
   };
@@ -532,40 +528,30 @@ __global__ void __launch_bounds__(
     for (int j = 0; j < kStep; ++j)
       if (j == 0 || rows[j] != rows[j - 1]) {
         copy(lane_value, rows[j], sizes.rows, Rows::kValue + j);
-        if constexpr (kKeyed && !kSame) copy(lane_col_key, rows[j], sizes.rows, Rows::kOwnKey + j);
+        if constexpr (kKeyed && !kSame) copy(lane_col_key, rows[j], sizes.rows, Rows::kSelfKey + j);
       }
-    for_own(step, [&](int j, const Index* id) {
-      const bool is_there = id[kRing] >= 0;
+    for_lane_entries(step, [&](int j, const Index* id) {
+      const bool exists = id[kRing] >= 0;
       const auto* from =
           reinterpret_cast<const unsigned char*>(row_at(lane_records, id[kRing], record_bytes));
       auto* record = reinterpret_cast<unsigned char*>(records + stage * kStep + j);
 #pragma unroll
       for (int i = 0; i < static_cast<int>(sizeof(Record)); i += 16)
-        copy_async<16>(is_there, from + i, record + i);
+        copy_async<16>(exists, from + i, record + i);
       if (kKeyed && !scaled) return;
       Acc* number = numbers + stage * kStep + j;
       if constexpr (!kKeyed) {
         const Index from_id = additive ? id[0] : place_of(step, j, id);
-        copy_async<sizeof(Acc)>(is_there, row_at(lane_numbers, from_id, head_bytes), number);
+        copy_async<sizeof(Acc)>(exists, row_at(lane_numbers, from_id, head_bytes), number);
         number += Layout::kNumbers;
       }
       if (scaled)
-        copy_async<sizeof(Acc)>(is_there, row_at(lane_scales, place_of(step, j, id), head_bytes),
+        copy_async<sizeof(Acc)>(exists, row_at(lane_scales, place_of(step, j, id), head_bytes),
                                 number);
     });
   };
 
-  if (lane == 0) {
-    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-      if (is_there)
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
-      else
-        *to = -1;
-    };
-    ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < csr.count, begin + count, around + 1);
-    ask_for_row(count > 0, begin, around + 2);
-  }
+  if (lane == 0) ask_for_rows_around(csr.rows, csr.count, begin, count, around);
   Acc vector[kWords][kVec] = {}, to_vector[kFeatures] = {}, scale = 1;
   if constexpr (kLeaky) {
     if (column.active)
@@ -586,36 +572,21 @@ __global__ void __launch_bounds__(
   set_neutral<Op>(carry);
   set_neutral<Op>(run);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
-  Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
-                              column, shared, sizes, lane_out, carry, seen, left_open};
-  Index row = 0;       // of the run
-  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
-  bool whole = true;   // no entry of the chunk is padding
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
+  Runs<Op, T, Acc, RowEpilogue> runs{csr,    output, lanes, lane,     teams, team, warp,
+                                     column, shared, sizes, lane_out, carry, seen, left_open};
+  TeamRun<Op, Acc> open = {first_runs, around};
+  bool whole = true;  // no entry of the chunk is padding
   if (steps > 0) {
     whole = look_at_ids(0);
-    row = ring[0];
-    state = around[0] == row;
+    open.begin(ring[0]);
   }
   wait_for_previous_launch();  // for the records
   if (steps > 0) ask_for_entries(0, 0);
   __pipeline_commit();
   const auto close = [&]() {
-    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      ended[i] = run[i];
-      hide(ended[i]);
-    }
-    if (state == 1) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * kBackThreads + threadIdx.x] = ended[i];
-    } else {
-      output.store(lane_out, row, ended, sizes.rows);
-    }
-    state |= 2;
-    set_neutral<Op>(run);
+    open.close(run, kBackThreads,
+               [&](const Acc(&sum)[kParts]) { output.store(lane_out, open.row, sum, sizes.rows); });
   };
 
 #pragma unroll 1
@@ -630,7 +601,7 @@ __global__ void __launch_bounds__(
     Acc sums[kSums];
     W ct[kStep][kWords], keys[kScores == Scores::kDots ? kStep : 1][kWords];
     Acc z[kLeaky ? kStep : 1][kFeatures];
-    W own_value[kWords] = {}, own_key[kWords] = {};
+    W self_value[kWords] = {}, self_key[kWords] = {};
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
       const auto word_at = [&](int row, int w) {
@@ -639,27 +610,27 @@ __global__ void __launch_bounds__(
       if (j == 0 || rows[j] != rows[j - 1])
 #pragma unroll
         for (int w = 0; w < kWords; ++w) {
-          own_value[w] = word_at(Rows::kValue, w);
-          own_key[w] = word_at(Rows::kOwnKey, w);
+          self_value[w] = word_at(Rows::kValue, w);
+          self_key[w] = word_at(Rows::kSelfKey, w);
         }
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         ct[j][w] = word_at(Rows::kCt, w);
         Acc sum = 0, score = 0;
-        add_dot<T, kVec>(sum, own_value[w], ct[j][w]);
+        add_dot<T, kVec>(sum, self_value[w], ct[j][w]);
         sums[j] = w > 0 ? sums[j] + sum : sum;
         if constexpr (kKeyed) {
           const W key = word_at(Rows::kKey, w);
           if constexpr (kLeaky) {
-            Acc own[kVec], other[kVec];
+            Acc source[kVec], other[kVec];
             unpack<kVec, T>(key, other);
-            unpack<kVec, T>(own_key[w], own);
+            unpack<kVec, T>(self_key[w], source);
 #pragma unroll
-            for (int i = 0; i < kVec; ++i) z[j][w * kVec + i] = other[i] + own[i];
-            add_leaky<T, kVec>(score, key, own_key[w], vector[w], slope);
+            for (int i = 0; i < kVec; ++i) z[j][w * kVec + i] = other[i] + source[i];
+            add_leaky<T, kVec>(score, key, self_key[w], vector[w], slope);
           } else {
             keys[j][w] = key;
-            add_dot<T, kVec>(score, key, own_key[w]);
+            add_dot<T, kVec>(score, key, self_key[w]);
           }
           sums[kStep + j] = w > 0 ? sums[kStep + j] + score : score;
         }
@@ -706,7 +677,7 @@ __global__ void __launch_bounds__(
       __syncwarp();
     }
     // Weights, and cotangents of scores.
-    for_own(step, [&](int j, const Index* id) {
+    for_lane_entries(step, [&](int j, const Index* id) {
       const Index place = place_of(step, j, id);
       const Acc dot = kOnce ? sums[0] : sums_of_head[j];
       Acc weight = 0, to_score = 0;
@@ -751,14 +722,14 @@ __global__ void __launch_bounds__(
           for (int i = 0; i < kFeatures; ++i) z[j][i] = cols[j] < 0 ? Acc(0) : z[j][i];
       }
     unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
-    const Index row_before = row;
+    const Index row_before = open.row;
     Acc of_row[kFeatures] = {};
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (rows[j] != row) {
-        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
+      if (rows[j] != open.row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(open.row) != 1) gaps |= 1u << j;
         close();
-        row = rows[j];
+        open.row = rows[j];
       }
       Acc x[kFeatures];
       unpack_words<T>(ct[j], x);
@@ -796,11 +767,7 @@ __global__ void __launch_bounds__(
 
   __pipeline_wait_prior(0);
   __syncwarp();
-  // The last run may end where the team's entries do.
-  if (count > 0 && around[1] != row) {
-    close();
-    if (fills) runs.fill_gap(row, around[1]);
-  }
+  runs.close_last(open, count, fills, close);
   __syncthreads();         // what follows takes the place of the words
   if constexpr (kLeaky) {  // what the block has of the vector's gradient
     Acc* const parts = reinterpret_cast<Acc*>(bytes);  // [feature][thread]
@@ -819,11 +786,7 @@ __global__ void __launch_bounds__(
       }
     }
   }
-  Acc first_run[kParts];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * kBackThreads + threadIdx.x];
-  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
-  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.close_range(open, kBackThreads, run);
   runs.complete(per_block, cut.width, fills, tails);
 }
 

@@ -63,7 +63,7 @@ struct GradientSide {
   unsigned count, num_rows, num_cols, num_weights;
 };
 
-// What gradients are made of, and where they go.
+// Operands and results of the gradients.
 template <typename T, typename Acc>
 struct Gradients {
   GradientSide by_src, by_dst;
@@ -79,8 +79,8 @@ struct Gradients {
   int head_bits;  // log2 of the lanes of a head
 };
 
-// What blocks by destination have of the vector's gradient, as tails are handed on: in words of 16
-// bytes, of which 8 are the launch's tag, and from which that is removed where they are taken.
+// Parts of the vector's gradient, from blocks by destination, handed on as tails are: in words of
+// 16 bytes, of which 8 are the launch's tag; whoever takes a word removes the tag.
 template <typename Acc, int kVec>
 struct VectorParts {
   static constexpr int kPairs = kVec * static_cast<int>(sizeof(Acc)) / 8;
@@ -124,9 +124,9 @@ __device__ __forceinline__ void sum_vector(const VectorParts<Acc, kVec>& parts, 
 #pragma unroll
         for (int i = 0; i < kPairs; ++i)
           if (first + j * kGroups < blocks) {
-            uint64_t found;
-            read_pair(parts.pair(first + j * kGroups, i, word, words), pairs[j][i], found);
-            complete &= found == parts.tag;
+            uint64_t word_tag;
+            read_pair(parts.pair(first + j * kGroups, i, word, words), pairs[j][i], word_tag);
+            complete &= word_tag == parts.tag;
           }
     } while (wait_unless(complete));
 #pragma unroll
@@ -163,8 +163,8 @@ __device__ __forceinline__ void sum_vector(const VectorParts<Acc, kVec>& parts, 
   }
 }
 
-// What a kind of blocks sums up: of sources values' gradients, then keys', if these are apart; of
-// destinations those of keys. Of numbers of heads that of the number comes last.
+// Sums of a kind of blocks: for sources the gradients of values, then of keys if these are apart;
+// for destinations those of keys. Where scores are numbers of heads, their gradient comes last.
 template <Scores kScores, bool kSame, bool kBySource, typename T, typename Acc_>
 struct GradientOp {
   using Acc = Acc_;
@@ -191,12 +191,12 @@ struct GradientShared {
   static constexpr int kRows = kKeyed ? 3 : 2;
   static constexpr int kStats = 0, kLogSumCt = 2, kScale = 3, kDstScore = 4, kSrcScore = 5;
   static constexpr int kWeight = kKeyed ? 4 : 6, kToScore = kWeight + 1, kKinds = kWeight + 2;
-  static constexpr int kMostParts = 2 * 16 / 2;  // of halves
+  static constexpr int kMaxParts = 2 * 16 / 2;  // of halves
 
   uint4 words[kRows][kGradientEntries][kGradientThreads];
-  alignas(16) Acc waiting[kMostParts][kGradientLanes];  // what waits for blocks before
-  alignas(16) Index cols[kGradientWindow];              // of entries that count, else -1
-  alignas(16) Index places[kGradientWindow];            // of weights
+  alignas(16) Acc waiting[kMaxParts][kGradientLanes];  // what waits for blocks before
+  alignas(16) Index cols[kGradientWindow];             // of entries that count, else -1
+  alignas(16) Index places[kGradientWindow];           // of weights
   alignas(16) Index rows[kGradientWindow + 4];
   unsigned ends[kGradientWindow / 32];  // bits of entries that another row follows
   unsigned gaps[kGradientWindow / 32];  // of those that empty rows follow
@@ -223,14 +223,14 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   constexpr unsigned kLanes = kGradientLanes, kEntries = kGradientEntries;
   constexpr unsigned kThreads = kGradientThreads, kTeams = kGradientTeams;
   constexpr unsigned kWindow = kGradientWindow, kOverlap = kGradientOverlap;
-  constexpr unsigned kOwn = kGradientBlock;
-  static_assert(kWindow % 32 == 0 && kWindow <= kThreads && kOverlap <= kOwn && kVec <= 8);
+  constexpr unsigned kBlockEntries = kGradientBlock;
+  static_assert(kWindow % 32 == 0 && kWindow <= kThreads && kOverlap <= kBlockEntries && kVec <= 8);
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   const unsigned thread = threadIdx.x, lane = thread % kLanes, team = thread / kLanes;
 
   // Ids on either side of the block's first entry, and of the next block's, and so far before these
   // as the window reaches: whether a row is handed on.
-  const unsigned begin_entry = block * kOwn, end_entry = begin_entry + kOwn;
+  const unsigned begin_entry = block * kBlockEntries, end_entry = begin_entry + kBlockEntries;
   const unsigned first_id = load_id(side.rows, begin_entry, side.count, ~0u);
   const unsigned before_id = load_id(side.rows, begin_entry - kOverlap, side.count, ~0u);
   const unsigned next_id = load_id(side.rows, end_entry, side.count, ~0u);
@@ -284,7 +284,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   const auto number = [&](int kind, unsigned j) -> Acc& { return numbers[kind * kEntries + j]; };
   __syncthreads();
 
-  const bool is_own = team >= kGradientBefore;
+  const bool in_block = team >= kGradientBefore;
   const unsigned place = team * kEntries;
   const auto bits_of = [&](const unsigned (&bits)[kWindow / 32]) {
     return bits[place / 32] >> place % 32 & ((1u << kEntries) - 1);
@@ -294,30 +294,30 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   Index cols[kEntries];
   read_shared(reinterpret_cast<const unsigned char*>(shared.cols + place), cols);
 
-  // What entries bring: by source cotangent and result, by destination value and key.
-  constexpr bool kTwo = kBySource || (kKeyed && !kSame);
-  W one[kEntries], two[kTwo ? kEntries : 1];
+  // Rows of the entries: by source cotangent and result, by destination value and key.
+  constexpr bool kHasWords2 = kBySource || (kKeyed && !kSame);
+  W words1[kEntries], words2[kHasWords2 ? kEntries : 1];
   const T* const one_rows = kBySource ? from.attained.ct : from.value;
   const T* const two_rows = kBySource ? from.attained.y : from.keys.col_key;
 #pragma unroll
   for (unsigned j = 0; j < kEntries; ++j) {
-    one[j] = {};
+    words1[j] = {};
     load_below(static_cast<unsigned>(cols[j]), num_cols,
                reinterpret_cast<const W*>(row_at(one_rows + first_feature, cols[j], row_bytes)),
-               one[j]);
+               words1[j]);
   }
-  if constexpr (kTwo)
+  if constexpr (kHasWords2)
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) {
-      two[j] = {};
+      words2[j] = {};
       load_below(static_cast<unsigned>(cols[j]), num_cols,
                  reinterpret_cast<const W*>(row_at(two_rows + first_feature, cols[j], row_bytes)),
-                 two[j]);
+                 words2[j]);
     }
   // Rows in shared memory: by source the key of the entry's destination, value and key of the row,
   // by destination the row's cotangent, result and key.
   constexpr unsigned kQuery = kBySource ? 0 : 2, kCt = 0, kY = 1;
-  constexpr unsigned kValue = kKeyed ? 1 : 0, kOwnKey = kSame ? kValue : kValue + 1;
+  constexpr unsigned kValue = kKeyed ? 1 : 0, kSelfKey = kSame ? kValue : kValue + 1;
   const auto copy = [&](bool valid, const T* rows, Index row, unsigned to, unsigned j) {
     copy_async<16>(valid, row_at(rows + first_feature, row, row_bytes), &word_of(to, j));
   };
@@ -331,14 +331,14 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j)
       if (begins(j)) {
-        const bool is_there = static_cast<unsigned>(rows[j]) < num_rows;
+        const bool exists = static_cast<unsigned>(rows[j]) < num_rows;
         if constexpr (kBySource) {
-          copy(is_there, from.value, rows[j], kValue, j);
-          if constexpr (kKeyed && !kSame) copy(is_there, from.keys.col_key, rows[j], kOwnKey, j);
+          copy(exists, from.value, rows[j], kValue, j);
+          if constexpr (kKeyed && !kSame) copy(exists, from.keys.col_key, rows[j], kSelfKey, j);
         } else {
-          copy(is_there, from.attained.ct, rows[j], kCt, j);
-          copy(is_there, from.attained.y, rows[j], kY, j);
-          if constexpr (kKeyed) copy(is_there, from.keys.row_key, rows[j], kQuery, j);
+          copy(exists, from.attained.ct, rows[j], kCt, j);
+          copy(exists, from.attained.y, rows[j], kY, j);
+          if constexpr (kKeyed) copy(exists, from.keys.row_key, rows[j], kQuery, j);
         }
       }
   }
@@ -346,24 +346,23 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   if (has_head)
 #pragma unroll 1
     for (unsigned j = head_lane; j < kEntries; j += head_lanes) {
-      const bool is_there = (counted >> j & 1) != 0;
+      const bool exists = (counted >> j & 1) != 0;
       const Index row = shared.rows[place + j], col = shared.cols[place + j];
       const Index dst = kBySource ? col : row;
-      copy_async<2 * sizeof(Acc)>(is_there, row_at(from.attained.stats + head, dst, 2 * head_bytes),
+      copy_async<2 * sizeof(Acc)>(exists, row_at(from.attained.stats + head, dst, 2 * head_bytes),
                                   &number(Shared::kStats, 2 * j));
       if (has_log_sum_ct)
-        copy_async<sizeof(Acc)>(is_there, row_at(from.attained.log_sum_ct + head, dst, head_bytes),
+        copy_async<sizeof(Acc)>(exists, row_at(from.attained.log_sum_ct + head, dst, head_bytes),
                                 &number(Shared::kLogSumCt, j));
       if (scaled)
         copy_async<sizeof(Acc)>(
-            is_there,
-            row_at(from.attention.edge_scale + head, shared.places[place + j], head_bytes),
+            exists, row_at(from.attention.edge_scale + head, shared.places[place + j], head_bytes),
             &number(Shared::kScale, j));
       if constexpr (!kKeyed) {
-        copy_async<sizeof(Acc)>(is_there, row_at(from.attention.dst_score + head, dst, head_bytes),
+        copy_async<sizeof(Acc)>(exists, row_at(from.attention.dst_score + head, dst, head_bytes),
                                 &number(Shared::kDstScore, j));
         copy_async<sizeof(Acc)>(
-            is_there, row_at(from.attention.src_score + head, kBySource ? row : col, head_bytes),
+            exists, row_at(from.attention.src_score + head, kBySource ? row : col, head_bytes),
             &number(Shared::kSrcScore, j));
       }
     }
@@ -406,7 +405,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
     for (; row < end; row += stride) store(static_cast<Index>(row), nothing, num_rows);
   };
   bool has_long_gap = false;
-  if (is_own)
+  if (in_block)
 #pragma unroll 1
     for (unsigned gaps = bits_of(shared.gaps); gaps != 0; gaps &= gaps - 1) {
       const Index* const rows = shared.rows + place + __ffs(gaps) - 1;
@@ -416,7 +415,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
         fill(rows[0] + 1, rows[1], 1);
     }
 
-  // Where in the window the row begins that is open where the team's entries begin; 0 if before.
+  // The begin, in the window, of the row that is open where the team's entries begin; 0 if before.
   int at = static_cast<int>(place / 32);
   unsigned bits = shared.ends[at] & ((1u << place % 32) - 1);
 #pragma unroll 1
@@ -430,13 +429,13 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   // Dots over the lanes of a head: of cotangents, and of scores.
   Acc dots[kEntries] = {}, scores[kEntries] = {};
   {
-    W value = {}, own_key = {}, ct = {}, y = {}, query = {};
+    W value = {}, self_key = {}, ct = {}, y = {}, query = {};
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) {
       if (begins(j)) {
         if constexpr (kBySource) {
           value = word_of(kValue, j);
-          if constexpr (kKeyed) own_key = word_of(kOwnKey, j);
+          if constexpr (kKeyed) self_key = word_of(kSelfKey, j);
         } else {
           ct = word_of(kCt, j);
           y = word_of(kY, j);
@@ -444,12 +443,12 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
         }
       }
       if constexpr (kBySource) {
-        ct = one[j];
-        y = two[j];
+        ct = words1[j];
+        y = words2[j];
         if constexpr (kKeyed) query = word_of(kQuery, j);
       } else {
-        value = one[j];
-        if constexpr (kKeyed) own_key = kSame ? one[j] : two[kTwo ? j : 0];
+        value = words1[j];
+        if constexpr (kKeyed) self_key = kSame ? words1[j] : words2[kHasWords2 ? j : 0];
       }
       const Acc factor = scaled ? number(Shared::kScale, j) : Acc(1);
       Acc of_ct[kVec], of_value[kVec], of_y[kVec];
@@ -458,8 +457,8 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
       unpack<kVec, T>(y, of_y);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) dots[j] += of_ct[i] * (factor * of_value[i] - of_y[i]);
-      if constexpr (kLeaky) add_leaky<T, kVec>(scores[j], query, own_key, vector, from.keys.slope);
-      if constexpr (kScores == Scores::kDots) add_dot<T, kVec>(scores[j], query, own_key);
+      if constexpr (kLeaky) add_leaky<T, kVec>(scores[j], query, self_key, vector, from.keys.slope);
+      if constexpr (kScores == Scores::kDots) add_dot<T, kVec>(scores[j], query, self_key);
     }
   }
   const Held held = add_over_lanes(dots, from.head_bits);
@@ -520,32 +519,32 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   const unsigned first_end = __ffs(ends) - 1;
   Acc run[kParts] = {}, to_vector[kVec] = {};
   {
-    W query = {}, own_key = {};
+    W query = {}, self_key = {};
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) {
       if constexpr (kLeaky)
-        if (begins(j)) (kBySource ? own_key : query) = word_of(kBySource ? kOwnKey : kQuery, j);
+        if (begins(j)) (kBySource ? self_key : query) = word_of(kBySource ? kSelfKey : kQuery, j);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) run[i] = begins(j) ? Acc(0) : run[i];
       if constexpr (kBySource) {
         Acc x[kVec];
-        unpack<kVec, T>(one[j], x);
+        unpack<kVec, T>(words1[j], x);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] += weights[j] * x[i];
         if constexpr (kKeyed) query = word_of(kQuery, j);
       } else if constexpr (kKeyed) {
-        own_key = kSame ? one[j] : two[kTwo ? j : 0];
+        self_key = kSame ? words1[j] : words2[kHasWords2 ? j : 0];
       }
       if constexpr (kScores == Scores::kDots) {
         Acc x[kVec];
-        unpack<kVec, T>(kBySource ? query : own_key, x);
+        unpack<kVec, T>(kBySource ? query : self_key, x);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[Op::kKeys + i] += to_scores[j] * x[i];
       }
       if constexpr (kLeaky) {
         Acc z[kVec], other[kVec];
         unpack<kVec, T>(query, z);
-        unpack<kVec, T>(own_key, other);
+        unpack<kVec, T>(self_key, other);
         const Acc sloped = to_scores[j] * from.keys.slope;
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
@@ -561,13 +560,13 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
       if (j == first_end) put_run(run, kFirst);
       if (j > 0)
         store(shared.rows[place + j], run,
-              is_own && j != first_end && (ends >> j & 1) ? num_rows : 0);
+              in_block && j != first_end && (ends >> j & 1) ? num_rows : 0);
     }
   }
   put_run(run, 0);
   if constexpr (kLeaky && !kBySource) {
     W words[2] = {};
-    if (!is_own)
+    if (!in_block)
 #pragma unroll
       for (int i = 0; i < kVec; ++i) to_vector[i] = 0;
     static_assert(sizeof(to_vector) <= sizeof(words));
@@ -590,7 +589,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
 #pragma unroll
     for (int i = 0; i < kParts; ++i) run[i] = total[i] + run[i];
   };
-  if (is_own && ends != 0) {
+  if (in_block && ends != 0) {
     Acc first_run[kParts];
     get_run(team, kFirst, first_run);
     if (begin != place) add_before(begin_team, team, first_run);
@@ -648,7 +647,7 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   }
   if (!crosses_in || (passed && !relays)) return;
   const auto enters = [&](int other) {
-    const Index* const at = side.rows + other * int64_t{kOwn};
+    const Index* const at = side.rows + other * int64_t{kBlockEntries};
     return at[0] == first_row && at[-int64_t{kOverlap}] == first_row;
   };
   const int this_block = static_cast<int>(block);
@@ -658,10 +657,10 @@ __device__ __forceinline__ void sum_gradients(const Gradients<T, Acc>& from,
   // Teams take equal parts, the first that farthest back.
   const int share = (chain.num_tails + int{kTeams} - 1) / int{kTeams};
   const int from_tail = static_cast<int>(team) * share;
-  Acc taken[kParts] = {};
-  tails.take(from_tail, min(from_tail + share, chain.num_tails), chain, column, width, taken);
+  Acc carried[kParts] = {};
+  tails.take(from_tail, min(from_tail + share, chain.num_tails), chain, column, width, carried);
   __syncthreads();  // what teams had left has been read
-  put_run(taken, 0);
+  put_run(carried, 0);
   __syncthreads();
   if (team != 0) return;
 #pragma unroll

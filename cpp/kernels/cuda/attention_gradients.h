@@ -18,7 +18,7 @@ namespace jax_gnn::cuda {
 // of two, and not one of two numbers. workspace: as for segment_reduce, three blocks for each 48
 // entries. No allocation, no synchronisation, the same bits on every run.
 
-// Of keyed_attention, with keys.row_key of destinations and keys.col_key of sources:
+// Gradients of keyed_attention, with keys.row_key of destinations and keys.col_key of sources:
 // to_value: (num_src, width), to_row_key: (num_dst, width), to_col_key: (num_src, width), or null:
 // added to `to_value`, where col_key is value; to_vector: (width), if there is one, else null.
 template <typename T, typename Acc>
@@ -29,8 +29,8 @@ cudaError_t keyed_attention_gradients(cudaStream_t stream, const Csr<int32_t>& b
                                       T* to_row_key, T* to_col_key, Acc* to_vector,
                                       const Workspace& workspace);
 
-// Of attention with scores of both ends: to_value as above, to_src_score: (num_src, heads),
-// to_dst_score: (num_dst, heads).
+// Gradients of attention with scores of both ends: to_value as above, to_src_score: (num_src,
+// heads), to_dst_score: (num_dst, heads).
 template <typename T, typename Acc>
 cudaError_t attention_gradients(cudaStream_t stream, const Csr<int32_t>& by_dst,
                                 const Csr<int32_t>& by_src, const T* value,

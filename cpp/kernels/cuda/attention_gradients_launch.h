@@ -17,7 +17,7 @@ cudaError_t launch_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
                              const Csr<Index>& by_src, Gradients<T, Acc> gradients,
                              Features features, const Workspace& workspace) {
   constexpr int kVec = 16 / sizeof(T);
-  constexpr int64_t kMost = int64_t{1} << 30;
+  constexpr int64_t kMaxEdges = int64_t{1} << 30;
   const int64_t words = features.width / features.heads / kVec;  // of a head
   int head_bits = 0;
   while (int64_t{1} << head_bits < words) ++head_bits;
@@ -32,8 +32,8 @@ cudaError_t launch_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
   const int64_t src_blocks = blocks_of(by_src), dst_blocks = blocks_of(by_dst);
   if (1 << head_bits > kGradientLanes || (features.heads > 1 && !whole) || tiles > kMaxGridY ||
       by_src.count <= 0 || by_dst.count <= 0 || by_dst.order != nullptr ||
-      std::max(by_src.count, by_dst.count) > kMost || !addressable<T>(features) ||
-      src_blocks + 2 * dst_blocks > workspace.blocks || shared > most_shared_memory())
+      std::max(by_src.count, by_dst.count) > kMaxEdges || !addressable<T>(features) ||
+      src_blocks + 2 * dst_blocks > workspace.blocks || shared > max_shared_memory())
     return cudaErrorInvalidValue;
   const auto side = [](const Csr<Index>& csr) {
     const auto cut = [](int64_t size) {
@@ -55,8 +55,8 @@ cudaError_t launch_gradients(cudaStream_t stream, const Csr<Index>& by_dst,
   const DestinationTails<kScores, kSame, T, Acc> of_dst = {bytes, next_tag()};
   bytes += dst_blocks * workspace_bytes(features.width, sizeof(Acc));
   const VectorParts<Acc, kVec> parts = {bytes, next_tag()};
-  const int64_t more = kScores == Scores::kLeaky ? kVectorBlocks : 0;
-  const dim3 grid(static_cast<unsigned>(src_blocks + dst_blocks + more),
+  const int64_t vector_blocks = kScores == Scores::kLeaky ? kVectorBlocks : 0;
+  const dim3 grid(static_cast<unsigned>(src_blocks + dst_blocks + vector_blocks),
                   static_cast<unsigned>(tiles));
   return launch(stream, {grid, kGradientThreads, static_cast<size_t>(shared)},
                 gradients_kernel<kScores, kSame, T, Acc>, gradients, of_src, of_dst, parts);

@@ -19,20 +19,20 @@ namespace {
 template <int kVec>
 int tile_heads_of(int lanes, Features features) {
   const int64_t words = features.width / features.heads / kVec;  // of a head
-  const int64_t most = lanes > 1 ? (lanes - 2) / words + 2 : 1;
-  return static_cast<int>(std::min<int64_t>({features.heads, most, lanes}));
+  const int64_t max_heads = lanes > 1 ? (lanes - 2) / words + 2 : 1;
+  return static_cast<int>(std::min<int64_t>({features.heads, max_heads, lanes}));
 }
 
 // Blocks that a device holds at once, where a multiprocessor holds at most so many. `shared`: bytes
 // of a block, which become more where they would allow for more blocks than that: what is not
 // shared memory is L1, which all that is on its way passes, and if it is 28 KB, the
 // rest of an H200's, walks take half as long again.
-inline int64_t blocks_at_once(int64_t& shared, int64_t most) {
+inline int64_t blocks_at_once(int64_t& shared, int64_t max_blocks) {
   constexpr int64_t kReserved = 2 << 10;  // of a block: static, and the system's
   const int64_t bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  const int64_t held = std::clamp<int64_t>(bytes * 6 / 7 / (shared + kReserved), 1, most);
-  if (held < most) shared = std::max(shared, bytes / (held + 1));
-  return num_multiprocessors() * held;
+  const int64_t resident = std::clamp<int64_t>(bytes * 6 / 7 / (shared + kReserved), 1, max_blocks);
+  if (resident < max_blocks) shared = std::max(shared, bytes / (resident + 1));
+  return num_multiprocessors() * resident;
 }
 
 // Of a team. Ids of narrower ones would take too much of shared memory.
@@ -72,7 +72,7 @@ cudaError_t launch_fill(cudaStream_t stream, Start next,
                         const Output<T, Op, Acc, StoredStats<Acc>>& output) {
   const Output<T, SumOp<Acc, 1>, Acc> rows = {output.out, output.num_rows, output.width, {}};
   const Output<SoftmaxStats<Acc>, NoStats<Acc>, Acc> of_rows = {
-      output.last.stats, output.num_rows, output.last.heads, {}};
+      output.epilogue.stats, output.num_rows, output.epilogue.heads, {}};
   const cudaError_t error = launch_fill(stream, Start::kWaits, rows);
   return error == cudaSuccess ? launch_fill(stream, next, of_rows) : error;
 }
@@ -83,7 +83,7 @@ bool takes_one_step(const Csr<Index>& csr, Features features, const Workspace& w
   using Shared = StepShared<Op, T, Acc, StoredStats<Acc>, false, kLanes, Softmax>;
   const Schedule schedule = {Kernel::kStep, kLanes, kStepThreads, workspace.blocks};
   return takes_one_step(schedule, csr, features) &&
-         static_cast<int64_t>(sizeof(Shared)) <= most_shared_memory();
+         static_cast<int64_t>(sizeof(Shared)) <= max_shared_memory();
 }
 
 // Lanes of a team of one step that has scores of keys, of whole heads.
@@ -96,20 +96,20 @@ cudaError_t launch_softmax(cudaStream_t stream, Kernel kernel, const Csr<Index>&
                            const T* value, const Attention<Acc>& attention, Features features,
                            T* out, SoftmaxStats<Acc>* stats, const Workspace& workspace) {
   using Op = SoftmaxSumOp<Acc, kVec>;
-  using Last = StoredStats<Acc>;
+  using RowEpilogue = StoredStats<Acc>;
   if (csr.num_rows <= 0) return cudaSuccess;
   if (features.width <= 0 || !addressable<T>(features) ||
       !addressable<SoftmaxStats<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
-  const Last last = {stats, features.heads};
+  const RowEpilogue epilogue = {stats, features.heads};
   const Acc* const no_weight = nullptr;
   if (kernel == Kernel::kStep) {
     if (!takes_one_step<Op, kStepLanes, StepSoftmax<Acc>, T, Acc>(csr, features, workspace))
       return cudaErrorInvalidConfiguration;
-    return launch_step<Op>(stream, csr, value, no_weight, features, last, out, workspace.bytes,
+    return launch_step<Op>(stream, csr, value, no_weight, features, epilogue, out, workspace.bytes,
                            NoDots{}, StepSoftmax<Acc>{attention});
   }
-  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
+  const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, features.width, epilogue};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const cudaError_t error = launch_fill(stream, start_behind(csr, Start::kWaits), output);
@@ -127,16 +127,16 @@ cudaError_t launch_softmax(cudaStream_t stream, Kernel kernel, const Csr<Index>&
   const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(features.width, tile);
   const int64_t depth = features.width / features.heads;
   const bool whole_heads = tiles == 1 || tile % depth == 0;  // of each tile
-  cut.most_heads = whole_heads
-                       ? static_cast<int>(std::min<int64_t>(features.heads, ceil_div(tile, depth)))
-                       : tile_heads_of<kVec>(lanes, features);
+  cut.max_heads = whole_heads
+                      ? static_cast<int>(std::min<int64_t>(features.heads, ceil_div(tile, depth)))
+                      : tile_heads_of<kVec>(lanes, features);
   cut.chunk_bits = std::max(cut.lane_bits, kStepBits);
   Softmax<Acc> softmax = {};
   softmax.attention = attention;
   // Heads whose numbers are copied at once: those of a row, and of a tile, are a multiple of them.
-  const int most_bits = sizeof(Acc) == 4 ? 2 : 1;
+  const int max_bits = sizeof(Acc) == 4 ? 2 : 1;
   if (whole_heads) {
-    softmax.word_bits = std::min({most_bits, trailing(features.heads), trailing(cut.most_heads)});
+    softmax.word_bits = std::min({max_bits, trailing(features.heads), trailing(cut.max_heads)});
     const Acc* const arrays[] = {attention.dst_score, attention.src_score, attention.edge_score,
                                  attention.edge_scale};
     for (const Acc* array : arrays)
@@ -144,18 +144,18 @@ cudaError_t launch_softmax(cudaStream_t stream, Kernel kernel, const Csr<Index>&
   }
   // Chunks of as many entries as a team has lanes, fewer where that takes too much shared memory,
   // or leaves teams without any.
-  constexpr int64_t kMostShared = 48 << 10;
+  constexpr int64_t kMaxShared = 48 << 10;
   constexpr int64_t kFew = 64;  // entries of a team, up to which all tiles are walked at once
   int64_t shared, entries;
   for (++cut.chunk_bits;;) {
-    softmax.cut(1 << --cut.chunk_bits, cut.most_heads);
-    shared = gather_shared_bytes<Op, Acc, Last, NoDots>(cut, softmax, csr.order != nullptr,
-                                                        kGatherThreads);
+    softmax.cut(1 << --cut.chunk_bits, cut.max_heads);
+    shared = gather_shared_bytes<Op, Acc, RowEpilogue, NoDots>(cut, softmax, csr.order != nullptr,
+                                                               kGatherThreads);
     const int64_t at_once = blocks_at_once(shared, kGatherBlocks<Softmax<Acc>>);
     const int64_t once = ceil_div(csr.count * tiles, at_once * teams);
     entries = std::max(once <= kFew ? once : int64_t{1},
                        ceil_div(csr.count, std::min(workspace.blocks, at_once) * teams));
-    if (cut.chunk_bits == kStepBits || (shared <= kMostShared && 1 << cut.chunk_bits <= entries))
+    if (cut.chunk_bits == kStepBits || (shared <= kMaxShared && 1 << cut.chunk_bits <= entries))
       break;
   }
   const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
@@ -167,8 +167,8 @@ cudaError_t launch_softmax(cudaStream_t stream, Kernel kernel, const Csr<Index>&
   const Gathered<T, Acc> gathered = {value, nullptr, static_cast<int>(features.heads)};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   return launch(stream, {grid, kGatherThreads, static_cast<size_t>(shared)},
-                gather_kernel<Op, Gathered<T, Acc>, Last, NoDots, Softmax<Acc>>, csr, gathered, cut,
-                output, NoDots{}, softmax, fills, tails);
+                gather_kernel<Op, Gathered<T, Acc>, RowEpilogue, NoDots, Softmax<Acc>>, csr,
+                gathered, cut, output, NoDots{}, softmax, fills, tails);
 }
 
 // Entries up to which an attention of relations may begin beside the product ahead of it. Blocks
@@ -200,7 +200,7 @@ cudaError_t launch_attend(cudaStream_t stream, Kernel kernel, const Csr<Index>& 
         while (features.heads == 1 && 1 << head_bits < kKeyedStepLanes) ++head_bits;
         const Acc* const no_weight = nullptr;
         return launch_step<Op, kKeyedStepLanes>(
-            stream, csr, attended.value, no_weight, features, output.last, out, workspace.bytes,
+            stream, csr, attended.value, no_weight, features, output.epilogue, out, workspace.bytes,
             NoDots{}, InStep{attended.keys, attended.edge_scale, head_bits});
       }
     }
@@ -264,9 +264,9 @@ constexpr bool kHasTwoWords =
 
 // Calls f(words of a lane): two, if it may have two, where a head has so many that each lane has at
 // most one entry of a step for its own, one elsewhere.
-template <bool kTwo, typename T, class F>
+template <bool kTwoWords, typename T, class F>
 cudaError_t with_lane_words(Features features, const F& f) {
-  if constexpr (kTwo) {
+  if constexpr (kTwoWords) {
     const int64_t words = features.width / features.heads / kWordFeatures<T>;  // of a head
     if (words >= 2 * kBackStep && (words & (words - 1)) == 0)
       return f(std::integral_constant<int, 2>{});
@@ -276,17 +276,17 @@ cudaError_t with_lane_words(Features features, const F& f) {
 
 // The gradients by source, in one pass. There are whole heads in a team. to_vector: (width), if
 // there is a vector.
-template <Scores kScores, bool kSame, class Op, class Last, typename T, typename Acc>
+template <Scores kScores, bool kSame, class Op, class RowEpilogue, typename T, typename Acc>
 cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
                         const Attained<T, Acc>& attained, const Back<T, Acc>& back,
-                        AttentionRecord<Acc>* records, Features features, T* out, const Last& last,
-                        Acc* to_vector, const Workspace& workspace) {
+                        AttentionRecord<Acc>* records, Features features, T* out,
+                        const RowEpilogue& epilogue, Acc* to_vector, const Workspace& workspace) {
   constexpr int kFeatures = Op::kVec, kStep = kBackStep;  // of a lane; of a team
   AttendCut cut;
   if (!cut_features<kFeatures>(features, cut) || !addressable<T>(features) ||
       !addressable<AttentionRecord<Acc>>({features.heads, 1}))
     return cudaErrorInvalidValue;
-  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
+  const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, features.width, epilogue};
   const auto fill = [&](auto* to, int64_t rows, int64_t width) {
     using To = std::remove_pointer_t<decltype(to)>;
     const Output<To, SumOp<Acc, 1>, Acc> zeros = {to, rows, width, {}};
@@ -302,9 +302,10 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   cudaError_t error = cudaSuccess;
   if (!fills && csr.num_rows > 0) {
     error = fill(out, csr.num_rows, features.width);
-    if constexpr (!std::is_same_v<Last, SumRows>) {
-      const int64_t width = std::is_same_v<Last, HeadSums<Acc>> ? features.heads : features.width;
-      if (error == cudaSuccess) error = fill(last.out, csr.num_rows, width);
+    if constexpr (!std::is_same_v<RowEpilogue, SumRows>) {
+      const int64_t width =
+          std::is_same_v<RowEpilogue, HeadSums<Acc>> ? features.heads : features.width;
+      if (error == cudaSuccess) error = fill(epilogue.out, csr.num_rows, width);
     }
   }
   if (error == cudaSuccess)
@@ -327,9 +328,9 @@ cudaError_t launch_back(cudaStream_t stream, const Csr<Index>& csr,
   cut.steps = static_cast<int>(steps);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace.bytes), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  error =
-      launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
-             back_kernel<kScores, kSame, Op, T, Acc, Last>, csr, back, cut, output, fills, tails);
+  error = launch(stream, {grid, kBackThreads, static_cast<size_t>(shared)},
+                 back_kernel<kScores, kSame, Op, T, Acc, RowEpilogue>, csr, back, cut, output,
+                 fills, tails);
   return error == cudaSuccess ? sum_parts(blocks) : error;
 }
 
@@ -395,13 +396,13 @@ cudaError_t keyed_attention_vjp(cudaStream_t stream, const Csr<Index>& csr, cons
                              {}};
   const auto with_scores = [&](auto scores) {
     constexpr Scores kScores = decltype(scores)::value;
-    const auto run = [&](auto same, const auto& last) {
+    const auto run = [&](auto same, const auto& epilogue) {
       constexpr bool kSame = decltype(same)::value;
       return with_lane_words<kHasTwoWords<kScores, kSame, T>, T>(features, [&](auto words) {
         constexpr int kFeatures = decltype(words)::value * kVec;
         using Op = std::conditional_t<kSame, SumOp<Acc, kFeatures>, PairSumOp<Acc, kFeatures>>;
         return launch_back<kScores, kSame, Op>(stream, csr, attained, back, records, features, out,
-                                               last, to_vector, workspace);
+                                               epilogue, to_vector, workspace);
       });
     };
     return to_col_key == nullptr ? run(std::true_type{}, SumRows{})
@@ -471,11 +472,11 @@ cudaError_t attention_vjp(cudaStream_t stream, const Schedule& schedule, bool on
     error = launch(stream, plan, weigh_kernel<Acc>, edges, scratch);
     if (error != cudaSuccess) return error;
   }
-  Csr<Index> own = csr;  // weights and dots in the entries' order
-  own.order = nullptr;
-  own.num_weights = csr.count;
-  error = segment_reduce_vjp(stream, schedule, one_pass, own, attained.ct, scratch, value, features,
-                             out, dots, workspace);
+  Csr<Index> in_order = csr;  // weights and dots in the entries' order
+  in_order.order = nullptr;
+  in_order.num_weights = csr.count;
+  error = segment_reduce_vjp(stream, schedule, one_pass, in_order, attained.ct, scratch, value,
+                             features, out, dots, workspace);
   if (error != cudaSuccess) return error;
   if (size > 0) {
     error = launch(stream, plan, finish_scores_kernel<Acc>, edges, static_cast<const Acc*>(dots),
@@ -498,10 +499,10 @@ cudaError_t leaky_sum(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
                       Features features, T* out, const Workspace& workspace) {
   if (csr.num_rows <= 0 || features.width <= 0) return cudaSuccess;
   if (!addressable<T>(features)) return cudaErrorInvalidValue;
-  using Taken = Slopes<T, Acc>;
+  using RowSlopes = Slopes<T, Acc>;
   constexpr int kWide = 16 / sizeof(T);
   const int heads = static_cast<int>(features.heads);
-  const int64_t at_once = int64_t{num_multiprocessors()} * kGatherBlocks<NoSoftmax, Taken>;
+  const int64_t at_once = int64_t{num_multiprocessors()} * kGatherBlocks<NoSoftmax, RowSlopes>;
   const bool gathers = kernel == Kernel::kGather;
   const Schedule schedule = {kernel, gathers ? 16 : 32, kGatherThreads,
                              std::min(workspace.blocks, at_once)};
@@ -510,7 +511,7 @@ cudaError_t leaky_sum(cudaStream_t stream, Kernel kernel, const Csr<Index>& csr,
   if (gathers)
     return launch_gather<SumOp<Acc, kWide>>(
         stream, schedule, csr, Gathered<T, Acc>{leaky.col_key, factor, heads}, features.width,
-        NoEpilogue{}, out, workspace.bytes, Taken{leaky.row_key, vector, leaky.slope});
+        NoEpilogue{}, out, workspace.bytes, RowSlopes{leaky.row_key, vector, leaky.slope});
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
     const SlopeMessage<T, Acc, kVec> message = {leaky, factor, vector, row_bytes_of<T>(features),

@@ -30,7 +30,7 @@ constexpr int kAttendThreads = 128;  // of a block
 constexpr int kAroundIds = 4;        // of which three are used
 constexpr int kRingSteps = 4;        // of a ring of ids: two ahead, and two more
 
-// What scores are: made of numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
+// Kinds of scores: numbers for each head, ⟨vector, leaky(row_key + col_key)⟩, or dots of
 // keys, or those of edges with relations (TypedKeys), whose row_key is that of TypedKeys, or null.
 enum class Scores { kOfHeads, kLeaky, kDots, kTyped };
 
@@ -50,7 +50,7 @@ constexpr int kAttendBlocks = sizeof(T) > 4               ? 3
                               : kScores == Scores::kLeaky ? 4
                                                           : 5;
 
-// What is attended to.
+// Operands of attention with keys.
 template <typename T, typename Acc>
 struct Attended {
   const T* value;  // (num_cols, width)
@@ -60,7 +60,7 @@ struct Attended {
   TypedKeys<T, Acc> typed;  // if scores are of relations
 };
 
-// The same, as the kernel of one step (segment_step.cuh) takes weights from it.
+// Scores from keys, for the kernel of one step (segment_step.cuh).
 template <Scores kScores, bool kSame, typename T, typename Acc>
 struct StepKeys {
   static constexpr bool kAny = true, kKeyed = true, kApart = !kSame;
@@ -70,7 +70,7 @@ struct StepKeys {
   int head_bits;      // log2 of the lanes of a head
 
   __device__ __forceinline__ const Acc* edge_scale() const { return scales; }
-  // What the lane's part of a score is made of, beside the rows.
+  // Loads the operand of the lane's part of a score, beside the rows.
   template <int kVec>
   __device__ __forceinline__ void load(unsigned first, bool active, Acc (&vector)[kVec]) const {
     if constexpr (kScores == Scores::kLeaky)
@@ -172,11 +172,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   using Layout = AttendLayout<kScores, kSame, Op, T, Acc>;
   constexpr int kStep = Layout::kStep, kRing = Layout::kRing;
   using W = Word<T, kVec>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   constexpr bool kTyped = kScores == Scores::kTyped;
   const TypedKeys<T, Acc>& typed = attended.typed;
   const bool ordered = csr.order != nullptr, scaled = attended.edge_scale != nullptr;
@@ -201,14 +197,14 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   Index* const ring =  // of rows; then of columns, and third ids
       reinterpret_cast<Index*>(bytes + layout.ids_at()) + block_team * layout.team_ids;
   Index* const around = ring + layout.team_ids - kAroundIds;  // rows before, after and of the first
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   wait_for_previous_launch();
   __syncthreads();
 
   const int64_t per_team = int64_t{cut.steps} * kStep, per_block = layout.teams() * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, csr.count);
   const int count = static_cast<int>(min(per_team, csr.count - begin));
-  ask_for_edges(csr.rows, csr.count, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, block_runs.edges);
   // The first team of a warp has most.
   const int steps = (__shfl_sync(kWholeWarp, count, 0) + kStep - 1) / kStep;
 
@@ -223,7 +219,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   Output<T, Op, Acc, StoredStats<Acc>> output = result;
-  output.last.keep_for(column, cut.width);
+  output.epilogue.keep_for(column, cut.width);
 
   const unsigned head_bytes = static_cast<unsigned>(heads) * static_cast<unsigned>(sizeof(Acc));
   const LaneShare share = lane_share(lane, lanes, cut.tile_heads);
@@ -252,11 +248,11 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     for (int i = lane; i < kStep; i += lanes) {
       const int entry = step * kStep + i;
       Index* id = ring + (entry & (kRing - 1));
-      const bool is_there = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
-                            static_cast<unsigned>(id[kRing]) < of_ids.cols &&
-                            (third == nullptr || static_cast<unsigned>(id[2 * kRing]) < num_thirds);
-      if (!is_there) id[kRing] = -1;
-      valid &= is_there;
+      const bool exists = entry < count && static_cast<unsigned>(id[0]) < of_ids.rows &&
+                          static_cast<unsigned>(id[kRing]) < of_ids.cols &&
+                          (third == nullptr || static_cast<unsigned>(id[2 * kRing]) < num_thirds);
+      if (!exists) id[kRing] = -1;
+      valid &= exists;
     }
     const bool all_valid = __all_sync(kWholeWarp, valid) != 0;
     if (!all_valid) __syncwarp();
@@ -292,9 +288,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       Acc* const to = numbers + (stage * kinds + kind) * layout.head_numbers;
       for_share(share, cut.tile_heads, kStep, [&](int j, int h) {
         const Index* id = ring + at + j;
-        const bool is_there = id[kRing] >= 0 && first_head + h < heads;
+        const bool exists = id[kRing] >= 0 && first_head + h < heads;
         const Index place = ordered ? id[2 * kRing] : static_cast<Index>(begin + step * kStep + j);
-        copy_async<sizeof(Acc)>(is_there, row_at(from + first_head + h, place, head_bytes),
+        copy_async<sizeof(Acc)>(exists, row_at(from + first_head + h, place, head_bytes),
                                 to + h * kStep + j);
       });
     };
@@ -303,17 +299,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     return all_valid;
   };
 
-  if (lane == 0) {
-    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-      if (is_there)
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
-      else
-        *to = -1;
-    };
-    ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < csr.count, begin + count, around + 1);
-    ask_for_row(count > 0, begin, around + 2);
-  }
+  if (lane == 0) ask_for_rows_around(csr.rows, csr.count, begin, count, around);
   Acc vector[kVec] = {}, scale = 1;
   if constexpr (kScores == Scores::kLeaky) {
     if (column.active)
@@ -331,39 +317,23 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
   set_neutral<Op>(carry);
   set_neutral<Op>(run);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
   Runs<Op, T, Acc, StoredStats<Acc>> runs{csr,    output, lanes, lane,     teams, team, warp,
                                           column, shared, sizes, lane_out, carry, seen, left_open};
   W of_type = {};        // the vector of the last entry's relation, and the lane's share of what
   Acc at_pair = 0;       // its row has with the other one
   Index last_type = -1;  // and that relation
-  Index row = 0;         // of the run
-  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
-  bool whole = true;   // no entry of the step is padding
+  TeamRun<Op, Acc> open = {first_runs, around};
+  bool whole = true;  // no entry of the step is padding
   if (steps > 0) {
-    row = ring[0];
-    state = around[0] == row;
+    open.begin(ring[0]);
     whole = ask_for_entries(0, 0);
   }
   ask_for_ids(1);
   __pipeline_commit();
   const auto close = [&]() {
-    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      ended[i] = run[i];
-      hide(ended[i]);
-    }
-    if (state == 1) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * kAttendThreads + threadIdx.x] = ended[i];
-    } else {
-      output.store(lane_out, row, ended, sizes.rows);
-    }
-    state |= 2;
-#pragma unroll
-    for (int i = 0; i <= kSum; ++i) run[i] = 0;
+    open.close(run, kAttendThreads,
+               [&](const Acc(&sum)[kParts]) { output.store(lane_out, open.row, sum, sizes.rows); });
   };
 
 #pragma unroll 1
@@ -379,18 +349,18 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       read_shared(reinterpret_cast<const unsigned char*>(ring + 2 * kRing + at), types);
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
-        const bool is_there = column.active && static_cast<unsigned>(types[j]) < num_thirds;
+        const bool exists = column.active && static_cast<unsigned>(types[j]) < num_thirds;
         const bool is_new = types[j] != (j > 0 ? types[j - 1] : last_type) || (j == 0 && step == 0);
-        const bool is_new_pair = is_new || rows[j] != (j > 0 ? rows[j - 1] : row);
+        const bool is_new_pair = is_new || rows[j] != (j > 0 ? rows[j - 1] : open.row);
         new_types |= static_cast<unsigned>(is_new) << j;
         new_pairs |= static_cast<unsigned>(is_new_pair) << j;
-        const auto load = [&](bool wanted, const T* from, W& to) {
+        const auto load = [&](bool needed, const T* from, W& to) {
           to = {};
-          load_if(wanted,
+          load_if(needed,
                   reinterpret_cast<const W*>(row_at(from + column.first, types[j], row_bytes)), to);
         };
-        load(is_there && is_new, typed.of_value, of_value[j]);
-        load(is_there && is_new_pair && has_rows, typed.of_row, of_row[j]);
+        load(exists && is_new, typed.of_value, of_value[j]);
+        load(exists && is_new_pair && has_rows, typed.of_row, of_row[j]);
       }
       last_type = types[kStep - 1];
     }
@@ -455,11 +425,12 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     }
     if constexpr (kTyped) {
       if (typed.scores != nullptr && (column.active || heads == 1)) {
-        const int head_lanes = 1 << cut.head_bits, own = lane & (head_lanes - 1);
+        const int head_lanes = 1 << cut.head_bits, head_lane = lane & (head_lanes - 1);
         Acc* const to = typed.scores + (begin + step * kStep) * heads + first_head + head;
 #pragma unroll
         for (int j = 0; j < kStep; ++j)
-          if ((j & (head_lanes - 1)) == own && step * kStep + j < count) to[j * heads] = weight[j];
+          if ((j & (head_lanes - 1)) == head_lane && step * kStep + j < count)
+            to[j * heads] = weight[j];
       }
 #pragma unroll
       for (int j = 0; j < kStep; ++j)
@@ -467,16 +438,16 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     }
     Acc top[kStep];  // what each is relative to
     const auto begins = [&](int j) {
-      return j > 0 ? rows[j] != rows[j - 1] : rows[0] != row || step == 0;
+      return j > 0 ? rows[j] != rows[j - 1] : rows[0] != open.row || step == 0;
     };
     const auto find_tops = [&](auto far) {
       bool is_far = false;
       Acc last = run[kTop];
 #pragma unroll
       for (int j = 0; j < kStep; ++j) {
-        const Acc own = weight[j] > kLowest<Acc> ? weight[j] : kLowest<Acc>;
-        const bool takes_own = decltype(far)::value ? !(own <= last) : false;
-        last = begins(j) || takes_own ? own : last;
+        const Acc score = weight[j] > kLowest<Acc> ? weight[j] : kLowest<Acc>;
+        const bool takes_score = decltype(far)::value ? !(score <= last) : false;
+        last = begins(j) || takes_score ? score : last;
         top[j] = last;
         is_far |= !(weight[j] - last <= kFar<Acc>);
       }
@@ -495,7 +466,7 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
       }
     }
     unsigned gaps = 0;  // bit j: rows before that of the step's entry j are empty
-    const Index row_before = row;
+    const Index row_before = open.row;
     Acc scales[kStep] = {};
     if (scaled)
       read_shared(
@@ -508,11 +479,11 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
     }
 #pragma unroll
     for (int j = 0; j < kStep; ++j) {
-      if (rows[j] != row) {
-        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1) gaps |= 1u << j;
+      if (rows[j] != open.row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(open.row) != 1) gaps |= 1u << j;
         if (j > 0) run[kTop] = top[j - 1];
         close();
-        row = rows[j];
+        open.row = rows[j];
       }
       run[kSum] += weight[j];
       const Acc factor = scaled ? weight[j] * scales[j] : weight[j];
@@ -532,18 +503,9 @@ __global__ void __launch_bounds__(kAttendThreads, kAttendBlocks<kScores, T>)
 
   __pipeline_wait_prior(0);
   __syncwarp();
-  // The last run may end where the team's entries do.
-  if (count > 0 && around[1] != row) {
-    close();
-    set_neutral<Op>(run);
-    if (fills) runs.fill_gap(row, around[1]);
-  }
+  runs.close_last(open, count, fills, close);
   __syncwarp();
-  Acc first_run[kParts];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * kAttendThreads + threadIdx.x];
-  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
-  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.close_range(open, kAttendThreads, run);
   runs.complete(per_block, cut.width, fills, tails);
 }
 

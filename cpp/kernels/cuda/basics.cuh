@@ -1,4 +1,4 @@
-// What all device code is written with: the standard headers that a runtime compiler has too
+// Basics of all device code: the standard headers that a runtime compiler has too
 // (rtc/), warps, sizes, even parts of ranges, and launches that overlap the one ahead of them.
 //
 // Device headers are the files *.cuh of this folder. They include one another, plain structs of the
@@ -35,7 +35,7 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 }
 
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
-__host__ __device__ constexpr int most(int a, int b) { return a > b ? a : b; }
+__host__ __device__ constexpr int largest(int a, int b) { return a > b ? a : b; }
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return a / b + (a % b != 0);
@@ -47,7 +47,7 @@ __host__ __device__ inline int64_t divide(int64_t a, int64_t b) {
   return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-// Where part `index` of `parts` even parts of [0, count) begins.
+// The begin of part `index` of `parts` even parts of [0, count).
 __host__ __device__ inline int64_t split(int64_t count, int64_t index, int64_t parts) {
   const int64_t even = divide(count, parts), rest = count - even * parts;
   return even * index + (index < rest ? index : rest);

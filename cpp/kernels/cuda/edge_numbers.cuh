@@ -10,11 +10,11 @@
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kMostArrays = 32;
+constexpr int kMaxArrays = 32;
 
 // The arrays of a region, in the order of its inputs or of its outputs.
 struct Arrays {
-  void* at[kMostArrays];
+  void* at[kMaxArrays];
 };
 
 enum class Join { kSum, kMax, kMin };

@@ -14,7 +14,7 @@
 namespace jax_gnn::cuda {
 namespace {
 
-static_assert(kMostRegionArrays == kMostArrays);
+static_assert(kMaxRegionArrays == kMaxArrays);
 
 // What parameters look like whose types depend on the text: RegionMessage, Output and Tails.
 struct MessageParameter {
@@ -43,9 +43,9 @@ cudaError_t loaded_kernel(std::string_view code, std::string_view digest, std::s
   const auto find = [&] {
     const auto kernels = of_devices.find(device);
     if (kernels == of_devices.end()) return false;
-    const auto found = kernels->second.find(digest);
-    if (found == kernels->second.end()) return false;
-    *kernel = found->second;
+    const auto kernel_of_digest = kernels->second.find(digest);
+    if (kernel_of_digest == kernels->second.end()) return false;
+    *kernel = kernel_of_digest->second;
     return true;
   };
   {
@@ -83,8 +83,8 @@ cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr
   cudaError_t error = loaded_kernel(text.code, text.digest, text.name, &kernel);
   if (error != cudaSuccess) return error;
   MessageParameter message;
-  std::copy_n(in, kMostArrays, message.in.at);
-  std::copy_n(out, kMostArrays, message.out.at);
+  std::copy_n(in, kMaxArrays, message.in.at);
+  std::copy_n(out, kMaxArrays, message.out.at);
   const int lanes = schedule.lanes, threads = schedule.threads;
   const int64_t tiles = ceil_div(text.slots, lanes * text.vec);
   const int64_t step = 32 / lanes * text.unroll, warps = schedule.blocks * (threads / 32);

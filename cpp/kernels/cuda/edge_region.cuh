@@ -182,18 +182,18 @@ struct Output<Acc, Op, Acc, RegionRows<Text>> {
 
   Acc* out;  // only counts slots
   int64_t num_rows, width;
-  RegionRows<Text> last;
+  RegionRows<Text> epilogue;
 
   __device__ __forceinline__ void store(Acc* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
     if (static_cast<unsigned>(row) < limit)
-      Text::store(last.arrays, row, static_cast<unsigned>(lane_out - out), run);
+      Text::store(epilogue.arrays, row, static_cast<unsigned>(lane_out - out), run);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     Acc run[Op::kParts];
     set_neutral<Op>(run);
-    Text::store(last.arrays, static_cast<Index>(row), static_cast<unsigned>(column.first), run);
+    Text::store(epilogue.arrays, static_cast<Index>(row), static_cast<unsigned>(column.first), run);
   }
 };
 

@@ -19,13 +19,13 @@ struct RegionText {
   int64_t room() const { return (parts + vec - 1) / vec; }
 };
 
-constexpr size_t kMostRegionArrays = 32;
+constexpr size_t kMaxRegionArrays = 32;
 
 // Loads the text ahead of its first launch, which may be recorded.
 cudaError_t load_region(const RegionText& text);
 
 // Goes through the entries: one launch, no allocation, no synchronisation, the same bits on every
-// run. `in` and `out`: the arrays, kMostRegionArrays each. The workspace has `schedule.blocks` rows
+// run. `in` and `out`: the arrays, kMaxRegionArrays each. The workspace has `schedule.blocks` rows
 // of workspace_bytes(slots * room) bytes each, 16-byte aligned. There must be entries.
 cudaError_t edge_region(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
                         const RegionText& text, void* const* in, void* const* out, void* workspace);

@@ -1,4 +1,4 @@
-// What scores of edges are made of, and weights of scores.
+// Scores of edges, and weights from scores.
 //
 // Where scores are computed again it is by the same instructions: their bits must not differ, or
 // the largest score's weight would be far from what it is where scores are large. Hence products

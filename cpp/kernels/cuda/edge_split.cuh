@@ -34,11 +34,11 @@ constexpr int kMaxThreads = 256;        // of a block
 constexpr int kLeastLanes = kSlotSize;  // of a team: each loads the scale of one entry for all
 constexpr Index kNothingFollows = -1;   // row of a slot
 constexpr int kHalfSlot = kSlotSize / 2;
-// Of a multiprocessor: 64 or 80 registers each.
+// Resident threads of a multiprocessor: 64 or 80 registers each.
 template <bool kOne>
 constexpr int resident_threads = kOne ? 1024 : 768;
 
-// What a launch sums up, and how it deals out slots.
+// Operands of a launch, and how it deals out slots.
 template <typename Acc, int kVec>
 struct Sum {
   const uint4* ids;     // of a slot
@@ -68,7 +68,7 @@ struct Team {
   bool active;
 };
 
-// Where a slot lies in the rows.
+// The position of a slot in the rows.
 struct Place {
   Index row;
   unsigned word;  // as in Sum
@@ -88,7 +88,7 @@ struct Slot : Place {
     for (int j = kHalfSlot + 1; j < kSlotSize; ++j) all &= ids[j];
     return all >= 0;
   }
-  // Of the row, if it is its last slot.
+  // Whether the row is empty, asked of its last slot.
   __device__ __forceinline__ bool is_empty() const {
     Index all = ids[0];
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ Slot load_slot(const Sum& sum, unsigned index, const 
   return result;
 }
 
-// What teams leave in shared memory, a part of each thread.
+// Partial sums of teams in shared memory, a part of each thread.
 template <typename Acc, int kVec>
 struct Shared {
   using Part = Pack<Acc, kVec>;
@@ -152,24 +152,24 @@ struct Shared {
     Acc total[kVec] = {};
 #pragma unroll 1
     for (unsigned from = first; from < last; from += kBatch) {
-      Acc each[kBatch][kVec] = {};
+      Acc batch[kBatch][kVec] = {};
 #pragma unroll
       for (unsigned j = 0; j < kBatch; ++j)
-        if (from + j < last) get(each[j], (from + j) * team.lanes + team.lane);
+        if (from + j < last) get(batch[j], (from + j) * team.lanes + team.lane);
 #pragma unroll
       for (unsigned j = 0; j < kBatch; ++j)
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) total[i] += each[j][i];
+        for (int i = 0; i < kVec; ++i) total[i] += batch[j][i];
     }
 #pragma unroll
     for (int i = 0; i < kVec; ++i) sum[i] = total[i] + sum[i];
   }
 };
 
-// What is asked for ahead of a row's end, for its epilogue: the lane's word of the row's own
-// features and their scale, or where these do not count of its residual, and one. There are no
+// Operands of an epilogue that are fetched before the row's end: the lane's word of the row's own
+// features and their scale, or, without these, the word of its residual, and 1. There are no
 // registers for both.
-template <class Last, int kVec>
+template <class RowEpilogue, int kVec>
 struct Fetched {};
 template <typename T, typename Acc, int kVec>
 struct Fetched<Epilogue<T, Acc>, kVec> {
@@ -179,24 +179,25 @@ struct Fetched<Epilogue<T, Acc>, kVec> {
 
 // The rows of the result, as a thread sees them: what each goes on with, and how they are written.
 // By reference, as the code that comes out is then that of lambdas in the kernel.
-template <typename Out, typename Acc, int kVec, class Last>
+template <typename Out, typename Acc, int kVec, class RowEpilogue>
 struct ResultRows {
-  using Beside = Fetched<Last, kVec>;
+  using Beside = Fetched<RowEpilogue, kVec>;
   const Sum<Acc, kVec>& sum;
   const Team& team;
   Out* const& out;
-  const Last& last;
+  const RowEpilogue& epilogue;
   const unsigned& row_bytes;
 
   // Sends for what an epilogue reads.
   __device__ __forceinline__ Beside fetch(Index row) const {
     Beside beside = {};
-    if constexpr (!std::is_same_v<Last, NoEpilogue>) {
-      const bool has_own = last.own != nullptr;
-      fetch_word(has_own ? last.own : last.residual, row, beside.word);
+    if constexpr (!std::is_same_v<RowEpilogue, NoEpilogue>) {
+      const bool has_self = epilogue.self != nullptr;
+      fetch_word(has_self ? epilogue.self : epilogue.residual, row, beside.word);
       beside.factor = load_below_or(
-          static_cast<unsigned>(row), has_own ? sum.num_rows : 0,
-          last.own_scale.data + last.own_scale.stride * static_cast<unsigned>(row), Acc(1));
+          static_cast<unsigned>(row), has_self ? sum.num_rows : 0,
+          epilogue.self_scale.data + epilogue.self_scale.stride * static_cast<unsigned>(row),
+          Acc(1));
     }
     return beside;
   }
@@ -204,22 +205,22 @@ struct ResultRows {
                                         const Beside& beside) const {
     if (!team.active || !is_id(row, sum.num_rows)) return;
     Out* to = row_at(out + uint64_t{team.word} * kVec, row, row_bytes);
-    if constexpr (std::is_same_v<Last, NoEpilogue>) {
+    if constexpr (std::is_same_v<RowEpilogue, NoEpilogue>) {
       store_scaled(to, run, factor);
     } else {
       Acc total[kVec];
 #pragma unroll
       for (int i = 0; i < kVec; ++i) total[i] = factor * run[i];
       add_word<Out>(total, beside.word, beside.factor);
-      if (last.own != nullptr && last.residual != nullptr) {
+      if (epilogue.self != nullptr && epilogue.residual != nullptr) {
         Word<Out, kVec> word;
-        fetch_word(last.residual, row, word);
+        fetch_word(epilogue.residual, row, word);
         add_word<Out>(total, word, Acc(1));
       }
-      if (last.bias != nullptr)
+      if (epilogue.bias != nullptr)
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) total[i] += __ldg(last.bias + team.word * kVec + i);
-      if (last.relu)
+        for (int i = 0; i < kVec; ++i) total[i] += __ldg(epilogue.bias + team.word * kVec + i);
+      if (epilogue.relu)
 #pragma unroll
         for (int i = 0; i < kVec; ++i) total[i] = total[i] < 0 ? Acc(0) : total[i];  // NaN stays
       store_scaled(to, total, Acc(1));
@@ -238,7 +239,7 @@ struct ResultRows {
   }
 };
 
-// What rows are multiplied by.
+// Scales of rows.
 template <typename Acc, int kVec>
 struct RowScales {
   const Sum<Acc, kVec>& sum;
@@ -288,16 +289,17 @@ struct SlotFeatures {
   }
 };
 
-// Which of a call's launches it is. The second reads ahead: the first writes its `in`, and nothing
+// The order of a call's launches. The second reads ahead: the first writes its `in`, and nothing
 // else that it reads.
 enum class Turn { kOnly, kFirst, kSecond };
 
 // `kOne`: a team has one slot. The code is then shorter, which is what counts in small sums: most
 // of their time is instructions on their way.
-template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec, class Last>
+template <bool kOne, bool kScaled, typename In, typename Out, typename Acc, int kVec,
+          class RowEpilogue>
 __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThreads)
     sum_kernel(const __grid_constant__ Sum<Acc, kVec> sum, const In* in, Out* out, Turn turn,
-               Last last) {
+               RowEpilogue epilogue) {
   const bool reads_ahead = turn == Turn::kSecond;
   if (!reads_ahead) wait_for_previous_launch();
   // The second may read ahead what this one has waited for.
@@ -319,19 +321,19 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     __pipeline_commit();
   }
   const unsigned out_bytes = sum.words * kVec * static_cast<unsigned>(sizeof(Out));
-  const ResultRows<Out, Acc, kVec, Last> rows = {sum, team, out, last, out_bytes};
-  Fetched<Last, kVec> beside = rows.fetch(now.is_last() ? now.row : kNothingFollows);
+  const ResultRows<Out, Acc, kVec, RowEpilogue> rows = {sum, team, out, epilogue, out_bytes};
+  Fetched<RowEpilogue, kVec> beside = rows.fetch(now.is_last() ? now.row : kNothingFollows);
   if (reads_ahead) wait_for_previous_launch();
 
   const Shared<Acc, kVec> open_ends = {reinterpret_cast<Pack<Acc, kVec>*>(dynamic_shared())},
-                          kept = {open_ends.parts + blockDim.x}, heads = {kept.parts + team.lanes},
-                          past = heads;
+                          relay_run = {open_ends.parts + blockDim.x},
+                          heads = {relay_run.parts + team.lanes}, past = heads;
   const int lanes = static_cast<int>(team.lanes);
   const unsigned scaled_rows = sum.row_scale != nullptr ? sum.num_rows : 0;
   const RowScales<Acc, kVec> scales = {sum, scaled_rows};
   Acc scale = scales.scale_of(now);
 
-  // What loads and stores need at every turn.
+  // Sizes that loads and stores need at every turn.
   const unsigned row_bytes = sum.words * static_cast<unsigned>(sizeof(Word<In, kVec>));
   const unsigned char* lane_in =
       row_at(reinterpret_cast<const unsigned char*>(in), team.word, sizeof(Word<In, kVec>));
@@ -451,7 +453,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   if (crosses_out && team.index == teams - 1) {
     add_before(static_cast<int>(per_block) - 1 - static_cast<int>(now.before()), run);
     if (relays)
-      kept.put(run, team.lane);
+      relay_run.put(run, team.lane);
     else
       sum.tails.put(block, column, width, run);
   }
@@ -459,7 +461,7 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
     if (!kOne) heads.get(run, threadIdx.x);
     add_before(head_begin, run);
     if (head_begin < 0 && crosses_in)
-      kept.put(run, team.lane);
+      relay_run.put(run, team.lane);
     else
       rows.store(head_row, run, head_scale, kOne ? beside : rows.fetch(head_row));
   }
@@ -480,27 +482,27 @@ __global__ void __launch_bounds__(kMaxThreads, resident_threads<kOne> / kMaxThre
   // Teams take equal parts, the first that farthest back.
   const int share = many ? (chain.num_tails + static_cast<int>(teams) - 1) >> sum.team_bits : 1;
   const int from = static_cast<int>(team.index) * share;
-  Acc taken[kVec] = {};
-  sum.tails.take(from, min(from + share, chain.num_tails), chain, column, width, taken);
+  Acc carried[kVec] = {};
+  sum.tails.take(from, min(from + share, chain.num_tails), chain, column, width, carried);
   __syncthreads();  // all have read what teams had left
   if (many) {
-    open_ends.put(taken, threadIdx.x);
+    open_ends.put(carried, threadIdx.x);
     __syncthreads();
   }
   if (team.index != 0) return;
   if (many) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) taken[i] = 0;
-    open_ends.add_before(0, teams, team, taken);
+    for (int i = 0; i < kVec; ++i) carried[i] = 0;
+    open_ends.add_before(0, teams, team, carried);
   }
   Acc mine[kVec];
-  kept.get(mine, team.lane);
+  relay_run.get(mine, team.lane);
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) taken[i] += mine[i];
+  for (int i = 0; i < kVec; ++i) carried[i] += mine[i];
   if (relays)
-    sum.tails.put(block, column, width, taken);
+    sum.tails.put(block, column, width, carried);
   else
-    rows.store(start.row, taken, factor, rows.fetch(start.row));
+    rows.store(start.row, carried, factor, rows.fetch(start.row));
 }
 
 }  // namespace

@@ -24,10 +24,11 @@ size_t shared_bytes(int threads, int lanes) {
 // in: (cols, width), out: (rows, width). A row without entries is zero whatever its scale. Rows
 // go on with an Epilogue, or NoEpilogue. One launch. As many blocks share the slots as there
 // are workspaces.
-template <typename In, typename Out, typename Acc, int kVec, class Last>
+template <typename In, typename Out, typename Acc, int kVec, class RowEpilogue>
 cudaError_t launch_sum(cudaStream_t stream, Turn turn, int most_threads, const EdgeSplit& split,
-                       const In* in, const Acc* col_scale, const Acc* row_scale, const Last& last,
-                       int64_t width, Out* out, const Workspace& workspace) {
+                       const In* in, const Acc* col_scale, const Acc* row_scale,
+                       const RowEpilogue& epilogue, int64_t width, Out* out,
+                       const Workspace& workspace) {
   const int64_t words = width / kVec;
   int lane_bits = 0, team_bits = 0;
   while (1 << lane_bits < 32 && (1 << lane_bits < kLeastLanes || int64_t{1} << lane_bits < words))
@@ -64,32 +65,33 @@ cudaError_t launch_sum(cudaStream_t stream, Turn turn, int most_threads, const E
   const auto run = [&](auto one, auto scaled) {
     return launch(
         stream, plan,
-        sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, Last>, sum,
-        in, out, turn, last);
+        sum_kernel<decltype(one)::value, decltype(scaled)::value, In, Out, Acc, kVec, RowEpilogue>,
+        sum, in, out, turn, epilogue);
   };
   const auto run_scaled = [&](auto scaled) {
     return rounds == 1 ? run(std::true_type{}, scaled) : run(std::false_type{}, scaled);
   };
-  if constexpr (std::is_same_v<Last, NoEpilogue> &&
+  if constexpr (std::is_same_v<RowEpilogue, NoEpilogue> &&
                 std::is_same_v<Out, Acc>)  // of the first sum only
     if (col_scale != nullptr) return run_scaled(std::true_type{});
   return run_scaled(std::false_type{});
 }
 
-template <typename In, typename Out, typename Acc, class Last>
+template <typename In, typename Out, typename Acc, class RowEpilogue>
 cudaError_t row_sums(cudaStream_t stream, Turn turn, int most_threads, const EdgeSplit& split,
-                     const In* in, const Acc* col_scale, const Acc* row_scale, const Last& last,
-                     int64_t width, Out* out, const Workspace& workspace) {
+                     const In* in, const Acc* col_scale, const Acc* row_scale,
+                     const RowEpilogue& epilogue, int64_t width, Out* out,
+                     const Workspace& workspace) {
   constexpr int kWide = 16 / sizeof(In);
   bool wide = readable<kWide>(in, width) && aligned(out, store_alignment<Out, kWide>);
-  if constexpr (!std::is_same_v<Last, NoEpilogue>)
-    wide = wide && aligned(last.own, store_alignment<Out, kWide>) &&
-           aligned(last.residual, store_alignment<Out, kWide>);
+  if constexpr (!std::is_same_v<RowEpilogue, NoEpilogue>)
+    wide = wide && aligned(epilogue.self, store_alignment<Out, kWide>) &&
+           aligned(epilogue.residual, store_alignment<Out, kWide>);
   if (wide)
     return launch_sum<In, Out, Acc, kWide>(stream, turn, most_threads, split, in, col_scale,
-                                           row_scale, last, width, out, workspace);
+                                           row_scale, epilogue, width, out, workspace);
   return launch_sum<In, Out, Acc, 1>(stream, turn, most_threads, split, in, col_scale, row_scale,
-                                     last, width, out, workspace);
+                                     epilogue, width, out, workspace);
 }
 
 }  // namespace

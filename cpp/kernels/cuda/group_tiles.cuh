@@ -29,7 +29,7 @@ __device__ __forceinline__ int group_size(const Groups& groups, int64_t group) {
   return static_cast<int>(min(int64_t{max(groups.sizes[group], 0)}, groups.num_rows));
 }
 
-// Which weight a group has, if any.
+// The weight of a group, if it has one.
 struct Weight {
   unsigned index;
   bool exists;
@@ -106,7 +106,7 @@ template <int kThreads>
 __device__ __forceinline__ Tile find_tile(const Groups& groups, int tile_rows, int number) {
   constexpr int kWarps = kThreads / 32;
   __shared__ unsigned rows_of[kWarps], tiles_of[kWarps];
-  __shared__ Tile found;
+  __shared__ Tile result;
   // Sums stop at num_rows and at more tiles than there are, whatever the sizes are.
   const unsigned num_rows = static_cast<unsigned>(groups.num_rows);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -137,7 +137,7 @@ __device__ __forceinline__ Tile find_tile(const Groups& groups, int tile_rows, i
     rows_of[warp] = rows;
     tiles_of[warp] = tiles;
   }
-  if (threadIdx.x == 0) found.count = -1;
+  if (threadIdx.x == 0) result.count = -1;
   rows = __shfl_up_sync(kWholeWarp, rows, 1);  // before this thread's groups
   tiles = __shfl_up_sync(kWholeWarp, tiles, 1);
   if (lane == 0) rows = tiles = 0;
@@ -149,11 +149,11 @@ __device__ __forceinline__ Tile find_tile(const Groups& groups, int tile_rows, i
       tiles = add_tiles(tiles, tiles_of[other]);
     }
   const auto set = [&](int group, unsigned row, unsigned size, unsigned tile) {
-    found.group = group;
-    found.row =
+    result.group = group;
+    result.row =
         static_cast<int>(min(uint64_t{row} + uint64_t{tile} * tile_rows, uint64_t{num_rows}));
-    found.count = static_cast<int>(
-        min(min(size - tile * tile_rows, static_cast<unsigned>(tile_rows)), num_rows - found.row));
+    result.count = static_cast<int>(
+        min(min(size - tile * tile_rows, static_cast<unsigned>(tile_rows)), num_rows - result.row));
   };
   unsigned tile = static_cast<unsigned>(number) - tiles;
   if (tile < my_tiles)
@@ -172,7 +172,7 @@ __device__ __forceinline__ Tile find_tile(const Groups& groups, int tile_rows, i
       set(static_cast<int>(groups.num_sizes), num_rows - rest, rest, tile - my_tiles);
   }
   __syncthreads();
-  return found;
+  return result;
 }
 
 // Goes through tiles; all calls are made by a whole warp, which holds the next sizes in its lanes.
@@ -233,7 +233,7 @@ class TileWalk {
     }
   }
 
-  // Where the next tile is on the scale of the costs.
+  // Position of the next tile on the scale of costs.
   __device__ __forceinline__ int64_t place() const { return at_; }
 
   // The tiles of a block are those in an even part of all places or, if `whole`, of the groups that

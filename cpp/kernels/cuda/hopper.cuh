@@ -34,7 +34,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Where the first chunk may begin in a block's dynamic memory. An offset, not a cast of an integer:
+// The first place for a chunk in a block's dynamic memory. An offset, not a cast of an integer:
 // the compiler must see that the memory is shared, else it reads through generic addresses.
 __device__ __forceinline__ unsigned char* first_chunk(unsigned char* dynamic) {
   return dynamic + (0u - shared_address(dynamic)) % kChunkAlign;
@@ -95,8 +95,8 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Those since the last call are a group. Until this thread's copies are there but for the last
-// kGroups groups of them.
+// Closes a group of copies: all since the last call. wait_for_copies_but waits until at most
+// kGroups groups of this thread are under way.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -176,9 +176,9 @@ class TileCopy {
   const bool whole_;  // rows are whole chunks
 };
 
-// What a lane of a warp knows of kMine rows that are read by ids: ids[i] is row 32 i + lane.
+// Ids of the kMine rows that a warp reads, over its lanes: ids[i] is row 32 i + lane.
 template <int kMine>
-using RowIds = int[most(kMine / 32, 1)];
+using RowIds = int[largest(kMine / 32, 1)];
 
 // TileCopy of rows from anywhere, by all lanes of a warp: starts the copies of kMine of the kRows
 // rows of a tile, from row `first` on, with these ids. Zeros for ids out of [0, num_rows) and
@@ -244,8 +244,9 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// Of a tile in chunks: rows of 128 bytes, permuted, groups of 8 rows 1024 bytes apart. Chunks of
-// the same rows are `chunk_bytes` apart; it matters only where rows are summed over.
+// The descriptor of a tile in chunks: rows of 128 bytes, permuted, groups of 8 rows 1024 bytes
+// apart. Chunks of the same rows are `chunk_bytes` apart; it matters only where rows are summed
+// over.
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* tile, int chunk_bytes = 16) {
   return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) |
          (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (shared_address(tile) >> 4 & 0x3fff);

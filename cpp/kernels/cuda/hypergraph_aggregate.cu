@@ -11,7 +11,7 @@ template <typename T, typename Acc>
 cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspace& workspace,
                                  const Workspace& next_workspace,
                                  const Aggregation<EdgeSplit, T, Acc>& aggregation) {
-  const auto& [to_hyperedges, to_nodes, x, scales, last, width, y, sums] = aggregation;
+  const auto& [to_hyperedges, to_nodes, x, scales, epilogue, width, y, sums] = aggregation;
   if (to_nodes.num_rows <= 0 || width <= 0) return cudaSuccess;
   if (width > static_cast<int64_t>(0xffffffffu / sizeof(Acc))) return cudaErrorInvalidValue;
   if (to_hyperedges.num_rows > 0) {
@@ -27,7 +27,7 @@ cudaError_t hypergraph_aggregate(cudaStream_t stream, int threads, const Workspa
                     static_cast<const Acc*>(all.sums), ones, all.scales.node_out, epilogue,
                     all.width, all.y, next_workspace);
   };
-  return last.any() ? to_result(last) : to_result(NoEpilogue{});
+  return epilogue.any() ? to_result(epilogue) : to_result(NoEpilogue{});
 }
 
 #define JAX_GNN_INSTANTIATE(T, Acc)                                                                \

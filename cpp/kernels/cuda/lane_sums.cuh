@@ -6,9 +6,9 @@
 
 namespace jax_gnn::cuda {
 
-// What a lane holds after add_over_lanes: the sums of `count` entries from `first` on. Several
-// lanes hold the same where there are more of them than entries; `writes` says which is to write
-// them.
+// The sums that a lane holds after add_over_lanes: those of `count` entries from `first` on.
+// Several lanes hold the same where there are more of them than entries; `writes` says which is to
+// write them.
 struct Held {
   int first, count;
   bool writes;
@@ -30,8 +30,8 @@ __device__ __forceinline__ Held add_over_lanes(Acc (&sum)[kSize], int lane_bits)
 #pragma unroll
     for (int i = 0; i < size / 2; ++i) {
       const Acc other = upper ? sum[i] : sum[i + size / 2];
-      const Acc own = upper ? sum[i + size / 2] : sum[i];
-      sum[i] = own + __shfl_xor_sync(kWholeWarp, other, 1 << bit);
+      const Acc half = upper ? sum[i + size / 2] : sum[i];
+      sum[i] = half + __shfl_xor_sync(kWholeWarp, other, 1 << bit);
     }
     held.count = size / 2;
     held.first += upper ? size / 2 : 0;
@@ -44,7 +44,7 @@ __device__ __forceinline__ Held add_over_lanes(Acc (&sum)[kSize], int lane_bits)
   return held;
 }
 
-// The same of at least kSize lanes, a power of two, for each kSize values of several kinds: the
+// Adds over at least kSize lanes, a power of two, each kSize values of several kinds: the
 // lane's first of a kind is then that of the entry (lane / (lanes / kSize)) % kSize. The same
 // additions in the same order. Called by whole warps.
 template <int kSize, int kCount, typename Acc>
@@ -58,8 +58,8 @@ __device__ __forceinline__ void add_over_many_lanes(Acc (&sum)[kCount], int lane
 #pragma unroll
       for (int i = first; i < first + size; ++i) {
         const Acc other = upper ? sum[i] : sum[i + size];
-        const Acc own = upper ? sum[i + size] : sum[i];
-        sum[i] = own + __shfl_xor_sync(kWholeWarp, other, distance);
+        const Acc half = upper ? sum[i + size] : sum[i];
+        sum[i] = half + __shfl_xor_sync(kWholeWarp, other, distance);
       }
     distance /= 2;
   }

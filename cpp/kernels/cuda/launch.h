@@ -37,12 +37,12 @@ std::make_unsigned_t<Index> id_bound(int64_t size) {
          (size > kMax);
 }
 
-// Of the current device; 0 if there is none.
+// An attribute of the current device; 0 if there is none.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  const bool found = cudaGetDevice(&device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
-  return found ? value : 0;
+  const bool success = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
+  return success ? value : 0;
 }
 
 // The major number. 9 is Hopper, whose matrix instructions are its own.
@@ -50,15 +50,13 @@ inline int compute_capability() { return device_attribute(cudaDevAttrComputeCapa
 
 // 1 if there is no device.
 inline int num_multiprocessors() {
-  return most(device_attribute(cudaDevAttrMultiProcessorCount), 1);
+  return largest(device_attribute(cudaDevAttrMultiProcessorCount), 1);
 }
 
 // Bytes that a block may have at most.
-inline int most_shared_memory() {
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
+inline int max_shared_memory() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-// What the host decides about a launch.
+// Shape of a launch, which the host chooses.
 struct Plan {
   dim3 grid;
   int threads;           // of a block
@@ -92,7 +90,7 @@ inline cudaLaunchConfig_t configuration(cudaStream_t stream, const Plan& plan,
   config.dynamicSmemBytes = plan.shared;
   config.stream = stream;
   config.attrs = &overlap;
-  // They came with Hopper.
+  // Overlapping launches came with Hopper.
   config.numAttrs = plan.overlaps && compute_capability() >= 9 ? 1 : 0;
   return config;
 }

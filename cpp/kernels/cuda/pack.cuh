@@ -146,7 +146,7 @@ __device__ __forceinline__ void store_word(T* address, const Acc* x) {
   *reinterpret_cast<Pack<T, kVec>*>(address) = pack;
 }
 
-// Both addresses are aligned likewise.
+// Copies a word; both addresses are aligned to it.
 template <int kVec, typename T>
 __device__ __forceinline__ void copy_word(const T* from, T* to) {
   *reinterpret_cast<Pack<T, kVec>*>(to) = *reinterpret_cast<const Pack<T, kVec>*>(from);

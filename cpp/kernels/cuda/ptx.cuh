@@ -217,8 +217,8 @@ __device__ __forceinline__ void read_pair(const void* from, uint64_t& first, uin
                : "l"(from)
                : "memory");
 }
-// Whether to read again what another block is to write: not if it is `there`.
-__device__ __forceinline__ bool wait_unless(bool there) { return !there; }
+// Whether to read again what another block is to write: not if it is `complete`.
+__device__ __forceinline__ bool wait_unless(bool complete) { return !complete; }
 
 // 1 / x to within a digit of the last place.
 __device__ __forceinline__ float approximate_reciprocal(float x) {
@@ -248,7 +248,7 @@ __device__ __forceinline__ float approximate_tanh(float x) {
   return result;
 }
 
-// Of which NaN is the larger, and the smaller.
+// Maximum and minimum in which NaN wins.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));

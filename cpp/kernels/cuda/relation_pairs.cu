@@ -36,9 +36,9 @@ cudaError_t relation_pairs(cudaStream_t stream, const TypedRows<Index>& edges,
   const Plan plan{dim3(static_cast<unsigned>(tiles)), kPairThreads, 0};
   cudaError_t error = launch(stream, plan, pair_counts_kernel<Index>, edges, parts);
   if (error != cudaSuccess) return error;
-  const auto most = std::numeric_limits<Index>::max();
+  const auto limit = std::numeric_limits<Index>::max();
   error = launch(stream, {dim3(static_cast<unsigned>(sums)), kScanThreads, 0}, starts_kernel<Index>,
-                 static_cast<const Index*>(parts.counts), counts, most, most, parts.starts);
+                 static_cast<const Index*>(parts.counts), counts, limit, limit, parts.starts);
   if (error != cudaSuccess) return error;
   return launch(stream, plan, pairs_kernel<Index>, edges, parts, pairs);
 }

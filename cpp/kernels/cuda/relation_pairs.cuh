@@ -9,7 +9,7 @@ namespace jax_gnn::cuda {
 
 constexpr int kPairThreads = 256;  // edges of a tile
 
-// What kernels tell the next ones. Pairs of no relation are counted as of one more.
+// Results of one kernel that the next ones read. Pairs of no relation are counted as of one more.
 template <typename Index>
 struct PairScratch {
   Index* valid;   // (tiles,), edges that are no padding
@@ -36,8 +36,8 @@ __global__ void pair_counts_kernel(TypedRows<Index> edges, PairScratch<Index> sc
   wait_for_previous_launch();
   __shared__ Index of_warps[32];
   Index* const counts = scratch.counts + blockIdx.x;
-  for (int64_t each = threadIdx.x; each <= edges.num_relations; each += kPairThreads)
-    counts[each * scratch.tiles] = 0;
+  for (int64_t i = threadIdx.x; i <= edges.num_relations; i += kPairThreads)
+    counts[i * scratch.tiles] = 0;
   __syncthreads();
   const int64_t e = blockIdx.x * int64_t{kPairThreads} + threadIdx.x;
   const bool first = is_first(edges, e);
@@ -59,15 +59,15 @@ __global__ void pairs_kernel(TypedRows<Index> edges, PairScratch<Index> scratch,
   __shared__ Index relations[kPairThreads];  // of the first edges of pairs, others: -1
   const int64_t e = blockIdx.x * int64_t{kPairThreads} + threadIdx.x;
   const bool first = is_first(edges, e);
-  const int64_t own = first ? relation(edges, e) : -1;
-  relations[threadIdx.x] = static_cast<Index>(own);
-  Index before = 0, behind = 0, valid = 0;
+  const int64_t own_relation = first ? relation(edges, e) : -1;
+  relations[threadIdx.x] = static_cast<Index>(own_relation);
+  Index before = 0, after = 0, valid = 0;
   for (int64_t tile = threadIdx.x; tile < scratch.tiles; tile += kPairThreads) {
-    (tile < blockIdx.x ? before : behind) += scratch.first[tile];
+    (tile < blockIdx.x ? before : after) += scratch.first[tile];
     valid += scratch.valid[tile];
   }
   before = sum_all(before, of_warps);
-  const Index all = before + sum_all(behind, of_warps);
+  const Index all = before + sum_all(after, of_warps);
   valid = sum_all(valid, of_warps);
   const Index number = before + sum_until(Index(first), of_warps) - 1;
 
@@ -82,8 +82,8 @@ __global__ void pairs_kernel(TypedRows<Index> edges, PairScratch<Index> scratch,
   if (!first || number >= pairs.num_pairs) return;
   pairs.indptr[number] = static_cast<Index>(e);
   pairs.sorted_nodes[number] = edges.rows[e];
-  Index place = scratch.starts[own * scratch.tiles + blockIdx.x];
-  for (unsigned other = 0; other < threadIdx.x; ++other) place += relations[other] == own;
+  Index place = scratch.starts[own_relation * scratch.tiles + blockIdx.x];
+  for (unsigned other = 0; other < threadIdx.x; ++other) place += relations[other] == own_relation;
   pairs.order[number] = place;
   if (place >= pairs.num_pairs) return;
   pairs.places[place] = number;

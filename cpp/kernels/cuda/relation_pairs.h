@@ -9,7 +9,7 @@
 
 namespace jax_gnn::cuda {
 
-// How many numbers of scratch it needs.
+// The number of ids of scratch memory.
 int64_t relation_pairs_scratch(int64_t num_edges, int64_t num_relations, int64_t num_pairs);
 
 template <typename Index>

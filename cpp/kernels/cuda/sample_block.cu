@@ -27,8 +27,8 @@ cudaError_t sample_tree(cudaStream_t stream, const Drawn<Index>& drawn, const Bl
   const int64_t blocks = ceil_div(threads, kDrawThreads);
   const int64_t tiles = std::max<int64_t>(ceil_div(drawn.num_dst, kScanThreads * kScanItems), 1);
   // Sums of counts are in the ids' type.
-  const int64_t most = std::numeric_limits<Index>::max();
-  if (blocks > kMaxGridX || tiles > kMaxGridX || threads > most)
+  const int64_t limit = std::numeric_limits<Index>::max();
+  if (blocks > kMaxGridX || tiles > kMaxGridX || threads > limit)
     return cudaErrorInvalidConfiguration;
   const cudaError_t error =
       launch(stream, {dim3(static_cast<unsigned>(tiles)), kScanThreads, 0}, starts_kernel<Index>,
@@ -47,7 +47,7 @@ int64_t tiles_of(int64_t threads) { return std::max<int64_t>(ceil_div(threads, k
 
 int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src) {
   const int64_t tiles = tiles_of(std::max(num_dst + num_edges, num_src + 1));
-  return 3 * tiles + num_dst + 2 * num_edges + tiles_of(num_edges) * kKeptApart;
+  return 3 * tiles + num_dst + 2 * num_edges + tiles_of(num_edges) * kCountStride;
 }
 
 template <typename Index>
@@ -63,7 +63,7 @@ cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
   parts.counts = parts.sums + 3 * parts.tiles;
   parts.sources = parts.counts + num_dst;
   parts.ranks = parts.sources + num_edges;
-  parts.kept = parts.ranks + num_edges;
+  parts.edge_counts = parts.ranks + num_edges;
   // Sums of counts are in the ids' type.
   const int64_t blocks = parts.tiles + parts.dst_tiles, limit = std::numeric_limits<Index>::max();
   if (blocks > kMaxGridX || threads > limit) return cudaErrorInvalidConfiguration;
@@ -77,10 +77,10 @@ cudaError_t sample_distinct(cudaStream_t stream, const Sorted<Index>& sorted,
       launch(stream, plan(blocks), distinct_sources_kernel<Index>, runs, parts, block, overflow);
   if (error != cudaSuccess) return error;
   // As many sources as there may be, if nodes of different seeds are not different ones.
-  const int64_t most =
+  const int64_t max_sources =
       sorted.seeds == nullptr ? std::min(count, num_dst + sorted.num_nodes) : count;
   return launch(stream, plan(tiles_of(std::max(num_edges, num_dst + 1))),
-                distinct_edges_kernel<Index>, runs, parts, block, block.num_src < most);
+                distinct_edges_kernel<Index>, runs, parts, block, block.num_src < max_sources);
 }
 
 #define JAX_GNN_INSTANTIATE(Index)                                                                 \

@@ -53,8 +53,9 @@ __global__ void draw_kernel(Random random, const Index* degrees, int64_t num_row
   const bool all = !replace && size <= static_cast<uint64_t>(fanout);
   Index* const to = offsets + row * fanout;
   if (lane == 0) {
-    const auto most = static_cast<Index>(fanout);
-    counts[row] = replace ? (degree > 0 ? most : Index(0)) : (degree < most ? degree : most);
+    const auto max_count = static_cast<Index>(fanout);
+    counts[row] =
+        replace ? (degree > 0 ? max_count : Index(0)) : (degree < max_count ? degree : max_count);
   }
   for (int64_t first = 0; first < fanout; first += 32) {
     const int64_t step = first + lane;
@@ -110,11 +111,11 @@ __global__ void tree_kernel(Drawn<Index> drawn, Block<Index> block, int64_t thre
     // As many as are smaller; of equal ones, those before.
     const Index count = clamped(drawn.counts, row, static_cast<Index>(drawn.fanout));
     if (slot >= count) return;
-    const Index own = drawn.offsets[i];
+    const Index offset = drawn.offsets[i];
     const Index* const offsets = drawn.offsets + (i - slot);
     int64_t smaller = 0;
     for (Index other = 0; other < count; ++other)
-      smaller += offsets[other] < own || (offsets[other] == own && other < slot);
+      smaller += offsets[other] < offset || (offsets[other] == offset && other < slot);
     slot = smaller;
   }
   const int64_t e = block.indptr[row] + slot;
@@ -122,8 +123,8 @@ __global__ void tree_kernel(Drawn<Index> drawn, Block<Index> block, int64_t thre
   const Index place = drawn.starts[row] + drawn.offsets[i];
   const auto bound = static_cast<std::make_unsigned_t<Index>>(drawn.num_whole);
   const Index node = is_id(place, bound) ? drawn.cols[place] : Index(-1);
-  const auto most = static_cast<std::make_unsigned_t<Index>>(drawn.num_nodes);
-  sources[e] = is_id(node, most) ? node : Index(-1);
+  const auto num_nodes = static_cast<std::make_unsigned_t<Index>>(drawn.num_nodes);
+  sources[e] = is_id(node, num_nodes) ? node : Index(-1);
   block.rows[e] = block.t_cols[e] = static_cast<Index>(row);
   block.cols[e] = block.t_rows[e] = static_cast<Index>(num_dst + e);
   block.t_order[e] = static_cast<Index>(e);
@@ -148,7 +149,7 @@ struct Runs : Sorted<Index> {
     const int64_t at = this->at[i];
     return this->seeds[at < this->num_dst ? at : this->rows[at - this->num_dst]];
   }
-  // Both are nodes.
+  // Whether two sorted ids are the same source. Both are nodes.
   __device__ bool same(int64_t i, int64_t j) const {
     return this->keys[i] == this->keys[j] && (this->seeds == nullptr || owner(i) == owner(j));
   }
@@ -158,20 +159,20 @@ struct Runs : Sorted<Index> {
   // steps as its distance has bits, as most runs are short.
   template <typename Holds>
   __device__ int64_t last(int64_t i, int sign, const Holds& holds) const {
-    const int64_t most = sign > 0 ? count - 1 - i : i;
+    const int64_t limit = sign > 0 ? count - 1 - i : i;
     int64_t low = 0, high = 1;  // it holds at low; and not at high, once that is found
-    while (high <= most && holds(i + sign * high)) {
+    while (high <= limit && holds(i + sign * high)) {
       low = high;
       high *= 2;
     }
-    if (high > most) high = most + 1;
+    if (high > limit) high = limit + 1;
     while (low + 1 < high) {
       const int64_t middle = low + (high - low) / 2;
       (holds(i + sign * middle) ? low : high) = middle;
     }
     return i + sign * low;
   }
-  // How many edges the run has of which i is the first destination.
+  // The number of edges of the run whose first destination is i.
   __device__ Index edges_of(int64_t i) const {
     const auto is_own = [&](int64_t j) { return same(i, j); };
     const auto is_destination = [&](int64_t j) { return same(i, j) && !is_edge(j); };
@@ -180,20 +181,20 @@ struct Runs : Sorted<Index> {
 };
 
 // Counts that many threads add to stand so far apart that they are in different parts of the cache.
-constexpr int kKeptApart = 32;
+constexpr int kCountStride = 32;
 
-// What kernels tell the next ones.
+// Results of one kernel that the next ones read.
 template <typename Index>
 struct DistinctScratch {
-  Index* sums;     // (3, tiles): new sources, edges, and those from destinations
-  Index* counts;   // (num_dst,), edges from each destination
-  Index* sources;  // (num_edges,), of each edge, -1 if it is left out
-  Index* ranks;    // (num_edges,), edges of this source before it
-  Index* kept;     // (edge_tiles, kKeptApart), first how many edges are not left out
+  Index* sums;         // (3, tiles): new sources, edges, and those from destinations
+  Index* counts;       // (num_dst,), edges from each destination
+  Index* sources;      // (num_edges,), of each edge, -1 if it is left out
+  Index* ranks;        // (num_edges,), edges of this source before it
+  Index* edge_counts;  // (edge_tiles, kCountStride), first how many edges are not left out
   int64_t tiles, edge_tiles, dst_tiles;
 };
 
-// What there is at a place of the sorted ids: see DistinctScratch::sums. `edges_of` tells how many
+// Counts at a place of the sorted ids: see DistinctScratch::sums. `edges_of` tells how many
 // edges the destination there has as a source.
 template <typename Index, typename EdgesOf>
 __device__ __forceinline__ void parts_at(const Runs<Index>& runs, int64_t i, Index* parts,
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     if (threadIdx.x == 0) scratch.sums[part * scratch.tiles + blockIdx.x] = sum;
   }
   if (i < runs.count && !runs.is_edge(i)) scratch.counts[runs.at[i]] = parts[2];
-  if (i < scratch.edge_tiles) scratch.kept[i * kKeptApart] = 0;
+  if (i < scratch.edge_tiles) scratch.edge_counts[i * kCountStride] = 0;
   allow_next_launch();
 }
 
@@ -234,38 +235,38 @@ __global__ void __launch_bounds__(kScanThreads, 1)
                             bool* overflow) {
   wait_for_previous_launch();
   __shared__ Index of_warps[32];
-  const auto most = static_cast<Index>(block.num_edges);
+  const auto num_edges = static_cast<Index>(block.num_edges);
   if (blockIdx.x >= scratch.tiles) {
-    write_starts(blockIdx.x - scratch.tiles, scratch.counts, runs.num_dst, most, most,
+    write_starts(blockIdx.x - scratch.tiles, scratch.counts, runs.num_dst, num_edges, num_edges,
                  block.t_indptr, of_warps);
     allow_next_launch();
     return;
   }
   const int64_t i = blockIdx.x * int64_t{kScanThreads} + threadIdx.x, num_dst = runs.num_dst;
-  Index own[3], until[3], all[3];
-  parts_at(runs, i, own, [&] { return scratch.counts[runs.at[i]]; });
+  Index parts[3], until[3], all[3];
+  parts_at(runs, i, parts, [&] { return scratch.counts[runs.at[i]]; });
   for (int part = 0; part < 3; ++part) {
-    Index before = 0, behind = 0;
+    Index before = 0, after = 0;
     for (int64_t tile = threadIdx.x; tile < scratch.tiles; tile += kScanThreads) {
       const Index sum = scratch.sums[part * scratch.tiles + tile];
-      (tile < blockIdx.x ? before : behind) += sum;
+      (tile < blockIdx.x ? before : after) += sum;
     }
     before = sum_all(before, of_warps);
-    all[part] = before + sum_all(behind, of_warps);
-    until[part] = before + sum_until(own[part], of_warps);
+    all[part] = before + sum_all(after, of_warps);
+    until[part] = before + sum_until(parts[part], of_warps);
   }
 
   // Where the run starts, and where its edges do. Only the tile's first run may start before it.
-  const bool is_there = i < runs.count && runs.is_node(i);
-  const bool is_edge = is_there && runs.is_edge(i);
-  const bool is_first = is_there && runs.is_first(i);
+  const bool exists = i < runs.count && runs.is_node(i);
+  const bool is_edge = exists && runs.is_edge(i);
+  const bool is_first = exists && runs.is_first(i);
   Index head = is_first ? static_cast<Index>(i) : Index(-1);
   Index first = is_edge && (is_first || !runs.is_edge(i - 1)) ? static_cast<Index>(i) : Index(-1);
-  if (threadIdx.x == 0 && is_there) {
+  if (threadIdx.x == 0 && exists) {
     const auto is_own = [&](int64_t j) { return runs.same(i, j); };
-    const auto is_own_edge = [&](int64_t j) { return runs.same(i, j) && runs.is_edge(j); };
+    const auto is_edge_of_node = [&](int64_t j) { return runs.same(i, j) && runs.is_edge(j); };
     if (head < 0) head = static_cast<Index>(runs.last(i, -1, is_own));
-    if (first < 0 && is_edge) first = static_cast<Index>(runs.last(i, -1, is_own_edge));
+    if (first < 0 && is_edge) first = static_cast<Index>(runs.last(i, -1, is_edge_of_node));
   }
   head = largest_until(head, of_warps);
   first = largest_until(first, of_warps);
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         source = runs.at[head];
       }
       scratch.ranks[e] = static_cast<Index>(i - first);
-      if (source >= 0) count_one(scratch.kept + e / kScanThreads * kKeptApart);
+      if (source >= 0) count_one(scratch.edge_counts + e / kScanThreads * kCountStride);
     }
     scratch.sources[e] = source;
   }
@@ -308,12 +309,12 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   const int64_t e = blockIdx.x * int64_t{kScanThreads} + threadIdx.x, num_dst = runs.num_dst;
   const bool is_edge = e < block.num_edges;
   const Index source = is_edge ? scratch.sources[e] : Index(-1);
-  Index before = 0, behind = 0;
+  Index before = 0, after = 0;
   for (int64_t tile = threadIdx.x; tile < scratch.edge_tiles; tile += kScanThreads)
-    (tile < blockIdx.x ? before : behind) += scratch.kept[tile * kKeptApart];
+    (tile < blockIdx.x ? before : after) += scratch.edge_counts[tile * kCountStride];
   before = sum_all(before, of_warps);
-  const Index all = before + sum_all(behind, of_warps);
-  const Index kept = before + sum_until(Index(source >= 0), of_warps) - (source >= 0);
+  const Index all = before + sum_all(after, of_warps);
+  const Index edge_counts = before + sum_until(Index(source >= 0), of_warps) - (source >= 0);
 
   const Index drawn = runs.indptr[num_dst];
   if (e <= num_dst && !(drops && runs.indptr[e] < drawn))
@@ -322,9 +323,9 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   const Index row = runs.rows[e];
   if (drops && e < drawn) {  // rows that start here
     for (int64_t next = e > 0 ? runs.rows[e - 1] + 1 : 0; next <= row; ++next)
-      block.indptr[next] = kept;
+      block.indptr[next] = edge_counts;
   }
-  const Index to = drops ? kept : static_cast<Index>(e);
+  const Index to = drops ? edge_counts : static_cast<Index>(e);
   if (!drops || source >= 0) {
     block.rows[to] = row;
     block.cols[to] = source;

@@ -22,7 +22,7 @@ template <typename Index>
 cudaError_t sample_tree(cudaStream_t stream, const Drawn<Index>& drawn, const Block<Index>& block,
                         bool* overflow);
 
-// How many numbers of scratch sample_distinct needs.
+// The number of ids of scratch memory of sample_distinct.
 int64_t distinct_scratch(int64_t num_dst, int64_t num_edges, int64_t num_src);
 
 // Builds the block of which each node is one source. Edges from the largest ids, which there is no

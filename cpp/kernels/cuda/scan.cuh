@@ -14,7 +14,7 @@ __device__ __forceinline__ void count_one(Index* to) {
   atomicAdd(reinterpret_cast<Word*>(to), Word{1});
 }
 
-// How many edges of a row count.
+// The number of drawn edges of a row.
 template <typename Index>
 __device__ __forceinline__ Index clamped(const Index* counts, int64_t row, Index fanout) {
   const Index count = counts[row];
@@ -40,43 +40,44 @@ __device__ __forceinline__ void sum_warps(Index of_warp, Index* of_warps) {
   __syncthreads();
 }
 
-// The sum of `own` of a block's threads up to this one; of all of them in of_warps[31].
+// The sum of `value` of a block's threads up to this one; of all of them in of_warps[31].
 template <typename Index>
-__device__ __forceinline__ Index sum_until(Index own, Index* of_warps) {
+__device__ __forceinline__ Index sum_until(Index value, Index* of_warps) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int distance = 1; distance < 32; distance *= 2) {
-    const Index other = __shfl_up_sync(kWholeWarp, own, distance);
-    if (lane >= distance) own += other;
+    const Index other = __shfl_up_sync(kWholeWarp, value, distance);
+    if (lane >= distance) value += other;
   }
-  sum_warps(own, of_warps);
-  return own + (warp > 0 ? of_warps[warp - 1] : Index(0));
+  sum_warps(value, of_warps);
+  return value + (warp > 0 ? of_warps[warp - 1] : Index(0));
 }
 
-// The sum of `own` of all threads of a block.
+// The sum of `value` of all threads of a block.
 template <typename Index>
-__device__ __forceinline__ Index sum_all(Index own, Index* of_warps) {
+__device__ __forceinline__ Index sum_all(Index value, Index* of_warps) {
   for (int distance = 16; distance > 0; distance /= 2)
-    own += __shfl_xor_sync(kWholeWarp, own, distance);
-  sum_warps(own, of_warps);
+    value += __shfl_xor_sync(kWholeWarp, value, distance);
+  sum_warps(value, of_warps);
   return of_warps[31];
 }
 
-// The largest `own` of a block's threads up to this one.
+// The largest `value` of a block's threads up to this one.
 template <typename Index>
-__device__ __forceinline__ Index largest_until(Index own, Index* of_warps) {
+__device__ __forceinline__ Index largest_until(Index value, Index* of_warps) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int distance = 1; distance < 32; distance *= 2) {
-    const Index other = __shfl_up_sync(kWholeWarp, own, distance);
-    if (lane >= distance && other > own) own = other;
+    const Index other = __shfl_up_sync(kWholeWarp, value, distance);
+    if (lane >= distance && other > value) value = other;
   }
   __syncthreads();  // what was there has been read
-  if (lane == 31) of_warps[warp] = own;
+  if (lane == 31) of_warps[warp] = value;
   __syncthreads();
-  for (int other = 0; other < warp; ++other) own = of_warps[other] > own ? of_warps[other] : own;
-  return own;
+  for (int other = 0; other < warp; ++other)
+    value = of_warps[other] > value ? of_warps[other] : value;
+  return value;
 }
 
-// Where the edges of each row of a tile start, at most at num_edges. A block adds up all rows
+// Writes the row pointers of a tile's rows, num_edges at most. A block adds up all rows
 // before by itself, so that none waits for another.
 template <typename Index>
 __device__ __forceinline__ void write_starts(int64_t tile_number, const Index* counts,

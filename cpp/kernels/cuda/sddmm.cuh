@@ -24,7 +24,7 @@ namespace {
 using Index = int32_t;
 constexpr int kThreads = 128;
 
-// What becomes of a pair of rows a and b: <a, b>; the same where they match, see Select; or
+// The result of a pair of rows a and b: <a, b>; <a, b> where they match, see Select; or
 // <vector, leaky(a + b)>.
 enum class Pairs { kDots, kMatching, kLeaky };
 

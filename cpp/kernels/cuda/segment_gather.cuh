@@ -38,7 +38,7 @@ namespace jax_gnn::cuda {
 namespace {
 
 constexpr int kGatherThreads = 128;  // of a block
-// Of a multiprocessor: with more, registers are spilled.
+// Blocks of a multiprocessor: with more, registers are spilled.
 template <class Softmax, class Dots = NoDots>
 constexpr int kGatherBlocks = Softmax::kAny || Dots::kSlopes ? 4 : 5;
 constexpr int kStepBits = 3, kStep = 1 << kStepBits, kHalf = kStep / 2;  // entries in flight
@@ -49,12 +49,12 @@ constexpr int kAroundWords = 8;  // of which three are used; rings are aligned t
 struct GatherCut {
   int lane_bits;   // log2 of the lanes of a team
   int chunk_bits;  // log2 of the entries of a chunk, at least a step's
-  int most_heads;  // that the tile of a team meets
+  int max_heads;   // that the tile of a team meets
   int chunks;      // of a team
   int64_t width;
 };
 
-// How many entries there are, and how many chunks of them a team has.
+// The number of entries, and of chunks of them that a team has.
 struct Extent {
   int64_t count;
   int chunks;
@@ -71,7 +71,7 @@ __device__ __forceinline__ Extent extent_of(const Csr<Index>& csr, const GatherC
   return {count, static_cast<int>((of_team + (1 << cut.chunk_bits) - 1) >> cut.chunk_bits)};
 }
 
-// What is gathered.
+// The rows that are gathered, and their weights.
 template <typename T_, typename Acc_>
 struct Gathered {
   using T = T_;
@@ -82,19 +82,19 @@ struct Gathered {
   int heads;
 };
 
-// Of two arrays, as if the second were behind the first.
+// Rows of two arrays, as if the second were appended to the first.
 template <typename T, typename Acc>
 struct Joined : Gathered<T, Acc> {
   static constexpr bool kHasHalo = true;
-  Joined(const Gathered<T, Acc>& own, const Input<T>& input)
-      : Gathered<T, Acc>(own), halo(input.halo), num_own(static_cast<Index>(input.num_own)) {}
+  Joined(const Gathered<T, Acc>& local, const Input<T>& input)
+      : Gathered<T, Acc>(local), halo(input.halo), num_local(static_cast<Index>(input.num_local)) {}
   const T* halo;
-  Index num_own;
+  Index num_local;
 };
 
 // Runs of a step whose epilogue waits.
-template <class Last>
-constexpr int kClosedRuns = std::is_same_v<Last, NoEpilogue> ? 0 : kStep;
+template <class RowEpilogue>
+constexpr int kClosedRuns = std::is_same_v<RowEpilogue, NoEpilogue> ? 0 : kStep;
 template <typename Acc>
 constexpr int kClosedRuns<StoredStats<Acc>> = 0;
 
@@ -109,39 +109,35 @@ __host__ __device__ int team_weight_bytes(const GatherCut& cut, const Softmax& s
   if constexpr (Softmax::kAny)
     return softmax.team_bytes();
   else
-    return (cut.most_heads * kChunks << cut.chunk_bits) * static_cast<int>(sizeof(Acc));
+    return (cut.max_heads * kChunks << cut.chunk_bits) * static_cast<int>(sizeof(Acc));
 }
 
 // Dynamic shared memory: of each team a ring of ids and the rows around its entries, and its
 // weights; of each thread its part of a run, and of runs whose epilogue waits;
 // heads[warp][part][lane], and tails; and of each thread words for dots.
-template <class Op, typename Acc, class Last, class Dots, class Softmax>
+template <class Op, typename Acc, class RowEpilogue, class Dots, class Softmax>
 __host__ __device__ int64_t gather_shared_bytes(const GatherCut& cut, const Softmax& softmax,
                                                 bool ordered, int threads) {
   const int64_t ring = int64_t{kChunks} << cut.chunk_bits, teams = threads >> cut.lane_bits;
   const int64_t ids = (ordered ? 3 : 2) * ring + kAroundWords;
   const int64_t runs =
-      threads * (1 + kClosedRuns<Last>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
+      threads * (1 + kClosedRuns<RowEpilogue>)+threads / 32 * int64_t{2} * (1 << cut.lane_bits);
   return teams * (ids * sizeof(Index) + team_weight_bytes<Acc>(cut, softmax)) +
          runs * Op::kParts * sizeof(Acc) + int64_t{threads} * kLeftWords<Dots> * 16;
 }
 
-template <class Op, class Rows, class Last = NoEpilogue, class Dots = NoDots,
+template <class Op, class Rows, class RowEpilogue = NoEpilogue, class Dots = NoDots,
           class Softmax = NoSoftmax>
 __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     gather_kernel(Csr<Index> csr, Rows gathered, GatherCut cut,
-                  Output<typename Rows::T, Op, typename Rows::Acc, Last> result, Dots dots,
+                  Output<typename Rows::T, Op, typename Rows::Acc, RowEpilogue> result, Dots dots,
                   Softmax softmax, bool fills, Tails<Op, typename Rows::Acc> tails) {
   using T = typename Rows::T;
   using Acc = typename Rows::Acc;
-  constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<Last>;
+  constexpr int kVec = Op::kVec, kParts = Op::kParts, kClosed = kClosedRuns<RowEpilogue>;
   constexpr bool kDots = Dots::kAny && !Dots::kSlopes;
   using W = Word<T, kVec>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  __shared__ BlockRuns block_runs;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
   const int teams = 32 >> cut.lane_bits, team = (threadIdx.x % 32) >> cut.lane_bits;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -162,13 +158,13 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   Acc* const weights = all_weights + block_team * team_weights;
   Acc* const first_runs = all_weights + block_teams * team_weights;  // [part][thread]
   Acc* const closed = first_runs + kParts * blockDim.x;
-  const KeptRuns<Op, Acc> closed_runs = {
+  const RunSlots<Op, Acc> closed_runs = {
       // [entry of a step][thread]
       reinterpret_cast<Pack<Acc, kVec>*>(closed), closed + kClosed * kVec * blockDim.x};
   Acc* const shared_heads = closed + kClosed * kParts * blockDim.x;
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   W* const left_words = reinterpret_cast<W*>(shared_tails + warps * kParts * lanes) + threadIdx.x;
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
   if (!reads_ahead) wait_for_previous_launch();
@@ -181,7 +177,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   const int64_t per_block = block_teams * per_team;
   const int64_t begin = min(blockIdx.x * per_block + block_team * per_team, extent.count);
   const int count = static_cast<int>(min(per_team, extent.count - begin));
-  ask_for_edges(csr.rows, extent.count, per_block, edges);
+  ask_for_edges(csr.rows, extent.count, per_block, block_runs.edges);
   // The first team of a warp has most.
   const int chunks = (__shfl_sync(kWholeWarp, count, 0) + chunk_size - 1) >> cut.chunk_bits;
 
@@ -189,8 +185,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   const unsigned num_rows = sizes.rows, num_cols = sizes.cols;
   const unsigned num_weights = sizes.weights;
   if (!column.active) sizes = {0, 0, 0};
-  Output<T, Op, Acc, Last> output = result;
-  if constexpr (Softmax::kAny) output.last.keep_for(column, cut.width);
+  Output<T, Op, Acc, RowEpilogue> output = result;
+  if constexpr (Softmax::kAny) output.epilogue.keep_for(column, cut.width);
   T* const lane_out = output.out + column.first;
   const T* lane_in = gathered.in + column.first;
   hide(lane_in);
@@ -199,31 +195,31 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   if constexpr (Dots::kAny) lane_left = dots.left + column.first;
   const unsigned row_bytes = static_cast<unsigned>(cut.width) * static_cast<unsigned>(sizeof(T));
   if constexpr (Rows::kHasHalo) {
-    lane_halo = gathered.halo + column.first - static_cast<int64_t>(gathered.num_own) * cut.width;
+    lane_halo = gathered.halo + column.first - static_cast<int64_t>(gathered.num_local) * cut.width;
     hide(lane_halo);
   }
   const int first_head =
       gathered.heads > 1 ? __shfl_sync(kWholeWarp, static_cast<int>(column.head), 0, lanes) : 0;
 
-  // Where shared memory has what a step needs.
+  // Offsets in shared memory of the operands of a step.
   const int head = column.active ? static_cast<int>(column.head) - first_head : 0;
   unsigned ring_bytes = static_cast<unsigned>(ring_size * sizeof(Index));
   unsigned rows_at = static_cast<unsigned>(block_team * team_words * sizeof(Index));
   unsigned weights_at =
       static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                             (block_team * team_weights + head * ring_size) * sizeof(Acc));
-  unsigned numbers_at = weights_at, asked_at = 0, scores_at = 0;
+  unsigned numbers_at = weights_at, requests_at = 0, scores_at = 0;
   Quad first_quad = {};
   if constexpr (Softmax::kAny) {
     numbers_at = static_cast<unsigned>(block_teams * team_words * sizeof(Index) +
                                        block_team * softmax.team_bytes());
     scores_at = numbers_at + head * softmax.of_head + softmax.kLine;
-    asked_at = numbers_at + softmax.asked;
+    requests_at = numbers_at + softmax.requests;
     hide(numbers_at);
-    hide(asked_at);
+    hide(requests_at);
     first_quad = quad_of(softmax, numbers_at, lane);
     hide(first_quad.scores);
-    hide(first_quad.asked);
+    hide(first_quad.requests);
     hide(scores_at);
   }
   unsigned num_readable = sizes.cols;
@@ -236,7 +232,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   Index* const around = ring + team_words - kAroundWords;  // rows before, after and of the first
 
   // Calls f(entry of the team, its place in the ring) for the lane's own entries of a chunk.
-  const auto for_own = [&](int chunk, const auto& f) {
+  const auto for_lane_entries = [&](int chunk, const auto& f) {
 #pragma unroll 1
     for (int i = lane; i < chunk_size; i += lanes) {
       const int entry = (chunk << cut.chunk_bits) + i;
@@ -246,7 +242,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   // Asks for the ids of a chunk. Where there are no entries left, the last one's.
   const auto ask_for_ids = [&](int chunk) {
     if (chunk < chunks)
-      for_own(chunk, [&](int entry, int place) {
+      for_lane_entries(chunk, [&](int entry, int place) {
         const auto at = static_cast<Index>(begin + min(entry, count - 1));
         const auto copy = [&](const auto* from, auto* to) {
           copy_async<sizeof(*to)>(true, row_at(from, at, sizeof(*to)), to);
@@ -267,8 +263,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
            static_cast<unsigned>(id[ring_size]) < num_cols &&
            (!ordered || static_cast<unsigned>(id[2 * ring_size]) < num_weights);
   };
-  const ChunkWeights<Acc, Softmax> chunk_weights = {softmax,    shared_bytes, numbers_at, asked_at,
-                                                    first_quad, lanes,        lane};
+  const ChunkWeights<Acc, Softmax> chunk_weights = {
+      softmax, shared_bytes, numbers_at, requests_at, first_quad, lanes, lane};
   if constexpr (Softmax::kAny)  // of heads that no lane of the tile has, too: all are looked at
 #pragma unroll 1
     for (int h = lane; h < softmax.heads; h += lanes)
@@ -296,42 +292,42 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
         bool begins_run = false;
         if (i < chunk_size) {
           const unsigned bytes = static_cast<unsigned>(entry) * sizeof(Index);
-          const unsigned mask = ring_bytes - 1, own = rows_at + (bytes & mask);
+          const unsigned mask = ring_bytes - 1, offset = rows_at + (bytes & mask);
           const auto id = [&](unsigned at) -> Index& {
             return *reinterpret_cast<Index*>(shared_bytes + at);
           };
-          const Index row = id(own), col = id(own + ring_bytes);
+          const Index row = id(offset), col = id(offset + ring_bytes);
           const Index place =
-              ordered ? id(own + 2 * ring_bytes) : static_cast<Index>(begin + entry);
+              ordered ? id(offset + 2 * ring_bytes) : static_cast<Index>(begin + entry);
           begins_run = row != id(rows_at + ((bytes - sizeof(Index)) & mask));
-          const bool is_there = entry < count && static_cast<unsigned>(row) < num_rows &&
-                                static_cast<unsigned>(col) < num_cols &&
-                                static_cast<unsigned>(place) < num_places;
-          chunk_weights.ask(i, is_there, row, col, place, first_head, gathered.heads);
-          if (!is_there) id(own + ring_bytes) = -1;
-          valid &= is_there;
+          const bool exists = entry < count && static_cast<unsigned>(row) < num_rows &&
+                              static_cast<unsigned>(col) < num_cols &&
+                              static_cast<unsigned>(place) < num_places;
+          chunk_weights.ask(i, exists, row, col, place, first_head, gathered.heads);
+          if (!exists) id(offset + ring_bytes) = -1;
+          valid &= exists;
         }
         const unsigned bits = __ballot_sync(kWholeWarp, begins_run) & team_lanes;
         begins |= bits >> first_lane << first;
       }
       begins |= chunk == 0;
     } else {
-      for_own(chunk, [&](int entry, int place) {
+      for_lane_entries(chunk, [&](int entry, int place) {
         Index* id = ring + place;
-        const bool is_there = is_valid(entry, id);
+        const bool exists = is_valid(entry, id);
         if (apart) {
           const int64_t at = ordered ? int64_t{id[2 * ring_size]} : begin + entry;
 #pragma unroll 1
-          for (int h = 0; h < cut.most_heads; ++h)
-            copy_async<sizeof(Acc)>(is_there && first_head + h < gathered.heads,
+          for (int h = 0; h < cut.max_heads; ++h)
+            copy_async<sizeof(Acc)>(exists && first_head + h < gathered.heads,
                                     gathered.weight + at * gathered.heads + first_head + h,
                                     weights + h * ring_size + place);
         }
-        if (!is_there) {
+        if (!exists) {
           id[ring_size] = -1;
           if (beside) weights[place] = 0;
         }
-        valid &= is_there;
+        valid &= exists;
       });
     }
     if (apart && !Dots::kAny) __pipeline_commit();
@@ -357,17 +353,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     }
   };
 
-  if (lane == 0) {
-    const auto ask_for_row = [&](bool is_there, int64_t at, Index* to) {
-      if (is_there)
-        copy_async<sizeof(Index)>(true, csr.rows + at, to);
-      else
-        *to = -1;
-    };
-    ask_for_row(begin > 0, begin - 1, around);
-    ask_for_row(begin + count < extent.count, begin + count, around + 1);
-    ask_for_row(count > 0, begin, around + 2);
-  }
+  if (lane == 0) ask_for_rows_around(csr.rows, extent.count, begin, count, around);
   if (!weighted)
     for (int i = lane; i < ring_size; i += lanes) weights[i] = 1;
 #pragma unroll
@@ -377,32 +363,21 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
   set_neutral<Op>(carry);
   set_neutral<Op>(run);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
-  Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
-                              column, shared, sizes, lane_out, carry, seen, left_open};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
+  Runs<Op, T, Acc, RowEpilogue> runs{csr,    output, lanes, lane,     teams, team, warp,
+                                     column, shared, sizes, lane_out, carry, seen, left_open};
 
-  Index row = 0;       // of the run
-  unsigned state = 0;  // bit 0: it was open where the team's entries begin; bit 1: a run has ended
+  TeamRun<Op, Acc> open = {first_runs, around};
   unsigned waiting = 0;  // bit j: the run before the step's entry j waits for its epilogue
   const auto close = [&](int entry) {
-    Acc ended[kParts];  // elsewhere, or sums are moved about at every turn for the store
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      ended[i] = run[i];
-      hide(ended[i]);
-    }
-    if (state == 1) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) first_runs[i * blockDim.x + threadIdx.x] = ended[i];
-    } else if (entry < kClosed) {
-      closed_runs.put(ended, entry * blockDim.x + threadIdx.x);
-      waiting |= 1u << entry;
-    } else {
-      output.store(lane_out, row, ended, sizes.rows);
-    }
-    state |= 2;
-    set_neutral<Op>(run);
+    open.close(run, blockDim.x, [&](const Acc(&sum)[kParts]) {
+      if (entry < kClosed) {
+        closed_runs.put(sum, entry * blockDim.x + threadIdx.x);
+        waiting |= 1u << entry;
+      } else {
+        output.store(lane_out, open.row, sum, sizes.rows);
+      }
+    });
   };
 
   unsigned at = 0;  // of the step's rows, from where the ring begins, bytes
@@ -414,7 +389,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     W* to = words + half * kHalf;
     const auto address = [&](int j) {
       const T* from = lane_in;
-      if constexpr (Rows::kHasHalo) from = cols[j] < gathered.num_own ? lane_in : lane_halo;
+      if constexpr (Rows::kHasHalo) from = cols[j] < gathered.num_local ? lane_in : lane_halo;
       return reinterpret_cast<const W*>(row_at(from, cols[j], row_bytes));
     };
     if (all_valid) {
@@ -445,14 +420,14 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     Index rows[kHalf], cols[kHalf];
     read_shared(from, rows);
     if constexpr (kLooksAtCols) read_shared(from + ring_bytes, cols);
-    Acc factors[kHalf], one_weights[kHalf];
+    Acc factors[kHalf], entry_weights[kHalf];
     unsigned half_scores = 0;  // where scores lie, then weights, and factors
     if constexpr (Softmax::kAny) {
       half_scores = scores_at +
                     (at & (chunk_size * sizeof(Index) - 1)) * (sizeof(Acc) / sizeof(Index)) +
                     half * sizeof(factors);
       const unsigned half_weights = half_scores + softmax.of_kind;
-      read_shared(shared_bytes + half_weights, one_weights);
+      read_shared(shared_bytes + half_weights, entry_weights);
       read_shared(shared_bytes + half_weights + softmax.factors, factors);
     } else if constexpr (!std::is_integral_v<Acc>)
       read_shared(
@@ -460,11 +435,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
           factors);
 #pragma unroll
     for (int j = 0; j < kHalf; ++j) {
-      if (rows[j] != row) {
-        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(row) != 1)
+      if (rows[j] != open.row) {
+        if (static_cast<unsigned>(rows[j]) - static_cast<unsigned>(open.row) != 1)
           gaps |= 1u << (half * kHalf + j);
         close(half * kHalf + j);
-        row = rows[j];
+        open.row = rows[j];
         if constexpr (Softmax::kAny)
           run[Op::kTop] = at_least_lowest(
               *reinterpret_cast<const Acc*>(shared_bytes + half_scores + j * sizeof(Acc)));
@@ -477,29 +452,29 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
       Acc x[kVec];
       unpack<kVec, T>(words[half * kHalf + j], x);
       if constexpr (Dots::kSlopes) {
-        Acc own[kVec];
-        unpack<kVec, T>(left, own);
+        Acc left_values[kVec];
+        unpack<kVec, T>(left, left_values);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) x[i] = own[i] + x[i] >= 0 ? high[i] : low[i];
+        for (int i = 0; i < kVec; ++i) x[i] = left_values[i] + x[i] >= 0 ? high[i] : low[i];
       }
       if constexpr (Softmax::kAny) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] += factors[j] * x[i];
-        run[Op::kSum] += one_weights[j];
+        run[Op::kSum] += entry_weights[j];
         continue;
       }
       if constexpr (!std::is_integral_v<Acc>)
 #pragma unroll
         for (int i = 0; i < kVec; ++i) x[i] *= factors[j];
-      const bool is_there = !kLooksAtCols || cols[j] >= 0;
+      const bool exists = !kLooksAtCols || cols[j] >= 0;
       if constexpr (Op::kCounts) {
 #pragma unroll
         for (int i = 0; i < kVec; ++i) run[i] += x[i];
-        run[kVec] += is_there ? Acc(1) : Acc(0);
+        run[kVec] += exists ? Acc(1) : Acc(0);
       } else if constexpr (!Softmax::kAny) {
         Acc one[kParts];
         Op::from(x, one);
-        if (!is_there) set_neutral<Op>(one);
+        if (!exists) set_neutral<Op>(one);
         append<Op>(run, one);
       }
     }
@@ -511,8 +486,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
     __syncwarp();
     all_valid = begin_chunk(0);
     ask_for_left(0);
-    row = ring[0];
-    state = around[0] == row;
+    open.begin(ring[0]);
     load_half(0, 0);
     load_half(0, 1);
     if (later) __pipeline_wait_prior(0);
@@ -556,7 +530,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
       ask_for_left(next);
     }
     const unsigned next_at = (at + kStep * sizeof(Index)) & (ring_bytes - 1);
-    const Index row_before = row;
+    const Index row_before = open.row;
     const W* const step_left = left_words + (step & 1) * kStep * blockDim.x;
     if constexpr (Dots::kAny) left = step_left[0];
     add_half(0, step_left);
@@ -580,11 +554,11 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
       for (int j = 0; j < kStep; ++j) {
         if (j == held.count) break;
         const int place = held.first + j, entry = (step << kStepBits) + place;
-        const bool is_there = rows[ring_size + place] >= 0 &&
-                              static_cast<unsigned>(rows[place]) < cut_size(csr.num_rows);
+        const bool exists = rows[ring_size + place] >= 0 &&
+                            static_cast<unsigned>(rows[place]) < cut_size(csr.num_rows);
         const int64_t to = ordered ? int64_t{rows[2 * ring_size + place]} : begin + entry;
         if (writes && entry < count && static_cast<uint64_t>(to) < num_weights)
-          dots.dots[to * gathered.heads + column.head] = is_there ? dot[j] : Acc(0);
+          dots.dots[to * gathered.heads + column.head] = exists ? dot[j] : Acc(0);
       }
     }
     if (fills)
@@ -598,17 +572,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks<Softmax, Dots>)
 
   __pipeline_wait_prior(0);
   __syncwarp();
-  // The last run may end where the team's entries do.
-  if (count > 0 && around[1] != row) {
-    close(kStep);
-    if (fills) runs.fill_gap(row, around[1]);
-  }
+  runs.close_last(open, count, fills, [&] { close(kStep); });
   __syncwarp();
-  Acc first_run[kParts];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) first_run[i] = first_runs[i * blockDim.x + threadIdx.x];
-  left_open = __shfl_sync(kWholeWarp, state & 1, 0) != 0;
-  runs.carry_on(state > 1, state == 3, around[2], first_run, run);
+  runs.close_range(open, blockDim.x, run);
   // Computed again, as there are no registers to keep it in.
   runs.complete(
       block_teams * (int64_t{extent_of<kHasEnd>(csr, cut, block_teams).chunks} << cut.chunk_bits),

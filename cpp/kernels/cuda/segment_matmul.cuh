@@ -23,21 +23,22 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// Which row a list names, -1 where that is outside [0, size); without a list, `row` itself.
+// The row that a list names, -1 where that is outside [0, size); without a list, `row` itself.
 __device__ __forceinline__ int64_t listed(const int32_t* list, int64_t row, int64_t size) {
   if (list == nullptr) return row;
   const int64_t id = list[row];
   return id >= 0 && id < size ? id : -1;
 }
 
-// The same of two lists that must be each other's inverse there: no two rows name one row.
+// The row that a list names, of two lists that must be each other's inverse there: no two rows name
+// one row.
 __device__ __forceinline__ int64_t paired(const int32_t* list, const int32_t* inverse, int64_t row,
                                           int64_t size) {
   const int64_t id = listed(list, row, size);
   return list == nullptr || (id >= 0 && inverse[id] == row) ? id : -1;
 }
 
-// What is multiplied, and where it goes.
+// Operands and result of a product.
 template <typename T, typename Out>
 struct Product {
   const T* lhs;
@@ -50,7 +51,7 @@ struct Product {
   Activation activation;
   RowLists<Accumulator<T>> lists;
 
-  // What the result is where there is no product.
+  // The result of a row without a product.
   template <bool kExact>
   __device__ __forceinline__ Accumulator<T> without_product(int64_t row, int column) const {
     if (residual == nullptr) return 0;
@@ -117,7 +118,7 @@ class Share {
 
 // How rows come and go: both in order; written by ids; read by ids, or scaled, and written by ids,
 // where there are any; or read so, and written in order.
-enum class Order { kKept, kScattered, kListed, kGathered };
+enum class Order { kInPlace, kScattered, kListed, kGathered };
 
 // Blocks of kWarpgroups warpgroups that compute 64 columns each, warps that load: one, or if rows
 // are read by ids several, and where results may be listed warps that store. kChunks chunks of 128
@@ -243,18 +244,18 @@ __device__ __forceinline__ void load_weights_of(const Product<T, Out>& product, 
 }
 
 template <typename Out>
-__device__ __forceinline__ void store_pair(Out* out, bool both, bool together, float one,
-                                           float two) {
+__device__ __forceinline__ void store_pair(Out* out, bool has_second, bool together, float first,
+                                           float second) {
   if (together) {
     Pack<Out, 2> pack;
-    narrow(one, pack.at[0]);
-    narrow(two, pack.at[1]);
+    narrow(first, pack.at[0]);
+    narrow(second, pack.at[1]);
     Word<Out, 2> bits;  // else the compiler stores half types to shared memory one by one
     memcpy(&bits, &pack, sizeof(bits));
     *reinterpret_cast<Word<Out, 2>*>(out) = bits;
   } else {
-    narrow(one, out[0]);
-    if (both) narrow(two, out[1]);
+    narrow(first, out[0]);
+    if (has_second) narrow(second, out[1]);
   }
 }
 
@@ -276,7 +277,7 @@ __device__ __forceinline__ void multiply_tile(const unsigned char* rows,
   warpgroup_wait();
 }
 
-// Which row of the tile and which of the thread's two columns sum j is.
+// The row of the tile, and the column, of the thread's two, of sum j.
 __device__ __forceinline__ int row_of_sum(int j) {
   return j / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + j % 2;
 }
@@ -299,7 +300,7 @@ __device__ __forceinline__ void activate(Activation activation, const float (&bi
 // Adds what lies at place_of(row), if that is somewhere, to the thread's sums of the first `count`
 // rows.
 template <int kSums, class PlaceOf>
-__device__ __forceinline__ void add_to_sums(int count, bool both, bool together,
+__device__ __forceinline__ void add_to_sums(int count, bool has_second, bool together,
                                             const PlaceOf& place_of, float (&sum)[kSums]) {
 #pragma unroll
   for (int j = 0; j < kSums / 2; ++j) {
@@ -311,7 +312,7 @@ __device__ __forceinline__ void add_to_sums(int count, bool both, bool together,
         memcpy(&pack, __builtin_assume_aligned(place, sizeof(pack)), sizeof(pack));
       } else {
         pack.at[0] = place[0];
-        if (both) pack.at[1] = place[1];
+        if (has_second) pack.at[1] = place[1];
       }
       sum[at] += widen(pack.at[0]);
       sum[at + 2] += widen(pack.at[1]);
@@ -321,14 +322,14 @@ __device__ __forceinline__ void add_to_sums(int count, bool both, bool together,
 
 // Stores the thread's sums of the first `count` rows at place_of(row), if that is somewhere.
 template <int kSums, class PlaceOf>
-__device__ __forceinline__ void store_sums(const float (&sum)[kSums], int count, bool both,
+__device__ __forceinline__ void store_sums(const float (&sum)[kSums], int count, bool has_second,
                                            bool together, const PlaceOf& place_of) {
 #pragma unroll
   for (int j = 0; j < kSums / 2; ++j) {
     const int at = j / 2 * 4 + j % 2, row = row_of_sum(at);
     if (row >= count) continue;
     if (auto* const place = place_of(row); place != nullptr)
-      store_pair(place, both, together, sum[at], sum[at + 2]);
+      store_pair(place, has_second, together, sum[at], sum[at + 2]);
   }
 }
 
@@ -468,7 +469,7 @@ struct RowGatherer {
   }
 };
 
-// Of three tiles in turn: where their rows go, and which row of the product each row of the result
+// Row lists of three tiles in turn: where their rows go, and which row of the product each row
 // is that has such a row's own number.
 template <class Shape>
 struct StoredRows {
@@ -757,7 +758,7 @@ struct SingleTile {
   static constexpr int kBlocks = 5;  // on a multiprocessor
   static constexpr int kResultRow = kColumns * static_cast<int>(sizeof(T)) + 16;  // no conflicts
   static constexpr int kSharedBytes =
-      kChunkAlign + most(kChunks * kRows * kChunkBytes, kRows* kResultRow);
+      kChunkAlign + largest(kChunks * kRows * kChunkBytes, kRows* kResultRow);
 };
 
 template <class Shape, typename T>

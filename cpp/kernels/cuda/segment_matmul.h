@@ -24,13 +24,13 @@ struct MatmulSchedule {
 // and looks through all groups. No other GPU than Hopper does it.
 template <typename T, typename Out>
 constexpr bool can_be_single(int64_t k, const Groups& groups) {
-  constexpr int64_t kMostBytes = 256, kMostGroups = 1024;
+  constexpr int64_t kMaxBytes = 256, kMaxGroups = 1024;
   const int64_t bytes = k * static_cast<int64_t>(sizeof(T));
-  return std::is_same_v<T, Out> && sizeof(T) <= 4 && bytes > 0 && bytes <= kMostBytes &&
-         bytes % 16 == 0 && groups.num_sizes <= kMostGroups;
+  return std::is_same_v<T, Out> && sizeof(T) <= 4 && bytes > 0 && bytes <= kMaxBytes &&
+         bytes % 16 == 0 && groups.num_sizes <= kMaxGroups;
 }
 
-// What segment_outer needs: two results a block, and a note.
+// Workspace of segment_outer: two results a block, and a note.
 constexpr int64_t outer_workspace_bytes(int64_t blocks, int64_t k, int64_t n, int64_t acc_bytes) {
   return (2 * blocks * k * n * acc_bytes + 15) / 16 * 16 + 8 * blocks;
 }

@@ -75,8 +75,8 @@ cudaError_t launch_chunks(cudaStream_t stream, const MatmulSchedule& schedule, c
         return with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kScattered>());
     }
     return schedule.tile < kLargest
-               ? with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kKept>())
-               : with(HopperTile<T, Out, kChunks, kWarpgroups, kLargest, Order::kKept>());
+               ? with(HopperTile<T, Out, kChunks, kWarpgroups, 64, Order::kInPlace>())
+               : with(HopperTile<T, Out, kChunks, kWarpgroups, kLargest, Order::kInPlace>());
   };
   if constexpr (kChunks < 8)
     if (product.n > 64) return with_columns(std::integral_constant<int, 2>());

@@ -1,4 +1,4 @@
-// What the entries of a step bring: their ids, and the features that these point at, scaled.
+// Messages of the entries of a step: their ids, and the features that these point at, scaled.
 //
 // A message loads all of a step's entries before any is used, so that the loads stay in flight
 // together. Where the whole warp has all its entries, and all ids are in range, it does so
@@ -25,7 +25,7 @@ namespace {
 using Index = int32_t;
 constexpr int kDotThreads = 128;  // of a block where there are dots, for the shared memory
 
-// Where a lane stands in the features.
+// The features and the head of a lane.
 struct Column {
   int64_t first, head;
   bool active;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void unpack(Word<T, kVec> word, Acc (&x)[kVec]) {
   for (int i = 0; i < kVec; ++i) x[i] = widen(features[i]);
 }
 
-// The same of several words.
+// Unpacks several words.
 template <typename T, typename W, int kWords, int kFeatures, typename Acc>
 __device__ __forceinline__ void unpack_words(const W (&words)[kWords], Acc (&x)[kFeatures]) {
   T features[kFeatures];
@@ -89,7 +89,7 @@ struct RowMessage {
   const T* in;
   int64_t width;
 
-  // What can be read beside the ids.
+  // Weights that can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return nullptr; }
 
   struct Loaded {
@@ -157,7 +157,7 @@ struct GatherMessage {
   Acc* dots = nullptr;      // (num_weights, heads)
   int head_bits = 0;        // log2 of the lanes of a head, all of one team
 
-  // What can be read beside the ids.
+  // Weights that can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return weight; }
 
   struct Loaded {
@@ -258,7 +258,7 @@ struct GatherMessage {
   }
 };
 
-// What matches, see Select.
+// Values that match, see Select.
 template <typename T_, typename Acc_, int kVec_>
 struct SelectMessage {
   using T = T_;
@@ -269,7 +269,7 @@ struct SelectMessage {
   unsigned row_bytes;
   int heads;
 
-  // What can be read beside the ids.
+  // Weights that can be read beside the ids.
   __host__ __device__ const Acc* weights() const { return nullptr; }
 
   struct Loaded {

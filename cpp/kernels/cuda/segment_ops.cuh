@@ -75,7 +75,7 @@ __device__ __forceinline__ Acc extremum(Acc a, Acc b) {
   }
 }
 
-// What a maximum (or minimum) of nothing is.
+// The maximum (or minimum) of an empty set.
 template <bool kMax, typename Acc, class Limits = std::numeric_limits<Acc>>
 constexpr Acc kLeast = Limits::has_infinity ? (kMax ? -Limits::infinity() : Limits::infinity())
                                             : (kMax ? Limits::lowest() : Limits::max());

@@ -11,13 +11,13 @@ namespace jax_gnn::cuda {
 namespace {
 
 int64_t parts_of(int64_t count) {
-  return std::min<int64_t>(ceil_div(count, kOrderTile), kMostOrderParts);
+  return std::min<int64_t>(ceil_div(count, kOrderTile), kMaxOrderParts);
 }
 
 }  // namespace
 
 int64_t segment_order_scratch(int64_t count) {
-  return 3 * count + (parts_of(count) << kMostDigitBits);
+  return 3 * count + (parts_of(count) << kMaxDigitBits);
 }
 
 template <typename Index>
@@ -31,7 +31,7 @@ cudaError_t segment_order(cudaStream_t stream, const Index* ids, int64_t count,
   pass.bound = std::min(num_segments, largest);  // larger than any id
   int bits = 1;
   while (pass.bound >> bits != 0) ++bits;
-  const int passes = (bits + kMostDigitBits - 1) / kMostDigitBits;
+  const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits;
   pass.bits = std::max((bits + passes - 1) / passes, kLeastDigitBits);
   const int64_t parts = parts_of(count);
   pass.part_size = ceil_div(ceil_div(count, kOrderTile), parts) * kOrderTile;

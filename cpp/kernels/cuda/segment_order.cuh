@@ -8,8 +8,8 @@ namespace jax_gnn::cuda {
 
 constexpr int kOrderThreads = 1024, kOrderItems = 4;  // ids of a thread, of those read at once
 constexpr int kOrderTile = kOrderThreads * kOrderItems;
-constexpr int kMostOrderParts = 128;  // a block adds up the counts of all parts
-constexpr int kLeastDigitBits = 5, kMostDigitBits = 9;
+constexpr int kMaxOrderParts = 128;  // a block adds up the counts of all parts
+constexpr int kLeastDigitBits = 5, kMaxDigitBits = 9;
 
 // Ids by one digit. An id out of range counts as the bound.
 template <typename Index>
@@ -49,7 +49,7 @@ __device__ __forceinline__ unsigned peers_of(unsigned digit, int bits, bool has_
 template <typename Index>
 __global__ void __launch_bounds__(kOrderThreads, 1) order_counts_kernel(OrderPass<Index> pass) {
   wait_for_previous_launch();
-  __shared__ unsigned counts[1 << kMostDigitBits];
+  __shared__ unsigned counts[1 << kMaxDigitBits];
   const int lane = threadIdx.x % 32, digits = 1 << pass.bits;
   for (int digit = threadIdx.x; digit < digits; digit += kOrderThreads) counts[digit] = 0;
   __syncthreads();
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_counts_kernel(OrderPas
   allow_next_launch();
 }
 
-// Where the block's ids with a digit go, of the thread with that number: behind those of smaller
-// digits, and those of earlier parts.
+// The place of the block's ids with a digit, for the thread with its number: after those of smaller
+// digits and of earlier parts.
 template <typename Index>
 __device__ __forceinline__ Index first_place(const OrderPass<Index>& pass, Index* shared,
                                              Index* of_warps) {
@@ -98,11 +98,11 @@ template <typename Index>
 __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(OrderPass<Index> pass) {
   wait_for_previous_launch();
   __shared__ union {
-    Index sums[2 * kOrderThreads];             // of parts
-    uint16_t counts[32][1 << kMostDigitBits];  // of each warp, then of the warps before
-    Index tile[kOrderTile];                    // in the order of digits
+    Index sums[2 * kOrderThreads];            // of parts
+    uint16_t counts[32][1 << kMaxDigitBits];  // of each warp, then of the warps before
+    Index tile[kOrderTile];                   // in the order of digits
   } shared;
-  __shared__ Index places[1 << kMostDigitBits], of_warps[32];
+  __shared__ Index places[1 << kMaxDigitBits], of_warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, digits = 1 << pass.bits;
   const bool has_digit = static_cast<int>(threadIdx.x) < digits;
   Index place = first_place(pass, shared.sums, of_warps);  // of the next id with the thread's digit
@@ -134,23 +134,23 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(OrderPass<Index
       __syncwarp();
     }
     __syncthreads();
-    unsigned own = 0;  // ids of the tile with the thread's digit
+    unsigned digit_count = 0;  // ids of the tile with the thread's digit
     if (has_digit) {
 #pragma unroll 8
       for (int other = 0; other < 32; ++other) {
         const unsigned count = shared.counts[other][threadIdx.x];
-        shared.counts[other][threadIdx.x] = static_cast<uint16_t>(own);
-        own += count;
+        shared.counts[other][threadIdx.x] = static_cast<uint16_t>(digit_count);
+        digit_count += count;
       }
     }
-    const Index until = sum_until(static_cast<Index>(own), of_warps);
+    const Index until = sum_until(static_cast<Index>(digit_count), of_warps);
     if (has_digit) {
       // An id at place p of the tile goes to p + places[its digit].
-      const Index start = until - static_cast<Index>(own);
+      const Index start = until - static_cast<Index>(digit_count);
       for (int other = 0; other < 32; ++other)
         shared.counts[other][threadIdx.x] += static_cast<uint16_t>(start);
       places[threadIdx.x] = place - start;
-      place += static_cast<Index>(own);
+      place += static_cast<Index>(digit_count);
     }
     __syncthreads();
 #pragma unroll

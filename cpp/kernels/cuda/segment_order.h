@@ -7,7 +7,7 @@
 
 namespace jax_gnn::cuda {
 
-// How many numbers of scratch it needs.
+// The number of ids of scratch memory.
 int64_t segment_order_scratch(int64_t count);
 
 // order = the positions of `ids`, sorted by id, ids out of range last; the sort is stable.

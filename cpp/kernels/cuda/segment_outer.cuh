@@ -16,7 +16,7 @@
 namespace jax_gnn::cuda {
 namespace {
 
-// What blocks leave for the second launch: a part (head) of the group that was open at their begin,
+// Records of blocks for the second launch: a part (head) of the group that was open at their begin,
 // where it ends, and one (tail) of the group that is open at their end. A block in the midst of a
 // group leaves a tail alone.
 struct OuterRecord {
@@ -109,8 +109,8 @@ __device__ __forceinline__ void write_sum(const OuterProduct<T, Out>& product, u
 // kBlocks on a multiprocessor. Memory's latency times its bandwidth is 40 KB a multiprocessor.
 template <int kBlocks, int kStageBytes, int kOther>
 struct OuterRing {
-  static constexpr int kMost = 228 * 1024 / kBlocks - 6 * 1024;  // beside static memory
-  static constexpr int kStages = least(8, (kMost - kChunkAlign - kOther) / kStageBytes);
+  static constexpr int kMaxShared = 228 * 1024 / kBlocks - 6 * 1024;  // beside static memory
+  static constexpr int kStages = least(8, (kMaxShared - kChunkAlign - kOther) / kStageBytes);
   static constexpr int kSharedBytes = kStages * kStageBytes + kChunkAlign + kOther;
   static_assert(kStages >= 2 && kBlocks * kStages * kStageBytes >= 96 * 1024);
 };
@@ -123,7 +123,7 @@ struct OuterTile {
   static constexpr bool kLists = kLists_;
   static constexpr int kColumns = kTile == 128 ? 64 : 32;
   static constexpr int kWarpsDown = kTile / 32, kWarpsAcross = kTile / kColumns;
-  static constexpr int kParts = most(1, 4 / (kWarpsDown * kWarpsAcross));
+  static constexpr int kParts = largest(1, 4 / (kWarpsDown * kWarpsAcross));
   static constexpr int kWarps = kWarpsDown * kWarpsAcross * kParts;
   static constexpr int kThreads = 32 * (kWarps + kLoaders);
   static constexpr int kChunks = (kTile * static_cast<int>(sizeof(T)) + kChunkBytes - 1) /
@@ -270,7 +270,7 @@ struct OuterFragments {
   }
 };
 
-// What both kernels for Hopper and later have in common: rows on their way through shared memory,
+// Common parts of both kernels for Hopper and later: rows on their way through shared memory,
 // one warp that loads them, and where sums go. Barriers and tiles lie in shared memory.
 // Shape::kLists: product.lists holds some, and each side has a warp that loads.
 template <class Shape, typename T, typename Out>
@@ -347,7 +347,7 @@ class OuterPipeline {
     }
   }
 
-  // The same where rows are read, or scaled, by lists: in copies of 16 bytes, by all lanes of a
+  // Loads rows that are read, or scaled, by lists: in copies of 16 bytes, by all lanes of a
   // warp for each side.
   __device__ __forceinline__ void load_lists() {
     const auto& lists = product_.lists;
@@ -546,11 +546,11 @@ __device__ __forceinline__ void sum_by_warps(const TensorMap& lhs, const TensorM
             function(sum[(first + j) / 4 / kAcross][(first + j) / 4 % kAcross][j % 4],
                      others[((other - 1) * kSums + j) * kPartThreads]);
         };
-        if (part > 0) for_sums(part, [](float& here, float& there) { there = here; });
+        if (part > 0) for_sums(part, [](float& sum, float& partial) { partial = sum; });
         sync_some<Shape::kParts * kPartThreads>(1);
         if (part == 0)
           for (int other = 1; other < Shape::kParts; ++other)
-            for_sums(other, [](float& here, float& there) { here += there; });
+            for_sums(other, [](float& sum, float& partial) { sum += partial; });
         sync_some<Shape::kParts * kPartThreads>(1);
       }
     }

@@ -81,7 +81,7 @@ cudaError_t segment_outer(cudaStream_t stream, const MatmulSchedule& schedule, c
       constexpr bool kTakesLists = std::is_same_v<T, Out>;
       const bool takes_lists = kTakesLists && (lists.scale == nullptr || sizeof(T) == 4);
       const int capability = compute_capability();
-      const bool large = capability >= 9 && most_shared_memory() >= 227 * 1024;
+      const bool large = capability >= 9 && max_shared_memory() >= 227 * 1024;
       if ((takes_lists || !lists.any()) && !(exact && sizeof(T) == 4) && large &&
           groups.num_rows > 0 && k * sizeof(T) % 16 == 0 && n * sizeof(T) % 16 == 0 &&
           aligned(lhs, 16) && aligned(rhs, 16)) {

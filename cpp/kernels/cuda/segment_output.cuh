@@ -17,7 +17,7 @@ struct NoEpilogue {};
 // Runs in shared memory, which have a place each: sums of features, and what runs have beside
 // these.
 template <class Op, typename Acc>
-struct KeptRuns {
+struct RunSlots {
   static constexpr int kVec = Op::kVec, kMore = Op::kParts - kVec;
   Pack<Acc, kVec>* sums;
   Acc* more;
@@ -34,10 +34,10 @@ struct KeptRuns {
   }
 };
 
-// What may be asked for ahead of a row's epilogue: what the row is multiplied with, and the lane's
+// Operands of an epilogue that are loaded ahead: the scales of the row, and the lane's
 // word of its own features, or where these do not count of its residual. There are no registers for
 // more.
-template <class Last, int kVec>
+template <class RowEpilogue, int kVec>
 struct Ahead {};
 template <typename T, typename Acc, int kVec>
 struct Ahead<Epilogue<T, Acc>, kVec> {
@@ -46,24 +46,25 @@ struct Ahead<Epilogue<T, Acc>, kVec> {
 };
 
 // The result's rows, of which a lane writes one word. `lane_out` is out + column.first.
-template <typename T, class Op, typename Acc, class Last = NoEpilogue>
+template <typename T, class Op, typename Acc, class RowEpilogue = NoEpilogue>
 struct Output {
   static constexpr int kVec = Op::kVec;
-  static constexpr bool kHasEpilogue = !std::is_same_v<Last, NoEpilogue>;
-  using Ahead = cuda::Ahead<Last, kVec>;
+  static constexpr bool kHasEpilogue = !std::is_same_v<RowEpilogue, NoEpilogue>;
+  using Ahead = cuda::Ahead<RowEpilogue, kVec>;
   using Result = typename Op::Result;
 
   T* out;
   int64_t num_rows, width;
-  Last last;
+  RowEpilogue epilogue;
 
   // Asks for what the epilogue of a row below `limit` reads, ahead of its use.
   __device__ __forceinline__ void ask(T* lane_out, Index row, unsigned limit, Ahead& ahead) const {
     if constexpr (kHasEpilogue) {
       const bool valid = static_cast<unsigned>(row) < limit;
-      load_beside(last.own != nullptr ? last.own : last.residual, lane_out, row, valid, ahead.word);
-      ahead.out_scale = load_scale(last.out_scale, row, valid);
-      ahead.result_scale = load_scale(last.result_scale, row, valid);
+      load_beside(epilogue.self != nullptr ? epilogue.self : epilogue.residual, lane_out, row,
+                  valid, ahead.word);
+      ahead.out_scale = load_scale(epilogue.out_scale, row, valid);
+      ahead.result_scale = load_scale(epilogue.result_scale, row, valid);
     }
   }
 
@@ -78,7 +79,7 @@ struct Output {
     }
   }
 
-  // The same, asked for here.
+  // Stores a row whose operands of the epilogue are loaded here.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
                                         unsigned limit) const {
     Ahead ahead;
@@ -129,14 +130,14 @@ struct Output {
   __device__ __forceinline__ void finish(T* lane_out, Index row, const Ahead& ahead,
                                          Result (&x)[kVec]) const {
     if constexpr (kHasEpilogue) {
-      const bool has_own = last.own != nullptr;
-      const Acc own_scale = load_scale(last.own_scale, row, has_own);
+      const bool has_self = epilogue.self != nullptr;
+      const Acc self_scale = load_scale(epilogue.self_scale, row, has_self);
       Word<T, kVec> second = {};
-      if (has_own) load_beside(last.residual, lane_out, row, true, second);
+      if (has_self) load_beside(epilogue.residual, lane_out, row, true, second);
       static_assert(kVec == 1 || kVec * sizeof(Acc) % 16 == 0);
       Acc bias[kVec] = {}, beside[kVec], residual[kVec];
-      if (last.bias != nullptr) {
-        const Acc* const from = last.bias + (lane_out - out);
+      if (epilogue.bias != nullptr) {
+        const Acc* const from = epilogue.bias + (lane_out - out);
         if constexpr (kVec > 1)
           load_words<kVec>(from, bias);
         else
@@ -144,19 +145,19 @@ struct Output {
       }
       unpack<kVec, T>(ahead.word, beside);
       unpack<kVec, T>(second, residual);
-      const Acc beside_scale = has_own ? own_scale * ahead.out_scale : Acc(1);
+      const Acc beside_scale = has_self ? self_scale * ahead.out_scale : Acc(1);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         x[i] = fma(ahead.out_scale, x[i], bias[i]);
         x[i] = fma(beside_scale, beside[i], x[i]) + residual[i];
-        if (last.relu) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
+        if (epilogue.relu) x[i] = x[i] < 0 ? Acc(0) : x[i];  // NaN stays
         x[i] *= ahead.result_scale;
       }
     }
   }
 };
 
-// In place of an Epilogue: some rows wait side by side in shared memory, as rows that are narrower
+// An Epilogue's substitute: some rows wait side by side in shared memory, as rows that are narrower
 // than a sector cost a write of one each, and neighbouring lanes have rows of far apart.
 template <typename T>
 struct Staged {
@@ -175,7 +176,7 @@ struct Output<T, Op, Acc, Staged<T>> {
 
   T* out;
   int64_t num_rows, width;
-  Staged<T> last;
+  Staged<T> epilogue;
 
   // Writes the lane's word of a row that is below `limit`.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
@@ -184,8 +185,9 @@ struct Output<T, Op, Acc, Staged<T>> {
     Result x[kVec];
     Op::finish(run, x);
     const unsigned row_bytes = static_cast<unsigned>(width) * static_cast<unsigned>(sizeof(T));
-    T* const to = last.has(row) ? last.words + (static_cast<unsigned>(row) - last.first) * width
-                                : row_at(lane_out, row, row_bytes);
+    T* const to = epilogue.has(row)
+                      ? epilogue.words + (static_cast<unsigned>(row) - epilogue.first) * width
+                      : row_at(lane_out, row, row_bytes);
     store_word<kVec>(to, x);
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
@@ -226,7 +228,7 @@ struct Range {
 
 // The first and the last row that have entries, if there are any. Called by whole blocks.
 __device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
-  __shared__ int64_t found;
+  __shared__ int64_t valid_at;
   const Index* rows = csr.rows;
   int64_t some = is_row(rows[0], csr.num_rows) ? 0 : csr.count - 1;
   if (!is_row(rows[some], csr.num_rows)) {  // padding at both ends: where is anything else?
@@ -238,20 +240,21 @@ __device__ __noinline__ Range rows_with_entries(Csr<Index> csr) {
         const int64_t at = min(base + i * blockDim.x, csr.count - 1);
         if (is_row(rows[at], csr.num_rows)) {
           any = true;
-          found = at;  // any of them will do
+          valid_at = at;  // any of them will do
         }
       }
       any = __syncthreads_or(any);
     }
     if (!any) return {csr.num_rows, csr.num_rows};
-    some = found;
+    some = valid_at;
   }
   return {rows[last_valid(csr, some, false)], rows[last_valid(csr, some, true)]};
 }
 
-// Where a kernel waits for the launch before it: at the start, or where it has read the ids, or all
-// that it reads. Then that launch must be one that does not let it start before all else has ended,
-// and that does not write what it reads first. A kernel of XLA's starts when that launch has ended.
+// The point at which a kernel waits for the launch before it: the start, or after reading the ids,
+// or all operands. Then that launch must be one that does not let it start before all else has
+// ended, and that does not write what it reads first. A kernel of XLA's starts when that launch has
+// ended.
 enum class Start { kWaits, kReadsAhead, kXla };
 
 // Sums alone, in place of Dots.
@@ -259,7 +262,7 @@ struct NoDots {
   static constexpr bool kAny = false, kSlopes = false;
 };
 
-// What a sum of gathered rows takes on its way: dots[e, head] = < left[r, head, :],
+// Dots that a sum of gathered rows computes on its way: dots[e, head] = < left[r, head, :],
 // in[cols[e], head, :] > of each entry e of row r, at the place of its weight. 0 for padding;
 // nothing for an entry whose place is out of range.
 template <typename T, typename Acc>
@@ -271,7 +274,7 @@ struct Dots {
   Start start;
 };
 
-// In place of Dots: what is summed up is a vector times the slopes of a LeakyReLU, 1 where
+// A substitute of Dots: the summands are a vector times the slopes of a LeakyReLU, 1 where
 // left[r, :] + in[cols[e], :] is 0 or above, and `slope` elsewhere.
 template <typename T, typename Acc>
 struct Slopes {
@@ -283,8 +286,8 @@ struct Slopes {
 };
 
 // Makes all rows empty.
-template <class Op, typename T, typename Acc, class Last = NoEpilogue>
-__global__ void fill_kernel(Output<T, Op, Acc, Last> output, Start next) {
+template <class Op, typename T, typename Acc, class RowEpilogue = NoEpilogue>
+__global__ void fill_kernel(Output<T, Op, Acc, RowEpilogue> output, Start next) {
   if (next == Start::kWaits) allow_next_launch();
   wait_for_previous_launch();
   if (next == Start::kReadsAhead) allow_next_launch();

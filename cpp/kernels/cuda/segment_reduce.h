@@ -10,7 +10,7 @@
 
 namespace jax_gnn::cuda {
 
-// Which kernel: one of all reductions, where the teams of a warp have the entries of its steps one
+// Kernels: one of all reductions, where the teams of a warp have the entries of its steps one
 // after another (segment_walk.cuh); or of sums and means one where each team has a range of its own
 // (segment_gather.cuh), or one step and no more (segment_step.cuh).
 enum class Kernel { kWalk, kGather, kStep };

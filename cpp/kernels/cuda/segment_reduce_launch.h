@@ -27,34 +27,34 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
   const int heads = static_cast<int>(features.heads);
   const auto with_vec = [&](auto vec) {
     constexpr int kVec = decltype(vec)::value;
-    const auto run = [&](auto op, const auto& last) {
+    const auto run = [&](auto op, const auto& row_epilogue) {
       using Op = decltype(op);
-      using Last = std::decay_t<decltype(last)>;
-      const auto with_message = [&](const auto& message, const auto& last) {
+      using RowEpilogue = std::decay_t<decltype(row_epilogue)>;
+      const auto with_message = [&](const auto& message, const auto& row_epilogue) {
         return launch_reduce<Op>(stream, schedule, csr, message, features, out, workspace,
-                                 Start::kWaits, last);
+                                 Start::kWaits, row_epilogue);
       };
       const Gathered<T, Acc> gathered = {in, weight, heads};
       if (input.halo != nullptr) {
         if constexpr (has_gather_walk<Op, T> && std::is_same_v<Op, SumOp<Acc, kVec>> &&
-                      !std::is_same_v<Last, NoEpilogue>)
+                      !std::is_same_v<RowEpilogue, NoEpilogue>)
           if (schedule.kernel == Kernel::kGather)
             return launch_gather<Op>(stream, schedule, csr, Joined<T, Acc>{gathered, input},
-                                     features.width, last, out, workspace);
+                                     features.width, row_epilogue, out, workspace);
         return cudaErrorInvalidValue;
       }
       if constexpr (has_step<Op, T>)
         if (schedule.kernel == Kernel::kStep)
-          return launch_step<Op>(stream, csr, in, weight, features, last, out, workspace);
+          return launch_step<Op>(stream, csr, in, weight, features, row_epilogue, out, workspace);
       if constexpr (has_gather_walk<Op, T>)
         if (schedule.kernel == Kernel::kGather)
-          return launch_gather<Op>(stream, schedule, csr, gathered, features.width, last, out,
-                                   workspace);
-      if constexpr (std::is_same_v<Last, NoEpilogue>)
+          return launch_gather<Op>(stream, schedule, csr, gathered, features.width, row_epilogue,
+                                   out, workspace);
+      if constexpr (std::is_same_v<RowEpilogue, NoEpilogue>)
         if (csr.cols == nullptr && weight == nullptr)
           return with_message(RowMessage<T, Acc, kVec>{in, features.width}, RowsOf<T, kVec>{});
       return with_message(GatherMessage<T, Acc, kVec>{in, weight, row_bytes_of<T>(features), heads},
-                          last);
+                          row_epilogue);
     };
     const auto run_linear = [&](auto op) {
       if constexpr (!std::is_integral_v<T>)
@@ -80,7 +80,7 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
     return cudaErrorInvalidValue;
   };
   constexpr int kWide = 16 / sizeof(T);
-  if (fits<kWide, T>(features, {in, input.halo, out, epilogue.own, epilogue.residual}) &&
+  if (fits<kWide, T>(features, {in, input.halo, out, epilogue.self, epilogue.residual}) &&
       aligned(epilogue.bias, 16))
     return with_vec(std::integral_constant<int, kWide>{});
   return with_vec(std::integral_constant<int, 1>{});

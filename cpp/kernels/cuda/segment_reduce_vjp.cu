@@ -80,14 +80,15 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
     if (!fits<kVec, T>(features, {in, left, out})) return false;
     const std::optional<int> head_bits = head_bits_of<kVec>(schedule, features);
     if (!head_bits) return false;
-    Dots<T, Acc> taken = {left, dots, *head_bits, start};
+    Dots<T, Acc> row_dots = {left, dots, *head_bits, start};
     if (holds_rows<kVec>(schedule, features.width)) {
       if (schedule.kernel == Kernel::kStep) {
         const auto launch_with = [&](auto lanes) {
           constexpr int kLanes = decltype(lanes)::value;
-          while (heads == 1 && 1 << taken.head_bits < kLanes) ++taken.head_bits;  // one is to write
+          while (heads == 1 && 1 << row_dots.head_bits < kLanes)
+            ++row_dots.head_bits;  // one is to write
           return launch_step<Op, kLanes>(stream, csr, in, weight, features, NoEpilogue{}, out,
-                                         workspace, taken);
+                                         workspace, row_dots);
         };
         error = schedule.lanes == 8    ? launch_with(std::integral_constant<int, 8>{})
                 : schedule.lanes == 16 ? launch_with(std::integral_constant<int, 16>{})
@@ -97,7 +98,7 @@ cudaError_t segment_reduce_vjp(cudaStream_t stream, const Schedule& schedule, bo
       if constexpr (has_gather_walk<Op, T> && std::is_same_v<T, float>)  // others are spilled
         if (schedule.kernel == Kernel::kGather) {
           error = launch_gather<Op>(stream, schedule, csr, Gathered<T, Acc>{in, weight, heads},
-                                    features.width, NoEpilogue{}, out, workspace, taken);
+                                    features.width, NoEpilogue{}, out, workspace, row_dots);
           return true;
         }
     }

@@ -20,16 +20,21 @@ constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kLongGap = 256;  // empty rows between two others: left to the whole block
 constexpr int kLongGaps = 8;   // of a block, more are left to the teams that see them
 
-// What teams and warps leave for others of the block, in shared memory.
+// State of a block in shared memory: what teams and warps leave for others.
+struct BlockRuns {
+  Range long_gaps[kLongGaps];
+  int num_long_gaps;  // may exceed kLongGaps; 0 at first
+  Index edges[8];     // see ask_for_edges
+  Index head_rows[kMaxWarps];
+  int marks[kMaxWarps];  // bit 0: a run ends in the warp, bit 1: its first run waits
+};
+
+// BlockRuns, and the runs that are open, in dynamic shared memory.
 template <typename Acc>
 struct Shared {
-  Range* long_gaps;    // [kLongGaps]
-  int* num_long_gaps;  // that were found, which may be more
-  Index* edges;        // [8], see ask_for_edges
-  Index* head_rows;    // [kMaxWarps]
-  int* marks;          // [kMaxWarps], bit 0: a run ends in the warp, bit 1: its first run waits
-  Acc* heads;          // [warp][part][lane]
-  Acc* tails;          // [warp][part][lane]
+  BlockRuns& block;
+  Acc* heads;  // [warp][part][lane]
+  Acc* tails;  // [warp][part][lane]
 };
 
 __device__ __forceinline__ unsigned cut_size(int64_t size) {
@@ -52,9 +57,59 @@ __device__ __forceinline__ void ask_for_edges(const Index* rows, int64_t count, 
   __pipeline_commit();
 }
 
+// The run that a team has open as it walks a contiguous range of entries, and the protocol by which
+// it is closed. The first run of the range may have begun in the range before: its sum stays in
+// shared memory until Runs::close_range joins it to that of the team before. All other runs begin
+// in the range, and go to the output.
+template <class Op, typename Acc>
+struct TeamRun {
+  Acc* first_runs;      // [part][thread], in shared memory
+  const Index* around;  // in shared memory: rows before and after the range, and its first row
+  Index row = 0;
+  unsigned state = 0;  // bit 0: it was open where the range begins; bit 1: a run has ended
+
+  __device__ __forceinline__ void begin(Index first_row) {
+    row = first_row;
+    state = around[0] == row;
+  }
+
+  // Closes the run: `store(sum)` where it began in the range.
+  template <class Store>
+  __device__ __forceinline__ void close(Acc (&run)[Op::kParts], int threads, const Store& store) {
+    Acc ended[Op::kParts];  // elsewhere, or sums are moved about at every turn for the store
+#pragma unroll
+    for (int i = 0; i < Op::kParts; ++i) {
+      ended[i] = run[i];
+      hide(ended[i]);
+    }
+    if (state == 1) {
+#pragma unroll
+      for (int i = 0; i < Op::kParts; ++i) first_runs[i * threads + threadIdx.x] = ended[i];
+    } else {
+      store(ended);
+    }
+    state |= 2;
+    set_neutral<Op>(run);
+  }
+};
+
+// Asks for the rows around a team's range of entries, for TeamRun. Called by one lane of the team.
+__device__ __forceinline__ void ask_for_rows_around(const Index* rows, int64_t num_entries,
+                                                    int64_t begin, int count, Index* around) {
+  const auto ask_for_row = [&](bool exists, int64_t at, Index* to) {
+    if (exists)
+      copy_async<sizeof(Index)>(true, rows + at, to);
+    else
+      *to = -1;
+  };
+  ask_for_row(begin > 0, begin - 1, around);
+  ask_for_row(begin + count < num_entries, begin + count, around + 1);
+  ask_for_row(count > 0, begin, around + 2);
+}
+
 // The runs of a block, on what a thread has. All by reference: the code that comes out is that of
 // lambdas in the kernel.
-template <class Op, typename T, typename Acc, class Last>
+template <class Op, typename T, typename Acc, class RowEpilogue>
 struct Runs {
   static constexpr int kVec = Op::kVec, kParts = Op::kParts;
 
@@ -94,7 +149,7 @@ struct Runs {
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
           shared_.heads[(warp_ * kParts + i) * lanes + lane_] = head[i];
-        if (lane_ == 0) shared_.head_rows[warp_] = head_row;
+        if (lane_ == 0) shared_.block.head_rows[warp_] = head_row;
       } else {
         output_.store(lane_out_, head_row, head, sizes_.rows);
       }
@@ -105,15 +160,35 @@ struct Runs {
     seen_ |= ends != 0;
   }
 
+  // Closes the run of a team whose range of entries ends with it, and fills the gap after it.
+  template <class Close>
+  __device__ __forceinline__ void close_last(const TeamRun<Op, Acc>& open, int count, bool fills,
+                                             const Close& close) const {
+    if (count > 0 && open.around[1] != open.row) {
+      close();
+      if (fills) fill_gap(open.row, open.around[1]);
+    }
+  }
+
+  // Takes the ranges of all teams, each in one piece, after close_last.
+  __device__ __forceinline__ void close_range(const TeamRun<Op, Acc>& open, int threads,
+                                              Acc (&run)[kParts]) {
+    Acc first_run[kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) first_run[i] = open.first_runs[i * threads + threadIdx.x];
+    left_open_ = __shfl_sync(kWholeWarp, open.state & 1, 0) != 0;
+    carry_on(open.state > 1, open.state == 3, open.around[2], first_run, run);
+  }
+
   // Called by a team that sees a row follow another: the rows between are empty.
   __device__ __forceinline__ void fill_gap(int64_t row, int64_t next) const {
     if (!is_row(row, output_.num_rows) || !is_row(next, output_.num_rows)) return;
     if (next - row > kLongGap) {
       const unsigned whole_team = (kWholeWarp >> (32 - lanes_)) << team_ * lanes_;
       const int place = __shfl_sync(
-          whole_team, lane_ == 0 ? atomicAdd(shared_.num_long_gaps, 1) : 0, team_ * lanes_);
+          whole_team, lane_ == 0 ? atomicAdd(&shared_.block.num_long_gaps, 1) : 0, team_ * lanes_);
       if (place < kLongGaps) {
-        shared_.long_gaps[place] = {row, next};
+        shared_.block.long_gaps[place] = {row, next};
         return;
       }
     }
@@ -129,13 +204,13 @@ struct Runs {
         output_.store_empty(row, column_);
     };
 #pragma unroll 1
-    for (int i = 0; i < min(*shared_.num_long_gaps, kLongGaps); ++i)
-      fill(shared_.long_gaps[i], block_team, block_teams);
+    for (int i = 0; i < min(shared_.block.num_long_gaps, kLongGaps); ++i)
+      fill(shared_.block.long_gaps[i], block_team, block_teams);
     // All blocks alike fill what lies before the first row that has entries, and after the last.
-    const bool padded =
-        !is_row(shared_.edges[6], output_.num_rows) || !is_row(shared_.edges[7], output_.num_rows);
+    const bool padded = !is_row(shared_.block.edges[6], output_.num_rows) ||
+                        !is_row(shared_.block.edges[7], output_.num_rows);
     const Range range =
-        padded ? rows_with_entries(csr_) : Range{shared_.edges[6], shared_.edges[7]};
+        padded ? rows_with_entries(csr_) : Range{shared_.block.edges[6], shared_.block.edges[7]};
     const int64_t part = int64_t{blockIdx.x} * block_teams + block_team;
     const int64_t parts = int64_t{gridDim.x} * block_teams;
     fill({-1, range.first}, part, parts);
@@ -151,18 +226,19 @@ struct Runs {
 #pragma unroll
       for (int i = 0; i < kParts; ++i)
         shared_.tails[(warp_ * kParts + i) * lanes + lane] = carry_[i];
-      if (lane == 0) shared_.marks[warp_] = seen_ | (seen_ && left_open_) << 1;
+      if (lane == 0) shared_.block.marks[warp_] = seen_ | (seen_ && left_open_) << 1;
     }
     __pipeline_wait_prior(0);
     __syncthreads();
     const auto crosses = [&](int pair) {
-      return shared_.edges[2 * pair] == shared_.edges[2 * pair + 1] &&
-             is_row(shared_.edges[2 * pair], output_.num_rows);
+      return shared_.block.edges[2 * pair] == shared_.block.edges[2 * pair + 1] &&
+             is_row(shared_.block.edges[2 * pair], output_.num_rows);
     };
     const bool crosses_in = crosses(1), crosses_out = crosses(2);
-    const bool passed = crosses_in && crosses_out && shared_.edges[3] == shared_.edges[4];
+    const bool passed =
+        crosses_in && crosses_out && shared_.block.edges[3] == shared_.block.edges[4];
     const bool relays = passed && blockIdx.x % kRelayEvery == kRelayEvery - 1;
-    // What waits for the blocks before this one takes the place of the first warp's first run.
+    // The run that waits for the blocks before this one replaces the first warp's first run.
     const auto keep = [&](const Acc(&run)[kParts]) {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) shared_.heads[i * lanes + lane] = run[i];
@@ -172,7 +248,7 @@ struct Runs {
       set_neutral<Op>(carry_);
 #pragma unroll 1
       for (int w = 0; w < warps; ++w) {
-        const int mark = shared_.marks[w];
+        const int mark = shared_.block.marks[w];
         Acc head[kParts], tail[kParts];  // both are read at once, though there may be no head
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
@@ -184,7 +260,7 @@ struct Runs {
           if (crosses_in && !ends)
             keep(head);
           else
-            output_.store(lane_out_, shared_.head_rows[w], head, sizes_.rows);
+            output_.store(lane_out_, shared_.block.head_rows[w], head, sizes_.rows);
         }
         if (!(mark & 1)) Op::combine(carry_, tail);
         ends |= mark & 1;
@@ -203,9 +279,10 @@ struct Runs {
     // The run that crosses into the block ends in it, or is handed on.
     if (!crosses_in || (passed && !relays)) return;
     const int block = static_cast<int>(blockIdx.x);
-    const Index row = shared_.edges[3];
+    const Index row = shared_.block.edges[3];
     const bool many =
-        crosses(0) && shared_.edges[1] == shared_.edges[2];  // the block before was passed through
+        crosses(0) &&
+        shared_.block.edges[1] == shared_.block.edges[2];  // the block before was passed through
     const int length = many ? blocks_of_run(block, relays,
                                             [&](int other) {
                                               const Index* at = csr_.rows + other * per_block;
@@ -243,10 +320,10 @@ struct Runs {
         }
     }
     if (threadIdx.x >= lanes) return;
-    Acc kept[kParts];
+    Acc open_run[kParts];
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) kept[i] = shared_.heads[i * lanes + lane];
-    append<Op>(run, kept);
+    for (int i = 0; i < kParts; ++i) open_run[i] = shared_.heads[i * lanes + lane];
+    append<Op>(run, open_run);
     if (relays)
       tails.put(block, column_, width, run);
     else
@@ -254,7 +331,7 @@ struct Runs {
   }
 
   const Csr<Index>& csr_;
-  const Output<T, Op, Acc, Last>& output_;
+  const Output<T, Op, Acc, RowEpilogue>& output_;
   const int &lanes_, &lane_;  // of a team
   const int &teams_, &team_;  // of a warp
   const int& warp_;           // of the block

@@ -31,8 +31,8 @@ cudaError_t launch_both(cudaStream_t stream, Problem<kTangent, T> problem,
   if (cut.blocks < 1) return cudaErrorInvalidConfiguration;
   cut.even = problem.count / cut.blocks;
   cut.rest = problem.count % cut.blocks;
-  const int64_t most = cut.even + (cut.rest > 0);
-  cut.entries = static_cast<int>(ceil_div(most, ceil_div(most, capacity)));
+  const int64_t max_entries = cut.even + (cut.rest > 0);
+  cut.entries = static_cast<int>(ceil_div(max_entries, ceil_div(max_entries, capacity)));
   const dim3 grid(static_cast<unsigned>(cut.blocks * cut.tiles));
   const cudaError_t error =
       launch(stream, {grid, kThreads<Acc>, 0}, runs_kernel<kTangent, T, Acc>, problem);

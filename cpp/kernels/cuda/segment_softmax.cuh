@@ -30,7 +30,7 @@ using Index = int32_t;
 constexpr int kChunk = 15;
 constexpr unsigned kWholeChunk = (1u << kChunk) - 1;
 constexpr int kUnroll = 4;  // ids in flight in each thread
-// As many as fill 48 KiB of shared memory at most.
+// Threads of a block: their tiles fill 48 KiB of shared memory at most.
 template <typename Acc>
 constexpr int kThreads = 1024 / sizeof(Acc);
 template <typename Acc>
@@ -39,7 +39,7 @@ constexpr int kResident = sizeof(Acc) == 8 ? 4 : 3;  // blocks on a multiprocess
 template <typename Acc>
 constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
 
-// What the host decides about both launches.
+// Shape of both launches, which the host chooses.
 struct Cut {
   int lane_bits;   // log2 of the lanes of a team: one lane a feature
   int features;    // of a block
@@ -64,7 +64,7 @@ struct Problem {
   Cut cut;
 };
 
-// What a block leaves to the second launch: [begin, head_end) belongs to a run that began in a
+// Record of a block for the second launch: [begin, head_end) belongs to a run that began in a
 // block before, [tail_begin, end) to one that began here and goes on. `through`: the head goes on
 // too.
 struct Header {
@@ -107,13 +107,13 @@ struct Shared {
   Acc warp_totals[kThreads<Acc>];       // of the last run of a warp
   Acc totals[2][kThreads<Acc> + 32];    // of the run that ends in a chunk; last: that goes on
   int first, last;                      // start of a run in the tile, -1: none
-  int found;
+  int end_thread;
   Header header;
 };
 
 // ---- Copies
 
-// Where a tile lies in its buffer: words are aligned in the buffer as in the array.
+// Offset of a tile in its buffer: words are aligned in the buffer as in the array.
 template <typename T>
 __device__ __forceinline__ int tile_skip(const Cut& cut, int64_t first) {
   return cut.tiles == 1 ? static_cast<int>(first) & (16 / sizeof(T) - 1) : 0;
@@ -145,11 +145,10 @@ __device__ __forceinline__ void for_each_word(const Cut& cut, int features, int6
   }
 }
 
-// Where the first entry of the thread lies in the buffer; the others follow a row of features
-// apart.
+// Offset of the thread's first entry in the buffer; the others follow a row of features apart.
 template <bool kTangent, typename T, typename Acc>
-__device__ __forceinline__ int own_offset(const Problem<kTangent, T>& problem,
-                                          const Place<Acc>& place, int64_t at) {
+__device__ __forceinline__ int tile_offset(const Problem<kTangent, T>& problem,
+                                           const Place<Acc>& place, int64_t at) {
   return tile_skip<T>(problem.cut, at * problem.width + place.column) +
          place.chunk * kChunk * place.features + place.lane;
 }
@@ -246,11 +245,11 @@ struct Chunk {
     ends = after ? warp * 32 + __ffs(after) - 1 : -1;
 #pragma unroll
     for (int other = 0; other < shared.kWarps; ++other) {
-      const unsigned there = shared.chunks[other];
-      if (there == 0) continue;
+      const unsigned chunks = shared.chunks[other];
+      if (chunks == 0) continue;
       if (other < warp) is_first = false;
       if (other > warp) is_last = false;
-      if (other > warp && ends < 0) ends = other * 32 + __ffs(there) - 1;
+      if (other > warp && ends < 0) ends = other * 32 + __ffs(chunks) - 1;
     }
     ends = (ends < 0 ? kThreads<Acc> : ends) + place.lane;
     if (place.lane == 0 && starts != 0) {
@@ -310,8 +309,8 @@ __device__ __forceinline__ void for_each_total(Op op, const Place<Acc>& place, c
   if (chunk.open_before) {
     Acc warps = op.identity();
     for (int other = 0; other < warp; ++other) {
-      const Acc there = shared.warp_totals[other * place.lanes + place.lane];
-      warps = shared.chunks[other] ? there : op(warps, there);
+      const Acc warp_total = shared.warp_totals[other * place.lanes + place.lane];
+      warps = shared.chunks[other] ? warp_total : op(warps, warp_total);
     }
     before = op(warps, before);
   }
@@ -417,13 +416,14 @@ __device__ __forceinline__ void finish_run(const Problem<kTangent, T>& problem,
     __pipeline_wait_prior(0);
     __syncthreads();
     if (place.lane < place.features) {
-      const int own = own_offset(problem, place, at);
+      const int offset = tile_offset(problem, place, at);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         T in[Problem<kTangent, T>::kInputs];
 #pragma unroll
-        for (int k = 0; k < problem.kInputs; ++k) in[k] = shared.tiles[k][own + i * place.features];
-        narrow(valid ? totals.finish(in) : Acc(0), shared.tiles[0][own + i * place.features]);
+        for (int k = 0; k < problem.kInputs; ++k)
+          in[k] = shared.tiles[k][offset + i * place.features];
+        narrow(valid ? totals.finish(in) : Acc(0), shared.tiles[0][offset + i * place.features]);
       }
     }
     __syncthreads();
@@ -437,18 +437,18 @@ template <bool kTangent, typename T, typename Acc, typename Shared>
 __device__ __forceinline__ void finish_tile(const Problem<kTangent, T>& problem,
                                             const Place<Acc>& place, const Chunk& chunk, int64_t at,
                                             const Totals<kTangent, Acc>& carry, Shared& shared) {
-  T* own = shared.tiles[0] + own_offset(problem, place, at);
+  T* tile = shared.tiles[0] + tile_offset(problem, place, at);
   Acc values[kChunk];
   const auto put = [&](int i, Acc value) {
     if (place.lane < place.features)
-      narrow(chunk.valid_at(i) ? value : Acc(0), own[i * place.features]);
+      narrow(chunk.valid_at(i) ? value : Acc(0), tile[i * place.features]);
   };
   if constexpr (kTangent) {
-    const T* other = shared.tiles[1] + own_offset(problem, place, at);
+    const T* other = shared.tiles[1] + tile_offset(problem, place, at);
     Acc y[kChunk], t[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      y[i] = chunk.valid_at(i) ? widen(own[i * place.features]) : Acc(0);
+      y[i] = chunk.valid_at(i) ? widen(tile[i * place.features]) : Acc(0);
       t[i] = chunk.valid_at(i) ? widen(other[i * place.features]) : Acc(0);
       values[i] = y[i] * t[i];
     }
@@ -457,7 +457,7 @@ __device__ __forceinline__ void finish_tile(const Problem<kTangent, T>& problem,
   } else {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i)
-      values[i] = chunk.valid_at(i) ? widen(own[i * place.features]) : -kInfinity<Acc>;
+      values[i] = chunk.valid_at(i) ? widen(tile[i * place.features]) : -kInfinity<Acc>;
     Acc maximum = 0;  // of the first run
     for_each_total(Max<Acc>(), place, chunk, values, carry.at[0], shared.totals[0], shared,
                    [&](int i, Acc run_maximum) {
@@ -482,7 +482,7 @@ __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
   if (threadIdx.x == 0) shared.header = {place.begin, place.end, 0};
   Run carry = Run::none();
   int64_t open = place.begin - 1;  // where the run began that goes on, here or in a block before
-  bool goes_on = false;
+  bool continues = false;
   if (problem.cut.blocks > 1) allow_next_launch();  // for the runs that span them
   wait_for_previous_launch();
 
@@ -513,18 +513,18 @@ __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
       }
       open = at + last;
     }
-    goes_on = last < entries;
-    carry = goes_on ? read_totals<Acc, Run>(shared, kThreads<Acc> + place.lane) : Run::none();
+    continues = last < entries;
+    carry = continues ? read_totals<Acc, Run>(shared, kThreads<Acc> + place.lane) : Run::none();
     __syncthreads();
   }
 
-  if (goes_on) leave(open < place.begin ? kHead : kTail, carry);
+  if (continues) leave(open < place.begin ? kHead : kTail, carry);
   if (threadIdx.x == 0 && place.column == 0) {
     Header header = shared.header;
-    if (goes_on && open < place.begin) {
+    if (continues && open < place.begin) {
       header.head_end = place.end;
       header.through = 1;
-    } else if (goes_on) {
+    } else if (continues) {
       header.tail_begin = open;
     }
     Row<kTangent, Acc>(problem, place.block).header() = header;
@@ -535,18 +535,18 @@ __global__ void __launch_bounds__(kThreads<Acc>, kResident<Acc>)
 // Called by the whole block.
 template <bool kTangent, typename Acc, typename Problem>
 __device__ __forceinline__ int64_t nearest_end(const Problem& problem, int64_t from, int direction,
-                                               int* found) {
+                                               int* end_thread) {
   for (;; from += direction * kThreads<Acc>) {
-    if (threadIdx.x == 0) *found = kThreads<Acc>;
+    if (threadIdx.x == 0) *end_thread = kThreads<Acc>;
     __syncthreads();
     const int64_t block = from + direction * static_cast<int>(threadIdx.x);
     const bool ends = block < 0 || block >= problem.cut.blocks ||
                       !Row<kTangent, Acc>(problem, block).header().through;
     const unsigned lanes = __ballot_sync(kWholeWarp, ends);
     if (lanes && threadIdx.x % 32 == 0)
-      atomicMin(found, static_cast<int>(threadIdx.x) + __ffs(lanes) - 1);
+      atomicMin(end_thread, static_cast<int>(threadIdx.x) + __ffs(lanes) - 1);
     __syncthreads();
-    const int nearest = *found;
+    const int nearest = *end_thread;
     __syncthreads();
     if (nearest < kThreads<Acc>) return from + direction * nearest;
   }
@@ -584,9 +584,9 @@ __global__ void __launch_bounds__(kThreads<Acc>)
   const int64_t to = part == kHead ? header.head_end : place.end;
   if (from >= to) return;
   int64_t first = place.block, last = place.block;  // blocks of the run
-  if (part == kHead) first = nearest_end<kTangent, Acc>(problem, first - 1, -1, &shared.found);
+  if (part == kHead) first = nearest_end<kTangent, Acc>(problem, first - 1, -1, &shared.end_thread);
   if (part == kTail || header.through)
-    last = nearest_end<kTangent, Acc>(problem, last + 1, 1, &shared.found);
+    last = nearest_end<kTangent, Acc>(problem, last + 1, 1, &shared.end_thread);
 
   const int64_t feature = place.column + place.lane;
   const auto for_each_record = [&](const auto& use) {

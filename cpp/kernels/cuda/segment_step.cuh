@@ -53,7 +53,7 @@ __host__ __device__ constexpr int step_block(int lanes) {
   return kStepThreads / lanes * kStepEntries;
 }
 
-// What a launch sums up. Sizes fit 31 bits, and so do places of weights with their heads 32.
+// Operands of a launch. Sizes fit 31 bits, and so do places of weights with their heads 32.
 template <typename T, typename Acc>
 struct Step {
   const Index *rows, *cols, *order;  // as of a Csr
@@ -68,12 +68,12 @@ struct Step {
 };
 
 // Whether rows wait for their epilogue.
-template <class Last>
-constexpr bool has_late_rows = !std::is_same_v<Last, NoEpilogue>;
+template <class RowEpilogue>
+constexpr bool has_late_rows = !std::is_same_v<RowEpilogue, NoEpilogue>;
 template <typename Acc>
 constexpr bool has_late_rows<StoredStats<Acc>> = false;
 
-// What waits for its epilogue: sums of the rows that end in the block, [entry][lane].
+// Rows that wait for their epilogue: sums of the rows that end in the block, [entry][lane].
 template <class Op, typename Acc, bool kHasEpilogue>
 struct EndedRows {};
 template <class Op, typename Acc>
@@ -81,7 +81,7 @@ struct EndedRows<Op, Acc, true> {
   static constexpr int kBlock = step_block(kStepLanes), kRuns = kBlock * kStepLanes;
   Index places[kBlock];  // entries of the block that end a row, in order
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
-  Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
+  Acc more[largest(kRuns * (Op::kParts - Op::kVec), 1)];
 };
 
 // Words of further rows of entries, [entry of a team][thread].
@@ -97,13 +97,13 @@ struct FurtherWords<W, true> {
 template <typename Acc, int kKinds>
 struct EntryNumbers {
   static constexpr int kSize = kKinds * kStepEntries * kStepThreads;
-  alignas(16) Acc own[kSize];
+  alignas(16) Acc team[kSize];
   alignas(16) Acc before[kSize];
 };
 template <typename Acc>
 struct EntryNumbers<Acc, 0> {};
 
-template <class Op, typename T, typename Acc, class Last, bool kDots, int kLanes,
+template <class Op, typename T, typename Acc, class RowEpilogue, bool kDots, int kLanes,
           class Softmax = NoSoftmax>
 struct StepShared {
   static constexpr int kWaiting = 2 * kStepThreads;  // place of what waits for blocks before
@@ -117,8 +117,8 @@ struct StepShared {
   unsigned gaps[kWindow / 32];  // of those that empty rows follow
   // [team of the window][lane]: what of a row is open where the team's entries end.
   alignas(16) Pack<Acc, Op::kVec> sums[kRuns];
-  Acc more[most(kRuns * (Op::kParts - Op::kVec), 1)];
-  EndedRows<Op, Acc, has_late_rows<Last>> ended;
+  Acc more[largest(kRuns * (Op::kParts - Op::kVec), 1)];
+  EndedRows<Op, Acc, has_late_rows<RowEpilogue>> ended;
   FurtherWords<Word<T, Op::kVec>, kDots || Softmax::kKeyed> left;
   FurtherWords<Word<T, Op::kVec>, Softmax::kKeyed> before;
   FurtherWords<Word<T, Op::kVec>, Softmax::kApart> keys, keys_before;
@@ -133,21 +133,21 @@ __device__ __forceinline__ unsigned load_id(const Index* ids, unsigned entry, un
   return otherwise;
 }
 
-template <class Op, typename T, typename Acc, class Last = NoEpilogue, class Dots = NoDots,
+template <class Op, typename T, typename Acc, class RowEpilogue = NoEpilogue, class Dots = NoDots,
           int kTeamLanes = kStepLanes, class Softmax = NoSoftmax>
 __global__ void __launch_bounds__(kStepThreads, 2)
-    step_kernel(const __grid_constant__ Step<T, Acc> step, const __grid_constant__ Last last,
-                const __grid_constant__ Dots dots, const __grid_constant__ Softmax softmax,
-                Tails<Op, Acc> tails) {
+    step_kernel(const __grid_constant__ Step<T, Acc> step,
+                const __grid_constant__ RowEpilogue epilogue, const __grid_constant__ Dots dots,
+                const __grid_constant__ Softmax softmax, Tails<Op, Acc> tails) {
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
   constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;
-  constexpr bool kHasEpilogue = has_late_rows<Last>, kSoftmax = Softmax::kAny;
+  constexpr bool kHasEpilogue = has_late_rows<RowEpilogue>, kSoftmax = Softmax::kAny;
   constexpr bool kKeyed = Softmax::kKeyed, kHasLeft = Dots::kAny || kKeyed;
-  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kTeamLanes, Softmax>;
+  using Shared = StepShared<Op, T, Acc, RowEpilogue, Dots::kAny, kTeamLanes, Softmax>;
   using W = Word<T, kVec>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared());
-  const KeptRuns<Op, Acc> open = {shared.sums, shared.more};
+  const RunSlots<Op, Acc> open = {shared.sums, shared.more};
   const unsigned lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
   bool reads_ahead = false;
   if constexpr (Dots::kAny) reads_ahead = dots.start == Start::kReadsAhead;
@@ -296,9 +296,9 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     if constexpr (Op::kCounts) run[kVec] += loaded.cols[j] >= 0 ? Acc(1) : Acc(0);
   };
   const Column column = {static_cast<int64_t>(first_feature), 0, active};
-  const Output<T, Op, Acc, Last> output = {step.out, step.num_rows, step.width, last};
-  using Ahead = cuda::Ahead<Last, kVec>;
-  KeptRuns<Op, Acc> ended = {};
+  const Output<T, Op, Acc, RowEpilogue> output = {step.out, step.num_rows, step.width, epilogue};
+  using Ahead = cuda::Ahead<RowEpilogue, kVec>;
+  RunSlots<Op, Acc> ended = {};
   if constexpr (kHasEpilogue) ended = {shared.ended.sums, shared.ended.more};
   // Writes the row's statistics, by the lane where a head begins.
   unsigned num_stats = 0;  // rows, of a lane where a head begins
@@ -312,7 +312,8 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       Pair pair;
       memcpy(&pair, &stats, sizeof(pair));
       store_below(static_cast<unsigned>(row), stores ? num_stats : 0,
-                  reinterpret_cast<Pair*>(row_at(last.stats + head, row, 2 * head_bytes)), pair);
+                  reinterpret_cast<Pair*>(row_at(epilogue.stats + head, row, 2 * head_bytes)),
+                  pair);
     }
   };
   // Writes the lane's word of a row that is below `bound`, which ends at a place of the window.
@@ -371,22 +372,22 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   const bool repeats =
       crosses && !crosses_in && shared.rows[place_before + kEntries - 1] == first_row;
   Loaded loaded, before;
-  Acc *own_numbers = nullptr, *numbers_before = nullptr;
+  Acc *numbers_of_team = nullptr, *numbers_before = nullptr;
   if constexpr (kSoftmax) {
-    own_numbers = shared.numbers.own;
+    numbers_of_team = shared.numbers.team;
     numbers_before = shared.numbers.before;
   }
 #pragma unroll
   for (unsigned j = 0; j < kEntries; ++j) loaded.cols[j] = shared.cols[place + j];
-  ask(place, [&](unsigned j) { return shared.cols[place + j]; }, own_numbers);
+  ask(place, [&](unsigned j) { return shared.cols[place + j]; }, numbers_of_team);
   load(place, loaded);
   // Lanes add up scores of keys together.
   const bool repeats_too = kKeyed ? __any_sync(kWholeWarp, repeats) : repeats;
   W left_before = {};
   if (repeats_too) {
     const auto col_before = [&](unsigned j) {
-      const bool is_there = repeats && shared.rows[place_before + j] == first_row;
-      return is_there ? shared.cols[place_before + j] : Index(-1);
+      const bool exists = repeats && shared.rows[place_before + j] == first_row;
+      return exists ? shared.cols[place_before + j] : Index(-1);
     };
 #pragma unroll
     for (unsigned j = 0; j < kEntries; ++j) before.cols[j] = col_before(j);
@@ -425,10 +426,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
 
   // Rows with an epilogue: the n-th of those that end in the block is the team's where n is the
   // team, or that and a multiple of all. Of the first ones it asks for what their epilogue reads.
-  constexpr unsigned kAsked = 2;
+  constexpr unsigned kPrefetched = 2;
   unsigned num_ended = 0;
-  Index ended_rows[kAsked];
-  Ahead asked[kAsked];
+  Index ended_rows[kPrefetched];
+  Ahead prefetched[kPrefetched];
   const auto ended_row = [&](unsigned n) {  // -1: there is none, or it waits for blocks before
     Index row = -1;
     if constexpr (kHasEpilogue)
@@ -448,9 +449,9 @@ __global__ void __launch_bounds__(kStepThreads, 2)
       shared.ended.places[rank] = static_cast<Index>(kBlock + threadIdx.x);
     __syncthreads();
 #pragma unroll
-    for (unsigned i = 0; i < kAsked; ++i) {
+    for (unsigned i = 0; i < kPrefetched; ++i) {
       ended_rows[i] = ended_row(team + i * kTeams);
-      output.ask(lane_out, ended_rows[i], num_rows, asked[i]);
+      output.ask(lane_out, ended_rows[i], num_rows, prefetched[i]);
     }
   }
 
@@ -468,7 +469,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
         fill(rows[0] + 1, rows[1], 1);
     }
 
-  // Where in the window the row begins that is open where the team's entries begin; 0 if before.
+  // The begin, in the window, of the row that is open where the team's entries begin; 0 if before.
   int word = static_cast<int>(place / 32);
   unsigned bits = shared.ends[word] & ((1u << place % 32) - 1);
 #pragma unroll 1
@@ -516,9 +517,9 @@ __global__ void __launch_bounds__(kStepThreads, 2)
         if (j == 0 || (ends >> (j - 1) & 1)) left = shared.left.words[j * kThreads + threadIdx.x];
         return left;
       };
-      score(loaded, left_of, keys, own_numbers);
+      score(loaded, left_of, keys, numbers_of_team);
     }
-    weigh(own_numbers, ends, loaded, runs);
+    weigh(numbers_of_team, ends, loaded, runs);
 #pragma unroll
     for (unsigned j = 1; j < kEntries; ++j) {
       const bool stores = j != first_end && (ends >> j & 1);
@@ -626,9 +627,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     };
     __syncthreads();
 #pragma unroll
-    for (unsigned i = 0; i < kAsked; ++i) finish(team + i * kTeams, ended_rows[i], asked[i]);
+    for (unsigned i = 0; i < kPrefetched; ++i)
+      finish(team + i * kTeams, ended_rows[i], prefetched[i]);
 #pragma unroll 1
-    for (unsigned n = team + kAsked * kTeams; n < num_ended; n += kTeams) {
+    for (unsigned n = team + kPrefetched * kTeams; n < num_ended; n += kTeams) {
       Ahead ahead;
       const Index row = ended_row(n);
       output.ask(lane_out, row, num_rows, ahead);
@@ -679,11 +681,11 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   // Teams take equal parts, the first that farthest back.
   const int share = (chain.num_tails + int{kTeams} - 1) / int{kTeams};
   const int from = static_cast<int>(team) * share;
-  Acc taken[kParts];
-  set_neutral<Op>(taken);
-  tails.take(from, min(from + share, chain.num_tails), chain, column, width, taken);
+  Acc carried[kParts];
+  set_neutral<Op>(carried);
+  tails.take(from, min(from + share, chain.num_tails), chain, column, width, carried);
   __syncthreads();  // what teams had left has been read
-  open.put(taken, threadIdx.x);
+  open.put(carried, threadIdx.x);
   __syncthreads();
   if (team != 0) return;
   open.get(run, Shared::kWaiting + lane);

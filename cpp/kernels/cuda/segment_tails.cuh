@@ -46,30 +46,30 @@ struct Chain {
   }
 };
 
-// How many blocks the run that crosses into this one reaches back: one, and all it has passed.
+// The number of blocks that the run crossing into this one reaches back: one, and all passed ones.
 // Called by whole warps. `passed`: whether the run enters a block, any from 1 on, at its first
 // entry.
 template <class Passed>
 __device__ __forceinline__ int blocks_of_run(int block, bool relays, const Passed& passed) {
-  const int most = relays ? kRelayEvery - 1 : block;
+  const int max_length = relays ? kRelayEvery - 1 : block;
   int length = 1;
-  for (bool begins = false; !begins && length < most;) {
-    bool passed_each[8];
+  for (bool begins = false; !begins && length < max_length;) {
+    bool pass_flags[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int other = block - length - static_cast<int>(threadIdx.x % 32) - 32 * i;
       const bool is_passed = passed(max(other, 1));
-      passed_each[i] = other > 0 && is_passed;
+      pass_flags[i] = other > 0 && is_passed;
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (!begins) {
-        const unsigned stops = __ballot_sync(kWholeWarp, !passed_each[i]);
+        const unsigned stops = __ballot_sync(kWholeWarp, !pass_flags[i]);
         begins = stops != 0;
         length += begins ? __ffs(stops) - 1 : 32;
       }
   }
-  return min(length, most);
+  return min(length, max_length);
 }
 
 // The tails of blocks, in the workspace.
@@ -108,9 +108,9 @@ struct Tails {
 #pragma unroll
           for (int i = 0; i < kWords; ++i)
             if (at + j < last) {
-              uint64_t found;
-              read_pair(word(chain.block_of(at + j), i, column, width), words[j][i], found);
-              complete &= found == tag;
+              uint64_t word_tag;
+              read_pair(word(chain.block_of(at + j), i, column, width), words[j][i], word_tag);
+              complete &= word_tag == tag;
             }
       } while (wait_unless(complete));
 #pragma unroll

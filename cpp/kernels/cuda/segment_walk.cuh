@@ -27,8 +27,8 @@
 namespace jax_gnn::cuda {
 namespace {
 
-constexpr int kStagedBytes = 4 << 10;   // of a warp
-constexpr unsigned kFewestStaged = 32;  // rows of a step: fewer are written as they end
+constexpr int kStagedBytes = 4 << 10;    // of a warp
+constexpr unsigned kMinStagedRows = 32;  // rows of a step: fewer are written as they end
 
 // Bytes ahead of the rows that are staged.
 template <class Op, typename Acc>
@@ -154,19 +154,15 @@ struct Walk {
   const bool& whole_;        // all lanes of the block have features
 };
 
-template <class Message, class Op, class Last = NoEpilogue>
+template <class Message, class Op, class RowEpilogue = NoEpilogue>
 __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
     reduce_kernel(Csr<Index> csr, Message message, Cut cut,
-                  Output<typename Message::T, Op, typename Message::Acc, Last> result,
+                  Output<typename Message::T, Op, typename Message::Acc, RowEpilogue> result,
                   int64_t heads, bool fills, Start start, Tails<Op, typename Message::Acc> tails) {
   using T = typename Message::T;
   using Acc = typename Message::Acc;
-  constexpr bool kStages = std::is_same_v<Last, Staged<T>>;
-  __shared__ Range long_gaps[kLongGaps];
-  __shared__ int num_long_gaps;
-  __shared__ Index edges[8];
-  __shared__ Index head_rows[kMaxWarps];
-  __shared__ int marks[kMaxWarps];
+  constexpr bool kStages = std::is_same_v<RowEpilogue, Staged<T>>;
+  __shared__ BlockRuns block_runs;
   using Steps = Walk<Message, Op>;
   constexpr int kVec = Op::kVec, kParts = Op::kParts, kUnroll = Message::kUnroll;
   const int lanes = 1 << cut.lane_bits, lane = threadIdx.x & (lanes - 1);
@@ -177,7 +173,7 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   Acc* const shared_heads = reinterpret_cast<Acc*>(dynamic_shared());
   Acc* const shared_tails = shared_heads + warps * kParts * lanes;
   void* const left_words = shared_tails + warps * kParts * lanes;
-  if (threadIdx.x == 0) num_long_gaps = 0;
+  if (threadIdx.x == 0) block_runs.num_long_gaps = 0;
   if (start == Start::kWaits) wait_for_previous_launch();
   __syncthreads();
 
@@ -186,18 +182,18 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   const int64_t end = min(begin + cut.per_warp, csr.count);
   const Index* rows = csr.rows;
   const int64_t per_block = warps * cut.per_warp;
-  ask_for_edges(csr.rows, csr.count, per_block, edges);
+  ask_for_edges(csr.rows, csr.count, per_block, block_runs.edges);
 
   Sizes sizes = {cut_size(csr.num_rows), cut_size(csr.num_cols), cut_size(csr.num_weights)};
   if (!column.active) sizes = {0, 0, 0};
-  Output<T, Op, Acc, Last> output = result;
+  Output<T, Op, Acc, RowEpilogue> output = result;
   T* lane_out = output.out + column.first;
   hide(lane_out);       // or it is computed again for every store
   T* staged = nullptr;  // the warp's
   if constexpr (kStages) {
     staged = reinterpret_cast<T*>(dynamic_shared() + runs_bytes<Op, Acc>(warps, lanes) +
                                   warp * kStagedBytes);
-    output.last = {staged + column.first, 0, 0};
+    output.epilogue = {staged + column.first, 0, 0};
   }
 
   bool beside = false;
@@ -207,12 +203,11 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
   Acc carry[kParts];
   set_neutral<Op>(carry);
   bool seen = false, left_open = false;
-  const Shared<Acc> shared = {long_gaps, &num_long_gaps, edges,       head_rows,
-                              marks,     shared_heads,   shared_tails};
+  const Shared<Acc> shared = {block_runs, shared_heads, shared_tails};
   Together<Message> together(message, left_words, warp, team);
   Steps walk{csr, message, cut, teams, team, column, rows, end, sizes, left_words, beside, whole};
-  Runs<Op, T, Acc, Last> runs{csr,    output, lanes, lane,     teams, team, warp,
-                              column, shared, sizes, lane_out, carry, seen, left_open};
+  Runs<Op, T, Acc, RowEpilogue> runs{csr,    output, lanes, lane,     teams, team, warp,
+                                     column, shared, sizes, lane_out, carry, seen, left_open};
 
   typename Steps::Step coming;
   if constexpr (reads_ahead<Message>) walk.load_step(begin, coming);
@@ -239,13 +234,13 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
         const Index first = __shfl_sync(kWholeWarp, ids.row[0], 0);
         const Index last = __shfl_sync(kWholeWarp, ids.row[kUnroll - 1], 31);
         const unsigned between = static_cast<unsigned>(last) - static_cast<unsigned>(first) - 1;
-        const unsigned most = kStagedBytes / static_cast<unsigned>(cut.width * sizeof(T));
+        const unsigned max_rows = kStagedBytes / static_cast<unsigned>(cut.width * sizeof(T));
         stages = static_cast<unsigned>(first) < sizes.rows &&
-                 static_cast<unsigned>(last) < sizes.rows && between >= kFewestStaged &&
-                 between <= most;
+                 static_cast<unsigned>(last) < sizes.rows && between >= kMinStagedRows &&
+                 between <= max_rows;
         if (stages) {
-          output.last.first = static_cast<unsigned>(first) + 1;
-          output.last.rows = between;
+          output.epilogue.first = static_cast<unsigned>(first) + 1;
+          output.epilogue.rows = between;
           __syncwarp();  // the step before is done with what is there
           for (unsigned word = threadIdx.x % 32; word < between * lanes; word += 32)
             output.put_empty(staged + word * kVec);
@@ -300,10 +295,10 @@ __global__ void __launch_bounds__(max_threads<Message>, Message::kMinBlocks)
     if constexpr (kStages)
       if (stages) {
         __syncwarp();
-        T* const to = output.out + int64_t{output.last.first} * cut.width;
-        for (unsigned word = threadIdx.x % 32; word < output.last.rows * lanes; word += 32)
+        T* const to = output.out + int64_t{output.epilogue.first} * cut.width;
+        for (unsigned word = threadIdx.x % 32; word < output.epilogue.rows * lanes; word += 32)
           copy_word<kVec>(staged + word * kVec, to + word * kVec);
-        output.last.rows = 0;
+        output.epilogue.rows = 0;
         // Gaps between the step's entries are written by now.
         if (team + 1 < teams)
           gaps = 0;

@@ -25,14 +25,15 @@ int lane_bits_of(const Schedule& schedule, int64_t width) {
   return bits;
 }
 
-template <class Op, typename T, typename Acc, class Last>
-cudaError_t launch_fill(cudaStream_t stream, Start next, const Output<T, Op, Acc, Last>& output) {
+template <class Op, typename T, typename Acc, class RowEpilogue>
+cudaError_t launch_fill(cudaStream_t stream, Start next,
+                        const Output<T, Op, Acc, RowEpilogue>& output) {
   const int64_t blocks = std::min<int64_t>(ceil_div(output.num_rows * output.width, 1024), 2048);
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), 256, 0},
-                fill_kernel<Op, T, Acc, Last>, output, next);
+                fill_kernel<Op, T, Acc, RowEpilogue>, output, next);
 }
 
-// Where a kernel waits that takes dots, or none.
+// The start of a kernel with or without dots.
 template <class Dots>
 Start start_of(const Dots& dots) {
   if constexpr (Dots::kAny) return dots.start;
@@ -47,15 +48,16 @@ inline Start start_behind(const Csr<Index>& csr, Start next) {
 // Where most rows are empty, filling them is most of the work: for all threads alike, beforehand.
 inline bool fills_on_the_way(const Csr<Index>& csr) { return csr.num_rows <= 2 * csr.count; }
 
-template <class Op, class Message, class Last = NoEpilogue>
+template <class Op, class Message, class RowEpilogue = NoEpilogue>
 cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
                           const Message& message, Features features, typename Message::T* out,
-                          void* workspace, Start start = Start::kWaits, const Last& last = {}) {
+                          void* workspace, Start start = Start::kWaits,
+                          const RowEpilogue& epilogue = {}) {
   using Acc = typename Message::Acc;
   using T = typename Message::T;
   constexpr int kVec = Op::kVec;
-  constexpr bool kStages = std::is_same_v<Last, Staged<T>>;
-  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
+  constexpr bool kStages = std::is_same_v<RowEpilogue, Staged<T>>;
+  const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, features.width, epilogue};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const Start next = start_behind(csr, start);
@@ -85,7 +87,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
                features.width * static_cast<int64_t>(sizeof(T)) < kSector;
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const auto kernel = reduce_kernel<Message, Op, Last>;
+  const auto kernel = reduce_kernel<Message, Op, RowEpilogue>;
   const size_t row_words = Message::kDots ? kDotThreads * Message::kUnroll * kVec * sizeof(T)
                            : cut.stages   ? threads / 32 * kStagedBytes
                                           : 0;
@@ -99,13 +101,13 @@ template <class Op, typename T>
 constexpr bool has_gather_walk =
     Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
 
-template <class Op, class Rows, typename T, class Last, class Dots = NoDots>
+template <class Op, class Rows, typename T, class RowEpilogue, class Dots = NoDots>
 cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
-                          const Rows& gathered, int64_t width, const Last& last, T* out,
+                          const Rows& gathered, int64_t width, const RowEpilogue& epilogue, T* out,
                           void* workspace, const Dots& dots = {}) {
   using Acc = typename Rows::Acc;
   constexpr int kVec = Op::kVec;
-  const Output<T, Op, Acc, Last> output = {out, csr.num_rows, width, last};
+  const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, width, epilogue};
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
     const cudaError_t error = launch_fill(stream, start_behind(csr, start_of(dots)), output);
@@ -119,13 +121,13 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   const int64_t tile = int64_t{lanes} * kVec, tiles = ceil_div(width, tile);
   const bool many = gathered.weight != nullptr && gathered.heads > 1;
   // A tile may begin and end within a head.
-  const int64_t depth = width / gathered.heads, most = (tile - 2) / depth + 2;
-  cut.most_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, most)) : 1;
+  const int64_t depth = width / gathered.heads, max_heads = (tile - 2) / depth + 2;
+  cut.max_heads = many ? static_cast<int>(std::min<int64_t>(gathered.heads, max_heads)) : 1;
   const int64_t teams = threads / lanes;
   const int64_t entries = ceil_div(csr.count, schedule.blocks * teams);  // of a team
   // What dots take of shared memory leaves no room for more than 16 entries with their order.
-  const int most_bits = Dots::kAny && csr.order != nullptr ? 4 : 5;
-  cut.chunk_bits = many ? kStepBits : std::clamp(cut.lane_bits, kStepBits, most_bits);
+  const int max_bits = Dots::kAny && csr.order != nullptr ? 4 : 5;
+  cut.chunk_bits = many ? kStepBits : std::clamp(cut.lane_bits, kStepBits, max_bits);
   const int64_t chunks = ceil_div(entries, int64_t{1} << cut.chunk_bits);
   const int64_t blocks = ceil_div(csr.count, (chunks << cut.chunk_bits) * teams);
   if (tiles > kMaxGridY || blocks > kMaxGridX || chunks << cut.chunk_bits > 0x3fffffff)
@@ -133,11 +135,11 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
   cut.chunks = static_cast<int>(chunks);
   const Tails<Op, Acc> tails = {static_cast<unsigned char*>(workspace), next_tag()};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  const int64_t shared =
-      gather_shared_bytes<Op, Acc, Last, Dots>(cut, NoSoftmax{}, csr.order != nullptr, threads);
+  const int64_t shared = gather_shared_bytes<Op, Acc, RowEpilogue, Dots>(
+      cut, NoSoftmax{}, csr.order != nullptr, threads);
   return launch(stream, {grid, threads, static_cast<size_t>(shared)},
-                gather_kernel<Op, Rows, Last, Dots>, csr, gathered, cut, output, dots, NoSoftmax{},
-                fills, tails);
+                gather_kernel<Op, Rows, RowEpilogue, Dots>, csr, gathered, cut, output, dots,
+                NoSoftmax{}, fills, tails);
 }
 
 // Sums and means have a kernel for teams of no more than one step.
@@ -147,20 +149,20 @@ constexpr bool has_step = Op::kZeroIsNeutral && !std::is_integral_v<T>;
 // Whether a schedule's teams can have all entries in one step, as step_kernel has them: they are of
 // kStepLanes lanes, where dots are taken too of 8, 16 or 32.
 inline bool takes_one_step(const Schedule& schedule, const Csr<Index>& csr, Features features) {
-  constexpr int64_t kMost = int64_t{1} << 30, kMostWidth = int64_t{1} << 20;
+  constexpr int64_t kMaxEntries = int64_t{1} << 30, kMaxWidth = int64_t{1} << 20;
   return schedule.threads == kStepThreads &&
-         csr.count <= std::min(schedule.blocks * step_block(schedule.lanes), kMost) &&
-         features.width <= kMostWidth && csr.num_weights <= (kMost << 2) / features.heads;
+         csr.count <= std::min(schedule.blocks * step_block(schedule.lanes), kMaxEntries) &&
+         features.width <= kMaxWidth && csr.num_weights <= (kMaxEntries << 2) / features.heads;
 }
 
-template <class Op, int kLanes = kStepLanes, typename T, typename Acc, class Last,
+template <class Op, int kLanes = kStepLanes, typename T, typename Acc, class RowEpilogue,
           class Dots = NoDots, class Softmax = NoSoftmax>
 cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in, const Acc* weight,
-                        Features features, const Last& last, T* out, void* workspace,
+                        Features features, const RowEpilogue& epilogue, T* out, void* workspace,
                         const Dots& dots = {}, const Softmax& softmax = {}) {
   const bool fills = fills_on_the_way(csr);
   if (!fills) {
-    const Output<T, Op, Acc, Last> output = {out, csr.num_rows, features.width, last};
+    const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, features.width, epilogue};
     const cudaError_t error = launch_fill(stream, start_behind(csr, start_of(dots)), output);
     if (error != cudaSuccess || csr.count == 0) return error;
   }
@@ -187,10 +189,10 @@ cudaError_t launch_step(cudaStream_t stream, const Csr<Index>& csr, const T* in,
   const int64_t tiles = ceil_div(features.width, int64_t{kLanes} * Op::kVec);
   if (tiles > kMaxGridY) return cudaErrorInvalidConfiguration;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  using Shared = StepShared<Op, T, Acc, Last, Dots::kAny, kLanes, Softmax>;
+  using Shared = StepShared<Op, T, Acc, RowEpilogue, Dots::kAny, kLanes, Softmax>;
   return launch(stream, {grid, kStepThreads, sizeof(Shared)},
-                step_kernel<Op, T, Acc, Last, Dots, kLanes, Softmax>, step, last, dots, softmax,
-                tails);
+                step_kernel<Op, T, Acc, RowEpilogue, Dots, kLanes, Softmax>, step, epilogue, dots,
+                softmax, tails);
 }
 
 template <typename T>

@@ -70,7 +70,7 @@ struct StoredStats {
   SoftmaxStats<Acc>* stats;  // (num_rows, heads); of a lane those of its head, or null
   int64_t heads;
 
-  // Of a lane: where its head begins, statistics of that, else none.
+  // Keeps the statistics of the head for the lane with which a head begins, and none for others.
   __device__ __forceinline__ void keep_for(const Column& column, int64_t width) {
     const bool begins = column.active && column.first == column.head * (width / heads);
     stats = begins ? stats + column.head : nullptr;
@@ -83,7 +83,7 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
 
   T* out;
   int64_t num_rows, width;
-  StoredStats<Acc> last;
+  StoredStats<Acc> epilogue;
 
   // Writes the lane's word of a row that is below `limit`.
   __device__ __forceinline__ void store(T* lane_out, Index row, const Acc (&run)[Op::kParts],
@@ -93,13 +93,13 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
     Op::finish(run, x);
     store_word<kVec>(
         row_at(lane_out, row, static_cast<unsigned>(width * static_cast<int64_t>(sizeof(T)))), x);
-    if (last.stats != nullptr) put(row, Op::stats(run));
+    if (epilogue.stats != nullptr) put(row, Op::stats(run));
   }
   __device__ __forceinline__ void store_empty(int64_t row, const Column& column) const {
     if (!column.active) return;
     const Acc x[kVec] = {};
     store_word<kVec>(out + row * width + column.first, x);
-    if (last.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
+    if (epilogue.stats != nullptr) put(static_cast<Index>(row), {0, -kLeast<true, Acc>});
   }
 
  private:
@@ -107,9 +107,9 @@ struct Output<T, Op, Acc, StoredStats<Acc>> {
     using Pair = Word<Acc, 2>;
     Pair pair;
     memcpy(&pair, &stats, sizeof(pair));
-    *reinterpret_cast<Pair*>(row_at(
-        last.stats, row, static_cast<unsigned>(last.heads) * static_cast<unsigned>(sizeof(pair)))) =
-        pair;
+    *reinterpret_cast<Pair*>(
+        row_at(epilogue.stats, row,
+               static_cast<unsigned>(epilogue.heads) * static_cast<unsigned>(sizeof(pair)))) = pair;
   }
 };
 
@@ -119,8 +119,8 @@ struct NoSoftmax {
   static constexpr int kKinds = 0;
 };
 
-// What the kernel of one step (segment_step.cuh) takes weights from, where scores are numbers for
-// each head. kKinds: of numbers that an entry's weight is made of, the last its scale.
+// Weights for the kernel of one step (segment_step.cuh), from scores that are numbers for each
+// head. kKinds: of numbers that an entry's weight is made of, the last its scale.
 template <typename Acc>
 struct StepSoftmax {
   static constexpr bool kAny = true, kKeyed = false, kApart = false;
@@ -147,8 +147,8 @@ struct RunSoftmax {
     };
 #pragma unroll
     for (unsigned j = 0; j < kSize; ++j) {
-      const Acc own = at_least_lowest(scores[j]);
-      tops[j] = begins(j) ? own : extremum<true>(tops[j - 1], own);
+      const Acc score = at_least_lowest(scores[j]);
+      tops[j] = begins(j) ? score : extremum<true>(tops[j - 1], score);
     }
     take_last(tops);
 #pragma unroll
@@ -171,9 +171,9 @@ struct RunSoftmax {
   }
 };
 
-// What a walk (segment_gather.cuh) takes weights from that are a softmax of scores, of numbers for
-// each head. A team's lanes share out what there is to do for the entries of a chunk: each has a
-// weight computed once, four entries of a head by a lane, and all read it from shared memory.
+// Weights for a walk (segment_gather.cuh): a softmax of scores that are numbers for each head. A
+// team's lanes share out what there is to do for the entries of a chunk: each has a weight computed
+// once, four entries of a head by a lane, and all read it from shared memory.
 //
 // Numbers of a team lie there as [kind][head][kQuad + entry]: scores, of which entry -1 is what the
 // run that goes on is relative to, weights, and where there are scales weights times these; after
@@ -184,13 +184,13 @@ struct Softmax {
   static constexpr bool kAny = true;
   static constexpr unsigned kEntry = sizeof(Acc), kLine = kQuad * kEntry;
   Attention<Acc> attention;
-  int chunk, heads;           // entries of a chunk, and heads of a tile
-  int word_bits;              // log2 of the heads whose numbers are copied at once
-  int head_bits, quads;       // log2 of the heads, rounded up, and quads of so many
-  unsigned of_head, of_kind;  // from one to the next
-  unsigned asked, of_asked;   // where what is asked for begins, and from one kind to the next
-  unsigned asked_entry, asked_head;  // and from one entry or head to the next
-  unsigned factors;                  // from weights to factors
+  int chunk, heads;               // entries of a chunk, and heads of a tile
+  int word_bits;                  // log2 of the heads whose numbers are copied at once
+  int head_bits, quads;           // log2 of the heads, rounded up, and quads of so many
+  unsigned of_head, of_kind;      // from one to the next
+  unsigned requests, of_request;  // where what is asked for begins, and from one kind to the next
+  unsigned request_entry, request_head;  // and from one entry or head to the next
+  unsigned factors;                      // from weights to factors
 
   __host__ __device__ void cut(int entries, int tile_heads) {
     chunk = entries;
@@ -200,54 +200,54 @@ struct Softmax {
     quads = chunk / kQuad << head_bits;
     of_head = (chunk + kQuad) * kEntry;
     of_kind = heads * of_head;
-    asked = (scaled() ? 3 : 2) * of_kind;
-    of_asked = chunk * heads * kEntry;
-    asked_entry = word_bits > 0 ? heads * kEntry : kEntry;
-    asked_head = word_bits > 0 ? kEntry : chunk * kEntry;
+    requests = (scaled() ? 3 : 2) * of_kind;
+    of_request = chunk * heads * kEntry;
+    request_entry = word_bits > 0 ? heads * kEntry : kEntry;
+    request_head = word_bits > 0 ? kEntry : chunk * kEntry;
     factors = scaled() ? of_kind : 0;
   }
   __host__ __device__ bool additive() const { return attention.edge_score == nullptr; }
   __host__ __device__ bool scaled() const { return attention.edge_scale != nullptr; }
   __host__ __device__ int team_bytes() const {
-    return asked + (1 + additive() + scaled()) * of_asked;
+    return requests + (1 + additive() + scaled()) * of_request;
   }
 };
 
 // Four entries of a head: the first, and where their scores lie, and what has been asked for.
 struct Quad {
   int entry;
-  unsigned scores, asked;
+  unsigned scores, requests;
 };
 template <class Softmax>
 __device__ __forceinline__ Quad quad_of(const Softmax& softmax, unsigned numbers_at, int i) {
   const int line = i >> softmax.head_bits, head = i - (line << softmax.head_bits);
-  const bool is_there = i < softmax.quads && head < softmax.heads;
-  return {
-      is_there ? line * kQuad : softmax.chunk,
-      numbers_at + head * softmax.of_head + (1 + line) * softmax.kLine,
-      numbers_at + softmax.asked + line * kQuad * softmax.asked_entry + head * softmax.asked_head};
+  const bool exists = i < softmax.quads && head < softmax.heads;
+  return {exists ? line * kQuad : softmax.chunk,
+          numbers_at + head * softmax.of_head + (1 + line) * softmax.kLine,
+          numbers_at + softmax.requests + line * kQuad * softmax.request_entry +
+              head * softmax.request_head};
 }
 
 // The weights of a team's chunk. All by reference, as Runs.
 template <typename Acc, class Softmax>
 struct ChunkWeights {
   // Asks for what an entry's scores are made of, and its scales. `place`: where it has numbers.
-  __device__ __forceinline__ void ask(int i, bool is_there, Index row, Index col, Index place,
+  __device__ __forceinline__ void ask(int i, bool exists, Index row, Index col, Index place,
                                       int first_head, int num_heads) const {
     const Attention<Acc>& attention = softmax_.attention;
     const unsigned row_bytes = static_cast<unsigned>(num_heads) * sizeof(Acc);
     const int bits = softmax_.word_bits;
 #pragma unroll 1
     for (int h = 0; h < softmax_.heads; h += 1 << bits) {
-      const bool copies = is_there && first_head + h < num_heads;
-      unsigned to = asked_at_ + i * softmax_.asked_entry + h * softmax_.asked_head;
+      const bool copies = exists && first_head + h < num_heads;
+      unsigned to = requests_at_ + i * softmax_.request_entry + h * softmax_.request_head;
       const auto copy = [&](const Acc* from, Index at) {
         from = row_at(from + first_head + h, at, row_bytes);
         if (bits == 0) copy_async<sizeof(Acc)>(copies, from, bytes_ + to);
         if (bits == 1) copy_async<2 * sizeof(Acc)>(copies, from, bytes_ + to);
         if constexpr (sizeof(Acc) == 4)
           if (bits == 2) copy_async<4 * sizeof(Acc)>(copies, from, bytes_ + to);
-        to += softmax_.of_asked;
+        to += softmax_.of_request;
       };
       if (softmax_.additive()) {
         copy(attention.src_score, col);
@@ -268,10 +268,10 @@ struct ChunkWeights {
     hide(slope);  // or it is read for each entry
     for_quads([&](const Quad& quad) {
       Acc scores[kQuad];
-      get_asked(quad.asked, scores);
+      get_requests(quad.requests, scores);
       if (softmax_.additive()) {
         Acc others[kQuad];
-        get_asked(quad.asked + softmax_.of_asked, others);
+        get_requests(quad.requests + softmax_.of_request, others);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) scores[k] = leaky(others[k] + scores[k], slope);
       }
@@ -312,7 +312,7 @@ struct ChunkWeights {
       for_quads([&](const Quad& quad) {
         Acc weights[kQuad], scales[kQuad];
         read_shared(bytes_ + quad.scores + softmax_.of_kind, weights);
-        get_asked(quad.asked + (1 + softmax_.additive()) * softmax_.of_asked, scales);
+        get_requests(quad.requests + (1 + softmax_.additive()) * softmax_.of_request, scales);
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) weights[k] *= scales[k];
         put(weights, quad.scores + 2 * softmax_.of_kind);
@@ -325,13 +325,13 @@ struct ChunkWeights {
   __device__ __forceinline__ Acc& number(unsigned at) const {
     return *reinterpret_cast<Acc*>(bytes_ + at);
   }
-  // What has been asked for of a quad.
-  __device__ __forceinline__ void get_asked(unsigned at, Acc (&numbers)[kQuad]) const {
+  // The requested numbers of a quad.
+  __device__ __forceinline__ void get_requests(unsigned at, Acc (&numbers)[kQuad]) const {
     if (softmax_.word_bits == 0) {
       read_shared(bytes_ + at, numbers);
     } else {
 #pragma unroll
-      for (int k = 0; k < kQuad; ++k) numbers[k] = number(at + k * softmax_.asked_entry);
+      for (int k = 0; k < kQuad; ++k) numbers[k] = number(at + k * softmax_.request_entry);
     }
   }
   __device__ __forceinline__ void put(const Acc (&numbers)[kQuad], unsigned at) const {
@@ -360,23 +360,23 @@ struct ChunkWeights {
       const auto score = [&](int i) -> Acc& { return number(at + i * sizeof(Acc)); };
 #pragma unroll 1
       for (int i = 0, end = 0; i < softmax_.chunk; i = end) {
-        Acc& own = score(begins >> i & 1 ? i : -1);
-        Acc top = at_least_lowest(own);
+        Acc& run_top = score(begins >> i & 1 ? i : -1);
+        Acc top = at_least_lowest(run_top);
 #pragma unroll 1
         for (end = i; end == i || (end < softmax_.chunk && !(begins >> end & 1)); ++end)
           if (score(end) > top) top = score(end);
 #pragma unroll 1
         for (int k = i; k < end; ++k)
           number(at + softmax_.of_kind + k * sizeof(Acc)) = quick_exponential(score(k) - top);
-        own = top;
+        run_top = top;
       }
     }
   }
 
   const Softmax& softmax_;
-  unsigned char* const& bytes_;             // shared memory
-  const unsigned &numbers_at_, &asked_at_;  // of the team
-  const Quad& first_;                       // of the lane
+  unsigned char* const& bytes_;                // shared memory
+  const unsigned &numbers_at_, &requests_at_;  // of the team
+  const Quad& first_;                          // of the lane
   const int &lanes_, &lane_;
 };
 

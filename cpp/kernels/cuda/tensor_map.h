@@ -29,10 +29,10 @@ cudaError_t describe(const T* matrix, int64_t rows, int64_t columns, int box_row
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    cudaDriverEntryPointQueryResult status;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
+                                         &status) != cudaSuccess ||
+        status != cudaDriverEntryPointSuccess)
       entry = nullptr;
     return reinterpret_cast<Encode>(entry);
   }();

@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply_fragments(float (&sum)[4], const unsign
 #endif
 }
 
-// The same on the tensor cores: four by two warps, kRows / 4 by 32 results each. Both sides lie
+// A product on the tensor cores: four by two warps, kRows / 4 by 32 results each. Both sides lie
 // along the depth; rows are padded against bank conflicts.
 template <typename T, int kRows_>
 class TensorProduct {
@@ -169,7 +169,7 @@ class TensorProduct {
   float sum_[kDown][4][4];
 };
 
-// What multiplies in the operands' precision, and what multiplies by default. Half types are exact
+// Products in the operands' precision, and products by default. Half types are exact
 // on tensor cores, which all GPUs have that take these kernels, and the emulator has not.
 #ifdef JAX_GNN_EMULATED
 template <typename T, int kRows>
