@@ -32,7 +32,7 @@ from jax_gnn._core.ids import (
     to_device,
 )
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.triples import (
+from jax_gnn._ops.relation_pairs.triples import (
     IntoPairs,
     OutOfPairs,
     SortedTriples,

@@ -16,6 +16,8 @@ import jax_gnn
 FLOORS = (
     "jax_gnn._version",
     "jax_gnn._core",
+    "jax_gnn._ops.segment_order",
+    "jax_gnn._ops.relation_pairs",
     "jax_gnn.graph",
     "jax_gnn.hypergraph",
     "jax_gnn.relational",

@@ -20,8 +20,8 @@ import pytest
 
 import jax_gnn
 from jax_gnn import Graph, RelationalGraph, spmm
-from jax_gnn._core.pairs import relation_pairs
 from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._ops.relation_pairs.primitive import relation_pairs
 
 Rng = np.random.Generator
 

@@ -13,10 +13,10 @@ from jax import Array
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, key_words
+from jax_gnn._ops.sample_block.api import weighted
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._native import weighted
-from jax_gnn.sampling._random import KeyWords, key_words
 from jax_gnn.sampling._relational import Relations, is_sequence, join_seeds, relation_start
 from jax_gnn.sampling._rows import Ids, as_nodes, row_bounds
 from jax_gnn.sampling._subgraphs import CHUNK, Subgraph, check_room, induce, visit_edges

@@ -14,11 +14,12 @@ from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import PADDING, in_range, is_traced, namespace, row_ids, take_ids, to_device
 from jax_gnn._core.public import public
+from jax_gnn._ops.sample_block.api import chunk_block
+from jax_gnn._ops.sample_block.xla import DrawnEdges
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._blocks import Blocks, DrawnEdges
+from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._native import chunk_block
 from jax_gnn.sampling._relational import Relations
 from jax_gnn.sampling._rows import check_positive, num_nodes_of
 

@@ -15,6 +15,9 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, as_signed, index_dtype, is_traced, namespace, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, host_key_words, key_words
+from jax_gnn._ops.sample_block.api import BlockOptions, block, uniform, weighted
+from jax_gnn._ops.sample_block.primitive import BlockOperands
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph
@@ -22,8 +25,6 @@ from jax_gnn.sampling import _time, _weights
 from jax_gnn.sampling._blocks import Blocks, source_seeds
 from jax_gnn.sampling._compile import jit
 from jax_gnn.sampling._excluded import ExcludedEdges
-from jax_gnn.sampling._native import BlockOperands, BlockOptions, block, uniform, weighted
-from jax_gnn.sampling._random import KeyWords, host_key_words, key_words
 from jax_gnn.sampling._relational import (
     Fanout,
     Relations,

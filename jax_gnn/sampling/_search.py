@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, take_ids
+from jax_gnn._core.ids import PADDING, search_rows, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import row_bounds, search_rows
+from jax_gnn.sampling._rows import row_bounds
 
 # --- Ids -----------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, compaction_targets, in_range, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, bits, integers_below, key_words
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._random import KeyWords, bits, integers_below, key_words
 from jax_gnn.sampling._rows import (
     Ids,
     as_nodes,

@@ -23,7 +23,7 @@ from jax_gnn._core import arguments
 from jax_gnn._core.files import as_path, read_npz
 from jax_gnn._core.public import public
 from jax_gnn._core.relations import Pairs
-from jax_gnn._core.triples import IntoPairs, OutOfPairs
+from jax_gnn._ops.relation_pairs.triples import IntoPairs, OutOfPairs
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph

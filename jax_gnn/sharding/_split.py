@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_gnn._core.ids import PADDING, in_range, pad_ids, pad_indptr
-from jax_gnn._core.triples import sort_by_source, sort_triples
+from jax_gnn._ops.relation_pairs.triples import sort_by_source, sort_triples
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph

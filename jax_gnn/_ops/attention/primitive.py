@@ -35,7 +35,6 @@ from jax_gnn._core.kernels import (
 )
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops import composition, use_implementation
 from jax_gnn._ops.attention import xla
@@ -49,6 +48,7 @@ from jax_gnn._ops.attention.scores import (
     Tangents,
     TypedScores,
 )
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 

@@ -41,11 +41,11 @@ from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
-from jax_gnn._core.sort import sorted_segments
 from jax_gnn._core.types import Attribute, PyTree
+from jax_gnn._ops.matrix_sharding import matrix_sharding
+from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 from jax_gnn._ops.segment_reduce.unsorted import REDUCTIONS, composition

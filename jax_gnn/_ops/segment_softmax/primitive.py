@@ -18,9 +18,9 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece
 from jax_gnn._core.types import PyTree
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce.derivatives import not_padding
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
