@@ -186,7 +186,7 @@ def composition(
             raise ValueError(f"edge_region has no cuda kernel here: {reason}")
         return None
     try:
-        walks = _region_walks(region, matrix)
+        walks = region_walks(region, matrix)
         with ThreadPoolExecutor(len(walks) or 1) as pool:  # compilers run side by side
             list(pool.map(lambda walk: _binary(walk.program), walks))
     except (Unsupported, cuda_compile.CompilerError) as error:
@@ -223,10 +223,10 @@ def sources(region: Region, matrix: SparseMatrix) -> list[str]:
     Raises:
         Unsupported: The region has no kernels.
     """
-    return [_kernel(walk.program).source for walk in _region_walks(region, matrix)]
+    return [_kernel(walk.program).source for walk in region_walks(region, matrix)]
 
 
-def _region_walks(region: Region, matrix: SparseMatrix) -> list[_Walk]:
+def region_walks(region: Region, matrix: SparseMatrix) -> list[_Walk]:
     if isinstance(region.program, Unsupported):
         raise region.program
     return _walks(region.program, matrix)
