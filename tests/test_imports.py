@@ -121,6 +121,26 @@ def test_layers_import_public_names_alone():
     assert len(layers) > 20 and not private
 
 
+def test_packages_of_one_floor_import_public_names_alone():
+    """Subpackages above programs take no internal module of each other."""
+    packages = {name for name in FILES if floor(name) == FLOORS.index("jax_gnn") and "." in name}
+    packages = {".".join(name.split(".")[:2]) for name in packages}
+    private = {
+        (module, name)
+        for module in FILES
+        for name in imports(module)
+        if (package := ".".join(name.split(".")[:2])) in packages - {"jax_gnn._tuning"}
+        and not f"{module}.".startswith(f"{package}.")
+        and "._" in name.removeprefix(package)
+        and not module.startswith("benchmarks")
+    }
+    # The command has subcommands of packages, and the loader of CSV reads tables of any kind.
+    assert private == {
+        ("jax_gnn.cli", "jax_gnn.sharding._command"),
+        ("jax_gnn.datasets._csv", "jax_gnn.convert._columns"),
+    }
+
+
 @pytest.mark.parametrize("package", ROOTS)
 def test_no_modules_import_each_other(package):
     modules = [module for module in FILES if module.partition(".")[0] == package]

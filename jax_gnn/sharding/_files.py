@@ -28,7 +28,7 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of

@@ -21,7 +21,7 @@ from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
 from jax_gnn.sharding._host_rows import HostRows, block_shape, check_rows, on_host, to_blocks
 from jax_gnn.sharding._partition import Method, SplitArgs, parse_graph

@@ -19,7 +19,7 @@ from jax_gnn._ops.relation_pairs.triples import sort_by_source, sort_triples
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
 from jax_gnn.relational import PARTS, RelationalGraph
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, plan_rounds, plan_shares
 from jax_gnn.sharding._partition import SplitArgs
 from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
