@@ -150,7 +150,7 @@ def _attention(o: Operands) -> dict[str, Call]:
     from jax_gnn._ops.attention.primitive import attend
     from jax_gnn._ops.attention.scores import AdditiveScores
 
-    options = {"heads": 1, "slope": 0.2}
+    options: dict[str, Any] = {"heads": 1, "slope": 0.2}
     of_rows, of_cols = (x[:, :1].astype(o.acc) for x in (o.rows, o.cols))
     attended = o.cols, AdditiveScores(of_rows, of_cols), None
     results = attend(*attended, o.matrix, **options)
@@ -244,7 +244,7 @@ def _sampling(o: Operands) -> dict[str, Call]:
     starts = jnp.asarray(o.graph.indptr, jnp.int32)[nodes]
     degrees = jnp.diff(jnp.asarray(o.graph.indptr, jnp.int32))[nodes]
     key = jnp.array([0, 1], jnp.uint32)
-    draw = {"fanout": FANOUT, "stream": 0, "replace": False}
+    draw: dict[str, Any] = {"fanout": FANOUT, "stream": 0, "replace": False}
     weights = np.abs(np.asarray(o.weights).ravel())
     sums = EdgeProbability.from_weights(jax_gnn_graph(o.graph), weights).sums
     offsets, counts = xla.uniform(degrees, key, **draw)

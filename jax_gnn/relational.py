@@ -687,6 +687,11 @@ class RelationalGraph:
         return graph
 
 
+def edges_of(graph: Graph | RelationalGraph) -> Graph:
+    """Return the edges without their relations."""
+    return graph.nodes if isinstance(graph, RelationalGraph) else graph
+
+
 def _check_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     if isinstance(parts, str) or not isinstance(parts, tuple | list):
         raise TypeError(f"parts must be a tuple of names, got {parts!r}")

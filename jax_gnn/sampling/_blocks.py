@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.export
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
@@ -22,8 +20,8 @@ from jax_gnn._core.ids import (
     take_ids,
 )
 from jax_gnn._core.public import public
-from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.graph import Graph, register_serialization
+from jax_gnn.relational import edges_of
 from jax_gnn.sampling._rows import values_of
 
 
@@ -82,7 +80,7 @@ class Blocks:
         These are the blocks' own ``edge_ids``: ``blocks.graphs[i].edge_values(values)`` selects the
         values of a block's edges from values in the sampled graph's order.
         """
-        graphs = (g.nodes if isinstance(g, RelationalGraph) else g for g in self.graphs)
+        graphs = map(edges_of, self.graphs)
         return tuple(graph.edge_ids for graph in graphs)
 
     @property
@@ -184,17 +182,7 @@ class Blocks:
         return f"Blocks(num_seeds={self.num_seeds}, graphs=[{sizes}], num_edges={edges})"
 
 
-def _deserialize(data: bytes) -> tuple[tuple[int, ...] | None]:
-    (sizes,) = json.loads(bytes(data))
-    return (None if sizes is None else tuple(sizes),)
-
-
-jax.export.register_pytree_node_serialization(
-    Blocks,
-    serialized_name="jax_gnn.Blocks",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),
-    deserialize_auxdata=_deserialize,
-)
+register_serialization(Blocks)
 
 
 def source_seeds(graph: Graph, seeds: Array) -> Array:

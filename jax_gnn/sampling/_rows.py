@@ -19,7 +19,7 @@ from jax_gnn._core.ffi import host_function
 from jax_gnn._core.ids import MAX_SIZE, PADDING, clip_ids, in_range, namespace
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import RelationalGraph, edges_of
 
 Ids = ArrayLike | Sequence[int]
 """Integers as users write them."""
@@ -39,7 +39,7 @@ def num_nodes_of(graph: Graph, reason: str = "") -> int:
 
 def check_edges(graph: Graph | RelationalGraph) -> Graph:
     """Return the edges of a graph or a relational graph, whose arrays are checked."""
-    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
+    edges = edges_of(graph)
     arguments.check_instance("graph", edges, Graph)
     edges.check_arrays()
     return edges

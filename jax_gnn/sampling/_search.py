@@ -37,6 +37,21 @@ def distinct(ids: Array, size: int) -> tuple[Array, Array]:
     return result, places.at[order].set(jnp.where(valid, number, PADDING))
 
 
+def without_repeats(nodes: Array, num_nodes: int) -> tuple[Array, Array]:
+    """Return nodes with padding for repeated ones, and each node's place among them, or padding.
+
+    Args:
+        nodes: ``(count,)`` ids below ``num_nodes``; -1 is padding.
+        num_nodes: number of nodes of the graph.
+    """
+    count, dtype = nodes.shape[0], nodes.dtype
+    steps = jnp.arange(count, dtype=dtype)
+    place = jnp.where(nodes < 0, num_nodes, nodes)
+    table = jnp.full(num_nodes, count, dtype).at[place].min(steps, mode="drop")
+    table = jnp.where(table < count, table, PADDING)
+    return jnp.where(take_ids(table, nodes) == steps, nodes, PADDING), table
+
+
 # --- Edges by their ends -------------------------------------------------------------------------
 
 
