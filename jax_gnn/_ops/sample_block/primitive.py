@@ -137,12 +137,6 @@ def block_shapes(nodes: Array, num_edges: int, num_src: int) -> list[jax.ShapeDt
     return [*ids, _shape((num_src,), dtype), _shape((), np.dtype(bool))]
 
 
-def _block_result(
-    operands: BlockOperands, *, num_edges: int, num_src: int, **_: object
-) -> list[jax.ShapeDtypeStruct]:
-    return block_shapes(operands.nodes, num_edges, num_src)
-
-
 def _block_xla(
     *, num_nodes: int, num_edges: int, num_src: int, is_tree: bool, ascending: bool, **operands: Any
 ) -> list[Array]:
@@ -203,7 +197,7 @@ sample_block = define(
     _SamplingOp(
         name="sample_block",
         operands=BlockOperands,
-        result=_block_result,
+        result=lambda drawn, num_edges, num_src, **_: block_shapes(drawn.nodes, num_edges, num_src),
         xla=_block_xla,
         platforms=("cpu", "cuda"),
         composition=_block_composition,
@@ -213,16 +207,6 @@ sample_block = define(
 
 
 # The second half of a block on GPUs: drawn edges and sorted candidates to the block's arrays.
-
-
-def _distinct_result(
-    operands: SortedSources, *, num_src: int, **_: object
-) -> list[jax.ShapeDtypeStruct]:
-    return block_shapes(operands.nodes, operands.rows.shape[0], num_src)
-
-
-def _distinct_xla(*, num_nodes: int, num_src: int, **operands: Any) -> list[Array]:
-    return distinct_block(SortedSources(**operands), num_nodes, num_src)
 
 
 def _distinct_call(
@@ -250,8 +234,10 @@ sample_distinct = define(
     _SamplingOp(
         name="sample_distinct",
         operands=SortedSources,
-        result=_distinct_result,
-        xla=_distinct_xla,
+        result=lambda edges, num_src, **_: block_shapes(edges.nodes, edges.rows.shape[0], num_src),
+        xla=lambda num_nodes, num_src, **edges: distinct_block(
+            SortedSources(**edges), num_nodes, num_src
+        ),
         platforms=("cuda",),
         call=_distinct_call,
     )
