@@ -30,7 +30,8 @@ FLOORS = (
     "flax_layers.training",
     "benchmarks",
 )
-DYNAMIC = {"import_module", "__import__"}  # functions that import a module by its name
+# Functions that import a module by its name.
+DYNAMIC = {"import_module", "__import__", "resolve_name"}
 # Modules that import what is no Python of this project: compiled modules, optional packages.
 OTHERS = {"jax_gnn._core.ffi", "jax_gnn.convert._data"}
 ROOTS = {
@@ -80,6 +81,8 @@ def imports(module: str, *, for_types: bool = True) -> set[str]:
             is_seen = literals or module in OTHERS or module.startswith("benchmarks")
             assert is_seen, f"{module}:{node.lineno} imports a module whose name is computed"
             names |= {value for value in literals if isinstance(value, str)}
+        elif isinstance(node, ast.Subscript | ast.Call) and "sys.modules" in ast.unparse(node):
+            names |= {x.value for x in ast.walk(node) if isinstance(x, ast.Constant)}
     return names & FILES.keys()
 
 
@@ -97,12 +100,16 @@ def test_no_import_from_a_higher_floor():
     arrows = {(module, name) for module in FILES for name in imports(module)}
     assert ("flax_layers.training.models", "flax_layers") in arrows
     assert not [arrow for arrow in sorted(arrows) if floor(arrow[0]) < floor(arrow[1])]
+    # Ops on ids, a floor below containers, run the file of the package of all ops.
+    assert {floor(name) for name in imports("jax_gnn._ops")} == {FLOORS.index("jax_gnn._core")}
 
 
 def test_dynamic_imports_are_seen(tmp_path, monkeypatch):
     source = tmp_path / "module.py"
     monkeypatch.setitem(FILES, "jax_gnn.module", source)
     source.write_text('import importlib\nimportlib.import_module("flax_layers.training").save')
+    assert imports("jax_gnn.module") == {"flax_layers.training"}
+    source.write_text('import sys\nsys.modules["flax_layers.training"].save')
     assert imports("jax_gnn.module") == {"flax_layers.training"}
     source.write_text("from importlib import import_module\nimport_module(name)")
     with pytest.raises(AssertionError, match="whose name is computed"):
