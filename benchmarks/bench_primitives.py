@@ -4,7 +4,8 @@ A mode is a primitive: ``python -m benchmarks primitives --modes sddmm_select``.
 the public functions pass for a plain graph: its matrix, features and weights of edges; eight
 relations in turn, destinations as groups and hyperedges, and 1,024 seeds of which ten edges each
 are drawn. Results are compared with those of plain XLA. The floor counts each array of a call once
-(`Op.cost`). Where a platform has no kernel of a primitive, both candidates are the same program.
+(`Op.cost`); samples can beat it, as they read few of the graph's edges. Where a platform has no
+kernel of a primitive, both candidates are the same program.
 """
 
 from __future__ import annotations
