@@ -39,10 +39,10 @@ def num_nodes_of(graph: Graph, reason: str = "") -> int:
 
 def check_edges(graph: Graph | RelationalGraph) -> Graph:
     """Return the edges of a graph or a relational graph, whose arrays are checked."""
-    edges = edges_of(graph)
-    arguments.check_instance("graph", edges, Graph)
-    edges.check_arrays()
-    return edges
+    if not isinstance(graph, RelationalGraph):
+        arguments.check_instance("graph", graph, Graph)
+    graph.check_arrays()
+    return edges_of(graph)
 
 
 def check_real_vector(name: str, values: object, size_name: str, size: int) -> Array:
