@@ -45,8 +45,8 @@ def _simple(graph: Any, seeds: Any, key: Any, fanouts: Sequence[int], build: str
     import jax.numpy as jnp
 
     from jax_gnn import Graph
-    from jax_gnn.sampling._native import uniform
-    from jax_gnn.sampling._random import key_words
+    from jax_gnn._core.random_bits import key_words
+    from jax_gnn._ops.sample_block.api import uniform
     from jax_gnn.sampling._rows import row_bounds
     from jax_gnn.sampling._search import distinct
 

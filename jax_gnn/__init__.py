@@ -1,6 +1,6 @@
 """GNN kernels for JAX: CUDA and CPU custom calls, differentiable to any order."""
 
-import jax_gnn.sampling._native  # noqa: F401 (its primitives)
+import jax_gnn.sampling  # noqa: F401 (an attribute of the package, and the ops that it calls)
 from jax_gnn._core.ffi import implementation, shared_library
 from jax_gnn._core.op import export_checks
 from jax_gnn._ops.attention.api import additive_attention, dot_attention, gatv2_attention

@@ -52,8 +52,8 @@ from jax_gnn._core.ids import (
     to_device,
 )
 from jax_gnn._core.public import public
-from jax_gnn._core.sort import sorted_ids
-from jax_gnn._core.triples import sort_by_source, sort_triples
+from jax_gnn._ops.relation_pairs.triples import sort_by_source, sort_triples
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ from jax_gnn._core.ids import (
     to_device,
 )
 from jax_gnn._core.relations import Pairs, RelationalMatrix
-from jax_gnn._core.triples import (
+from jax_gnn._ops.relation_pairs.triples import (
     IntoPairs,
     OutOfPairs,
     SortedTriples,
@@ -685,6 +685,11 @@ class RelationalGraph:
         if graph is None:
             raise ValueError(f"the graph has no part {name!r}: call with_parts({name!r}) before")
         return graph
+
+
+def edges_of(graph: Graph | RelationalGraph) -> Graph:
+    """Return the edges without their relations."""
+    return graph.nodes if isinstance(graph, RelationalGraph) else graph
 
 
 def _check_parts(parts: Iterable[Part]) -> tuple[Part, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from op_suite import KERNELS, PLATFORM
 
 from jax_gnn import Hypergraph, RelationalGraph
 from jax_gnn._core.csr import Csr, SparseMatrix, edge_split, permutation, segments
+from jax_gnn._core.op import Op
 from jax_gnn._ops.attention import leaky
 from jax_gnn._ops.attention.primitive import Residuals
 from jax_gnn._ops.attention.scores import (
@@ -23,6 +25,7 @@ from jax_gnn._ops.attention.scores import (
     Tangents,
     TypedScores,
 )
+from jax_gnn._ops.edge_region.cuda import region_walks
 from jax_gnn._ops.edge_region.primitive import LinearizationPoint
 from jax_gnn._ops.edge_region.region import Region
 from jax_gnn._ops.relational_attention import primitive as typed
@@ -124,6 +127,15 @@ def region(dtype, *, nonlinear: bool) -> Region:
 
 
 REGION = region(np.float32, nonlinear=False)
+(WALK,) = region_walks(
+    Region.of(
+        lambda x, y: [x * y],
+        [jax.ShapeDtypeStruct((2,), np.float32)] * 2,
+        ("row", "col"),
+        (("row", "sum"),),
+    ),
+    MATRIX,
+)
 
 # Operands for every primitive. A new primitive gets a line here.
 SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -166,6 +178,9 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "leaky_scores": (*KEYS, floats(1, 2), MATRIX),
     "leaky_sum": (*KEYS, floats(4, 1), floats(1, 2), MATRIX),
     "edge_region": ((floats(5, 2), floats(3, 2), floats(4, 2)), MATRIX),
+    "edge_walk": ((floats(5, 2), floats(3, 2)), MATRIX.by_row),
+    "gather_rows": (floats(4, 2), ids(3, 0, -1)),
+    "segment_scatter": (floats(4, 2), ids(2, 0, 2, -1)),
     "segment_order": (ids(3, -1, 0, 3),),
     "relation_pairs": (ids(0, 0, 2, -1), ids(1, 1, 0, -1)),
     "sample_uniform": (ids(3, 0, 2), jnp.array([1, 2], jnp.uint32)),
@@ -213,6 +228,53 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         permutation(ids(1, 0, 3, -1, 4), ids(1, 0, -1, 2, 4)),
     ),
 }
+
+# Static attributes of the primitives that have any.
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "hypergraph_aggregate": {"relu": False},
+    "segment_reduce": {"reduce": "sum", "heads": 1},
+    "segment_select": {"weight_on_row": False, "heads": 1},
+    "sddmm": {"heads": 1},
+    "sddmm_select": {"weight_on_row": False, "heads": 1},
+    **{name: {"heads": 1, "slope": 0.2} for name in ("leaky_scores", "leaky_sum")},
+    "attention": {"heads": 1, "slope": 0.2, "keeps_raw": False},
+    "attention_vjp": {"heads": 1, "slope": 0.2, "with_row": False},
+    "edge_region": {"region": REGION},
+    "edge_walk": {"program": WALK.program, "num_cols": 3},
+    "segment_scatter": {"num_rows": 3, "reduce": "sum"},
+    "segment_order": {"num_segments": 4},
+    "relation_pairs": {"num_relations": 2, "num_pairs": 3},
+    "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
+    "sample_weighted": {"fanout": 2, "stream": 1, "replace": False},
+    "sample_block": {
+        **{"num_nodes": 4, "num_edges": 4, "num_src": 5},
+        **{"is_tree": False, "ascending": False},
+    },
+    "sample_distinct": {"num_nodes": 4, "num_src": 5},
+    "relational_aggregate": {
+        "transposed": False,
+        "method": None,
+        "precision": jax.lax.Precision.DEFAULT,
+    },
+    "segment_matmul": {
+        "transposed": False,
+        "precision": jax.lax.Precision.DEFAULT,
+        "activation": None,
+        "dtype": np.dtype(np.float32),
+    },
+    "segment_outer": {
+        "num_groups": 3,
+        "precision": jax.lax.Precision.DEFAULT,
+        "deterministic": True,
+        "dtype": np.dtype(np.float32),
+    },
+}
+
+
+def bind(op: Op, implementation: str | None = None) -> Any:
+    """The op as a function of its operands."""
+    return functools.partial(op, **ATTRIBUTES.get(op.name, {}), implementation=implementation)
+
 
 OF_HEADS: dict[str, Any] = {"heads": 1, "slope": 0.2}
 OF_PRODUCTS: dict[str, Any] = {"precision": jax.lax.Precision.HIGHEST}

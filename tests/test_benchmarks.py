@@ -670,6 +670,7 @@ def test_a_training_step_shows_wrong_gradients(bench, workloads, model):
         "edge_attention",
         "program",
         "edge_region",
+        "primitives",
     ],
 )
 def test_this_librarys_candidates_are_right(tmp_path, op):

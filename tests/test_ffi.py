@@ -13,7 +13,7 @@ import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 from op_suite import PLATFORM
-from primitive_cases import REGION, SAMPLES, floats, needs_kernels
+from primitive_cases import ATTRIBUTES, SAMPLES, bind, floats, needs_kernels
 
 import jax_gnn
 from jax_gnn import Hypergraph, hypergraph_aggregate
@@ -26,49 +26,6 @@ X = floats(4, 2)
 
 
 # --- The registry --------------------------------------------------------------------------------
-
-ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "hypergraph_aggregate": {"relu": False},
-    "segment_reduce": {"reduce": "sum", "heads": 1},
-    "segment_select": {"weight_on_row": False, "heads": 1},
-    "sddmm": {"heads": 1},
-    "sddmm_select": {"weight_on_row": False, "heads": 1},
-    **{name: {"heads": 1, "slope": 0.2} for name in ("leaky_scores", "leaky_sum")},
-    "attention": {"heads": 1, "slope": 0.2, "keeps_raw": False},
-    "attention_vjp": {"heads": 1, "slope": 0.2, "with_row": False},
-    "edge_region": {"region": REGION},
-    "segment_order": {"num_segments": 4},
-    "relation_pairs": {"num_relations": 2, "num_pairs": 3},
-    "sample_uniform": {"fanout": 2, "stream": 1, "replace": False},
-    "sample_weighted": {"fanout": 2, "stream": 1, "replace": False},
-    "sample_block": {
-        **{"num_nodes": 4, "num_edges": 4, "num_src": 5},
-        **{"is_tree": False, "ascending": False},
-    },
-    "sample_distinct": {"num_nodes": 4, "num_src": 5},
-    "relational_aggregate": {
-        "transposed": False,
-        "method": None,
-        "precision": jax.lax.Precision.DEFAULT,
-    },
-    "segment_matmul": {
-        "transposed": False,
-        "precision": jax.lax.Precision.DEFAULT,
-        "activation": None,
-        "dtype": np.dtype(np.float32),
-    },
-    "segment_outer": {
-        "num_groups": 3,
-        "precision": jax.lax.Precision.DEFAULT,
-        "deterministic": True,
-        "dtype": np.dtype(np.float32),
-    },
-}
-
-
-def bind(op, implementation=None) -> Any:
-    """The op as a function of its operands."""
-    return functools.partial(op, **ATTRIBUTES.get(op.name, {}), implementation=implementation)
 
 
 def lowered(function, operands, platform) -> str:

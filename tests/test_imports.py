@@ -16,6 +16,8 @@ import jax_gnn
 FLOORS = (
     "jax_gnn._version",
     "jax_gnn._core",
+    "jax_gnn._ops.segment_order",
+    "jax_gnn._ops.relation_pairs",
     "jax_gnn.graph",
     "jax_gnn.hypergraph",
     "jax_gnn.relational",
@@ -28,7 +30,8 @@ FLOORS = (
     "flax_layers.training",
     "benchmarks",
 )
-DYNAMIC = {"import_module", "__import__"}  # functions that import a module by its name
+# Functions that import a module by its name.
+DYNAMIC = {"import_module", "__import__", "resolve_name"}
 # Modules that import what is no Python of this project: compiled modules, optional packages.
 OTHERS = {"jax_gnn._core.ffi", "jax_gnn.convert._data"}
 ROOTS = {
@@ -78,6 +81,8 @@ def imports(module: str, *, for_types: bool = True) -> set[str]:
             is_seen = literals or module in OTHERS or module.startswith("benchmarks")
             assert is_seen, f"{module}:{node.lineno} imports a module whose name is computed"
             names |= {value for value in literals if isinstance(value, str)}
+        elif isinstance(node, ast.Subscript | ast.Call) and "sys.modules" in ast.unparse(node):
+            names |= {x.value for x in ast.walk(node) if isinstance(x, ast.Constant)}
     return names & FILES.keys()
 
 
@@ -95,12 +100,16 @@ def test_no_import_from_a_higher_floor():
     arrows = {(module, name) for module in FILES for name in imports(module)}
     assert ("flax_layers.training.models", "flax_layers") in arrows
     assert not [arrow for arrow in sorted(arrows) if floor(arrow[0]) < floor(arrow[1])]
+    # Ops on ids, a floor below containers, run the file of the package of all ops.
+    assert {floor(name) for name in imports("jax_gnn._ops")} == {FLOORS.index("jax_gnn._core")}
 
 
 def test_dynamic_imports_are_seen(tmp_path, monkeypatch):
     source = tmp_path / "module.py"
     monkeypatch.setitem(FILES, "jax_gnn.module", source)
     source.write_text('import importlib\nimportlib.import_module("flax_layers.training").save')
+    assert imports("jax_gnn.module") == {"flax_layers.training"}
+    source.write_text('import sys\nsys.modules["flax_layers.training"].save')
     assert imports("jax_gnn.module") == {"flax_layers.training"}
     source.write_text("from importlib import import_module\nimport_module(name)")
     with pytest.raises(AssertionError, match="whose name is computed"):
@@ -117,6 +126,26 @@ def test_layers_import_public_names_alone():
         if name.startswith("jax_gnn") and "._" in name
     }
     assert len(layers) > 20 and not private
+
+
+def test_packages_of_one_floor_import_public_names_alone():
+    """Subpackages above programs take no internal module of each other."""
+    packages = {name for name in FILES if floor(name) == FLOORS.index("jax_gnn") and "." in name}
+    packages = {".".join(name.split(".")[:2]) for name in packages}
+    private = {
+        (module, name)
+        for module in FILES
+        for name in imports(module)
+        if (package := ".".join(name.split(".")[:2])) in packages - {"jax_gnn._tuning"}
+        and not f"{module}.".startswith(f"{package}.")
+        and "._" in name.removeprefix(package)
+        and not module.startswith("benchmarks")
+    }
+    # The command has subcommands of packages, and the loader of CSV reads tables of any kind.
+    assert private == {
+        ("jax_gnn.cli", "jax_gnn.sharding._command"),
+        ("jax_gnn.datasets._csv", "jax_gnn.convert._columns"),
+    }
 
 
 @pytest.mark.parametrize("package", ROOTS)

@@ -6,93 +6,21 @@ nodes and pairs.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import emulation
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from relational_cases import check_relational, skewed_triples
 
-import jax_gnn
 from jax_gnn import Graph, RelationalGraph, spmm
-from jax_gnn._core.pairs import relation_pairs
-from jax_gnn._core.relations import Pairs, RelationalMatrix
+from jax_gnn._core.relations import RelationalMatrix
 
 Rng = np.random.Generator
-
-
-def triples(rng: Rng, count: int, num_src: int, num_dst: int, num_relations: int) -> Any:
-    """Random (src, rel, dst) with repetitions, empty relations and nodes without edges."""
-    # Cubes of uniform numbers are skewed to small ids.
-    sizes = (num_src, num_relations, num_dst)
-    return tuple((size * rng.random(count) ** 3).astype(np.int64) for size in sizes)
-
-
-def check_graph(graph: Graph, rows, cols, ids) -> None:
-    """Check both halves of a graph against its entries, by destination and by source."""
-    count = len(rows)
-    for array, expected in ((graph.rows, rows), (graph.cols, cols), (graph.edge_ids, ids)):
-        np.testing.assert_array_equal(array[:count], expected)
-        assert (array[count:] == -1).all()
-    # By source, edges keep their order by destination.
-    order = np.lexsort((np.arange(count), cols))
-    for array, expected in (
-        (graph.t_rows, np.asarray(cols)[order]),
-        (graph.t_cols, np.asarray(rows)[order]),
-        (graph.t_order, order),
-    ):
-        np.testing.assert_array_equal(array[:count], expected)
-        assert (array[count:] == -1).all()
-    for node_ids, size, indptr in (
-        (rows, graph.num_dst, graph.indptr),
-        (cols, graph.num_src, graph.t_indptr),
-    ):
-        starts = np.searchsorted(np.sort(node_ids), np.arange(size + 1))
-        np.testing.assert_array_equal(indptr, starts)
-
-
-def check_pairs(pairs: Pairs, by_relation: np.ndarray, num_nodes: int, num_relations: int) -> None:
-    """Check pairs against the sorted (relation, node) pairs."""
-    rel, nodes = by_relation
-    count, size = len(nodes), pairs.num_pairs
-    # Pairs are numbered by relation, and sorted_nodes lists them by node.
-    by_node = np.lexsort((rel, nodes))
-    order = np.concatenate([by_node, np.arange(count, size)])  # padding is at its own place
-    padding = np.full(size - count, -1)
-    np.testing.assert_array_equal(pairs.nodes, np.concatenate([nodes, padding]))
-    np.testing.assert_array_equal(pairs.sorted_nodes, np.concatenate([nodes[by_node], padding]))
-    np.testing.assert_array_equal(pairs.order, order)
-    np.testing.assert_array_equal(pairs.places, np.argsort(order))
-    np.testing.assert_array_equal(pairs.sizes, np.bincount(rel, minlength=num_relations))
-    assert (pairs.num_nodes, pairs.num_relations) == (num_nodes, num_relations)
-
-
-def check_relational(graph: RelationalGraph, src, rel, dst, ids) -> None:
-    """Check a graph and its parts against valid triples in any order."""
-    num_relations = graph.num_relations
-    # Edges are sorted by destination, then relation, then source.
-    order = np.lexsort((src, rel, dst))  # stable
-    src, rel, dst, ids = (np.asarray(part)[order] for part in (src, rel, dst, ids))
-    np.testing.assert_array_equal(graph.edge_types[: len(rel)], rel)
-    assert (graph.edge_types[len(rel) :] == -1).all()
-    check_graph(graph.nodes, dst, src, ids)
-    if graph.from_pairs is not None and graph.pair_src is not None:
-        distinct, pair_ids = np.unique(np.stack([rel, src]), axis=1, return_inverse=True)
-        check_pairs(graph.pair_src, distinct, graph.num_src, num_relations)
-        assert (graph.pair_src.num_pairs, False) == (graph.num_src_pairs, graph.pair_src.by_node)
-        check_graph(graph.from_pairs, dst, pair_ids.ravel(), ids)
-    if graph.to_pairs is not None and graph.pair_dst is not None:
-        distinct = np.unique(np.stack([rel, dst]), axis=1)
-        check_pairs(graph.pair_dst, distinct, graph.num_dst, num_relations)
-        assert (graph.pair_dst.num_pairs, True) == (graph.num_dst_pairs, graph.pair_dst.by_node)
-        pair_ids = np.unique(np.stack([dst, rel]), axis=1, return_inverse=True)[1]
-        check_graph(graph.to_pairs, pair_ids.ravel(), src, ids)
-    graph.check()
 
 
 def extended(src, rel, dst, num_relations: int, num_nodes: int) -> Any:
@@ -108,7 +36,7 @@ def extended(src, rel, dst, num_relations: int, num_nodes: int) -> Any:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_from_triples(rng: Rng, traced: bool) -> None:
-    src, rel, dst = triples(rng, 300, 41, 23, 7)
+    src, rel, dst = skewed_triples(rng, 300, 41, 23, 7)
     sizes = {"num_src": 41, "num_dst": 23, "num_relations": 9}
     build = partial(RelationalGraph.from_triples, **sizes)
     graph = (jax.jit(build) if traced else build)(src, rel, dst)
@@ -123,7 +51,7 @@ def test_from_triples(rng: Rng, traced: bool) -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_ids_out_of_range_inverse_and_self_relation(rng: Rng, traced: bool) -> None:
-    src, rel, dst = triples(rng, 120, 19, 19, 5)
+    src, rel, dst = skewed_triples(rng, 120, 19, 19, 5)
     # Six ids of each array are out of range, so that their edges are dropped.
     corrupt = [part.copy() for part in (src, rel, dst)]
     for part, size in zip(corrupt, (19, 5, 19), strict=True):
@@ -165,7 +93,7 @@ def test_one_relation_and_one_hub(rng: Rng) -> None:
 
 
 def test_parts_are_built_on_request(rng: Rng) -> None:
-    columns = triples(rng, 90, 12, 12, 4)
+    columns = skewed_triples(rng, 90, 12, 12, 4)
     bare = RelationalGraph.from_triples(*columns, 12, 4, parts=())
     assert bare.from_pairs is None and bare.to_pairs is None
     assert bare.matrix().from_pairs is None
@@ -185,7 +113,7 @@ def test_parts_are_built_on_request(rng: Rng) -> None:
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_pad(rng: Rng, traced: bool) -> None:
-    columns = triples(rng, 70, 9, 14, 6)
+    columns = skewed_triples(rng, 70, 9, 14, 6)
     graph = RelationalGraph.from_triples(*columns, num_src=9, num_dst=14, num_relations=6)
     sizes = {"num_src": 11, "num_dst": 20, "num_edges": 75}
     pad = partial(RelationalGraph.pad, **sizes, num_src_pairs=60, num_dst_pairs=61)
@@ -203,7 +131,7 @@ def test_pad(rng: Rng, traced: bool) -> None:
 
 
 def test_norm(rng: Rng) -> None:
-    src, rel, dst = triples(rng, 200, 15, 15, 5)
+    src, rel, dst = skewed_triples(rng, 200, 15, 15, 5)
     graph = RelationalGraph.from_triples(src, rel, dst, 15, 5, self_relation=True)
     expected = 1 / np.array(
         [((rel == r) & (dst == v)).sum() for r, v in zip(rel, dst, strict=True)]
@@ -225,7 +153,7 @@ def test_norm(rng: Rng) -> None:
 
 def test_sums_by_way_of_pairs(rng: Rng) -> None:
     """Sums by way of pairs equal sums over nodes; all graphs have one order of edges."""
-    src, rel, dst = triples(rng, 150, 20, 20, 6)
+    src, rel, dst = skewed_triples(rng, 150, 20, 20, 6)
     graph = RelationalGraph.from_triples(src, rel, dst, 20, 6)
     x, weights = rng.random((20, 3)), rng.random(150)
     expected = np.zeros((20, 3))
@@ -249,7 +177,7 @@ def test_sums_by_way_of_pairs(rng: Rng) -> None:
 
 def test_added_edges_ignore_the_edge_order(rng: Rng) -> None:
     """Adding edges does not depend on the order of a destination's edges."""
-    src, rel, dst = triples(rng, 60, 9, 9, 5)
+    src, rel, dst = skewed_triples(rng, 60, 9, 9, 5)
     nodes = RelationalGraph.from_triples(src, rel, dst, 9, 5).nodes
     plain = Graph.from_edges(src, dst, num_nodes=9)
     for derived, expected in (
@@ -325,8 +253,8 @@ def test_arguments() -> None:
 
 
 def test_check_names_the_culprit(rng: Rng) -> None:
-    graph = RelationalGraph.from_triples(*triples(rng, 30, 6, 6, 3))
-    larger = RelationalGraph.from_triples(*triples(rng, 31, 6, 6, 3), 6, 3)
+    graph = RelationalGraph.from_triples(*skewed_triples(rng, 30, 6, 6, 3))
+    larger = RelationalGraph.from_triples(*skewed_triples(rng, 31, 6, 6, 3), 6, 3)
     for changed, message in (
         ({"edge_types": graph.edge_types[1:]}, r"g.edge_types must be \(30,\)"),
         ({"edge_types": graph.edge_types.astype(float)}, "g.edge_types must be an int32"),
@@ -343,7 +271,7 @@ def test_check_names_the_culprit(rng: Rng) -> None:
 
 
 def test_garbage_in_arrays_is_refused_or_harmless(rng: Rng) -> None:
-    graph = RelationalGraph.from_triples(*triples(rng, 40, 6, 6, 3), 6, 3, parts=())
+    graph = RelationalGraph.from_triples(*skewed_triples(rng, 40, 6, 6, 3), 6, 3, parts=())
     # Only indptr 7 is plausible: all others must be refused before memory is read at them.
     for name in ("indptr", "rows", "cols", "edge_types"):
         for value in (-5, 2**31 - 1, 7):
@@ -378,7 +306,7 @@ def test_pytree_repr_and_export(rng: Rng) -> None:
 def test_a_batch_of_graphs(rng: Rng) -> None:
     sizes = {"num_edges": 30, "num_src_pairs": 30, "num_dst_pairs": 30}
     graphs = [
-        RelationalGraph.from_triples(*triples(rng, count, 8, 8, 4), 8, 4).pad(**sizes)
+        RelationalGraph.from_triples(*skewed_triples(rng, count, 8, 8, 4), 8, 4).pad(**sizes)
         for count in (20, 30)
     ]
     batch = jax.tree.map(lambda *parts: jnp.stack(parts), *graphs)
@@ -401,27 +329,3 @@ def test_triples_in_the_order_of_the_input(rng: np.random.Generator) -> None:
     for (a, r, b), expected in zip(pairs[:, :, 0].T, zip(src, rel, dst, strict=True), strict=True):
         relations = inverse.num_relations // 2
         assert expected in ((a, r, b), (b, r - relations, a))
-
-
-@pytest.mark.parametrize("num_relations", [1, 9, 2000])
-def test_pairs_by_every_implementation(rng: Rng, num_relations: int) -> None:
-    """More edges than a GPU's kernel has in one tile, some padding, of few nodes and of many."""
-    num_dst = int(rng.choice([1, 5, 900]))
-    src, rel, dst = triples(rng, int(rng.integers(1500)), 41, num_dst, num_relations)
-    dst = np.where(rng.random(len(dst)) < 0.1, -1, dst)
-    sizes = {"num_src": 41, "num_dst": num_dst, "num_relations": num_relations}
-    valid = dst >= 0
-    expected = src[valid], rel[valid], dst[valid], np.flatnonzero(valid)
-    options = {"parts": ("to_pairs",), "validate": False}
-    build = partial(RelationalGraph.from_triples, **sizes, **options)
-    for implementation in (None, "xla", *(["cuda"] if emulation.WANTED else [])):
-        with jax_gnn.implementation(implementation) if implementation else nullcontext():
-            graph = jax.jit(build)(src, rel, dst)
-            check_relational(graph, *expected)
-            columns = (graph.nodes.rows, graph.edge_types)
-            batch = [jnp.stack([ids, jnp.full_like(ids, -1), ids]) for ids in columns]
-            # A batch of three under vmap, whose second graph has padding alone.
-            room = {"num_relations": num_relations, "num_pairs": graph.num_dst_pairs}
-            nodes, sizes_of_batch, *_ = jax.vmap(partial(relation_pairs, **room))(*batch)
-            np.testing.assert_array_equal(nodes[2], graph.pair_dst.nodes)
-            assert not sizes_of_batch[1].any()

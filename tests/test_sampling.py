@@ -13,8 +13,8 @@ from jax.extend.random import threefry_2x32
 from sampling_checks import check_distribution, check_one_program, key_of, lumpy_graph
 
 from jax_gnn import Graph
+from jax_gnn._core.random_bits import integers_below, key_words, threefry
 from jax_gnn.sampling import Blocks, block_capacity, sample_neighbors
-from jax_gnn.sampling._random import integers_below, key_words, threefry
 
 KEY = jax.random.key(0)
 NODES, EDGES, FANOUTS = 12, 60, (3, 4)

@@ -1,4 +1,5 @@
-// The (row, relation) pairs of edges that are sorted by row, then relation: jax_gnn/_core/pairs.py.
+// The (row, relation) pairs of edges that are sorted by row, then relation:
+// jax_gnn/_ops/relation_pairs/primitive.py.
 #pragma once
 
 #include <cstdint>

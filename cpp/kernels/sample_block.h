@@ -1,5 +1,5 @@
 // Sampled neighbourhoods: which edges of each row are drawn, and the block that is built of these.
-// All kernels give what jax_gnn/sampling/_draw.py, _weights.py and _blocks.py compute, bit for bit.
+// All kernels give what jax_gnn/_ops/sample_block/xla.py computes, bit for bit.
 #pragma once
 
 #include <cstdint>

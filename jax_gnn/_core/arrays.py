@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jax_gnn._core.ids import clip_ids
@@ -136,3 +137,13 @@ def summarize_fields(container: Any) -> str:
 def as_column(mask: Array) -> Array:
     """Return a vector of rows as a column."""
     return mask[:, None]
+
+
+def empty_vector(size: int, dtype: DType) -> np.ndarray:
+    """Return a vector, aligned if it is large, so that XLA on a CPU uses it without a copy."""
+    alignment, num_bytes = 64, size * np.dtype(dtype).itemsize
+    if num_bytes < 1 << 16:  # a copy takes less time
+        return np.empty(size, dtype)
+    memory = np.empty(num_bytes + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
+    return memory[start : start + memory.size - alignment].view(dtype)

@@ -27,6 +27,7 @@ UnknownSize = InconclusiveDimensionOperation
 
 PADDING = -1  # out of range whatever the sizes are
 MAX_SIZE = 2**31 - 1  # kernels take int32 ids
+_UNROLLED_STEPS = 8  # of a search between two tests whether all have ended: a GPU syncs at each
 
 
 def in_range(ids: IdArray, size: int) -> Any:
@@ -218,6 +219,41 @@ def row_ids(indptr: Array, num_entries: int) -> Array:
     starts = jnp.zeros(num_entries, indptr.dtype).at[indptr].add(1, mode="drop")
     rows = jnp.cumsum(starts, dtype=indptr.dtype) - 1
     return jnp.where(rows < indptr.shape[0] - 1, rows, PADDING)
+
+
+def search_rows(starts: Array, stops: Array, predicate: Callable[[Array], Array]) -> Array:
+    """Return the first place in each row at which a monotonic predicate is true, or its stop.
+
+    Args:
+        starts: ``(rows,)``, first place of each row.
+        stops: ``(rows,)``, end of each row, exclusive.
+        predicate: maps places, ``(rows,)``, to bool; once true in a row, it stays true.
+    """
+    xp = namespace(starts, stops)
+
+    # Invariant of the binary search: the result is in [low, high]. Finished rows look at place 0.
+    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        active = low < high
+        middle = xp.where(active, low + (high - low) // 2, 0)
+        holds = predicate(middle)
+        return (xp.where(active & ~holds, middle + 1, low), xp.where(active & holds, middle, high))
+
+    if xp is np:
+        bounds = starts, stops
+        while (bounds[0] < bounds[1]).any():
+            bounds = halve(bounds)
+        return bounds[0]
+
+    def unrolled(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        for _ in range(_UNROLLED_STEPS):
+            bounds = halve(bounds)
+        return bounds
+
+    low, _ = jax.lax.while_loop(
+        lambda bounds: (bounds[0] < bounds[1]).any(), unrolled, (starts, stops)
+    )
+    return low
 
 
 def compaction_targets(keep: Array) -> Array:

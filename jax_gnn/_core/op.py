@@ -135,17 +135,6 @@ class Cost(NamedTuple):
     flops: int
 
 
-def _all_operands(platform: str, operands: PyTree, **attributes: object) -> Call | None:
-    del platform, attributes
-    return Call(jax.tree.leaves(operands))
-
-
-def _no_composition(
-    platform: str, implementation: str | None, operands: PyTree, **attributes: object
-) -> None:
-    del platform, implementation, operands, attributes
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Op:
     """The description of one primitive; calling it applies the primitive.
@@ -193,11 +182,13 @@ class Op:
     transpose: Mapping[str | tuple[str, ...], Callable[[Bind, Any, Any], Any]]
     batch: Callable[[Bind, Any, Any, int], Any]
     platforms: tuple[Platform, ...] = get_args(Platform)
-    call: Callable[..., Call | None] = _all_operands
+    call: Callable[..., Call | None] = lambda platform, operands, **attributes: Call(
+        jax.tree.leaves(operands)
+    )
     prefers_xla: Callable[..., bool] = lambda platform, operands, **attributes: False
     jvp: Callable[[Bind, Any, Any], tuple[Any, Any]] | None = None
     several: bool = False
-    composition: Callable[..., Callable[..., Any] | None] = _no_composition
+    composition: Callable[..., Callable[..., Any] | None] = lambda *_, **attributes: None
     flops: Callable[..., int] = lambda operands, **attributes: 0
     family: Family[Any] | None = None
     sharding: Callable[..., sharding.Sharding] | None = None
@@ -459,7 +450,7 @@ def _lower(
     # Kernels see operands as lazy values: a composition or a call may use few of them.
     operands = tree.unflatten(
         [
-            Operand(aval, functools.partial(_value, value))
+            Operand(aval, lambda _, value=value: value)  # type: ignore[misc]
             for aval, value in zip(ctx.avals_in, values, strict=True)
         ]
     )
@@ -509,11 +500,6 @@ def _prefers_xla(op: Op, *arguments: Any, **attributes: object) -> bool:
         return op.prefers_xla(*arguments, **attributes)
     except UnknownSize:
         return False
-
-
-def _value(value: Leaf, ctx: object) -> Any:
-    del ctx
-    return value
 
 
 # --- Manual mesh axes ----------------------------------------------------------------------------

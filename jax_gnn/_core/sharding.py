@@ -52,20 +52,9 @@ class Piece:
         """Index of the device's piece."""
         return jax.lax.axis_index(self.axes)
 
-    def sum(self, x: Array) -> Array:
-        """Sum x over all pieces."""
-        result: Array = jax.lax.psum(x, self.axes)
-        return result
-
-    def max(self, x: Array) -> Array:
-        """Return the maximum of x over all pieces."""
-        result: Array = jax.lax.pmax(x, self.axes)
-        return result
-
-    def min(self, x: Array) -> Array:
-        """Return the minimum of x over all pieces."""
-        result: Array = jax.lax.pmin(x, self.axes)
-        return result
+    def reduce(self, x: Array, how: str = "sum") -> Array:
+        """Return the sum, or ``"max"`` or ``"min"``, of x over all pieces."""
+        return _REDUCE[how](x, self.axes)
 
 
 Pieces = Mapping[str, Piece]

@@ -22,7 +22,7 @@ from jax_gnn import SegmentIndex
 from jax_gnn._core.arrays import DTYPES, FLOATS, row_width, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, as_signed, is_traced
-from jax_gnn._core.sort import sorted_segments
+from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import segment_reduce
 
 ARGUMENTS = ("data", "segment_ids", "num_segments", "indices_are_sorted", "unique_indices")

@@ -13,12 +13,13 @@ from jax import Array
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, key_words
+from jax_gnn._ops.sample_block.api import weighted
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._native import weighted
-from jax_gnn.sampling._random import KeyWords, key_words
 from jax_gnn.sampling._relational import Relations, is_sequence, join_seeds, relation_start
 from jax_gnn.sampling._rows import Ids, as_nodes, row_bounds
+from jax_gnn.sampling._search import without_repeats
 from jax_gnn.sampling._subgraphs import CHUNK, Subgraph, check_room, induce, visit_edges
 from jax_gnn.sampling._weights import prefix_sums
 
@@ -132,11 +133,8 @@ def _sample(
         fanout = max(counts, default=0)
         if not fanout:
             continue
-        place = jnp.where(new < 0, num_nodes, new)
-        steps = jnp.arange(new.shape[0], dtype=dtype)
-        first = jnp.full(num_nodes, new.shape[0], dtype).at[place].min(steps, mode="drop")
-        new = jnp.where(take_ids(first, new) == steps, new, PADDING)  # a repeated seed counts once
-        is_chosen = is_chosen.at[place].set(True, mode="drop")
+        new, _ = without_repeats(new, num_nodes)  # a repeated seed counts once
+        is_chosen = is_chosen.at[jnp.where(new < 0, num_nodes, new)].set(True, mode="drop")
         budget = _add_budget(graph, new, budget)
         high, low = budget.astype(jnp.float32)
         total = high * jnp.float32(2**_WORD_BITS) + low

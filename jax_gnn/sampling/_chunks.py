@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core import arguments
 from jax_gnn._core.arrays import STATIC
 from jax_gnn._core.ids import PADDING, in_range, is_traced, namespace, row_ids, take_ids, to_device
 from jax_gnn._core.public import public
+from jax_gnn._ops.sample_block.api import chunk_block
+from jax_gnn._ops.sample_block.xla import DrawnEdges
 from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._blocks import Blocks, DrawnEdges
+from jax_gnn.relational import RelationalGraph, edges_of
+from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._native import chunk_block
 from jax_gnn.sampling._relational import Relations
 from jax_gnn.sampling._rows import check_positive, num_nodes_of
+from jax_gnn.sampling._search import check_graph_kind
 
 
 @public
@@ -128,10 +129,8 @@ def node_chunks(graph: Graph | RelationalGraph, num_edges: int = 2**20) -> NodeC
         >>> len(chunks), chunks.block(1)
         (2, Blocks(num_seeds=2, graphs=[4 -> 2], num_edges=[2]))
     """
-    if not isinstance(graph, RelationalGraph):
-        arguments.check_instance("graph", graph, Graph)
-    graph = graph.check()
-    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
+    graph = check_graph_kind(graph)
+    edges = edges_of(graph)
     num_edges = check_positive("num_edges", num_edges)
     num_nodes, num_whole = num_nodes_of(edges), edges.num_edges
     if is_traced(edges.indptr):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core.ids import PADDING, in_range, take_ids
+from jax_gnn._core.random_bits import KeyWords
+from jax_gnn._ops.sample_block.api import uniform
 from jax_gnn.graph import Graph
-from jax_gnn.sampling._native import uniform
-from jax_gnn.sampling._random import KeyWords
 from jax_gnn.sampling._search import edge_runs
 
 
@@ -36,7 +36,7 @@ class ExcludedEdges(NamedTuple):
         *,
         replace: bool,
     ) -> tuple[Array, Array]:
-        """Draw as :func:`jax_gnn.sampling._native.uniform` among each row's included edges.
+        """Draw as `uniform` among each row's included edges.
 
         A draw is a number among the included edges of the whole graph, and then mapped to a place.
         """

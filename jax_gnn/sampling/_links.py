@@ -11,13 +11,13 @@ from jax import Array
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, key_words
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._blocks import Blocks
 from jax_gnn.sampling._compile import jit
 from jax_gnn.sampling._excluded import exclude_edges
 from jax_gnn.sampling._neighbors import EdgeLists, SampleOptions, layer_sizes, parse_graph, sample
-from jax_gnn.sampling._random import KeyWords, key_words
 from jax_gnn.sampling._relational import total
 from jax_gnn.sampling._rows import Ids, as_nodes, num_nodes_of
 from jax_gnn.sampling._search import check_graph_kind, check_links, distinct

@@ -194,6 +194,7 @@ def neighbor_batches(
         >>> [batch.x.shape for batch in epoch]
         [(10, 2), (10, 2)]
     """
+    arguments.check_instance("graph", graph, Graph)
     check_homogeneous(graph)
     if not isinstance(graph.indptr, np.ndarray) or not isinstance(graph.cols, np.ndarray):
         raise TypeError("graph must be of the host: build it inside jax_gnn.host_arrays()")

@@ -15,10 +15,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, bits, fraction, integers_below, key_words
 from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._random import KeyWords, bits, fraction, integers_below, key_words
 from jax_gnn.sampling._rows import Ids, as_nodes, row_bounds
 from jax_gnn.sampling._search import check_graph_kind, check_links, has_edge, rejection_sample
 
@@ -176,7 +176,7 @@ class Candidates(NamedTuple):
 
 def _parse(graph: object, num_nodes: NumNodes) -> tuple[Graph | RelationalGraph, Candidates]:
     checked = check_graph_kind(graph)
-    edges = checked.nodes if isinstance(checked, RelationalGraph) else checked
+    edges = edges_of(checked)
     dtype = edges.indptr.dtype
     sizes = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
     if len(sizes) != 2:

@@ -15,6 +15,9 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, as_signed, index_dtype, is_traced, namespace, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, host_key_words, key_words
+from jax_gnn._ops.sample_block.api import BlockOptions, block, uniform, weighted
+from jax_gnn._ops.sample_block.primitive import BlockOperands
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import RelationalGraph
@@ -22,8 +25,6 @@ from jax_gnn.sampling import _time, _weights
 from jax_gnn.sampling._blocks import Blocks, source_seeds
 from jax_gnn.sampling._compile import jit
 from jax_gnn.sampling._excluded import ExcludedEdges
-from jax_gnn.sampling._native import BlockOperands, BlockOptions, block, uniform, weighted
-from jax_gnn.sampling._random import KeyWords, host_key_words, key_words
 from jax_gnn.sampling._relational import (
     Fanout,
     Relations,
@@ -33,7 +34,7 @@ from jax_gnn.sampling._relational import (
     join_seeds,
     total,
 )
-from jax_gnn.sampling._rows import Ids, as_nodes, num_nodes_of, row_bounds, values_at
+from jax_gnn.sampling._rows import Ids, as_nodes, check_edges, num_nodes_of, row_bounds, values_at
 from jax_gnn.sampling._time import EdgeTime
 from jax_gnn.sampling._weights import EdgeProbability
 
@@ -251,14 +252,11 @@ def parse_graph(
     graph: object, fanouts: object
 ) -> tuple[Graph, Array | None, Relations | None, tuple[Fanout, ...]]:
     """Return a graph's edges, their relations and these relations' description, and fanouts."""
+    edges = check_homogeneous(graph)
     if isinstance(graph, RelationalGraph):
-        graph.check_arrays()
         by_layer = check_relation_fanouts("fanouts", fanouts, graph)
-        edges = check_homogeneous(graph.nodes)
         return edges, graph.edge_types, Relations.from_graph(graph), by_layer
-    arguments.check_instance("graph", graph, Graph)
-    checked = check_fanouts("fanouts", fanouts)
-    return check_homogeneous(graph), None, None, checked
+    return edges, None, None, check_fanouts("fanouts", fanouts)
 
 
 def _as_ndarray(ids: Any) -> Any:
@@ -266,12 +264,10 @@ def _as_ndarray(ids: Any) -> Any:
 
 
 def check_homogeneous(graph: Any) -> Graph:
-    """Return a graph of one kind of nodes, on the host or on a device."""
-    arguments.check_instance("graph", graph, Graph)
-    graph.check_arrays()
-    checked: Graph = graph
-    num_nodes_of(checked, ", whose neighbours have neighbours")
-    return checked
+    """Return the edges of a graph of one kind of nodes, on the host or on a device."""
+    edges = check_edges(graph)
+    num_nodes_of(edges, ", whose neighbours have neighbours")
+    return edges
 
 
 def _parse_rule(graph: Graph, edge_probability: object, edge_time: object) -> Rule:

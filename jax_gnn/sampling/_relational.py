@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, in_range, namespace, take_ids
-from jax_gnn._core.triples import max_pairs
+from jax_gnn._core.ids import PADDING, in_range, namespace, search_rows, take_ids
+from jax_gnn._core.random_bits import KeyWords, threefry
+from jax_gnn._ops.relation_pairs.triples import max_pairs
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.relational import Part, RelationalGraph
-from jax_gnn.sampling._random import KeyWords, threefry
-from jax_gnn.sampling._rows import search_rows, values_at
+from jax_gnn.sampling._rows import values_at
 
 Fanout = int | tuple[int, ...]
 """Edges to draw into a node: over all relations, or for each relation."""

@@ -6,27 +6,23 @@ Functions here take arrays of JAX, and compute in numpy where all of them are nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_gnn._core import arguments
-from jax_gnn._core.arrays import take
+from jax_gnn._core.arrays import empty_vector, take
 from jax_gnn._core.ffi import host_function
 from jax_gnn._core.ids import MAX_SIZE, PADDING, clip_ids, in_range, namespace
 from jax_gnn._core.public import public
-from jax_gnn._core.triples import empty_vector
 from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import RelationalGraph, edges_of
 
 Ids = ArrayLike | Sequence[int]
 """Integers as users write them."""
-
-_UNROLLED_STEPS = 8  # of a search between two tests whether all have ended: a GPU syncs at each
 
 # --- Arguments -----------------------------------------------------------------------------------
 
@@ -43,10 +39,10 @@ def num_nodes_of(graph: Graph, reason: str = "") -> int:
 
 def check_edges(graph: Graph | RelationalGraph) -> Graph:
     """Return the edges of a graph or a relational graph, whose arrays are checked."""
-    edges = graph.nodes if isinstance(graph, RelationalGraph) else graph
-    arguments.check_instance("graph", edges, Graph)
-    edges.check_arrays()
-    return edges
+    if not isinstance(graph, RelationalGraph):
+        arguments.check_instance("graph", graph, Graph)
+    graph.check_arrays()
+    return edges_of(graph)
 
 
 def check_real_vector(name: str, values: object, size_name: str, size: int) -> Array:
@@ -100,41 +96,6 @@ def values_at(values: Array, places: Array) -> Array:
     if namespace(values, places) is np:
         return values[np.maximum(places, 0)]
     return take(values, places)  # also if there are no values
-
-
-def search_rows(starts: Array, stops: Array, predicate: Callable[[Array], Array]) -> Array:
-    """Return the first place in each row at which a monotonic predicate is true, or its stop.
-
-    Args:
-        starts: ``(rows,)``, first place of each row.
-        stops: ``(rows,)``, end of each row, exclusive.
-        predicate: maps places, ``(rows,)``, to bool; once true in a row, it stays true.
-    """
-    xp = namespace(starts, stops)
-
-    # Invariant of the binary search: the result is in [low, high]. Finished rows look at place 0.
-    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        active = low < high
-        middle = xp.where(active, low + (high - low) // 2, 0)
-        holds = predicate(middle)
-        return (xp.where(active & ~holds, middle + 1, low), xp.where(active & holds, middle, high))
-
-    if xp is np:
-        bounds = starts, stops
-        while (bounds[0] < bounds[1]).any():
-            bounds = halve(bounds)
-        return bounds[0]
-
-    def unrolled(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        for _ in range(_UNROLLED_STEPS):
-            bounds = halve(bounds)
-        return bounds
-
-    low, _ = jax.lax.while_loop(
-        lambda bounds: (bounds[0] < bounds[1]).any(), unrolled, (starts, stops)
-    )
-    return low
 
 
 # --- Rows of values ------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from jax_gnn._core import arguments
-from jax_gnn._core.ids import PADDING, take_ids
+from jax_gnn._core.ids import PADDING, search_rows, take_ids
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import row_bounds, search_rows
+from jax_gnn.sampling._rows import row_bounds
 
 # --- Ids -----------------------------------------------------------------------------------------
 
@@ -35,6 +35,21 @@ def distinct(ids: Array, size: int) -> tuple[Array, Array]:
     result = result.at[jnp.where(is_new, number, size)].set(keys.astype(ids.dtype), mode="drop")
     places = jnp.full(count, PADDING, ids.dtype)
     return result, places.at[order].set(jnp.where(valid, number, PADDING))
+
+
+def without_repeats(nodes: Array, num_nodes: int) -> tuple[Array, Array]:
+    """Return nodes with padding for repeated ones, and each node's place among them, or padding.
+
+    Args:
+        nodes: ``(count,)`` ids below ``num_nodes``; -1 is padding.
+        num_nodes: number of nodes of the graph.
+    """
+    count, dtype = nodes.shape[0], nodes.dtype
+    steps = jnp.arange(count, dtype=dtype)
+    place = jnp.where(nodes < 0, num_nodes, nodes)
+    table = jnp.full(num_nodes, count, dtype).at[place].min(steps, mode="drop")
+    table = jnp.where(table < count, table, PADDING)
+    return jnp.where(take_ids(table, nodes) == steps, nodes, PADDING), table
 
 
 # --- Edges by their ends -------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
-import jax.export
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
@@ -15,9 +14,9 @@ from jax.typing import ArrayLike
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, compaction_targets, in_range, take_ids
 from jax_gnn._core.public import public
-from jax_gnn.graph import Graph
+from jax_gnn._core.random_bits import KeyWords, bits, integers_below, key_words
+from jax_gnn.graph import Graph, register_serialization
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._random import KeyWords, bits, integers_below, key_words
 from jax_gnn.sampling._rows import (
     Ids,
     as_nodes,
@@ -26,7 +25,7 @@ from jax_gnn.sampling._rows import (
     row_bounds,
     values_of,
 )
-from jax_gnn.sampling._search import distinct, rejection_sample
+from jax_gnn.sampling._search import distinct, rejection_sample, without_repeats
 from jax_gnn.sampling._walks import walk
 
 S = TypeVar("S")
@@ -87,12 +86,7 @@ class Subgraph:
         return f"Subgraph({repr(self.graph).removeprefix('Hetero').removeprefix('Graph(')}"
 
 
-jax.export.register_pytree_node_serialization(
-    Subgraph,
-    serialized_name="jax_gnn.Subgraph",
-    serialize_auxdata=lambda _: b"",
-    deserialize_auxdata=lambda _: (),
-)
+register_serialization(Subgraph)
 
 
 @public
@@ -408,13 +402,7 @@ def induce(graph: Graph, nodes: Array, room: int) -> Subgraph:
     """Return the induced subgraph of nodes, with room for so many edges."""
     num_nodes, count, num_whole = graph.num_dst, nodes.shape[0], graph.num_edges
     dtype = graph.indptr.dtype
-    nodes = as_nodes(nodes, num_nodes, dtype)
-    steps = jnp.arange(count, dtype=dtype)
-    # Place of each node of the graph among `nodes`; of repeated ones the first counts.
-    place = jnp.where(nodes < 0, num_nodes, nodes)
-    table = jnp.full(num_nodes, count, dtype).at[place].min(steps, mode="drop")
-    table = jnp.where(table < count, table, PADDING)
-    nodes = jnp.where(take_ids(table, nodes) == steps, nodes, PADDING)
+    nodes, table = without_repeats(as_nodes(nodes, num_nodes, dtype), num_nodes)
 
     State = tuple[Array, tuple[Array, ...]]
 

@@ -12,13 +12,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_gnn._core.ids import as_signed, is_traced, namespace, take_ids
+from jax_gnn._core.ids import as_signed, is_traced, namespace, search_rows, take_ids
 from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._rows import check_edges, check_real_vector, search_rows, values_at
+from jax_gnn.sampling._rows import check_edges, check_real_vector, values_at
 
 
 @public

@@ -11,9 +11,9 @@ from jax import Array
 from jax_gnn._core import arguments
 from jax_gnn._core.ids import PADDING, in_range, take_ids
 from jax_gnn._core.public import public
+from jax_gnn._core.random_bits import KeyWords, bits, fraction, integers_below, key_words, threefry
 from jax_gnn.graph import Graph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._random import KeyWords, bits, fraction, integers_below, key_words, threefry
 from jax_gnn.sampling._rows import Ids, as_nodes, num_nodes_of, row_bounds
 from jax_gnn.sampling._search import edge_runs, has_edge, rejection_sample
 

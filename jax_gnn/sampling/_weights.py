@@ -15,13 +15,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_gnn._core.ids import as_signed, is_traced, namespace
-from jax_gnn._core.op import align_varying
 from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.relational import RelationalGraph
 from jax_gnn.sampling._compile import jit
-from jax_gnn.sampling._random import KeyWords, bits, integers_below
-from jax_gnn.sampling._rows import check_edges, check_real_vector, search_rows
+from jax_gnn.sampling._rows import check_edges, check_real_vector
 
 _REFINEMENTS = 3  # enough that rows of 2²⁴ edges have shares of 2⁻²⁹, whatever their weights
 _SIGN_BIT, _MANTISSA_BITS = np.uint32(31), np.uint32(23)  # of a float32
@@ -178,71 +176,3 @@ def _bit_length(values: Array) -> Array:
     if isinstance(values, np.ndarray):
         return np.frexp(values.astype(np.float64))[1].astype(np.int32)
     return 32 - jax.lax.clz(values).astype(jnp.int32)
-
-
-def weighted(
-    sums: Array,
-    starts: Array,
-    degrees: Array,
-    key: KeyWords | Array,
-    *,
-    fanout: int,
-    stream: int,
-    replace: bool,
-) -> list[Array]:
-    """Draw edges of each row in proportion to their shares.
-
-    With replacement, a draw inverts the distribution: a search in the prefix sums. Without, edges
-    are drawn one after another in proportion to the remaining shares, the distribution of the
-    largest exponential keys (Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
-    Information Processing Letters 2006).
-
-    Rows start at the edges `starts`, ``(rows,)``; `sums` are those of :class:`EdgeProbability`.
-    Other arguments, and results: as in `jax_gnn.sampling._draw.uniform`.
-    """
-    rows, dtype = jnp.arange(starts.shape[0], dtype=jnp.uint32), starts.dtype
-    sums, starts, degrees, *_ = align_varying([sums, starts, degrees, key[0], key[1]])
-    key = key[0], key[1]
-    final = starts + jnp.maximum(degrees - 1, 0)  # last edge of each row
-    base = sums[starts]
-    total = jnp.where(degrees > 0, sums[starts + degrees] - base, 0)
-    if replace:
-        steps = jnp.arange(fanout, dtype=jnp.uint32)
-        shape = fanout, starts.shape[0]
-        steps = jnp.broadcast_to(steps[:, None], shape)
-        index, low, high, offset, size = (
-            jnp.broadcast_to(x, shape) for x in (rows, starts, final, base, total)
-        )
-        value = integers_below(bits(key, stream, index, steps), size)
-        offsets = search_rows(low, high, lambda place: sums[place + 1] - offset > value) - low
-        return [offsets.T, jnp.where(total > 0, fanout, 0).astype(dtype)]
-
-    # Each edge is an interval [begin, begin + size) of its row's total. A draw takes a value in the
-    # total less the sizes of the edges drawn before (`remaining`). The value is mapped to the row's
-    # total by adding the size of each earlier interval whose begin, in the line with all drawn
-    # intervals cut out (`reduced`), is not after the value.
-    def draw(step: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        offsets, begins, reduced, sizes, remaining, counts = state
-        value = integers_below(bits(key, stream, rows, step), remaining)
-        passed = jnp.where(reduced <= value[None], sizes, 0)
-        value += passed.sum(axis=0, dtype=jnp.uint32)
-        place = search_rows(starts, final, lambda place: sums[place + 1] - base > value)
-        begin = sums[place] - base
-        size = jnp.where(remaining > 0, sums[place + 1] - sums[place], 0)
-        earlier = jnp.where(begins < begin[None], sizes, 0).sum(axis=0, dtype=jnp.uint32)
-        reduced = jnp.where(begins > begin[None], reduced - size[None], reduced)
-        return (
-            offsets.at[step].set(place - starts),
-            begins.at[step].set(begin),
-            reduced.at[step].set(begin - earlier),
-            sizes.at[step].set(size),
-            remaining - size,
-            counts + (remaining > 0).astype(dtype),
-        )
-
-    zeros = jnp.zeros((fanout, starts.shape[0]), jnp.uint32)
-    state = [zeros.astype(dtype), zeros, zeros, zeros, total, jnp.zeros_like(degrees)]
-    # A loop's state must vary over the mesh axes over which its results do.
-    state = align_varying(state)
-    offsets, *_, counts = jax.lax.fori_loop(0, fanout, draw, tuple(state))
-    return [offsets.T, counts]

@@ -24,7 +24,7 @@ from jax_gnn.relational import RelationalGraph
 from jax_gnn.sharding._exchange import Exchange
 from jax_gnn.sharding._files import write_parts
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable
-from jax_gnn.sharding._parts import HypergraphPart, edges_of
+from jax_gnn.sharding._parts import edges_into_nodes, exchanges_of
 from jax_gnn.sharding._split import Piece, split_graph
 
 
@@ -172,23 +172,16 @@ class Costs(NamedTuple):
     def of(cls, pieces: Sequence[Piece], places: np.ndarray) -> Costs:
         """Count the costs of the result of `split_graph`."""
         nodes = np.array([int((piece.node_ids >= 0).sum()) for piece in pieces])
+        parts = [piece.part for piece in pieces]
+        edges = map(edges_into_nodes, parts)
         # Hypergraphs exchange rows of nodes, then rows of hyperedges.
-        exchanges: list[tuple[Exchange, ...]] = []
-        into_nodes, num_hyperedges = [], 0
-        for part in (piece.part for piece in pieces):
-            if isinstance(part, HypergraphPart):
-                exchanges.append((part.into.exchange, part.back.exchange))
-                into_nodes.append(part.back.indptr)
-                num_hyperedges = part.num_whole_hyperedges
-            else:
-                exchanges.append((part.exchange,))
-                into_nodes.append(edges_of(part).indptr)
-        steps = zip(zip(*exchanges, strict=True), (int(nodes.sum()), num_hyperedges), strict=False)
+        exchanges = zip(*map(exchanges_of, parts), strict=True)
+        counts = int(nodes.sum()), getattr(parts[0], "num_whole_hyperedges", 0)
         first = jax.tree.leaves(pieces[0])  # all pieces have the same sizes
         return cls(
             nodes,
-            np.array([int(indptr[-1]) for indptr in into_nodes]),
-            [ExchangeCosts.of(step, num_own) for step, num_own in steps],
+            np.array([int(graph.indptr[-1]) for graph in edges]),
+            [ExchangeCosts.of(*step) for step in zip(exchanges, counts, strict=False)],
             sum(leaf.nbytes for leaf in first) + places.nbytes,
         )
 

@@ -23,15 +23,15 @@ from jax_gnn._core import arguments
 from jax_gnn._core.files import as_path, read_npz
 from jax_gnn._core.public import public
 from jax_gnn._core.relations import Pairs
-from jax_gnn._core.triples import IntoPairs, OutOfPairs
+from jax_gnn._ops.relation_pairs.triples import IntoPairs, OutOfPairs
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.relational import RelationalGraph, edges_of
+from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, Round
 from jax_gnn.sharding._partition import Method, SplitArgs, Splittable, parse_graph
-from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
+from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 from jax_gnn.sharding._processes import check_same, digest
 from jax_gnn.sharding._sharded import ShardedGraph, assemble
 from jax_gnn.sharding._split import Piece, split_graph

@@ -15,8 +15,7 @@ from jax_gnn._core.public import public
 from jax_gnn.graph import Graph
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import RelationalGraph
-from jax_gnn.sharding._parts import edges_of
+from jax_gnn.relational import RelationalGraph, edges_of
 
 Method = Literal["stream", "metis", "contiguous", "hash"]
 """Way to deal nodes out, see :func:`partition`."""

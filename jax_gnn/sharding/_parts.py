@@ -25,13 +25,8 @@ from jax_gnn._core.public import public
 from jax_gnn._ops.hypergraph_aggregate.api import Normalization, power
 from jax_gnn._ops.spmm.api import Reduce, spmm, spmm_with_halo
 from jax_gnn.graph import Graph
-from jax_gnn.relational import RelationalGraph
+from jax_gnn.relational import RelationalGraph, edges_of
 from jax_gnn.sharding._exchange import Exchange
-
-
-def edges_of(graph: Graph | RelationalGraph) -> Graph:
-    """Return the edges without their relations."""
-    return graph.nodes if isinstance(graph, RelationalGraph) else graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,6 +383,18 @@ class HypergraphPart:
             bias=bias,
             activation=activation,
         )
+
+
+def edges_into_nodes(part: Part | RelationalPart | HypergraphPart) -> Graph:
+    """Return the edges into own nodes, from nodes or from hyperedges."""
+    return part.back if isinstance(part, HypergraphPart) else edges_of(part)
+
+
+def exchanges_of(part: Part | RelationalPart | HypergraphPart) -> tuple[Exchange, ...]:
+    """Return the exchanges of an aggregation: of a hypergraph to its hyperedges, then to nodes."""
+    if isinstance(part, HypergraphPart):
+        return part.into.exchange, part.back.exchange
+    return (part.exchange,)
 
 
 def _product(*scales: ArrayLike | None) -> Array | None:

@@ -20,12 +20,18 @@ from jax_gnn._core.public import public
 from jax_gnn.graph import Graph, host_arrays
 from jax_gnn.hetero import HeteroGraph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import RelationalGraph
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.relational import RelationalGraph, edges_of
+from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import COPY_ENGINES, Exchange
 from jax_gnn.sharding._host_rows import HostRows, block_shape, check_rows, on_host, to_blocks
 from jax_gnn.sharding._partition import Method, SplitArgs, parse_graph
-from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
+from jax_gnn.sharding._parts import (
+    HypergraphPart,
+    Part,
+    RelationalPart,
+    edges_into_nodes,
+    exchanges_of,
+)
 from jax_gnn.sharding._processes import check_same, sample
 from jax_gnn.sharding._split import Piece, split_graph
 
@@ -90,20 +96,13 @@ class ShardedGraph:
             >>> run(sharded, sharded.shard(jnp.array([1.0, 2.0, 3.0])))
             Array([[5., 1., 0.]], dtype=float32)
         """
-        return dict(COPY_ENGINES) if self._exchanges[0].by_copies else {}
+        return dict(COPY_ENGINES) if exchanges_of(self.part)[0].by_copies else {}
 
     @property
     def rows_moved(self) -> int:
         """Number of rows that travel between devices before an aggregation, padding included."""
-        rounds = [step for exchange in self._exchanges for step in exchange.rounds]
+        rounds = [step for exchange in exchanges_of(self.part) for step in exchange.rounds]
         return sum(step.rows(self.num_parts) for step in rounds)
-
-    @property
-    def _exchanges(self) -> list[Exchange]:
-        part = self.part
-        if isinstance(part, HypergraphPart):
-            return [part.into.exchange, part.back.exchange]
-        return [part.exchange]
 
     def __repr__(self) -> str:
         if not getattr(self.node_ids, "shape", None):  # JAX puts other leaves than arrays here
@@ -309,7 +308,7 @@ class ShardedGraph:
 
     def _check_split(self) -> None:
         part, (count, capacity) = self.part, self.node_ids.shape
-        edges = part.back if isinstance(part, HypergraphPart) else edges_of(part)
+        edges = edges_into_nodes(part)
         if (
             self.mesh.shape.get(self.axis) != count
             or {leaf.shape[0] for leaf in jax.tree.leaves(part)} != {count}

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_gnn._core.ids import PADDING, in_range, pad_ids, pad_indptr
-from jax_gnn._core.triples import sort_by_source, sort_triples
+from jax_gnn._ops.relation_pairs.triples import sort_by_source, sort_triples
 from jax_gnn.graph import Graph
 from jax_gnn.hypergraph import Hypergraph
-from jax_gnn.relational import PARTS, RelationalGraph
-from jax_gnn.sampling._rows import fetch_rows
+from jax_gnn.relational import PARTS, RelationalGraph, edges_of
+from jax_gnn.sampling import fetch_rows
 from jax_gnn.sharding._exchange import Exchange, plan_rounds, plan_shares
 from jax_gnn.sharding._partition import SplitArgs
-from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart, edges_of
+from jax_gnn.sharding._parts import HypergraphPart, Part, RelationalPart
 
 
 class Piece(NamedTuple):
@@ -140,7 +140,8 @@ def _split_edges(
                     send[owner, share.sender : share.sender + len(nodes)] = src.rows[nodes]
                     row_of[nodes] = np.arange(start, start + len(nodes))
                     sources[reader, start : start + len(nodes)] = nodes
-            local = local_edges[reader].pad(num_edges)
+            places, degrees = local_edges[reader]
+            local = LocalEdges(pad_ids(places, num_edges - len(places)), degrees)
             local_edges[reader] = None  # its memory is needed for other parts
             return _local_graph(graph, local, row_of, src.capacity + slots, dst.capacity)
 
@@ -184,10 +185,6 @@ class LocalEdges(NamedTuple):
             rows = np.repeat(np.arange(len(nodes)), degrees)[is_edge]
             degrees = np.bincount(rows, minlength=len(nodes)).astype(degrees.dtype)
         return cls(places, degrees), cols
-
-    def pad(self, num_edges: int) -> LocalEdges:
-        """Append padding up to a number of edges."""
-        return self._replace(places=pad_ids(self.places, num_edges - len(self.places)))
 
 
 def _halo(cols: np.ndarray, nodes: list[np.ndarray], reader: int) -> list[np.ndarray]:

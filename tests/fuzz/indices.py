@@ -44,7 +44,7 @@ from jax_gnn._core import csr
 from jax_gnn._core.arrays import take
 from jax_gnn._core.csr import Csr, SparseMatrix, segments
 from jax_gnn._core.relations import Pairs
-from jax_gnn._core.triples import IntoPairs, OutOfPairs
+from jax_gnn._ops.relation_pairs.triples import IntoPairs, OutOfPairs
 from jax_gnn._ops.segment_matmul import primitive as products
 from jax_gnn._ops.segment_reduce import primitive, select, unsorted
 from jax_gnn._ops.segment_softmax import primitive as softmax

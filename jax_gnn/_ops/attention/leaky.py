@@ -26,9 +26,9 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import where
 from jax_gnn._ops.attention.schedule import choose_slopes
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce.xla import into_rows
 
 

@@ -35,7 +35,6 @@ from jax_gnn._core.kernels import (
 )
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops import composition, use_implementation
 from jax_gnn._ops.attention import xla
@@ -49,6 +48,7 @@ from jax_gnn._ops.attention.scores import (
     Tangents,
     TypedScores,
 )
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 
 
@@ -487,16 +487,17 @@ def _across(bind: Bind, operands: Attended, piece: Piece) -> list[Array]:
     """
     y, stats, raw = bind(operands)
     lse = jnp.where(jnp.isinf(stats[..., 1]), -jnp.inf, stats[..., 0] + stats[..., 1])
-    top = piece.max(lse)
+    top = piece.reduce(lse, "max")
     top = jnp.where(jnp.isfinite(top), top, 0)
     share = jnp.exp(lse - top)
-    denominator = piece.sum(share)
+    denominator = piece.reduce(share)
     share /= jnp.where(denominator == 0, 1, denominator)
     by_head = y.reshape(*share.shape, y.shape[1] // share.shape[1])
     terms = by_head.astype(share.dtype) * share[..., None]
     log_sum = jnp.where(denominator == 0, jnp.inf, jnp.log(denominator))
-    raw = raw if raw.shape[0] else piece.sum(raw)  # an empty array must not vary over devices
-    return [piece.sum(terms).reshape(y.shape).astype(y.dtype), jnp.stack([top, log_sum], -1), raw]
+    raw = raw if raw.shape[0] else piece.reduce(raw)  # an empty array must not vary over devices
+    y = piece.reduce(terms).reshape(y.shape).astype(y.dtype)
+    return [y, jnp.stack([top, log_sum], -1), raw]
 
 
 def _vjp_sharding(residuals: Residuals, results: Sequence[Array], **attributes: Any) -> Sharding:

@@ -209,7 +209,7 @@ def composition(
             raise ValueError(f"edge_region has no cuda kernel here: {reason}")
         return None
     try:
-        walks = _region_walks(region, matrix)
+        walks = region_walks(region, matrix)
         with ThreadPoolExecutor(len(walks) or 1) as pool:  # compilers run side by side
             list(pool.map(lambda walk: _binary(walk.program), walks))
     except (Unsupported, cuda_compile.CompilerError) as error:
@@ -246,7 +246,7 @@ def sources(region: Region, matrix: SparseMatrix) -> list[str]:
     Raises:
         Unsupported: The region has no kernels.
     """
-    return [_kernel(walk.program).source for walk in _region_walks(region, matrix)]
+    return [_kernel(walk.program).source for walk in region_walks(region, matrix)]
 
 
 def has_kernels(region: Region) -> bool:
@@ -257,7 +257,7 @@ def has_kernels(region: Region) -> bool:
         return False
 
 
-def _region_walks(region: Region, matrix: SparseMatrix) -> list[_Walk]:
+def region_walks(region: Region, matrix: SparseMatrix) -> list[_Walk]:
     edges_by_col = matrix.by_row.order is not None and matrix.by_col.order is None
     return _walks(_program(region), edges_by_col)
 

@@ -15,11 +15,11 @@ from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, block_diagonal, fits_block_diagonal
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Op, abstract_like, align_varying, define
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import UNSPLIT, Sharding, reshape
 from jax_gnn._ops.edge_region import cuda, xla
 from jax_gnn._ops.edge_region.region import Region, Sink
 from jax_gnn._ops.edge_region.row_program import Access, Dest, Unsupported, abstract_row
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 
 
 class Operands(NamedTuple):

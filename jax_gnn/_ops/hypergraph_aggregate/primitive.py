@@ -33,11 +33,11 @@ from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
-from jax_gnn._core.pieces import half_factors, local_blocks, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
 from jax_gnn._ops.hypergraph_aggregate.schedule import FAMILY, team_lanes
 from jax_gnn._ops.hypergraph_aggregate.xla import add_own, mask_empty, ones
+from jax_gnn._ops.matrix_sharding import half_factors, local_blocks, unread
 from jax_gnn._ops.segment_reduce.primitive import tangent_after, total
 from jax_gnn._ops.segment_reduce.xla import epilogue
 

@@ -27,8 +27,8 @@ from jax_gnn._core.ffi import Implementation
 from jax_gnn._core.ids import as_signed, at_most
 from jax_gnn._core.public import public
 from jax_gnn._core.shapes import Integer, Num
-from jax_gnn._core.sort import sorted_segments
 from jax_gnn._ops.segment_matmul import primitive, xla
+from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce.index import SegmentIndex
 
 # Least rows, and most features, of float32 products that are not slower than XLA's on an H200 and

@@ -37,8 +37,8 @@ from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import half_factors, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding, replicate, reshape
+from jax_gnn._ops.matrix_sharding import half_factors, unread
 from jax_gnn._ops.segment_matmul import xla
 from jax_gnn._ops.segment_matmul.schedule import FAMILY
 from jax_gnn._ops.segment_reduce.primitive import gather, total

@@ -15,7 +15,7 @@ from jax_gnn._core.arguments import as_array, as_ids, check_ids, check_size
 from jax_gnn._core.csr import inverse_permutation, permutation
 from jax_gnn._core.ids import in_range, index_dtype, is_traced, on_host, row_starts
 from jax_gnn._core.public import public
-from jax_gnn._core.sort import sorted_ids
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn._ops.segment_reduce.primitive import total
 
 

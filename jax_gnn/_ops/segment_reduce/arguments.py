@@ -23,7 +23,7 @@ from jax_gnn._core.arrays import DTYPES, FLOATS, JAX_OPS, STATIC, row_wise
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ffi import Implementation, check_implementation
 from jax_gnn._core.ids import clip_ids, in_range, row_ids
-from jax_gnn._core.sort import sorted_segments
+from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
 
 

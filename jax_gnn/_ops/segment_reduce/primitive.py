@@ -41,11 +41,11 @@ from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
 from jax_gnn._core.linear import Linear
 from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
-from jax_gnn._core.sort import sorted_segments
 from jax_gnn._core.types import Attribute, PyTree
+from jax_gnn._ops.matrix_sharding import matrix_sharding
+from jax_gnn._ops.segment_order.primitive import sorted_segments
 from jax_gnn._ops.segment_reduce import derivatives, xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 from jax_gnn._ops.segment_reduce.unsorted import REDUCTIONS, composition
@@ -398,28 +398,28 @@ def _reduce_across(bind: Bind, operands: Messages, piece: Piece) -> Array:
 
 
 def _sum_across(bind: Bind, message: Messages, piece: Piece) -> Array:
-    return piece.sum(bind(message, reduce="sum"))
+    return piece.reduce(bind(message, reduce="sum"))
 
 
 def _mean_across(bind: Bind, message: Messages, piece: Piece) -> Array:
     ones = jnp.ones(message.x.shape[:1], accumulator_dtype(message.x.dtype))
-    count = piece.sum(bind(Messages(ones, None, message.matrix), reduce="sum", heads=1))
+    count = piece.reduce(bind(Messages(ones, None, message.matrix), reduce="sum", heads=1))
     return _scaled(_sum_across(bind, message, piece), None, jnp.maximum(count, 1))
 
 
 def _logsumexp_across(bind: Bind, message: Messages, piece: Piece) -> Array:
     result = bind(message).astype(accumulator_dtype(message.x.dtype))
-    maximum = piece.max(result)
+    maximum = piece.reduce(result, "max")
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
-    return (jnp.log(piece.sum(jnp.exp(result - maximum))) + maximum).astype(message.x.dtype)
+    return (jnp.log(piece.reduce(jnp.exp(result - maximum))) + maximum).astype(message.x.dtype)
 
 
 # The reductions whose results over runs of entries can be combined.
 _ACROSS: dict[str, Callable[[Bind, Messages, Piece], Array]] = {
     "sum": _sum_across,
     "mean": _mean_across,
-    "max": lambda bind, message, piece: piece.max(bind(message)),
-    "min": lambda bind, message, piece: piece.min(bind(message)),
+    "max": lambda bind, message, piece: piece.reduce(bind(message), "max"),
+    "min": lambda bind, message, piece: piece.reduce(bind(message), "min"),
     "logsumexp": _logsumexp_across,
 }
 

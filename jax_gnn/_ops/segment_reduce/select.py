@@ -21,7 +21,7 @@ from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix, orient_by_weights
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
 from jax_gnn._core.op import Bind, Call, Op, define
-from jax_gnn._core.pieces import matrix_sharding
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
 

@@ -18,9 +18,9 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
 from jax_gnn._core.op import Bind, Call, Op, Operand, define
-from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece
 from jax_gnn._core.types import PyTree
+from jax_gnn._ops.matrix_sharding import matrix_sharding
 from jax_gnn._ops.segment_reduce.derivatives import not_padding
 from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce, total
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -108,10 +108,10 @@ def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
     options: dict[str, Any] = {"heads": 1, "implementation": bind.implementation}
     wide = x.astype(accumulator_dtype(x.dtype))
     local = segment_reduce(wide, None, matrix, reduce="logsumexp", **options)
-    maximum = piece.max(local)
+    maximum = piece.reduce(local, "max")
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
     share = jnp.exp(local - maximum)
-    share /= jnp.maximum(piece.sum(share), jnp.finfo(wide.dtype).tiny)
+    share /= jnp.maximum(piece.reduce(share), jnp.finfo(wide.dtype).tiny)
     result: Array = (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
     return result
 
@@ -121,7 +121,7 @@ def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
     acc = accumulator_dtype(y.dtype)
     valid = as_column(in_range(matrix.by_row.rows, matrix.by_row.num_rows))
     y, t = (jnp.where(valid, z, 0).astype(acc) for z in (y, t))
-    mean = piece.sum(total(y * t, matrix, bind.implementation))
+    mean = piece.reduce(total(y * t, matrix, bind.implementation))
     return (y * (t - take(mean, matrix.by_row.rows))).astype(operands.y.dtype)
 
 

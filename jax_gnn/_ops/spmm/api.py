@@ -31,8 +31,8 @@ from jax_gnn._core.ids import take_ids
 from jax_gnn._core.public import one_call, public
 from jax_gnn._core.shapes import Float, Integer, Real
 from jax_gnn._core.sharding import reshape
-from jax_gnn._core.sort import sorted_ids
 from jax_gnn._core.types import Attribute
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 from jax_gnn._ops.segment_reduce import primitive
 from jax_gnn._ops.segment_reduce.primitive import Messages, gather, reduce_messages, reduce_rows
 from jax_gnn.graph import Graph

@@ -1,28 +1,22 @@
-"""The two steps of a layer as ops: drawing edges, and building a block of the drawn edges.
+"""The two steps of a sampled layer: drawing edges, and building a block of the drawn edges.
 
-Their kernels (``cpp/kernels/*/sample_block.*``) give the bits of :mod:`jax_gnn.sampling._draw`,
-:mod:`jax_gnn.sampling._weights` and :mod:`jax_gnn.sampling._blocks`; weighted draws have none on
-GPUs. Arrays of numpy go to the CPU's kernels, without JAX.
+Their kernels (``cpp/kernels/*/sample_block.*``) give the bits of plain XLA (``xla.py``); weighted
+draws have none on GPUs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_gnn._core.ffi import host_function
-from jax_gnn._core.ids import id_count, namespace
 from jax_gnn._core.op import Bind, Call, Op, define, replace_items
-from jax_gnn._core.triples import empty_vector
-from jax_gnn.graph import Graph
-from jax_gnn.sampling import _draw, _weights
-from jax_gnn.sampling._blocks import (
+from jax_gnn._ops.sample_block import xla
+from jax_gnn._ops.sample_block.xla import (
     DrawnEdges,
     SortedSources,
     compact_draws,
@@ -30,7 +24,6 @@ from jax_gnn.sampling._blocks import (
     sort_sources,
     tree_block,
 )
-from jax_gnn.sampling._random import KeyWords
 
 GRAPH_FIELDS = ("indptr", "rows", "cols", "t_indptr", "t_rows", "t_cols", "t_order", "edge_ids")
 """Fields of a block's :class:`Graph`, in the order of the kernel's results."""
@@ -117,7 +110,7 @@ sample_uniform = define(
         name="sample_uniform",
         operands=UniformOperands,
         result=_draw_result,
-        xla=_draw.uniform,
+        xla=xla.uniform,
         platforms=("cpu", "cuda"),
         call=_draw_call,
     )
@@ -127,94 +120,21 @@ sample_weighted = define(
         name="sample_weighted",
         operands=WeightedOperands,
         result=_draw_result,
-        xla=_weights.weighted,
+        xla=xla.weighted,
         platforms=("cpu",),
         call=_draw_call,
     )
 )
 
 
-def _sample(
-    op: Op, rows: dict[str, Array], fanout: int, key: KeyWords, stream: int, replace: bool
-) -> tuple[Array, Array]:
-    degrees: Any = rows["degrees"]
-    if namespace(*rows.values()) is not np:
-        operands = *rows.values(), jnp.stack(key)
-        results: list[Array] = op(*operands, fanout=fanout, stream=stream, replace=replace)
-        return results[0], results[1]
-    offsets: Any = np.empty((len(degrees), fanout), degrees.dtype)
-    counts: Any = np.empty(len(degrees), degrees.dtype)
-    host_function(op.name)(
-        **_contiguous(rows),
-        key1=int(key[0]),
-        key2=int(key[1]),
-        stream=stream,
-        replace=replace,
-        offsets=offsets,
-        counts=counts,
-    )
-    return offsets, counts
-
-
-def _contiguous(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.ascontiguousarray(ids).view(np.ndarray) for name, ids in arrays.items()}
-
-
-def uniform(
-    degrees: Array, fanout: int, key: KeyWords, stream: int, *, replace: bool
-) -> tuple[Array, Array]:
-    """Draw as :func:`jax_gnn.sampling._draw.uniform`, by the kernel if there is one."""
-    return _sample(sample_uniform, {"degrees": degrees}, fanout, key, stream, replace)
-
-
-def weighted(
-    sums: Array,
-    starts: Array,
-    degrees: Array,
-    fanout: int,
-    key: KeyWords,
-    stream: int,
-    *,
-    replace: bool,
-) -> tuple[Array, Array]:
-    """Draw as :func:`jax_gnn.sampling._weights.weighted`, by the kernel if there is one."""
-    rows = {"sums": sums, "starts": starts, "degrees": degrees}
-    return _sample(sample_weighted, rows, fanout, key, stream, replace)
-
-
 # --- Blocks --------------------------------------------------------------------------------------
 
 
-class BlockOptions(TypedDict):
-    """Static attributes of ``sample_block``.
-
-    Attributes:
-        num_nodes: number of nodes of the sampled graph.
-        num_edges: room for edges.
-        num_src: room for sources: in a tree, one for each destination and edge. Edges from further
-            nodes, those of the largest ids, are left out.
-        is_tree: whether each edge has a source of its own; else each node is one source.
-        ascending: whether edges of a destination are put in the sampled graph's order.
-    """
-
-    num_nodes: int
-    num_edges: int
-    num_src: int
-    is_tree: bool
-    ascending: bool
-
-
-def _block_shapes(nodes: Array, num_edges: int, num_src: int) -> list[jax.ShapeDtypeStruct]:
+def block_shapes(nodes: Array, num_edges: int, num_src: int) -> list[jax.ShapeDtypeStruct]:
     num_dst, dtype = nodes.shape[0], nodes.dtype
     sizes = {"indptr": num_dst + 1, "t_indptr": num_src + 1}
     ids = [_shape((sizes.get(name, num_edges),), dtype) for name in GRAPH_FIELDS]
     return [*ids, _shape((num_src,), dtype), _shape((), np.dtype(bool))]
-
-
-def _block_result(
-    operands: BlockOperands, *, num_edges: int, num_src: int, **_: object
-) -> list[jax.ShapeDtypeStruct]:
-    return _block_shapes(operands.nodes, num_edges, num_src)
 
 
 def _block_xla(
@@ -277,7 +197,7 @@ sample_block = define(
     _SamplingOp(
         name="sample_block",
         operands=BlockOperands,
-        result=_block_result,
+        result=lambda drawn, num_edges, num_src, **_: block_shapes(drawn.nodes, num_edges, num_src),
         xla=_block_xla,
         platforms=("cpu", "cuda"),
         composition=_block_composition,
@@ -287,16 +207,6 @@ sample_block = define(
 
 
 # The second half of a block on GPUs: drawn edges and sorted candidates to the block's arrays.
-
-
-def _distinct_result(
-    operands: SortedSources, *, num_src: int, **_: object
-) -> list[jax.ShapeDtypeStruct]:
-    return _block_shapes(operands.nodes, operands.rows.shape[0], num_src)
-
-
-def _distinct_xla(*, num_nodes: int, num_src: int, **operands: Any) -> list[Array]:
-    return distinct_block(SortedSources(**operands), num_nodes, num_src)
 
 
 def _distinct_call(
@@ -324,57 +234,11 @@ sample_distinct = define(
     _SamplingOp(
         name="sample_distinct",
         operands=SortedSources,
-        result=_distinct_result,
-        xla=_distinct_xla,
+        result=lambda edges, num_src, **_: block_shapes(edges.nodes, edges.rows.shape[0], num_src),
+        xla=lambda num_nodes, num_src, **edges: distinct_block(
+            SortedSources(**edges), num_nodes, num_src
+        ),
         platforms=("cuda",),
         call=_distinct_call,
     )
 )
-
-
-def chunk_block(
-    nodes: Array, drawn: DrawnEdges, num_whole: int, num_nodes: int, num_src: int
-) -> tuple[Graph, Array, Array]:
-    """Return the results of :func:`block` for compact edges, where each node is one source."""
-    candidates = sort_sources(nodes, drawn, num_nodes)
-    arrays = sample_distinct(*candidates, num_nodes=num_nodes, num_src=num_src)
-    return _as_block(arrays, jnp.asarray(num_whole, nodes.dtype))
-
-
-def block(operands: BlockOperands, options: BlockOptions) -> tuple[Graph, Array, Array]:
-    """Return the block of the drawn edges, its sources' ids, and whether an edge was left out."""
-    if namespace(operands.nodes, operands.cols) is np:
-        arrays = _host_block(operands, options)
-    else:
-        arrays = sample_block(*operands, **options)
-    return _as_block(arrays, id_count(operands.cols, operands.nodes.dtype))
-
-
-def _as_block(arrays: list[Array], num_whole: Array) -> tuple[Graph, Array, Array]:
-    *ids, sources, overflow = arrays
-    fields: dict[str, Any] = dict(zip(GRAPH_FIELDS, ids, strict=True))
-    graph = Graph(**fields, num_input_edges=num_whole)
-    return graph, sources, overflow
-
-
-def _host_block(operands: BlockOperands, options: BlockOptions) -> list[Any]:
-    *shapes, _ = _block_shapes(operands.nodes, options["num_edges"], options["num_src"])
-    results = [empty_vector(shape.shape[0], shape.dtype) for shape in shapes]
-    overflow = host_function("sample_block")(
-        **_contiguous(
-            {
-                "nodes": operands.nodes,
-                "starts": operands.starts,
-                "offsets": operands.offsets,
-                "counts": operands.counts,
-                "whole_cols": operands.cols,
-                "seeds": operands.nodes if operands.seeds is None else operands.seeds,
-            }
-        ),
-        num_nodes=options["num_nodes"],
-        disjoint=operands.seeds is not None,
-        tree=options["is_tree"],
-        ascending=options["ascending"],
-        **dict(zip((*GRAPH_FIELDS, "sources"), results, strict=True)),
-    )
-    return [*results, overflow]

@@ -19,8 +19,8 @@ from sampling_checks import in_range, key_of, lumpy_edges, lumpy_graph
 import jax_gnn
 from jax_gnn import Graph, RelationalGraph
 from jax_gnn._core.ffi import host_function
+from jax_gnn._ops.sample_block.primitive import sample_uniform, sample_weighted
 from jax_gnn.sampling import sample_neighbors
-from jax_gnn.sampling._native import sample_uniform, sample_weighted
 
 INT32 = np.iinfo(np.int32)
 FANOUTS, KEY = (2, 3, 4), jax.random.key(0)

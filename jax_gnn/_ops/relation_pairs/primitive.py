@@ -13,7 +13,7 @@ from jax import Array
 from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import PADDING, in_range, row_starts
 from jax_gnn._core.op import Bind, Call, Op, define
-from jax_gnn._core.sort import sorted_ids
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 
 class TypedRows(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_gnn._core.sort import sorted_ids
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 IMPLEMENTATIONS = [None, "xla", *(["cuda"] if emulation.WANTED else [])]
 TILE = 4096

@@ -19,8 +19,8 @@ from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ids import PADDING, in_range
 from jax_gnn._core.op import Bind
 from jax_gnn._core.sharding import UNSPLIT, Piece, Pieces, Sharding, parse_axes
-from jax_gnn._core.sort import sorted_ids
 from jax_gnn._core.types import Attribute, Aval, IdArray, PyTree
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 
 def matrix_sharding(

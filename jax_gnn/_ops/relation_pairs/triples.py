@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from jax_gnn._core import ffi
+from jax_gnn._core.arrays import empty_vector
 from jax_gnn._core.csr import inverse_permutation
 from jax_gnn._core.ids import (
     PADDING,
@@ -27,10 +28,14 @@ from jax_gnn._core.ids import (
     row_starts,
     take_ids,
 )
-from jax_gnn._core.pairs import number_runs, relation_pairs, relation_sizes, scatter_values
 from jax_gnn._core.relations import Pairs
-from jax_gnn._core.sort import sorted_ids
-from jax_gnn._core.types import DType
+from jax_gnn._ops.relation_pairs.primitive import (
+    number_runs,
+    relation_pairs,
+    relation_sizes,
+    scatter_values,
+)
+from jax_gnn._ops.segment_order.primitive import sorted_ids
 
 
 class SortedTriples(NamedTuple):
@@ -253,16 +258,6 @@ def destination_pairs(edges: SortedTriples, num_relations: int) -> tuple[Pairs, 
 def max_pairs(count: int, num_nodes: int, num_relations: int) -> int:
     """Return the largest number of (node, relation) pairs of ``count`` edges."""
     return num_nodes * num_relations if at_most(num_nodes * num_relations, count) else count
-
-
-def empty_vector(size: int, dtype: DType) -> np.ndarray:
-    """Return a vector, aligned if it is large, so that XLA on a CPU uses it without a copy."""
-    alignment, num_bytes = 64, size * np.dtype(dtype).itemsize
-    if num_bytes < 1 << 16:  # a copy takes less time
-        return np.empty(size, dtype)
-    memory = np.empty(num_bytes + alignment, np.uint8)
-    start = -memory.ctypes.data % alignment
-    return memory[start : start + memory.size - alignment].view(dtype)
 
 
 def _kind(edges: SortedTriples) -> tuple[int, Any]:

@@ -1,0 +1,1 @@
+"""Edges sorted by both ends, and their (node, relation) pairs."""
