@@ -132,7 +132,7 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
 
   // Branches at the ends of short narrow rows cost more than the rows themselves. Without them, the
   // results serve as the states.
-  static constexpr int kScatterTile = std::is_same_v<T, Acc> ? 16 : 0;
+  static constexpr int kScatterTile = kResultIsState<Op> && std::is_same_v<T, Acc> ? 16 : 0;
   bool prefers_scatter(int64_t entries, int64_t rows) const {
     return !op.counts() && entries < 16 * rows;
   }
@@ -329,6 +329,9 @@ void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Redu
       return run(Fold<Product<Acc>, T, Index>{messages, {}}, 1);
     case Reduce::kLogSumExp:
       if constexpr (!std::is_integral_v<Acc>) run(LogSumExp<T, Index>{messages}, 8);
+      return;
+    case Reduce::kCount:
+      return;
   }
 }
 

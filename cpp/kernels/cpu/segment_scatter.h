@@ -22,6 +22,7 @@ JAX_GNN_INLINE void cover_once(int64_t first, int64_t last, const Body& body) {
 // is reduced in the order of the entries, for any number of tasks.
 template <typename Op, typename T, typename Index>
 struct Scatter {
+  static_assert(kResultIsState<Op>);
   static constexpr int64_t kMostEntries = 1024, kBytes = 1 << 16, kAhead = 16;
   const Index* ids;
   int64_t count, num_rows;
