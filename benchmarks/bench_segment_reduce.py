@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,15 +61,13 @@ def problem(graph: PlainGraph, case: Case) -> Problem:
     dtype = numpy_dtype(case.dtype)
     if reduction != "softmax":
         shape = graph.num_nodes, case.width
-        values = REFERENCES[reduction](sample, x)
+        values = REDUCTIONS[reduction].reference(sample, x)
         return Problem(inputs, (Expected(values, shape, sample.segments),), dtype)
-    segment = sample.segment_of_entry
-    powers = np.exp(x - reduce_sample(sample, x, np.maximum)[segment])
-    outputs = [powers / reduce_sample(sample, powers, np.add)[segment]]
+    outputs = [_softmax(sample, x)]
     if backward:
         inputs["cotangent"] = features("cotangent", graph.num_edges, case.width, case.dtype)
         products = outputs[0] * inputs["cotangent"].rows(sample.entries)
-        sums = reduce_sample(sample, products, np.add)[segment]
+        sums = reduce_sample(sample, products, np.add)[sample.segment_of_entry]
         outputs.append(products - outputs[0] * sums)
     shape = inputs["x"].shape
     return Problem(inputs, tuple(Expected(y, shape, sample.entries) for y in outputs), dtype)
@@ -83,13 +81,10 @@ def _logsumexp(sample: Sample, x: np.ndarray) -> np.ndarray:
     return np.log(reduce_sample(sample, np.exp(x), np.add))
 
 
-REFERENCES: dict[str, Callable[[Sample, np.ndarray], np.ndarray]] = {
-    "sum": partial(reduce_sample, ufunc=np.add),
-    "mean": _mean,
-    "max": partial(reduce_sample, ufunc=np.maximum),
-    "min": partial(reduce_sample, ufunc=np.minimum),
-    "logsumexp": _logsumexp,
-}
+def _softmax(sample: Sample, x: np.ndarray) -> np.ndarray:
+    segment = sample.segment_of_entry
+    powers = np.exp(x - reduce_sample(sample, x, np.maximum)[segment])
+    return powers / reduce_sample(sample, powers, np.add)[segment]
 
 
 # This library.
@@ -119,7 +114,7 @@ SORTED, UNSORTED = "jax.ops, sorted", "jax.ops, unsorted"
 
 def plain_jax_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
     """What a user writes without this library, with and without the word that ids are sorted."""
-    forward = PLAIN_JAX[case.mode.partition(" ")[0]]
+    forward = REDUCTIONS[case.mode.partition(" ")[0]].plain_jax
     for name, is_sorted in ((SORTED, True), (UNSORTED, False)):
         options = {"num_segments": graph.num_nodes, "indices_are_sorted": is_sorted}
         yield jax_candidate(name, partial(forward, options), problem, (graph.rows,))
@@ -162,17 +157,17 @@ def _plain_softmax(options: dict[str, Any], x: Any, ids: Any) -> Any:
     return powers / sums[ids]
 
 
-PLAIN_JAX: dict[str, Callable[..., Any]] = {
-    **{name: _plain(name) for name in ("sum", "max", "min")},
-    "mean": _plain_mean,
-    "logsumexp": _plain_logsumexp,
-    "softmax": _plain_softmax,
-}
-
-
 # torch.
 
-TORCH_REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}
+
+def _torch_softmax(scatter: Callable[..., Any], x: Any, ids: Any) -> Any:
+    powers = (x - scatter(x.detach(), ids, "amax").index_select(0, ids)).exp()
+    return powers / scatter(powers, ids, "sum").index_select(0, ids)
+
+
+def _torch_logsumexp(scatter: Callable[..., Any], x: Any, ids: Any) -> Any:
+    largest = scatter(x.detach(), ids, "amax")
+    return scatter((x - largest.index_select(0, ids)).exp(), ids, "sum").log() + largest
 
 
 def torch_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[Candidate]:
@@ -196,20 +191,13 @@ def torch_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterato
         start = {"sum": 0.0, "mean": 0.0}.get(reduction)
         return torch.segment_reduce(x, reduction, offsets=indptr, initial=start, unsafe=True)
 
-    def softmax(x: Any, ids: Any) -> Any:
-        powers = (x - scatter(x.detach(), ids, "amax").index_select(0, ids)).exp()
-        return powers / scatter(powers, ids, "sum").index_select(0, ids)
-
-    def logsumexp(x: Any, ids: Any) -> Any:
-        largest = scatter(x.detach(), ids, "amax")
-        return scatter((x - largest.index_select(0, ids)).exp(), ids, "sum").log() + largest
-
-    if reduction in TORCH_REDUCTIONS:
-        how = partial(scatter, reduce=TORCH_REDUCTIONS[reduction])
+    torch_reduction = REDUCTIONS[reduction].torch
+    if isinstance(torch_reduction, str):
+        how = partial(scatter, reduce=torch_reduction)
         yield torch_candidate("torch scatter_reduce", how, problem, (ids,))
         yield torch_candidate("torch segment_reduce", segments, problem, (int64(graph, "indptr"),))
     else:
-        composed = {"softmax": softmax, "logsumexp": logsumexp}[reduction]
+        composed = partial(torch_reduction, scatter)
         yield torch_candidate("torch scatter_reduce", composed, problem, (ids,))
     if reduction == "sum":
         yield torch_candidate("torch index_add", index_add, problem, (ids,))
@@ -229,7 +217,7 @@ def pyg_candidates(graph: PlainGraph, case: Case, problem: Problem) -> Iterator[
             return softmax(x, ids, num_nodes=graph.num_nodes)
 
         yield torch_candidate("PyG softmax", by_ids, problem, operands)
-    elif reduction in TORCH_REDUCTIONS:
+    elif isinstance(REDUCTIONS[reduction].torch, str):
 
         def reduce(x: Any, ids: Any) -> Any:
             return scatter(x, ids, 0, graph.num_nodes, reduce=reduction)
@@ -265,14 +253,37 @@ def geot_candidates(
     yield Candidate("GeoT", function, (problem.inputs["x"], int64(graph, "rows")))
 
 
+class Reduction(NamedTuple):
+    """How a reduction is computed without this library.
+
+    Attributes:
+        reference: function of a sample of the segments and of their rows, in numpy.
+        plain_jax: function of options of ``jax.ops``, rows and ids.
+        torch: name in ``scatter_reduce``, or a function of ``scatter_reduce``, rows and ids.
+        widths: widths that are measured, all those of the op if empty.
+    """
+
+    reference: Callable[[Sample, np.ndarray], np.ndarray]
+    plain_jax: Callable[..., Any]
+    torch: str | Callable[..., Any]
+    widths: tuple[int, ...] = ()
+
+
+REDUCTIONS = {
+    "sum": Reduction(partial(reduce_sample, ufunc=np.add), _plain("sum"), "sum"),
+    "mean": Reduction(_mean, _plain_mean, "mean"),
+    "max": Reduction(partial(reduce_sample, ufunc=np.maximum), _plain("max"), "amax"),
+    "min": Reduction(partial(reduce_sample, ufunc=np.minimum), _plain("min"), "amin"),
+    "logsumexp": Reduction(_logsumexp, _plain_logsumexp, _torch_logsumexp, SOFTMAX_WIDTHS),
+    "softmax": Reduction(_softmax, _plain_softmax, _torch_softmax, SOFTMAX_WIDTHS),
+}
+
 OP = Op(
     name="segment_reduce",
     title="Segment reduction by sorted ids",
     workloads=workloads,
     modes={
-        **dict.fromkeys(("sum", "mean", "max", "min"), ()),
-        "logsumexp": SOFTMAX_WIDTHS,
-        "softmax": SOFTMAX_WIDTHS,
+        **{name: reduction.widths for name, reduction in REDUCTIONS.items()},
         "softmax fwd+bwd": SOFTMAX_WIDTHS,
     },
     widths={"cpu": (4, 16, 32, 64, 128), "gpu": (4, 16, 32, 64, 128)},

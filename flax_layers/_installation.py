@@ -14,7 +14,10 @@ from pathlib import Path
 import jax
 
 _spec = importlib.util.find_spec("jax_gnn")
-_folder = Path(next(iter((_spec and _spec.submodule_search_locations) or ["jax_gnn"])))
+_locations = (_spec and _spec.submodule_search_locations) or ["jax_gnn"]
+_folders = [Path(location) for location in _locations]
+# Of an editable installation, the first folder may have the compiled modules alone.
+_folder = next((f for f in _folders if (f / "_core" / "refusal.py").exists()), _folders[0])
 _refusal = runpy.run_path(str(_folder / "_core" / "refusal.py"))
 _refusal["refuse_stranger"](_folder)
 _refusal["refuse_old_jax"](jax.__version__)

@@ -11,6 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from op_spec import Case, Incidence, OpSpec
 
+import jax_gnn
+
+REDUCTIONS = tuple(
+    name.removeprefix("segment_")
+    for name in jax_gnn.__all__
+    if name.startswith("segment_") and name not in ("segment_matmul", "segment_outer")
+)
+"""Names of the public reductions of segments, with softmax and argmax."""
+
+DROP_IN = tuple(name for name in REDUCTIONS if hasattr(jax.ops, f"segment_{name}"))
+"""Names of those that stand in for the function of ``jax.ops``."""
+
 Kind = Literal["sorted", "unsorted", "indptr"]
 
 
@@ -180,3 +192,16 @@ def deviation(data: np.ndarray, ddof: int = 0) -> np.ndarray:
 def logsumexp(data: np.ndarray) -> np.ndarray:
     top = data.real.max(0)
     return np.log(np.exp(data - top).sum(0)) + top
+
+
+REFERENCES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "sum": (lambda data: data.sum(0), 0.0),
+    "mean": (lambda data: data.mean(0), 0.0),
+    "max": (largest, -np.inf),
+    "min": (smallest, np.inf),
+    "prod": (lambda data: data.prod(0), 1.0),
+    "var": (variance, 0.0),
+    "std": (deviation, 0.0),
+    "logsumexp": (logsumexp, -np.inf),
+}
+"""The reduction of one segment's elements, and the value of an empty segment."""

@@ -247,8 +247,9 @@ INSTALLATION = str(Path(_installation.__file__))
 
 
 @pytest.mark.parametrize("installed_last", ["jax-gnn-kernels", "jax-gnn", None])
+@pytest.mark.parametrize("is_editable", [False, True])
 def test_layers_and_command_check_before_they_import(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed_last: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_editable: bool, installed_last: str | None
 ) -> None:
     """`jax_gnn` belongs to another project, or is a folder without __init__.py."""
     # The checks themselves are imported from the real package.
@@ -258,7 +259,13 @@ def test_layers_and_command_check_before_they_import(
         (tmp_path / refusal.STRANGERS_FILES[0]).touch()
     if installed_last is not None:
         (tmp_path / "__init__.py").write_text("raise SystemError('never imported')")
-    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    # Compiled modules alone lie in the first folder of an editable installation.
+    (tmp_path / "site-packages/include").mkdir(parents=True)
+    (tmp_path / "site-packages/_cpu.abi3.so").touch()
+    locations = [str(tmp_path)]
+    if is_editable:
+        locations.insert(0, str(tmp_path / "site-packages"))
+    spec = types.SimpleNamespace(submodule_search_locations=locations)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     if installed_last == "jax-gnn-kernels":
         assert runpy.run_path(INSTALLATION)["nnx"] is _installation.nnx

@@ -11,6 +11,7 @@ import pytest
 
 import jax_gnn
 from jax_gnn import Graph, Hypergraph, _cpu
+from jax_gnn._ops.segment_reduce import unsorted
 
 NAMES = ("baseline", "AVX2", "AVX-512")
 HERE = _cpu.instruction_sets()
@@ -72,7 +73,7 @@ def outer(rng, dtype, width) -> jax.Array:
     return jax_gnn.segment_outer(lhs, rhs, sizes)
 
 
-OPS = {f"segment_{name}": reductions(name) for name in ("sum", "max", "logsumexp", "softmax")} | {
+OPS = {f"segment_{name}": reductions(name) for name in (*unsorted.REDUCTIONS, "softmax")} | {
     function.__name__: function for function in (spmm, sddmm, hypergraph, matmul, outer)
 }
 

@@ -14,7 +14,10 @@ import pytest
 from op_spec import OUT_OF_RANGE, assert_close, same_bits, setting
 from op_suite import IMPLEMENTATIONS, KERNELS, PLATFORM, CoreChecks, OpSuite
 from segment_cases import (
+    DROP_IN,
     FAR,
+    REDUCTIONS,
+    REFERENCES,
     Elements,
     deviation,
     distinct,
@@ -36,8 +39,9 @@ from jax_gnn._ops.segment_reduce import unsorted
 on_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 on_kernels = pytest.mark.parametrize("implementation", KERNELS)
 
-DROP_IN = ("sum", "prod", "max", "min")
-ALL = (*DROP_IN, "mean", "var", "std", "logsumexp", "softmax", "argmax")
+# The reductions that many rows are tested with: a product of many elements is 0 or infinite.
+OF_MANY = tuple(name for name in unsorted.REDUCTIONS if name != "prod")
+FLOATING = tuple(name for name in REDUCTIONS if name not in (*DROP_IN, "argmax"))
 
 
 def ours(name) -> Callable[..., jax.Array]:
@@ -92,6 +96,10 @@ class TestDeviation(CoreChecks):
 
 class TestLogSumExp(CoreChecks):
     spec = segment_spec(finite(jax_gnn.segment_logsumexp), logsumexp)
+
+
+def test_all_reductions_have_a_reference() -> None:
+    assert {*REFERENCES, "softmax", "argmax"} == set(REDUCTIONS)
 
 
 # --- Drop-in for jax.ops -------------------------------------------------------------------------
@@ -222,7 +230,7 @@ def test_bad_options(name, option, value, error, message) -> None:
         ours(name)(np.ones((2, 2), np.float32), np.array([0, 1]), **arguments)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_traced_under_jit(rng, name) -> None:
     """The number of segments is static, as jax.ops users write it."""
     data, ids = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 6, 20)
@@ -280,7 +288,7 @@ def test_plain_xla_gets_what_users_gave(name, shape, implementation) -> None:
 
 
 @on_all
-@pytest.mark.parametrize("name", ["sum", "mean", "max", "prod", "logsumexp", "softmax"])
+@pytest.mark.parametrize("name", [name for name in REDUCTIONS if name != "argmax"])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
 def test_batches_of_any_features(rng, name, shape, implementation) -> None:
     """Data are mapped along each axis, with the same ids and with separate ids."""
@@ -321,7 +329,7 @@ def far_ids(rng, is_sorted) -> tuple[np.ndarray, np.ndarray]:
 
 
 @on_all
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_ids_beyond_32_bits_are_padding(rng, name, is_sorted, implementation) -> None:
     """Ids are checked before JAX narrows them, whether 64 bits are enabled or not."""
@@ -419,12 +427,10 @@ def test_sizes_that_need_64_bits() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_empty_segments(dtype, implementation) -> None:
     data, ids = jnp.zeros((0, 2), dtype), np.zeros(0, np.int32)
-    # An empty segment has the identity of its reduction.
-    least, most = (
-        (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max) if dtype == "int32" else (-np.inf, np.inf)
-    )
-    expected = {"sum": 0, "prod": 1, "max": least, "min": most, "mean": 0, "argmax": -1}
-    expected |= {"logsumexp": -np.inf, "var": 0, "std": 0}
+    expected = {name: empty for name, (_, empty) in REFERENCES.items()} | {"argmax": -1}
+    if dtype == "int32":  # in the place of infinities
+        limits = np.iinfo(dtype)
+        expected |= {name: np.clip(expected[name], limits.min, limits.max) for name in DROP_IN}
     with setting(implementation):
         for name, want in expected.items():
             got = ours(name)(data, ids, 3)
@@ -590,7 +596,7 @@ def test_deviation_of_equal_elements(implementation) -> None:
 
 
 @on_all
-@pytest.mark.parametrize("name", ["mean", "var", "std", "logsumexp", "softmax"])
+@pytest.mark.parametrize("name", FLOATING)
 def test_integers_give_floats(rng, name, implementation) -> None:
     data, ids = rng.integers(-5, 5, (20, 2)), rng.integers(0, 4, 20)
     with setting(implementation):
@@ -638,7 +644,7 @@ def test_ids_that_are_not_sorted_after_all(rng) -> None:
     """Results are arbitrary, but have the right shape, and no access leaves the buffers."""
     ids = rng.integers(-3, 50, 3000).astype(np.int32)
     data = rng.normal(size=(3000, 5)).astype(np.float32)
-    for name in ALL:
+    for name in REDUCTIONS:
         result = ours(name)(data, ids, 40, indices_are_sorted=True)
         assert jax.block_until_ready(result).shape[1:] == (5,)
     for indptr in ([5, 3, 9, 2], [-7, 0, 3], [0, 2**31 - 1, -(2**31)], [4000, 5000]):
@@ -653,7 +659,7 @@ def test_ids_that_are_not_sorted_after_all(rng) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, "float32") for name in ALL),
+        *((name, "float32") for name in REDUCTIONS),
         *((name, dtype) for name in ("sum", "max", "softmax") for dtype in ("float64", "bfloat16")),
     ],
 )
@@ -699,17 +705,11 @@ def test_schedules_give_the_same_result(rng, schedule, shape, implementation) ->
     count, size = 60_000, 400
     ids = uneven_ids(rng, shape, count, size)
     data = rng.normal(size=(count, 19)).astype(np.float32)
-    for name, reduce, empty in (
-        ("sum", lambda x: x.sum(0), 0.0),
-        ("mean", lambda x: x.mean(0), 0.0),
-        ("max", lambda x: x.max(0), -np.inf),
-        ("min", lambda x: x.min(0), np.inf),
-        ("logsumexp", logsumexp, -np.inf),
-    ):
+    for name in OF_MANY:
         with setting(implementation), schedules.use(schedule):
             op = functools.partial(ours(name), indices_are_sorted=True)
             got = op(data, ids.astype(np.int32), size)
-        want = each_segment(reduce, empty)(Elements(ids, size), data.astype(float))
+        want = each_segment(*REFERENCES[name])(Elements(ids, size), data.astype(float))
         assert_close(got, want, 1e-5, name)
 
 
@@ -726,18 +726,14 @@ def test_many_narrow_rows(rng, size, width, lanes, dtype, implementation) -> Non
     ids[700:720] = rng.choice([-1, size], 20)
     ids = np.sort(ids)
     data = rng.normal(size=(count, width)).astype(np.float32)
-    for name, reduce, empty in (
-        ("sum", lambda x: x.sum(0), 0.0),
-        ("mean", lambda x: x.mean(0), 0.0),
-        ("max", lambda x: x.max(0), -np.inf),
-    ):
+    for name in OF_MANY:
         schedule = schedules.Schedule("walk", lanes, 64, 5)
         with setting(implementation, dtype), schedules.use(schedule):
             op = functools.partial(ours(name), indices_are_sorted=True)
             typed_data = jnp.asarray(data, dtype)
             got = op(typed_data, ids.astype(np.int32), size)
         exact = np.asarray(typed_data).astype(float)
-        want = each_segment(reduce, empty)(Elements(ids, size), exact)
+        want = each_segment(*REFERENCES[name])(Elements(ids, size), exact)
         tolerance = {"float32": 1e-5, "bfloat16": 1e-2, "float64": 1e-12}[dtype]
         assert_close(np.asarray(got).astype(float), want, tolerance, name)
 

@@ -112,16 +112,16 @@ ffi::Error segment_reduce(typename Backend::Context context, ffi::AnyBuffer in,
                                 num_weights};
   ffi::Error error = operands.check(attributes.weighted);
   if (error.failure()) return error;
-  if (attributes.reduce < 0 || attributes.reduce > static_cast<int64_t>(Reduce::kLogSumExp)) {
+  if (attributes.reduce < 0 || attributes.reduce >= static_cast<int64_t>(Reduce::kCount)) {
     return invalid("there is no such reduction");
   }
   const Reduce reduce = static_cast<Reduce>(attributes.reduce);
   const bool real = dtype != ffi::S32 && dtype != ffi::S64;
-  if (!real && (attributes.weighted || reduce == Reduce::kMean || reduce == Reduce::kLogSumExp)) {
-    return invalid("integers have no weights, mean or logsumexp");
+  if (!real && (attributes.weighted || !takes_integers(reduce))) {
+    return invalid("integers have no weights, nor this reduction");
   }
-  if (attributes.weighted && (reduce == Reduce::kProd || reduce == Reduce::kLogSumExp)) {
-    return invalid("products and logsumexp have no weights");
+  if (attributes.weighted && !takes_weights(reduce)) {
+    return invalid("this reduction has no weights");
   }
   const EpilogueOperands epilogue = {in,
                                      self_scale,

@@ -17,7 +17,18 @@ struct Csr {
   const Index* end = nullptr;  // one number, from which on entries are padding; null: not told
 };
 
-enum class Reduce { kSum, kMean, kMax, kMin, kProd, kLogSumExp };
+// Reductions, and how many there are.
+enum class Reduce { kSum, kMean, kMax, kMin, kProd, kLogSumExp, kCount };
+
+// Handlers refuse weights, and integers, where these are false: kernels need no case for them.
+constexpr bool takes_weights(Reduce reduce) {
+  return reduce == Reduce::kSum || reduce == Reduce::kMean || reduce == Reduce::kMax ||
+         reduce == Reduce::kMin;
+}
+constexpr bool takes_integers(Reduce reduce) {
+  return reduce == Reduce::kSum || reduce == Reduce::kMax || reduce == Reduce::kMin ||
+         reduce == Reduce::kProd;
+}
 
 // Features of a row: `heads` groups of width / heads each; weights have one number a head.
 struct Features {

@@ -132,7 +132,7 @@ struct Fold : Messages<T, Accumulator<T>, Index> {
 
   // Branches at the ends of short narrow rows cost more than the rows themselves. Without them, the
   // results serve as the states.
-  static constexpr int kScatterTile = std::is_same_v<T, Acc> ? 16 : 0;
+  static constexpr int kScatterTile = kResultIsState<Op> && std::is_same_v<T, Acc> ? 16 : 0;
   bool prefers_scatter(int64_t entries, int64_t rows) const {
     return !op.counts() && entries < 16 * rows;
   }

@@ -16,8 +16,23 @@ constexpr Acc kLeast =
     std::numeric_limits<Acc>::has_infinity ? -std::numeric_limits<Acc>::infinity()
                                            : std::numeric_limits<Acc>::lowest();
 
+// Whether memory may hold results in the place of states, as the walk over short rows and
+// segment_scatter.h have it: enter(leave(state, n)) == state where the operation does not count. A
+// new operation, and one that derives from another, is safe without it and slower; declare it by a
+// specialization. A sum of squares cannot: it would square its result.
+template <class Op>
+constexpr bool kResultIsState = false;
+
 // An operation on numbers or vectors: messages enter, are joined, and leave as a result. Integers
-// wrap around: this is compiled with -fwrapv.
+// wrap around: this is compiled with -fwrapv. Members of an operation:
+//   kMaxTile: the width of the widest tile
+//   kWeighted: whether messages may have weights, which are multiplied with features before they
+//     enter
+//   kIdentity: the state of an empty row; join(kIdentity, state) == state
+//   enter(message): the state of one message
+//   join(a, b): the state of both, in any grouping
+//   leave(state, entries): the result of a row of so many entries
+//   counts(): whether `leave` depends on the number of entries; needed with kResultIsState
 template <typename Acc>
 struct Sum {
   static constexpr int kMaxTile = kWidestTile<Acc>;
@@ -39,6 +54,8 @@ struct Sum {
   }
   bool counts() const { return mean; }
 };
+template <typename Acc>
+constexpr bool kResultIsState<Sum<Acc>> = true;
 
 template <typename Acc>
 struct Product {
@@ -60,6 +77,8 @@ struct Product {
   }
   bool counts() const { return false; }
 };
+template <typename Acc>
+constexpr bool kResultIsState<Product<Acc>> = true;
 
 // The minimum is the maximum of what has all signs, or all bits of integers, flipped.
 template <typename Acc>
@@ -86,6 +105,8 @@ struct Maximum {
   }
   bool counts() const { return false; }
 };
+template <typename Acc>
+constexpr bool kResultIsState<Maximum<Acc>> = true;
 
 // Calls body(operation) for each reduction that is one operation: all but logsumexp.
 template <typename Acc, typename Body>
@@ -102,6 +123,7 @@ void with_operation(Reduce reduce, const Body& body) {
     case Reduce::kProd:
       return body(Product<Acc>{});
     case Reduce::kLogSumExp:
+    case Reduce::kCount:
       return;
   }
 }

@@ -12,9 +12,9 @@ namespace jax_gnn::cpu {
 
 // out[r, :] = reduce over the entries e of row r of weight[e, head] * in[cols[e], :].
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
-// are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
-// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp; products and logsumexp
-// no weights; only sums and means of floating-point numbers have an epilogue.
+// are what the reduction makes of nothing, as in jax.ops. Accumulates in Acc. Weights only where
+// takes_weights(reduce), integers, which have none, only where takes_integers(reduce); only sums
+// and means of floating-point numbers have an epilogue.
 template <typename T, typename Acc, typename Index>
 void segment_reduce(const ParallelFor& parallel_for, const Csr<Index>& csr, Reduce reduce,
                     const T* in, const Acc* weight, Features features,

@@ -15,6 +15,7 @@ namespace {
 // is reduced in the order of the entries, for any number of tasks.
 template <typename Op, typename T, typename Index>
 struct Scatter {
+  static_assert(kResultIsState<Op>);
   static constexpr int64_t kMaxEntries = 1024, kBytes = 1 << 16, kAhead = 16;
   const Index* ids;
   int64_t count, num_rows;

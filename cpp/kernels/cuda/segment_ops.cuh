@@ -3,6 +3,9 @@
 // `combine`, the earlier one first, and a row's result leaves by `finish`, as
 // Results. Their tails take kRoom times a workspace of their width. Needs nothing but the numbers;
 // empty rows and NaN come out as jax.ops has them.
+//
+// kZeroIsNeutral: what `from` makes of zeros changes no run, so that padding is read as zeros.
+// kCounts: the last part is the number of entries; needs is_linear.
 #pragma once
 
 #include <limits>
@@ -12,6 +15,12 @@
 
 namespace jax_gnn::cuda {
 namespace {
+
+// Whether runs are sums of features, so that kernels may add features to them in the place of
+// `from` and `combine`. Only what is declared here is: an operator that derives from a sum and has
+// another `from`, such as a sum of squares, is not.
+template <class Op>
+constexpr bool is_linear = false;
 
 template <typename Acc, int kVec_>
 struct SumOp {
@@ -33,6 +42,8 @@ struct SumOp {
     for (int i = 0; i < kVec; ++i) x[i] = run[i];
   }
 };
+template <typename Acc, int kVec>
+constexpr bool is_linear<SumOp<Acc, kVec>> = true;
 
 template <typename Acc>
 constexpr Acc kEpsilon = std::numeric_limits<Acc>::epsilon();
@@ -63,6 +74,8 @@ struct MeanOp {
     for (int i = 0; i < kVec; ++i) x[i] = fma(run[i], high, run[i] * low);
   }
 };
+template <typename Acc, int kVec>
+constexpr bool is_linear<MeanOp<Acc, kVec>> = true;
 
 // NaN wins, as in jax.ops.
 template <bool kMax, typename Acc>

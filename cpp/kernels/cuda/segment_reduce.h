@@ -38,9 +38,9 @@ bool serves_with_dots(const Schedule& schedule, const Csr<int32_t>& csr, Feature
 
 // out[r, :] = reduce over the entries e of row r of weight[e, head] * in[cols[e], :].
 // in: (num_cols, width), weight: (num_weights, heads) or null, out: (num_rows, width). Empty rows
-// are what jax.ops makes of them: 0 for a sum or mean, 1 for a product, the least value for a
-// maximum. Accumulates in Acc. Integers have no weights, mean or logsumexp; only sums and means of
-// floating-point numbers have an epilogue, and only sums by the kernel kGather a halo.
+// are what the reduction makes of nothing, as in jax.ops. Accumulates in Acc. Weights only where
+// takes_weights(reduce), integers, which have none, only where takes_integers(reduce); only sums
+// and means of floating-point numbers have an epilogue, and only sums by the kernel kGather a halo.
 template <typename T, typename Acc>
 cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const Csr<int32_t>& csr,
                            Reduce reduce, const Input<T>& in, const Acc* weight, Features features,

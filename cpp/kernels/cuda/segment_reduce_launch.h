@@ -76,6 +76,8 @@ cudaError_t segment_reduce(cudaStream_t stream, const Schedule& schedule, const 
       case Reduce::kLogSumExp:
         if constexpr (!std::is_integral_v<T>) return run(LogSumExpOp<Acc, kVec>{}, NoEpilogue{});
         break;
+      case Reduce::kCount:
+        break;
     }
     return cudaErrorInvalidValue;
   };

@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     step_kernel(const __grid_constant__ Step<T, Acc> step,
                 const __grid_constant__ RowEpilogue epilogue, const __grid_constant__ Dots dots,
                 const __grid_constant__ Softmax softmax, Tails<Op, Acc> tails) {
+  static_assert(is_linear<Op> || Softmax::kAny);
   constexpr int kVec = Op::kVec, kParts = Op::kParts;
   constexpr unsigned kLanes = kTeamLanes, kEntries = kStepEntries, kThreads = kStepThreads;
   constexpr unsigned kTeams = kThreads / kLanes, kBlock = step_block(kLanes), kWindow = 2 * kBlock;

@@ -55,6 +55,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
                           const RowEpilogue& epilogue = {}) {
   using Acc = typename Message::Acc;
   using T = typename Message::T;
+  static_assert(!Op::kCounts || is_linear<Op>);
   constexpr int kVec = Op::kVec;
   constexpr bool kStages = std::is_same_v<RowEpilogue, Staged<T>>;
   const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, features.width, epilogue};
@@ -99,12 +100,13 @@ cudaError_t launch_reduce(cudaStream_t stream, const Schedule& schedule, const C
 // Sums and means of rows that are read in words of 16 bytes have a walk of their own.
 template <class Op, typename T>
 constexpr bool has_gather_walk =
-    Op::kZeroIsNeutral && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
+    is_linear<Op> && !std::is_integral_v<T> && Op::kVec * sizeof(T) == 16;
 
 template <class Op, class Rows, typename T, class RowEpilogue, class Dots = NoDots>
 cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const Csr<Index>& csr,
                           const Rows& gathered, int64_t width, const RowEpilogue& epilogue, T* out,
                           void* workspace, const Dots& dots = {}) {
+  static_assert(is_linear<Op>);
   using Acc = typename Rows::Acc;
   constexpr int kVec = Op::kVec;
   const Output<T, Op, Acc, RowEpilogue> output = {out, csr.num_rows, width, epilogue};
@@ -144,7 +146,7 @@ cudaError_t launch_gather(cudaStream_t stream, const Schedule& schedule, const C
 
 // Sums and means have a kernel for teams of no more than one step.
 template <class Op, typename T>
-constexpr bool has_step = Op::kZeroIsNeutral && !std::is_integral_v<T>;
+constexpr bool has_step = is_linear<Op> && !std::is_integral_v<T>;
 
 // Whether a schedule's teams can have all entries in one step, as step_kernel has them: they are of
 // kStepLanes lanes, where dots are taken too of 8, 16 or 32.

@@ -63,7 +63,7 @@ def logsumexp_jvp(bind: Bind, primals: PyTree, tangents: PyTree) -> tuple[Array,
 
 
 def not_padding(matrix: SparseMatrix) -> Array:
-    """Return ``(entries,)``: whether each row of a segment reduction's input has a segment."""
+    """Return ``(rows of x,)``: whether each row of a segment reduction's input has a segment."""
     result: Array = in_range(matrix.by_col.cols, matrix.by_row.num_rows)
     return result
 

@@ -208,13 +208,15 @@ def _reduce_flops(operands: Messages, **attributes: object) -> int:
 
 
 def _reduce_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
-    rules = {
+    rules: dict[str, Callable[[Bind, Messages, Messages], tuple[Array, Array | None]]] = {
+        "sum": _sum_jvp,
+        "mean": _sum_jvp,
         "max": derivatives.extremum_jvp,
         "min": derivatives.extremum_jvp,
         "prod": derivatives.prod_jvp,
         "logsumexp": derivatives.logsumexp_jvp,
     }
-    return rules.get(bind.attributes["reduce"], _sum_jvp)(bind, primals, tangents)
+    return rules[bind.attributes["reduce"]](bind, primals, tangents)
 
 
 def _sum_jvp(bind: Bind, primals: Messages, tangents: Messages) -> tuple[Array, Array | None]:
