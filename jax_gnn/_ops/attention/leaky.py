@@ -128,7 +128,6 @@ def _sum(
 
 
 def _scores_call(platform: str, operands: Keys, *, heads: int, slope: float) -> Call | None:
-    del platform
     row_key, col_key, vector, matrix = operands
     indices = csr_operands(matrix.by_row, col_key.shape[0])
     if indices is None:
@@ -230,7 +229,6 @@ def _sum_batch(bind: Bind, operands: LeakySum, batched: LeakySum, size: int) -> 
 
 
 def _flops(operands: Keys | LeakySum, **attributes: object) -> int:
-    del attributes
     return 4 * operands.matrix.by_row.count * row_width(operands[0])
 
 

@@ -100,7 +100,6 @@ class Residuals(NamedTuple):
 
 
 def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: Any) -> list[Any]:
-    del attributes
     x, (by_row, _) = operands.value, operands.matrix
     acc = accumulator_dtype(x.dtype)
     return [
@@ -113,7 +112,6 @@ def _results(operands: Attended, *, heads: int, keeps_raw: bool, **attributes: A
 def _tangent_shapes(
     residuals: Residuals, tangents: Tangents, **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
-    del tangents, attributes
     y, stats = residuals.y, residuals.stats
     return [
         jax.ShapeDtypeStruct(y.shape, y.dtype),
@@ -125,7 +123,6 @@ def _gradient_shapes(
     residuals: Residuals, *, heads: int, with_row: bool = False, **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of ``attention_vjp``'s results; absent gradients have no rows."""
-    del attributes
     shapes = residuals.scores.shapes(residuals.value, residuals.matrix, heads)
     shapes = shapes._replace(value=like_first(residuals), **{"score" if with_row else "row": None})
     absent = jax.ShapeDtypeStruct((0, heads), accumulator_dtype(residuals.value.dtype))
@@ -519,7 +516,6 @@ def _vjp_sharding(residuals: Residuals, results: Sequence[Array], **attributes: 
 
 
 def _flops(operands: Any, **attributes: object) -> int:
-    del attributes
     width, scores = row_width(operands.value), operands.scores
     score_flops = 0 if scores.keys == 0 else row_width(scores.row) if scores.keys else width
     return int(2 * operands.matrix.by_row.count * (width + score_flops))

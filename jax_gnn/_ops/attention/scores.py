@@ -88,14 +88,12 @@ class Scores:
         self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
         """Return a kernel's gradients, without ``row``, from the cotangent of raw scores."""
-        del value, matrix, options
         return Tangents(score=ct)
 
     def finish(
         self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
         """Return the gradients of all fields, from those of a kernel."""
-        del value, matrix, options
         return grads
 
     def shapes(self, value: Shaped, matrix: SparseMatrix, heads: int) -> Tangents:
@@ -114,14 +112,12 @@ class Scores:
 
     def has_one_pass(self, value: Shaped, heads: int) -> bool:
         """Return whether CUDA computes the gradients by column in one pass over the entries."""
-        del value, heads
         return False
 
     def has_kernel(
         self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
     ) -> bool:
         """Return whether a platform has attention with such scores, or its gradients by column."""
-        del for_vjp
         return platform == "cuda" and self.has_one_pass(value, heads)
 
 
@@ -136,7 +132,6 @@ class _NumberScores(Scores):
     def has_kernel(
         self, platform: str, value: Shaped, heads: int, *, for_vjp: bool = False
     ) -> bool:
-        del platform, heads, for_vjp
         return concrete_width(row_width(value)) != 0
 
 
@@ -155,12 +150,10 @@ class EntryScores(_NumberScores):
     tangent_fields: ClassVar = {"score": "score"}
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        del value, matrix, options
         result: Array = self.score
         return result
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del value, heads, raw
         return {"entry": self.score}
 
 
@@ -182,27 +175,23 @@ class AdditiveScores(_NumberScores):
     is_leaky = True
 
     def raw(self, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]) -> Array:
-        del value
         at_row, at_col = end_matrices(matrix)
         return gather(self.row, at_row) + gather(self.col, at_col)
 
     def gradients(
         self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
-        del value
         return Tangents(col=total(ct, end_matrices(matrix)[1]), score=ct)
 
     def finish(
         self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
-        del value
         if grads.row is not None:
             return grads
         row = total(grads.score, end_matrices(matrix)[0])
         return grads._replace(row=row)
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del value, heads, raw
         return {"row": self.row, "col": self.col}
 
 
@@ -292,7 +281,6 @@ class DotScores(_KeyScores):
         return result
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del heads, raw
         scale = Operand.of(jnp.ravel, self.scale)
         return {"row": self.row, "col": self.key(value), "factor": scale}
 
@@ -332,7 +320,6 @@ class GATv2Scores(_KeyScores):
         return result
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
-        del heads, raw
         vector = Operand.of(jnp.ravel, self.vector)
         return {"row": self.row, "col": self.key(value), "factor": vector}
 
@@ -377,7 +364,6 @@ class TypedScores(Scores):
     def gradients(
         self, ct: Array, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
-        del value
         to_dots = total(ct, end_matrices(matrix)[1])
         by_type = segments(self.col_types, len(self.of_value)).T
         to_value = segment_reduce(
@@ -388,7 +374,6 @@ class TypedScores(Scores):
     def finish(
         self, grads: Tangents, value: Array, matrix: SparseMatrix, **options: Unpack[ScoreOptions]
     ) -> Tangents:
-        del matrix
         by_type = segments(self.col_types, len(self.of_value))
         of_value = segment_reduce(value, grads.col, by_type, reduce="sum", heads=options["heads"])
         return grads._replace(col=None, vector=of_value)

@@ -306,7 +306,6 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
 
 def _sharding(operands: Aggregation, results: object, **attributes: object) -> Sharding:
     """Split features, and blocks without common nodes: neither needs a collective."""
-    del results, attributes
     # Names of axes: b blocks, n nodes and m hyperedges of a block, e and d entries of both stages.
     stages = {"e": operands.to_hyperedges, "d": operands.to_nodes}
     nodes, blocks = operands.x.shape[0], operands.to_nodes.by_row.blocks
@@ -356,7 +355,6 @@ def _composition(
     platform: str, implementation: str | None, operands: Aggregation, relu: bool = False
 ) -> Callable[..., Array] | None:
     """Return the aggregation with all axes of the features joined, as kernels take them."""
-    del platform
     if len(operands.x.shape) == 2:
         return None
 
@@ -426,7 +424,6 @@ def _num_blocks(slots: EdgeSplit | None, teams: int, rounds: int) -> int:
 
 
 def _flops(operands: Aggregation, **attributes: object) -> int:
-    del attributes
     stages = operands.to_hyperedges.by_row, operands.to_nodes.by_row
     return row_width(operands.x) * sum(stage.count + stage.num_rows for stage in stages)
 

@@ -41,7 +41,6 @@ def _from_rule(
         width: Number of features.
         itemsize: Bytes of a feature.
     """
-    del op
     # The second stage reads the first one's sums, which are in the accumulator type.
     to_hyperedges = stage_features(incidences, hyperedges, width, itemsize)
     to_nodes = stage_features(incidences, nodes, width, max(itemsize, 4))

@@ -43,14 +43,12 @@ class Relations(NamedTuple):
 
 
 def _result(operands: Relations, *, transposed: bool, **attributes: object) -> jax.ShapeDtypeStruct:
-    del attributes
     shape = operands.matrix.nodes.by_row.num_rows, operands.rhs.shape[1 if transposed else 2]
     return jax.ShapeDtypeStruct(shape, operands.x.dtype)
 
 
 def _flops(operands: Relations, *, transposed: bool, **attributes: object) -> int:
     """Return the flops of the method with the fewest products, without those of sums."""
-    del attributes
     counts = xla.counts(operands.x, operands.rhs, operands.matrix, transposed=transposed)
     rows = [pairs for pairs in (counts.source_pairs, counts.destination_pairs) if pairs]
     return int(2 * min([counts.edges, *rows]) * counts.k * counts.n)

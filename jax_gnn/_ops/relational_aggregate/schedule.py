@@ -219,7 +219,6 @@ def expected_of_gradients(c: Counts) -> dict[tuple[Method, Method], float]:
 
 
 def _from_rule(op: str, **counts: int) -> RelationalSchedule:
-    del op
     return RelationalSchedule(_fastest(_times_before_gradients(Counts(**counts))))
 
 

@@ -153,7 +153,6 @@ def relation_dots(
 def _projection_shapes(
     constants: Projections, linear: tuple[Array], **attributes: object
 ) -> list[jax.ShapeDtypeStruct]:
-    del attributes
     kernel, vectors, matrix = constants
     (x,) = linear
     edges, heads = matrix.types.shape[0], vectors.shape[1]

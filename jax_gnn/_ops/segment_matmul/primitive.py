@@ -604,7 +604,6 @@ def _gather_factors(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | No
 def _matmul_sharding(
     operands: Rows, results: Any, *, transposed: bool, activation: str | None, **attributes: object
 ) -> Sharding:
-    del results, attributes
     _, _, bias, residual, scale, _, _, gather, scatter = operands
     is_product = bias is None and residual is None and activation is None
     rows = "m" if scatter is None else UNSPLIT
@@ -626,7 +625,6 @@ def _matmul_sharding(
 
 
 def _outer_sharding(operands: Factors, results: Any, **attributes: object) -> Sharding:
-    del results, attributes
     _, _, scale, _, _, lhs_gather, rhs_gather = operands
     named = Factors(
         "m k" if lhs_gather is None else f"{UNSPLIT} k",
@@ -674,7 +672,6 @@ def _split(named: Rows | Factors, result: str) -> Sharding:
 def _matmul_result(
     operands: Rows, *, transposed: bool, dtype: DTypeLike, **attributes: object
 ) -> jax.ShapeDtypeStruct:
-    del attributes
     _, _, n = _shape(operands, transposed)
     return jax.ShapeDtypeStruct((_num_rows(operands.lhs, operands.gather), n), dtype)
 
@@ -682,20 +679,17 @@ def _matmul_result(
 def _outer_result(
     operands: Factors, *, num_groups: int, dtype: DTypeLike, **attributes: object
 ) -> jax.ShapeDtypeStruct:
-    del attributes
     shape = num_groups, operands.lhs.shape[1], operands.rhs.shape[1]
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _matmul_flops(operands: Rows, *, transposed: bool, **attributes: object) -> int:
-    del attributes
     _, k, n = _shape(operands, transposed)
     scaling = 0 if operands.scale is None else n
     return _num_rows(operands.lhs, operands.gather) * (2 * k * n + scaling)
 
 
 def _outer_flops(operands: Factors, **attributes: object) -> int:
-    del attributes
     k, n = operands.lhs.shape[1], operands.rhs.shape[1]
     scaling = 0 if operands.scale is None else k
     result: int = _num_rows(operands.lhs, operands.lhs_gather, operands.rhs_gather) * (

@@ -90,7 +90,6 @@ def _possible(
 
     Arguments: as in `_from_rule`.
     """
-    del call
     row_bytes, num_sizes = k * itemsize, groups if sizes is None else sizes
     fits_dtype = op == "segment_matmul" and itemsize <= 4 and not widens
     fits_dtype = fits_dtype and not (exact and itemsize == 4)

@@ -183,7 +183,6 @@ def _reduce_prefers_xla(
     platform: str, operands: Messages, *, reduce: str, heads: int, relu: bool = False
 ) -> bool:
     """Prefer XLA on a CPU for unsorted ids, small arrays, and rows of few entries."""
-    del heads, relu
     x, weight, matrix = operands.message
     csr, count, width = matrix.by_row, x.shape[0], row_width(x)
     if platform != "cpu" or weight is not None or reduce == "logsumexp":
@@ -200,7 +199,6 @@ def _reduce_prefers_xla(
 
 
 def _reduce_flops(operands: Messages, **attributes: object) -> int:
-    del attributes
     csr, self_scale = operands.matrix.by_row, operands.self_scale
     per_entry = 1 if operands.weight is None else 2
     per_row = sum(operand is not None for operand in (self_scale, *operands.epilogue))
@@ -562,7 +560,6 @@ class Dots(NamedTuple):
 
 
 def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
-    del platform
     a, b, matrix = operands
     index = csr_operands(matrix.by_row, b.shape[0])
     if index is None:

@@ -93,7 +93,6 @@ def _from_rule(
         ordered: Whether weights are in another order than entries.
         weights: Number of weights, of all heads; None where there are none.
     """
-    del weights
     lanes = covering_lanes(width, itemsize)
     if op == "softmax":  # its kernel deals out features in one way
         return Schedule("walk", lanes, 256, 396)
@@ -154,7 +153,6 @@ def _possible(
     **call: object,
 ) -> Schedule:
     """Return the schedule, or that of the walk where its kernel cannot do the call."""
-    del call
     both_gradients = op == "segment_reduce_vjp"
     kernel, lanes, threads, _ = schedule
     depth = width if depth is None else depth

@@ -56,7 +56,6 @@ class SelectedDots(NamedTuple):
 def _select_call(
     platform: str, operands: Selection, *, weight_on_row: bool, heads: int
 ) -> Call | None:
-    del platform
     row_key, col_key, value, weight, factor, matrix = operands
     csr = matrix.by_row
     index = csr_operands(csr, col_key.shape[0])
@@ -78,7 +77,6 @@ def _select_call(
 def _sddmm_select_call(
     platform: str, operands: SelectedDots, *, weight_on_row: bool, heads: int
 ) -> Call | None:
-    del platform
     a, b, row_key, col_key, weight, matrix = operands
     index = csr_operands(matrix.by_row, b.shape[0])
     if index is None:
@@ -135,7 +133,6 @@ def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> 
 
 
 def _flops(operands: Selection | SelectedDots, **attributes: object) -> int:
-    del attributes
     return 2 * operands.matrix.by_row.count * row_width(operands.col_key)
 
 

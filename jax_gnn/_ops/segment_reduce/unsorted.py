@@ -41,7 +41,6 @@ class Rows(NamedTuple):
 
 
 def _call(platform: str, operands: Rows, **attributes: Attribute) -> Call | None:
-    del platform
     x, ids = operands
     size = attributes.get("num_rows", x.shape[0])
     is_scatter = "reduce" in attributes
@@ -71,7 +70,6 @@ def _define(
 
 
 def _scatter_result(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeDtypeStruct:
-    del reduce
     return jax.ShapeDtypeStruct((num_rows, *operands.x.shape[1:]), operands.x.dtype)
 
 
@@ -100,7 +98,6 @@ def composition(
     relu: bool = False,
 ) -> Callable[..., Array] | None:
     """Return ``segment_reduce`` by one of these ops where that is faster."""
-    del heads
     x, weight, matrix, *epilogue = operands
     plain = weight is None and not relu and all(operand is None for operand in epilogue)
     if platform != "cpu" or not plain or x.dtype not in DTYPES or not _sizes_known(x, matrix):
@@ -126,13 +123,11 @@ def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
 
 
 def _as_gather(x: Array, matrix: SparseMatrix, **operands: object) -> Array:
-    del operands
     result: Array = gather_rows(x, matrix.by_row.cols)
     return result
 
 
 def _as_scatter(reduce: str, x: Array, matrix: SparseMatrix, **operands: object) -> Array:
-    del operands
     assert matrix.unsorted is not None  # `composition` has checked it
     ids, num_rows = matrix.unsorted.rows, matrix.by_row.num_rows
     result: Array = segment_scatter(x, ids, num_rows=num_rows, reduce=reduce)

@@ -44,7 +44,6 @@ class Tangents(NamedTuple):
 
 def _call(platform: str, operands: Scores | Tangents) -> Call | None:
     """Return the custom call of the softmax or of its tangent."""
-    del platform
     *arrays, matrix = operands
     csr = matrix.by_row
     index = csr_operands(csr, csr.count)
