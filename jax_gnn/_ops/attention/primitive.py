@@ -43,6 +43,7 @@ from jax_gnn._ops.attention.schedule import blocks_in_step, choose_sum, holds_wh
 from jax_gnn._ops.attention.scores import (
     AdditiveScores,
     DotScores,
+    Entries,
     EntryScores,
     GATv2Scores,
     Scores,
@@ -151,7 +152,7 @@ def _composed(
     keeps_raw: bool,
     **options: Any,
 ) -> list[Array]:
-    raw = scores.raw(value, matrix, **options)
+    raw = scores.raw(Entries(value, matrix, **options))
     slope = options.pop("slope")
     if isinstance(scores, EntryScores):
         results = xla.attention(value, raw, entry_scale, matrix, **options)
@@ -173,7 +174,7 @@ def _raw_function(
 
     def raw(arrays: dict[str, Array]) -> Array:
         fields = {names[name]: array for name, array in arrays.items() if name != "value"}
-        return replace(scores, **fields).raw(arrays.get("value", value), matrix, **options)
+        return replace(scores, **fields).raw(Entries(arrays.get("value", value), matrix, **options))
 
     arrays = {"value": value} | {name: getattr(scores, field) for name, field in names.items()}
     return raw, {name: x for name, x in arrays.items() if getattr(tangents, name) is not None}
@@ -211,18 +212,18 @@ def _raw_gradients(
 @composition
 def _composed_vjp(*, with_row: bool, heads: int, slope: float, **operands: Any) -> list[Array]:
     residuals = Residuals(**operands)
-    value, scores, matrix = residuals.value, residuals.scores, residuals.matrix
-    options: Any = {"heads": heads, "slope": slope}
+    scores, options = residuals.scores, dict[str, Any](heads=heads, slope=slope)
+    entries = Entries(residuals.value, residuals.matrix, heads, slope)
     if with_row:
         grads = gradients(*residuals, **options)
-        row = scores.finish(grads, value, matrix, **options).row
+        row = scores.finish(grads, entries).row
         return [*grads._replace(row=row, score=grads.score[:0])]
     if isinstance(scores, EntryScores):
         to_value, to_raw = xla.attention_vjp(residuals, heads=heads)
     else:
-        raw = residuals.raw if scores.is_kept else scores.raw(value, matrix, **options)
+        raw = residuals.raw if scores.is_kept else scores.raw(entries)
         to_value, to_raw = _raw_gradients(residuals, raw, **options)
-    grads = scores.gradients(to_raw, value, matrix, **options)
+    grads = scores.gradients(to_raw, entries)
     grads = grads._replace(value=to_value if grads.value is None else to_value + grads.value)
     shapes = _gradient_shapes(residuals, heads=heads, with_row=False)
     return [
@@ -379,7 +380,7 @@ def _transpose(
     if not to_scale and (scores.keys == 0 or scores.has_one_pass(value, options["heads"])):
         with_row = tangents.row is not None and tangents.score is None
         grads = gradients(*residuals, with_row=with_row, **options)
-        return scores.finish(grads, value, matrix, **options)
+        return scores.finish(grads, Entries(value, matrix, options["heads"], options["slope"]))
     # No kernel has these gradients: transpose the computation of the raw scores.
     tangents = tangents._replace(value=value)
     function, arrays = _raw_function(residuals, tangents, **options)
@@ -571,7 +572,7 @@ def weights(
 ) -> Array:
     """Return the weights of values in ``attention``, ``(entries, heads)``; 0 for padding."""
     with use_implementation(implementation):
-        raw = scores.raw(value, matrix, heads=heads, slope=slope)
+        raw = scores.raw(Entries(value, matrix, heads, slope))
         score = _entry_scores(scores, raw, slope).score
         return xla.weights(score, entry_scale, stats, matrix)
 

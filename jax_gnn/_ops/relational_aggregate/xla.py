@@ -18,7 +18,7 @@ from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops import composition
 from jax_gnn._ops.relational_aggregate.schedule import Counts, Method, chosen
 from jax_gnn._ops.segment_matmul.primitive import grouped_outer, grouped_product
-from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, total
+from jax_gnn._ops.segment_reduce.primitive import sddmm, total, weighted_sum
 
 P = TypeVar("P")
 
@@ -96,8 +96,7 @@ def _weighted_sum(x: Array, weight: Array | None, matrix: SparseMatrix) -> Array
         matrix = SparseMatrix(by_row, by_col)
     else:
         weight = as_column(weight)
-    sums: Array = segment_reduce(x, weight, matrix, reduce="sum", heads=1)
-    return sums
+    return weighted_sum(x, weight, matrix)
 
 
 # --- Gradients -----------------------------------------------------------------------------------

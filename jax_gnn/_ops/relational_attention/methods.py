@@ -42,7 +42,7 @@ from jax_gnn._ops.relational_attention.schedule import (
     scores_by_edge_pay,
 )
 from jax_gnn._ops.relational_attention.weights import HGTWeights, RelationMaps, RGATWeights
-from jax_gnn._ops.segment_reduce.primitive import gather, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import gather, weighted_sum
 from jax_gnn._ops.segment_softmax.primitive import segment_softmax
 from jax_gnn.relational import Part, RelationalGraph
 
@@ -246,8 +246,7 @@ def attend_rgat(
     # Softmaxes within relations are those of the pairs: their sums are added without weights.
     share = None if scores.within_relations else shares(stats, pairs.node_segments)
     share_heads = 1 if share is None else heads
-    y: Array = segment_reduce(z, share, pairs.node_segments, reduce="sum", heads=share_heads)
-    return y
+    return weighted_sum(z, share, pairs.node_segments, share_heads)
 
 
 def _rgat_by_source(
@@ -283,8 +282,7 @@ def _rgat_by_source(
     rows = existing(edges.matrix.to_pairs).by_row
     weight = segment_softmax(score, segments(rows.rows, rows.num_rows))
     weight = weight if scale is None else weight * scale
-    y: Array = segment_reduce(value, weight, from_pairs, reduce="sum", heads=heads)
-    return y
+    return weighted_sum(value, weight, from_pairs, heads)
 
 
 # --- HGT -----------------------------------------------------------------------------------------

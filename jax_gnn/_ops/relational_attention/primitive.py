@@ -22,7 +22,7 @@ from jax_gnn._core.linear import Linear
 from jax_gnn._core.relations import Pairs, RelationalMatrix
 from jax_gnn._ops.relational_aggregate.xla import existing
 from jax_gnn._ops.segment_matmul.primitive import grouped_product
-from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce
+from jax_gnn._ops.segment_reduce.primitive import sddmm, segment_reduce, weighted_sum
 
 
 class Projections(NamedTuple):
@@ -176,7 +176,7 @@ def _projection_transpose(
         # A sum by destination over edges, which read vectors: these are few and stay in cache.
         heads, rows = to_dots.shape[1], vectors.reshape(len(vectors), -1)
         by_type = typed_matrix(matrix, len(vectors))
-        sums: Array = segment_reduce(rows, to_dots, by_type, heads=heads, reduce="sum")
+        sums = weighted_sum(rows, to_dots, by_type, heads)
         gradient = jnp.sum(sums.reshape(len(sums), heads, sums.shape[1] // heads), 1)
     if to_value is not None:
         pairs = existing(matrix.pair_src)

@@ -497,12 +497,22 @@ halo_gradient = Linear(
 )
 
 
+def weighted_sum(
+    x: Array,
+    weight: Array | None,
+    matrix: SparseMatrix,
+    heads: int = 1,
+    implementation: str | None = None,
+) -> Array:
+    """Return the sums of rows of x times ``weight``, ``(entries, heads)``; None is 1."""
+    options: Any = {"heads": heads, "implementation": implementation}
+    sums: Array = segment_reduce(x, weight, matrix, reduce="sum", **options)
+    return sums
+
+
 def total(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
     """Return the sums of rows of x."""
-    result: Array = segment_reduce(
-        x, None, matrix, reduce="sum", heads=1, implementation=implementation
-    )
-    return result
+    return weighted_sum(x, None, matrix, implementation=implementation)
 
 
 def gather(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
@@ -569,9 +579,8 @@ def _sddmm_call(platform: str, operands: Dots, *, heads: int) -> Call | None:
 
 
 def _sddmm_transpose_a(bind: Bind, ct: Array, operands: Dots) -> Array:
-    options = {"implementation": bind.implementation, **bind.attributes}
-    result: Array = segment_reduce(operands.b, ct, operands.matrix, reduce="sum", **options)
-    return result
+    heads = bind.attributes["heads"]
+    return weighted_sum(operands.b, ct, operands.matrix, heads, bind.implementation)
 
 
 def _sddmm_transpose_b(bind: Bind, ct: Array, operands: Dots) -> Array:
@@ -679,10 +688,8 @@ def _both_gradients(
     ]
 
 
-def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Attribute) -> Array:
-    heads = weight.shape[1]
-    result: Array = segment_reduce(ct, weight, matrix.T, reduce="sum", heads=heads, **options)
-    return result
+def _gradient_to_x(weight: Array, ct: Array, matrix: SparseMatrix, **options: Any) -> Array:
+    return weighted_sum(ct, weight, matrix.T, weight.shape[1], **options)
 
 
 def _gradient_to_weight(
@@ -710,13 +717,12 @@ def _both_gradients_jvp(
 def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cotangents) -> Array:
     x, weight, _, matrix = operands
     to_x, to_weight = cts
-    attributes = {"reduce": "sum", "heads": weight.shape[1], "implementation": bind.implementation}
+    heads, implementation = weight.shape[1], bind.implementation
     if to_x is None:
-        result: Array = segment_reduce(x, to_weight, matrix, **attributes)
-        return result
+        return weighted_sum(x, to_weight, matrix, heads, implementation)
     if to_weight is None:
-        result = segment_reduce(to_x, weight, matrix, **attributes)
-        return result
+        return weighted_sum(to_x, weight, matrix, heads, implementation)
+    attributes = {"reduce": "sum", "heads": heads, "implementation": implementation}
     return segment_reduce_jvp((x, weight, matrix), (to_x, to_weight), **attributes)[0]
 
 
