@@ -378,20 +378,16 @@ def _join(graphs: Sequence[Graph], num_inputs: np.ndarray) -> Graph:
         return ids.astype(dtype, copy=False)
 
     num_edges = np.full(1, counts.sum(), dtype)
-    graph = Graph(
-        indptr=np.concatenate([shifted("indptr", counts, dst), num_edges]),  # type: ignore[arg-type]
-        rows=shifted("rows", dst, counts),
-        cols=shifted("cols", src, counts),
-        t_indptr=np.concatenate([shifted("t_indptr", counts, src), num_edges]),  # type: ignore[arg-type]
-        t_rows=shifted("t_rows", src, counts),
-        t_cols=shifted("t_cols", dst, counts),
-        t_order=shifted("t_order", counts, counts),
-        edge_ids=_shifted(
-            joined("edge_ids", counts), np.repeat(_starts(num_inputs), counts), dtype
-        ),
-        num_input_edges=np.array(num_inputs.sum(), dtype),  # type: ignore[arg-type]
-    )
-    return graph if graphs[0].split is None else graph.with_edge_split()
+    starts: dict[str, Any] = {"indptr": (counts, dst), "t_indptr": (counts, src)}
+    arrays: Any = {
+        name: np.concatenate([shifted(name, *starts[name]), num_edges]) for name in starts
+    }
+    ranges = {"rows": dst, "cols": src, "t_rows": src, "t_cols": dst, "t_order": counts}
+    arrays |= {name: shifted(name, sizes, counts) for name, sizes in ranges.items()}
+    input_starts = np.repeat(_starts(num_inputs), counts)
+    arrays["edge_ids"] = _shifted(joined("edge_ids", counts), input_starts, dtype)
+    arrays["num_input_edges"] = np.array(num_inputs.sum(), dtype)
+    return Graph(**arrays)._split_like(graphs[0])
 
 
 def _padded_batch(
@@ -511,7 +507,7 @@ def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndar
             edge_ids=_shifted(graph.edge_ids[edges], -input_start, dtype),
             num_input_edges=np.array(num_input_edges, dtype),  # type: ignore[arg-type]
         )
-        members.append(member if graph.split is None else member.with_edge_split())
+        members.append(member._split_like(graph))
     return members
 
 

@@ -57,6 +57,9 @@ from jax_gnn._core.triples import sort_by_source, sort_triples
 
 T = TypeVar("T")
 
+# Arrays of a graph with a number for each edge.
+EDGE_ARRAYS = "rows", "cols", "t_rows", "t_cols", "t_order", "edge_ids"
+
 
 @public
 def host_arrays() -> AbstractContextManager[None]:
@@ -524,7 +527,7 @@ class Graph:
         with on_host(True):
             graph = Graph.from_edges(src, dst, num_src=self.num_src, num_dst=num_dst)
         graph = graph._renumbered(edge_ids, self.num_input_edges)
-        return placed_like(self.rows, graph if self.split is None else graph.with_edge_split())
+        return placed_like(self.rows, graph._split_like(self))
 
     def with_edge_split(self) -> Graph:
         """Add ``split`` and ``t_split`` if they are missing, in linear time.
@@ -537,6 +540,10 @@ class Graph:
         if self.split is not None and self.t_split is not None:
             return self
         return _split(self)
+
+    def _split_like(self, graph: Graph) -> Graph:
+        """Add the slots of :meth:`with_edge_split` if another graph has them."""
+        return self if graph.split is None else self.with_edge_split()
 
     @run_on_host()
     def pad(
@@ -570,24 +577,11 @@ class Graph:
             new_src = arguments.added_size("num_src", num_src, self.num_src)
             new_dst = arguments.added_size("num_dst", num_dst, self.num_dst)
         new_edges = arguments.added_size("num_edges", num_edges, self.num_edges)
-
-        def pad(ids: Array) -> Any:
-            return pad_ids(ids, new_edges)
-
-        graph = replace(  # keeps the class: a part of a sharded graph is a subclass
-            self,
-            indptr=pad_indptr(self.indptr, new_dst),
-            rows=pad(self.rows),
-            cols=pad(self.cols),
-            t_indptr=pad_indptr(self.t_indptr, new_src),
-            t_rows=pad(self.t_rows),
-            t_cols=pad(self.t_cols),
-            t_order=pad(self.t_order),
-            edge_ids=pad(self.edge_ids),
-            split=None,
-            t_split=None,
-        )
-        return graph if self.split is None else graph.with_edge_split()
+        arrays: Any = {name: pad_ids(getattr(self, name), new_edges) for name in EDGE_ARRAYS}
+        arrays["indptr"] = pad_indptr(self.indptr, new_dst)
+        arrays["t_indptr"] = pad_indptr(self.t_indptr, new_src)
+        # `replace` keeps the class: a part of a sharded graph is a subclass.
+        return replace(self, **arrays, split=None, t_split=None)._split_like(self)
 
     def check(self, name: str = "graph") -> Graph:
         """Check dtypes and shapes of the arrays, not their values; return the graph as JAX arrays.
@@ -640,6 +634,11 @@ class Graph:
             Csr(None, self.cols, num_rows=self.num_edges),
         )
         return segments(self.rows, self.num_dst), at_src
+
+    @property
+    def _arrays(self) -> dict[str, Any]:
+        """Arrays by name, without those of subclasses."""
+        return {part.name: getattr(self, part.name) for part in fields(Graph)}
 
     # Hooks that ops call, and that `jax_gnn.insight._gates.GatedGraph` overrides: its messages have
     # factors, to which outputs are attributed.

@@ -122,21 +122,7 @@ class RelationalGraph:
 
         Its ``num_src`` is the number of pairs. Its edges by destination are those of ``nodes``.
         """
-        nodes, edges = self.nodes, self.out_of_pairs
-        if edges is None:
-            return None
-        graph = Graph(
-            indptr=nodes.indptr,
-            rows=nodes.rows,
-            cols=edges.cols,
-            t_indptr=edges.t_indptr,
-            t_rows=edges.t_rows,
-            t_cols=edges.t_cols,
-            t_order=edges.t_order,
-            edge_ids=nodes.edge_ids,
-            num_input_edges=nodes.num_input_edges,
-        )
-        return nodes._same_edges(graph)
+        return self._of_pairs(self.out_of_pairs)
 
     @property
     def to_pairs(self) -> Graph | None:
@@ -144,21 +130,14 @@ class RelationalGraph:
 
         Its ``num_dst`` is the number of pairs. Its edges by source are those of ``nodes``.
         """
-        nodes, edges = self.nodes, self.into_pairs
+        return self._of_pairs(self.into_pairs)
+
+    def _of_pairs(self, edges: OutOfPairs | IntoPairs | None) -> Graph | None:
+        """Return ``nodes`` with the arrays of a part in place of its own."""
         if edges is None:
             return None
-        graph = Graph(
-            indptr=edges.indptr,
-            rows=edges.rows,
-            cols=nodes.cols,
-            t_indptr=nodes.t_indptr,
-            t_rows=nodes.t_rows,
-            t_cols=edges.t_cols,
-            t_order=nodes.t_order,
-            edge_ids=nodes.edge_ids,
-            num_input_edges=nodes.num_input_edges,
-        )
-        return nodes._same_edges(graph)
+        arrays = self.nodes._arrays | {f.name: getattr(edges, f.name) for f in fields(edges)}
+        return self.nodes._same_edges(Graph(**arrays | {"split": None, "t_split": None}))
 
     # --- Sizes ---------------------------------------------------------------------------------
 
@@ -423,19 +402,8 @@ class RelationalGraph:
         return graph if namespace(self.nodes.rows) is np else to_device(graph)
 
     def _with_parts(self, parts: tuple[Part, ...]) -> RelationalGraph:
-        nodes = self.nodes
-        edges = SortedTriples(
-            nodes.indptr,
-            nodes.rows,
-            nodes.cols,
-            nodes.t_indptr,
-            nodes.t_rows,
-            nodes.t_cols,
-            nodes.t_order,
-            nodes.edge_ids,
-            self.edge_types,
-        )
-        graph = self
+        arrays = {name: getattr(self.nodes, name) for name in SortedTriples._fields[:-1]}
+        edges, graph = SortedTriples(**arrays, types=self.edge_types), self
         if "from_pairs" in parts and self.pair_src is None:
             pairs, out_of_pairs = source_pairs(edges, self.num_relations)
             graph = replace(graph, pair_src=pairs, out_of_pairs=out_of_pairs)

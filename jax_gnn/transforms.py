@@ -537,8 +537,7 @@ def _derived(
     with on_host(True):
         part = Graph.from_edges(src, dst, num_nodes=len(nodes))
     order = part.edge_ids
-    part = part._renumbered(edge_ids, graph.num_input_edges)
-    part = part if graph.split is None else part.with_edge_split()
+    part = part._renumbered(edge_ids, graph.num_input_edges)._split_like(graph)
     return Derived(placed_like(graph.rows, part), nodes, edges[order])
 
 

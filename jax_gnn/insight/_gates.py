@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -45,11 +45,11 @@ class GatedGraph(Graph):
     @classmethod
     def of(cls, graph: Graph, gate: Array, log: Log | None = None) -> GatedGraph:
         """Add gates to a graph."""
-        return cls(**_parts(graph), gate=gate, log=log)
+        return cls(**graph._arrays, gate=gate, log=log)
 
     def check(self, name: str = "graph") -> GatedGraph:
         """Check dtypes and shapes of the graph: see :meth:`Graph.check`."""
-        return replace(self, **_parts(self._plain.check(name)))
+        return replace(self, **self._plain.check(name)._arrays)
 
     def transpose(self) -> GatedGraph:
         """Reverse all edges, and move their gates along: see :meth:`Graph.transpose`."""
@@ -81,7 +81,7 @@ class GatedGraph(Graph):
 
     @property
     def _plain(self) -> Graph:
-        return Graph(**_parts(self))
+        return Graph(**self._arrays)
 
     def _same_edges(self, graph: Graph) -> Graph:
         return GatedGraph.of(graph, jnp.asarray(self.gate), self.log)
@@ -125,10 +125,6 @@ def gated(graph: Edged, gate: Array, log: Log | None = None) -> Edged:
     if isinstance(graph, RelationalGraph):
         return replace(graph, nodes=edges)
     return replace(graph, graph=edges)
-
-
-def _parts(graph: Graph) -> dict[str, Any]:
-    return {part.name: getattr(graph, part.name) for part in fields(Graph)}
 
 
 def compaction(keep: Array) -> tuple[Array, Array]:
@@ -185,7 +181,7 @@ def _without_graph_edges(graph: Graph, keep: Array) -> tuple[Graph, Array]:
         edge_ids=take(graph.edge_ids, source),
         num_input_edges=graph.num_input_edges,
     )
-    return (part if graph.split is None else part.with_edge_split()), source
+    return part._split_like(graph), source
 
 
 def _without_relational_edges(graph: RelationalGraph, keep: Array) -> tuple[RelationalGraph, Array]:
