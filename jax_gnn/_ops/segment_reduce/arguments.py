@@ -120,7 +120,7 @@ def as_floating(args: SegmentArgs) -> SegmentArgs:
     return args if dtype in FLOATS else args.with_data(args.data.astype(jnp.float32))
 
 
-def parse_segment_args(
+def parse(
     data: ArrayLike,
     segment_ids: ArrayLike | None,
     num_segments: int | None,
