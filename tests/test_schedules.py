@@ -31,7 +31,7 @@ from jax_gnn._ops.relational_aggregate.schedule import chosen
 from jax_gnn._ops.segment_matmul.schedule import FAMILY as MATMUL
 from jax_gnn._ops.segment_reduce.schedule import FAMILY as SEGMENT
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes
-from jax_gnn._tuning import command, hypergraph, matmul, segment
+from jax_gnn._tuning import command, matmul, segment
 from jax_gnn._tuning.measure import measure
 from jax_gnn._tuning.timing import Kernel
 from jax_gnn.schedules import HypergraphSchedule, MatmulSchedule, Schedule
@@ -1099,10 +1099,10 @@ def stages(first):
 def test_sums_of_an_aggregation_are_timed_separately():
     # The second kernel may start before the first ends: the overlap belongs to the first.
     copy = Kernel("memcpy", 0, 100)
-    assert hypergraph.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
+    assert schedule_times.stage_seconds([copy, *stages(7e3)]) == pytest.approx((7e-6, 3e-6))
     for kernels in ([copy], stages(7e3)[:1], stages(7e3) * 2):
         with pytest.raises(RuntimeError, match="two sums, the profile shows"):
-            hypergraph.stage_seconds(kernels)
+            schedule_times.stage_seconds(kernels)
 
 
 def test_measuring_hypergraphs_gives_a_row_for_each_sum(monkeypatch, capsys, tmp_path):

@@ -99,6 +99,17 @@ class Attribution:
         return self.edges[:count], np.stack([graph.cols, graph.rows], 1)[:count]
 
 
+def edge_scores(name: str, scores: Attribution | ArrayLike, num_edges: int) -> np.ndarray:
+    """Check an attribution to edges, or a number for each edge; return ``(num_edges,)``."""
+    values = scores.edges if isinstance(scores, Attribution) else scores
+    if values is None:
+        raise ValueError(f"{name} must be an attribution to edges, got one without")
+    array = arguments.to_numpy(name, values)
+    if array.shape != (num_edges,):
+        raise ValueError(f"{name} must be ({num_edges=},), got shape {array.shape}")
+    return array
+
+
 def attribute(
     model: Callable[..., Any],
     graph: Container,

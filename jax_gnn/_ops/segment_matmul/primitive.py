@@ -110,10 +110,11 @@ def _call(
     operands: Rows | Factors,
     rows: int,
     shape: tuple[int, int, int],
+    ids: Sequence[tuple[Operand | None, int]],
+    terms: Sequence[Operand] = (),
+    *,
     precision: jax.lax.Precision,
     dtype: DTypeLike,
-    terms: Sequence[Operand],
-    ids: Sequence[tuple[Operand | None, int]],
     **attributes: Any,
 ) -> Call | None:
     """Return the call of a kernel, or None if there is none.
@@ -124,10 +125,10 @@ def _call(
         operands: operands of the op.
         rows: number of rows of the product.
         shape: (groups, k, n) of the weights.
+        ids: ids of rows, and the number of rows they index; sizes stand for absent ids.
+        terms: bias and residual, for the op that has them.
         precision: precision of the product.
         dtype: dtype of the result.
-        terms: bias and residual, for the op that has them.
-        ids: ids of rows, and the number of rows they index; sizes stand for absent ids.
         attributes: attributes of the handler.
     """
     lhs, sizes, scale = operands.lhs, operands.sizes, operands.scale
@@ -179,26 +180,25 @@ def _matmul_call(
     operands: Rows,
     *,
     transposed: bool,
-    precision: jax.lax.Precision,
     activation: str | None,
-    dtype: DTypeLike,
+    **options: Any,
 ) -> Call | None:
     lhs, gather, scatter = operands.lhs, operands.gather, operands.scatter
     rows = _num_rows(lhs, gather)
+    ids = [
+        (gather and gather.by_row.cols, lhs.shape[0]),
+        (scatter and scatter.by_col.cols, rows),
+        (scatter and scatter.by_row.cols, rows),
+    ]
     return _call(
         platform,
         "segment_matmul",
         operands,
         rows,
         _shape(operands, transposed),
-        precision,
-        dtype,
+        ids,
         [operands.bias or operands.rhs, operands.residual or operands.rhs],
-        [
-            (gather and gather.by_row.cols, lhs.shape[0]),
-            (scatter and scatter.by_col.cols, rows),
-            (scatter and scatter.by_row.cols, rows),
-        ],
+        **options,
         transposed=np.bool_(transposed),
         has_bias=np.bool_(operands.bias is not None),
         has_residual=np.bool_(operands.residual is not None),
@@ -213,24 +213,19 @@ def _outer_call(
     operands: Factors,
     *,
     num_groups: int,
-    precision: jax.lax.Precision,
     deterministic: bool,
-    dtype: DTypeLike,
+    **options: Any,
 ) -> Call | None:
     lhs, rhs, *_, lhs_gather, rhs_gather = operands
+    gathers = (lhs_gather, lhs), (rhs_gather, rhs)
     return _call(
         platform,
         "segment_outer",
         operands,
         _num_rows(lhs, lhs_gather, rhs_gather),
         (num_groups, lhs.shape[1], rhs.shape[1]),
-        precision,
-        dtype,
-        [],
-        [
-            (lhs_gather and lhs_gather.by_row.cols, lhs.shape[0]),
-            (rhs_gather and rhs_gather.by_row.cols, rhs.shape[0]),
-        ],
+        [(gather and gather.by_row.cols, x.shape[0]) for gather, x in gathers],
+        **options,
         deterministic=np.bool_(deterministic),
         left=np.bool_(lhs_gather is not None),
         right=np.bool_(rhs_gather is not None),
