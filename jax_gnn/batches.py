@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 import numpy as np
@@ -163,8 +163,7 @@ class Batch(Generic[G]):
             ValueError: there is not one array for each graph, or its rows are not the nodes.
         """
         size = self.graph_ids.shape[0]
-        rows: Array = to_device(self._joined(values, np.asarray(self.num_nodes), size))
-        return rows
+        return cast(Array, to_device(self._joined(values, np.asarray(self.num_nodes), size)))
 
     def join_edges(self, values: Sequence[ArrayLike], fill_value: ArrayLike = 0) -> Array:
         """Join values of the edges of all graphs to one array in the order of ``graph``. Host only.
@@ -206,8 +205,7 @@ class Batch(Generic[G]):
         padding = 0 if capacity is None else capacity - int(sizes[:count].sum())
         dtype = arrays[0].dtype if arrays else np.dtype(np.float32)
         arrays.append(np.zeros((padding, *features), dtype))
-        rows: np.ndarray = arguments.as_numbers("values", np.concatenate(arrays), np)
-        return rows
+        return cast(np.ndarray, arguments.as_numbers("values", np.concatenate(arrays), np))
 
     def split_nodes(self, values: ArrayLike) -> list[np.ndarray]:
         """Split values of nodes into those of each graph, as arrays of the host.
@@ -358,8 +356,7 @@ def _shifted(ids: Any, offset: Any, dtype: DTypeLike) -> Any:
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
     """Return the start of each of several consecutive ranges."""
-    starts: np.ndarray = np.cumsum(sizes) - sizes
-    return starts
+    return cast(np.ndarray, np.cumsum(sizes) - sizes)
 
 
 def _join(graphs: Sequence[Graph], num_inputs: np.ndarray) -> Graph:
@@ -425,8 +422,7 @@ def _padded_batch(
         hyperedge_ids=None if hyperedges is None else graph_ids(hyperedges, graph.num_hyperedges),
         count=np.array(len(nodes), dtype),  # type: ignore[arg-type]
     )
-    placed_batch: Batch[Any] = to_device(host_batch)
-    return placed_batch
+    return cast(Batch[Any], to_device(host_batch))
 
 
 @public
@@ -532,8 +528,7 @@ def _sizes(graphs: Sizes) -> dict[str, np.ndarray]:
 def _size(graph: Graph | Hypergraph | RelationalGraph, name: str) -> int | None:
     if isinstance(graph, Hypergraph) and name == "num_head_incidences":
         return None if graph.head is None else graph.head.num_edges
-    size: int | None = getattr(graph, name)
-    return size
+    return cast(int | None, getattr(graph, name))
 
 
 @public

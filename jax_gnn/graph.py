@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.export
@@ -77,8 +77,7 @@ def host_arrays() -> AbstractContextManager[None]:
         >>> graph.rows, jax.device_put(graph).rows
         (array([0, 0, 1], dtype=int32), Array([0, 0, 1], dtype=int32))
     """
-    context: AbstractContextManager[None] = on_host(True)
-    return context
+    return cast(AbstractContextManager[None], on_host(True))
 
 
 @jax.tree_util.register_dataclass
@@ -237,8 +236,7 @@ class Graph:
             arguments.check_range("dst", receivers, names[1], num_dst)
         # Sorted triples without types have the fields of a graph up to edge_ids, in its order.
         count = id_count(senders, edges.indptr.dtype)
-        graph: Graph = to_device(cls(*edges[:-1], None, None, count), device)
-        return graph
+        return cast(Graph, to_device(cls(*edges[:-1], None, None, count), device))
 
     @classmethod
     def from_sorted(
@@ -288,8 +286,7 @@ class Graph:
         elif not is_traced(senders):
             order = None  # an unchecked order could index out of bounds; sorting costs no more
         build = _sorted_traced if is_traced(senders) else _sorted_on_host
-        graph: Graph = to_device(build(senders, receivers, order, num_src, num_dst), device)
-        return graph
+        return cast(Graph, to_device(build(senders, receivers, order, num_src, num_dst), device))
 
     @classmethod
     def from_scipy(cls, matrix: object) -> Graph:
@@ -594,8 +591,7 @@ class Graph:
             ValueError: an array is not one-dimensional, or lengths do not fit each other.
         """
         self.check_arrays(name)
-        graph: Graph = jax.tree.map(as_signed, self)
-        return graph
+        return cast(Graph, jax.tree.map(as_signed, self))
 
     def check_arrays(self, name: str = "graph") -> None:
         """Check dtypes and shapes as `check` does, without moving host arrays to a device."""
@@ -664,14 +660,12 @@ class Graph:
     @run_on_host("indptr")
     def in_degrees(self) -> Array:
         """Return the number of edges into each destination: ``(num_dst,)`` integers."""
-        degrees: Array = namespace(self.indptr).diff(self.indptr)
-        return degrees
+        return cast(Array, namespace(self.indptr).diff(self.indptr))
 
     @run_on_host("t_indptr")
     def out_degrees(self) -> Array:
         """Return the number of edges out of each source: ``(num_src,)`` integers."""
-        degrees: Array = namespace(self.t_indptr).diff(self.t_indptr)
-        return degrees
+        return cast(Array, namespace(self.t_indptr).diff(self.t_indptr))
 
 
 def _columns_ascend(rows: Array, cols: Array) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import jax
 import numpy as np
@@ -450,8 +450,7 @@ def _build(
         with on_host(True):  # one transfer at the end; traced arrays stay traced
             graph = Graph.from_edges(*pair, **sizes, validate=False).with_edge_split()
         graphs.append(graph)
-    placed_graphs: list[Graph] = to_device(graphs, device)
-    return placed_graphs
+    return cast(list[Graph], to_device(graphs, device))
 
 
 def _single_nodes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -622,8 +622,7 @@ class RelationalGraph:
             counts = _counts(run, self.num_edges)[run]
         valid = in_range(rows, self.num_dst)
         inverse_counts = 1 / xp.maximum(counts, 1).astype(dtype)
-        factors: Array = xp.where(valid, inverse_counts, xp.zeros((), dtype))
-        return factors
+        return cast(Array, xp.where(valid, inverse_counts, xp.zeros((), dtype)))
 
     def in_degrees(self) -> Array:
         """Return the number of edges into each (destination, relation) pair: ``(num_dst_pairs,)``.
@@ -645,8 +644,7 @@ class RelationalGraph:
         types, size = self.edge_types, self.num_relations
         valid = in_range(types, size)
         # Padding counts as a further relation, which is cut off.
-        counts: Array = _counts(namespace(types).where(valid, types, size), size + 1)[:size]
-        return counts
+        return cast(Array, _counts(namespace(types).where(valid, types, size), size + 1)[:size])
 
     def _part(self, name: Part) -> Graph:
         graph: Graph | None = getattr(self, name)

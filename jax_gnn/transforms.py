@@ -8,7 +8,7 @@ range, and for bipartite graphs.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -445,8 +445,7 @@ def laplacian_encoding(graph: Graph, k: int, *, graph_ids: ArrayLike | None = No
         top = np.argmax(magnitude >= magnitude.max(0, initial=0) - 1e-6, axis=0)
         sign = np.where(vectors[top, np.arange(len(top))] < 0, -1, 1)
         result[members, : vectors.shape[1]] = vectors * sign
-    encoding: Array = to_device(result.astype(_float_dtype()), device_of(graph.rows))
-    return encoding
+    return cast(Array, to_device(result.astype(_float_dtype()), device_of(graph.rows)))
 
 
 def _eigenvectors(block: Any, has_edges: np.ndarray, count: int) -> np.ndarray:
@@ -507,8 +506,7 @@ def random_walk_encoding(
             if scipy.sparse.issparse(power) and power.nnz > power.shape[0] * len(rows) / 50:
                 power = power.toarray()  # faster from 2 % of entries on
             result[rows, i] = power[rows, np.arange(len(rows))]
-    encoding: Array = to_device(result.astype(_float_dtype()), device_of(graph.rows))
-    return encoding
+    return cast(Array, to_device(result.astype(_float_dtype()), device_of(graph.rows)))
 
 
 # --- Shared helpers ------------------------------------------------------------------------------

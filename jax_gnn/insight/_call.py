@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -96,8 +96,7 @@ class Call(NamedTuple):
             for name, value in named.items()
         }
         argument = graph if self.batch is None else replace(self.batch, graph=graph)
-        result: Array = self.model(argument, self.x if x is None else x, **named)
-        return result
+        return cast(Array, self.model(argument, self.x if x is None else x, **named))
 
     def logits(self, output: Array) -> Array:
         """Return the explained rows of an output, ``(count, columns)``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -344,8 +344,7 @@ class _AttentionArgs(NamedTuple):
     @property
     def acc(self) -> DTypeLike:
         """Accumulator type."""
-        result: DTypeLike = accumulator_dtype(self.value.dtype)
-        return result
+        return cast(DTypeLike, accumulator_dtype(self.value.dtype))
 
     @property
     def matrix(self) -> SparseMatrix:

@@ -13,7 +13,7 @@ and q = a · r, with a kernel of its own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -175,8 +175,7 @@ def _scores_jvp(bind: Bind, primals: Keys, tangents: Keys) -> tuple[Array, Array
 
 def _scores_batch(bind: Bind, operands: Keys, batched: Keys, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        result: Array = batch_features((), bind, operands, batched, size, per_entry=True)
-        return result
+        return cast(Array, batch_features((), bind, operands, batched, size, per_entry=True))
 
     def scores(keys: Keys) -> Array:
         p, q = ((keys.vector * x.astype(keys.vector.dtype)).astype(x.dtype) for x in keys[:2])

@@ -406,8 +406,7 @@ def _vjp_transpose(bind: Bind, cts: list[Array | None], residuals: Residuals) ->
     absent = "score" if bind.attributes["with_row"] else "row"
     tangents = Tangents(*cts)._replace(**{absent: None})
     residuals = residuals._replace(ct=None, log_sum_ct=None)
-    results: list[Array] = attention_jvp(residuals, tangents, **_options(bind))
-    return results
+    return attention_jvp(residuals, tangents, **_options(bind))
 
 
 # --- Batches -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ values.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -155,8 +155,7 @@ class EntryScores(_NumberScores):
     tangent_fields: ClassVar = {"score": "score"}
 
     def raw(self, entries: Entries) -> Array:
-        score: Array = self.score
-        return score
+        return cast(Array, self.score)
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         return {"entry": self.score}
@@ -263,8 +262,7 @@ class DotScores(_KeyScores):
         )
 
     def unscaled(self, ct: Array) -> Array:
-        result: Array = ct * self.scale
-        return result
+        return cast(Array, ct * self.scale)
 
     def row_gradient(self, ct: Array, entries: Entries) -> Array:
         return weighted_sum(self.key(entries.value), ct, entries.matrix, entries.heads)
@@ -301,14 +299,12 @@ class GATv2Scores(_KeyScores):
     def raw(self, entries: Entries) -> Array:
         value, matrix, heads, slope = entries
         options: Any = {"heads": heads, "slope": slope}
-        scores: Array = leaky_scores(self.row, self.key(value), self.vector, matrix, **options)
-        return scores
+        return cast(Array, leaky_scores(self.row, self.key(value), self.vector, matrix, **options))
 
     def row_gradient(self, ct: Array, entries: Entries) -> Array:
         value, matrix, heads, slope = entries
         options: Any = {"heads": heads, "slope": slope}
-        sums: Array = leaky_sum(self.row, self.key(value), ct, self.vector, matrix, **options)
-        return sums
+        return cast(Array, leaky_sum(self.row, self.key(value), ct, self.vector, matrix, **options))
 
     def arrays(self, value: Operand, heads: int, raw: Operand | None = None) -> dict[str, Any]:
         vector = Operand.of(jnp.ravel, self.vector)

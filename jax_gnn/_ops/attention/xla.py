@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -162,8 +162,7 @@ def shares(stats: Array, matrix: SparseMatrix, shift: Array | None = None) -> Ar
     scores = scores if shift is None else scores + shift.astype(scores.dtype)
     smallest = float(jnp.finfo(stats.dtype).min) / 4  # the difference of two -inf is NaN
     scores = jnp.maximum(scores, smallest)
-    result: Array = segment_softmax(scores, matrix)
-    return result
+    return cast(Array, segment_softmax(scores, matrix))
 
 
 def logsumexp(stats: Array) -> Array:

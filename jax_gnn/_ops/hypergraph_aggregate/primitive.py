@@ -19,7 +19,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -297,8 +297,7 @@ def _disjoint_union(bind: Bind, operands: Aggregation, batched: Aggregation, siz
     )
     if self_scale is not None:
         operands = operands._replace(self_scale=jnp.broadcast_to(self_scale, operands.x.shape[:2]))
-    result: Array = disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size)
-    return result
+    return cast(Array, disjoint_union(bind, operands, jax.tree.map(lambda _: True, operands), size))
 
 
 # --- Several devices -----------------------------------------------------------------------------
@@ -344,8 +343,7 @@ def _local(bind: Bind, operands: Aggregation, pieces: Pieces) -> Array:
         matrices = operands.to_hyperedges, operands.to_nodes
         first, second = (local_blocks(matrix, pieces["b"]) for matrix in matrices)
         operands = operands._replace(to_hyperedges=first, to_nodes=second)
-    result: Array = bind(operands)
-    return result
+    return cast(Array, bind(operands))
 
 
 # --- The primitive -------------------------------------------------------------------------------
@@ -367,8 +365,7 @@ def _composition(
             bias=None if bias is None else bias.ravel(),
         )
         result = aggregate(*operands, relu=relu, implementation=implementation)
-        output: Array = result.reshape(arrays["x"].shape)
-        return output
+        return cast(Array, result.reshape(arrays["x"].shape))
 
     return joined
 

@@ -8,7 +8,7 @@ same rows by pair, in the same expression, so that XLA computes it once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax import Array
@@ -66,8 +66,7 @@ def _gradient_methods(bind: Bind, operands: Relations, x: Any, rhs: Any) -> tupl
 def _transpose_x(bind: Bind, ct: Array, operands: Relations) -> Array:
     to_x, _ = _gradient_methods(bind, operands, operands.x.aval, operands.rhs)
     transpose = Relations(ct, operands.rhs, operands.weight, operands.matrix.T)
-    result: Array = bind(transpose, transposed=not bind.attributes["transposed"], method=to_x)
-    return result
+    return cast(Array, bind(transpose, transposed=not bind.attributes["transposed"], method=to_x))
 
 
 def _transpose_rhs(bind: Bind, ct: Array, operands: Relations) -> Array:

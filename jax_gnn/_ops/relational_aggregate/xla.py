@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.export
@@ -168,8 +168,7 @@ def gradient_to_weight(
     else:
         z = _source_pair_products(ct, rhs, matrix.T, transposed=not transposed, precision=precision)
         a, b, entries = orient_by_weights(z, x, existing(matrix.to_pairs))
-    gradient: Array = sddmm(a, b, entries, heads=1)[:, 0]
-    return gradient
+    return cast(Array, sddmm(a, b, entries, heads=1)[:, 0])
 
 
 # --- Matrices ------------------------------------------------------------------------------------

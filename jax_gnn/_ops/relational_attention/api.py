@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -215,8 +215,7 @@ def _edge_weights(
         dtype: dtype of the features.
     """
     weights = jax.grad(total)(jnp.ones((graph.num_edges, heads), accumulator_dtype(dtype)))
-    result: Array = weights if scale is None else weights * scale
-    return result
+    return cast(Array, weights if scale is None else weights * scale)
 
 
 @public

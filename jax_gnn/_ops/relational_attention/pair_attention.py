@@ -205,5 +205,4 @@ def pair_attention(
         return y, tangent
 
     attend.defjvp(attend_jvp, symbolic_zeros=True)
-    result: Array = attend(*operands)
-    return result
+    return attend(*operands)

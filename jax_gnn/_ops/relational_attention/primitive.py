@@ -8,7 +8,7 @@ that of the values adds that of the dots as its epilogue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -146,8 +146,7 @@ def relation_dots(
     heads, by_type = vectors.shape[1], vectors.reshape(len(vectors), -1)
     by_node = each_head(x, by_type.shape[1])
     a, b = (by_type, by_node) if by_relation else (by_node, by_type)
-    dots: Array = sddmm(a, b, matrix, heads=heads)
-    return dots
+    return cast(Array, sddmm(a, b, matrix, heads=heads))
 
 
 def _projection_shapes(

@@ -21,7 +21,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 import jax.export
@@ -274,8 +274,7 @@ def _matmul_composition(
         lhs = _padded(rows.lhs, 1, padding)
         rhs = _padded(rows.rhs, 2 if attributes["transposed"] else 1, padding)
         rows = rows._replace(lhs=lhs, rhs=rhs)
-        result: Array = segment_matmul(*rows, **attributes, implementation=implementation)
-        return result
+        return cast(Array, segment_matmul(*rows, **attributes, implementation=implementation))
 
     return composed
 
@@ -352,8 +351,7 @@ def _widening(op: Op, bind: Bind, operands: Rows | Factors, **attributes: Any) -
         implementation=bind.implementation,
         **attributes,
     )
-    output: Array = result.astype(min(dtypes, key=operator.attrgetter("itemsize")))
-    return output
+    return cast(Array, result.astype(min(dtypes, key=operator.attrgetter("itemsize"))))
 
 
 def _product_at(
@@ -494,8 +492,7 @@ def _batch_with_residual(bind: Bind, operands: Rows, batched: Rows, size: int) -
     wide = np.dtype(accumulator_dtype(dtype))
 
     def product(rows: Rows) -> Array:
-        result: Array = bind(rows, activation=None, dtype=wide)
-        return result
+        return cast(Array, bind(rows, activation=None, dtype=wide))
 
     rows, axes = operands._replace(residual=None), batched._replace(residual=None)
     is_batched = any(jax.tree.leaves(axes))
@@ -516,8 +513,7 @@ def _batch_with_gathers(bind: Bind, operands: Rows, batched: Rows, size: int) ->
     rows = rows._replace(lhs=lhs)
     is_batched = any(jax.tree.leaves(axes))
     result = _matmul_batch(bind, rows, axes, size) if is_batched else bind(rows)
-    output: Array = _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result)
-    return output
+    return cast(Array, _vmap(apply, size, batched.scatter, is_batched)(operands.scatter, result))
 
 
 def _vmap(function: Callable[..., Array], size: int, *batched: Any) -> Callable[..., Any]:
@@ -591,8 +587,7 @@ def _gather_factors(matrix: SparseMatrix | None, rows: str) -> SparseMatrix | No
     if matrix is None:
         return None
     if rows == UNSPLIT:
-        result: SparseMatrix | None = jax.tree.map(lambda _: UNSPLIT, matrix)
-        return result
+        return cast(SparseMatrix | None, jax.tree.map(lambda _: UNSPLIT, matrix))
     return SparseMatrix(half_factors(matrix.by_row, rows), unread(matrix.by_col))
 
 

@@ -18,7 +18,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -194,8 +194,7 @@ def _reduce_prefers_xla(
     # With few entries to a row, neither tiles of wide rows nor wider numbers are worth their cost.
     costly = (width >= 256 and count * width >= 2**21) or (width < 8 and x.dtype.itemsize == 2)
     few_entries = count < 4 * csr.num_rows
-    result: bool = (few_entries and costly) or (count + csr.num_rows) * width < 2**13
-    return result
+    return cast(bool, (few_entries and costly) or (count + csr.num_rows) * width < 2**13)
 
 
 def _reduce_flops(operands: Messages, **attributes: object) -> int:
@@ -280,8 +279,7 @@ def _concatenate_halo(operands: Messages) -> Messages:
 
 
 def _relu(bind: Bind) -> bool:
-    result: bool = bind.attributes.get("relu", False)
-    return result
+    return cast(bool, bind.attributes.get("relu", False))
 
 
 def _without_relu(bind: Bind) -> Bind:
@@ -307,8 +305,7 @@ def _reduce_transpose_x(bind: Bind, ct: Array, operands: Messages) -> Array:
         own_rows = replace(by_row, num_rows=by_row.num_rows - halo_rows.csr.num_rows)
         transposed = transposed._replace(by_row=own_rows)
         message = message._replace(matrix=transposed, num_valid=halo_rows.first)
-    result: Array = _without_relu(bind)(message, reduce="sum")
-    return result
+    return cast(Array, _without_relu(bind)(message, reduce="sum"))
 
 
 def _reduce_transpose_halo(bind: Bind, ct: Array, operands: Messages) -> Array:
@@ -378,8 +375,7 @@ def _batch_of_sums(bind: Bind, operands: Messages, batched: Messages, size: int)
         # The batch is an axis of the features, so that either may be split over devices.
         result = bind(operands._replace(x=jnp.moveaxis(operands.x, 0, 1)))
         return jnp.moveaxis(result, 1, 0)
-    returned: Array = batch_features(("weight",), bind, operands, batched, size)
-    return returned
+    return cast(Array, batch_features(("weight",), bind, operands, batched, size))
 
 
 def _reduce_across(bind: Bind, operands: Messages, piece: Piece) -> Array:
@@ -506,8 +502,7 @@ def weighted_sum(
 ) -> Array:
     """Return the sums of rows of x times ``weight``, ``(entries, heads)``; None is 1."""
     options: Any = {"heads": heads, "implementation": implementation}
-    sums: Array = segment_reduce(x, weight, matrix, reduce="sum", **options)
-    return sums
+    return cast(Array, segment_reduce(x, weight, matrix, reduce="sum", **options))
 
 
 def total(x: Array, matrix: SparseMatrix, implementation: str | None = None) -> Array:
@@ -664,8 +659,7 @@ def _both_tangents_transpose(
     x, weight, matrix = residuals
     bind = Bind(segment_reduce, None, attributes)
     ct = _scaled(cts[0], None, _mean_counts(bind, cts[0], matrix))
-    result: list[Array] = segment_reduce_vjp(x, weight, ct, matrix)
-    return result
+    return cast(list[Array], segment_reduce_vjp(x, weight, ct, matrix))
 
 
 # The derivative of a sum or mean in both. Its residuals are x, weight and the matrix.
@@ -696,8 +690,7 @@ def _gradient_to_weight(
     x: Array, ct: Array, matrix: SparseMatrix, heads: int, **options: Any
 ) -> Array:
     a, b, matrix = orient_by_weights(ct, x, matrix)
-    result: Array = sddmm(a, b, matrix, heads=heads, **options)
-    return result
+    return cast(Array, sddmm(a, b, matrix, heads=heads, **options))
 
 
 def _both_gradients_jvp(

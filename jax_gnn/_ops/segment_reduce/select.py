@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jax import Array
@@ -94,8 +94,7 @@ def _sddmm_select_call(
 def _select_transpose_value(bind: Bind, ct: Array, operands: Selection) -> Array:
     row_key, col_key, _, weight, factor, matrix = operands
     flipped = Selection(col_key, row_key, ct, weight, factor, matrix.T)
-    result: Array = bind(flipped, weight_on_row=not bind.attributes["weight_on_row"])
-    return result
+    return cast(Array, bind(flipped, weight_on_row=not bind.attributes["weight_on_row"]))
 
 
 def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Array:
@@ -121,8 +120,7 @@ def _select_transpose_factor(bind: Bind, ct: Array, operands: Selection) -> Arra
 def _sddmm_select_transpose_a(bind: Bind, ct: Array, operands: SelectedDots) -> Array:
     _, b, row_key, col_key, weight, matrix = operands
     options = {**bind.attributes, "implementation": bind.implementation}
-    result: Array = segment_select(row_key, col_key, b, weight, ct, matrix, **options)
-    return result
+    return cast(Array, segment_select(row_key, col_key, b, weight, ct, matrix, **options))
 
 
 def _sddmm_select_transpose_b(bind: Bind, ct: Array, operands: SelectedDots) -> Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import numpy as np
@@ -74,8 +74,7 @@ def _scatter_result(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeD
 
 
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
-    result: Array = JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows)
-    return result
+    return cast(Array, JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows))
 
 
 def _gather_result(operands: Rows) -> jax.ShapeDtypeStruct:
@@ -123,12 +122,10 @@ def _sizes_known(x: Operand, matrix: SparseMatrix) -> bool:
 
 
 def _as_gather(x: Array, matrix: SparseMatrix, **operands: object) -> Array:
-    result: Array = gather_rows(x, matrix.by_row.cols)
-    return result
+    return cast(Array, gather_rows(x, matrix.by_row.cols))
 
 
 def _as_scatter(reduce: str, x: Array, matrix: SparseMatrix, **operands: object) -> Array:
     assert matrix.unsorted is not None  # `composition` has checked it
     ids, num_rows = matrix.unsorted.rows, matrix.by_row.num_rows
-    result: Array = segment_scatter(x, ids, num_rows=num_rows, reduce=reduce)
-    return result
+    return cast(Array, segment_scatter(x, ids, num_rows=num_rows, reduce=reduce))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.export
@@ -81,14 +81,12 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
 
 
 def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
-    result: Array = bind(operands._replace(t=ct))
-    return result
+    return cast(Array, bind(operands._replace(t=ct)))
 
 
 def _batch(fill: float, bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
-        returned: Array = batch_features((), bind, operands, batched, size)
-        return returned
+        return cast(Array, batch_features((), bind, operands, batched, size))
     # No columns could mark padding in the joined matrix: it gets values that change no result.
     *values, matrix = broadcast_batch(operands, batched, size)
     valid = in_range(matrix.by_row.rows, matrix.by_row.num_rows)[:, :, None]
@@ -111,8 +109,7 @@ def _softmax_across(bind: Bind, operands: Scores, piece: Piece) -> Array:
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
     share = jnp.exp(local - maximum)
     share /= jnp.maximum(piece.sum(share), jnp.finfo(wide.dtype).tiny)
-    result: Array = (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype)
-    return result
+    return cast(Array, (bind(operands) * take(share, matrix.by_row.rows)).astype(x.dtype))
 
 
 def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
