@@ -295,12 +295,12 @@ def attend_hgt(
     value: Array,
     query: Array,
     weights: HGTWeights,
+    scale: Array | None = None,
     *,
     heads: int,
     method: Method,
     precision: jax.lax.Precision,
     maps_keys: bool = True,
-    scale: Array | None = None,
 ) -> Array:
     """Return attention of HGT, ``(destinations, heads · d)``.
 
@@ -311,12 +311,12 @@ def attend_hgt(
         query: By source pair queries, ``(destinations, heads · d)``; else inputs of queries,
             ``(destinations, j)`` or ``(destinations, heads · j)``.
         weights: Maps by relation.
+        scale: ``(edges, heads)`` factors after the softmax, or None.
         heads: Number of heads.
         method: Method.
         precision: Precision of products.
         maps_keys: Whether keys by source pair are mapped by the maps of keys; else by the
             transposed maps of queries, for one head without biases.
-        scale: ``(edges, heads)`` factors after the softmax, or None.
     """
     edges, acc = TypedEdges(graph, precision), accumulator_dtype(value.dtype)
     # By source pair: A and M are applied to sources, and queries are read as they are. The factor

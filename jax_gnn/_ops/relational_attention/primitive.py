@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from jax_gnn._core.arrays import accumulator_dtype
 from jax_gnn._core.csr import Csr, SparseMatrix
@@ -44,12 +43,7 @@ def product(
     kernel: Array,
     pairs: Pairs,
     rows: SparseMatrix | None,
-    *,
-    bias: Array | None = None,
-    scale: Array | None = None,
-    transposed: bool = False,
-    precision: jax.lax.Precision | None,
-    dtype: DTypeLike | None = None,
+    **options: Any,
 ) -> Array:
     """Return ``(pairs, n)`` rows of x times the weights of their relation, by the pairs' numbers.
 
@@ -58,24 +52,10 @@ def product(
         kernel: ``(relations, k, n)`` weights, or if ``transposed`` ``(relations, n, k)``.
         pairs: the pairs.
         rows: the row of x that each pair, in the order of relations, reads; None: row i.
-        bias: ``(relations, n)``, or None.
-        scale: ``(pairs,)`` factors of the products, in the order of relations; or None.
-        transposed: whether the weights are transposed.
-        precision: precision of the products.
-        dtype: dtype of the result, by default that of x.
+        **options: bias, scale, precision and others, as in `grouped_product`.
     """
-    return grouped_product(
-        x,
-        kernel,
-        pairs.sizes,
-        gather=rows,
-        scatter=pairs.to_node_order if pairs.by_node else None,
-        bias=bias,
-        scale=scale,
-        transposed=transposed,
-        precision=precision,
-        dtype=dtype,
-    )
+    scatter = pairs.to_node_order if pairs.by_node else None
+    return grouped_product(x, kernel, pairs.sizes, gather=rows, scatter=scatter, **options)
 
 
 def each_head(x: Array, width: int) -> Array:
