@@ -215,9 +215,7 @@ def test_through_jit_and_export() -> None:
     # Exported programs need stable names of the container's fields.
     exported = jax.export.export(jax.jit(total))(graph, x).serialize()
     assert jax.export.deserialize(exported).call(graph, x) == 10
-    with pytest.raises(
-        TypeError, match=r"with_graphs works on the host only: call it before jax\.jit"
-    ):
+    with pytest.raises(TypeError, match="with_graphs works on the host only"):
         jax.jit(lambda graph: graph.with_graphs())(graph)
 
 

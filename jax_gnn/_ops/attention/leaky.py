@@ -25,7 +25,7 @@ from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row, unscheduled_workspace
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import where
 from jax_gnn._ops.attention.schedule import choose_slopes
@@ -232,21 +232,19 @@ def _flops(operands: Keys | LeakySum, **attributes: object) -> int:
 
 
 # Attributes of all three: heads, and slope, that of the LeakyReLU below 0.
-leaky_scores = define(
-    Op(
-        name="leaky_scores",
-        operands=Keys,
-        result=per_entry,
-        xla=_scores,
-        call=_scores_call,
-        jvp=_scores_jvp,
-        transpose={},
-        batch=_scores_batch,
-        flops=_flops,
-        sharding=matrix_sharding(
-            {"row_key": "rows (h k)", "col_key": "cols (h k)", "vector": ". (h k)"}, "entries h"
-        ),
-    )
+leaky_scores = Op(
+    name="leaky_scores",
+    operands=Keys,
+    result=per_entry,
+    xla=_scores,
+    call=_scores_call,
+    jvp=_scores_jvp,
+    transpose={},
+    batch=_scores_batch,
+    flops=_flops,
+    sharding=matrix_sharding(
+        {"row_key": "rows (h k)", "col_key": "cols (h k)", "vector": ". (h k)"}, "entries h"
+    ),
 )
 
 
@@ -259,24 +257,22 @@ leaky_dots = Linear(
 )
 
 
-leaky_sum = define(
-    Op(
-        name="leaky_sum",
-        operands=LeakySum,
-        result=per_row,
-        xla=_sum,
-        call=_sum_call,
-        transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
-        batch=_sum_batch,
-        flops=_flops,
-        sharding=matrix_sharding(
-            {
-                "row_key": "rows (h k)",
-                "col_key": "cols (h k)",
-                "factor": "weights h",
-                "vector": ". (h k)",
-            },
-            "rows (h k)",
-        ),
-    )
+leaky_sum = Op(
+    name="leaky_sum",
+    operands=LeakySum,
+    result=per_row,
+    xla=_sum,
+    call=_sum_call,
+    transpose={"factor": _sum_transpose_factor, "vector": _sum_transpose_vector},
+    batch=_sum_batch,
+    flops=_flops,
+    sharding=matrix_sharding(
+        {
+            "row_key": "rows (h k)",
+            "col_key": "cols (h k)",
+            "factor": "weights h",
+            "vector": ". (h k)",
+        },
+        "rows (h k)",
+    ),
 )

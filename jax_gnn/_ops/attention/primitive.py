@@ -34,7 +34,7 @@ from jax_gnn._core.kernels import (
     unscheduled_workspace,
 )
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece, Sharding
 from jax_gnn._ops import composition, use_implementation
@@ -525,20 +525,18 @@ def _flops(operands: Any, **attributes: object) -> int:
 # the largest score or a number near it, without a derivative, and the logarithm of the sum, inf for
 # a row without entries; and raw scores, which have no rows unless `keeps_raw`, and are -inf for
 # entries without a relation. Attributes: heads, slope of the LeakyReLU, keeps_raw.
-attention = define(
-    Op(
-        name="attention",
-        operands=Attended,
-        result=_results,
-        xla=_composed,
-        call=_call,
-        jvp=_jvp,
-        transpose={},
-        batch=_batch,
-        several=True,
-        flops=_flops,
-        sharding=_sharding,
-    )
+attention = Op(
+    name="attention",
+    operands=Attended,
+    result=_results,
+    xla=_composed,
+    call=_call,
+    jvp=_jvp,
+    transpose={},
+    batch=_batch,
+    several=True,
+    flops=_flops,
+    sharding=_sharding,
 )
 
 
@@ -585,21 +583,19 @@ attention_jvp = Linear(
 
 # Results: the gradients of `Tangents`. Attributes: heads, slope, and with_row, whether the gradient
 # of rows is a result, in place of that of scores.
-attention_vjp = define(
-    Op(
-        name="attention_vjp",
-        operands=Residuals,
-        result=_gradient_shapes,
-        xla=_composed_vjp,
-        call=_vjp_call,
-        jvp=_vjp_jvp,
-        transpose={("ct", "log_sum_ct"): _vjp_transpose},
-        batch=_vjp_batch,
-        several=True,
-        flops=lambda operands, **_: 2 * _flops(operands),
-        family=FAMILY,
-        sharding=_vjp_sharding,
-    )
+attention_vjp = Op(
+    name="attention_vjp",
+    operands=Residuals,
+    result=_gradient_shapes,
+    xla=_composed_vjp,
+    call=_vjp_call,
+    jvp=_vjp_jvp,
+    transpose={("ct", "log_sum_ct"): _vjp_transpose},
+    batch=_vjp_batch,
+    several=True,
+    flops=lambda operands, **_: 2 * _flops(operands),
+    family=FAMILY,
+    sharding=_vjp_sharding,
 )
 
 

@@ -32,7 +32,7 @@ from jax_gnn._core.csr import Csr, EdgeSplit, SparseMatrix
 from jax_gnn._core.ffi import Platform
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import block_workspace, like_first, narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, composed_jvp, define
+from jax_gnn._core.op import Bind, Call, Op, composed_jvp
 from jax_gnn._core.pieces import half_factors, local_blocks, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding
 from jax_gnn._ops.hypergraph_aggregate import xla
@@ -426,24 +426,22 @@ def _flops(operands: Aggregation, **attributes: object) -> int:
 
 
 # Attribute: relu, whether the epilogue applies it.
-aggregate = define(
-    Op(
-        name="hypergraph_aggregate",
-        operands=Aggregation,
-        result=like_first,
-        xla=xla.hypergraph_aggregate,
-        call=_call,
-        composition=_composition,
-        jvp=_jvp,
-        transpose={
-            "x": _transpose_x,
-            "node_scale_in": _transpose_scale_in,
-            "hyperedge_scale": _transpose_hyperedge_scale,
-            "node_scale_out": _transpose_scale_out,
-        },
-        batch=_batch,
-        flops=_flops,
-        family=FAMILY,
-        sharding=_sharding,
-    )
+aggregate = Op(
+    name="hypergraph_aggregate",
+    operands=Aggregation,
+    result=like_first,
+    xla=xla.hypergraph_aggregate,
+    call=_call,
+    composition=_composition,
+    jvp=_jvp,
+    transpose={
+        "x": _transpose_x,
+        "node_scale_in": _transpose_scale_in,
+        "hyperedge_scale": _transpose_hyperedge_scale,
+        "node_scale_out": _transpose_scale_out,
+    },
+    batch=_batch,
+    flops=_flops,
+    family=FAMILY,
+    sharding=_sharding,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jax_gnn._core.csr import SLOT_SIZE
-from jax_gnn._core.schedule import MANY, THREADS, Family, define_family
+from jax_gnn._core.schedule import MANY, THREADS, Family
 from jax_gnn._ops.segment_reduce.schedule import covering_lanes, word_features
 
 # Multiprocessors of an H200, and the threads of this kernel that one of them holds.
@@ -71,16 +71,14 @@ def _from_rule(
     return HypergraphSchedule(threads, *(rounds(tree, stage) for stage in stages))
 
 
-FAMILY = define_family(
-    Family(
-        schedule=HypergraphSchedule,
-        allowed=(THREADS, MANY, MANY),
-        ops=("hypergraph_aggregate",),
-        exact=("width", "itemsize"),
-        sizes=("incidences", "nodes", "hyperedges"),
-        rule=_from_rule,
-        describe=lambda s: f"{s.threads} threads, {s.rounds} and {s.next_rounds} rounds",
-    )
+FAMILY = Family(
+    schedule=HypergraphSchedule,
+    allowed=(THREADS, MANY, MANY),
+    ops=("hypergraph_aggregate",),
+    exact=("width", "itemsize"),
+    sizes=("incidences", "nodes", "hyperedges"),
+    rule=_from_rule,
+    describe=lambda s: f"{s.threads} threads, {s.rounds} and {s.next_rounds} rounds",
 )
 
 

@@ -14,7 +14,7 @@ import jax
 from jax import Array
 
 from jax_gnn._core.batching import batch_composition
-from jax_gnn._core.op import Bind, Op, define
+from jax_gnn._core.op import Bind, Op
 from jax_gnn._core.relations import RelationalMatrix
 from jax_gnn._ops.relational_aggregate import xla
 from jax_gnn._ops.relational_aggregate.schedule import (
@@ -85,16 +85,14 @@ def _transpose_weight(bind: Bind, ct: Array, operands: Relations) -> Array:
 
 
 # Attributes: transposed, method, precision.
-relational_aggregate = define(
-    Op(
-        name="relational_aggregate",
-        operands=Relations,
-        result=_result,
-        xla=xla.relational_aggregate,
-        platforms=(),
-        transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
-        batch=batch_composition,
-        flops=_flops,
-        family=FAMILY,
-    )
+relational_aggregate = Op(
+    name="relational_aggregate",
+    operands=Relations,
+    result=_result,
+    xla=xla.relational_aggregate,
+    platforms=(),
+    transpose={"x": _transpose_x, "rhs": _transpose_rhs, "weight": _transpose_weight},
+    batch=batch_composition,
+    flops=_flops,
+    family=FAMILY,
 )

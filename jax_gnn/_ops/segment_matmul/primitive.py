@@ -36,7 +36,7 @@ from jax_gnn._core.batching import broadcast_batch, map_batch
 from jax_gnn._core.csr import SparseMatrix, segments
 from jax_gnn._core.ids import MAX_SIZE, at_most
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.pieces import half_factors, unread
 from jax_gnn._core.sharding import UNSPLIT, Pieces, Sharding, replicate, reshape
 from jax_gnn._ops.segment_matmul import xla
@@ -689,45 +689,41 @@ def _outer_flops(operands: Factors, **attributes: object) -> int:
 
 
 # Attributes: transposed, precision, activation, dtype.
-segment_matmul = define(
-    Op(
-        name="segment_matmul",
-        operands=Rows,
-        result=_matmul_result,
-        xla=xla.segment_matmul,
-        composition=_matmul_composition,
-        call=_matmul_call,
-        jvp=_matmul_jvp,
-        transpose={
-            "lhs": _matmul_transpose_lhs,
-            "rhs": _matmul_transpose_rhs,
-            "scale": _matmul_transpose_scale,
-        },
-        batch=_matmul_batch,
-        flops=_matmul_flops,
-        family=FAMILY,
-        sharding=_matmul_sharding,
-    )
+segment_matmul = Op(
+    name="segment_matmul",
+    operands=Rows,
+    result=_matmul_result,
+    xla=xla.segment_matmul,
+    composition=_matmul_composition,
+    call=_matmul_call,
+    jvp=_matmul_jvp,
+    transpose={
+        "lhs": _matmul_transpose_lhs,
+        "rhs": _matmul_transpose_rhs,
+        "scale": _matmul_transpose_scale,
+    },
+    batch=_matmul_batch,
+    flops=_matmul_flops,
+    family=FAMILY,
+    sharding=_matmul_sharding,
 )
 # Attributes: num_groups, precision, deterministic, dtype.
-segment_outer = define(
-    Op(
-        name="segment_outer",
-        operands=Factors,
-        result=_outer_result,
-        xla=xla.segment_outer,
-        composition=_outer_composition,
-        call=_outer_call,
-        transpose={
-            "lhs": _outer_transpose_lhs,
-            "rhs": _outer_transpose_rhs,
-            "scale": _outer_transpose_scale,
-        },
-        batch=_outer_batch,
-        flops=_outer_flops,
-        family=FAMILY,
-        sharding=_outer_sharding,
-    )
+segment_outer = Op(
+    name="segment_outer",
+    operands=Factors,
+    result=_outer_result,
+    xla=xla.segment_outer,
+    composition=_outer_composition,
+    call=_outer_call,
+    transpose={
+        "lhs": _outer_transpose_lhs,
+        "rhs": _outer_transpose_rhs,
+        "scale": _outer_transpose_scale,
+    },
+    batch=_outer_batch,
+    flops=_outer_flops,
+    family=FAMILY,
+    sharding=_outer_sharding,
 )
 
 

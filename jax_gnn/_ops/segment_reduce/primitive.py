@@ -40,7 +40,7 @@ from jax_gnn._core.csr import Csr, LastRows, SparseMatrix, orient_by_weights
 from jax_gnn._core.ids import PADDING, at_most, in_range
 from jax_gnn._core.kernels import csr_operands, like_first, narrow_ids, per_entry, per_row
 from jax_gnn._core.linear import Linear
-from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, define, multilinear_jvp
+from jax_gnn._core.op import Bind, Call, Op, Operand, composed_jvp, multilinear_jvp
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.schedule import L2_BYTES
 from jax_gnn._core.sharding import UNSPLIT, Piece, Sharding, reshape
@@ -439,26 +439,24 @@ def _reduce_sharding(operands: Messages, results: PyTree, **attributes: Attribut
 
 
 # Attributes: reduce, heads, and relu where there is an epilogue.
-segment_reduce = define(
-    Op(
-        name="segment_reduce",
-        operands=Messages,
-        result=per_row,
-        xla=xla.segment_reduce,
-        call=_reduce_call,
-        composition=composition,
-        prefers_xla=_reduce_prefers_xla,
-        jvp=_reduce_jvp,
-        transpose={
-            "x": _reduce_transpose_x,
-            "halo": _reduce_transpose_halo,
-            "weight": _reduce_transpose_weight,
-        },
-        batch=_reduce_batch,
-        flops=_reduce_flops,
-        family=FAMILY,
-        sharding=_reduce_sharding,
-    )
+segment_reduce = Op(
+    name="segment_reduce",
+    operands=Messages,
+    result=per_row,
+    xla=xla.segment_reduce,
+    call=_reduce_call,
+    composition=composition,
+    prefers_xla=_reduce_prefers_xla,
+    jvp=_reduce_jvp,
+    transpose={
+        "x": _reduce_transpose_x,
+        "halo": _reduce_transpose_halo,
+        "weight": _reduce_transpose_weight,
+    },
+    batch=_reduce_batch,
+    flops=_reduce_flops,
+    family=FAMILY,
+    sharding=_reduce_sharding,
 )
 
 
@@ -583,18 +581,16 @@ def _sddmm_transpose_b(bind: Bind, ct: Array, operands: Dots) -> Array:
 
 
 # Attribute: heads.
-sddmm = define(
-    Op(
-        name="sddmm",
-        operands=Dots,
-        result=per_entry,
-        xla=xla.sddmm,
-        call=_sddmm_call,
-        transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
-        batch=functools.partial(batch_features, (), per_entry=True),
-        flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
-        sharding=matrix_sharding({"a": "rows features", "b": "cols features"}, "entries h"),
-    )
+sddmm = Op(
+    name="sddmm",
+    operands=Dots,
+    result=per_entry,
+    xla=xla.sddmm,
+    call=_sddmm_call,
+    transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
+    batch=functools.partial(batch_features, (), per_entry=True),
+    flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
+    sharding=matrix_sharding({"a": "rows features", "b": "cols features"}, "entries h"),
 )
 
 
@@ -720,25 +716,23 @@ def _both_gradients_transpose(bind: Bind, cts: list[Array | None], operands: Cot
 
 
 # The gradients of a sum to x and to weight.
-segment_reduce_vjp = define(
-    Op(
-        name="segment_reduce_vjp",
-        operands=Cotangents,
-        result=lambda operands: [like_first(operands), like_first((operands.weight,))],
-        xla=_both_gradients,
-        platforms=("cuda",),
-        call=_vjp_call,
-        jvp=_both_gradients_jvp,
-        transpose={"ct": _both_gradients_transpose},
-        batch=batch_composition,
-        several=True,
-        flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
-        family=FAMILY,
-        sharding=matrix_sharding(
-            {"x": "cols (h k)", "weight": "weights h", "ct": "rows (h k)"},
-            "cols (h k)",
-            "weights h",
-            transposed=True,
-        ),
-    )
+segment_reduce_vjp = Op(
+    name="segment_reduce_vjp",
+    operands=Cotangents,
+    result=lambda operands: [like_first(operands), like_first((operands.weight,))],
+    xla=_both_gradients,
+    platforms=("cuda",),
+    call=_vjp_call,
+    jvp=_both_gradients_jvp,
+    transpose={"ct": _both_gradients_transpose},
+    batch=batch_composition,
+    several=True,
+    flops=lambda operands: 4 * operands.matrix.by_row.count * row_width(operands.x),
+    family=FAMILY,
+    sharding=matrix_sharding(
+        {"x": "cols (h k)", "weight": "weights h", "ct": "rows (h k)"},
+        "cols (h k)",
+        "weights h",
+        transposed=True,
+    ),
 )

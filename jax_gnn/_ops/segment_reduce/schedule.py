@@ -12,7 +12,7 @@ from jax_gnn._core.arrays import accumulator_dtype, row_width
 from jax_gnn._core.csr import Csr
 from jax_gnn._core.kernels import block_workspace
 from jax_gnn._core.op import Operand
-from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width, define_family
+from jax_gnn._core.schedule import L2_BYTES, MANY, THREADS, Family, concrete_width
 
 Kernel = Literal["walk", "gather", "step"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
@@ -177,17 +177,15 @@ def _describe(schedule: Schedule) -> str:
     return f"{kernel}, {lanes} lanes, {threads} threads, {blocks} blocks"
 
 
-FAMILY = define_family(
-    Family(
-        schedule=Schedule,
-        allowed=(KERNELS, (1, 2, 4, 8, 16, 32), THREADS, MANY),
-        ops=("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"),
-        exact=("gather", "width", "itemsize"),
-        sizes=("entries", "rows"),
-        rule=_from_rule,
-        possible=_possible,
-        describe=_describe,
-    )
+FAMILY = Family(
+    schedule=Schedule,
+    allowed=(KERNELS, (1, 2, 4, 8, 16, 32), THREADS, MANY),
+    ops=("segment_reduce", "segment_reduce_vjp", "segment_select", "softmax"),
+    exact=("gather", "width", "itemsize"),
+    sizes=("entries", "rows"),
+    rule=_from_rule,
+    possible=_possible,
+    describe=_describe,
 )
 
 

@@ -20,7 +20,7 @@ from jax_gnn._core.arrays import row_width
 from jax_gnn._core.batching import batch_features
 from jax_gnn._core.csr import SparseMatrix, orient_by_weights
 from jax_gnn._core.kernels import csr_operands, per_entry, per_row
-from jax_gnn._core.op import Bind, Call, Op, define
+from jax_gnn._core.op import Bind, Call, Op
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._ops.segment_reduce import xla
 from jax_gnn._ops.segment_reduce.schedule import FAMILY, plan
@@ -135,47 +135,43 @@ def _flops(operands: Selection | SelectedDots, **attributes: object) -> int:
 
 
 # Attributes: weight_on_row, heads.
-segment_select = define(
-    Op(
-        name="segment_select",
-        operands=Selection,
-        result=per_row,
-        xla=xla.segment_select,
-        call=_select_call,
-        transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
-        batch=functools.partial(batch_features, ("weight", "factor")),
-        flops=_flops,
-        family=FAMILY,
-        sharding=matrix_sharding(
-            {
-                "row_key": "rows features",
-                **dict.fromkeys(("col_key", "value"), "cols features"),
-                **dict.fromkeys(("weight", "factor"), "weights h"),
-            },
-            "rows features",
-        ),
-    )
+segment_select = Op(
+    name="segment_select",
+    operands=Selection,
+    result=per_row,
+    xla=xla.segment_select,
+    call=_select_call,
+    transpose={"value": _select_transpose_value, "factor": _select_transpose_factor},
+    batch=functools.partial(batch_features, ("weight", "factor")),
+    flops=_flops,
+    family=FAMILY,
+    sharding=matrix_sharding(
+        {
+            "row_key": "rows features",
+            **dict.fromkeys(("col_key", "value"), "cols features"),
+            **dict.fromkeys(("weight", "factor"), "weights h"),
+        },
+        "rows features",
+    ),
 )
 
 
 # Attributes: weight_on_row, heads.
-sddmm_select = define(
-    Op(
-        name="sddmm_select",
-        operands=SelectedDots,
-        result=per_entry,
-        xla=xla.sddmm_select,
-        call=_sddmm_select_call,
-        transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
-        batch=functools.partial(batch_features, ("weight",), per_entry=True),
-        flops=_flops,
-        sharding=matrix_sharding(
-            {
-                **dict.fromkeys(("a", "row_key"), "rows features"),
-                **dict.fromkeys(("b", "col_key"), "cols features"),
-                "weight": "weights h",
-            },
-            "entries h",
-        ),
-    )
+sddmm_select = Op(
+    name="sddmm_select",
+    operands=SelectedDots,
+    result=per_entry,
+    xla=xla.sddmm_select,
+    call=_sddmm_select_call,
+    transpose={"a": _sddmm_select_transpose_a, "b": _sddmm_select_transpose_b},
+    batch=functools.partial(batch_features, ("weight",), per_entry=True),
+    flops=_flops,
+    sharding=matrix_sharding(
+        {
+            **dict.fromkeys(("a", "row_key"), "rows features"),
+            **dict.fromkeys(("b", "col_key"), "cols features"),
+            "weight": "weights h",
+        },
+        "entries h",
+    ),
 )

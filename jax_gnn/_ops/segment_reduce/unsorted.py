@@ -17,7 +17,7 @@ from jax_gnn._core.arrays import DTYPES, JAX_OPS, row_width, take
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.kernels import narrow_ids
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.types import Attribute, PyTree
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
@@ -55,17 +55,15 @@ def _never_batched(bind: Bind, operands: PyTree, batched: PyTree, size: int) -> 
 def _define(
     name: str, result: Callable[..., jax.ShapeDtypeStruct], xla: Callable[..., Array]
 ) -> Op:
-    return define(
-        Op(
-            name=name,
-            operands=Rows,
-            result=result,
-            xla=xla,
-            transpose={},
-            batch=_never_batched,
-            platforms=("cpu",),
-            call=_call,
-        )
+    return Op(
+        name=name,
+        operands=Rows,
+        result=result,
+        xla=xla,
+        transpose={},
+        batch=_never_batched,
+        platforms=("cpu",),
+        call=_call,
     )
 
 

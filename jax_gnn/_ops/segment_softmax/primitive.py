@@ -17,7 +17,7 @@ from jax_gnn._core.batching import batch_features, broadcast_batch, disjoint_uni
 from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, in_range
 from jax_gnn._core.kernels import csr_operands, like_first
-from jax_gnn._core.op import Bind, Call, Op, Operand, define
+from jax_gnn._core.op import Bind, Call, Op, Operand
 from jax_gnn._core.pieces import matrix_sharding
 from jax_gnn._core.sharding import Piece
 from jax_gnn._core.types import PyTree
@@ -122,42 +122,36 @@ def _tangent_across(bind: Bind, operands: Tangents, piece: Piece) -> Array:
 
 
 # The softmax over each segment of sorted entries.
-segment_softmax = define(
-    Op(
-        name="segment_softmax",
-        operands=Scores,
-        result=like_first,
-        xla=xla.segment_softmax,
-        call=_call,
-        jvp=_jvp,
-        transpose={},
-        batch=functools.partial(_batch, -np.inf),
-        flops=_flops,
-        family=FAMILY,
-        sharding=matrix_sharding(
-            {"x": "entries features"}, "entries features", across=_softmax_across
-        ),
-    )
+segment_softmax = Op(
+    name="segment_softmax",
+    operands=Scores,
+    result=like_first,
+    xla=xla.segment_softmax,
+    call=_call,
+    jvp=_jvp,
+    transpose={},
+    batch=functools.partial(_batch, -np.inf),
+    flops=_flops,
+    family=FAMILY,
+    sharding=matrix_sharding({"x": "entries features"}, "entries features", across=_softmax_across),
 )
 
 
 # y · (t - sum of the segment's y · t).
-segment_softmax_tangent = define(
-    Op(
-        name="segment_softmax_tangent",
-        operands=Tangents,
-        result=like_first,
-        xla=xla.segment_softmax_tangent,
-        call=_call,
-        jvp=_tangent_jvp,
-        transpose={"t": _tangent_transpose},
-        batch=functools.partial(_batch, 0.0),
-        flops=_flops,
-        family=FAMILY,
-        sharding=matrix_sharding(
-            dict.fromkeys(("y", "t"), "entries features"),
-            "entries features",
-            across=_tangent_across,
-        ),
-    )
+segment_softmax_tangent = Op(
+    name="segment_softmax_tangent",
+    operands=Tangents,
+    result=like_first,
+    xla=xla.segment_softmax_tangent,
+    call=_call,
+    jvp=_tangent_jvp,
+    transpose={"t": _tangent_transpose},
+    batch=functools.partial(_batch, 0.0),
+    flops=_flops,
+    family=FAMILY,
+    sharding=matrix_sharding(
+        dict.fromkeys(("y", "t"), "entries features"),
+        "entries features",
+        across=_tangent_across,
+    ),
 )
