@@ -286,6 +286,7 @@ def batch(
         members = jax.device_get(members)
     first = members[0]
     nodes = np.array([graph.num_nodes for graph in members], np.int64)
+    # Each side is joined as a graph; hyperedges and relations are put around it afterwards.
     sides = list(zip(*map(_sides, members), strict=True))
     inputs = np.array([[_num_inputs(graph) for graph in side] for side in sides], np.int64).T
     joined = [_join(side, counts) for side, counts in zip(sides, inputs.T, strict=True)]
@@ -374,6 +375,7 @@ def _join(graphs: Sequence[Graph], num_inputs: np.ndarray) -> Graph:
         ids = joined(name, sizes) + np.repeat(_starts(ranges), sizes)
         return ids.astype(dtype, copy=False)
 
+    # Row pointers shift by the number of edges before a graph, ids by that of nodes.
     num_edges = np.full(1, counts.sum(), dtype)
     starts: dict[str, Any] = {"indptr": (counts, dst), "t_indptr": (counts, src)}
     arrays: Any = {
@@ -489,6 +491,7 @@ def _members(graph: Graph, src: np.ndarray, dst: np.ndarray, num_inputs: np.ndar
     for src_start, num_src, dst_start, num_dst, input_start, num_input_edges in zip(
         *(column.tolist() for column in columns), strict=True
     ):
+        # Nodes and edges of a graph are consecutive in both orders, as no edge leaves it.
         row_ptr = graph.indptr[dst_start : dst_start + num_dst + 1]
         start, stop = int(row_ptr[0]), int(row_ptr[-1])
         edges = slice(start, stop)
@@ -516,6 +519,7 @@ def _sizes(graphs: Sizes) -> dict[str, np.ndarray]:
         members = _check_graphs(graphs)
         columns = {name: [_size(x, name) for x in members] for name in SIZES[type(members[0])]}
         return {name: np.array(x, np.int64) for name, x in columns.items() if None not in x}
+    # Sizes without graphs, such as those of files that are read later.
     sizes = {name: arguments.check_ids(f"sizes[{name!r}]", ids) for name, ids in graphs.items()}
     if len({column.shape for column in sizes.values()}) != 1:
         raise ValueError(f"sizes must have one length, got {[*map(len, sizes.values())]}")
@@ -559,6 +563,7 @@ def batch_budget(sizes: Sizes, num_graphs: int, *, multiple: int = 8) -> dict[st
     for name, value in (("num_graphs", num_graphs), ("multiple", multiple)):
         if arguments.check_integer(name, value) < 1:
             raise ValueError(f"{name} must be positive, got {value}")
+    # Sums of sizes are about normal: few batches exceed their mean by two standard deviations.
     budget = {}
     for name, column in columns.items():
         if not len(column):
@@ -611,6 +616,7 @@ def pack(sizes: Sizes, budget: Mapping[str, int]) -> Iterator[list[int]]:
 
 def _packed(running_sums: np.ndarray, limits: np.ndarray) -> Iterator[list[int]]:
     """Yield the longest runs of graphs in which no column of sums grows by more than its limit."""
+    # A search in the running sums of each column finds the end of a run without a loop over graphs.
     start = 0
     while start < len(running_sums):
         bounds = limits + (running_sums[start - 1] if start else 0)

@@ -156,6 +156,7 @@ class HeteroGraph:
                 fit; the error names the type.
         """
         features = self.check_features(x_dict)
+        # No message reads the features of nodes that send nothing.
         senders = {src for src, _, _ in self.edge_types}
         for name, size in self.num_nodes.items():
             if name not in features and size and name in senders:
@@ -261,6 +262,7 @@ class HeteroGraph:
             :meth:`Graph.to_input_order`, and a ValueError if ``num_input_edges`` is None.
         """
         joined = self.relational.to_input_order(values, fill_value)
+        # The input of the relational graph has the edges of one type after those of another.
         bounds = np.cumsum([0, *self._input_counts("to_input_order")])
         pieces = zip(self._input_types, bounds[:-1], bounds[1:], strict=True)
         return {key: joined[start:stop] for key, start, stop in pieces}
@@ -372,6 +374,7 @@ class HeteroGraph:
         )
         expected = input_types if len(types) == len(input_types) else self.edge_types
         arguments.numbers_by_name("edge types", expected, types, "the graph", "edge_types")
+        # The prefix of inverse relations is not kept, but names of both kinds differ by it alone.
         inverse = self.edge_types[len(input_types) :]
         prefix = inverse[0][1].removesuffix(input_types[0][1]) if inverse else ""
         edges = {key: self._edges(key) for key in types[: len(input_types)]}

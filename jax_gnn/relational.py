@@ -183,6 +183,7 @@ class RelationalGraph:
         if types is None or relations is None:
             return None
         numbers = {name: i for i, name in enumerate(types)}
+        # A relation that is a mere string, such as "self", joins nodes of several types.
         pairs = [None if isinstance(name, str) else (name[0], name[2]) for name in relations]
         if not {name for pair in pairs if pair for name in pair} <= numbers.keys():
             return None
@@ -445,6 +446,7 @@ class RelationalGraph:
         )
         new_edges = nodes.num_edges - self.num_edges
         padded: dict[str, Any] = {}
+        # The arrays of a part grow by its pairs, and by the edges of the graph.
         for side, edges_name, part, capacity, size in (
             ("src", "out_of_pairs", "from_pairs", num_src_pairs, nodes.num_src),
             ("dst", "into_pairs", "to_pairs", num_dst_pairs, nodes.num_dst),
@@ -487,6 +489,7 @@ class RelationalGraph:
         nodes = self.nodes
         arguments.check_instance(f"{name}.nodes", nodes, Graph)
         nodes.check_arrays(f"{name}.nodes")
+        # Vectors by name, with the lengths that the graph and its pairs demand.
         dtypes = {"nodes.rows": nodes.rows.dtype}
         lengths: dict[str, tuple[Any, int]] = {"edge_types": (self.edge_types, nodes.num_edges)}
         for side, edges_name, kind in (

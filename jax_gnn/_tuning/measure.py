@@ -118,6 +118,7 @@ def compile_all(
 
     The operands of all calls are on the device at once.
     """
+    # Schedules with the same effect are measured once.
     jobs = dict.fromkeys(
         (index, call.effective(schedule))
         for index, call in enumerate(calls)
@@ -128,6 +129,7 @@ def compile_all(
         jax.jit(call.function).trace(*arrays) for call, arrays in zip(calls, operands, strict=True)
     ]
 
+    # XLA compiles without Python's lock. The schedule of a thread is read while it lowers.
     def compile_job(job: tuple[int, AnySchedule]) -> Callable[..., Any]:
         index, schedule = job
         with schedules.use(schedule):

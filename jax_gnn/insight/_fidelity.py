@@ -76,10 +76,12 @@ def fidelity(
     top = np.argsort(-scores[:count], kind="stable")[: arguments.check_size("num_edges", num_edges)]
     is_top = np.zeros(graph.num_edges, bool)
     is_top[top] = True
+    # Two runs on some edges: those of the explanation alone, and all others alone.
     with_all, with_top = map(call.logits, outputs_of(call, jnp.asarray(is_top)))
     without_top = call.logits(outputs_of(call, jnp.asarray(~is_top))[1])
     if with_all.shape[1] < 2:
         raise ValueError(f"the model must give (rows, classes), got {with_all.shape[1]} columns")
+    # KL(p, q) from logarithms, which stay finite where probabilities round to 0.
     p, q = jax.nn.log_softmax(with_all), jax.nn.log_softmax(with_top)
     divergence = jnp.sum(jnp.exp(p) * (p - q), 1)
     classes, top_classes, other_classes = (

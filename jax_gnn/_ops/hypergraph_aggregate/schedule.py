@@ -31,8 +31,8 @@ def _rule() -> tuple[int, Tree]:
 def rounds(tree: Tree, features: dict[str, float]) -> int:
     """Return the rounds that a tree has for features of a stage."""
     while not isinstance(tree, int):
-        name, threshold, below, above = tree
-        tree = below if features[name] <= threshold else above
+        name, threshold, low, high = tree
+        tree = low if features[name] <= threshold else high
     return tree
 
 

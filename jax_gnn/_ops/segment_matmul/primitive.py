@@ -269,11 +269,10 @@ def _matmul_composition(
     if not padding or widens or lhs.shape[1] * np.dtype(lhs.dtype).itemsize > _MAX_BYTES:
         return None
 
-    def composed(**operands: Any) -> Array:
-        rows = Rows(**operands)
-        lhs = _padded(rows.lhs, 1, padding)
-        rhs = _padded(rows.rhs, 2 if attributes["transposed"] else 1, padding)
-        rows = rows._replace(lhs=lhs, rhs=rhs)
+    def composed(*, lhs: Array, rhs: Array, **operands: Any) -> Array:
+        lhs = _padded(lhs, 1, padding)
+        rhs = _padded(rhs, 2 if attributes["transposed"] else 1, padding)
+        rows = Rows(lhs=lhs, rhs=rhs, **operands)
         return cast(Array, segment_matmul(*rows, **attributes, implementation=implementation))
 
     return composed
@@ -288,12 +287,12 @@ def _outer_composition(
     if not any(padding):
         return None
 
-    def composed(**operands: Any) -> Array:
-        factors = Factors(**operands)
-        lhs, rhs = _padded(factors.lhs, 1, padding[0]), _padded(factors.rhs, 1, padding[1])
-        wide = factors._replace(lhs=lhs, rhs=rhs)
-        result: Array = segment_outer(*wide, **attributes, implementation=implementation)
-        return result[:, : factors.lhs.shape[1], : factors.rhs.shape[1]]
+    def composed(*, lhs: Array, rhs: Array, **operands: Any) -> Array:
+        k, n = lhs.shape[1], rhs.shape[1]
+        lhs, rhs = (_padded(x, 1, count) for x, count in zip((lhs, rhs), padding, strict=True))
+        factors = Factors(lhs=lhs, rhs=rhs, **operands)
+        result: Array = segment_outer(*factors, **attributes, implementation=implementation)
+        return result[:, :k, :n]
 
     return composed
 

@@ -59,6 +59,7 @@ def _call(platform: str, operands: Scores | Tangents) -> Call | None:
 
 
 def _jvp(bind: Bind, primals: Scores, tangents: Scores) -> tuple[Array, Array | None]:
+    # The tangent needs the softmax alone, not the scores.
     y, matrix = bind(primals), primals.matrix
     tangent = segment_softmax_tangent(y, tangents.x, matrix, implementation=bind.implementation)
     return y, tangent
@@ -68,6 +69,7 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
     y, t, matrix = primals
     dy, dt, _ = tangents
     terms = [] if dt is None else [bind(primals._replace(t=dt))]
+    # The derivative in y, by the product rule: of the factor, and of the mean.
     if dy is not None:
         valid = as_column(not_padding(matrix))
         y, t, dy = (jnp.where(valid, z, 0).astype(accumulator_dtype(z.dtype)) for z in (y, t, dy))
