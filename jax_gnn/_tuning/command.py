@@ -288,11 +288,11 @@ def _blame(option: str, path: Path) -> Iterator[None]:
         raise ValueError(f"{option} {path}: {error}") from error
 
 
-def power_law_edges(num_nodes: int, num_edges: int, exponent: float = 0.5) -> segment.Edges:
-    """Draw edges with in-degrees of rank to the power of ``-exponent``, and uniform sources."""
+def power_law_edges(num_nodes: int, num_edges: int) -> segment.Edges:
+    """Draw edges with in-degrees of one over the root of their rank, and uniform sources."""
     rng = np.random.default_rng(0)
     # Destinations have the degrees of a power law in random order; sources are uniform.
-    popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -exponent)
+    popularity = rng.permutation(np.arange(1, num_nodes + 1) ** -0.5)
     degrees = rng.multinomial(num_edges, popularity / popularity.sum())
     rows = np.repeat(np.arange(num_nodes, dtype=np.int32), degrees)
     cols = rng.integers(num_nodes, size=num_edges, dtype=np.int32)

@@ -132,11 +132,10 @@ class NodeDataset:
                 f"{field}: expected {count} names, one for each {what}, got {len(names)}"
             )
 
-    def _check_numbers(self, field: str, count: int, start: int = -1) -> np.ndarray:
-        """Check a field of ``count`` integers."""
-        numbers: np.ndarray = self._set(
-            field, check_ids(field, getattr(self, field), MAX_SIZE, start=start)
-        )
+    def _check_numbers(self, field: str, count: int) -> np.ndarray:
+        """Check a field of ``count`` integers from -1."""
+        numbers = check_ids(field, getattr(self, field), MAX_SIZE, start=-1)
+        self._set(field, numbers)
         if numbers.size != count:
             raise ValueError(f"{field}: expected {count} entries, got {numbers.size}")
         return numbers

@@ -426,14 +426,12 @@ def _mask_groups(rows: Rows, values: Array) -> Array:
     return jnp.where(mask, values, 0)
 
 
-def _outer_transpose_lhs(bind: Bind, ct: Array, operands: Factors) -> Array:
-    rhs, gather, target = operands.rhs, operands.rhs_gather, operands.lhs_gather
-    return _product_at(bind, rhs, ct, operands, gather, target, transposed=True)
-
-
-def _outer_transpose_rhs(bind: Bind, ct: Array, operands: Factors) -> Array:
-    lhs, gather, target = operands.lhs, operands.lhs_gather, operands.rhs_gather
-    return _product_at(bind, lhs, ct, operands, gather, target, transposed=False)
+def _outer_transpose(of_lhs: bool, bind: Bind, ct: Array, operands: Factors) -> Array:
+    """Return the gradient of one factor: products of the other factor with the cotangent."""
+    factor, gather, target = operands.lhs, operands.lhs_gather, operands.rhs_gather
+    if of_lhs:
+        factor, gather, target = operands.rhs, operands.rhs_gather, operands.lhs_gather
+    return _product_at(bind, factor, ct, operands, gather, target, transposed=of_lhs)
 
 
 # --- Batching ------------------------------------------------------------------------------------
@@ -665,13 +663,6 @@ def _matmul_result(
     return jax.ShapeDtypeStruct((_num_rows(operands.lhs, operands.gather), n), dtype)
 
 
-def _outer_result(
-    operands: Factors, *, num_groups: int, dtype: DTypeLike, **attributes: object
-) -> jax.ShapeDtypeStruct:
-    shape = num_groups, operands.lhs.shape[1], operands.rhs.shape[1]
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
 def _matmul_flops(operands: Rows, *, transposed: bool, **attributes: object) -> int:
     _, k, n = _shape(operands, transposed)
     scaling = 0 if operands.scale is None else n
@@ -710,13 +701,15 @@ segment_matmul = Op(
 segment_outer = Op(
     name="segment_outer",
     operands=Factors,
-    result=_outer_result,
+    result=lambda operands, *, num_groups, dtype, **attributes: jax.ShapeDtypeStruct(
+        (num_groups, operands.lhs.shape[1], operands.rhs.shape[1]), dtype
+    ),
     xla=xla.segment_outer,
     composition=_outer_composition,
     call=_outer_call,
     transpose={
-        "lhs": _outer_transpose_lhs,
-        "rhs": _outer_transpose_rhs,
+        "lhs": functools.partial(_outer_transpose, True),
+        "rhs": functools.partial(_outer_transpose, False),
         "scale": _outer_transpose_scale,
     },
     batch=_outer_batch,

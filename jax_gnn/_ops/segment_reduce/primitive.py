@@ -576,10 +576,6 @@ def _sddmm_transpose_a(bind: Bind, ct: Array, operands: Dots) -> Array:
     return weighted_sum(operands.b, ct, operands.matrix, heads, bind.implementation)
 
 
-def _sddmm_transpose_b(bind: Bind, ct: Array, operands: Dots) -> Array:
-    return _sddmm_transpose_a(bind, ct, Dots(None, operands.a, operands.matrix.T))
-
-
 # Attribute: heads.
 sddmm = Op(
     name="sddmm",
@@ -587,7 +583,11 @@ sddmm = Op(
     result=per_entry,
     xla=xla.sddmm,
     call=_sddmm_call,
-    transpose={"a": _sddmm_transpose_a, "b": _sddmm_transpose_b},
+    transpose={
+        "a": _sddmm_transpose_a,
+        # The transposed matrix exchanges the sides of the dots.
+        "b": lambda bind, ct, dots: _sddmm_transpose_a(bind, ct, Dots(None, dots.a, dots.matrix.T)),
+    },
     batch=functools.partial(batch_features, (), per_entry=True),
     flops=lambda operands, heads: 2 * operands.matrix.by_row.count * row_width(operands.a),
     sharding=matrix_sharding({"a": "rows features", "b": "cols features"}, "entries h"),

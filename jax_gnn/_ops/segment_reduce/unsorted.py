@@ -18,7 +18,7 @@ from jax_gnn._core.csr import SparseMatrix
 from jax_gnn._core.ids import MAX_SIZE, at_most, clip_ids
 from jax_gnn._core.kernels import narrow_ids
 from jax_gnn._core.op import Bind, Call, Op, Operand
-from jax_gnn._core.types import Attribute, PyTree
+from jax_gnn._core.types import Attribute, PyTree, Shaped
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
 """Names of reductions, in the order of ``enum Reduce`` in segments.h."""
@@ -67,22 +67,19 @@ def _define(
     )
 
 
-def _scatter_result(operands: Rows, *, num_rows: int, reduce: str) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((num_rows, *operands.x.shape[1:]), operands.x.dtype)
-
-
 def _scatter(x: Array, ids: Array, *, num_rows: int, reduce: str) -> Array:
     return cast(Array, JAX_OPS[reduce](x, clip_ids(ids, num_rows), num_rows))
 
 
-def _gather_result(operands: Rows) -> jax.ShapeDtypeStruct:
-    x, ids = operands
-    return jax.ShapeDtypeStruct((ids.shape[0], *x.shape[1:]), x.dtype)
+def _rows_like(x: Shaped, num_rows: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)
 
 
 # out[r] = reduce of the rows of x whose id is r; and out[i] = x[ids[i]], zeros for padding.
-segment_scatter = _define("segment_scatter", _scatter_result, _scatter)
-gather_rows = _define("gather_rows", _gather_result, take)
+segment_scatter = _define(
+    "segment_scatter", lambda rows, *, num_rows, reduce: _rows_like(rows.x, num_rows), _scatter
+)
+gather_rows = _define("gather_rows", lambda rows: _rows_like(rows.x, rows.ids.shape[0]), take)
 
 
 def composition(

@@ -82,10 +82,6 @@ def _tangent_jvp(bind: Bind, primals: Tangents, tangents: Tangents) -> tuple[Arr
     return bind(primals), functools.reduce(operator.add, terms) if terms else None
 
 
-def _tangent_transpose(bind: Bind, ct: Array, operands: Tangents) -> Array:
-    return cast(Array, bind(operands._replace(t=ct)))
-
-
 def _batch(fill: float, bind: Bind, operands: PyTree, batched: PyTree, size: int) -> Array:
     if not any(jax.tree.leaves(batched.matrix)):
         return cast(Array, batch_features((), bind, operands, batched, size))
@@ -147,7 +143,7 @@ segment_softmax_tangent = Op(
     xla=xla.segment_softmax_tangent,
     call=_call,
     jvp=_tangent_jvp,
-    transpose={"t": _tangent_transpose},
+    transpose={"t": lambda bind, ct, operands: bind(operands._replace(t=ct))},
     batch=functools.partial(_batch, 0.0),
     flops=_flops,
     family=FAMILY,
